@@ -1,0 +1,103 @@
+"""Resampling matrices against torch's and scipy's own resampling, in float64."""
+
+import numpy as np
+import pytest
+
+from vit_spec import resample
+
+SIZES = [(14, 24), (24, 14), (28, 14), (16, 7), (7, 16), (5, 5), (8, 3), (2, 9), (6, 1), (1, 6), (1, 1)]
+GRIDS = [((14, 14), (24, 24)), ((7, 5), (4, 9)), ((5, 5), (5, 8)), ((6, 11), (13, 2)), ((3, 1), (1, 4))]
+MODES = [
+    {"antialias": False, "align_corners": False, "offset": 0.0},
+    {"antialias": True, "align_corners": False, "offset": 0.0},
+    {"antialias": False, "align_corners": True, "offset": 0.0},
+    {"antialias": False, "align_corners": False, "offset": 0.1},
+    {"antialias": True, "align_corners": False, "offset": 0.1},
+]
+PLAIN = MODES[0]
+KERNELS = ["bilinear", "bicubic"]
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+def described(mode):
+    return " ".join(f"{name}={value}" for name, value in mode.items() if value) or "plain"
+
+
+@pytest.mark.parametrize("mode", MODES, ids=described)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("old", "new"), GRIDS)
+def test_a_grid_is_resampled_as_torch_does(old, new, kernel, mode):
+    torch = pytest.importorskip("torch")
+    grid = np.random.default_rng(0).normal(size=(*old, 3))
+    rows, columns = (resample.matrix(o, n, kernel=kernel, **mode) for o, n in zip(old, new, strict=True))
+    ours = np.einsum("hH,wW,HWD->hwD", rows, columns, grid)
+
+    scale = [(n + mode["offset"]) / o for o, n in zip(old, new, strict=True)]
+    theirs = torch.nn.functional.interpolate(
+        torch.from_numpy(grid).permute(2, 0, 1)[None].contiguous(),
+        **({"scale_factor": scale} if mode["offset"] else {"size": new}),
+        mode=kernel,
+        antialias=mode["antialias"],
+        align_corners=mode["align_corners"],
+    )
+    np.testing.assert_allclose(ours, theirs[0].permute(1, 2, 0).numpy(), **EXACT)
+
+
+@pytest.mark.parametrize(("size_in", "size_out"), SIZES)
+def test_bilinear_with_aligned_corners_is_scipy_zoom_of_order_one(size_in, size_out):
+    """With mode "nearest": in zoom's default mode scipy 1.17 makes the last row of 28 -> 14 zero."""
+    ndimage = pytest.importorskip("scipy.ndimage")
+    ours = resample.matrix(size_in, size_out, kernel="bilinear", **PLAIN | {"align_corners": True})
+    theirs = ndimage.zoom(np.eye(size_in), (size_out / size_in, 1), order=1, mode="nearest")
+    np.testing.assert_allclose(ours, theirs, **EXACT)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=described)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("size_in", "size_out"), SIZES)
+def test_rows_sum_to_one(size_in, size_out, kernel, mode):
+    rows = resample.matrix(size_in, size_out, kernel=kernel, **mode)
+    assert rows.shape == (size_out, size_in)
+    np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if not mode["offset"]], ids=described)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("size", [1, 2, 14])
+def test_equal_sizes_are_the_identity_exactly(size, kernel, mode):
+    assert (resample.matrix(size, size, kernel=kernel, **mode) == np.eye(size)).all()
+
+
+def test_bilinear_by_hand():
+    rows = resample.matrix(2, 4, kernel="bilinear", **PLAIN)
+    assert (rows == [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]]).all()
+
+
+def test_bicubic_by_hand_with_the_border_read_twice():
+    rows = resample.matrix(4, 2, kernel="bicubic", **PLAIN)
+    near, far = 19 / 32, -3 / 32  # a = -3/4: 1/2 - a/8 at distance 1/2, a/8 at distance 3/2
+    assert (rows == [[far + near, near, far, 0], [0, far, near, near + far]]).all()
+
+
+def test_the_matrix_is_float64_and_cannot_be_written():
+    rows = resample.matrix(2, 3, kernel="bicubic", **PLAIN)
+    assert rows.dtype == np.float64
+    with pytest.raises(ValueError, match="read-only"):
+        rows[0, 0] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"kernel": "nearest"}, '"bilinear" or "bicubic"'),
+        ({"size_in": 0}, "sizes start at 1"),
+        ({"size_out": 0}, "sizes start at 1"),
+        ({"offset": -0.1}, "offsets at 0"),
+        ({"align_corners": True, "antialias": True}, "neither antialias nor an offset"),
+        ({"align_corners": True, "offset": 0.1}, "neither antialias nor an offset"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(change, reason):
+    arguments = {"size_in": 4, "size_out": 6, "kernel": "bicubic"} | PLAIN | change
+    with pytest.raises(ValueError, match=reason):
+        resample.matrix(**arguments)

@@ -1,0 +1,479 @@
+"""What a Vision Transformer is: the words everyone knows at the top, the rest in a few frozen parts.
+
+The config holds mathematics only.  How a model runs (dtype, kernels, rematerialisation, devices) is an argument of
+each twin, because it must not travel with the weights.
+
+The plain model is "An Image is Worth 16x16 Words" (arXiv 2010.11929); each option names its own source.
+"""
+
+import dataclasses
+import json
+import math
+import numbers
+import types
+import typing
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from vit_spec.errors import InputError, nearest
+from vit_spec.laws import Law
+
+TABLES = ("sincos_1d", "sincos_2d_big_vision", "sincos_2d_mae", "sincos_2d_timm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixels:
+    """What the network was trained to see: (x / 255 - mean) / std, one value for all channels or one per channel."""
+
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The sequence that enters the blocks: [class, distillation, registers, patches].
+
+    registers: learned tokens without a meaning of their own (arXiv 2309.16588).
+    distillation: DeiT's second token, with a second head (arXiv 2012.12877).
+    patch_bias: whether the patch projection has a bias (CLIP's has none).
+    init: the law that the class, distillation and register tokens are drawn from.
+    pad: pad images at the right and the bottom with zeros up to a multiple of the patch; otherwise they are refused.
+    """
+
+    class_token: bool = True
+    registers: int = 0
+    distillation: bool = False
+    patch_bias: bool = True
+    init: str = "zeros"
+    pad: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Positions:
+    """How tokens learn where they are.
+
+    kind: a learned table, a fixed one, or none is added to the tokens.
+    table: what a fixed table is, and what a learned one starts from: a table's name, or for a learned one a law.
+    covers: which prefix tokens have a row of their own in the table, ahead of the patches' rows.
+    rotary: queries and keys are turned by their position (arXiv 2104.09864) over the two axes of the image:
+        "axial" as in s-chh/2D-Positional-Encoding-Vision-Transformer, "dinov3" as in arXiv 2508.10104.
+    """
+
+    kind: Literal["learned", "fixed", "none"] = "learned"
+    table: str = "normal(0.02)"
+    covers: Literal["all", "class", "none"] = "all"
+    rotary: Literal["none", "axial", "dinov3"] = "none"
+    rotary_base: float = 10000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resampling:
+    """How a learned table is carried to another grid; `vit_spec.resample` has the formulas.
+
+    offset: DINO's rule scales by (new + offset) / old instead of new / old.
+    """
+
+    kernel: Literal["bicubic", "bilinear"] = "bicubic"
+    antialias: bool = True
+    align_corners: bool = False
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Multi-head self-attention.
+
+    head_dim: width of one head; None is width / num_heads.
+    qkv_bias: which of the three projections have a bias.
+    proj: whether the heads are mixed by an output projection.
+    scale: what scores are multiplied by; None is head_dim ** -0.5.
+    qk_norm: layer normalisation of each query and key head (arXiv 2302.05442).
+    value_skip: what comes out is added to the values (T2T-ViT, arXiv 2101.11986, Attention of its token transformer).
+    """
+
+    head_dim: int | None = None
+    qkv_bias: Literal["qkv", "qv", "none"] = "qkv"
+    proj: bool = True
+    proj_bias: bool = True
+    scale: float | None = None
+    qk_norm: bool = False
+    value_skip: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mlp:
+    """The second half of a block: fc2(activation(fc1(x))).
+
+    activation: "gelu" is exact (erf), "gelu_tanh" its tanh approximation, "quick_gelu" x * sigmoid(1.702 x);
+        "swiglu" gates: fc1 yields two halves of mlp_dim each and silu(first) * second goes on (arXiv 2002.05202).
+    """
+
+    activation: Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "none", "swiglu"] = "gelu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms:
+    """Layer normalisation, and the scale of what a block adds to the residual stream.
+
+    before_blocks: a norm ahead of the first block (CLIP).
+    after_blocks: the final norm, over all tokens.
+    after_pool: a norm over the pooled feature.
+    shared_norm: one norm, one parameter, serves both halves of a block.
+    layer_scale: start value of a learned factor per channel on each half (arXiv 2103.17239); None leaves it out.
+    """
+
+    eps: float = 1e-6
+    before_blocks: bool = False
+    after_blocks: bool = True
+    after_pool: bool = False
+    shared_norm: bool = False
+    layer_scale: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """From tokens to outputs.
+
+    pool: "token" the class token, "mean" the mean of the patch tokens, "token_mean" both joined, "attention" a learned
+        query over the patch tokens (MAP, arXiv 2106.04560), "none" every token.
+    hidden: width of a layer with tanh ahead of the classifier (pre-logits, arXiv 2010.11929); None leaves it out.
+    init: the law of the classifier's weight.
+    """
+
+    pool: Literal["token", "mean", "token_mean", "attention", "none"] = "token"
+    hidden: int | None = None
+    bias: bool = True
+    init: str = "trunc_normal(0.02)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regularisation:
+    """Noise in training, as probabilities; nothing here acts at inference.
+
+    pos_drop: dropout of tokens' entries after positions are added.
+    patch_drop: share of patch tokens left out of a step (arXiv 2212.00794).
+    attn_drop: dropout of attention weights.
+    mlp_drop: dropout after the activation and after fc2.
+    drop_path: chance that the last block's halves are skipped, growing linearly from 0 (arXiv 1603.09382).
+    """
+
+    pos_drop: float = 0.0
+    patch_drop: float = 0.0
+    attn_drop: float = 0.0
+    mlp_drop: float = 0.0
+    drop_path: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig:
+    """A Vision Transformer.
+
+    image_size, patch_size: (height, width) in pixels; one number stands for a square.
+    num_classes: number of outputs; 0 yields the features ahead of the classifier.
+
+    Raises:
+        InputError: a value of the wrong type or out of range, or values that contradict each other.
+    """
+
+    image_size: tuple[int, int] = (224, 224)
+    patch_size: tuple[int, int] = (16, 16)
+    in_channels: int = 3
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+    num_classes: int = 1000
+    pixels: Pixels = field(default_factory=Pixels)
+    tokens: Tokens = field(default_factory=Tokens)
+    positions: Positions = field(default_factory=Positions)
+    resampling: Resampling = field(default_factory=Resampling)
+    attention: Attention = field(default_factory=Attention)
+    mlp: Mlp = field(default_factory=Mlp)
+    norms: Norms = field(default_factory=Norms)
+    head: Head = field(default_factory=Head)
+    regularisation: Regularisation = field(default_factory=Regularisation)
+
+    def __post_init__(self) -> None:
+        for name in ("image_size", "patch_size"):
+            value = getattr(self, name)
+            if isinstance(value, numbers.Integral):
+                object.__setattr__(self, name, (value, value))
+        _typed(self, "")
+        _consistent(self)
+
+    # Derived sizes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.attention.head_dim or self.width // self.num_heads
+
+    @property
+    def scale(self) -> float:
+        """What attention scores are multiplied by."""
+        return self.head_dim**-0.5 if self.attention.scale is None else self.attention.scale
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches at the config's own image size."""
+        return self.grid_of(*self.image_size)
+
+    @property
+    def num_prefix(self) -> int:
+        """Tokens ahead of the patches."""
+        return self.tokens.class_token + self.tokens.distillation + self.tokens.registers
+
+    @property
+    def num_covered(self) -> int:
+        """Prefix tokens that have a row in the position table."""
+        return {"all": self.num_prefix, "class": 1, "none": 0}[self.positions.covers]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the sequence at the config's own image size."""
+        return self.num_prefix + self.grid[0] * self.grid[1]
+
+    @property
+    def feature_dim(self) -> int:
+        """Width of what enters the classifier (or comes out, when num_classes is 0)."""
+        return self.head.hidden or (2 * self.width if self.head.pool == "token_mean" else self.width)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """How long each named axis of a parameter is."""
+        return {
+            "block": self.depth,
+            "width": self.width,
+            "head": self.num_heads,
+            "dim": self.head_dim,
+            "ff": self.mlp_dim,
+            "rgb": self.in_channels,
+            "ph": self.patch_size[0],
+            "pw": self.patch_size[1],
+            "token": self.num_covered + self.grid[0] * self.grid[1],
+            "register": self.tokens.registers,
+            "pooled": 2 * self.width if self.head.pool == "token_mean" else self.width,
+            "feature": self.feature_dim,
+            "label": self.num_classes,
+            "qkv": 3,
+            "kv": 2,
+            "glu": 2,
+        }
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of patches of an image of this size.
+
+        Raises:
+            InputError: the size is not a multiple of the patch and the config does not pad.
+        """
+        (ph, pw), pad = self.patch_size, self.tokens.pad
+        if height < 1 or width < 1 or (not pad and (height % ph or width % pw)):
+            near = tuple(max(1, round(size / patch)) * patch for size, patch in ((height, ph), (width, pw)))
+            raise InputError(
+                f"image size {height}x{width} is not a multiple of the patch {ph}x{pw}: "
+                f"resize images to {near[0]}x{near[1]}, or set tokens.pad=True"
+            )
+        return -(-height // ph), -(-width // pw)
+
+    # Changes and JSON ------------------------------------------------------------------------------------------------
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed; `part={...}` changes only the named fields of a part.
+
+        >>> vit_spec.get("vit_s16").replace(num_classes=10, norms={"eps": 1e-5})
+
+        Raises:
+            InputError: an unknown field, or a value that the config refuses.
+        """
+        for name, value in changes.items():
+            if name in PARTS and isinstance(value, dict):
+                _known(value, PARTS[name], f"{name}.")
+                changes[name] = dataclasses.replace(getattr(self, name), **value)
+        _known(changes, type(self), "")
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> str:
+        """Return every field as one line of JSON."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the config that `to_json` wrote; fields left out take their defaults.
+
+        Raises:
+            InputError: not JSON, an unknown or missing key, or a value that the config refuses.
+        """
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"the config is not JSON ({error}): give what ViTConfig.to_json() wrote") from None
+        if not isinstance(fields, dict):
+            raise InputError(f"the config is a JSON {type(fields).__name__}: an object of fields was expected")
+        _known(fields, cls, "")
+        if missing := [f.name for f in dataclasses.fields(cls) if f.name not in fields and _required(f)]:
+            raise InputError(f"the config lacks {', '.join(missing)}: add them")
+        for name, value in fields.items():
+            if name in PARTS:
+                if not isinstance(value, dict):
+                    raise InputError(
+                        f"{name} is {value!r}: an object with the fields of {PARTS[name].__name__} was expected"
+                    )
+                _known(value, PARTS[name], f"{name}.")
+                fields[name] = PARTS[name](**value)
+        return cls(**fields)
+
+
+PARTS: dict[str, type] = {
+    name: part
+    for name, part in typing.get_type_hints(ViTConfig).items()
+    if isinstance(part, type) and dataclasses.is_dataclass(part)
+}
+
+
+def _required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _known(given: dict[str, Any], cls: type, prefix: str) -> None:
+    """Refuse keys that are not fields of `cls`."""
+    names = [f.name for f in dataclasses.fields(cls)]
+    for key in given:
+        if key not in names:
+            hint = nearest(key, names) or f"; the fields are {', '.join(names)}"
+            raise InputError(f"unknown config field {prefix}{key}{hint}")
+
+
+def _typed(part: Any, prefix: str) -> None:
+    """Hold every field of a dataclass to its annotation, descending into parts."""
+    for name, annotation in typing.get_type_hints(type(part)).items():
+        value = getattr(part, name)
+        if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+            if type(value) is not annotation:
+                raise InputError(f"{prefix}{name} is {value!r}: give a vit_spec.{annotation.__name__}(...)")
+            _typed(value, f"{prefix}{name}.")
+        else:
+            object.__setattr__(part, name, _coerced(f"{prefix}{name}", value, annotation))
+
+
+def _coerced(name: str, value: Any, annotation: Any) -> Any:
+    """Return `value` as the plain Python value that `annotation` asks for, or refuse it."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        if value not in arguments:
+            raise InputError(f"{name} is {value!r}: give one of {', '.join(arguments)}{nearest(value, arguments)}")
+        return value
+    if origin is types.UnionType:  # `X | None`
+        return None if value is None else _coerced(name, value, arguments[0])
+    if origin is tuple:
+        length = None if arguments[-1] is Ellipsis else len(arguments)
+        if not isinstance(value, (tuple, list)) or not value or length not in (None, len(value)):
+            example = f"{length} numbers, as in (224, 224)" if length else "some numbers, as in (0.5, 0.5, 0.5)"
+            raise InputError(f"{name} is {value!r}: give {example}")
+        return tuple(_coerced(name, item, arguments[0]) for item in value)
+    if annotation is bool and isinstance(value, bool):
+        return value
+    if annotation is str and isinstance(value, str):
+        return value
+    if annotation is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if annotation is float and isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    wanted = {bool: "True or False", str: "a string", int: "a whole number", float: "a finite number"}[annotation]
+    raise InputError(f"{name} is {value!r}: give {wanted}")
+
+
+def _consistent(c: ViTConfig) -> None:
+    """Refuse values out of range and values that contradict each other, saying what to change."""
+
+    def require(holds: bool, message: str) -> None:
+        if not holds:
+            raise InputError(message)
+
+    counts = {
+        "in_channels": c.in_channels,
+        "width": c.width,
+        "depth": c.depth,
+        "num_heads": c.num_heads,
+        "mlp_dim": c.mlp_dim,
+    }
+    for name, value in counts.items():
+        require(value > 0, f"{name} is {value}: give a positive number")
+    for name, pair in {"image_size": c.image_size, "patch_size": c.patch_size}.items():
+        require(min(pair) > 0, f"{name} is {pair}: give positive numbers of pixels")
+    require(c.num_classes >= 0, f"num_classes is {c.num_classes}: give the number of outputs, or 0 for features")
+    c.grid_of(*c.image_size)
+
+    for name, values in {"mean": c.pixels.mean, "std": c.pixels.std}.items():
+        require(
+            len(values) in (1, c.in_channels),
+            f"pixels.{name} has {len(values)} values for {c.in_channels} channels: give one for all, or one a channel",
+        )
+    require(min(c.pixels.std) > 0, f"pixels.std is {c.pixels.std}: give positive numbers")
+
+    require(c.tokens.registers >= 0, f"tokens.registers is {c.tokens.registers}: give 0 or more")
+    require(
+        c.tokens.class_token or not c.tokens.distillation,
+        "tokens.distillation adds a second token to the class token: set tokens.class_token=True",
+    )
+    Law.parse(c.tokens.init, "tokens.init")
+    Law.parse(c.head.init, "head.init")
+
+    p = c.positions
+    if p.kind == "fixed":
+        require(
+            p.table in TABLES,
+            f"positions.table is {p.table!r}: a fixed table is one of {', '.join(TABLES)}{nearest(p.table, TABLES)}",
+        )
+    elif p.table not in TABLES:
+        Law.parse(p.table, "positions.table", alternatives=TABLES)
+    if p.kind != "none" and p.table.startswith("sincos_2d"):
+        require(
+            c.width % 4 == 0 and c.width > 4,
+            f"width {c.width}: a 2-D sine-cosine table needs a multiple of 4 above 4, or choose another positions.table",
+        )
+    if p.kind != "none":
+        require(
+            p.covers != "class" or c.tokens.class_token,
+            "positions.covers='class' needs a class token: set tokens.class_token=True, or positions.covers='none'",
+        )
+    require(p.rotary_base > 0, f"positions.rotary_base is {p.rotary_base}: give a positive number")
+    r = c.resampling
+    require(
+        not (r.antialias and r.align_corners),
+        "resampling.antialias has no corner-aligned form: switch off one of the two",
+    )
+    require(not (r.offset and r.align_corners), "resampling.offset has no corner-aligned form: switch off one of the two")
+    require(0 <= r.offset < 1, f"resampling.offset is {r.offset}: give a number from 0 up to 1 (DINO's is 0.1)")
+
+    a = c.attention
+    require(a.head_dim is None or a.head_dim > 0, f"attention.head_dim is {a.head_dim}: give a positive number")
+    require(
+        a.head_dim is not None or c.width % c.num_heads == 0,
+        f"width {c.width} is not divisible by num_heads {c.num_heads}: choose num_heads that divides it, "
+        "or set attention.head_dim",
+    )
+    inner = c.num_heads * c.head_dim
+    require(
+        inner == c.width or (a.proj and not a.value_skip),
+        f"num_heads {c.num_heads} times head_dim {c.head_dim} is {inner}, not the width {c.width}: without an output "
+        "projection, or with attention.value_skip, it must be; change attention.head_dim, or those two",
+    )
+    require(
+        p.rotary == "none" or c.head_dim % 4 == 0,
+        f"head_dim {c.head_dim} is not a multiple of 4, which positions.rotary needs: change num_heads, "
+        "or attention.head_dim",
+    )
+    require(a.scale is None or a.scale > 0, f"attention.scale is {a.scale}: give a positive number, or None")
+    require(c.norms.eps > 0, f"norms.eps is {c.norms.eps}: give a positive number such as 1e-6")
+
+    pool = c.head.pool
+    require(
+        pool not in ("token", "token_mean") or c.tokens.class_token,
+        f"head.pool={pool!r} reads the class token: set tokens.class_token=True, or head.pool='mean'",
+    )
+    require(not c.tokens.distillation or pool == "token", "tokens.distillation reads two tokens: set head.pool='token'")
+    require(c.head.hidden is None or c.head.hidden > 0, f"head.hidden is {c.head.hidden}: give a positive width, or None")
+
+    for name, rate in dataclasses.asdict(c.regularisation).items():
+        require(0 <= rate < 1, f"regularisation.{name} is {rate}: give a probability from 0 up to (not including) 1")

@@ -1,0 +1,405 @@
+"""Models that were published under a name, each as the few choices that make it.
+
+`vit_s16` is a small ViT on patches of 16.  The config of a family is one function below, the sizes that it
+was published in are one line of `_MODELS`.  Image sizes and pixels are those of the published weights; other
+sizes, heads or channels are changes: `get("deit3_b16", image_size=384)`.
+
+Sources that every family shares, beside its own: timm 1.0.31 (timm/models/vision_transformer.py, deit.py,
+eva.py), whose published parameter counts and GMACs the tests hold each model to.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from string import digits
+from typing import Any, Literal, NamedTuple
+
+from vit_spec.config import (
+    Attention,
+    Head,
+    Mlp,
+    Norms,
+    Pixels,
+    Positions,
+    Regularisation,
+    Resampling,
+    Tokens,
+    ViTConfig,
+)
+from vit_spec.errors import InputError, nearest
+
+
+class Size(NamedTuple):
+    """How large the blocks are."""
+
+    width: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+
+
+# big_vision models/vit.py, decode_variant, after table 2 of "Scaling Vision Transformers" (arXiv 2106.04560)
+# and, for so400m, table 2 of arXiv 2305.13035.  g and G are two sizes: giant and gigantic.
+SIZES = {
+    "mu": Size(32, 1, 2, 128),  # nothing was published with it: it makes a test fast
+    "ti": Size(192, 12, 3, 768),
+    "s": Size(384, 12, 6, 1536),
+    "m": Size(512, 12, 8, 2048),
+    "b": Size(768, 12, 12, 3072),
+    "l": Size(1024, 24, 16, 4096),
+    "so400m": Size(1152, 27, 16, 4304),
+    "h": Size(1280, 32, 16, 5120),
+    "g": Size(1408, 40, 16, 6144),
+    "gopt": Size(1536, 40, 16, 6144),  # big_vision's "g-opt", SigLIP 2's giant
+    "G": Size(1664, 48, 16, 8192),
+    "22b": Size(6144, 48, 48, 24576),  # table 1 of arXiv 2302.05442
+}
+
+# timm/data/constants.py
+IMAGENET = Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+CLIP = Pixels(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
+
+# Facebook's fine-tuning scripts and transformers resample like this; timm antialiases whatever the family.
+PLAIN_BICUBIC = Resampling(kernel="bicubic", antialias=False)
+DINO_BICUBIC = Resampling(kernel="bicubic", antialias=False, offset=0.1)
+
+# What Facebook draws tokens from: trunc_normal_(std=.02) cuts at 2, a hundred standard deviations away.
+NORMAL = "normal(0.02)"
+
+
+def _config(size: Size, patch: int, image: int | tuple[int, int] = 224, **fields: Any) -> ViTConfig:
+    height, width = image if isinstance(image, tuple) else (image, image)
+    return ViTConfig(image_size=(height, width), patch_size=(patch, patch), **size._asdict(), **fields)
+
+
+# Families ---------------------------------------------------------------------------------------------------
+
+
+def _vit(size: str, patch: int) -> ViTConfig:
+    """The plain model: "An Image is Worth 16x16 Words" (2010.11929), "How to train your ViT?" (2106.10270).
+
+    As timm has it: GELU is exact where Google's code takes Flax's default, the tanh approximation.  To run
+    Google's weights as they were trained, add mlp={"activation": "gelu_tanh"}.
+    """
+    return _config(SIZES[size], patch)
+
+
+def _vit_s16_plain() -> ViTConfig:
+    """ "Better plain ViT baselines for ImageNet-1k" (arXiv 2205.01580): big_vision configs/vit_s16_i1k.py."""
+    return _config(
+        SIZES["s"],
+        16,
+        tokens=Tokens(class_token=False),
+        positions=Positions(kind="fixed", table="sincos_2d_big_vision"),
+        mlp=Mlp(activation="gelu_tanh"),
+        head=Head(pool="mean", hidden=384, init="zeros"),
+    )
+
+
+def _vit_22b14() -> ViTConfig:
+    """ "Scaling Vision Transformers to 22 Billion Parameters" (arXiv 2302.05442), as near as a config comes.
+
+    In the paper the halves of a block run in parallel, x + attention(norm(x)) + mlp(norm(x)); here they follow
+    each other, and the second has a norm of its own.  Its norms neither centre nor have a bias, and its
+    classifier is JFT's.  The matrices of the blocks are the same: 21,743 million parameters, as in its table 1.
+    """
+    return _config(
+        SIZES["22b"],
+        14,
+        tokens=Tokens(class_token=False),
+        attention=Attention(qkv_bias="none", qk_norm=True),
+        mlp=Mlp(activation="gelu_tanh"),
+        head=Head(pool="attention"),
+    )
+
+
+def _deit(size: str, patch: int, distilled: bool = False) -> ViTConfig:
+    """DeiT (arXiv 2012.12877), distilled through a token of its own or not: facebookresearch/deit models.py."""
+    return _config(
+        SIZES[size],
+        patch,
+        pixels=IMAGENET,
+        tokens=Tokens(init=NORMAL, distillation=distilled),
+        resampling=PLAIN_BICUBIC,
+    )
+
+
+def _deit3(size: str, patch: int) -> ViTConfig:
+    """DeiT III (arXiv 2204.07118): facebookresearch/deit models_v2.py.
+
+    Positions are added before the class token joins, so it has none.  Layer scale starts from 1e-4 there and
+    from 1e-6 in timm, which matters to training from scratch alone.
+    """
+    return _config(
+        SIZES[size],
+        patch,
+        pixels=IMAGENET,
+        tokens=Tokens(init=NORMAL),
+        positions=Positions(covers="none"),
+        resampling=PLAIN_BICUBIC,
+        norms=Norms(layer_scale=1e-4),
+    )
+
+
+def _dino(size: str, patch: int) -> ViTConfig:
+    """DINO (arXiv 2104.14294), the backbone: facebookresearch/dino vision_transformer.py."""
+    return _config(
+        SIZES[size],
+        patch,
+        num_classes=0,
+        pixels=IMAGENET,
+        tokens=Tokens(init=NORMAL),
+        resampling=DINO_BICUBIC,
+    )
+
+
+def _dinov2(size: str, patch: int, registers: int = 0) -> ViTConfig:
+    """DINOv2 (arXiv 2304.07193), without or with registers (2309.16588): facebookresearch/dinov2 hub/backbones.py.
+
+    The giant is neither g nor G, and gates.  Meta's files with registers hold a position for the class token;
+    timm adds it to the token once and for all, which computes the same, and has timm's keys and shapes.  The
+    names mean that; positions={"covers": "class"} is Meta's form.
+    """
+    giant = size == "g"  # vit_giant2 in models/vision_transformer.py; mlp_dim is 4 * 1536 * 2 / 3
+    return _config(
+        Size(1536, 40, 24, 4096) if giant else SIZES[size],
+        patch,
+        image=518,
+        num_classes=0,
+        pixels=IMAGENET,
+        tokens=Tokens(init="normal(1e-6)", registers=registers),
+        positions=Positions(covers="none" if registers else "all"),
+        resampling=Resampling(kernel="bicubic", antialias=True) if registers else DINO_BICUBIC,
+        mlp=Mlp(activation="swiglu" if giant else "gelu"),
+        norms=Norms(layer_scale=1e-5),
+    )
+
+
+def _dinov3(size: str, gated: bool = False) -> ViTConfig:
+    """DINOv3 (arXiv 2508.10104): facebookresearch/dinov3 hub/backbones.py.
+
+    A "plus" gates: its mlp_dim, 6 * width * 2 / 3, is that of the plain size.  Meta's files hold biases of
+    queries and values (zeros, until someone fine-tunes), and so does this config, like timm's *_dinov3_qkvb;
+    timm's plain *_dinov3 is attention={"qkv_bias": "none"}, as the 7B has always been.  Features are the
+    class token's, as Meta's are; timm takes the mean of the patches.  The image size is the one timm
+    publishes with.
+    """
+    width, depth, _, mlp_dim = SIZES[size]
+    return _config(
+        Size(width, depth, width // 64, mlp_dim),
+        16,
+        image=256,
+        num_classes=0,
+        pixels=IMAGENET,
+        tokens=Tokens(init=NORMAL, registers=4),
+        positions=Positions(kind="none", rotary="dinov3", rotary_base=100.0),
+        attention=Attention(qkv_bias="qv"),
+        mlp=Mlp(activation="swiglu" if gated else "gelu"),
+        norms=Norms(eps=1e-5, layer_scale=1e-5),
+    )
+
+
+def _dinov3_7b16() -> ViTConfig:
+    """The teacher of the others: wider heads, gated, without biases of queries, keys and values."""
+    return _dinov3("s", gated=True).replace(**Size(4096, 40, 32, 8192)._asdict(), attention={"qkv_bias": "none"})
+
+
+def _mae(size: str, patch: int) -> ViTConfig:
+    """MAE (arXiv 2111.06377), the encoder: facebookresearch/mae models_mae.py.
+
+    Its positions are a fixed table while it pre-trains; the files hold them and fine-tuning trains them.  A
+    fine-tuned classifier has head={"pool": "mean"} and norms={"after_blocks": False, "after_pool": True}.
+    """
+    return _config(
+        SIZES[size],
+        patch,
+        num_classes=0,
+        pixels=IMAGENET,
+        tokens=Tokens(init=NORMAL),
+        positions=Positions(table="sincos_2d_mae"),
+        resampling=PLAIN_BICUBIC,
+    )
+
+
+def _clip(size: str, patch: int, embedding: int, activation: Literal["gelu", "quick_gelu"], image: int = 224) -> ViTConfig:
+    """The image tower of CLIP (arXiv 2103.00020): openai/CLIP clip/model.py, open_clip transformer.py.
+
+    num_classes is the width of the shared embedding, onto which a matrix without bias projects.
+    """
+    law = f"normal({SIZES[size].width ** -0.5})"
+    return _config(
+        SIZES[size],
+        patch,
+        image=image,
+        num_classes=embedding,
+        pixels=CLIP,
+        tokens=Tokens(patch_bias=False, init=law),
+        positions=Positions(table=law),
+        mlp=Mlp(activation=activation),
+        norms=Norms(eps=1e-5, before_blocks=True),
+        head=Head(bias=False, init=law),
+    )
+
+
+def _siglip(size: str, patch: int, image: int = 224) -> ViTConfig:
+    """The image tower of SigLIP (arXiv 2303.15343) and SigLIP 2 (2502.14786): big_vision models/vit.py.
+
+    GELU is the tanh approximation there and in transformers; some of timm's entrypoints say it is exact.
+    """
+    return _config(
+        SIZES[size],
+        patch,
+        image=image,
+        num_classes=0,
+        tokens=Tokens(class_token=False),
+        positions=Positions(table=f"normal({SIZES[size].width ** -0.5})"),
+        resampling=Resampling(kernel="bilinear", antialias=False, align_corners=True),
+        mlp=Mlp(activation="gelu_tanh"),
+        head=Head(pool="attention"),
+    )
+
+
+# Five articles that build a ViT from nothing ----------------------------------------------------------------
+# Where an article leaves a choice open, it is big_vision's: 224 pixels, patches of 16, mlp_dim = 4 * width,
+# pixels from -1 to 1.  Their norms are torch's nn.LayerNorm, whose eps is 1e-5.
+
+
+def _article_xray_rope() -> ViTConfig:
+    """Findings on chest x-rays, several at once, with positions that only rotate."""
+    return _config(
+        Size(768, 6, 8, 1024),
+        16,
+        in_channels=1,
+        num_classes=10,
+        tokens=Tokens(init="normal(1.0)"),
+        positions=Positions(kind="none", rotary="axial"),
+        norms=Norms(eps=1e-5, after_blocks=False),
+    )
+
+
+def _article_multihead() -> ViTConfig:
+    """ViT-B/16 out of torch's own attention; its classifier is a norm and a linear layer."""
+    return _config(
+        SIZES["b"],
+        16,
+        pixels=IMAGENET,  # 1000 classes: ImageNet, seen through torchvision's transforms
+        tokens=Tokens(init="normal(1.0)"),
+        positions=Positions(table="normal(1.0)"),
+        norms=Norms(eps=1e-5, after_blocks=False, after_pool=True),
+        regularisation=Regularisation(pos_drop=0.1, mlp_drop=0.1),
+    )
+
+
+def _article_sincos() -> ViTConfig:
+    """Learned positions that start as sinusoids; one norm a block, no output projection, no activation."""
+    return _config(
+        Size(768, 8, 6, 3072),
+        16,
+        num_classes=10,
+        tokens=Tokens(init="uniform(0, 1)"),
+        positions=Positions(table="sincos_1d"),
+        attention=Attention(proj=False, scale=6**-0.5),  # of the number of heads, not of their width
+        mlp=Mlp(activation="none"),
+        norms=Norms(eps=1e-5, shared_norm=True, after_blocks=False),
+        regularisation=Regularisation(mlp_drop=0.1),
+    )
+
+
+def _article_rectangular() -> ViTConfig:
+    """ "Vision Transformers, Explained" (lanl/vision_transformers_explained): one number from a wide picture.
+
+    Its attention adds the values to what the projection yields (modules/attention.py), as T2T-ViT's does.
+    """
+    return _config(
+        Size(768, 12, 4, 3072),
+        20,
+        image=(60, 100),
+        in_channels=1,
+        num_classes=1,
+        pixels=Pixels(mean=(0.0,), std=(1.0,)),  # mountains.npy lies in [0, 1] and goes in as it is
+        tokens=Tokens(init="trunc_normal(0.02)"),
+        positions=Positions(kind="fixed", table="sincos_1d"),
+        attention=Attention(qkv_bias="none", value_skip=True),
+        norms=Norms(eps=1e-5),
+    )
+
+
+def _article_dino() -> ViTConfig:
+    """DINO's own backbone, for its features and its attention maps."""
+    return _dino("s", 16)
+
+
+# Names ------------------------------------------------------------------------------------------------------
+
+Build = Callable[[], ViTConfig]
+
+
+def _named(pattern: str, family: Callable[[str, int], ViTConfig], words: str) -> dict[str, Build]:
+    """Name a family's models after size and patch: "so400m14" is size "so400m" on patches of 14."""
+    builds: dict[str, Build] = {}
+    for word in words.split():
+        size = word.rstrip(digits)
+        builds[pattern.format(word)] = partial(family, size, int(word.removeprefix(size)))
+    return builds
+
+
+_MODELS: dict[str, Build] = {
+    **_named("vit_{}", _vit, "mu16 ti16 s32 s16 m16 b32 b16 b8 l32 l16 l14 so400m16 so400m14 h14 g14 G14"),
+    "vit_22b14": _vit_22b14,
+    "vit_s16_plain": _vit_s16_plain,
+    **_named("deit_{}", _deit, "ti16 s16 b16"),
+    **_named("deit_{}_distilled", partial(_deit, distilled=True), "ti16 s16 b16"),
+    **_named("deit3_{}", _deit3, "s16 m16 b16 l16 h14"),
+    **_named("dino_{}", _dino, "s16 s8 b16 b8"),
+    **_named("dinov2_{}", _dinov2, "s14 b14 l14 g14"),
+    **_named("dinov2_{}_reg4", partial(_dinov2, registers=4), "s14 b14 l14 g14"),
+    "dinov3_s16": partial(_dinov3, "s"),
+    "dinov3_s16plus": partial(_dinov3, "s", gated=True),
+    "dinov3_b16": partial(_dinov3, "b"),
+    "dinov3_l16": partial(_dinov3, "l"),
+    "dinov3_h16plus": partial(_dinov3, "h", gated=True),
+    "dinov3_7b16": _dinov3_7b16,
+    **_named("mae_{}", _mae, "b16 l16 h14"),
+    # OpenAI's four, then open_clip's, whose numbers are in src/open_clip/model_configs/ViT-{H,g,bigG}-14.json.
+    "clip_b32": partial(_clip, "b", 32, 512, "quick_gelu"),
+    "clip_b16": partial(_clip, "b", 16, 512, "quick_gelu"),
+    "clip_l14": partial(_clip, "l", 14, 768, "quick_gelu"),
+    "clip_l14_336": partial(_clip, "l", 14, 768, "quick_gelu", image=336),
+    "clip_h14": partial(_clip, "h", 14, 1024, "gelu"),
+    "clip_g14": partial(_clip, "g", 14, 1024, "gelu"),
+    "clip_G14": partial(_clip, "G", 14, 1280, "gelu"),
+    "siglip_b32": partial(_siglip, "b", 32, image=256),
+    "siglip_b16": partial(_siglip, "b", 16),
+    "siglip_l16": partial(_siglip, "l", 16, image=256),
+    "siglip_so400m16": partial(_siglip, "so400m", 16, image=256),
+    "siglip_so400m14": partial(_siglip, "so400m", 14),
+    "siglip_gopt16": partial(_siglip, "gopt", 16, image=256),
+    "article_xray_rope": _article_xray_rope,
+    "article_multihead": _article_multihead,
+    "article_sincos": _article_sincos,
+    "article_rectangular": _article_rectangular,
+    "article_dino": _article_dino,
+}
+
+
+def names() -> list[str]:
+    """Return the name of every model, family by family."""
+    return list(_MODELS)
+
+
+@cache
+def _built(name: str) -> ViTConfig:
+    return _MODELS[name]()
+
+
+def get(name: str, **changes: Any) -> ViTConfig:
+    """Return the named model's config with some fields changed, as `ViTConfig.replace` does.
+
+    >>> vit_spec.get("vit_s16", num_classes=10, image_size=(64, 64))
+
+    Raises:
+        InputError: an unknown name, or a change that the config refuses.
+    """
+    if name not in _MODELS:
+        hint = nearest(name, names())
+        raise InputError(f"unknown model {name!r}{hint}; `python -m parity models` lists them all")
+    return _built(name).replace(**changes)

@@ -1,0 +1,45 @@
+"""The constants that both twins apply, for a config and a grid of patches.
+
+They are built here once, in float64, so that no two frameworks can disagree about a sine or a resize kernel.  Each function
+returns a tuple of arrays.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vit_spec import positions, resample
+from vit_spec.config import ViTConfig
+
+Table = NDArray[np.float64]
+
+
+def position_table(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table]:
+    """Return the sine-cosine table that `config.positions.table` names: (covered prefix + rows * columns, width).
+
+    Prefix tokens take the first places of the 1-D sequence; in a 2-D table, where they have no place, their rows are zero
+    (as in MAE).
+    """
+    covered, patches = config.num_covered, grid[0] * grid[1]
+    if config.positions.table == "sincos_1d":
+        table = positions.sincos_1d(covered + patches, config.width)
+    else:
+        order = config.positions.table.removeprefix("sincos_2d_")
+        table = np.concatenate([np.zeros((covered, config.width)), positions.sincos_2d(grid, config.width, order)])
+    return (table,)
+
+
+def rotary_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Table]:
+    """Return cosines and sines, each (1, prefix + rows * columns, 1, head_dim); prefix tokens are not turned."""
+    rotary = {"axial": positions.rotary_axial, "dinov3": positions.rotary_dinov3}[config.positions.rotary]
+    cos, sin = rotary(grid, config.head_dim, config.num_prefix, config.positions.rotary_base)
+    return cos[None, :, None], sin[None, :, None]
+
+
+def resampling_matrices(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Table]:
+    """Return the matrices (new rows, rows) and (new columns, columns) that carry a learned table to another grid."""
+    r = config.resampling
+    rows, columns = (
+        resample.matrix(old, new, kernel=r.kernel, antialias=r.antialias, align_corners=r.align_corners, offset=r.offset)
+        for old, new in zip(config.grid, grid, strict=True)
+    )
+    return rows, columns
