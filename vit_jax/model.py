@@ -1,0 +1,263 @@
+"""The functional twin, in Flax linen.  Read it beside `vit_torch/model.py`: the two agree line for line.
+
+They differ where a framework wants it: images are (B, H, W, C) here, the blocks are one module scanned over a leading
+axis of every parameter, and noise is asked for by `train=True` with a "dropout" key.
+
+Shapes: B images, T tokens (prefix and patches), H heads of width D.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from vit_jax.execution import Execution
+from vit_jax.layers import (
+    LayerNorm,
+    LayerScale,
+    Linear,
+    Part,
+    PatchProjection,
+    activation,
+    at_least_float32,
+    attention,
+    check_images,
+    drop,
+    drop_patches,
+    drop_path,
+    rotate,
+    scanned,
+)
+from vit_spec import position_table, resampling_matrices, rotary_tables
+
+Tables = tuple[Array, ...] | None
+
+
+class PatchEmbed(Part):
+    """Images to patch tokens: (B, H, W, C) -> (B, rows * columns, width)."""
+
+    def setup(self) -> None:
+        self.proj = PatchProjection(self.config, self.execution, self.config.tokens.patch_bias)
+
+    def __call__(self, images: Array) -> Array:
+        (height, width), (ph, pw) = images.shape[1:3], self.config.patch_size
+        rows, columns = self.config.grid_of(height, width)
+        images = jnp.pad(images, ((0, 0), (0, rows * ph - height), (0, columns * pw - width), (0, 0)))
+        return self.proj(images)
+
+
+class Attention(Part):
+    """Multi-head self-attention: (B, T, width) -> (B, T, width)."""
+
+    def setup(self) -> None:
+        config, execution = self.config, self.execution
+        options = config.attention
+        width, heads, dim = config.width, config.num_heads, config.head_dim
+        self.qkv = Linear(config, execution, (width,), (3, heads, dim), options.qkv_bias == "qkv")
+        self.q_bias = self.declare("q_bias", (heads, dim)) if options.qkv_bias == "qv" else None
+        self.v_bias = self.declare("v_bias", (heads, dim)) if options.qkv_bias == "qv" else None
+        self.q_norm = LayerNorm(config, execution, dim) if options.qk_norm else None
+        self.k_norm = LayerNorm(config, execution, dim) if options.qk_norm else None
+        self.proj = Linear(config, execution, (heads, dim), (width,), options.proj_bias) if options.proj else None
+
+    def __call__(self, x: Array, tables: Tables, train: bool) -> Array:
+        config, noise = self.config, self.config.regularisation
+        qkv = self.qkv(x)  # (B, T, 3, H, D)
+        if self.q_bias is not None and self.v_bias is not None:
+            bias = jnp.stack([self.q_bias, jnp.zeros_like(self.q_bias), self.v_bias])
+            qkv = qkv + bias.astype(x.dtype)
+        q, k, v = jnp.unstack(qkv, axis=2)  # (B, T, H, D)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        if tables is not None:
+            q = rotate(q, tables, config.positions.rotary)
+            k = rotate(k, tables, config.positions.rotary)
+        self.keep("q", q)
+        self.keep("k", k)
+        self.keep("v", v)
+        x = attention(self, q, k, v, noise.attn_drop, train)  # (B, T, H, D)
+        self.keep("heads", x)
+        x = self.proj(x) if self.proj is not None else x.reshape(*x.shape[:2], -1)
+        return x + v.reshape(x.shape) if config.attention.value_skip else x
+
+
+class Mlp(Part):
+    """Two layers, token by token: (..., width) -> (..., width)."""
+
+    def setup(self) -> None:
+        config, execution = self.config, self.execution
+        hidden = (2, config.mlp_dim) if config.mlp.activation == "swiglu" else (config.mlp_dim,)
+        self.fc1 = Linear(config, execution, (config.width,), hidden)
+        self.fc2 = Linear(config, execution, (config.mlp_dim,), (config.width,))
+
+    def __call__(self, x: Array, train: bool) -> Array:
+        config, noise = self.config, self.config.regularisation
+        x = self.fc1(x)  # (..., mlp_dim), or (..., 2, mlp_dim) when gated
+        x = activation(x, config.mlp.activation)  # (..., mlp_dim)
+        x = drop(self, x, noise.mlp_drop, train)
+        x = self.fc2(x)
+        return drop(self, x, noise.mlp_drop, train)
+
+
+class Block(Part):
+    """Attention and MLP, each normalised first and added to the stream: (B, T, width) -> (B, T, width)."""
+
+    def setup(self) -> None:
+        config, execution = self.config, self.execution
+        norms = config.norms
+        self.norm1 = LayerNorm(config, execution, config.width)
+        self.attn = Attention(config, execution)
+        self.ls1 = LayerScale(config, execution) if norms.layer_scale is not None else None
+        self.norm2 = LayerNorm(config, execution, config.width) if not norms.shared_norm else None
+        self.mlp = Mlp(config, execution)
+        self.ls2 = LayerScale(config, execution) if norms.layer_scale is not None else None
+
+    def __call__(self, x: Array, rate: Array, tables: Tables, train: bool) -> tuple[Array, None]:
+        noise = self.config.regularisation
+        norm2 = self.norm2 if self.norm2 is not None else self.norm1
+        y = self.attn(self.norm1(x), tables, train)
+        y = self.ls1(y) if self.ls1 is not None else y
+        y = drop_path(self, y, rate, train) if noise.drop_path else y
+        x = x + y
+        y = self.mlp(norm2(x), train)
+        y = self.ls2(y) if self.ls2 is not None else y
+        y = drop_path(self, y, rate, train) if noise.drop_path else y
+        x = x + y
+        return x, None
+
+
+class AttentionPool(Part):
+    """A learned query reads the patch tokens (MAP): (B, S, width) -> (B, width)."""
+
+    def setup(self) -> None:
+        config, execution = self.config, self.execution
+        width, heads, dim = config.width, config.num_heads, config.head_dim
+        self.latent = self.declare("latent", (1, 1, width))
+        self.q = Linear(config, execution, (width,), (heads, dim))
+        self.kv = Linear(config, execution, (width,), (2, heads, dim))
+        self.proj = Linear(config, execution, (heads, dim), (width,))
+        self.norm = LayerNorm(config, execution, width)
+        self.mlp = Mlp(config, execution)
+
+    def __call__(self, x: Array, train: bool) -> Array:
+        noise = self.config.regularisation
+        latent = jnp.broadcast_to(self.latent.astype(x.dtype), (x.shape[0], 1, x.shape[2]))
+        q = self.q(latent)  # (B, 1, H, D)
+        k, v = jnp.unstack(self.kv(x), axis=2)  # (B, S, H, D)
+        x = attention(self, q, k, v, noise.attn_drop, train)  # (B, 1, H, D)
+        x = self.proj(x)  # (B, 1, width)
+        x = x + self.mlp(self.norm(x), train)
+        return x[:, 0]
+
+
+class ViT(Part):
+    """A Vision Transformer: images (B, H, W, C) -> logits (B, num_classes), or the features that `config.head` names.
+
+    Images are floating-point numbers, normalised by `config.pixels`, of any size that the patch divides.  Logits come in
+    the computing type.  `train=True` switches the config's noise on and needs `rngs={"dropout": key}`.
+
+    Raises:
+        vit_spec.InputError: images of the wrong shape, channel count, size or type.
+    """
+
+    execution: Execution = Execution()
+
+    def setup(self) -> None:
+        config, execution = self.config, self.execution
+        width, tokens, norms, labels = config.width, config.tokens, config.norms, config.num_classes
+        self.patch_embed = PatchEmbed(config, execution)
+        self.cls_token = self.declare("cls_token", (1, 1, width)) if tokens.class_token else None
+        self.dist_token = self.declare("dist_token", (1, 1, width)) if tokens.distillation else None
+        self.reg_token = self.declare("reg_token", (1, tokens.registers, width)) if tokens.registers else None
+        learned, rows = config.positions.kind == "learned", config.sizes["token"]
+        self.pos_embed = self.declare("pos_embed", (1, rows, width)) if learned else None
+        self.norm_pre = LayerNorm(config, execution, width) if norms.before_blocks else None
+        self.blocks = scanned(Block, config, execution)
+        self.norm = LayerNorm(config, execution, width) if norms.after_blocks else None
+        pooled, feature = config.sizes["pooled"], config.sizes["feature"]
+        self.attn_pool = AttentionPool(config, execution) if config.head.pool == "attention" else None
+        self.fc_norm = LayerNorm(config, execution, pooled) if norms.after_pool else None
+        self.pre_logits = Linear(config, execution, (pooled,), (feature,)) if config.head.hidden else None
+        self.head = Linear(config, execution, (feature,), (labels,), config.head.bias) if labels else None
+        second = labels and tokens.distillation
+        self.head_dist = Linear(config, execution, (feature,), (labels,), config.head.bias) if second else None
+
+    def __call__(self, images: Array, train: bool = False) -> Array:
+        check_images(images, self.config)
+        x, tables = self.embed(images, train)  # (B, T, width)
+        x = self.encode(x, tables, train)  # (B, T, width)
+        return self.classify(x, train)  # (B, num_classes)
+
+    def embed(self, images: Array, train: bool) -> tuple[Array, Tables]:
+        """Images to the tokens that enter the blocks, and the cosines and sines that turn queries and keys."""
+        config, noise = self.config, self.config.regularisation
+        grid = config.grid_of(images.shape[1], images.shape[2])
+        x = self.patch_embed(images)  # (B, rows * columns, width)
+        learned = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
+        prefix = [jnp.broadcast_to(token, (x.shape[0], *token.shape[1:])) for token in learned]
+        x = jnp.concatenate([*(token.astype(x.dtype) for token in prefix), x], axis=1)  # (B, T, width)
+        x = x + self.positions(x, grid) if config.positions.kind != "none" else x
+        x = drop(self, x, noise.pos_drop, train)
+        tables = None
+        if config.positions.rotary != "none":
+            tables = self.constants(rotary_tables, grid, x)  # (1, T, 1, D) each
+        if noise.patch_drop and train:
+            kept = drop_patches(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
+            x = jnp.take_along_axis(x, kept[..., None], axis=1)
+            tables = (tables[0][0, kept], tables[1][0, kept]) if tables is not None else None
+        x = self.norm_pre(x) if self.norm_pre is not None else x
+        self.keep("embed", x)
+        return x, tables
+
+    def positions(self, x: Array, grid: tuple[int, int]) -> Array:
+        """What is added to the tokens x on this grid: (1, T, width); prefix tokens without a row get zeros."""
+        config, covered = self.config, self.config.num_covered
+        if self.pos_embed is None:
+            table = self.constants(position_table, grid, x)[0][None]
+        else:
+            table = self.pos_embed.astype(at_least_float32(self.pos_embed))
+        head, body = table[:, :covered], table[:, covered:]  # (1, covered, width), (1, rows * columns, width)
+        if self.pos_embed is not None and grid != config.grid:
+            height, width = self.constants(resampling_matrices, grid, body)
+            body = body.reshape(*config.grid, config.width)
+            body = jnp.einsum("yh,hwd->ywd", height, body, precision="highest")
+            body = jnp.einsum("xw,ywd->yxd", width, body, precision="highest")
+            body = body.reshape(1, -1, config.width)
+        gap = jnp.zeros((1, config.num_prefix - covered, config.width), table.dtype)
+        return jnp.concatenate([head, gap, body], axis=1).astype(x.dtype)
+
+    def encode(self, x: Array, tables: Tables, train: bool) -> Array:
+        """The blocks, and the final norm: (B, T, width) -> (B, T, width)."""
+        config, noise = self.config, self.config.regularisation
+        rates = jnp.linspace(0, noise.drop_path, config.depth, dtype=jnp.float32)
+        x, _ = self.blocks(x, rates, tables, train)
+        return self.norm(x) if self.norm is not None else x
+
+    def classify(self, x: Array, train: bool) -> Array:
+        """Encoded tokens to logits, or to features when there are no classes: (B, T, width) -> (B, num_classes)."""
+        logits = self.output(self.pool(x, train), self.head)
+        if self.config.tokens.distillation:
+            second = self.output(x[:, 1], self.head_dist)
+            self.keep("first", logits)
+            self.keep("second", second)
+            logits = (logits + second) / 2
+        return logits
+
+    def pool(self, x: Array, train: bool) -> Array:
+        """The feature of an image: (B, T, width) -> (B, pooled), or every token when nothing pools."""
+        kind, patches = self.config.head.pool, x[:, self.config.num_prefix :]
+        if kind == "token":
+            x = x[:, 0]
+        if kind == "mean":
+            x = patches.mean(1)
+        if kind == "token_mean":
+            x = jnp.concatenate([x[:, 0], patches.mean(1)], axis=-1)
+        if self.attn_pool is not None:
+            x = self.attn_pool(patches, train)
+        self.keep("pool", x)
+        return x
+
+    def output(self, x: Array, head: Linear | None) -> Array:
+        """A pooled feature through the norm after pooling, the hidden layer and a head, where there are any."""
+        x = self.fc_norm(x) if self.fc_norm is not None else x
+        x = jnp.tanh(self.pre_logits(x)) if self.pre_logits is not None else x
+        return head(x) if head is not None else x

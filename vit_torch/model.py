@@ -1,0 +1,267 @@
+"""The object twin, in PyTorch.  Read it beside `vit_jax/model.py`: the two agree line for line.
+
+They differ where a framework wants it: images are (B, C, H, W) here, the blocks are a list of modules, and noise is
+asked for by `train()`.
+
+Shapes: B images, T tokens (prefix and patches), H heads of width D.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vit_spec import ViTConfig, position_table, resampling_matrices, rotary_tables
+from vit_torch.execution import Execution
+from vit_torch.layers import (
+    LayerNorm,
+    LayerScale,
+    Linear,
+    Part,
+    PatchProjection,
+    activation,
+    at_least_float32,
+    attention,
+    check_images,
+    drop,
+    drop_patches,
+    drop_path,
+    initialise,
+    rotate,
+    run,
+)
+
+Tables = tuple[Tensor, ...] | None
+
+
+class PatchEmbed(Part):
+    """Images to patch tokens: (B, C, H, W) -> (B, rows * columns, width)."""
+
+    def __init__(self, config: ViTConfig, execution: Execution) -> None:
+        super().__init__(config, execution)
+        self.proj = PatchProjection(config, execution, config.tokens.patch_bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        (height, width), (ph, pw) = images.shape[2:4], self.config.patch_size
+        rows, columns = self.config.grid_of(height, width)
+        images = F.pad(images, (0, columns * pw - width, 0, rows * ph - height))
+        return self.proj(images)
+
+
+class Attention(Part):
+    """Multi-head self-attention: (B, T, width) -> (B, T, width)."""
+
+    def __init__(self, config: ViTConfig, execution: Execution) -> None:
+        super().__init__(config, execution)
+        options = config.attention
+        width, heads, dim = config.width, config.num_heads, config.head_dim
+        self.qkv = Linear((width,), (3, heads, dim), options.qkv_bias == "qkv")
+        self.q_bias = nn.Parameter(torch.empty(heads * dim)) if options.qkv_bias == "qv" else None
+        self.v_bias = nn.Parameter(torch.empty(heads * dim)) if options.qkv_bias == "qv" else None
+        self.q_norm = LayerNorm(config, dim) if options.qk_norm else None
+        self.k_norm = LayerNorm(config, dim) if options.qk_norm else None
+        self.proj = Linear((heads, dim), (width,), options.proj_bias) if options.proj else None
+
+    def forward(self, x: Tensor, tables: Tables) -> Tensor:
+        config, noise = self.config, self.config.regularisation
+        qkv = self.qkv(x)  # (B, T, 3, H, D)
+        if self.q_bias is not None and self.v_bias is not None:
+            bias = torch.stack([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+            qkv = qkv + bias.to(x.dtype).view(qkv.shape[2:])
+        q, k, v = qkv.unbind(2)  # (B, T, H, D)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        if tables is not None:
+            q = rotate(q, tables, config.positions.rotary)
+            k = rotate(k, tables, config.positions.rotary)
+        self.keep("q", q)
+        self.keep("k", k)
+        self.keep("v", v)
+        x = attention(self, q, k, v, noise.attn_drop)  # (B, T, H, D)
+        self.keep("heads", x)
+        x = self.proj(x) if self.proj is not None else x.flatten(2)
+        return x + v.flatten(2) if config.attention.value_skip else x
+
+
+class Mlp(Part):
+    """Two layers, token by token: (..., width) -> (..., width)."""
+
+    def __init__(self, config: ViTConfig, execution: Execution) -> None:
+        super().__init__(config, execution)
+        hidden = (2, config.mlp_dim) if config.mlp.activation == "swiglu" else (config.mlp_dim,)
+        self.fc1 = Linear((config.width,), hidden)
+        self.fc2 = Linear((config.mlp_dim,), (config.width,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        config, noise = self.config, self.config.regularisation
+        x = self.fc1(x)  # (..., mlp_dim), or (..., 2, mlp_dim) when gated
+        x = activation(x, config.mlp.activation)  # (..., mlp_dim)
+        x = drop(self, x, noise.mlp_drop)
+        x = self.fc2(x)
+        return drop(self, x, noise.mlp_drop)
+
+
+class Block(Part):
+    """Attention and MLP, each normalised first and added to the stream: (B, T, width) -> (B, T, width)."""
+
+    def __init__(self, config: ViTConfig, execution: Execution) -> None:
+        super().__init__(config, execution)
+        norms = config.norms
+        self.norm1 = LayerNorm(config, config.width)
+        self.attn = Attention(config, execution)
+        self.ls1 = LayerScale(config) if norms.layer_scale is not None else None
+        self.norm2 = LayerNorm(config, config.width) if not norms.shared_norm else None
+        self.mlp = Mlp(config, execution)
+        self.ls2 = LayerScale(config) if norms.layer_scale is not None else None
+
+    def forward(self, x: Tensor, rate: float, tables: Tables) -> Tensor:
+        noise = self.config.regularisation
+        norm2 = self.norm2 if self.norm2 is not None else self.norm1
+        y = self.attn(self.norm1(x), tables)
+        y = self.ls1(y) if self.ls1 is not None else y
+        y = drop_path(self, y, rate) if noise.drop_path else y
+        x = x + y
+        y = self.mlp(norm2(x))
+        y = self.ls2(y) if self.ls2 is not None else y
+        y = drop_path(self, y, rate) if noise.drop_path else y
+        x = x + y
+        return x
+
+
+class AttentionPool(Part):
+    """A learned query reads the patch tokens (MAP): (B, S, width) -> (B, width)."""
+
+    def __init__(self, config: ViTConfig, execution: Execution) -> None:
+        super().__init__(config, execution)
+        width, heads, dim = config.width, config.num_heads, config.head_dim
+        self.latent = nn.Parameter(torch.empty(1, 1, width))
+        self.q = Linear((width,), (heads, dim))
+        self.kv = Linear((width,), (2, heads, dim))
+        self.proj = Linear((heads, dim), (width,))
+        self.norm = LayerNorm(config, width)
+        self.mlp = Mlp(config, execution)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = self.config.regularisation
+        latent = self.latent.to(x.dtype).expand(x.shape[0], 1, x.shape[2])
+        q = self.q(latent)  # (B, 1, H, D)
+        k, v = self.kv(x).unbind(2)  # (B, S, H, D)
+        x = attention(self, q, k, v, noise.attn_drop)  # (B, 1, H, D)
+        x = self.proj(x)  # (B, 1, width)
+        x = x + self.mlp(self.norm(x))
+        return x[:, 0]
+
+
+class ViT(Part):
+    """A Vision Transformer: images (B, C, H, W) -> logits (B, num_classes), or the features that `config.head` names.
+
+    Images are floating-point numbers, normalised by `config.pixels`, of any size that the patch divides.  Logits come in
+    the computing type.  `train()` switches the config's noise on.
+
+    Raises:
+        vit_spec.InputError: images of the wrong shape, channel count, size or type.
+    """
+
+    def __init__(self, config: ViTConfig, execution: Execution | None = None) -> None:
+        execution = execution or Execution()
+        super().__init__(config, execution)
+        width, tokens, norms, labels = config.width, config.tokens, config.norms, config.num_classes
+        self.patch_embed = PatchEmbed(config, execution)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if tokens.class_token else None
+        self.dist_token = nn.Parameter(torch.empty(1, 1, width)) if tokens.distillation else None
+        self.reg_token = nn.Parameter(torch.empty(1, tokens.registers, width)) if tokens.registers else None
+        learned, rows = config.positions.kind == "learned", config.sizes["token"]
+        self.pos_embed = nn.Parameter(torch.empty(1, rows, width)) if learned else None
+        self.norm_pre = LayerNorm(config, width) if norms.before_blocks else None
+        self.blocks = nn.ModuleList(Block(config, execution) for _ in range(config.depth))
+        self.norm = LayerNorm(config, width) if norms.after_blocks else None
+        pooled, feature = config.sizes["pooled"], config.sizes["feature"]
+        self.attn_pool = AttentionPool(config, execution) if config.head.pool == "attention" else None
+        self.fc_norm = LayerNorm(config, pooled) if norms.after_pool else None
+        self.pre_logits = Linear((pooled,), (feature,)) if config.head.hidden else None
+        self.head = Linear((feature,), (labels,), config.head.bias) if labels else None
+        second = labels and tokens.distillation
+        self.head_dist = Linear((feature,), (labels,), config.head.bias) if second else None
+        initialise(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        check_images(images, self.config)
+        x, tables = self.embed(images)  # (B, T, width)
+        x = self.encode(x, tables)  # (B, T, width)
+        return self.classify(x)  # (B, num_classes)
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Tables]:
+        """Images to the tokens that enter the blocks, and the cosines and sines that turn queries and keys."""
+        config, noise = self.config, self.config.regularisation
+        grid = config.grid_of(images.shape[2], images.shape[3])
+        x = self.patch_embed(images)  # (B, rows * columns, width)
+        learned = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
+        prefix = [token.expand(x.shape[0], *token.shape[1:]) for token in learned]
+        x = torch.cat([*(token.to(x.dtype) for token in prefix), x], dim=1)  # (B, T, width)
+        x = x + self.positions(x, grid) if config.positions.kind != "none" else x
+        x = drop(self, x, noise.pos_drop)
+        tables = None
+        if config.positions.rotary != "none":
+            tables = self.constants(rotary_tables, grid, x)  # (1, T, 1, D) each
+        if noise.patch_drop and self.training:
+            kept = drop_patches(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
+            x = x.take_along_dim(kept[..., None], dim=1)
+            tables = (tables[0][0, kept], tables[1][0, kept]) if tables is not None else None
+        x = self.norm_pre(x) if self.norm_pre is not None else x
+        self.keep("embed", x)
+        return x, tables
+
+    def positions(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """What is added to the tokens x on this grid: (1, T, width); prefix tokens without a row get zeros."""
+        config, covered = self.config, self.config.num_covered
+        if self.pos_embed is None:
+            table = self.constants(position_table, grid, x)[0][None]
+        else:
+            table = self.pos_embed.to(at_least_float32(self.pos_embed))
+        head, body = table[:, :covered], table[:, covered:]  # (1, covered, width), (1, rows * columns, width)
+        if self.pos_embed is not None and grid != config.grid:
+            height, width = self.constants(resampling_matrices, grid, body)
+            body = body.view(*config.grid, config.width)
+            body = torch.einsum("yh,hwd->ywd", height, body)
+            body = torch.einsum("xw,ywd->yxd", width, body)
+            body = body.reshape(1, -1, config.width)
+        gap = torch.zeros(1, config.num_prefix - covered, config.width, dtype=table.dtype, device=table.device)
+        return torch.cat([head, gap, body], dim=1).to(x.dtype)
+
+    def encode(self, x: Tensor, tables: Tables) -> Tensor:
+        """The blocks, and the final norm: (B, T, width) -> (B, T, width)."""
+        config, noise = self.config, self.config.regularisation
+        rates = [noise.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
+        for block, rate in zip(self.blocks, rates, strict=True):
+            x = run(block, x, rate, tables)
+        return self.norm(x) if self.norm is not None else x
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Encoded tokens to logits, or to features when there are no classes: (B, T, width) -> (B, num_classes)."""
+        logits = self.output(self.pool(x), self.head)
+        if self.config.tokens.distillation:
+            second = self.output(x[:, 1], self.head_dist)
+            self.keep("first", logits)
+            self.keep("second", second)
+            logits = (logits + second) / 2
+        return logits
+
+    def pool(self, x: Tensor) -> Tensor:
+        """The feature of an image: (B, T, width) -> (B, pooled), or every token when nothing pools."""
+        kind, patches = self.config.head.pool, x[:, self.config.num_prefix :]
+        if kind == "token":
+            x = x[:, 0]
+        if kind == "mean":
+            x = patches.mean(1)
+        if kind == "token_mean":
+            x = torch.cat([x[:, 0], patches.mean(1)], dim=-1)
+        if self.attn_pool is not None:
+            x = self.attn_pool(patches)
+        self.keep("pool", x)
+        return x
+
+    def output(self, x: Tensor, head: Linear | None) -> Tensor:
+        """A pooled feature through the norm after pooling, the hidden layer and a head, where there are any."""
+        x = self.fc_norm(x) if self.fc_norm is not None else x
+        x = torch.tanh(self.pre_logits(x)) if self.pre_logits is not None else x
+        return head(x) if head is not None else x

@@ -1,0 +1,69 @@
+"""Loading and looking into the object twin."""
+
+from functools import partial
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vit_torch.execution import Execution
+from vit_torch.layers import Part, at_least_float32
+from vit_torch.model import ViT
+
+
+def load(path: str | PathLike[str], execution: Execution | None = None) -> ViT:
+    """Return the model that a file holds, ready for inference; see `parity.load` for what can be read.
+
+    Raises:
+        vit_spec.InputError: no such file, or one that is not a ViT's weights.
+    """
+    import parity  # the one arrow that points up: reading any format is the parity layer's work
+
+    checkpoint = parity.load(path)
+    with torch.device("meta"):  # the weights are about to be replaced
+        model = ViT(checkpoint.config, execution)
+    model.load_state_dict(parity.to_torch(checkpoint), assign=True)
+    return model.eval()
+
+
+def intermediates(model: ViT, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the logits, and every named intermediate on the way to them, in the order of computation.
+
+    A module's output has the module's name ("patch_embed", "blocks.3.attn", "blocks.3", "norm"); what is between modules
+    has one of its own: "embed" (the tokens that enter the blocks), "blocks.3.attn.q", "k", "v" (after norms and
+    rotations), "heads" (ahead of the output projection), "pool".  The names are those of `vit_jax.intermediates`.
+    """
+    found: dict[str, Tensor] = {}
+
+    def record(prefix: str, name: str, value: Tensor) -> None:
+        found[".".join(filter(None, (prefix, name)))] = value
+
+    def output(name: str, module: nn.Module, inputs: Any, value: Tensor) -> None:
+        found[name or "logits"] = value
+
+    named = list(model.named_modules())
+    hooks = [module.register_forward_hook(partial(output, name)) for name, module in named]
+    for name, module in named:
+        if isinstance(module, Part):
+            module.record = partial(record, name)
+    try:
+        return model(images), found
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for _, module in named:
+            if isinstance(module, Part):
+                module.record = None
+
+
+def attention_maps(model: ViT, images: Tensor, block: int = -1) -> Tensor:
+    """Return a block's attention weights, (B, heads, T, T): row t says where token t looks.
+
+    The class token is row 0, and patches start at column `config.num_prefix`, row by row of the image.
+    """
+    block = range(model.config.depth)[block]
+    _, found = intermediates(model, images)
+    q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
+    scores = model.config.scale * torch.einsum("bthd,bshd->bhts", q, k)
+    return scores.to(at_least_float32(scores)).softmax(-1)
