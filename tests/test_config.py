@@ -294,7 +294,7 @@ CONTRADICTIONS = [
         {"resampling": {"align_corners": True, "antialias": False, "offset": 0.1}},
         "resampling.offset has no corner-aligned form: switch off one",
     ),
-    ({"attention": {"proj": False, "head_dim": 6}}, "num_heads 2 times head_dim 6 is 12, not 24"),
+    ({"attention": {"proj": False, "head_dim": 6}}, "num_heads 2 times head_dim 6 is 12, not the width 24"),
 ]
 
 

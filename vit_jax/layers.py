@@ -30,7 +30,7 @@ class Part(nn.Module):
 
     def declare(self, leaf: str, shape: Shape) -> Array:
         """Return the parameter `leaf` of this module, float32 when it is drawn."""
-        return self.param(leaf, partial(_draw, self.config, (*self.path, leaf)), shape)
+        return self.param(leaf, partial(draw, self.config, (*self.path, leaf)), shape)
 
     def keep(self, name: str, value: Array) -> None:
         """Name an intermediate that is no module's output; see `vit_jax.intermediates`."""
@@ -223,8 +223,8 @@ def at_least_float32(x: Array) -> Any:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def _draw(config: ViTConfig, path: tuple[str, ...], key: Array, shape: Shape) -> Array:
-    """Draw a parameter by its row's law."""
+def draw(config: ViTConfig, path: tuple[str, ...], key: Array, shape: Shape) -> Array:
+    """Draw the parameter at this path by its row's law, float32."""
     row = _row(config, path)
     if row.law is None:
         return jnp.asarray(position_table(config, config.grid)[0], jnp.float32).reshape(shape)

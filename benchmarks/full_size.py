@@ -1,0 +1,44 @@
+"""Proof at full size: gates G0 and G1 for models as they are published, with XLA's CPU matrix-kernel fusion on and off.
+
+Run `python -m benchmarks.full_size [MODEL ...]`; it prints the table of docs/parity.md.  Weights are a fresh model's with
+noise on every entry, images two of noise on a slope, and everything that `parity.compare` measures counts.
+"""
+
+import platform
+import sys
+from importlib.metadata import version
+
+import vit_spec
+from parity.comparison import GRADIENT, Report, compare
+from tests.twins import FUSION, perturbed, pictures
+
+MODELS = ["vit_s16", "vit_b16", *(name for name in vit_spec.names() if name.startswith("article_"))]
+
+
+def line(name: str, fusion: str, report: Report) -> str:
+    """One row of the table."""
+    forward = [m for m in report.measures if not m.name.startswith(GRADIENT) and m.name != "gradient"]
+    gradients = [m for m in report.measures if m.name.startswith(GRADIENT)]
+    logits = next(m for m in report.measures if m.name == "logits")
+    whole = report.measures[-1]
+    worst = [f"{max(m.difference for m in measures):.1e}" for measures in (forward, gradients)]
+    pairs = [f"{m.jax:.1e} / {m.torch:.1e}" for m in (logits, whole)]
+    verdict = "PASS" if report.passed else report.verdict
+    return f"| {name} | {fusion} | {' | '.join(worst)} | {' | '.join(pairs)} | {len(report.measures)} | {verdict} |"
+
+
+def main() -> None:
+    """Print the table, a row as it is known."""
+    versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "flax", "torch", "numpy"))
+    print(f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}, {versions}\n")
+    print("| model | fusion | forward | gradients | logits, float32 | gradient, float32 | tensors | |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in sys.argv[1:] or MODELS:
+        config = vit_spec.get(name)
+        params = perturbed(config)
+        for fusion, options in FUSION.items():
+            print(line(name, fusion, compare(config, params, images=pictures(config), xla_options=options)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Weights on disk: they come back bit for bit, they are written completely or not at all, and bad files are named."""
+
+import json
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import parity
+from parity import weights as weights_module
+from parity.formats import get
+from vit_spec import InputError, ViTConfig
+
+TINY = ViTConfig(image_size=(4, 6), patch_size=2, width=8, depth=2, num_heads=2, mlp_dim=6, num_classes=3)
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
+
+
+def draw(format="torch", dtype="float32", seed=0):
+    """Arrays of random bits, NaNs and infinities among them, for every key of a format."""
+    rng, dtype = np.random.default_rng(seed), np.dtype(DTYPES[dtype])
+    return {
+        key: rng.integers(0, 256, (*layout.shape(TINY.sizes), dtype.itemsize), np.uint8).view(dtype)[..., 0]
+        for layout in get(format).layouts(TINY).values()
+        for key in layout.keys(TINY.sizes)
+    }
+
+
+def same_bits(a, b):
+    return a.keys() == b.keys() and all(
+        a[key].dtype == b[key].dtype and a[key].shape == b[key].shape and a[key].tobytes() == b[key].tobytes() for key in a
+    )
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A file in the torch format."""
+    path = tmp_path / "vit.safetensors"
+    parity.save(path, draw(), TINY, "torch")
+    return path
+
+
+def header(path):
+    data = path.read_bytes()
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+
+
+# There and back -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["jax", "torch"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_was_saved_is_loaded_bit_for_bit(tmp_path, format, dtype):
+    path, arrays = tmp_path / "a.safetensors", draw(format, dtype)
+    parity.save(path, arrays, TINY, format)
+    checkpoint = parity.load(path)
+    assert (checkpoint.config, checkpoint.format) == (TINY, format)
+    assert same_bits(checkpoint.arrays, arrays)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_converting_there_and_back_gives_the_same_bytes(tmp_path, dtype):
+    a, b, c = (tmp_path / f"{name}.safetensors" for name in "abc")
+    parity.save(a, draw("torch", dtype), TINY, "torch")
+    parity.convert(a, b, "jax")
+    parity.convert(b, c, to="torch")
+    assert parity.load(b).format == "jax"
+    assert a.read_bytes() == c.read_bytes()
+
+
+def test_a_converted_file_holds_what_to_jax_gives(tmp_path, saved):
+    parity.convert(saved, tmp_path / "b.safetensors", "jax")
+    params = parity.to_jax(draw(), TINY)
+    assert same_bits(parity.load(tmp_path / "b.safetensors").arrays, weights_module.flatten(params, get("jax")))
+
+
+def test_nested_parameters_are_saved_as_they_are(tmp_path, saved):
+    parity.save(tmp_path / "b.safetensors", parity.to_jax(draw(), TINY), TINY, "jax")
+    parity.convert(saved, tmp_path / "c.safetensors", "jax")
+    assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "c.safetensors").read_bytes()
+
+
+def test_the_library_of_the_format_reads_the_file(tmp_path):
+    arrays = draw("torch", "bfloat16") | {"head.bias": np.ones(3, np.float64), "norm.bias": np.ones(8, np.float16)}
+    parity.save(tmp_path / "a.safetensors", arrays, TINY, "torch")
+    with safe_open(tmp_path / "a.safetensors", "numpy") as file:
+        assert same_bits({key: file.get_tensor(key) for key in file.keys()}, arrays)
+
+
+def test_torch_reads_the_file_and_load_reads_torchs(tmp_path):
+    library = pytest.importorskip("safetensors.torch")
+    parity.save(tmp_path / "a.safetensors", draw("torch", "bfloat16"), TINY, "torch")
+    tensors = library.load_file(tmp_path / "a.safetensors")
+    library.save_file(tensors, tmp_path / "b.safetensors", {"config": TINY.to_json(), "format": "torch"})
+    assert same_bits(parity.load(tmp_path / "b.safetensors").arrays, draw("torch", "bfloat16"))
+
+
+def test_every_array_is_aligned_whatever_the_dtypes(tmp_path):
+    config = TINY.replace(depth=1)
+    arrays = {key: array for key, array in draw("torch", "float64").items() if not key.startswith("blocks.1.")}
+    arrays["blocks.0.mlp.fc1.bias"] = np.ones(6, ml_dtypes.bfloat16)  # 12 bytes, in the middle
+    parity.save(tmp_path / "a.safetensors", arrays, config, "torch")
+    assert all(array.flags.aligned for array in parity.load(tmp_path / "a.safetensors").arrays.values())
+
+
+def test_the_header_carries_config_format_and_version(saved):
+    free = header(saved)["__metadata__"]
+    assert ViTConfig.from_json(free["config"]) == TINY
+    assert free["format"] == "torch" and free["version"]
+
+
+def test_a_run_folder_stands_for_its_weights(tmp_path):
+    (tmp_path / "run").mkdir()
+    parity.save(tmp_path / "run" / "weights.safetensors", draw(), TINY, "torch")
+    assert same_bits(parity.load(tmp_path / "run").arrays, draw())
+    assert same_bits(parity.load(str(tmp_path / "run")).arrays, draw())
+
+
+def test_loaded_arrays_cannot_be_written_to(saved):
+    with pytest.raises(ValueError, match="read-only"):
+        parity.load(saved).arrays["norm.bias"][...] = 0
+
+
+# Completely or not at all ---------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_there_is_not_replaced(saved):
+    before = saved.read_bytes()
+    with pytest.raises(InputError, match=r"vit\.safetensors exists: give another name, or --force"):
+        parity.save(saved, draw(seed=1), TINY, "torch")
+    assert saved.read_bytes() == before
+
+
+def test_force_replaces_it(saved):
+    parity.save(saved, draw(seed=1), TINY, "torch", force=True)
+    assert same_bits(parity.load(saved).arrays, draw(seed=1))
+
+
+def test_a_file_can_be_converted_onto_itself(saved):
+    checkpoint = parity.load(saved)
+    parity.convert(saved, saved, "jax", force=True)
+    assert parity.load(saved).format == "jax"
+    assert same_bits(checkpoint.arrays, draw())  # what was loaded is still the old file
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failure_midway_leaves_the_old_file_and_nothing_else(saved, monkeypatch, failure):
+    before, calls = saved.read_bytes(), []
+
+    def failing(value):
+        calls.append(value)
+        if len(calls) == 10:
+            raise failure
+        return np.asarray(value)
+
+    monkeypatch.setattr(weights_module, "_on_host", failing)
+    with pytest.raises(type(failure)):
+        parity.save(saved, draw(seed=1), TINY, "torch", force=True)
+    assert saved.read_bytes() == before
+    assert os.listdir(saved.parent) == [saved.name]
+
+
+def test_bytes_are_on_the_disk_before_the_file_takes_its_name(saved, monkeypatch):
+    order, fsync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda number: (order.append("fsync"), fsync(number)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
+    parity.convert(saved, saved.with_name("b.safetensors"), "jax")
+    assert order == ["fsync", "replace"]
+
+
+def test_wrong_weights_are_refused_before_a_file_is_made(tmp_path):
+    arrays = draw()
+    del arrays["cls_token"]
+    with pytest.raises(InputError, match="1 missing: cls_token"):
+        parity.save(tmp_path / "a.safetensors", arrays, TINY, "torch")
+    assert not os.listdir(tmp_path)
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("a.npz", "give it a name that ends in .safetensors"),
+        ("folder.safetensors", "is a folder: give the name of a file in it"),
+        ("nowhere/a.safetensors", "nowhere: create it first"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_named(tmp_path, name, what):
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(InputError, match=what):
+        parity.save(tmp_path / name, draw(), TINY, "torch", force=True)
+
+
+def refusal(path):
+    with pytest.raises(InputError) as error:
+        parity.load(path)
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+    return str(error.value)
+
+
+def test_a_file_that_is_not_there_says_the_nearest(saved):
+    assert refusal(saved.with_name("vitt.safetensors")).endswith("did you mean 'vit.safetensors'?")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    assert f"there is no folder {tmp_path / 'nowhere'}" in refusal(tmp_path / "nowhere" / "a.safetensors")
+
+
+def test_a_run_folder_without_weights_says_what_was_looked_for(tmp_path):
+    assert "weights.safetensors: check the path" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, 7, 8, 20, 600, -1])
+def test_a_truncated_file_is_damaged(saved, length):
+    saved.write_bytes(saved.read_bytes()[:length])
+    assert "is not a safetensors file, or is damaged" in refusal(saved)
+
+
+@pytest.mark.parametrize("content", [b"PK\3\4" + bytes(100), b"\x80\x02}q\x00.", b"hello world, here is some text"])
+def test_another_kind_of_file_is_no_safetensors_file(tmp_path, content):
+    (tmp_path / "a.safetensors").write_bytes(content)
+    assert "is not a safetensors file" in refusal(tmp_path / "a.safetensors")
+
+
+GOOD = {"config": TINY.to_json(), "format": "torch"}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "what"),
+    [
+        (None, "does not say which model it is of: .*parity.save it with a config"),
+        ({"format": "pt"}, "does not say which model it is of"),
+        (GOOD | {"format": "trch"}, "unknown format 'trch'; did you mean 'torch'?"),
+        (GOOD | {"config": "{"}, "the config is not JSON"),
+        (GOOD | {"config": '{"widht": 3}'}, "unknown config field widht; did you mean 'width'?"),
+        (GOOD | {"config": TINY.replace(depth=1).to_json()}, "12 unexpected: 'blocks.1.attn.proj.bias'"),
+    ],
+)
+def test_a_file_without_a_usable_config_is_refused(tmp_path, metadata, what):
+    path = tmp_path / "a.safetensors"
+    save_file(draw(), path, metadata)
+    with pytest.raises(InputError, match=what):
+        parity.load(path)
+
+
+def test_integers_in_a_file_are_named(tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_file(draw() | {"step": np.ones(1, np.int64)}, path, GOOD)
+    assert "'step' is I64: weights are F16, BF16, F32, F64" in refusal(path)
+
+
+def test_an_unknown_format_is_told_before_files_are_looked_at(tmp_path):
+    with pytest.raises(InputError, match="unknown format 'jux'; did you mean 'jax'"):
+        parity.convert(tmp_path / "nothing", tmp_path / "b.safetensors", to="jux")

@@ -1,0 +1,185 @@
+"""The command line as a user types it: what it prints, its exit codes, and what it does not load."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import parity
+import vit_spec
+from parity.__main__ import COMMANDS, main
+from parity.formats import formats, get
+from vit_spec import ViTConfig
+
+ROOT = Path(__file__).parents[1]
+TINY = ViTConfig(image_size=(4, 6), patch_size=2, width=8, depth=2, num_heads=2, mlp_dim=6, num_classes=3)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A file in the torch format."""
+    arrays = {
+        key: np.full(layout.shape(TINY.sizes), i, np.float32)
+        for i, layout in enumerate(get("torch").layouts(TINY).values())
+        for key in layout.keys(TINY.sizes)
+    }
+    parity.save(tmp_path / "vit.safetensors", arrays, TINY, "torch")
+    return tmp_path / "vit.safetensors"
+
+
+def python(*arguments, **environment):
+    """Run Python in a process of its own, its output piped."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, env=os.environ | environment
+    )
+
+
+def run(capsys, *arguments):
+    """Return the exit code, and what was printed."""
+    code = main([str(argument) for argument in arguments])
+    return code, *capsys.readouterr()
+
+
+# What it loads --------------------------------------------------------------------------------------------------------
+
+LOADED = "import sys; print(sorted({'jax', 'torch', 'flax'} & set(sys.modules)))"
+
+
+def test_importing_parity_loads_neither_framework():
+    assert python("-c", f"import parity; {LOADED}").stdout == "[]\n"
+
+
+def test_the_test_above_would_see_a_framework():
+    pytest.importorskip("torch")
+    assert python("-c", f"import parity, torch; {LOADED}").stdout == "['torch']\n"
+
+
+@pytest.mark.parametrize("command", ["convert", "inspect", "formats", "models"])
+def test_commands_that_run_no_model_load_neither_framework(saved, command):
+    arguments = {"convert": [saved, saved.with_name("b.safetensors"), "--to", "jax"], "inspect": [saved]}.get(command, [])
+    words = [command, *map(str, arguments)]
+    done = python("-c", f"from parity.__main__ import main; code = main({words}); {LOADED}; raise SystemExit(code)")
+    assert done.returncode == 0 and done.stdout.endswith("\n[]\n")
+
+
+# What it does ---------------------------------------------------------------------------------------------------------
+
+
+def test_convert_writes_the_other_format(saved, capsys):
+    target = saved.with_name("b.safetensors")
+    code, out, err = run(capsys, "convert", saved, target, "--to", "jax")
+    assert (code, err) == (0, "") and str(target) in out and "format jax" in out
+    assert parity.load(target).format == "jax"
+
+
+def test_convert_replaces_a_file_only_when_forced(saved, capsys):
+    code, _, err = run(capsys, "convert", saved, saved, "--to", "jax")
+    assert code == 2 and "--force" in err and parity.load(saved).format == "torch"
+    assert run(capsys, "convert", saved, saved, "--to", "jax", "--force")[0] == 0
+    assert parity.load(saved).format == "jax"
+
+
+def test_formats_lists_each_with_an_example(capsys):
+    code, out, _ = run(capsys, "formats")
+    assert code == 0 and all(name in out for name in formats())
+    assert "blocks.{block}.attn.qkv.weight | (qkv head dim) width" in out
+
+
+def test_models_lists_each_with_its_size(capsys):
+    code, out, _ = run(capsys, "models")
+    assert code == 0 and [line.split()[0] for line in out.splitlines()[1:]] == vit_spec.names()
+    assert f"{vit_spec.count(vit_spec.get('vit_b16')):,}" in out
+
+
+def test_inspect_shows_config_and_every_parameter(saved, capsys):
+    code, out, _ = run(capsys, "inspect", saved)
+    assert code == 0 and "eps=1e-06" in out
+    line = next(line for line in out.splitlines() if line.startswith("blocks.{block}.attn.qkv.weight"))
+    assert line.split() == "blocks.{block}.attn.qkv.weight (qkv head dim) width 24 × 8 float32 2 384".split()
+    assert out.splitlines()[-1].split() == ["all", "32", f"{vit_spec.count(TINY):,}"]
+
+
+@pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
+def test_check_says_whether_the_twins_agree(saved, capsys, monkeypatch, passed, code):
+    class Report(SimpleNamespace):
+        def __str__(self):
+            return "what was found"
+
+    def compare(config, params):
+        assert config == TINY and params["norm"]["scale"].shape == (8,)
+        return Report(passed=passed)
+
+    monkeypatch.setattr(sys.modules["parity.comparison"], "compare", compare)
+    assert run(capsys, "check", saved) == (code, "what was found\n", "")
+
+
+def test_check_names_a_framework_that_is_not_installed(saved, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    code, _, err = run(capsys, "check", saved)
+    assert code == 2 and "jax is not installed" in err
+
+
+def test_help_names_every_command():
+    done = python("-m", "parity", "--help")
+    assert done.returncode == 0 and all(name in done.stdout for name in COMMANDS)
+
+
+# What it says to bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("convrt a b", "unknown command 'convrt'; did you mean 'convert'?"),
+        ("zzz", "unknown command 'zzz': give one of convert, inspect, check, formats, models"),
+        ("", "COMMAND; see python -m parity --help"),
+        ("convert a", "DST, --to; see python -m parity convert --help"),
+        ("convert a b.safetensors --to jux", "unknown format 'jux'; did you mean 'jax'?"),
+        ("inspect", "SRC"),
+        ("inspect a --colour", "unrecognized arguments: --colour"),
+        ("inspect nowhere/a", "no file nowhere/a: there is no folder nowhere"),
+        ("check nowhere/a", "no file nowhere/a"),
+        ("convert README b.safetensors --to jax", "no file README"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capsys, line, what):
+    code, out, err = run(capsys, *line.split())
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1 and what in err
+
+
+def test_a_damaged_file_gives_no_traceback(saved):
+    saved.write_bytes(saved.read_bytes()[:-1])
+    done = python("-m", "parity", "inspect", saved)
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and "damaged" in done.stderr
+
+
+def test_a_file_that_may_not_be_written_gives_no_traceback(saved, capsys, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    code, _, err = run(capsys, "convert", saved, saved.with_name("b.safetensors"), "--to", "jax")
+    assert code == 2 and err.startswith("error: ") and "Permission denied" in err
+    assert os.listdir(saved.parent) == [saved.name]
+
+
+# Where it prints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_gets_whole_lines(saved):
+    done = python("-m", "parity", "inspect", saved, COLUMNS="40")
+    assert any(line.startswith("regularisation") and "drop_path=0.0" in line for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80])
+def test_a_narrow_terminal_loses_nothing(saved, columns):
+    done = python("-m", "parity", "inspect", saved, COLUMNS=str(columns), TTY_COMPATIBLE="1", NO_COLOR="1", TERM="xterm")
+    assert done.returncode == 0 and "…" not in done.stdout
+    plain = re.sub(r"\x1b\[\d*m", "", done.stdout)
+    assert max(map(len, plain.splitlines())) <= columns

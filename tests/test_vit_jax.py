@@ -1,0 +1,167 @@
+"""The functional twin as JAX users use it: noise, types, scan, rematerialisation, meshes, NNX, looking inside."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp
+from flax import nnx
+
+import vit_jax
+import vit_spec
+from tests.twins import pictures, small
+from vit_spec import InputError, ViTConfig
+
+PLAIN = small(vit_spec.get("vit_s16"))
+RICH = small(vit_spec.get("dinov3_s16plus")).replace(head={"pool": "attention", "hidden": 6}, num_classes=5)
+NOISE = ("pos_drop", "attn_drop", "mlp_drop", "patch_drop", "drop_path")
+
+
+PARAMS = cache(vit_jax.init)
+
+
+def run(config: ViTConfig, execution: vit_jax.Execution | None = None, **options: Any) -> Any:
+    """The outputs on two pictures, of parameters drawn from seed 0."""
+    params = PARAMS(replace(config, regularisation=vit_spec.Regularisation()))
+    apply = jax.jit(vit_jax.ViT(config, execution or vit_jax.Execution()).apply, static_argnames="train")
+    return apply({"params": params}, pictures(config), **options)
+
+
+@pytest.mark.parametrize("kind", NOISE)
+def test_noise_acts_in_training_alone_and_follows_its_key(kind: str) -> None:
+    config = PLAIN.replace(regularisation={kind: 0.5})
+    noisy = jax.jit(lambda key: run(config, train=True, rngs={"dropout": key}))
+    one, same, other = (noisy(jax.random.key(seed)) for seed in (1, 1, 2))
+    assert (one == same).all()
+    assert not (one == other).all()
+    assert (run(config) == run(PLAIN)).all()
+
+
+def test_patch_dropout_keeps_the_prefix_and_a_share_of_the_patches() -> None:
+    config = RICH.replace(regularisation={"patch_drop": 0.5})
+    model, params = vit_jax.ViT(config), PARAMS(RICH)
+    _, state = model.apply(
+        {"params": params},
+        pictures(config, (64, 64)),
+        train=True,
+        rngs={"dropout": jax.random.key(0)},
+        mutable=["intermediates"],
+    )
+    assert state["intermediates"]["embed"][0].shape[1] == config.num_prefix + 8
+
+
+def test_drop_path_leaves_the_first_block_whole_and_drops_whole_images() -> None:
+    config = PLAIN.replace(regularisation={"drop_path": 0.9})
+    x = np.tile(pictures(config), (64, 1, 1, 1))
+    _, state = vit_jax.ViT(config).apply(
+        {"params": PARAMS(PLAIN)},
+        x,
+        train=True,
+        rngs={"dropout": jax.random.key(0)},
+        mutable=["intermediates"],
+        capture_intermediates=True,
+    )
+    found = state["intermediates"]
+    outputs = found["blocks"]["__call__"][0][0]
+    skipped = [
+        np.asarray((after == before).all((1, 2)))
+        for after, before in zip(outputs, (found["embed"][0], outputs[0]), strict=True)
+    ]
+    assert not skipped[0].any()
+    assert 0.5 < skipped[1].mean() < 0.95  # both halves: 0.81
+
+
+@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["plain", "rich"])
+def test_bfloat16_is_computed_in_bfloat16_and_near_float32(config: ViTConfig) -> None:
+    exact, rounded = run(config), run(config, vit_jax.Execution(dtype=jnp.bfloat16))
+    assert rounded.dtype == jnp.bfloat16
+    assert jnp.linalg.norm(rounded - exact) < 3e-2 * jnp.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(
+    "execution",
+    [
+        vit_jax.Execution(remat="full"),
+        vit_jax.Execution(remat="dots"),
+        vit_jax.Execution(unroll=2),
+        vit_jax.Execution(attention="explicit"),
+    ],
+    ids=["remat full", "remat dots", "unroll", "explicit"],
+)
+def test_how_it_runs_does_not_change_what_it_computes(execution: vit_jax.Execution) -> None:
+    def gradient(execution: vit_jax.Execution) -> Any:
+        model = vit_jax.ViT(RICH, execution)
+        return jax.jit(jax.grad(lambda p: jnp.square(model.apply({"params": p}, pictures(RICH))).sum()))(params)
+
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), PARAMS(RICH))
+        plain, other = gradient(vit_jax.Execution()), gradient(execution)
+    for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
+        assert np.linalg.norm(one - two) <= 1e-12 * np.linalg.norm(one)
+
+
+def test_compilation_does_not_grow_with_depth() -> None:
+    def instructions(depth: int) -> int:
+        config = replace(PLAIN, depth=depth)
+        params = jax.eval_shape(lambda: vit_jax.init(config))
+        apply = jax.jit(lambda p, x: vit_jax.ViT(config).apply({"params": p}, x))
+        return len(apply.lower(params, pictures(config)).as_text().splitlines())
+
+    assert instructions(24) <= instructions(3) + 2
+
+
+def test_it_runs_through_the_bridge_to_nnx() -> None:
+    model = nnx.bridge.ToNNX(vit_jax.ViT(RICH), rngs=nnx.Rngs(params=0)).lazy_init(pictures(RICH))
+    params = jax.tree.map(lambda leaf: leaf, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    expected = vit_jax.ViT(RICH).apply({"params": params}, pictures(RICH))
+    np.testing.assert_array_equal(model(pictures(RICH)), expected)
+    gradient = nnx.grad(lambda m: jnp.square(m(pictures(RICH))).sum())(model)
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient["blocks"]["attn"]["qkv"]))
+
+
+def test_attention_maps_are_the_weights_that_the_heads_used() -> None:
+    with jax.enable_x64(True):
+        model = vit_jax.ViT(RICH)
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), PARAMS(RICH))
+        x = pictures(RICH).astype(np.float64)
+        _, found = vit_jax.intermediates(model, params, x)
+        maps = vit_jax.attention_maps(model, params, x)
+        heads = jnp.einsum("bhts,bshd->bthd", maps, found["blocks.1.attn.v"])
+        np.testing.assert_allclose(heads, found["blocks.1.attn.heads"], rtol=1e-12, atol=1e-14)
+    assert maps.shape == (2, RICH.num_heads, RICH.num_tokens, RICH.num_tokens)
+
+
+def test_both_twins_name_the_same_intermediates() -> None:
+    torch, vit_torch = pytest.importorskip("torch"), pytest.importorskip("vit_torch")
+    _, in_jax = vit_jax.intermediates(vit_jax.ViT(RICH), PARAMS(RICH), pictures(RICH))
+    _, in_torch = vit_torch.intermediates(vit_torch.ViT(RICH).eval(), torch.tensor(pictures(RICH)).permute(0, 3, 1, 2))
+    assert {name: value.shape for name, value in in_jax.items()} == {k: tuple(v.shape) for k, v in in_torch.items()}
+
+
+REFUSED = {
+    "a single image": (lambda x: x[0], "a single image is images[None]"),
+    "channels first": (lambda x: x.transpose(0, 3, 1, 2), "use images.transpose(0, 2, 3, 1)"),
+    "another channel count": (lambda x: x[..., :2], "with 3 channels"),
+    "bytes": (lambda x: x.astype(np.uint8), "normalise them first"),
+    "a size that the patch does not divide": (lambda x: x[:, :, :-1], "resize images to 32x48"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_wrong_images_are_refused_in_one_line(what: str) -> None:
+    change, message = REFUSED[what]
+    with pytest.raises(InputError) as error:
+        vit_jax.ViT(PLAIN).apply({"params": PARAMS(PLAIN)}, change(pictures(PLAIN)))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", vit_spec.names())
+def test_a_named_model_at_full_size_has_the_shapes_of_its_rows(name: str) -> None:
+    config = vit_spec.get(name)
+    params = jax.eval_shape(lambda: vit_jax.init(config))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == vit_spec.count(config)

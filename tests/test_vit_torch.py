@@ -1,0 +1,175 @@
+"""The object twin as PyTorch users use it: noise, types, kernels, checkpointing, compilation, looking inside."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import vit_spec
+import vit_torch
+from tests.twins import pictures, small, small_models
+from vit_spec import InputError, ViTConfig
+
+PLAIN = small(vit_spec.get("vit_s16"))
+RICH = small(vit_spec.get("dinov3_s16plus")).replace(head={"pool": "attention", "hidden": 6}, num_classes=5)
+NOISE: dict[str, dict[str, Any]] = {
+    "pos_drop": {"pos_drop": 0.5},
+    "attn_drop": {"attn_drop": 0.5},
+    "mlp_drop": {"mlp_drop": 0.5},
+    "patch_drop": {"patch_drop": 0.5},
+    "drop_path": {"drop_path": 0.5},
+}
+
+
+def images(config: ViTConfig, size: tuple[int, int] | None = None) -> Any:
+    return torch.tensor(pictures(config, size)).permute(0, 3, 1, 2)
+
+
+def twins(config: ViTConfig, execution: vit_torch.Execution) -> tuple[Any, Any]:
+    """The same weights run plainly and as `execution` says."""
+    torch.manual_seed(0)
+    plain, other = vit_torch.ViT(config).eval(), vit_torch.ViT(config, execution).eval()
+    other.load_state_dict(plain.state_dict())
+    return plain, other
+
+
+@pytest.mark.parametrize("kind", NOISE)
+def test_noise_acts_in_training_alone(kind: str) -> None:
+    model, x = vit_torch.ViT(PLAIN.replace(regularisation=NOISE[kind])), images(PLAIN)
+    assert not torch.equal(model.train()(x), model.train()(x))
+    assert torch.equal(model.eval()(x), model.eval()(x))
+
+
+@pytest.mark.parametrize("kind", NOISE)
+def test_noise_does_not_change_inference(kind: str) -> None:
+    torch.manual_seed(0)
+    plain, noisy, x = vit_torch.ViT(PLAIN), vit_torch.ViT(PLAIN.replace(regularisation=NOISE[kind])), images(PLAIN)
+    noisy.load_state_dict(plain.state_dict())
+    assert torch.equal(plain.eval()(x), noisy.eval()(x))
+
+
+def test_patch_dropout_keeps_the_prefix_and_a_share_of_the_patches() -> None:
+    config = RICH.replace(regularisation={"patch_drop": 0.5})
+    _, found = vit_torch.intermediates(vit_torch.ViT(config).train(), images(config, (64, 64)))
+    assert found["embed"].shape[1] == config.num_prefix + 8
+
+
+def test_drop_path_leaves_the_first_block_whole_and_drops_whole_images() -> None:
+    config = PLAIN.replace(regularisation={"drop_path": 0.9})
+    model, x = vit_torch.ViT(config).train(), images(config).repeat(64, 1, 1, 1)
+    _, found = vit_torch.intermediates(model, x)
+    skipped = [(found[f"blocks.{i}"] == before).all((1, 2)) for i, before in enumerate((found["embed"], found["blocks.0"]))]
+    assert not skipped[0].any()
+    assert 0.5 < skipped[1].float().mean() < 0.95  # both halves: 0.81
+
+
+@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["plain", "rich"])
+def test_bfloat16_is_computed_in_bfloat16_and_near_float32(config: ViTConfig) -> None:
+    plain, half = twins(config, vit_torch.Execution(dtype=torch.bfloat16))
+    exact, rounded = plain(images(config)), half(images(config))
+    assert rounded.dtype == torch.bfloat16
+    assert torch.linalg.norm(rounded - exact) < 3e-2 * torch.linalg.norm(exact)
+
+
+def test_a_model_cast_to_bfloat16_computes_in_it() -> None:
+    assert vit_torch.ViT(RICH).to(torch.bfloat16)(images(RICH)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["plain", "rich"])
+def test_the_explicit_kernel_is_the_same_function(config: ViTConfig) -> None:
+    plain, other = twins(config, vit_torch.Execution(attention="explicit"))
+    x = images(config).double()
+    torch.testing.assert_close(plain.double()(x), other.double()(x), rtol=1e-12, atol=1e-13)
+
+
+def test_checkpointing_has_the_same_gradients() -> None:
+    plain, other = twins(RICH, vit_torch.Execution(remat="full"))
+    for model in (plain, other):
+        model(images(RICH)).square().sum().backward()
+    for one, two in zip(plain.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script_method:DeprecationWarning"
+)  # 2026-11: torch 2.13's inductor imports it
+@pytest.mark.parametrize("config", [PLAIN, RICH], ids=["plain", "rich"])
+def test_it_compiles_without_a_graph_break(config: ViTConfig) -> None:
+    torch._dynamo.reset()
+    model, x = vit_torch.ViT(config).eval(), images(config, (64, 48))
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True)(x)
+        torch.testing.assert_close(compiled, model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_training_with_noise_and_checkpointing_traces_to_one_graph() -> None:
+    torch._dynamo.reset()
+    config = RICH.replace(regularisation={key: 0.1 for kind in NOISE.values() for key in kind})
+    model = torch.compile(vit_torch.ViT(config, vit_torch.Execution(remat="full")), fullgraph=True, backend="aot_eager")
+    model(images(config)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_attention_maps_are_the_weights_that_the_heads_used() -> None:
+    model, x = vit_torch.ViT(RICH).double().eval(), images(RICH).double()
+    _, found = vit_torch.intermediates(model, x)
+    maps = vit_torch.attention_maps(model, x)
+    assert maps.shape == (2, RICH.num_heads, RICH.num_tokens, RICH.num_tokens)
+    heads = torch.einsum("bhts,bshd->bthd", maps, found["blocks.1.attn.v"])
+    torch.testing.assert_close(heads, found["blocks.1.attn.heads"], rtol=1e-12, atol=1e-14)
+
+
+def test_looking_inside_leaves_the_model_as_it_was() -> None:
+    model, x = vit_torch.ViT(PLAIN).eval(), images(PLAIN)
+    before = model(x)
+    vit_torch.intermediates(model, x)
+    assert torch.equal(model(x), before)
+    assert not any(module._forward_hooks or getattr(module, "record", None) for module in model.modules())
+
+
+def test_no_classes_yield_the_feature() -> None:
+    model = vit_torch.ViT(PLAIN.replace(num_classes=0)).eval()
+    logits, found = vit_torch.intermediates(model, images(PLAIN))
+    assert torch.equal(logits, found["pool"])
+    assert logits.shape == (2, PLAIN.width)
+
+
+def test_distilled_logits_are_the_mean_of_both_heads() -> None:
+    config = small(vit_spec.get("deit_s16_distilled"))
+    logits, found = vit_torch.intermediates(vit_torch.ViT(config).eval(), images(config))
+    torch.testing.assert_close(logits, (found["head"] + found["head_dist"]) / 2)
+
+
+REFUSED = {
+    "a single image": (lambda x: x[0], "a single image is images[None]"),
+    "channels last": (lambda x: x.permute(0, 2, 3, 1), "use images.permute(0, 3, 1, 2)"),
+    "another channel count": (lambda x: x[:, :2], "with 3 channels"),
+    "bytes": (lambda x: x.to(torch.uint8), "normalise them first"),
+    "a size that the patch does not divide": (lambda x: x[..., :-1], "resize images to 32x48"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_wrong_images_are_refused_in_one_line(what: str) -> None:
+    change, message = REFUSED[what]
+    with pytest.raises(InputError) as error:
+        vit_torch.ViT(PLAIN)(change(images(PLAIN)))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", vit_spec.names())
+def test_a_named_model_at_full_size_has_the_shapes_of_its_rows(name: str) -> None:
+    config = replace(vit_spec.get(name), depth=2)
+    with torch.device("meta"):
+        model = vit_torch.ViT(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == vit_spec.count(config)
+
+
+def test_parameters_keep_the_order_of_computation() -> None:
+    names = [name for name, _ in vit_torch.ViT(next(iter(small_models().values()))).named_parameters()]
+    assert names.index("blocks.0.norm1.weight") < names.index("norm.weight") < names.index("head.weight")
+    assert np.all([not name.startswith("_") for name in names])

@@ -1,0 +1,57 @@
+"""What the tests of the twins share: named models made small, and weights on which no mistake can hide."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+import vit_spec
+from vit_spec import ViTConfig
+
+# XLA's matrix-kernel fusion on CPU has given wrong results (jaxlib 0.10.2, jax#39103): the twins are held to both ways.
+FUSION: dict[str, dict[str, Any] | None] = {"fused": None, "unfused": {"xla_cpu_experimental_ynn_fusion_type": ""}}
+
+
+def small(config: ViTConfig, depth: int = 2) -> ViTConfig:
+    """The same structure at reduced depth and width, on a grid that is not square."""
+    heads, dim = 2, 8
+    rows, columns = (3, 2) if config.grid[0] != config.grid[1] else (2, 3)
+    return config.replace(
+        image_size=(rows * config.patch_size[0], columns * config.patch_size[1]),
+        width=heads * dim,
+        num_heads=heads,
+        depth=depth,
+        mlp_dim=24,
+        num_classes=min(config.num_classes, 5),
+        head={"hidden": config.head.hidden and 12},
+    )
+
+
+@cache
+def small_models() -> dict[str, ViTConfig]:
+    """Every distinct structure among the named models, by the names that share it."""
+    names: dict[ViTConfig, list[str]] = {}
+    for name in vit_spec.names():
+        names.setdefault(small(vit_spec.get(name)), []).append(name)
+    return {",".join(shared): config for config, shared in names.items()}
+
+
+def perturbed(config: ViTConfig, seed: int = 0) -> dict[str, Any]:
+    """Parameters of the functional twin without a zero, a one or a symmetry, so that a wrong mapping shows."""
+    import torch
+
+    import parity
+    import vit_torch
+
+    rng = np.random.default_rng(seed)
+    state_dict = vit_torch.ViT(config).state_dict()
+    noise = {name: torch.tensor(rng.normal(0, 0.1, tensor.shape)) for name, tensor in state_dict.items()}
+    return parity.to_jax({name: (tensor + noise[name]).float() for name, tensor in state_dict.items()}, config)
+
+
+def pictures(config: ViTConfig, size: tuple[int, int] | None = None, seed: int = 1) -> np.ndarray:
+    """Two images (2, H, W, C) of noise on a slope."""
+    height, width = size or config.image_size
+    slope = np.linspace(-1, 1, height)[:, None, None] + np.linspace(0, 0.5, width)[:, None]
+    noise = np.random.default_rng(seed).standard_normal((2, height, width, config.in_channels))
+    return (noise + slope).astype(np.float32)
