@@ -86,17 +86,18 @@ class Report:
 
     def __str__(self) -> str:
         """The table, and the verdict below it."""
-        console = Console(width=118 if not sys.stdout.isatty() else None)
+        console = Console(width=None if sys.stdout.isatty() else 100)
         with console.capture() as capture:
             console.print(self._table())
         return f"{capture.get()}{self.verdict}"
 
     def _table(self) -> Table:
         """A row a named tensor; those of the blocks share one, which shows the worst of them."""
-        title = ", ".join(f"{name} {version}" for name, version in self.environment.items())
-        table = Table(title=f"relRMS, {title}", title_justify="left", box=box.SIMPLE_HEAD)
+        where = ", ".join(f"{name} {version}" for name, version in self.environment.items())
+        caption = f"relRMS: between the twins in float64, and of each in float32 from float64\n{where}"
+        table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("tensor", overflow="fold")
-        for column in ("float64: between the twins", "float32: jax from float64", "float32: torch from float64", ""):
+        for column in ("float64", "jax float32", "torch float32", ""):
             table.add_column(column, justify="right")
         rows: dict[str, list[Measure]] = {}
         for measure in self.measures:

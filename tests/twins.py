@@ -37,16 +37,22 @@ def small_models() -> dict[str, ViTConfig]:
 
 
 def perturbed(config: ViTConfig, seed: int = 0) -> dict[str, Any]:
-    """Parameters of the functional twin without a zero, a one or a symmetry, so that a wrong mapping shows."""
+    """Parameters of the functional twin without a zero, a one or a symmetry, so that a wrong mapping shows.
+
+    Matrices keep the size that their laws give them: much larger ones make a function that amplifies rounding itself.
+    """
     import torch
 
     import parity
     import vit_torch
 
-    rng = np.random.default_rng(seed)
+    rng, declared = np.random.default_rng(seed), vit_spec.rows(config)
     state_dict = vit_torch.ViT(config).state_dict()
-    noise = {name: torch.tensor(rng.normal(0, 0.1, tensor.shape)) for name, tensor in state_dict.items()}
-    return parity.to_jax({name: (tensor + noise[name]).float() for name, tensor in state_dict.items()}, config)
+    for name, tensor in state_dict.items():
+        law = declared[".".join(word for word in name.split(".") if not word.isdigit())].law
+        scale = 0.3 * law.std if law and law.std > 1e-3 else 0.1
+        tensor += torch.tensor(rng.normal(0, scale, tensor.shape), dtype=tensor.dtype)
+    return parity.to_jax(state_dict, config)
 
 
 def pictures(config: ViTConfig, size: tuple[int, int] | None = None, seed: int = 1) -> np.ndarray:

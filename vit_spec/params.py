@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from vit_spec.config import TABLES, ViTConfig
+from vit_spec.config import ViTConfig
 from vit_spec.laws import ONES, ZEROS, Law, lecun_normal, xavier_uniform
+from vit_spec.positions import TABLES
 
 MLP_BIAS = Law("normal", (1e-6,))  # as in google-research/vision_transformer, vit_jax/models_vit.py
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
 
+TABLES = ("sincos_1d", "sincos_2d_big_vision", "sincos_2d_mae", "sincos_2d_timm")  # what may be added to tokens
+
 
 @cache
 def sincos_1d(length: int, width: int) -> Table:
