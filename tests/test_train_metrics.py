@@ -1,0 +1,84 @@
+"""Losses and metrics against numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from train.metrics import auroc, better, r2, score
+
+log = math.log
+
+
+def test_accuracy_is_the_share_of_largest_outputs_at_the_class() -> None:
+    outputs = np.array([[1, 2, 0], [3, 0, 0], [0, 0, 1], [0, 5, 4]])
+    assert score("classes", outputs, np.array([1, 0, 2, 2]), ("a", "b", "c")) == {"accuracy": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "area"),
+    [
+        ([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1], 0.75),
+        ([1, 2, 3, 4], [0, 0, 1, 1], 1.0),
+        ([4, 3, 2, 1], [0, 0, 1, 1], 0.0),
+        ([5, 5, 5, 5], [0, 1, 0, 1], 0.5),
+        ([1, 2, 2, 3], [0, 0, 1, 1], 0.875),
+    ],
+)
+def test_auroc_is_the_chance_that_a_positive_scores_higher(scores: list, labels: list, area: float) -> None:
+    assert auroc(np.array(scores), np.array(labels)) == area
+
+
+def test_auroc_agrees_with_scikit_learn() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    scores, labels = rng.integers(0, 20, 500), rng.integers(0, 2, 500)
+    assert auroc(scores, labels) == pytest.approx(sklearn.roc_auc_score(labels, scores), abs=1e-14)
+
+
+def test_a_label_that_never_varies_has_no_area_and_is_left_out_of_the_mean() -> None:
+    found = score("labels", np.array([[1.0, 1.0], [2.0, 2.0]]), np.array([[0, 1], [1, 1]]), ("cat", "dog"))
+    assert found["auroc"] == found["auroc/cat"] == 1.0
+    assert math.isnan(found["auroc/dog"])
+
+
+def test_values_are_judged_by_their_mean_error_and_the_variance_explained() -> None:
+    outputs, targets = np.array([[1.0], [2.0], [4.0]]), np.array([[1.0], [2.0], [3.0]])
+    assert score("values", outputs, targets, ()) == {"mae": pytest.approx(1 / 3), "r2": 0.5}
+
+
+def test_r2_of_a_constant_target_is_undefined() -> None:
+    assert math.isnan(r2(np.ones((3, 1)), np.ones((3, 1))))
+
+
+def test_a_larger_accuracy_and_a_smaller_error_are_better() -> None:
+    assert better("accuracy", 0.9, than=0.8)
+    assert better("mae", 0.8, than=0.9)
+    assert better("auroc", 0.1, than=math.nan)
+    assert not better("auroc", math.nan, than=0.1)
+
+
+LOSSES = {
+    "classes": ([[0.0, 0.0], [log(3), 0.0]], [0, 1], [log(2), log(4)], [1.0, 0.0]),
+    "labels": ([[0.0, log(3)], [-1000.0, 1000.0]], [[1.0, 0.0], [0.0, 1.0]], [(log(2) + log(4)) / 2, 0.0], [0.0, 1.0]),
+    "values": ([[1.0, 3.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]], [5.0, 0.0], [2.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("task", LOSSES)
+def test_losses_and_scores_are_those_of_their_formulas(task: str) -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    from train.losses import loss_and_score
+
+    outputs, targets, losses, scores = LOSSES[task]
+    loss, score = loss_and_score(task, jnp.asarray(outputs), jnp.asarray(targets))
+    assert np.asarray(loss) == pytest.approx(losses, abs=1e-6)
+    assert np.asarray(score) == pytest.approx(scores, abs=1e-6)
+
+
+def test_half_precision_outputs_are_judged_in_float32() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    from train.losses import loss_and_score
+
+    loss, _ = loss_and_score("classes", jnp.asarray([[1.0, 2.0]], jnp.bfloat16), jnp.asarray([0]))
+    assert loss.dtype == jnp.float32

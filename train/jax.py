@@ -1,0 +1,53 @@
+"""Train the functional twin: `python -m train.jax --config vit_s16`; `--help` explains every field.
+
+Inside this module `jax` would be the framework, not this file: imports are absolute.
+"""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+from train.cli import main
+from train.recipes import Recipe
+
+
+def fit(name: str, recipe: Recipe) -> int:
+    """Train by a recipe; return the exit status."""
+    from train.jax_engine import JaxEngine  # loads jax, which takes seconds: not before the arguments are understood
+    from train.session import train
+
+    keep_freed_memory()
+    keep_compiled_programs()
+    return train(name, recipe, JaxEngine)
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to reuse what is freed instead of returning it to the system.
+
+    XLA on CPU allocates a step's arrays anew each time, and for vit_s16 the system would map 79,000 fresh pages a step:
+    0.73 s instead of 0.37 s on two cores.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        arena_max, mmap_max, trim_threshold = -8, -4, -1  # malloc.h
+        libc.mallopt(arena_max, 1)
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def keep_compiled_programs() -> None:
+    """Let jax keep what took over half a second to compile in the user's cache, unless told another place.
+
+    For vit_s16 on two cores, the time to the end of the first step falls from 10 s to 2 s.
+    """
+    import jax
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "twin-vision-transformers" / "xla"
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+if __name__ == "__main__":
+    sys.exit(main("train.jax", fit, sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""What a person sees while a run goes on: a bar at a terminal, plain lines elsewhere."""
+
+import time
+from collections import deque
+from datetime import timedelta
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from train.metrics import shown
+
+
+class Display:
+    """Shows how far a run is: loss, score, learning rate, images a second, time left."""
+
+    def __init__(self, console: Console, total_steps: int, batch_size: int) -> None:
+        self._console, self._total, self._batch = console, total_steps, batch_size
+        self._times: deque[tuple[int, float]] = deque(maxlen=20)  # (steps done, when)
+        self._first: tuple[int, float] | None = None  # the first step is left out: it compiles
+        columns = TextColumn("[bold]{task.fields[what]}"), BarColumn(None), TextColumn("{task.fields[text]}")
+        self._progress = Progress(*columns, console=console, expand=True, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task("", total=total_steps, what="compiling", text="the first step takes longer")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    @property
+    def images_per_second(self) -> float:
+        """Over the last steps; 0 until two are done."""
+        if len(self._times) < 2:
+            return 0.0
+        (first, began), (last, ended) = self._times[0], self._times[-1]
+        return (last - first) * self._batch / max(ended - began, 1e-9)
+
+    def step(self, done: int, epoch: float, metrics: dict[str, float]) -> None:
+        """Show that `done` steps are done."""
+        now = time.monotonic()
+        self._first = self._first or (done, now)
+        self._times.append((done, now))
+        words = [
+            *_words(metrics),
+            f"lr {metrics['lr']:.1e}",
+            f"{self.images_per_second:.0f} images/s",
+            f"{self._left(done)} left",
+        ]
+        self._progress.update(self._task, completed=done, what=f"epoch {epoch:.1f}", text="  ".join(words))
+
+    def looked(self, done: int, epoch: float, train: dict[str, float], held_out: dict[str, float]) -> None:
+        """Leave a line about the training so far and the held-out images."""
+        words = [f"epoch {epoch:5.1f}", f"step {done:{len(str(self._total))}}/{self._total}", *_words(train)]
+        words += ["| held out:", *_words({name: value for name, value in held_out.items() if "/" not in name})]
+        words += ["|", f"{self.images_per_second:.0f} images/s", f"{self._left(done)} left"]
+        self._console.print("  ".join(words), highlight=False, soft_wrap=True)
+        self._times.clear()  # looking took time in which no images were learnt
+
+    def _left(self, done: int) -> str:
+        if self._first is None or done <= self._first[0]:
+            return "?"
+        pace = (time.monotonic() - self._first[1]) / (done - self._first[0])
+        return str(timedelta(seconds=round(pace * (self._total - done))))
+
+
+def _words(metrics: dict[str, float]) -> list[str]:
+    """Loss and score, each with its name."""
+    names = sorted(metrics.keys() - {"lr", "grad_norm"}, key=lambda name: (name != "loss", name))
+    return [f"{name.replace('_', ' ')} {shown(name, metrics[name])}" for name in names]
