@@ -19,6 +19,7 @@ from train.metrics import BATCH_SCORE
 from train.optimizer import Moments, adamw, clip_by_global_norm, decay_mask
 from train.recipes import Recipe
 from train.schedule import warmup_cosine
+from vit_jax.use import quick_to_compile
 from vit_spec import InputError, ViTConfig
 
 Tree = Any
@@ -67,7 +68,7 @@ class JaxEngine:
             self._train, donate_argnums=0, in_shardings=(whole, split, split), out_shardings=(whole, whole)
         )
         self._evaluate = jax.jit(self._judge, in_shardings=(whole, split, split), out_shardings=(whole, whole))
-        self._state: State = jax.jit(self._start, out_shardings=whole)()
+        self._state: State = jax.jit(self._start, out_shardings=whole, compiler_options=quick_to_compile())()
 
     @property
     def hardware(self) -> str:

@@ -1,0 +1,48 @@
+"""Write the golden files again; the tests only read them.
+
+    python -m tests.goldens.make --clones DIR            # all, from the root of the repository
+    python -m tests.goldens.make --clones DIR timm_plain # some
+
+It takes an environment with the peers (written with the versions in each file's provenance):
+
+    pip install numpy torch torchvision timm transformers vit-pytorch safetensors jax flax absl-py Pillow
+
+and, in DIR, clones of the repositories that are no package, at the commits of `peers.COMMITS`.
+
+A peer is built tiny, filled with seeded noise and run in float64 throughout: see `peers.Float64`.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import importlib
+from pathlib import Path
+
+from tests.goldens.golden import write
+from tests.goldens.peers import CASES, CLONES
+
+for peers in ("timm", "transformers", "packages", "clones", "google", "articles"):  # each registers its cases
+    importlib.import_module(f"tests.goldens.from_{peers}")
+
+
+def main() -> None:
+    """Make the cases named on the command line, or all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(CASES)}")
+    parser.add_argument("--clones", type=Path, help="the folder that holds the clones")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    if arguments.clones:
+        CLONES.append(arguments.clones.resolve())
+
+    for name in arguments.names or CASES:
+        golden = CASES[name]()
+        says = (CASES[name].__doc__ or "").strip()
+        provenance = {**golden.provenance, "date": datetime.date.today().isoformat(), "anchors": says}
+        path = write(name, dataclasses.replace(golden, provenance=provenance))
+        print(f"{name:32} {path.stat().st_size / 1024:6.1f} kB  {golden.provenance['peer']}")
+
+
+if __name__ == "__main__":
+    main()
