@@ -8,7 +8,8 @@ largest entry), and both are nearer than 5e-6.  It judges what the forward pass 
 parameter's gradient is a sum that cancels, whose error is large or small by luck.  Luck shrinks with numbers: the logarithm
 of the ratio of two root-mean-squares over n entries scatters by 1 / sqrt(n), so the factor is widened by five of these,
 exp(5 / sqrt(n)): by 1.05 for ten thousand entries, by 5 for ten, which makes 10 (as in PyTorch's own comparison of compiled
-with eager models, torch/_dynamo/utils.py `same`).
+with eager models, torch/_dynamo/utils.py `same`).  All of the gradient passes through the rounding of the outputs, so its
+entries are no more independent than those: n is the number of outputs.
 
 relRMS is ||a - b|| / ||reference||, tensor by tensor: entry-by-entry measures mean nothing where an entry crosses zero.
 """
@@ -17,7 +18,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -43,7 +44,7 @@ class Measure:
 
     difference: relRMS between the twins in float64.
     jax, torch: relRMS of each twin in float32 from float64; jax_max, torch_max the same for the largest entry.
-    entries: how many the tensor has.
+    entries: how many the tensor has; of the whole gradient, how many outputs there are.
     """
 
     name: str
@@ -188,7 +189,7 @@ def _measures(torch64: Tensors, jax64: Tensors, torch32: Tensors, jax32: Tensors
         yield _measure(name, errors, scale[name])
         if name.startswith(GRADIENT) and name != f"{GRADIENT}images":
             whole = [total.joined(error) for total, error in zip(whole, errors, strict=True)]
-    yield _measure("gradient", whole, 0.0)
+    yield replace(_measure("gradient", whole, 0.0), entries=torch64["logits"].size)
 
 
 def _measure(name: str, errors: list["_Error"], scale: float) -> Measure:
