@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import vit_spec
 import vit_torch
-from parity.comparison import compare
+from parity.comparison import _Error, _measures, compare
 from tests.twins import FUSION, perturbed, pictures, small, small_models
 from vit_spec import (
     Attention,
@@ -166,6 +166,14 @@ def test_an_imprecise_twin_fails_the_second_gate_alone(monkeypatch: pytest.Monke
     assert not report.first.same_precision
 
 
+@pytest.mark.parametrize(("in_float64", "passes"), [(1e-15, False), (3e-14, True)])
+def test_float32_may_be_as_far_as_float64_says_that_the_function_amplifies(in_float64: float, passes: bool) -> None:
+    exact = np.random.default_rng(0).standard_normal(10_000)
+    far = {"logits": exact * (1 + 8e-6)}
+    logits, _ = _measures({"logits": exact}, {"logits": exact * (1 + in_float64)}, far, far)
+    assert (logits.same_function, logits.same_precision) == (True, passes)
+
+
 def test_a_report_prints_a_table_and_its_verdict_last() -> None:
     text = str(compare(PLAIN, perturbed(PLAIN), images=pictures(PLAIN)))
     assert "blocks.*.attn.q" in text
@@ -173,8 +181,6 @@ def test_a_report_prints_a_table_and_its_verdict_last() -> None:
 
 
 def test_nan_in_one_twin_alone_is_a_difference() -> None:
-    from parity.comparison import _Error
-
     broken = _Error.of(np.array([1.0, np.nan]), np.array([1.0, 2.0]))
     assert broken.relative_rms(0) == np.inf
 
