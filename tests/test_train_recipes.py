@@ -88,8 +88,9 @@ def test_help_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
 WRONG = {
     "--config vits16": "unknown recipe 'vits16'; did you mean 'vit_s16'?",
     "--config": "unknown recipe ''",
-    "--epocs 3": "did you mean --epochs?",
-    "--optimizer.lrr 3": "did you mean --optimizer.lr?",
+    "--confg vit_s16": "did you mean '--config'?",
+    "--epocs 3": "did you mean '--epochs'?",
+    "--optimizer.lrr 3": "did you mean '--optimizer.lr'?",
     "--epochs many": "--epochs: could not convert string to float: 'many'",
     "--model.image-size 3": "--model.image-size",
     "--task guess": "invalid choice 'guess'",

@@ -96,4 +96,6 @@ def _one_line(text: str) -> str:
     said = " ".join(takewhile(lambda line: not line.startswith(("──", "Got errors")), lines))
     said = " ".join(said.split()).removeprefix("Error parsing Recipe: ").rstrip(".")
     near = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", "\n".join(lines))
-    return f"{said}{f'; did you mean {near[1]}?' if near else ''}; --help explains every field"
+    unknown = re.match(r"Unrecognized options: (--[\w.-]+)", said)
+    ours = nearest(unknown[1], ("--config", "--list", "--help")) if unknown else ""  # tyro knows nothing of these
+    return f"{said}{f'; did you mean {near[1]!r}?' if near else ours}; --help explains every field"
