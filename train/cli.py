@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from inspect import cleandoc
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 
 from train.recipes import RECIPES, Recipe
 from vit_spec import InputError, nearest
@@ -91,11 +91,17 @@ def _doc(name: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return what tyro says in its box: the words up to the first rule; below it stands help, or the nearest option."""
-    lines = [line.strip("│ ") for line in text.splitlines()[1:-1]]
-    said = " ".join(takewhile(lambda line: not line.startswith(("──", "Got errors")), lines))
+    """Return what tyro says between the first two rules of its box; then come help, or the nearest option."""
+    lines = [line.strip("│ ") for line in text.strip("\n").splitlines()[1:-1]]  # the box, or its title, is left out
+    inside = dropwhile(_is_rule, lines)
+    said = " ".join(takewhile(lambda line: not _is_rule(line) and not line.startswith("Got errors"), inside))
     said = " ".join(said.split()).removeprefix("Error parsing Recipe: ").rstrip(".")
     near = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", "\n".join(lines))
     unknown = re.match(r"Unrecognized options: (--[\w.-]+)", said)
     ours = nearest(unknown[1], ("--config", "--list", "--help")) if unknown else ""  # tyro knows nothing of these
     return f"{said}{f'; did you mean {near[1]!r}?' if near else ours}; --help explains every field"
+
+
+def _is_rule(line: str) -> bool:
+    """Whether a line is drawn rather than written: tyro draws with dashes where a terminal knows no others."""
+    return bool(line) and set(line) <= {"-", "─"}
