@@ -47,7 +47,9 @@ def perturbed(config: ViTConfig, seed: int = 0) -> dict[str, Any]:
     import vit_torch
 
     rng, declared = np.random.default_rng(seed), vit_spec.rows(config)
-    state_dict = vit_torch.ViT(config).state_dict()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        state_dict = vit_torch.ViT(config).state_dict()
     for name, tensor in state_dict.items():
         law = declared[".".join(word for word in name.split(".") if not word.isdigit())].law
         scale = 0.3 * law.std if law and law.std > 1e-3 else 0.1

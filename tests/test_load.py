@@ -1,0 +1,59 @@
+"""A file of either format is one line away from either twin."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
+
+import parity
+import vit_jax
+import vit_spec
+import vit_torch
+from tests.twins import perturbed, pictures, small
+
+CONFIG = small(vit_spec.get("dinov3_s16plus")).replace(num_classes=5)
+
+
+@pytest.fixture(scope="module", params=["jax", "torch"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    params: Any = perturbed(CONFIG)
+    path = tmp_path_factory.mktemp("load") / "weights.safetensors"
+    weights = params if request.param == "jax" else parity.to_torch(params, CONFIG)
+    parity.save(path, weights, CONFIG, request.param)
+    return path
+
+
+def test_the_functional_twin_loads_a_file_of_either_format(saved: Path) -> None:
+    model, params = vit_jax.load(saved)
+    assert model.config == CONFIG
+    for mine, expected in zip(jax.tree.leaves(params), jax.tree.leaves(perturbed(CONFIG)), strict=True):
+        np.testing.assert_array_equal(mine, expected)
+
+
+def test_the_object_twin_loads_a_file_of_either_format_ready_for_inference(saved: Path) -> None:
+    model = vit_torch.load(saved)
+    assert model.config == CONFIG and not model.training
+    expected = vit_torch.ViT(CONFIG).eval()
+    expected.load_state_dict(parity.to_torch(perturbed(CONFIG), CONFIG))
+    x = torch.tensor(pictures(CONFIG)).permute(0, 3, 1, 2)
+    assert torch.equal(model(x), expected(x))
+
+
+def test_a_folder_loads_as_the_weights_inside_it(saved: Path) -> None:
+    assert vit_torch.load(saved.parent).config == CONFIG
+
+
+def test_how_to_run_is_said_when_loading(saved: Path) -> None:
+    model = vit_torch.load(saved, vit_torch.Execution(dtype=torch.bfloat16))
+    assert model(torch.tensor(pictures(CONFIG)).permute(0, 3, 1, 2)).dtype == torch.bfloat16
+    functional, _ = vit_jax.load(saved, vit_jax.Execution(remat="full"))
+    assert functional.execution.remat == "full"
+
+
+def test_a_loaded_model_can_be_trained(saved: Path) -> None:
+    model = vit_torch.load(saved).train()
+    model(torch.tensor(pictures(CONFIG)).permute(0, 3, 1, 2)).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
