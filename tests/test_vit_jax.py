@@ -109,6 +109,12 @@ def test_how_it_runs_does_not_change_what_it_computes(execution: vit_jax.Executi
         assert np.linalg.norm(one - two) <= 1e-12 * np.linalg.norm(one)
 
 
+def test_a_kernel_without_dropout_is_refused_where_there_is_some() -> None:
+    config = PLAIN.replace(regularisation={"attn_drop": 0.5})
+    with pytest.raises(InputError, match="cudnn"):
+        run(config, vit_jax.Execution(attention="cudnn"), train=True, rngs={"dropout": jax.random.key(0)})
+
+
 def test_compilation_does_not_grow_with_depth() -> None:
     def instructions(depth: int) -> int:
         config = replace(PLAIN, depth=depth)

@@ -132,10 +132,12 @@ def attention(part: Part, q: Array, k: Array, v: Array, rate: float, train: bool
     scale, kind, d = part.config.scale, part.execution.attention, q.shape[-1]
     half = q.dtype in (jnp.bfloat16, jnp.float16)
     served = jax.default_backend() == "gpu" and half and d % 8 == 0 and d <= 128 and not (rate and train)
+    if kind == "cudnn" and rate and train:
+        raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
     if kind == "cudnn" or (kind == "auto" and served):
         return jax.nn.dot_product_attention(q, k, v, scale=scale, implementation="cudnn")
     # Heads join the batch, and the softmax divides after the second product, where there is less to divide: on CPU this
-    # is several times faster than jax.nn.dot_product_attention.
+    # is several times faster than jax.nn.dot_product_attention (benchmarks/attention.py).
     (b, t, h, _), wide = q.shape, at_least_float32(q)
     q, k, v = (jnp.swapaxes(x, 1, 2).reshape(b * h, -1, d) for x in (q, k, v))
     dot = partial(lax.dot_general, precision=part.execution.precision, preferred_element_type=wide)

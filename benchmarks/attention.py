@@ -1,0 +1,45 @@
+"""How fast attention is: the twin's own formulation against `jax.nn.dot_product_attention`, forward, float32.
+
+Run `python -m benchmarks.attention`; it prints both times and their ratio, the median and range of pairs taken in turn.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import vit_jax
+import vit_spec
+from vit_jax.layers import Part, attention
+
+PAIRS = 15
+
+
+def seconds(run: Callable[..., Any], *arrays: Any) -> float:
+    """How long one call takes, to the end of its result."""
+    start = time.perf_counter()
+    jax.block_until_ready(run(*arrays))
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Time both on the shapes of ViT-S/16 at 224 pixels and batch 32."""
+    config = vit_spec.get("vit_s16")
+    part = Part(config, vit_jax.Execution(attention="explicit"))
+    shape = (32, config.num_tokens, config.num_heads, config.head_dim)
+    q, k, v = np.random.default_rng(0).standard_normal((3, *shape)).astype(np.float32)
+    ours = jax.jit(lambda q, k, v: attention(part, q, k, v, 0.0, False))
+    theirs = jax.jit(jax.nn.dot_product_attention)
+    np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), rtol=1e-4, atol=1e-5)
+    pairs = [(seconds(theirs, q, k, v), seconds(ours, q, k, v)) for _ in range(PAIRS)]
+    for name, times in zip(("jax.nn.dot_product_attention", "vit_jax"), zip(*pairs, strict=True), strict=True):
+        print(f"{name}: {1e3 * statistics.median(times):.1f} ms on {jax.devices()[0].device_kind}, {shape}")
+    ratios = [theirs / ours for theirs, ours in pairs]
+    print(f"ratio: {statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f}, {PAIRS} pairs)")
+
+
+if __name__ == "__main__":
+    main()
