@@ -152,14 +152,13 @@ def test_a_fault_in_one_twin_fails_at_the_part_it_is_in(fault: str, monkeypatch:
 
 def test_an_imprecise_twin_fails_the_second_gate_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     right = vit_torch.ViT
-    halved = vit_torch.Execution(dtype=None)
 
     class Imprecise(right):  # type: ignore[misc, valid-type]
         def encode(self, x, tables):
             noise = 1 + (3e-6 * (x > 0) if x.dtype.itemsize == 4 else 0)
             return super().encode(x * noise, tables)
 
-    monkeypatch.setattr(vit_torch, "ViT", lambda config: Imprecise(config, halved))
+    monkeypatch.setattr(vit_torch, "ViT", Imprecise)
     report = compare(PLAIN, perturbed(PLAIN), images=pictures(PLAIN))
     assert report.first is not None
     assert all(measure.same_function for measure in report.measures)

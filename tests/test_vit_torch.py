@@ -3,14 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import vit_spec
 import vit_torch
-from tests.twins import pictures, small, small_models
+from tests.twins import pictures, small
 from vit_spec import InputError, ViTConfig
 
 PLAIN = small(vit_spec.get("vit_s16"))
@@ -67,11 +66,11 @@ def test_drop_path_leaves_the_first_block_whole_and_drops_whole_images() -> None
 
 
 @pytest.mark.parametrize("config", [PLAIN, RICH], ids=["plain", "rich"])
-def test_bfloat16_is_computed_in_bfloat16_and_near_float32(config: ViTConfig) -> None:
+def test_bfloat16_is_computed_in_bfloat16_within_its_rounding(config: ViTConfig) -> None:
     plain, half = twins(config, vit_torch.Execution(dtype=torch.bfloat16))
-    exact, rounded = plain(images(config)), half(images(config))
+    rounded, exact = half(images(config)), plain.bfloat16().double()(images(config).bfloat16().double())
     assert rounded.dtype == torch.bfloat16
-    assert torch.linalg.norm(rounded - exact) < 3e-2 * torch.linalg.norm(exact)
+    assert torch.linalg.norm(rounded - exact) < 10 * 2**-9 * torch.linalg.norm(exact)  # ten roundings, as G2 has it
 
 
 def test_a_model_cast_to_bfloat16_computes_in_it() -> None:
@@ -170,6 +169,6 @@ def test_a_named_model_at_full_size_has_the_shapes_of_its_rows(name: str) -> Non
 
 
 def test_parameters_keep_the_order_of_computation() -> None:
-    names = [name for name, _ in vit_torch.ViT(next(iter(small_models().values()))).named_parameters()]
-    assert names.index("blocks.0.norm1.weight") < names.index("norm.weight") < names.index("head.weight")
-    assert np.all([not name.startswith("_") for name in names])
+    names = [name for name, _ in vit_torch.ViT(PLAIN).named_parameters()]
+    order = [names.index(name) for name in ("cls_token", "blocks.0.norm1.weight", "norm.weight", "head.weight")]
+    assert order == sorted(order)
