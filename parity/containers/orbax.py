@@ -1,0 +1,247 @@
+"""Orbax checkpoints: folders of zarr arrays, plain or in an OCDBT store, read through tensorstore alone.
+
+The tree is in `_METADATA`, as JSON; an array's name is its keys joined with dots.  See
+https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parity.containers.container import Container, Contents, Sink, Slot, Stored, Words
+from parity.containers.scratch import Scratch
+from parity.layout import Array
+from vit_spec import InputError
+
+_TREE, _CHECKPOINT, _TEXTS = "_METADATA", "_CHECKPOINT_METADATA", "_strings.json"
+_CACHE = 1 << 26  # bytes of chunks kept besides the largest
+
+
+def recognises(path: Path, head: bytes) -> bool:
+    """Return whether a folder is an Orbax checkpoint, an item of one, or holds some in folders of their own."""
+    return path.is_dir() and (_is_part(path) or any(_is_part(folder) for folder in _folders(path)))
+
+
+def open_(path: Path) -> Contents:
+    """Read the metadata of a checkpoint.
+
+    path: a checkpoint with one item, an item of one with several (`checkpoint/params`), or a folder with one step.
+    Arrays have the path of their keys; scalars and text of the tree are notes, and so is custom metadata.
+
+    Raises:
+        InputError: a folder that is damaged or that holds several steps or items; names them.
+    """
+    ts = _tensorstore(path)
+    folder = _item(path)
+    tree = _json(folder / _TREE)
+    custom: dict[str, Any] = {}
+    for place in (folder, folder.parent):
+        if (place / _CHECKPOINT).is_file():
+            custom = _json(place / _CHECKPOINT).get("custom_metadata") or {}
+            break
+    try:
+        leaves = [(_path(leaf), str(leaf["value_metadata"]["value_type"])) for leaf in tree["tree_metadata"].values()]
+        specs = {words: _spec(folder, words, tree) for words, kind in leaves if kind in _ARRAYS or kind == "scalar"}
+        texts = [words for words, kind in leaves if kind == "string"]
+        notes = dict(custom)
+    except (KeyError, TypeError, AttributeError):
+        raise InputError(f"{folder / _TREE} is damaged, or of an Orbax that is not known: write it again") from None
+    notes |= {"/".join(words): text for words, text in _texts(folder, texts).items()}
+
+    pending = {words: ts.open(spec, open=True, read=True) for words, spec in specs.items()}  # all at once
+    arrays: dict[Words, Stored] = {}
+    for words, future in pending.items():
+        arrays[words] = _opened(folder, words, specs[words], future)
+    largest = max((array.chunk for array in arrays.values() if isinstance(array, _Zarr)), default=0)
+    context = ts.Context({"cache_pool": {"total_bytes_limit": largest + _CACHE}})
+    for array in arrays.values():
+        if isinstance(array, _Zarr):
+            array.context = context
+    for words, kind in leaves:
+        if kind == "scalar":
+            notes["/".join(words)] = np.asarray(arrays.pop(words)).item()
+    return Contents("orbax", arrays, notes)
+
+
+@contextmanager
+def create(path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str]) -> Iterator[Sink]:
+    """Write a checkpoint of nested dictionaries, keys split at "/", that `ocp.load(path)` gives back.
+
+    Notes become its custom metadata.  The pieces gather in a scratch file as large as the arrays; Orbax then holds
+    the largest array in memory, compressed, for it writes each in one chunk.
+
+    Raises:
+        InputError: an array without entries, which Orbax does not keep, or one that is also a folder of others.
+    """
+    if empty := [key for key, slot in slots.items() if 0 in slot.shape]:
+        raise InputError(f"Orbax keeps no array without entries: leave out {', '.join(empty)}, or write safetensors")
+    nested: dict[str, Any] = {}
+    for key in slots:
+        *parents, leaf = key.split("/")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise InputError(f"{parent!r} in {key!r} would be both an array and a group: rename one of them")
+        if leaf in node:
+            raise InputError(f"{key!r} would be both an array and a group: rename one of them")
+        node[leaf] = key
+    with Scratch(path, slots) as scratch:
+        yield scratch
+        _save(path, nested, scratch.arrays(), notes)
+
+
+CONTAINER = Container(
+    name="orbax",
+    what="Orbax checkpoint, a folder",
+    recognises=recognises,
+    open=open_,
+    suffixes=(),
+    create=create,
+    any_order=True,
+)
+
+
+_ARRAYS = {"np.ndarray", "jax.Array"}
+
+
+class _Zarr(Stored):
+    """An array of a zarr store."""
+
+    context: Any = None  # where chunks are kept that were read, so that one read in pieces is unpacked once
+
+    def __init__(self, name: str, spec: dict[str, Any], store: Any) -> None:
+        self.name, self.spec = name, spec
+        self.shape, self.dtype = tuple(store.shape), np.dtype(store.dtype.numpy_dtype)
+        self.chunk = prod(store.chunk_layout.read_chunk.shape or ()) * self.dtype.itemsize
+
+    @cached_property
+    def _store(self) -> Any:
+        import tensorstore as ts
+
+        return ts.open(self.spec, open=True, read=True, context=self.context).result()
+
+    def read(self, first: int, last: int) -> Array:
+        if first == last:
+            return np.empty(0, self.dtype)
+        row = prod(self.shape[1:])
+        top, bottom = first // row, -(-last // row)
+        try:
+            store = self._store
+            rows = (store[top:bottom] if self.shape else store).read().result()
+        except Exception as error:  # tensorstore has one kind of error for damage, and several for its absence
+            raise InputError(f"{self.name} cannot be read ({_line(error)}): it is damaged, so write it again") from None
+        entries: Array = np.ascontiguousarray(rows).reshape(-1)[first - top * row : last - top * row].copy()
+        return entries
+
+
+def _opened(folder: Path, words: Words, spec: dict[str, Any], future: Any) -> _Zarr:
+    name = f"{folder}: {'/'.join(words)}"
+    try:
+        array = _Zarr(name, spec, future.result())
+    except Exception as error:  # as above
+        raise InputError(f"{name} cannot be opened ({_line(error)}): it is incomplete, so write it again") from None
+    if array.chunk > max(array.nbytes, 1) or array.nbytes > 1 << 62:
+        raise InputError(f"{name} has a chunk larger than itself, or an impossible shape: it is damaged, so write it again")
+    return array
+
+
+def _spec(folder: Path, words: Words, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return where tensorstore finds an array, and that a missing piece is an error rather than zeros."""
+    name, base = ".".join(words), folder.absolute()
+    if tree.get("use_ocdbt", True):
+        place: dict[str, Any] = {"driver": "ocdbt", "base": f"file://{base}/", "path": f"{name}/"}
+    else:
+        if any(part in ("", ".", "..") for part in name.split("/")):
+            raise InputError(f"{folder / _TREE} names the array {name!r}, which may lie outside: do not trust it")
+        place = {"driver": "file", "path": f"{base}/{name}/"}
+    complete = bool(tree.get("store_array_data_equal_to_fill_value", False))
+    driver = "zarr3" if tree.get("use_zarr3", False) else "zarr"
+    return {"driver": driver, "kvstore": place, "fill_missing_data_reads": not complete}
+
+
+def _path(leaf: dict[str, Any]) -> Words:
+    return tuple(str(key["key"]) for key in leaf["key_metadata"])
+
+
+def _item(path: Path) -> Path:
+    """Return the folder with the tree: `path`, or the only one in it."""
+    for _ in range(3):  # steps / a step / its item
+        if (path / _TREE).is_file():
+            return path
+        parts = [folder for folder in _folders(path) if _is_part(folder)]
+        if len(parts) != 1:
+            names = ", ".join(folder.name for folder in parts[:20])
+            what = f"holds several checkpoints or items ({names}): give one of them" if parts else f"has no {_TREE}"
+            raise InputError(f"{path} {what}" + ("" if parts else ": it is no Orbax checkpoint, or one never completed"))
+        path = parts[0]
+    raise InputError(f"{path} has no {_TREE}: it is no Orbax checkpoint, or one never completed")
+
+
+def _is_part(folder: Path) -> bool:
+    return (folder / _TREE).is_file() or (folder / _CHECKPOINT).is_file()
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if entry.is_dir())
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise InputError(f"{path} is no JSON: the checkpoint is damaged, so write it again") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} is no JSON object: the checkpoint is damaged, so write it again")
+    return value
+
+
+def _texts(folder: Path, keys: list[Words]) -> dict[Words, str]:
+    if not keys:
+        return {}
+    texts = _json(folder / _TEXTS)
+    return {words: str(texts[".".join(words)]) for words in keys if ".".join(words) in texts}
+
+
+def _line(error: Exception) -> str:
+    return str(error).split("\n")[0].split(" [")[0][:200]
+
+
+def _tensorstore(path: Path) -> Any:
+    try:
+        import tensorstore
+    except ImportError:
+        raise InputError(f"{path} is an Orbax checkpoint: to read it, pip install orbax-checkpoint") from None
+    return tensorstore
+
+
+def _save(path: Path, tree: Any, arrays: Mapping[str, Array], notes: Mapping[str, str]) -> None:
+    try:
+        from orbax.checkpoint import v1 as ocp
+    except ImportError:
+        raise InputError(f"{path} would be an Orbax checkpoint: pip install orbax-checkpoint") from None
+
+    def fill(node: Any) -> Any:
+        return {key: fill(value) for key, value in node.items()} if isinstance(node, dict) else arrays[node]
+
+    context = ocp.Context()
+    context.memory.write_concurrent_bytes = max((array.nbytes for array in arrays.values()), default=0) + 1
+    context.memory.deepcopy_host_arrays = False  # nobody else changes them
+    context.array.saving.use_ocdbt = False  # whose store keeps all that it was given in memory until it is committed
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)  # Orbax warns that there is no OCDBT
+    try:
+        with warnings.catch_warnings(), context:
+            warnings.filterwarnings("ignore", category=DeprecationWarning)  # Orbax's own, about its own parts
+            ocp.save(path.absolute(), fill(tree), custom_metadata=dict(notes))
+    finally:
+        log.setLevel(level)

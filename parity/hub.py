@@ -1,0 +1,114 @@
+"""Names of models on the Hugging Face hub, and where their files lie on this machine."""
+
+import os
+import re
+import socket
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from vit_spec import InputError
+
+PREFIX = "hf://"
+
+_FORM = "hf://owner/name, hf://owner/name@revision or hf://owner/name/path/of/a/file"
+_NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.+-]+)*)", re.ASCII)
+_BESIDE = ["config.json", "preprocessor_config.json"]
+_SAFE = ["*.safetensors", "*.safetensors.index.json"]
+_KINDS = [_SAFE, ["*.msgpack", "*.msgpack.index.json"], ["*.npz"], ["*.bin", "*.bin.index.json"], ["*.pth"]]
+_SECONDS = 3.0
+
+
+def resolve(name: str) -> Path:
+    """Return the folder of a model of the hub, or one file or folder in it, from the cache or else from the network.
+
+    Of the weights that a model has in several containers only the safest is fetched: safetensors, msgpack, npz, then
+    pickles.
+
+    name: hf://owner/name[@revision][/path/in/repo]
+
+    Raises:
+        InputError: a name of another form, no such model or file, no network, or no huggingface_hub.
+    """
+    match = _NAME.fullmatch(name)
+    words = [part for part in re.split(r"[/@]", name.removeprefix(PREFIX)) if part.strip(".") == ""]
+    if not match or words:
+        raise InputError(f"{name!r} is no name of a model on the hub: expected {_FORM}")
+    repo, revision, inside = match[1], match[2], match[3].strip("/")
+    try:
+        import huggingface_hub.errors
+    except ImportError:
+        raise InputError(
+            f"{name}: to fetch from the hub, pip install huggingface_hub; or give the path of a file"
+        ) from None
+
+    kept = _cached(huggingface_hub, repo, revision, inside)
+    if kept is not None:
+        return kept
+    if not _reachable(os.environ.get("HF_ENDPOINT", "https://huggingface.co")):
+        raise InputError(
+            f"{name} is not in the cache and the hub is out of reach: give the path of a file or folder instead"
+        )
+    return _fetched(huggingface_hub, name, repo, revision, inside)
+
+
+def _cached(hub: Any, repo: str, revision: str | None, inside: str) -> Path | None:
+    """Return what the cache has: the file or folder that is asked for, or a snapshot with any weights in it."""
+    try:
+        snapshot = Path(hub.snapshot_download(repo, revision=revision, local_files_only=True))
+    except (hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError, FileNotFoundError, ValueError):
+        return None
+    if inside:
+        return snapshot / inside if (snapshot / inside).exists() else None
+    patterns = [pattern for kind in _KINDS for pattern in kind]
+    return snapshot if any(fnmatch(file.name, pattern) for file in snapshot.iterdir() for pattern in patterns) else None
+
+
+def _fetched(hub: Any, name: str, repo: str, revision: str | None, inside: str) -> Path:
+    def ask(question: Callable[..., Any], **more: Any) -> Any:
+        try:
+            return question(repo, revision=revision, **more)
+        except hub.errors.GatedRepoError:
+            raise InputError(
+                f"{name} is only given to those who accepted its terms: do so on its page, then hf auth login"
+            ) from None
+        except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError, hub.errors.HFValidationError):
+            raise InputError(f"the hub has no {name}, or it is private: check the name, or hf auth login") from None
+        except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, OSError) as error:
+            what = type(error).__name__
+            raise InputError(f"{name} could not be fetched ({what}): try again, or give the path of a file") from None
+
+    files = ask(hub.HfApi().list_repo_files)
+    wanted = chosen(files, inside)
+    if not wanted:
+        raise InputError(f"{name} has no {inside or 'weights of a known kind'}: it holds {', '.join(files[:20])}")
+    snapshot = Path(ask(hub.snapshot_download, allow_patterns=wanted, etag_timeout=_SECONDS))
+    return snapshot / inside
+
+
+def chosen(files: list[str], inside: str) -> list[str]:
+    """Return which of a repository's files are needed: of its first container, or those at `inside`."""
+    if inside in files:
+        beside = [f"{inside.rpartition('/')[0]}/{name}".lstrip("/") for name in _BESIDE]
+        return [inside, *(file for file in beside if file in files)]
+    if inside:
+        return [file for file in files if file.startswith(f"{inside}/")]
+    top = [file for file in files if "/" not in file]
+    for kind in _KINDS:
+        if weights := [file for file in top if any(fnmatch(file, pattern) for pattern in kind)]:
+            return [*weights, *(file for file in _BESIDE if file in top)]
+    return []
+
+
+def _reachable(endpoint: str) -> bool:
+    """Return whether the hub, or the proxy before it, answers at all: its library would try for half a minute."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        return False
+    url = urlsplit(os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or endpoint)
+    try:
+        socket.create_connection((url.hostname or "", url.port or (80 if url.scheme == "http" else 443)), _SECONDS).close()
+    except (OSError, ValueError):
+        return False
+    return True

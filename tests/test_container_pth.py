@@ -1,0 +1,570 @@
+"""PyTorch files: read without torch, bit for bit, lazily, and without ever running what is in them."""
+
+import argparse
+import io
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+import tracemalloc
+import warnings
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from parity.containers import pickles
+from parity.containers.archive import Strided
+from parity.containers.container import File, Slot
+from parity.containers.pth import CONTAINER
+from vit_spec import InputError
+
+torch = pytest.importorskip("torch")
+
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.uint8, np.int16, np.int32, np.int64, np.bool_]
+
+
+def bits(dtype, shape=(3, 4), seed=0):
+    """An array of random bits; of booleans, of random booleans."""
+    dtype = np.dtype(dtype)
+    raw = np.random.default_rng(seed).integers(0, 2 if dtype.kind == "b" else 256, (*shape, dtype.itemsize), np.uint8)
+    return raw.view(dtype)[..., 0]
+
+
+def tensor(array):
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def raw(value):
+    """The bytes of a tensor, of an array or of a stored array."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return np.asarray(value).tobytes()
+
+
+def saved(path, value, **options):
+    torch.save(value, path, **options)
+    return CONTAINER.open(path)
+
+
+def refusal(path):
+    """The one line with which a file is refused, which names it."""
+    with pytest.raises(InputError) as error:
+        contents = CONTAINER.open(path)
+        for array in contents.arrays.values():
+            np.asarray(array)
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+    return str(error.value)
+
+
+# What torch wrote -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 4), (), (0, 3), (5,)])
+def test_what_torch_saved_is_read_bit_for_bit(tmp_path, dtype, shape):
+    array = bits(dtype, shape)
+    stored = saved(tmp_path / "a.pth", {"w": tensor(array)}).arrays["w",]
+    assert (stored.shape, stored.dtype, raw(stored)) == (shape, np.dtype(dtype), array.tobytes())
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_pickle_protocol_is_read(tmp_path, protocol):
+    contents = saved(tmp_path / "a.pth", OrderedDict(w=torch.ones(2), s={1, 2}), pickle_protocol=protocol)
+    assert raw(contents.arrays["w",]) == np.ones(2, np.float32).tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_unusual_types_are_read_bit_for_bit(tmp_path, dtype):
+    value = torch.arange(1, 5).to(dtype)
+    stored = saved(tmp_path / "a.pth", {"w": value}).arrays["w",]
+    assert str(stored.dtype) == str(dtype).removeprefix("torch.")
+    assert raw(stored) == raw(value)
+
+
+VIEWS = {
+    "transposed": lambda t: t.permute(2, 0, 1),
+    "a part": lambda t: t[1:, :, 1:3],
+    "every other": lambda t: t[:, ::2],
+    "one row": lambda t: t[2],
+    "with dimensions of one": lambda t: t[:, None, 1:2],
+    "a column": lambda t: t[:, 1, 2],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
+def test_a_view_that_was_saved_is_read_in_the_order_of_its_entries(tmp_path, view, dtype):
+    value = VIEWS[view](torch.arange(60.0).reshape(3, 4, 5).to(dtype))
+    stored = saved(tmp_path / "a.pth", {"w": value}).arrays["w",]
+    assert stored.shape == tuple(value.shape)
+    whole = raw(value)
+    for first in range(value.numel()):
+        for last in range(first, value.numel() + 1, 7):
+            size = value.element_size()
+            assert stored.read(first, last).tobytes() == whole[first * size : last * size]
+
+
+def test_a_view_reads_no_more_than_the_rows_asked_for_span(tmp_path, monkeypatch):
+    stored = saved(tmp_path / "a.pth", {"w": torch.arange(4000.0).reshape(100, 40)[:, :20]}).arrays["w",]
+    sizes, read_into = [], File.read_into
+    monkeypatch.setattr(File, "read_into", lambda self, out, at: (sizes.append(out.size), read_into(self, out, at))[1])
+    assert isinstance(stored, Strided)
+    assert stored.read(1000, 1020).tolist() == np.arange(2000.0, 2020.0).tolist()
+    assert sizes == [20]
+
+
+def test_tensors_that_share_a_storage_are_both_read(tmp_path):
+    whole = torch.arange(6.0)
+    arrays = saved(tmp_path / "a.pth", {"a": whole, "b": whole[2:], "c": whole.view(2, 3)}).arrays
+    assert [np.asarray(arrays[name,]).tolist() for name in "abc"] == [
+        [0, 1, 2, 3, 4, 5],
+        [2, 3, 4, 5],
+        [[0, 1, 2], [3, 4, 5]],
+    ]
+
+
+def test_a_training_checkpoint_gives_arrays_and_notes_by_path(tmp_path):
+    model = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    args = argparse.Namespace(lr=1e-3, output_dir=Path("/a/b"), device=torch.device("cuda:0"), betas=[0.9, 0.95])
+    value = {
+        "model": model.state_dict(),
+        "args": args,
+        "epoch": 3,
+        "optimizer": optimizer.state_dict(),
+        "best": np.float64(1.5),
+    }
+    contents = saved(tmp_path / "a.pth", value)
+    assert raw(contents.arrays["model", "weight"]) == raw(model.weight)
+    assert raw(contents.arrays["optimizer", "state", "0", "exp_avg"]) == raw(optimizer.state_dict()["state"][0]["exp_avg"])
+    notes = {key: note for key, note in contents.notes.items() if not key.startswith("optimizer/")}
+    assert notes == {
+        "args/lr": 1e-3,
+        "args/output_dir": "/a/b",
+        "args/device": "cuda:0",
+        "args/betas/0": 0.9,
+        "args/betas/1": 0.95,
+        "epoch": 3,
+        "best": 1.5,
+    }
+
+
+def test_parameters_are_read_as_tensors(tmp_path):
+    contents = saved(tmp_path / "a.pth", {"w": torch.nn.Parameter(torch.ones(2)), "l": [torch.zeros(1)]})
+    assert list(contents.arrays) == [("w",), ("l", "0")]
+
+
+class Tiny(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 3)
+        self.seq = torch.nn.Sequential(torch.nn.Linear(3, 2).half())
+        self.input_resolution = 224
+        self.sizes = [1, 2]
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+def test_a_torchscript_archive_gives_the_attributes_of_its_modules(tmp_path):
+    model = Tiny()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch is about to drop what OpenAI's files were written with
+        torch.jit.save(torch.jit.script(model), tmp_path / "a.pt")
+    contents = CONTAINER.open(tmp_path / "a.pt")
+    assert {".".join(path): raw(array) for path, array in contents.arrays.items()} == {
+        key: raw(value) for key, value in model.state_dict().items()
+    }
+    assert contents.notes["input_resolution"] == 224
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_files_older_than_the_archives_are_read(tmp_path, shared):
+    value = {
+        "model": {"w": torch.ones(3).bfloat16(), "t": torch.arange(6).reshape(2, 3).t()},
+        "args": argparse.Namespace(lr=0.1),
+    }
+    contents = saved(
+        tmp_path / "a.pth", value | ({"again": value["model"]} if shared else {}), _use_new_zipfile_serialization=False
+    )
+    assert contents.notes == {"args/lr": 0.1}
+    for key, entry in value["model"].items():
+        assert raw(contents.arrays["model", key]) == raw(entry)
+        assert not shared or raw(contents.arrays["again", key]) == raw(entry)
+
+
+def test_reading_headers_reads_no_storage(tmp_path, monkeypatch):
+    torch.save({"w": torch.ones(1 << 20)}, tmp_path / "a.pth")
+    counts, read = [], File.read
+    monkeypatch.setattr(
+        File, "read", lambda self, at, count: (lambda data: (counts.append(len(data)), data)[1])(read(self, at, count))
+    )
+    CONTAINER.open(tmp_path / "a.pth")
+    assert sum(counts) < 1 << 19
+
+
+def test_an_archive_is_read_without_torch(tmp_path):
+    torch.save({"w": torch.ones(3)}, tmp_path / "a.pth")
+    code = "import sys; from pathlib import Path; from parity.containers.pth import CONTAINER as c; import numpy as np\n"
+    code += f"print(np.asarray(c.open(Path({str(tmp_path / 'a.pth')!r})).arrays['w',]), 'torch' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "[1. 1. 1.] False\n"
+
+
+# What is recognised ---------------------------------------------------------------------------------------------------
+
+
+def recognised(path):
+    return CONTAINER.recognises(path, path.read_bytes()[:4096])
+
+
+@pytest.mark.parametrize("modern", [True, False])
+def test_what_torch_saves_is_recognised_by_its_content(tmp_path, modern):
+    torch.save({"w": torch.ones(1)}, tmp_path / "a", _use_new_zipfile_serialization=modern)
+    assert recognised(tmp_path / "a")
+
+
+def test_another_zip_or_pickle_is_not_recognised(tmp_path):
+    np.savez(tmp_path / "a.npz", w=np.ones(1))
+    (tmp_path / "b.pkl").write_bytes(pickle.dumps({}))
+    (tmp_path / "c").mkdir()
+    assert not any(
+        (recognised(tmp_path / "a.npz"), recognised(tmp_path / "b.pkl"), CONTAINER.recognises(tmp_path / "c", b""))
+    )
+
+
+# What is written ------------------------------------------------------------------------------------------------------
+
+
+def write(path, arrays, piece=5):
+    with CONTAINER.create(path, {key: Slot(array.shape, array.dtype) for key, array in arrays.items()}, {}) as sink:
+        for key in reversed(arrays):
+            flat = np.ascontiguousarray(arrays[key]).reshape(-1)
+            for first in reversed(range(0, flat.size, piece)):
+                sink.put(key, first, flat[first : first + piece])
+
+
+ALL = {np.dtype(dtype).name: bits(dtype) for dtype in DTYPES} | {
+    "scalar": bits(np.float32, ()),
+    "empty": bits(np.float32, (0, 3)),
+}
+
+
+def test_torch_loads_what_was_written_bit_for_bit(tmp_path):
+    write(tmp_path / "a.pth", ALL)
+    loaded = torch.load(tmp_path / "a.pth", weights_only=True)
+    assert list(loaded) == list(ALL) and isinstance(loaded, OrderedDict)
+    for key, array in ALL.items():
+        assert (tuple(loaded[key].shape), raw(loaded[key])) == (array.shape, array.tobytes())
+        assert key in ("scalar", "empty") or str(loaded[key].dtype) == f"torch.{key}"
+
+
+def test_what_was_written_is_read_bit_for_bit(tmp_path):
+    write(tmp_path / "a.pth", ALL)
+    arrays = CONTAINER.open(tmp_path / "a.pth").arrays
+    assert {path: raw(array) for path, array in arrays.items()} == {(key,): array.tobytes() for key, array in ALL.items()}
+
+
+def test_the_same_arrays_give_the_same_bytes(tmp_path):
+    write(tmp_path / "a.pth", ALL)
+    write(tmp_path / "b.pth", ALL, piece=7)
+    assert (tmp_path / "a.pth").read_bytes() == (tmp_path / "b.pth").read_bytes()
+
+
+def test_a_failure_leaves_no_scratch_file(tmp_path):
+    with pytest.raises(KeyboardInterrupt), CONTAINER.create(tmp_path / "a.pth", {"w": Slot((2,), np.dtype("f4"))}, {}):
+        raise KeyboardInterrupt
+    assert not os.listdir(tmp_path)
+
+
+def test_entries_that_were_never_put_are_an_error(tmp_path):
+    with pytest.raises(ValueError, match="8 bytes were never put"):
+        with CONTAINER.create(tmp_path / "a.pth", {"w": Slot((2,), np.dtype("f4"))}, {}):
+            pass
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("entries", [np.zeros(3, "f4"), np.zeros(1, "f8")])
+def test_entries_that_do_not_fit_their_array_are_an_error(tmp_path, entries):
+    with pytest.raises(ValueError, match="do not fit w"):
+        with CONTAINER.create(tmp_path / "a.pth", {"w": Slot((2,), np.dtype("f4"))}, {}) as sink:
+            sink.put("w", 0, entries)
+
+
+def test_an_array_that_torch_has_no_type_for_is_named(tmp_path):
+    with pytest.raises(InputError, match="w is float8_e4m3b11fnuz, which torch has not"):
+        write(tmp_path / "a.pth", {"w": np.zeros(2, ml_dtypes.float8_e4m3b11fnuz)})
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def archive(path, data, storages=(b"\0" * 16,), compression=zipfile.ZIP_STORED, more=()):
+    """A file as torch.save writes it, around any pickle."""
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr("archive/data.pkl", data)
+        file.writestr("archive/byteorder", b"little")
+        for number, storage in enumerate(storages):
+            file.writestr(f"archive/data/{number}", storage)
+        for name, content in more:
+            file.writestr(name, content)
+    return path
+
+
+def pickled_tensor(offset=0, shape=(2, 2), stride=(2, 1), count=4, kind="FloatStorage", key="0"):
+    """The pickle of a tensor with the numbers given, whatever they are."""
+
+    def dump(value):
+        return pickle.dumps(value, 2)[2:-1]
+
+    pid = b"(" + dump("storage") + b"ctorch\n" + kind.encode() + b"\n" + dump(key) + dump("cpu") + dump(count) + b"tQ"
+    arguments = pid + dump(offset) + dump(shape) + dump(stride) + dump(False) + b"ccollections\nOrderedDict\n)R"
+    return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + arguments + b"tR."
+
+
+def test_the_pickle_of_these_tests_is_a_good_one(tmp_path):
+    assert np.asarray(CONTAINER.open(archive(tmp_path / "a.pth", pickled_tensor())).arrays[()]).tolist() == [[0, 0], [0, 0]]
+
+
+PROGRAMS = {
+    "REDUCE": lambda c: b"cposix\nsystem\n(" + c + b"tR.",
+    "REDUCE of a builtin": lambda c: b"cbuiltins\neval\n(" + c + b"tR.",
+    "INST": lambda c: b"(" + c + b"iposix\nsystem\n.",
+    "OBJ": lambda c: b"(cposix\nsystem\n" + c + b"o.",
+    "NEWOBJ": lambda c: b"\x80\x02csubprocess\nPopen\n(" + c + b"t\x81.",
+    "NEWOBJ_EX": lambda c: b"\x80\x04csubprocess\nPopen\n(" + c + b"t}\x92.",
+    "STACK_GLOBAL": lambda c: b"\x80\x04\x8c\x05posix\x8c\x06system\x93(" + c + b"tR.",
+    "a dotted name": lambda c: b"\x80\x04\x8c\x05torch\x8c\x11hub.os.system.foo\x93(" + c + b"tR.",
+    "EXT1": lambda c: b"\x80\x02\x82\x01(" + c + b"tR.",
+    "BUILD": lambda c: b"cargparse\nNamespace\n)\x81}(X\x0c\x00\x00\x00__setstate__cposix\nsystem\nub" + c + b"b.",
+    "NEWOBJ with arguments": lambda c: b"cargparse\nNamespace\n(" + c + b"t\x81.",
+    "REDUCE of a class": lambda c: b"cargparse\nNamespace\n(" + c + b"tR.",
+    "REDUCE of text": lambda c: c + b"(" + c + b"tR.",
+    "BUILD of a list": lambda c: b"]" + c + b"b.",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_pickle_that_would_run_code_is_refused_and_runs_none(tmp_path, program):
+    witness = tmp_path / "ran"
+    command = f"touch {witness}".encode()
+    data = PROGRAMS[program](b"X" + struct.pack("<I", len(command)) + command)
+    assert "asks " in refusal(archive(tmp_path / "a.pth", data))
+    assert not witness.exists()
+
+
+def test_what_a_pickle_asks_to_call_is_named(tmp_path):
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "a.pth")
+    assert "asks to call torch.nn.modules.linear.Linear: weights never need code" in refusal(tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize("modern", [True, False])
+def test_an_object_of_another_class_runs_no_code(tmp_path, modern):
+    witness = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {witness}",)
+
+    torch.save({"w": Evil()}, tmp_path / "a.pth", _use_new_zipfile_serialization=modern)
+    refusal(tmp_path / "a.pth")
+    assert not witness.exists()
+
+
+BAD_TENSORS = {
+    "beyond": dict(offset=1),
+    "strides beyond": dict(stride=(3, 1)),
+    "negative offset": dict(offset=-1),
+    "negative stride": dict(stride=(-2, 1)),
+    "negative size": dict(shape=(-1, 2)),
+    "huge": dict(shape=(1 << 40, 1 << 40)),
+    "huge and empty": dict(shape=(0, 1 << 61, 1 << 61), stride=(1, 1, 1)),
+    "overflowing": dict(shape=(1 << 63, 2), stride=(0, 0)),
+    "no integers": dict(shape=(2.0, 2.0)),
+    "repeated": dict(shape=(1 << 40, 2), stride=(0, 1)),
+    "dimensions": dict(shape=(1,) * 1000, stride=(1,) * 1000),
+    "other strides": dict(stride=(1,)),
+    "another count": dict(count=5),
+    "huge count": dict(count=1 << 70),
+    "no such storage": dict(key="7"),
+    "another file": dict(key="../../../etc/passwd"),
+    "no storage type": dict(kind="Tensor"),
+}
+
+
+@pytest.mark.parametrize("numbers", BAD_TENSORS)
+def test_a_tensor_that_its_storage_cannot_hold_is_refused(tmp_path, numbers):
+    refusal(archive(tmp_path / "a.pth", pickled_tensor(**BAD_TENSORS[numbers])))
+
+
+BOMBS = {
+    "lists of lists": b"]"
+    + b"(2222222222l"[:0]
+    + b"".join(b"q%c(h%ch%ch%ch%cl" % (i, i, i, i, i) for i in range(60))
+    + b".",
+    "a list in itself": b"]q\x00h\x00a.",
+    "tuples as keys": b"}" + b")" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(200)) + b"Ns.",
+    "a long bytearray": b"\x80\x05\x96\xff\xff\xff\xff\xff\x00\x00\x00.",
+    "a long text": b"\x80\x04\x8d\xff\xff\xff\xff\xff\x00\x00\x00ab.",
+    "a huge key": b"}\x8b" + struct.pack("<I", 4000) + b"\x7f" * 4000 + b"Ns.",
+    "many objects": b"(" + b"}" * (1 << 19) + b"l.",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_pickle_takes_neither_time_nor_memory(tmp_path, monkeypatch, bomb):
+    monkeypatch.setattr(pickles, "_NODES", 1 << 14)  # as it does of any number; a smaller one is sooner reached
+    path = archive(tmp_path / "a.pth", BOMBS[bomb])
+    tracemalloc.start()
+    try:
+        refusal(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 29
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "data", [b"}r\xff\xff\xff\x7fj\xff\xff\xff\x7f.", b"\x80\x04\x95\xff\xff\xff\xff\xff\x00\x00\x00}."]
+)
+def test_a_far_place_in_the_memo_or_a_long_frame_takes_no_memory(tmp_path, data):
+    path = archive(tmp_path / "a.pth", data)
+    tracemalloc.start()
+    try:
+        assert CONTAINER.open(path).arrays == {}
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pickle_of_impossible_length_is_refused(tmp_path):
+    data = b"X" + struct.pack("<I", 1 << 25) + bytes(1 << 25) + b"."
+    assert "more than" in refusal(archive(tmp_path / "a.pth", data))
+
+
+def test_a_compressed_archive_is_refused(tmp_path):
+    path = archive(tmp_path / "a.pth", pickled_tensor(), [bytes(1 << 20)], zipfile.ZIP_DEFLATED)
+    assert "compressed" in refusal(path)
+
+
+def test_a_member_that_is_there_twice_is_refused(tmp_path):
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        archive(tmp_path / "a.pth", pickled_tensor(), more=[("archive/data/0", b"\1" * 16)])
+    assert "holds 'archive/data/0' twice" in refusal(tmp_path / "a.pth")
+
+
+def test_two_pickles_are_refused(tmp_path):
+    assert "has 2 data.pkl" in refusal(archive(tmp_path / "a.pth", pickled_tensor(), more=[("b/data.pkl", b"N.")]))
+
+
+def test_members_that_lie_over_one_another_are_refused(tmp_path):
+    path = archive(tmp_path / "a.pth", pickled_tensor(), [b"\0" * 16, b"\1" * 16])
+    with zipfile.ZipFile(path) as file:
+        first = file.getinfo("archive/data/0")
+    data = bytearray(path.read_bytes())
+    for place in (data.rfind(b"archive/data/0") - 46 + 20, data.rfind(b"archive/data/0") - 46 + 24):
+        data[place : place + 4] = struct.pack("<I", first.file_size + 30)  # now it reaches into the next member
+    path.write_bytes(data)
+    assert "lie over one another" in refusal(path)
+
+
+@pytest.mark.parametrize("shift", [-40, 1, 40, 1 << 20])
+def test_a_directory_that_says_it_lies_elsewhere_is_refused(tmp_path, shift):
+    data = bytearray(archive(tmp_path / "a.pth", pickled_tensor()).read_bytes())
+    place = data.rfind(b"PK\5\6") + 16
+    data[place : place + 4] = struct.pack("<I", struct.unpack("<I", data[place : place + 4])[0] + shift)
+    (tmp_path / "a.pth").write_bytes(data)
+    assert "damaged" in refusal(tmp_path / "a.pth")
+
+
+def test_a_big_endian_archive_is_refused(tmp_path):
+    path = tmp_path / "a.pth"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("archive/data.pkl", pickled_tensor())
+        file.writestr("archive/byteorder", b"big")
+        file.writestr("archive/data/0", bytes(16))
+    assert "big-endian" in refusal(path)
+
+
+def test_a_storage_that_is_missing_is_named(tmp_path):
+    assert "lacks 'archive/data/0'" in refusal(archive(tmp_path / "a.pth", pickled_tensor(), []))
+
+
+def test_one_path_twice_is_refused(tmp_path):
+    torch.save({0: torch.ones(1), "0": torch.ones(1)}, tmp_path / "a.pth")
+    assert "holds '0' twice" in refusal(tmp_path / "a.pth")
+
+
+def test_the_oldest_files_ask_to_be_saved_anew(tmp_path):
+    with tarfile.open(tmp_path / "a.pth", "w") as file:
+        info = tarfile.TarInfo("storages")
+        info.size = 8
+        file.addfile(info, io.BytesIO(bytes(8)))
+    assert recognised(tmp_path / "a.pth")
+    assert "save it anew" in refusal(tmp_path / "a.pth")
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+def sample(modern):
+    buffer = io.BytesIO()
+    value = {"model": {"w": torch.ones(3, 4), "t": torch.ones(4, 3).t(), "b": torch.ones(3).bfloat16()}, "epoch": 3}
+    torch.save(value, buffer, _use_new_zipfile_serialization=modern)
+    return buffer.getvalue()
+
+
+def opened_or_refused(path):
+    try:
+        contents = CONTAINER.open(path)
+        for array in contents.arrays.values():
+            assert array.nbytes < 1 << 12
+            whole = np.asarray(array)
+            assert (whole.shape, whole.dtype) == (array.shape, array.dtype)
+    except InputError as error:
+        assert str(path) in str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize("modern", [True, False])
+def test_a_file_cut_anywhere_is_refused(tmp_path, modern):
+    data, path = sample(modern), tmp_path / "a.pth"
+    for length in range(4, len(data) - 1, 13):
+        path.write_bytes(data[:length])
+        refusal(path)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    flips=st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(1, 255)), min_size=1, max_size=6), end=st.integers(0, 200)
+)
+def test_a_file_with_flipped_bytes_is_refused_or_read_as_it_says(tmp_path, flips, end):
+    data = bytearray(sample(True))
+    data = data[: len(data) - (end if end > 150 else 0)]
+    for place, change in flips:
+        data[place % len(data)] ^= change
+    path = tmp_path / "a.pth"
+    path.write_bytes(data)
+    if data[:4] == b"PK\3\4":
+        opened_or_refused(path)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(flips=st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(1, 255)), min_size=1, max_size=4))
+def test_a_pickle_with_flipped_bytes_is_refused_or_read_as_it_says(tmp_path, flips):
+    data = bytearray(pickled_tensor())
+    for place, change in flips:
+        data[place % len(data)] ^= change
+    opened_or_refused(archive(tmp_path / "a.pth", bytes(data)))

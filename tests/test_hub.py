@@ -1,0 +1,194 @@
+"""Names on the hub: what the cache has is found without a network, and without a network that is said at once."""
+
+import socket
+import time
+
+import pytest
+
+from parity import hub
+from vit_spec import InputError
+
+library = pytest.importorskip("huggingface_hub")
+errors = pytest.importorskip("huggingface_hub.errors")
+constants = pytest.importorskip("huggingface_hub.constants")
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache with one model, as the library lays it out."""
+    repo = tmp_path / "models--google--vit"
+    snapshot = repo / "snapshots" / SHA
+    (snapshot / "sub").mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(SHA)
+    for name in ("config.json", "model.safetensors", "sub/model.npz"):
+        (snapshot / name).write_bytes(b"")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    return snapshot
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Every connection fails at once; the attempts are counted."""
+    attempts = []
+
+    def refuse(*arguments, **options):
+        attempts.append(arguments)
+        raise OSError("no network")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    return attempts
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [
+        ("hf://google/vit", ""),
+        (f"hf://google/vit@{SHA}", ""),
+        ("hf://google/vit@main", ""),
+        ("hf://google/vit/model.safetensors", "model.safetensors"),
+        ("hf://google/vit@main/sub/model.npz", "sub/model.npz"),
+        ("hf://google/vit/sub", "sub"),
+    ],
+)
+def test_what_the_cache_has_is_found_without_a_network(cache, no_network, name, inside):
+    assert hub.resolve(name) == cache / inside
+    assert not no_network
+
+
+@pytest.mark.parametrize("name", ["hf://google/other", "hf://google/vit@other", "hf://google/vit/other.npz"])
+def test_without_a_network_it_is_said_at_once_how_to_do_without(cache, name):
+    start = time.monotonic()
+    with pytest.raises(InputError) as error:
+        hub.resolve(name)
+    assert (
+        str(error.value)
+        == f"{name} is not in the cache and the hub is out of reach: give the path of a file or folder instead"
+    )
+    assert time.monotonic() - start < 1
+
+
+def test_a_snapshot_without_weights_is_not_enough(cache):
+    (cache / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="is not in the cache"):
+        hub.resolve("hf://google/vit")
+
+
+def test_offline_by_choice_nothing_is_asked(cache, no_network, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match="out of reach"):
+        hub.resolve("hf://google/other")
+    assert not no_network
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf://vit",
+        "hf://",
+        "hf://a/b/../c",
+        "hf://../b",
+        "hf://a/..",
+        "hf://a/b@",
+        "hf://a/b@x y",
+        "hf://a//b",
+        "a/b",
+        "hf://a/b/\nc",
+    ],
+)
+def test_a_name_of_another_form_says_the_form(name):
+    with pytest.raises(InputError) as error:
+        hub.resolve(name)
+    assert "expected hf://owner/name, " in str(error.value) and "\n" not in str(error.value)
+
+
+def test_without_the_library_its_command_is_given(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match="pip install huggingface_hub"):
+        hub.resolve("hf://google/vit")
+
+
+@pytest.mark.parametrize(
+    ("files", "inside", "wanted"),
+    [
+        (["config.json", "model.safetensors", "pytorch_model.bin", "README.md"], "", ["model.safetensors", "config.json"]),
+        (["a-1.safetensors", "a.safetensors.index.json", "a.msgpack"], "", ["a-1.safetensors", "a.safetensors.index.json"]),
+        (["flax_model.msgpack", "pytorch_model.bin"], "", ["flax_model.msgpack"]),
+        (["pytorch_model.bin", "a.npz"], "", ["a.npz"]),
+        (["a.pth", "b.bin"], "", ["b.bin"]),
+        (["a.pth", "onnx/model.safetensors"], "", ["a.pth"]),
+        (["README.md"], "", []),
+        (["a.npz", "b.npz", "config.json"], "b.npz", ["b.npz", "config.json"]),
+        (["s/a.npz", "s/config.json", "config.json"], "s/a.npz", ["s/a.npz", "s/config.json"]),
+        (["s/a.npz", "s/t/b", "c"], "s", ["s/a.npz", "s/t/b"]),
+        (["a.npz"], "b.npz", []),
+    ],
+)
+def test_of_several_containers_only_the_safest_is_fetched(files, inside, wanted):
+    assert hub.chosen(files, inside) == wanted
+
+
+class Hub:
+    """A hub with one model, as the library shows it."""
+
+    errors = errors
+
+    def __init__(self, files, snapshot, failure=None):
+        self.files, self.snapshot, self.failure = files, snapshot, failure
+        self.fetched = []
+
+    def HfApi(self):
+        return self
+
+    def list_repo_files(self, repo, revision=None):
+        if self.failure:
+            raise self.failure
+        return self.files
+
+    def snapshot_download(self, repo, *, revision=None, local_files_only=False, allow_patterns=(), etag_timeout=None):
+        if local_files_only:
+            raise errors.LocalEntryNotFoundError("not cached")
+        self.fetched = list(allow_patterns)
+        return str(self.snapshot)
+
+
+@pytest.fixture
+def answering(monkeypatch, tmp_path):
+    """Makes a hub that answers."""
+
+    def make(files, failure=None):
+        fake = Hub(files, tmp_path, failure)
+        monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", fake)
+        monkeypatch.setattr(socket, "create_connection", lambda *arguments, **options: socket.socket())
+        return fake
+
+    return make
+
+
+def test_only_what_is_needed_is_fetched(answering, tmp_path):
+    fake = answering(["model.safetensors", "pytorch_model.bin", "config.json"])
+    assert hub.resolve("hf://google/vit") == tmp_path
+    assert fake.fetched == ["model.safetensors", "config.json"]
+
+
+def test_a_model_without_weights_says_what_it_holds(answering):
+    answering(["README.md", "tokenizer.json"])
+    with pytest.raises(InputError, match=r"has no weights of a known kind: it holds README.md, tokenizer.json"):
+        hub.resolve("hf://google/vit")
+
+
+@pytest.mark.parametrize(
+    ("failure", "what"),
+    [
+        (OSError("reset\nby peer"), "could not be fetched .OSError."),
+        (errors.HFValidationError("bad"), "the hub has no"),
+    ],
+)
+def test_a_failure_on_the_way_is_one_line(answering, failure, what):
+    answering([], failure)
+    with pytest.raises(InputError, match=what) as error:
+        hub.resolve("hf://google/vit")
+    assert "\n" not in str(error.value)
