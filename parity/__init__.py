@@ -1,7 +1,8 @@
 """Moving weights between formats without losing a bit, and proof that the twins are one function of them."""
 
 from parity.comparison import compare
-from parity.files import convert, load, save
+from parity.files import load
 from parity.weights import Checkpoint, to_jax, to_torch
+from parity.writing import convert, save, write
 
-__all__ = ["Checkpoint", "compare", "convert", "load", "save", "to_jax", "to_torch"]
+__all__ = ["Checkpoint", "compare", "convert", "load", "save", "to_jax", "to_torch", "write"]

@@ -4,20 +4,14 @@ Exit codes: 0 the claim holds, 1 it does not, 2 bad input.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, NoReturn
+from types import FrameType
+from typing import NoReturn
 
-from rich.console import Console
-from rich.table import Table
-
-import vit_spec
-from parity.files import convert, load
-from parity.formats import formats, get
-from parity.weights import check, to_jax
-from vit_spec import InputError, ViTConfig, nearest, rows
+from parity import commands
+from vit_spec import InputError, nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -45,119 +39,81 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="python -m parity", description="Move ViT weights between formats, and compare the twins on them.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     def command(name: str) -> argparse.ArgumentParser:
         text = COMMANDS[name].__doc__
-        return commands.add_parser(name, help=text, description=text)
+        one: argparse.ArgumentParser = parsers.add_parser(name, help=text, description=text, allow_abbrev=False)
+        one.add_argument("--json", action="store_true", help="print one JSON object, for machines")
+        return one
 
     def source(one: argparse.ArgumentParser) -> None:
-        one.add_argument("source", metavar="SRC", type=Path, help="a safetensors file of this project, or a run folder")
+        one.add_argument("source", metavar="SRC", help="a file or folder of weights, a run folder, or hf://owner/name")
+        one.add_argument("--from", dest="format", metavar="FORMAT", help="what SRC is; by default it is recognised")
+        text = "set a field of the config that SRC does not tell, e.g. norms.eps=1e-5; again for others"
+        one.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
 
     one = command("convert")
     source(one)
-    one.add_argument("target", metavar="DST", type=Path, help="the safetensors file to write")
-    one.add_argument("--to", required=True, metavar="FORMAT", help=f"what to write: {', '.join(formats())}")
+    one.add_argument("target", metavar="DST", help="the file to write, or with a slash at its end the folder")
+    one.add_argument("--to", required=True, metavar="FORMAT", help="what to write; `formats` lists them")
+    one.add_argument(
+        "--container", metavar="KIND", help="safetensors, pth, npz, msgpack, orbax or dcp; by default as DST ends"
+    )
+    one.add_argument(
+        "--dtype", metavar="TYPE", help="round to float16, bfloat16, float32 or float64; by default no bit changes"
+    )
+    one.add_argument("--shard", metavar="SIZE", default="5GB", help="largest file of a folder; by default 5GB")
     one.add_argument("--force", action="store_true", help="replace DST if it exists")
-    source(command("inspect"))
-    source(command("check"))
+    _surgery(one.add_argument_group("surgery", "changes to the model; each is reported"))
+
+    one = command("inspect")
+    source(one)
+    examine = one.add_mutually_exclusive_group()
+    text = "look for NaN, infinite, denormal and all-zero weights; without either flag in files up to 512 MiB"
+    examine.add_argument("--values", dest="values", action="store_true", default=None, help=text)
+    examine.add_argument("--no-values", dest="values", action="store_false", help="read headers alone")
+
+    one = command("check")
+    source(one)
+    one.add_argument("--against", metavar="OTHER", help="weights that must be the same function as SRC, in any format")
     command("formats")
     command("models")
     return parser
 
 
-def _convert(given: argparse.Namespace) -> int:
-    """Write the weights of SRC to DST in another format, bit for bit."""
-    convert(given.source, given.target, given.to, force=given.force)
-    print(f"{given.target}: format {given.to}, {given.target.stat().st_size:,} bytes")
-    return 0
-
-
-def _inspect(given: argparse.Namespace) -> int:
-    """Show the config and the parameters of SRC."""
-    checkpoint = load(given.source)
-    config, format, dtypes = checkpoint.config, get(checkpoint.format), check(checkpoint)
-    console, found, column = _console(), rows(checkpoint.config), format.layouts(checkpoint.config)
-    console.print(_config_table(config))
-    table = _table(f"format {format.name}: {format.what}", "key", "axes", "shape", "dtype", ">arrays", ">entries")
-    for name, layout in column.items():
-        arrays, shape = len(layout.keys(config.sizes)), " × ".join(map(str, layout.shape(config.sizes)))
-        table.add_row(layout.key, layout.axes, shape, str(dtypes[name]), str(arrays), f"{found[name].size:,}")
-    arrays, size = sum(len(layout.keys(config.sizes)) for layout in column.values()), vit_spec.count(config)
-    table.add_section()
-    table.add_row("all", "", "", "", str(arrays), f"{size:,}")
-    console.print(table)
-    return 0
-
-
-def _config_table(config: ViTConfig) -> Table:
-    """A line for each field that everyone knows, and for each part its own fields."""
-    table = _table("config", "field", "value")
-    for name, value in asdict(config).items():
-        parts = [f"{field}={part}" for field, part in value.items()] if isinstance(value, dict) else [str(value)]
-        table.add_row(name, ", ".join(parts))
-    return table
-
-
-def _check(given: argparse.Namespace) -> int:
-    """Run both twins on the weights of SRC, and say PASS or the first part that differs."""
-    from parity.comparison import compare
-
-    checkpoint = load(given.source)
-    try:
-        report = compare(checkpoint.config, to_jax(checkpoint))
-    except ModuleNotFoundError as error:
-        raise InputError(f"check runs both twins, and {error.name} is not installed: install it") from None
-    print(report)
-    return 0 if report.passed else 1
-
-
-def _formats(given: argparse.Namespace) -> int:
-    """List the formats."""
-    example = vit_spec.get("vit_s16")
-    table = _table(None, "format", "what it is", "where queries, keys and values are")
-    for name in formats():
-        table.add_row(name, get(name).what, str(get(name).layouts(example)["blocks.attn.qkv.weight"]))
-    _console().print(table)
-    return 0
-
-
-def _models(given: argparse.Namespace) -> int:
-    """List the named models."""
-    table = _table(None, "model", "image", ">parameters", ">GFLOPs")
-    for name in vit_spec.names():
-        config = vit_spec.get(name)
-        size = " × ".join(map(str, config.image_size))
-        table.add_row(name, size, f"{vit_spec.count(config):,}", f"{vit_spec.flops(config) / 1e9:,.2f}")
-    _console().print(table)
-    return 0
+def _surgery(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--image-size", metavar="HxW", help="carry positions to another resolution")
+    group.add_argument("--patch-size", metavar="HxW", help="resize the patch projection, by the pseudo-inverse (FlexiViT)")
+    group.add_argument(
+        "--resampling", metavar="MODE", help="how positions are carried; by default as the model's family does"
+    )
+    group.add_argument("--in-channels", type=int, metavar="N", help="another number of input channels")
+    head = group.add_mutually_exclusive_group()
+    head.add_argument("--drop-head", action="store_true", help="leave the classifier out: features")
+    head.add_argument("--num-classes", type=int, metavar="N", help="a new classifier, drawn from seed 0")
+    fold = group.add_mutually_exclusive_group()
+    fold.add_argument("--fold-class-position", action="store_true", help="add the position of the class token to the token")
+    fold.add_argument("--unfold-class-position", action="store_true", help="give the class token a position, of zeros")
+    bias = group.add_mutually_exclusive_group()
+    bias.add_argument("--add-key-bias", action="store_true", help="add a bias of keys, of zeros")
+    bias.add_argument("--drop-key-bias", action="store_true", help="leave the bias of keys out, which no softmax sees")
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "convert": _convert,
-    "inspect": _inspect,
-    "check": _check,
-    "formats": _formats,
-    "models": _models,
+    "convert": commands.convert,
+    "inspect": commands.inspect,
+    "check": commands.check,
+    "formats": commands.formats,
+    "models": commands.models,
 }
 
 
-def _console() -> Console:
-    """A console as wide as the terminal; a pipe or a file has no width, and there no line is broken."""
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 10_000
-    return console
-
-
-def _table(title: str | None, *columns: str) -> Table:
-    """A table without frames; a column's name starts with > where it holds numbers."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in columns:
-        justify: Any = "right" if name.startswith(">") else "left"
-        table.add_column(name.lstrip(">"), justify=justify, overflow="fold")
-    return table
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave as after an exception, so that what is half written is taken away."""
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminated)
     sys.exit(main())

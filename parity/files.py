@@ -1,174 +1,152 @@
-"""Weights on disk: safetensors files that carry their config.
-
-A file is a length, a JSON header of keys, dtypes, shapes and offsets, and the arrays' bytes; see
-https://github.com/huggingface/safetensors#format.  Into the header's free part go `config`, `format` and `version`.
-"""
+"""Weights on disk, to read: any container, any format, held to their config."""
 
 import json
-import mmap
-import os
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
-from math import prod
+import zlib
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
-from safetensors import SafetensorError, safe_open
-
-from parity.formats import get
-from parity.layout import Array
-from parity.weights import FLOATS, Checkpoint, Tree, check, flatten, translate
+from parity import containers, hub
+from parity.containers import Contents
+from parity.formats import Fields
+from parity.formats import get as get_format
+from parity.inference import Assumption, Untold, infer, nested
+from parity.recognition import Match, joined, recognise
+from parity.weights import Checkpoint, check
 from vit_spec import InputError, ViTConfig, nearest
 
 WEIGHTS = "weights.safetensors"  # what a run folder calls them
-PROJECT = "twin-vision-transformers"
+BESIDE = (
+    "parity.json"  # in a folder, or with a file's own name in front beside it: the config, where there is no room for it
+)
+FLAX = "flax_model.msgpack"  # what transformers calls the weights of its Flax models
+COMPANIONS = ("config.json", "preprocessor_config.json")  # what Hugging Face and timm keep beside weights
 
-_NAMES = {"F16": FLOATS["float16"], "BF16": FLOATS["bfloat16"], "F32": FLOATS["float32"], "F64": FLOATS["float64"]}
-_CODES = {dtype: name for name, dtype in _NAMES.items()}
+Source = str | PathLike[str]
+
+_END = 1 << 20  # bytes
 
 
-def save(path: str | PathLike[str], weights: Tree, config: ViTConfig, format: str, *, force: bool = False) -> None:
-    """Write weights, nested or flat, to a safetensors file: completely, or not at all.
+def load(path: Source, *, format: str | None = None, given: Fields | None = None) -> Checkpoint:
+    """Open weights: a file or folder in any container and format, a run folder, or "hf://owner/name".
+
+    Their arrays are read when they are used.  A config that the file does not bring is inferred; what was assumed in
+    doing so is in `Checkpoint.assumed`.
 
     Args:
-        path: the file, ending in .safetensors.
-        weights: arrays of numpy, jax or torch, exactly as `format` has them.
-        config: the model.
-        format: the name of the weights' format, e.g. "jax"; see `parity.formats`.
-        force: replace a file that is there.
+        path: where they are.
+        format: the name of their format; by default it is recognised.
+        given: fields of the config to set against what the file says, dotted as in {"norms.eps": 1e-5}.
 
     Raises:
-        InputError: a path that cannot be written to, an unknown format, or weights that are not the config's.
+        InputError: nothing there, a damaged file, weights in no known format, or not of the config that came with them.
     """
-    _write(path, Checkpoint(config, format, flatten(weights, get(format))), format, force)
-
-
-def load(path: str | PathLike[str]) -> Checkpoint:
-    """Open a file that this project wrote, or a run folder.  Its arrays are read when they are used.
-
-    Raises:
-        InputError: no such file, no safetensors file or a damaged one, or one whose weights are not its config's.
-    """
-    path = _existing(Path(path))
-    header, arrays = _read(path)
+    path = existing(path)
     try:
-        if "config" not in header or "format" not in header:
-            raise InputError(
-                "does not say which model it is of: read it with its own library, and parity.save it with a config"
-            )
-        checkpoint = Checkpoint(ViTConfig.from_json(header["config"]), header["format"], arrays)
-        check(checkpoint)
+        contents = containers.open(path)
+        return checkpoint(contents, {**contents.notes, **_beside(path)}, format, given or {})
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-    return checkpoint
+        raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
-def convert(source: str | PathLike[str], target: str | PathLike[str], to: str, *, force: bool = False) -> None:
-    """Write a file's weights to another file in another format, a parameter at a time.
-
-    Args:
-        source: a file or run folder that `load` reads.
-        target: the file to write, ending in .safetensors.
-        to: the name of the format to write.
-        force: replace a file that is there.
+def checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None, given: Fields) -> Checkpoint:
+    """Return the weights in a container, held to the config that `notes` bring or that is inferred.
 
     Raises:
-        InputError: as `load` and `save`.
+        InputError: as `load`.
     """
-    get(to)  # a misspelt name is told before files are looked at
-    _write(target, load(source), to, force)
+    name = notes.get("layout", notes.get("format", "pt"))  # where "format" has to be "pt", as it is in files of others
+    if "config" in notes and name != "pt" and format is None:
+        config = ViTConfig.from_json(notes["config"])
+        arrays = joined(contents.arrays, get_format(name).separator)
+        found = Checkpoint(config.replace(**nested(given)), name, arrays, contents.container)
+    else:
+        match, config, assumed = _sensible(recognise(contents.arrays, notes, format), given)
+        name = match.format.full_name(config)
+        found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.left)
+    check(found)
+    return found
 
 
-def _write(path: str | PathLike[str], checkpoint: Checkpoint, to: str, force: bool) -> None:
-    path, config = Path(path), checkpoint.config
-    _free(path, force)
-    arrays, dtypes = translate(checkpoint, to), check(checkpoint)
-    header: dict[str, Any] = {
-        "__metadata__": {"config": config.to_json(), "format": to, "version": _version()},
-    }
-    end, starts = 0, {}
-    column = get(to).layouts(config)
-    for name in sorted(column, key=lambda name: -dtypes[name].itemsize):  # so that every array is aligned
-        shape, dtype = column[name].shape(config.sizes), dtypes[name]
-        for key in column[name].keys(config.sizes):
-            starts[key], end = end, end + prod(shape) * dtype.itemsize
-            header[key] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": (starts[key], end)}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+def _sensible(matches: list[Match], given: Fields) -> tuple[Match, ViTConfig, tuple[Assumption, ...]]:
+    """Return the first reading of a file that makes a model, and that model's config.
 
-    with _atomic(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for key, array in arrays:
-            file.seek(8 + len(text) + starts[key])
-            file.write(array.view(np.uint8).data)  # a buffer of bytes: Python knows none of bfloat16
+    Raises:
+        InputError: none does, or the likeliest lacks what has to be given.
+    """
+    refusals = []
+    for match in matches:
+        try:
+            return match, *infer(match.format, match.evidence, given)
+        except InputError as error:
+            refusals.append(error)
+            if isinstance(error, Untold):
+                break
+    raise refusals[0]
 
 
-@contextmanager
-def _atomic(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that takes the name `path` once it is complete and on the disk, and that is removed otherwise."""
-    partial = path.with_name(f".{uuid.uuid4().hex}.partial")
-    try:
-        with open(partial, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+def existing(source: Source) -> Path:
+    """Return the file or folder of a name: in the cache of a hub, in a run folder, or as it is.
 
-
-def _read(path: Path) -> tuple[Mapping[str, str], dict[str, Array]]:
-    """Return the free part of a file's header, and a view of the mapped file for each key."""
-    try:
-        with safe_open(path, framework="numpy"):  # validates lengths, offsets, shapes and the JSON
-            pass
-    except SafetensorError as error:
-        raise InputError(f"{path} is not a safetensors file, or is damaged ({error}): fetch or write it again") from None
-    with open(path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    start = 8 + int.from_bytes(mapped[:8], "little")
-    header = json.loads(mapped[8:start])
-    free = header.pop("__metadata__", {})
-    if foreign := [f"{key!r} is {spec['dtype']}" for key, spec in header.items() if spec["dtype"] not in _NAMES]:
-        raise InputError(
-            f"{path}: {'; '.join(foreign)}: weights are {', '.join(_NAMES)}, so convert or leave out the others"
-        )
-    arrays = {}
-    for key, spec in header.items():
-        shape, dtype, offset = spec["shape"], _NAMES[spec["dtype"]], start + spec["data_offsets"][0]
-        arrays[key] = np.frombuffer(mapped, dtype, prod(shape), offset).reshape(shape)
-    return free, arrays
-
-
-def _existing(path: Path) -> Path:
-    """Return the file at `path`, or in the run folder that it is."""
-    file = path / WEIGHTS if path.is_dir() else path
-    if file.is_file():
-        return file
-    folder = file.parent
+    Raises:
+        InputError: there is none; says the nearest name in the same folder.
+    """
+    if str(source).startswith("hf://"):
+        return hub.resolve(str(source))
+    path = Path(source)
+    if (path / WEIGHTS).is_file():
+        return path / WEIGHTS
+    if path.exists():
+        return path
+    folder = path.parent
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    hint = nearest(file.name, names) or (": check the path" if folder.is_dir() else f": there is no folder {folder}")
-    raise InputError(f"no file {file}{hint}")
+    hint = nearest(path.name, names) or (": check the path" if folder.is_dir() else f": there is no folder {folder}")
+    raise InputError(f"no file {path}{hint}")
 
 
-def _free(path: Path, force: bool) -> None:
-    """Refuse a path that a file must not or cannot be written to."""
-    if path.suffix != ".safetensors":
-        raise InputError(f"{path} would be a safetensors file: give it a name that ends in .safetensors")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: give the name of a file in it, such as {path / WEIGHTS}")
-    if not path.parent.is_dir():
-        raise InputError(f"no folder {path.parent}: create it first")
-    if path.exists() and not force:
-        raise InputError(f"{path} exists: give another name, or --force (force=True) to replace it")
+def _beside(path: Path) -> dict[str, Any]:
+    """Return what the files beside weights say: by the name of the file, and of our own what it holds."""
+    folder = path if path.is_dir() else path.parent
+    notes: dict[str, Any] = {}
+    for name in COMPANIONS:
+        found = _json(folder / name)
+        if found and (
+            name != "config.json" or {"model_type", "architecture"} & set(found)
+        ):  # others have a config.json too
+            notes[name] = found
+    inside = [described(path / FLAX), _json(path / BESIDE)] if path.is_dir() else [described(path)]
+    return notes | next(filter(None, inside), {})
 
 
-def _version() -> str:
+def described(path: Path) -> dict[str, Any]:
+    """Return what the file beside a file without room for its config says of it, by its fingerprint."""
+    found = _json(path.with_name(f"{path.name}.{BESIDE}")) if path.is_file() else {}
+    return dict(found.get(fingerprint(path), {})) if found else {}
+
+
+def fingerprint(path: Path) -> str:
+    """Return what tells a file from the one that was or will be in its place: its size and a checksum of its ends."""
+    with path.open("rb") as file:
+        head = file.read(_END)
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _END))
+        return f"{size}-{zlib.crc32(file.read(), zlib.crc32(head)):08x}"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the object that a small JSON file holds; nothing where there is no such file.
+
+    Raises:
+        InputError: another content.
+    """
+    if not path.is_file():
+        return {}
     try:
-        return version(PROJECT)
-    except PackageNotFoundError:  # run from a folder that was never installed
-        return "not installed"
+        with path.open("rb") as file:
+            found = json.loads(file.read(1 << 20))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON ({error}): correct it or take it away") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path} holds a JSON {type(found).__name__}, an object was expected: correct it or take it away")
+    return found

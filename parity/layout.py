@@ -7,6 +7,8 @@ and merged with which neighbours.  A layout says so as `key | axes`:
     blocks.{block}.attn.qkv.weight    | (qkv head dim) width          a {braced} word is spelled out in the key,
     layer.{block}.attn.{qkv}.weight   | (head dim) width              (several) words are merged into one dimension,
     cls_token                         | 1 1 width                     and 1 is a dimension of length one
+    blocks.{block}.attn.qkv.bias      | (qkv=2 head dim)              the parameter is a part: place 2 of qkv,
+    head.attention.in_proj_bias       | (qkv=1:kv head dim)           or its axis kv lies on qkv from place 1 on
 
 Two layouts that hold the same words are two addresses of the same numbers.  So a conversion is a strided copy from
 one to the other: it computes nothing, it is lossless in every dtype, and its inverse is the two layouts swapped.
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +30,39 @@ Array = NDArray[Any]
 Sizes = Mapping[str, int]  # axis word -> its length
 Place = Mapping[str, int]  # axis word -> where on it
 Spellings = Mapping[str, tuple[str, ...]]  # axis word -> how its places are spelled in keys; others count from zero
+Read = Callable[[str, int, int], Array]  # a key, and which of its entries in C order: first, and one past the last
 
 _WORD = r"[a-z]\w*"
+_AXIS = re.compile(rf"({_WORD})(?:=(\d+)(?::({_WORD}))?)?")
+
+PIECE = 16 << 20  # bytes read at once where more are not needed
+STRIP = 1 << 20  # bytes reordered at once, so that they are still in the cache when they are used
+
+
+class Axis(NamedTuple):
+    """One axis of an array: all of `holder`, or the part of it from place `start` on that the parameter is.
+
+    word: the parameter's own axis; None where it is one place of `holder` and has no such axis.
+    """
+
+    holder: str
+    word: str | None
+    start: int
+
+    def __str__(self) -> str:
+        if self.word == self.holder:
+            return self.holder
+        return f"{self.holder}={self.start}" + (f":{self.word}" if self.word else "")
+
+    def place(self, at: Place) -> int | None:
+        """Return the one place of `holder` that is meant, if it is one."""
+        if self.word is None:
+            return self.start
+        return self.start + at[self.word] if self.word in at else None
+
+    def part(self, sizes: Sizes) -> slice:
+        """Return the places of `holder` that the word takes."""
+        return slice(self.start, self.start + sizes[self.word or self.holder])
 
 
 @dataclass(frozen=True)
@@ -37,12 +70,12 @@ class Layout:
     """One parameter's place in a format.
 
     key: the key, or the pattern of the keys, with {braced} axis words.
-    dims: for each dimension of the array, the axis words merged into it; none for a dimension of length one.
+    dims: for each dimension of the array, the axes merged into it; none for a dimension of length one.
     spellings: how axis words are spelled in the key.
     """
 
     key: str
-    dims: tuple[tuple[str, ...], ...]
+    dims: tuple[tuple[Axis, ...], ...]
     spellings: Spellings = field(default_factory=dict)
 
     @classmethod
@@ -63,11 +96,12 @@ class Layout:
             raise wrong("a key has no blanks, and braces only around one axis word, as in blocks.{block}.norm1.weight")
         dims = []
         for dim in re.findall(r"\([^()]*\)|\S+", axes):
-            words = dim[1:-1].split() if dim[0] == "(" and dim[-1] == ")" else [dim]
-            words = [] if dim == "1" else words or [dim]
-            if not all(re.fullmatch(_WORD, word) for word in words):
-                raise wrong(f"{dim!r} is not an axis: write a word, (words to merge) or 1")
-            dims.append(tuple(words))
+            texts = dim[1:-1].split() if dim[0] == "(" and dim[-1] == ")" else [dim]
+            matches = [_AXIS.fullmatch(text) for text in ([] if dim == "1" else texts or [dim])]
+            if not all(matches):
+                raise wrong(f"{dim!r} is not an axis: write a word, (words to merge), 1, word=place or word=place:part")
+            found = [match.groups() for match in matches if match]
+            dims.append(tuple(Axis(a, part or (None if n else a), int(n or 0)) for a, n, part in found))
         layout = cls(key, tuple(dims), spellings or {})
         if repeated := sorted({word for word in layout.words if layout.words.count(word) > 1}):
             raise wrong(f"{', '.join(repeated)} appears more than once")
@@ -79,21 +113,32 @@ class Layout:
         return re.findall(rf"{{({_WORD})}}", self.key)
 
     @property
+    def flat(self) -> list[Axis]:
+        """The axes of the array, in order, none merged."""
+        return [axis for dim in self.dims for axis in dim]
+
+    @property
     def words(self) -> list[str]:
-        """Every axis word, of the key and of the array."""
-        return self.spelled + [word for dim in self.dims for word in dim]
+        """Every axis word of the parameter, of the key and of the array."""
+        return self.spelled + [axis.word for axis in self.flat if axis.word]
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the arrays hold more than this parameter."""
+        return any(axis.word != axis.holder for axis in self.flat)
 
     @property
     def axes(self) -> str:
         """The array's side of the line, e.g. "(qkv head dim) width"."""
-        return " ".join(f"({' '.join(dim)})" if len(dim) > 1 else "".join(dim) or "1" for dim in self.dims)
+        dims = (" ".join(map(str, dim)) or "1" for dim in self.dims)
+        return " ".join(f"({text})" if " " in text else text for text in dims)
 
     def __str__(self) -> str:
         return f"{self.key} | {self.axes}"
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """Shape of each array."""
-        return tuple(prod(sizes[word] for word in dim) for dim in self.dims)
+        return tuple(prod(sizes[axis.holder] for axis in dim) for dim in self.dims)
 
     def keys(self, sizes: Sizes) -> list[str]:
         """Every key, in order."""
@@ -107,62 +152,147 @@ class Layout:
             spelling = {word: self.spellings[word][n] if word in self.spellings else n for word, n in place.items()}
             yield self.key.format_map(spelling), place
 
-    def view(self, array: Array, sizes: Sizes, at: Place, order: list[str] | None = None) -> tuple[Array, list[str]]:
-        """Return a view of the part of an array that lies at `at`, one dimension a word, and its words.
+    def view(self, array: Array, sizes: Sizes, at: Place, words: list[str]) -> Array:
+        """Return a view of the part of an array that lies at `at`, one dimension for each of `words`, in their order.
 
         array: `shape(sizes)`; splitting a dimension never needs a copy.
-        order: the words that are left, in the order wanted of the view; by default their own.
-
-        Raises:
-            ValueError: an array of another shape.
         """
-        if array.shape != self.shape(sizes):
-            raise ValueError(f"{self.key} has shape {array.shape}, expected {self.axes} = {self.shape(sizes)}")
-        words = [word for dim in self.dims for word in dim]
-        split = array.reshape([sizes[word] for word in words])
-        part = split[(*(at.get(word, slice(None)) for word in words), ...)]  # `...`: a view even if one entry is left
-        left = [word for word in words if word not in at]
-        order = left if order is None else order
-        return part.transpose([left.index(word) for word in order]), order
+        split = array.reshape([sizes[axis.holder] for axis in self.flat])
+        return _view(split, self.flat, sizes, at, words)
 
 
 Column = Mapping[str, Layout]  # parameter -> its layout in one format
 
 
-def move(source: Layout, target: Layout, sizes: Sizes, read: Callable[[str], Array], out: Mapping[str, Array]) -> None:
-    """Fill the target's arrays of one parameter from the source's, bit by bit.
+def _view(split: Array, axes: list[Axis], sizes: Sizes, at: Place, words: list[str]) -> Array:
+    places = [axis.place(at) for axis in axes]
+    index = [axis.part(sizes) if n is None else n for axis, n in zip(axes, places, strict=True)]
+    left = [axis.word for axis, n in zip(axes, places, strict=True) if n is None]
+    view: Array = split[(*index, ...)].transpose([left.index(word) for word in words])  # `...`: a view even of one entry
+    return view
 
-    read: gives the source's array of a key; asked once for each key, and no array is kept.
-    out: the target's arrays, allocated (or mapped) by the caller, of `target.shape(sizes)` and the source's dtype.
+
+def runs(source: Layout, target: Layout, sizes: Sizes, at: Place) -> list[tuple[int, Place]]:
+    """Return the runs of the target's array at `at` that come from different arrays of the source.
+
+    Each is its first entry in C order, and its place: what `parts` takes.  They can be made independently.
+    """
+    words = [axis.holder for axis in target.flat]
+    if not words or words[0] not in source.spelled:
+        return [(0, at)]
+    stride = prod(sizes[word] for word in words[1:])
+    return [(n * stride, {**at, words[0]: n}) for n in range(sizes[words[0]])]
+
+
+def parts(source: Layout, target: Layout, sizes: Sizes, at: Place, read: Read) -> Iterator[tuple[int, Array]]:
+    """Yield what lies at `at` in the target's array, bit by bit: a first entry in C order, and the entries from there on.
+
+    Entries come in order.  No more than what one key of the source holds at `at` is in memory at a time, and only a
+    piece of that wherever source and target run through it alike.
+
+    at: the place on every axis that the target's key spells out, and of a run on the first of the array's own.
+    read: gives entries of the source's array at a key, in one dimension.
 
     Raises:
-        ValueError: layouts that do not hold the same words, or an array of another shape or dtype.
+        ValueError: layouts that do not hold the same words, or a target of which the parameter is a part.
     """
     if sorted(source.words) != sorted(target.words):
         raise ValueError(f"{source} and {target} do not hold the same axes")
-    for key, here in source.places(sizes, {}):
-        array = read(key)
-        for target_key, there in target.places(sizes, here):
-            if out[target_key].dtype != array.dtype:
-                raise ValueError(f"{key} is {array.dtype}, to be copied into {target_key} of {out[target_key].dtype}")
-            to, words = target.view(_bits(out[target_key]), sizes, here)
-            to[...] = source.view(_bits(array), sizes, there, words)[0]
+    if target.is_part:
+        raise ValueError(f"{target} holds more than one parameter: fill a view of it")
+    yield from _parts(source, [axis.holder for axis in target.flat if axis.holder not in at], sizes, at, read)
 
 
-def convert(
-    source: Column, target: Column, sizes: Sizes, dtypes: Mapping[str, np.dtype[Any]], read: Callable[[str], Array]
-) -> Iterator[tuple[str, Array]]:
-    """Yield every key of the target column with its new array, parameter by parameter in the order of the column.
+def _parts(source: Layout, words: list[str], sizes: Sizes, at: Place, read: Read) -> Iterator[tuple[int, Array]]:
+    """Yield the entries at `at`, the axes of `words` in their order."""
+    if words and words[0] in source.spelled:  # the source has an array for each place on the target's first axis
+        stride = prod(sizes[word] for word in words[1:])
+        for n in range(sizes[words[0]]):
+            for first, entries in _parts(source, words[1:], sizes, {**at, words[0]: n}, read):
+                yield n * stride + first, entries
+        return
+    inner = [word for word in words if word not in source.spelled]
+    if inner == words:
+        [(key, place)] = source.places(sizes, at)
+        for first, view in _reads(source, key, words, sizes, {**at, **place}, read):
+            for offset, entries in _strips(view):
+                yield first + offset, entries
+        return
+    whole = None
+    for key, place in source.places(sizes, at):  # the source has arrays that interleave in the target's
+        [(_, view)] = _reads(source, key, inner, sizes, {**at, **place}, read, at_once=True)
+        if whole is None:
+            whole = np.empty([sizes[word] for word in words], view.dtype)
+        _copy(whole[(*(place.get(word, slice(None)) for word in words), ...)], view)
+    if whole is not None:
+        yield 0, whole.reshape(-1)
 
-    One parameter is held at a time, so that a model streams.  Swapping the columns is the inverse.
 
-    dtypes: of each parameter.
-    read: gives the source's array of a key; see `move`.
+def _reads(
+    source: Layout, key: str, words: list[str], sizes: Sizes, at: Place, read: Read, at_once: bool = False
+) -> Iterator[tuple[int, Array]]:
+    """Yield views of what lies at `at` in the array of a key, a range of the first word at a time."""
+    axes, lengths = source.flat, [sizes[axis.holder] for axis in source.flat]
+    offset = depth = 0
+    while depth < len(axes) and (n := axes[depth].place(at)) is not None:  # the outermost axes: one contiguous run
+        offset += n * prod(lengths[depth + 1 :])
+        depth += 1
+    rest, stride = axes[depth:], prod(lengths[depth + 1 :])
+    if not rest:
+        yield 0, read(key, offset, offset + 1).reshape(())
+        return
+    span = rest[0].part(sizes)
+    count, step = span.stop - span.start, span.stop - span.start
+    if not at_once and words and rest[0].word == words[0]:
+        step = max(1, PIECE // (8 * stride))  # of the widest dtype
+    inner = prod(sizes[word] for word in words[1:])
+    for n in range(0, count, step):
+        rows = min(step, count - n)
+        start = offset + (span.start + n) * stride
+        split = read(key, start, start + rows * stride).reshape([rows, *lengths[depth + 1 :]])
+        window = Axis(rest[0].holder, rest[0].word, 0)
+        yield n * inner, _view(split, [window, *rest[1:]], {**sizes, str(window.word): rows}, at, words)
+
+
+def _strips(view: Array) -> Iterator[tuple[int, Array]]:
+    """Yield the entries of a view in C order, as they are or a cache's worth at a time."""
+    if view.flags.c_contiguous:
+        yield 0, view.reshape(-1)
+        return
+    row = view.size // len(view)
+    step = STRIP // (row * view.itemsize)
+    if step == 0:
+        for n, inner in enumerate(view):
+            for first, entries in _strips(inner):
+                yield n * row + first, entries
+        return
+    for n in range(0, len(view), step):
+        part = view[n : n + step]
+        out = np.empty(part.shape, view.dtype)
+        _copy(out, part)
+        yield n * row, out.reshape(-1)
+
+
+def _copy(to: Array, source: Array) -> None:
+    """Copy bits; where rows become columns, through rows that lie an odd number of cache lines apart.
+
+    Rows whose distance is a power of two compete for the same lines of the cache, and a plain copy of the transposed
+    array then takes five times as long.
     """
-    for name, layout in target.items():
-        out = {key: np.empty(layout.shape(sizes), dtypes[name]) for key in layout.keys(sizes)}
-        move(source[name], layout, sizes, read, out)
-        yield from out.items()
+    to, source = _bits(to), _bits(source)
+    strides = [abs(stride) if length > 1 else np.inf for stride, length in zip(source.strides, source.shape, strict=True)]
+    k = int(np.argmin(strides)) if strides else 0
+    if source.ndim < 2 or k == source.ndim - 1 or not np.isfinite(strides[k]):
+        to[...] = source
+        return
+    order = [n for n in np.argsort([-stride for stride in source.strides], kind="stable") if n != k] + [k]
+    lines = 64 if source.itemsize > 2 else 128
+    for n in range(0, source.shape[k], lines):
+        here = (*[slice(None)] * k, slice(n, n + lines))
+        part = source[here].transpose(order)
+        padded = np.empty((*part.shape[:-1], lines + 64 // part.itemsize), part.dtype)[..., : part.shape[-1]]
+        padded[...] = part
+        to[here] = padded.transpose(np.argsort(order))
 
 
 def _bits(array: Array) -> Array:

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 import parity
 from parity import weights as weights_module
+from parity.containers.container import File
 from parity.formats import get
 from vit_spec import InputError, ViTConfig
 
@@ -29,6 +30,7 @@ def draw(format="torch", dtype="float32", seed=0):
 
 
 def same_bits(a, b):
+    a, b = ({key: np.asarray(array) for key, array in arrays.items()} for arrays in (a, b))
     return a.keys() == b.keys() and all(
         a[key].dtype == b[key].dtype and a[key].shape == b[key].shape and a[key].tobytes() == b[key].tobytes() for key in a
     )
@@ -102,7 +104,8 @@ def test_every_array_is_aligned_whatever_the_dtypes(tmp_path):
     arrays = {key: array for key, array in draw("torch", "float64").items() if not key.startswith("blocks.1.")}
     arrays["blocks.0.mlp.fc1.bias"] = np.ones(6, ml_dtypes.bfloat16)  # 12 bytes, in the middle
     parity.save(tmp_path / "a.safetensors", arrays, config, "torch")
-    assert all(array.flags.aligned for array in parity.load(tmp_path / "a.safetensors").arrays.values())
+    read = parity.load(tmp_path / "a.safetensors").arrays
+    assert all(array.offset % array.dtype.itemsize == 0 for array in read.values())
 
 
 def test_the_header_carries_config_format_and_version(saved):
@@ -118,9 +121,32 @@ def test_a_run_folder_stands_for_its_weights(tmp_path):
     assert same_bits(parity.load(str(tmp_path / "run")).arrays, draw())
 
 
-def test_loaded_arrays_cannot_be_written_to(saved):
-    with pytest.raises(ValueError, match="read-only"):
-        parity.load(saved).arrays["norm.bias"][...] = 0
+def test_loading_reads_headers_and_using_an_array_reads_it(saved, monkeypatch):
+    read, read_into = [], File.read_into
+    monkeypatch.setattr(
+        File, "read_into", lambda self, out, offset: (read.append(out.nbytes), read_into(self, out, offset))
+    )
+    checkpoint = parity.load(saved)
+    assert not read
+    np.asarray(checkpoint.arrays["norm.bias"])
+    assert read == [32]
+
+
+def test_a_file_that_is_cut_short_meanwhile_is_named(saved):
+    array = parity.load(saved).arrays["head.bias"]
+    os.truncate(saved, saved.stat().st_size // 2)
+    with pytest.raises(InputError, match=r"vit\.safetensors was cut short while it was read"):
+        np.asarray(array)
+
+
+def test_a_file_that_is_written_to_meanwhile_is_named(saved):
+    array = parity.load(saved).arrays["head.bias"]
+    with saved.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"1234")
+    os.utime(saved, ns=(0, 0))  # clocks of file systems may be coarse
+    with pytest.raises(InputError, match=r"vit\.safetensors was written to while it was read"):
+        np.asarray(array)
 
 
 # Completely or not at all ---------------------------------------------------------------------------------------------
@@ -156,18 +182,35 @@ def test_a_failure_midway_leaves_the_old_file_and_nothing_else(saved, monkeypatc
         return np.asarray(value)
 
     monkeypatch.setattr(weights_module, "_on_host", failing)
-    with pytest.raises(type(failure)):
+    with pytest.raises((InputError, KeyboardInterrupt), match=r"make room|^$"):
         parity.save(saved, draw(seed=1), TINY, "torch", force=True)
     assert saved.read_bytes() == before
     assert os.listdir(saved.parent) == [saved.name]
 
 
-def test_bytes_are_on_the_disk_before_the_file_takes_its_name(saved, monkeypatch):
+def test_bytes_are_on_the_disk_before_an_old_file_is_given_up(saved, monkeypatch):
     order, fsync, replace = [], os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda number: (order.append("fsync"), fsync(number)))
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
-    parity.convert(saved, saved.with_name("b.safetensors"), "jax")
+    parity.convert(saved, saved, "jax", force=True)
     assert order == ["fsync", "replace"]
+
+
+def test_what_is_read_back_must_be_what_was_written(saved, monkeypatch):
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda number, data, offset: write(number, bytes(len(data)), offset))
+    with pytest.raises(OSError, match="read back"):
+        parity.convert(saved, saved.with_name("b.safetensors"), "jax")
+    assert os.listdir(saved.parent) == [saved.name]
+
+
+def test_a_link_is_replaced_and_not_what_it_points_to(saved, tmp_path):
+    before, link = saved.read_bytes(), tmp_path / "link.safetensors"
+    link.symlink_to(saved)
+    with pytest.raises(InputError, match="exists"):
+        parity.convert(saved, link, "jax")
+    parity.convert(saved, link, "jax", force=True)
+    assert saved.read_bytes() == before and not link.is_symlink()
 
 
 def test_wrong_weights_are_refused_before_a_file_is_made(tmp_path):
@@ -184,7 +227,8 @@ def test_wrong_weights_are_refused_before_a_file_is_made(tmp_path):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("a.npz", "give it a name that ends in .safetensors"),
+        ("a.npy", r"a\.npy does not say what to write; did you mean '\.npz'\?: give a name that ends in .safetensors"),
+        ("a", "a does not say what to write: give a name that ends in .safetensors, .pth"),
         ("folder.safetensors", "is a folder: give the name of a file in it"),
         ("nowhere/a.safetensors", "nowhere: create it first"),
     ],
@@ -210,20 +254,20 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
     assert f"there is no folder {tmp_path / 'nowhere'}" in refusal(tmp_path / "nowhere" / "a.safetensors")
 
 
-def test_a_run_folder_without_weights_says_what_was_looked_for(tmp_path):
-    assert "weights.safetensors: check the path" in refusal(tmp_path)
+def test_a_folder_without_weights_is_of_no_known_kind(tmp_path):
+    assert "is a folder of no kind that is known here" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 20, 600, -1])
 def test_a_truncated_file_is_damaged(saved, length):
     saved.write_bytes(saved.read_bytes()[:length])
-    assert "is not a safetensors file, or is damaged" in refusal(saved)
+    refusal(saved)
 
 
 @pytest.mark.parametrize("content", [b"PK\3\4" + bytes(100), b"\x80\x02}q\x00.", b"hello world, here is some text"])
-def test_another_kind_of_file_is_no_safetensors_file(tmp_path, content):
+def test_another_kind_of_file_is_refused(tmp_path, content):
     (tmp_path / "a.safetensors").write_bytes(content)
-    assert "is not a safetensors file" in refusal(tmp_path / "a.safetensors")
+    refusal(tmp_path / "a.safetensors")
 
 
 GOOD = {"config": TINY.to_json(), "format": "torch"}
@@ -232,8 +276,8 @@ GOOD = {"config": TINY.to_json(), "format": "torch"}
 @pytest.mark.parametrize(
     ("metadata", "what"),
     [
-        (None, "does not say which model it is of: .*parity.save it with a config"),
-        ({"format": "pt"}, "does not say which model it is of"),
+        (None, "give it with --set num_heads=N"),
+        ({"format": "pt"}, "give it with --set num_heads=N"),
         (GOOD | {"format": "trch"}, "unknown format 'trch'; did you mean 'torch'?"),
         (GOOD | {"config": "{"}, "the config is not JSON"),
         (GOOD | {"config": '{"widht": 3}'}, "unknown config field widht; did you mean 'width'?"),
@@ -250,7 +294,7 @@ def test_a_file_without_a_usable_config_is_refused(tmp_path, metadata, what):
 def test_integers_in_a_file_are_named(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file(draw() | {"step": np.ones(1, np.int64)}, path, GOOD)
-    assert "'step' is I64: weights are F16, BF16, F32, F64" in refusal(path)
+    assert "1 unexpected: 'step' (1,)" in refusal(path)
 
 
 def test_an_unknown_format_is_told_before_files_are_looked_at(tmp_path):

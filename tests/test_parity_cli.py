@@ -1,5 +1,6 @@
 """The command line as a user types it: what it prints, its exit codes, and what it does not load."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import parity
 import vit_spec
@@ -47,7 +49,7 @@ def run(capsys, *arguments):
 
 # What it loads --------------------------------------------------------------------------------------------------------
 
-LOADED = "import sys; print(sorted({'jax', 'torch', 'flax'} & set(sys.modules)))"
+LOADED = "import sys; print(sorted({'jax', 'torch', 'flax', 'orbax', 'huggingface_hub'} & set(sys.modules)))"
 
 
 def test_importing_parity_loads_neither_framework():
@@ -100,8 +102,9 @@ def test_inspect_shows_config_and_every_parameter(saved, capsys):
     code, out, _ = run(capsys, "inspect", saved)
     assert code == 0 and "eps=1e-06" in out
     line = next(line for line in out.splitlines() if line.startswith("blocks.{block}.attn.qkv.weight"))
-    assert line.split() == "blocks.{block}.attn.qkv.weight (qkv head dim) width 24 × 8 float32 2 384".split()
-    assert out.splitlines()[-1].split() == ["all", "32", f"{vit_spec.count(TINY):,}"]
+    assert line.split() == "blocks.{block}.attn.qkv.weight (qkv head dim) width 24 × 8 float32 2 384 1,536".split()
+    total = next(line for line in out.splitlines() if line.startswith("all "))
+    assert total.split() == ["all", "32", f"{vit_spec.count(TINY):,}", f"{4 * vit_spec.count(TINY):,}"]
 
 
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
@@ -115,13 +118,88 @@ def test_check_says_whether_the_twins_agree(saved, capsys, monkeypatch, passed, 
         return Report(passed=passed)
 
     monkeypatch.setattr(sys.modules["parity.comparison"], "compare", compare)
-    assert run(capsys, "check", saved) == (code, "what was found\n", "")
+    assert run(capsys, "check", saved) == (code, "read: format torch, container safetensors\nwhat was found\n", "")
 
 
 def test_check_names_a_framework_that_is_not_installed(saved, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     code, _, err = run(capsys, "check", saved)
     assert code == 2 and "jax is not installed" in err
+
+
+def altered(path, target, **changes):
+    """A copy of a file with some arrays changed in place."""
+    checkpoint = parity.load(path)
+    arrays = {key: np.array(array) for key, array in checkpoint.arrays.items()}
+    for key, (index, value) in changes.items():
+        arrays[key.replace("__", ".")][index] = value
+    parity.save(target, arrays, checkpoint.config, "torch")
+    return target
+
+
+def test_inspect_points_at_numbers_that_are_odd(saved, tmp_path, capsys):
+    odd = {"norm__weight": (slice(2), np.nan), "head__weight": ((1, 1), np.inf), "norm__bias": (3, 1e-40)}
+    path = altered(saved, tmp_path / "odd.safetensors", **odd)
+    _, out, _ = run(capsys, "inspect", path)
+    line = next(line for line in out.splitlines() if line.startswith("suspicious: "))
+    assert "norm.weight has 2 NaN" in line and "head.weight has 1 infinite" in line and "norm.bias has 1 denormal" in line
+    assert "patch_embed.proj.weight has all zero" in line  # the first array of the fixture
+    _, out, _ = run(capsys, "inspect", path, "--no-values")
+    assert "suspicious" not in out and "--values" in out
+
+
+def test_json_says_what_the_text_says(saved, capsys):
+    found = json.loads(run(capsys, "inspect", saved, "--json")[1])
+    assert found["format"] == "torch" and found["config"]["width"] == 8 and found["assumed"] == []
+    assert sum(entry["entries"] for entry in found["parameters"]) == vit_spec.count(TINY)
+    done = json.loads(run(capsys, "convert", saved, saved.with_name("b.npz"), "--to", "jax", "--json")[1])
+    assert (done["to"], done["container"], done["bytes"]) == ("jax", "npz", 4 * vit_spec.count(TINY))
+    assert set(json.loads(run(capsys, "formats", "--json")[1])) == set(formats())
+    assert json.loads(run(capsys, "models", "--json")[1])["vit_b16"]["parameters"] == vit_spec.count(
+        vit_spec.get("vit_b16")
+    )
+
+
+def bare(saved, name="bare.safetensors"):
+    """The file of the fixture as others write it: without a config."""
+    path = saved.with_name(name)
+    save_file({key: np.asarray(array) for key, array in parity.load(saved).arrays.items()}, path)
+    return path
+
+
+def test_what_nothing_tells_is_printed_as_assumed_and_can_be_set(saved, capsys):
+    path, heads, size = bare(saved), ("--set", "num_heads=2"), ("--set", "image_size=4x6")
+    code, out, _ = run(capsys, "inspect", path, *heads, *size)
+    assert code == 0 and "norms.eps=1e-06" in out.partition("assumed, as models of format timm: ")[2]
+    code, out, _ = run(capsys, "inspect", path, *heads, *size, "--set", "norm_eps=1e-5")
+    assert code == 0 and "eps=1e-05" in out and "norms.eps=" not in out
+
+
+def test_convert_reports_surgery_and_rounding(saved, capsys):
+    target = saved.with_name("b.safetensors")
+    line = ("--image-size", "8x6", "--num-classes", "5", "--dtype", "bfloat16")
+    code, out, _ = run(capsys, "convert", saved, target, "--to", "jax", *line)
+    changed = [line for line in out.splitlines() if line.startswith("changed: ")]
+    assert code == 0 and len(changed) == 3 and "rounded to bfloat16" in changed[-1]
+    checkpoint = parity.load(target)
+    assert (checkpoint.config.image_size, checkpoint.config.num_classes) == ((8, 6), 5)
+    assert {array.dtype.name for array in checkpoint.arrays.values()} == {"bfloat16"}
+
+
+@pytest.mark.slow
+def test_check_against_says_whether_two_files_are_one_function(saved, tmp_path, capsys):
+    pytest.importorskip("jax"), pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    arrays = {key: rng.normal(size=array.shape) for key, array in parity.load(saved).arrays.items()}
+    parity.save(tmp_path / "a.safetensors", arrays, TINY, "torch")
+    parity.convert(tmp_path / "a.safetensors", tmp_path / "b.npz", "jax")
+    code, out, _ = run(capsys, "check", tmp_path / "a.safetensors", "--against", tmp_path / "b.npz")
+    assert code == 0 and "PASS: the same function, outputs agree to 0.0e+00" in out
+    other = altered(tmp_path / "a.safetensors", tmp_path / "c.safetensors", blocks__1__mlp__fc1__bias=(0, 3.0))
+    code, out, _ = run(capsys, "check", tmp_path / "a.safetensors", "--against", other)
+    assert code == 1 and "FAIL: another function" in out and "the first part that differs is blocks.1.mlp" in out
+    code, out, _ = run(capsys, "check", tmp_path / "a.safetensors", "--against", other, "--json")
+    assert code == 1 and json.loads(out)["passed"] is False
 
 
 def test_help_names_every_command():
@@ -144,6 +222,12 @@ def test_help_names_every_command():
         ("inspect a --colour", "unrecognized arguments: --colour"),
         ("inspect nowhere/a", "no file nowhere/a: there is no folder nowhere"),
         ("check nowhere/a", "no file nowhere/a"),
+        ("inspect a --set eps", "--set 'eps' sets nothing: write it as norms.eps=1e-5"),
+        ("inspect a --set norms.esp=1", "--set norms.esp is no field of the config; did you mean 'norms.eps'?"),
+        ("inspect a --set kind=1 --set bias=0", "no file a"),
+        ("inspect a --set init=zeros", "--set init may mean head.init or tokens.init: say which"),
+        ("convert a b.npz --to jax --shard many", "'many' is no size of a file: write it as 500MB or 5GB"),
+        ("convert a b.npz --to jax --drop-head --num-classes 3", "not allowed with argument --drop-head"),
         ("convert README b.safetensors --to jax", "no file README"),
     ],
 )

@@ -272,6 +272,17 @@ class ViTConfig:
             )
         return -(-height // ph), -(-width // pw)
 
+    def at(self, name: str) -> Any:
+        """Return the value of a field, dotted where it lies in a part: "num_classes", "norms.eps".
+
+        Raises:
+            InputError: no such field; says the nearest.
+        """
+        if name not in FIELDS:
+            raise InputError(f"unknown config field {name}{nearest(name, FIELDS) or ': see ViTConfig'}")
+        part, _, field_name = name.rpartition(".")
+        return getattr(getattr(self, part) if part else self, field_name)
+
     # Changes and JSON ------------------------------------------------------------------------------------------------
 
     def replace(self, **changes: Any) -> Self:
@@ -325,6 +336,13 @@ PARTS: dict[str, type] = {
     for name, part in typing.get_type_hints(ViTConfig).items()
     if isinstance(part, type) and dataclasses.is_dataclass(part)
 }
+
+
+FIELDS: tuple[str, ...] = tuple(
+    name
+    for f in dataclasses.fields(ViTConfig)
+    for name in ([f"{f.name}.{inner.name}" for inner in dataclasses.fields(PARTS[f.name])] if f.name in PARTS else [f.name])
+)
 
 
 def _required(f: dataclasses.Field[Any]) -> bool:

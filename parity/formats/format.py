@@ -1,11 +1,61 @@
-"""A format: one column of layouts, and the few facts that a column cannot say."""
+"""A format: columns of layouts, and what is known of the models that people keep in it."""
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import prod
+from typing import Any, Self
 
-from parity.layout import Column, Layout, Spellings
-from vit_spec import InputError, Row, ViTConfig, rows
+from parity.containers.container import Stored
+from parity.layout import Array, Column, Layout, Spellings
+from vit_spec import InputError, Row, ViTConfig, nearest, rows
+
+Fields = Mapping[str, Any]  # config field, dotted as in "norms.eps" -> value
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a file shows of its model beside the numbers.
+
+    notes: what is kept with the weights: "config.json" (parsed), "args/...", and so on.
+    beside: keys of the file that are not the model's: other towers, decoders, wrappers around it.
+    ignored: the model's arrays that hold no parameter, by key.
+    axes: the parameters that are there, and the axes that each has.
+    sizes: how long their axes are, as far as shapes tell; "inner" is heads times their width.
+    variant: the format's table that the keys are of.
+    """
+
+    notes: Fields
+    beside: frozenset[str]
+    ignored: Mapping[str, Stored]
+    axes: Mapping[str, frozenset[str]]
+    sizes: Mapping[str, int]
+    variant: str = ""
+
+
+def nothing(evidence: Evidence) -> Fields:
+    """What is read off a file that says nothing of its model."""
+    return {}
+
+
+def no_objection(config: ViTConfig, table: str) -> str:
+    """What of a config a format cannot say, where every field for itself says it all."""
+    return ""
+
+
+def no_files(config: ViTConfig) -> Mapping[str, Any]:
+    """What is written beside weights whose readers look for nothing else."""
+    return {}
+
+
+@cache
+def _parsed(table: str, spellings: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, list[Layout]]:
+    """The layouts of a table's lines, by parameter; every file that is recognised asks for all of them."""
+    lines: dict[str, list[Layout]] = {}
+    for line in filter(str.strip, table.splitlines()):
+        parameter, _, layout = line.partition("|")
+        lines.setdefault(parameter.strip(), []).append(Layout.parse(layout, dict(spellings)))
+    return lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,43 +65,127 @@ class Format:
     name: what it is called on the command line and in files.
     what: one line for a person.
     separator: what stands between the words of a key; nested dictionaries are joined by it.
-    table: a line `parameter | key | axes` for each parameter of `vit_spec.rows`.  Where a parameter has an axis
-        in some configs only, it has a line for each case: the one that holds the config's own axes counts.
+    tables: by name, the sets of keys that are in use for it, each a line `parameter | key | axes` for each parameter of
+        `vit_spec.rows`.  Where a parameter has an axis in some configs only, it has a line for each case: the one that
+        holds the config's own axes counts.
+    usual: the name of the table that is written for a config; by default the first.
+    variant: the one table that is meant, of a file that was read or where the user asked for it.
     spellings: how an axis is spelled in keys where it does not count from zero: {"qkv": ("query", "key", "value")}.
-    ignored: patterns of keys that hold no parameter, each with the reason.
+    respelled: by table, what it spells otherwise.
+    aliases: regular expressions of what else stands at the beginning of keys that are read -> what the tables have there.
+    ignored: regular expressions of keys that hold no parameter, each with the reason.
+    refused: regular expressions of keys of models that compute something else, each with what that is.
+    constants: `key | axes`, or a key alone -> the array that readers expect there, or one for each of several keys, as it
+        follows from the config; None where they expect none.  `table: key | axes` where one table alone has the key.
+    copies: a table of second places that parameters are written to; on reading those keys are among the ignored.
+    always: fields that are the same for every model of the format, or a tuple of values that they may have, or a
+        function from the config to these; a config with another value cannot be written.
+    objection: what of a config a table cannot hold though each field is allowed: "norms.after_pool=True with ...".
+    assumed: fields of the published models that neither tensors nor the file tell, as the source that the module
+        names documents them.
+    settings: what the files beside the weights and other notes say of the config.
+    says: the fields that `files` writes, so that any reader has them.
+    files: JSON files, by name, with which the format's own library opens a folder.
+    recognises: whether a file of these very keys is this format's rather than another's.
+    model_types: what Hugging Face's config.json calls the format's models.
     """
 
     name: str
     what: str
     separator: str
-    table: str
+    tables: Mapping[str, str]
+    usual: Callable[[ViTConfig], str] | None = None
+    variant: str = ""
     spellings: Spellings = field(default_factory=dict)
+    respelled: Mapping[str, Spellings] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Callable[[ViTConfig], Array | None]] = field(default_factory=dict)
+    copies: str = ""
+    always: Fields = field(default_factory=dict)
+    objection: Callable[[ViTConfig, str], str] = no_objection
+    assumed: Fields = field(default_factory=dict)
+    settings: Callable[[Evidence], Fields] = nothing
+    says: frozenset[str] = frozenset()
+    files: Callable[[ViTConfig], Mapping[str, Any]] = no_files
+    recognises: Callable[[Evidence], bool] = lambda evidence: False
+    model_types: tuple[str, ...] = ()
+
+    def of(self, variant: str) -> Self:
+        """Return the format with one of its tables chosen.
+
+        Raises:
+            InputError: it has no such table; says the nearest.
+        """
+        if variant not in self.tables:
+            hint = nearest(variant, self.tables) or f": give one of {', '.join(self.tables)}"
+            raise InputError(f"format {self.name!r} has no variant {variant!r}{hint}")
+        return replace(self, variant=variant)
+
+    def full_name(self, config: ViTConfig) -> str:
+        """Return the name with the variant, where there are several."""
+        return self.name if len(self.tables) == 1 else f"{self.name}:{self._table(config)}"
+
+    def lines(self, variant: str) -> dict[str, list[Layout]]:
+        """Return the layouts that a table has for each parameter."""
+        spellings = {**self.spellings, **self.respelled.get(variant, {})}
+        return _parsed(self.tables[variant], tuple(spellings.items()))
 
     def layouts(self, config: ViTConfig) -> Column:
         """Return where each parameter of this config lives.
 
         Raises:
-            InputError: a parameter that the format has no place for, or a mistake in the format's own table.
+            InputError: a model that the format cannot say, a parameter that it has no place for, or a mistake in its table.
         """
-        lines: dict[str, list[str]] = {}
-        for line in filter(str.strip, self.table.splitlines()):
-            parameter, _, layout = line.partition("|")
-            lines.setdefault(parameter.strip(), []).append(layout)
-
+        self._hold_to_always(config)
+        table = self._table(config)
+        if what := self.objection(config, table):
+            raise InputError(f"format {self.name!r} cannot hold {what}: choose another format")
+        lines = self.lines(table)
         column = {name: self._layout(row, lines.get(name, [])) for name, row in rows(config).items()}
-        times = Counter(key for layout in column.values() for key in layout.keys(config.sizes))
-        if shared := [key for key, n in times.items() if n > 1]:
-            raise InputError(f"format {self.name!r} keeps several parameters under one key: {', '.join(shared)}")
+        owners: dict[str, Layout] = {}
+        for layout in column.values():
+            other = owners.setdefault(layout.key, layout)
+            if other is not layout and not (other.is_part and layout.is_part):
+                raise InputError(f"format {self.name!r} keeps several parameters under one key: {layout.key}")
         return column
 
-    def ignored_keys(self, config: ViTConfig) -> set[str]:
-        """Return the keys that may be there and hold no parameter."""
-        return {key for pattern in self.ignored for key in Layout(pattern, (), self.spellings).keys(config.sizes)}
+    def fixed(self, config: ViTConfig) -> dict[str, Array]:
+        """Return the arrays that are written beside the parameters, by key."""
+        arrays = {}
+        for line, values in self.constants.items():
+            table, _, line = line.rpartition(": ")
+            array, free = values(config) if table in ("", self._table(config)) else None, "|" not in line
+            if array is None:
+                continue
+            layout = Layout.parse(f"{line} | 1" if free else line, self.spellings)
+            shape = layout.shape(config.sizes)
+            whole = array if free else array.reshape(array.size // max(1, prod(shape)) or 1, *shape)
+            for n, key in enumerate(layout.keys(config.sizes)):
+                arrays[key] = array if free else whole[min(n, len(whole) - 1)]
+        return arrays
 
-    def _layout(self, row: Row, lines: list[str]) -> Layout:
+    def copied(self, config: ViTConfig) -> Column:
+        """Return the second places of parameters that the format keeps twice."""
+        lines = [line.partition("|") for line in filter(str.strip, self.copies.splitlines())]
+        return {name.strip(): self._layout(rows(config)[name.strip()], [Layout.parse(line)]) for name, _, line in lines}
+
+    def _table(self, config: ViTConfig) -> str:
+        return self.variant or (self.usual(config) if self.usual else next(iter(self.tables)))
+
+    def _hold_to_always(self, config: ViTConfig) -> None:
+        for name, allowed in self.always.items():
+            allowed = allowed(config) if callable(allowed) else allowed
+            values = allowed if isinstance(allowed, tuple) else (allowed,)
+            if (value := config.at(name)) not in values:
+                expected = " or ".join(map(repr, values))
+                raise InputError(
+                    f"format {self.name!r} cannot hold {name}={value!r}, only {expected}: choose another format"
+                )
+
+    def _layout(self, row: Row, layouts: list[Layout]) -> Layout:
         """Return the one line that holds exactly the axes of `row`: so no format can drop an axis."""
-        layouts = [Layout.parse(line, self.spellings) for line in lines]
         fitting = [layout for layout in layouts if sorted(layout.words) == sorted(row.axes)]
         if not layouts:
             raise InputError(
@@ -59,11 +193,12 @@ class Format:
             )
         if len(fitting) != 1:
             given = "; ".join(map(str, layouts))
-            raise InputError(f"format {self.name!r}, {row.name}: of {given}, one must hold the axes {' '.join(row.axes)}")
+            raise InputError(
+                f"format {self.name!r} has no place for {row.name}: of {given}, one must hold the axes {' '.join(row.axes)}"
+            )
         lengths = dict(zip(row.axes, row.shape, strict=True))
         for word in fitting[0].spelled:
-            if len(self.spellings.get(word, range(lengths[word]))) != lengths[word]:
-                raise InputError(
-                    f"format {self.name!r} spells {word} as {self.spellings[word]}: it has {lengths[word]} places"
-                )
+            spelling = fitting[0].spellings.get(word)
+            if spelling is not None and len(spelling) != lengths[word]:
+                raise InputError(f"format {self.name!r} spells {word} as {spelling}: it has {lengths[word]} places")
         return fitting[0]

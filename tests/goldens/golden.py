@@ -5,6 +5,7 @@ One `NAME.npz` holds
     header     JSON: config (ours), provenance, and the shape of each weight by its name in the PyTorch twin
     weights    all weights in the header's order, one after the other, float16
     images     (B, C, H, W), float16
+    files/*    the files that the peer itself wrote with these weights, byte for byte, where a test reads them
     outputs/*  what the peer computed in float64, each under the name that the twins' intermediates have: "logits",
                "norm" (tokens after the final norm), "blocks.1", or "attention" (the weights of the last block);
                all but the logits of the first image only
@@ -14,7 +15,7 @@ and the files stay small.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ class Golden:
     images: Array
     outputs: dict[str, Array]
     provenance: dict[str, str]
+    files: dict[str, bytes] = field(default_factory=dict)
 
 
 def names() -> list[str]:
@@ -53,7 +55,8 @@ def read(name: str) -> Golden:
         weights = {key: part.reshape(header["weights"][key]) for key, part in zip(header["weights"], flat, strict=True)}
         outputs = {key.removeprefix("outputs/"): file[key] for key in file.files if key.startswith("outputs/")}
         images = file["images"].astype(np.float64)
-    return Golden(ViTConfig.from_json(json.dumps(header["config"])), weights, images, outputs, header["provenance"])
+        files = {key.removeprefix("files/"): file[key].tobytes() for key in file.files if key.startswith("files/")}
+    return Golden(ViTConfig.from_json(json.dumps(header["config"])), weights, images, outputs, header["provenance"], files)
 
 
 def write(name: str, golden: Golden) -> Path:
@@ -69,6 +72,7 @@ def write(name: str, golden: Golden) -> Path:
         if array.dtype != np.float64 or not np.isfinite(array).all():
             raise ValueError(f"{name}: the peer's {key} is {array.dtype}, or not finite")
         arrays[f"outputs/{key}"] = array if key == "logits" else array[:1]
+    arrays |= {f"files/{key}": np.frombuffer(content, np.uint8) for key, content in golden.files.items()}
     path = FOLDER / f"{name}.npz"
     np.savez_compressed(path, **arrays)  # type: ignore[arg-type]  # numpy's stub takes the names for its own options
     return path

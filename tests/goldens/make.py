@@ -3,7 +3,12 @@
     python -m tests.goldens.make --clones DIR            # all, from the root of the repository
     python -m tests.goldens.make --clones DIR timm_plain # some
 
-It takes an environment with the peers (written with the versions in each file's provenance):
+The Flax models of transformers are gone since version 5, and take an environment of their own:
+
+    pip install numpy torch "transformers==4.57.6" jax flax safetensors
+    python -m tests.goldens.make hf_flax_vit             # and the others of from_transformers_flax.py
+
+All else takes an environment with the peers (written with the versions in each file's provenance):
 
     pip install numpy torch torchvision timm transformers vit-pytorch safetensors jax flax absl-py Pillow
 
@@ -13,6 +18,7 @@ A peer is built tiny, filled with seeded noise and run in float64 throughout: se
 """
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import importlib
@@ -21,8 +27,9 @@ from pathlib import Path
 from tests.goldens.golden import write
 from tests.goldens.peers import CASES, CLONES
 
-for peers in ("timm", "transformers", "packages", "clones", "google", "articles"):  # each registers its cases
-    importlib.import_module(f"tests.goldens.from_{peers}")
+for peers in ("timm", "transformers", "transformers_flax", "packages", "clones", "google", "articles"):
+    with contextlib.suppress(ImportError):  # no environment has them all
+        importlib.import_module(f"tests.goldens.from_{peers}")  # registers its cases
 
 
 def main() -> None:

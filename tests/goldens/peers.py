@@ -167,6 +167,8 @@ def mend_torchvision() -> None:
     """
     try:
         importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        return
     except RuntimeError:
         for module in [module for module in sys.modules if module.split(".")[0] == "torchvision"]:
             del sys.modules[module]

@@ -1,0 +1,256 @@
+"""What the commands do once their arguments are read; see `parity.__main__`."""
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import vit_spec
+from parity import surgery
+from parity.assignments import assignments
+from parity.files import load
+from parity.formats import formats as format_names
+from parity.formats import get
+from parity.inspection import Entry, entries
+from parity.weights import Checkpoint
+from parity.writing import write
+from vit_spec import InputError, ViTConfig
+
+FAST = 100_000_000  # bytes; of less, the time is that of starting
+
+
+def convert(given: argparse.Namespace) -> int:
+    """Write the weights of SRC to DST in another format, bit for bit."""
+    get(given.to)  # a misspelt name is told before files are looked at
+    shard, start = _bytes(given.shard), time.perf_counter()
+    checkpoint, changes = surgery.apply(_load(given), _operations(given))
+    with _progress(quiet=given.json) as progress:
+        written = write(
+            checkpoint,
+            given.target,
+            given.to,
+            force=given.force,
+            dtype=given.dtype,
+            container=given.container,
+            shard=shard,
+            progress=progress,
+        )
+    seconds = time.perf_counter() - start
+    if given.json:
+        facts = {**_facts(checkpoint), "changes": changes, "target": str(written.path), "to": written.format}
+        found = {"container": written.container, "bytes": written.nbytes, "seconds": seconds, "remarks": written.remarks}
+        print(json.dumps({**facts, **found}))
+        return 0
+    if given.dtype:
+        changes = [*changes, f"rounded to {given.dtype}"]
+    speed = f", {written.nbytes / seconds / 1e9:.2f} GB/s" if written.nbytes > FAST else ""
+    _say(
+        *_told(checkpoint),
+        *(f"changed: {change}" for change in changes),
+        *(f"note: {remark}" for remark in written.remarks),
+        f"{given.target}: format {written.format}, {written.nbytes:,} bytes of weights, read back{speed}",
+    )
+    return 0
+
+
+def inspect(given: argparse.Namespace) -> int:
+    """Show the format, the config and the parameters of SRC."""
+    checkpoint = _load(given)
+    found = list(entries(checkpoint, given.values))
+    if given.json:
+        print(json.dumps({**_facts(checkpoint), "parameters": [asdict(entry) for entry in found]}))
+        return 0
+    _say(*_told(checkpoint), _config_table(checkpoint.config), _parameter_table(checkpoint, found))
+    if odd := [f"{entry.key} has {_odd(entry)}" for entry in found if entry.suspicious]:
+        _say(f"suspicious: {'; '.join(odd)}")
+    if any(entry.suspicious is None for entry in found):
+        _say("numbers were not looked at: --values reads all of the file, and looks for NaN and the like")
+    return 0
+
+
+def check(given: argparse.Namespace) -> int:
+    """Run both twins on the weights of SRC, or SRC against OTHER, and say PASS or the first part that differs."""
+    checkpoint = _load(given)
+    other = load(given.against) if given.against else None
+    try:
+        if other is None:
+            from parity.comparison import compare
+            from parity.weights import to_jax
+
+            report: Any = compare(checkpoint.config, to_jax(checkpoint))
+        else:
+            from parity.against import compare_files
+
+            report = compare_files(checkpoint, other)
+    except ModuleNotFoundError as error:
+        raise InputError(f"check runs both twins, and {error.name} is not installed: install it") from None
+    if given.json:
+        print(json.dumps({"passed": report.passed, "verdict": report.verdict, **_facts(checkpoint)}))
+    else:
+        _say(*_told(checkpoint))
+        print(report)
+    return 0 if report.passed else 1
+
+
+def formats(given: argparse.Namespace) -> int:
+    """List the formats."""
+    if given.json:
+        print(json.dumps({name: {"what": get(name).what, "variants": list(get(name).tables)} for name in format_names()}))
+        return 0
+    table = _table(None, "format", "what it is", "where queries, keys and values are")
+    for name in format_names():
+        format = get(name)
+        for variant in format.tables:
+            layouts = format.lines(variant)["blocks.attn.qkv.weight"]
+            table.add_row(f"{name}:{variant}" if variant else name, format.what, "; ".join(map(str, layouts)))
+    _say(table)
+    return 0
+
+
+def models(given: argparse.Namespace) -> int:
+    """List the named models."""
+    found = {name: vit_spec.get(name) for name in vit_spec.names()}
+    if given.json:
+        print(
+            json.dumps({name: {"parameters": vit_spec.count(c), "flops": vit_spec.flops(c)} for name, c in found.items()})
+        )
+        return 0
+    table = _table(None, "model", "image", ">parameters", ">GFLOPs")
+    for name, config in found.items():
+        size = " × ".join(map(str, config.image_size))
+        table.add_row(name, size, f"{vit_spec.count(config):,}", f"{vit_spec.flops(config) / 1e9:,.2f}")
+    _say(table)
+    return 0
+
+
+# What is given --------------------------------------------------------------------------------------------------------
+
+
+def _load(given: argparse.Namespace) -> Checkpoint:
+    return load(given.source, format=given.format, given=assignments(given.set))
+
+
+def _operations(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the surgery that was asked for, by name."""
+    sizes = {name: _size(getattr(given, name)) for name in ("image_size", "patch_size") if getattr(given, name)}
+    numbers = {name: getattr(given, name) for name in ("in_channels", "num_classes") if getattr(given, name) is not None}
+    flags = ("drop_head", "fold_class_position", "unfold_class_position", "add_key_bias", "drop_key_bias")
+    switches = {name: True for name in flags if getattr(given, name)}
+    modes = {"resampling": given.resampling} if given.resampling else {}
+    return {**sizes, **numbers, **switches, **modes}
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Read 384 or 384x256, height first."""
+    if not (found := re.fullmatch(r"(\d+)(?:x(\d+))?", text)):
+        raise InputError(f"{text!r} is no size: write it as 384, or as 384x256, height first")
+    return int(found[1]), int(found[2] or found[1])
+
+
+def _bytes(text: str) -> int:
+    """Read 500MB or 5GB."""
+    if not (found := re.fullmatch(r"(\d+)\s*([KMG]?)B?", text.upper())) or not int(found[1]):
+        raise InputError(f"{text!r} is no size of a file: write it as 500MB or 5GB")
+    return int(int(found[1]) * 1000 ** " KMG".index(found[2] or " "))
+
+
+# What is printed ------------------------------------------------------------------------------------------------------
+
+
+def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What of a checkpoint goes into JSON."""
+    return {
+        "format": checkpoint.format,
+        "container": checkpoint.container,
+        "config": asdict(checkpoint.config),
+        "assumed": [asdict(each) for each in checkpoint.assumed],
+        "left": list(checkpoint.left),
+    }
+
+
+def _told(checkpoint: Checkpoint) -> Iterator[str]:
+    """Say what was read, what of it was assumed, and what was left."""
+    yield f"read: format {checkpoint.format}, container {checkpoint.container}"
+    reasons: dict[str, list[str]] = {}
+    for each in checkpoint.assumed:
+        reasons.setdefault(each.why, []).append(f"{each.field}={each.value!r}")
+    for why, fields in reasons.items():
+        yield f"assumed, {why}: {', '.join(fields)}"
+    if reasons:
+        yield "(--set FIELD=VALUE says otherwise)"
+    for line in checkpoint.left:
+        yield f"not read: {line}"
+
+
+def _config_table(config: ViTConfig) -> Table:
+    """A line for each field that everyone knows, and for each part its own fields."""
+    table = _table("config", "field", "value")
+    for name, value in asdict(config).items():
+        parts = [f"{field}={part}" for field, part in value.items()] if isinstance(value, dict) else [str(value)]
+        table.add_row(name, ", ".join(parts))
+    return table
+
+
+def _parameter_table(checkpoint: Checkpoint, found: list[Entry]) -> Table:
+    title = f"format {checkpoint.format}: {get(checkpoint.format).what}"
+    table = _table(title, "key", "axes", "shape", "dtype", ">arrays", ">entries", ">bytes", "")
+    for entry in found:
+        shape = " × ".join(map(str, entry.shape))
+        numbers = (f"{number:,}" for number in (entry.arrays, entry.entries, entry.nbytes))
+        table.add_row(entry.key, entry.axes, shape, entry.dtype, *numbers, _odd(entry))
+    totals = (f"{sum(getattr(entry, name) for entry in found):,}" for name in ("arrays", "entries", "nbytes"))
+    table.add_section()
+    table.add_row("all", "", "", "", *totals, "")
+    return table
+
+
+def _odd(entry: Entry) -> str:
+    return ", ".join(entry.suspicious or ())
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Any]:
+    """Show a bar with GB/s on a terminal; yield what to call with the bytes done and those in all."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (BarColumn(), TextColumn("{task.percentage:.0f} %  {task.fields[speed]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task, start = bar.add_task("", total=None, speed=""), time.perf_counter()
+
+        def update(done: int, total: int) -> None:
+            speed = f"{done / 1e9 / max(time.perf_counter() - start, 1e-3):.2f} GB/s"
+            bar.update(task, completed=done, total=total, speed=speed)
+
+        yield update
+
+
+def _console() -> Console:
+    """A console as wide as the terminal; a pipe or a file has no width, and there no line is broken."""
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 10_000
+    return console
+
+
+def _say(*lines: Any) -> None:
+    for line in lines:
+        _console().print(line)
+
+
+def _table(title: str | None, *columns: str) -> Table:
+    """A table without frames; a column's name starts with > where it holds numbers."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in columns:
+        justify: Any = "right" if name.startswith(">") else "left"
+        table.add_column(name.lstrip(">"), justify=justify, overflow="fold")
+    return table

@@ -1,0 +1,341 @@
+"""What the formats of Hugging Face transformers share: keys, and the JSON files beside the weights.
+
+Transformers 4 named the attention and the MLP of its ViTs model by model; transformers 5 names them alike, and still
+writes the old keys to disk (conversion_mapping.py there).  So "v4" is what the hub has and what is written by default;
+"v5" is the state dict of transformers 5, as `torch.save` keeps it.  Both are read by transformers 5.
+The model of a classifier stands behind a prefix; "-bare" tables are those of a model for itself.
+
+Sources: huggingface/transformers src/transformers/models/*/{configuration,modeling}_*.py, releases 4.57 and 5.23.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from parity.formats.format import Evidence, Fields
+from parity.layout import Array
+from vit_spec import InputError, ViTConfig
+
+V4 = {"qkv": ("query", "key", "value")}
+V5 = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
+
+# `@` stands for what is in front of the model's keys.
+EMBEDDINGS = """
+    patch_embed.proj.weight | @embeddings.patch_embeddings.projection.weight | width rgb ph pw
+    patch_embed.proj.bias   | @embeddings.patch_embeddings.projection.bias   | width
+    cls_token               | @embeddings.cls_token                          | 1 1 width
+    pos_embed               | @embeddings.position_embeddings                | 1 token width
+    norm.weight             | @layernorm.weight                              | width
+    norm.bias               | @layernorm.bias                                | width
+"""
+NORMS = """
+    blocks.norm1.weight | {layer}.layernorm_before.weight | width
+    blocks.norm1.bias   | {layer}.layernorm_before.bias   | width
+    blocks.norm2.weight | {layer}.layernorm_after.weight  | width
+    blocks.norm2.bias   | {layer}.layernorm_after.bias    | width
+"""
+ATTENTION_V4 = """
+    blocks.attn.qkv.weight  | {layer}.attention.attention.{qkv}.weight | (head dim) width
+    blocks.attn.qkv.bias    | {layer}.attention.attention.{qkv}.bias   | (head dim)
+    blocks.attn.proj.weight | {layer}.attention.output.dense.weight    | width (head dim)
+    blocks.attn.proj.bias   | {layer}.attention.output.dense.bias      | width
+"""
+ATTENTION_V5 = """
+    blocks.attn.qkv.weight  | {layer}.attention.{qkv}_proj.weight | (head dim) width
+    blocks.attn.qkv.bias    | {layer}.attention.{qkv}_proj.bias   | (head dim)
+    blocks.attn.proj.weight | {layer}.attention.o_proj.weight     | width (head dim)
+    blocks.attn.proj.bias   | {layer}.attention.o_proj.bias       | width
+"""
+MLP = """
+    blocks.mlp.fc1.weight | {layer}.mlp.fc1.weight | ff width
+    blocks.mlp.fc1.bias   | {layer}.mlp.fc1.bias   | ff
+    blocks.mlp.fc2.weight | {layer}.mlp.fc2.weight | width ff
+    blocks.mlp.fc2.bias   | {layer}.mlp.fc2.bias   | width
+"""
+MLP_V4 = """
+    blocks.mlp.fc1.weight | {layer}.intermediate.dense.weight | ff width
+    blocks.mlp.fc1.bias   | {layer}.intermediate.dense.bias   | ff
+    blocks.mlp.fc2.weight | {layer}.output.dense.weight       | width ff
+    blocks.mlp.fc2.bias   | {layer}.output.dense.bias         | width
+"""
+GATED_V4 = """
+    blocks.mlp.fc1.weight | {layer}.mlp.weights_in.weight  | (glu ff) width
+    blocks.mlp.fc1.bias   | {layer}.mlp.weights_in.bias    | (glu ff)
+    blocks.mlp.fc2.weight | {layer}.mlp.weights_out.weight | width ff
+    blocks.mlp.fc2.bias   | {layer}.mlp.weights_out.bias   | width
+"""
+GATED_V5 = """
+    blocks.mlp.fc1.weight | {layer}.mlp.{glu}_proj.weight | ff width
+    blocks.mlp.fc1.bias   | {layer}.mlp.{glu}_proj.bias   | ff
+    blocks.mlp.fc2.weight | {layer}.mlp.down_proj.weight  | width ff
+    blocks.mlp.fc2.bias   | {layer}.mlp.down_proj.bias    | width
+"""
+LAYER_SCALE = """
+    blocks.norm1.weight | {layer}.norm1.weight          | width
+    blocks.norm1.bias   | {layer}.norm1.bias            | width
+    blocks.ls1.gamma    | {layer}.layer_scale1.lambda1  | width
+    blocks.norm2.weight | {layer}.norm2.weight          | width
+    blocks.norm2.bias   | {layer}.norm2.bias            | width
+    blocks.ls2.gamma    | {layer}.layer_scale2.lambda1  | width
+"""
+CLASSIFIER = """
+    head.weight | classifier.weight | label feature
+    head.bias   | classifier.bias   | label
+"""
+POOLER = """
+    pre_logits.weight | pooler.dense.weight | feature pooled
+    pre_logits.bias   | pooler.dense.bias   | feature
+"""
+TOWER = """
+    patch_embed.proj.weight | @embeddings.patch_embedding.weight    | width rgb ph pw
+    pos_embed               | @embeddings.position_embedding.weight | token width
+
+    blocks.norm1.weight     | @encoder.layers.{block}.layer_norm1.weight           | width
+    blocks.norm1.bias       | @encoder.layers.{block}.layer_norm1.bias             | width
+    blocks.attn.qkv.weight  | @encoder.layers.{block}.self_attn.{qkv}_proj.weight  | (head dim) width
+    blocks.attn.qkv.bias    | @encoder.layers.{block}.self_attn.{qkv}_proj.bias    | (head dim)
+    blocks.attn.proj.weight | @encoder.layers.{block}.self_attn.out_proj.weight    | width (head dim)
+    blocks.attn.proj.bias   | @encoder.layers.{block}.self_attn.out_proj.bias      | width
+    blocks.norm2.weight     | @encoder.layers.{block}.layer_norm2.weight           | width
+    blocks.norm2.bias       | @encoder.layers.{block}.layer_norm2.bias             | width
+    blocks.mlp.fc1.weight   | @encoder.layers.{block}.mlp.fc1.weight               | ff width
+    blocks.mlp.fc1.bias     | @encoder.layers.{block}.mlp.fc1.bias                 | ff
+    blocks.mlp.fc2.weight   | @encoder.layers.{block}.mlp.fc2.weight               | width ff
+    blocks.mlp.fc2.bias     | @encoder.layers.{block}.mlp.fc2.bias                 | width
+
+    norm.weight             | @post_layernorm.weight                               | width
+    norm.bias               | @post_layernorm.bias                                 | width
+"""
+
+TEXT_TOWER = {
+    r"text_model\..*|text_projection\.weight": "the text tower",
+    r"logit_(scale|bias)": "of the comparison with texts",
+    r"(vision_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, ...",
+}
+MASK_TOKEN = {r"(\w+\.)?embeddings\.mask_token": "stands for masked patches in pre-training alone"}
+RESPELLED = {name: V5 for name in ("v5", "v5-bare", "v5-gated", "v5-gated-bare")}
+
+
+def table(text: str, prefix: str = "", layer: str = "") -> str:
+    """Return a table with its marks filled in: `@` the prefix of the model, `{layer}` where block number {block} is."""
+    return text.replace("{layer}", f"@{layer}.{{block}}").replace("@", prefix)
+
+
+def tables(prefix: str, texts: Mapping[str, tuple[str, str]], head: str, pooler: str = "") -> dict[str, str]:
+    """Return two tables for each layout: behind a prefix, with a classifier, and "-bare", the model for itself.
+
+    texts: layout -> what the model has for itself, and where its blocks are.
+    head, pooler: what comes after the model behind a prefix, and without one.
+    """
+    found = {}
+    for name, (text, layer) in texts.items():
+        found[name] = table(text + head, prefix, layer)
+        found[f"{name}-bare"] = table(text + pooler, "", layer)
+    return found
+
+
+def usual(config: ViTConfig) -> str:
+    """Return the table that transformers writes: a model with a classifier stands behind a prefix."""
+    return "v4" if config.num_classes else "v4-bare"
+
+
+def square(name: str) -> Callable[[ViTConfig], Any]:
+    """Return the rule that a size is a square, for `Format.always`."""
+    return lambda config: ((config.at(name)[0],) * 2,)
+
+
+def masks(prefix: str, names: Iterable[str]) -> dict[str, Callable[[ViTConfig], Array]]:
+    """Return the mask token as `Format.constants` has it: zero in a new model, loaded, and used in pre-training alone.
+
+    names: of the tables that have it; those of a model for itself end in "-bare".
+    """
+    places = [f"{name}: {'' if name.endswith('-bare') else prefix}embeddings.mask_token | 1 width" for name in names]
+    return dict.fromkeys(places, lambda config: np.zeros(config.width, np.float32))
+
+
+# config.json, read ----------------------------------------------------------------------------------------------------
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "linear": "none",
+}
+SHOWN = {"hidden_size": "width", "num_hidden_layers": "depth", "num_channels": "in_channels"}  # by tensors too
+UNGATED = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")  # of mlp.activation
+
+PLAIN: Fields = {  # what all of these models are
+    "positions.rotary": "none",
+    "attention.head_dim": None,
+    "attention.proj": True,
+    "attention.scale": None,
+    "attention.value_skip": False,
+    "norms.before_blocks": False,
+    "norms.after_blocks": True,
+    "norms.after_pool": False,
+    "norms.shared_norm": False,
+}
+BICUBIC: Fields = {
+    "resampling.kernel": "bicubic",
+    "resampling.antialias": False,
+    "resampling.align_corners": False,
+    "resampling.offset": 0.0,
+}
+SAYS = frozenset(
+    "image_size patch_size in_channels width depth num_heads mlp_dim num_classes attention.qkv_bias mlp.activation "
+    "norms.eps norms.layer_scale pixels.mean pixels.std".split()
+)
+
+
+def model_type(evidence: Evidence) -> str:
+    """Return what config.json says the model is; "" where there is none."""
+    return str(evidence.notes.get("config.json", {}).get("model_type", ""))
+
+
+def described(evidence: Evidence, name: str, types: tuple[str, ...], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json, of a model with two towers the vision tower's; {} where there is none.
+
+    name: the format's.
+    types: the `model_type`s that it reads.
+    defaults: what transformers takes where a field is left out.
+
+    Raises:
+        InputError: the config.json of another model.
+    """
+    whole = evidence.notes.get("config.json", {})
+    if "model_type" not in whole:
+        return {}
+    if (kind := whole["model_type"]) not in types:
+        raise InputError(
+            f"its config.json is of model_type {kind!r}, format {name!r} is for {' or '.join(map(repr, types))}: "
+            f"give the config.json of these very weights"
+        )
+    if not isinstance(told := whole.get("vision_config", whole), dict):
+        raise InputError(f"its config.json says vision_config {told!r}: an object was expected")
+    return {**defaults, **{key: value for key, value in told.items() if value is not None}}
+
+
+def settings(evidence: Evidence, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the config that every such config.json has, and those of preprocessor_config.json.
+
+    told: of `described`.
+
+    Raises:
+        InputError: an activation that is not known here, or a value of the wrong kind.
+    """
+    fields = pixels(evidence)
+    if not told:
+        return fields
+    fields |= {ours: told[theirs] for theirs, ours in SHOWN.items() if theirs in told}
+    fields["num_heads"] = told["num_attention_heads"]
+    fields["norms.eps"] = told["layer_norm_eps"]
+    fields["image_size"] = pair(told["image_size"], "image_size")
+    fields["patch_size"] = pair(told["patch_size"], "patch_size")
+    if "glu" not in evidence.axes["blocks.mlp.fc1.weight"]:
+        fields["mlp.activation"] = activation(told["hidden_act"])
+    return fields
+
+
+def activation(name: Any) -> str:
+    """Return the activation that transformers calls by this name (src/transformers/activations.py).
+
+    Raises:
+        InputError: one that is not known here; says which are.
+    """
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise InputError(f"its config.json says hidden_act {name!r}, known here are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def pair(value: Any, name: str) -> tuple[int, int]:
+    """Return a size that is one number or two as (height, width).
+
+    Raises:
+        InputError: neither.
+    """
+    numbers = [value, value] if isinstance(value, int) else value
+    if not isinstance(numbers, list) or [type(number) for number in numbers] != [int, int]:
+        raise InputError(f"its config.json says {name} {value!r}: a number or two of them were expected")
+    return numbers[0], numbers[1]
+
+
+def pixels(evidence: Evidence) -> dict[str, Any]:
+    """Return what preprocessor_config.json says that images are normalised by.
+
+    Raises:
+        InputError: what are not numbers.
+    """
+    told = evidence.notes.get("preprocessor_config.json", {})
+    if told.get("do_normalize") is False:
+        return {"pixels.mean": (0.0,), "pixels.std": (1.0,)}
+    if "image_mean" not in told or "image_std" not in told:
+        return {}
+    fields = {}
+    for ours, theirs in (("pixels.mean", "image_mean"), ("pixels.std", "image_std")):
+        values = told[theirs] if isinstance(told[theirs], list) else [told[theirs]]
+        if not values or not all(type(value) in (int, float) for value in values):
+            raise InputError(f"its preprocessor_config.json says {theirs} {told[theirs]!r}: numbers were expected")
+        fields[ours] = tuple(values[:1] if len(set(values)) == 1 else values)
+    return fields
+
+
+# config.json, written -------------------------------------------------------------------------------------------------
+
+RESAMPLE = {"bilinear": 2, "bicubic": 3}  # the numbers that PIL gives them
+
+
+def size(pair: tuple[int, int]) -> int | list[int]:
+    """Return a size as config.json has it: one number for a square."""
+    height, width = pair
+    return height if height == width else [height, width]
+
+
+def config_json(config: ViTConfig, model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
+    """Return what transformers' configurations of ViTs have in common, and `more`.
+
+    architecture: the class whose weights these are.
+    """
+    spelled = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    fields: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "image_size": size(config.image_size),
+        "patch_size": size(config.patch_size),
+        "num_channels": config.in_channels,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.mlp_dim,
+        "hidden_act": spelled.get(config.mlp.activation, "silu"),
+        "layer_norm_eps": config.norms.eps,
+        **more,
+    }
+    if config.num_classes and "projection_dim" not in more:
+        labels = [f"LABEL_{n}" for n in range(config.num_classes)]
+        fields["id2label"] = {str(n): label for n, label in enumerate(labels)}
+        fields["label2id"] = {label: n for n, label in enumerate(labels)}
+    return fields
+
+
+def folder(config: ViTConfig, kernel: str, described: dict[str, Any]) -> dict[str, Any]:
+    """Return the files with which transformers opens a folder: the model's config and how images are prepared.
+
+    kernel: how images are resized.
+    described: of `config_json`.
+    """
+    mean, std = (list(values) * (config.in_channels // len(values)) for values in (config.pixels.mean, config.pixels.std))
+    preprocessor = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": dict(zip(("height", "width"), config.image_size, strict=True)),
+        "resample": RESAMPLE[kernel],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": mean,
+        "image_std": std,
+    }
+    return {"config.json": described, "preprocessor_config.json": preprocessor}

@@ -1,0 +1,232 @@
+"""The config of weights that do not bring one: read off shapes, told by the files beside them, or assumed and said so."""
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any
+
+from parity.formats import Evidence, Fields, Format
+from vit_spec import InputError, ViTConfig
+from vit_spec.config import PARTS
+from vit_spec.models import SIZES
+
+# What each field is where nothing tells: what most models have.  Each is printed as assumed, since it changes the function.
+USUAL: Fields = {
+    "positions.kind": "none",
+    "norms.layer_scale": 1e-5,
+    "norms.eps": 1e-6,
+    "mlp.activation": "gelu",
+    "head.pool": "token",
+    "pixels.mean": (0.5,),
+    "pixels.std": (0.5,),
+    "resampling.kernel": "bicubic",
+    "resampling.antialias": True,
+    "resampling.align_corners": False,
+    "resampling.offset": 0.0,
+}
+
+
+class Untold(InputError):
+    """What no reading of a file as another format would tell either."""
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A field that nothing in the file tells.
+
+    field, value: as in `ViTConfig`, e.g. "norms.eps", 1e-6.
+    why: on whose word.
+    """
+
+    field: str
+    value: Any
+    why: str
+
+
+def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig, tuple[Assumption, ...]]:
+    """Return the config of weights in a format, and what of it is assumed.
+
+    Args:
+        given: fields that the user set; they go before all else.
+
+    Raises:
+        InputError: something that must be known is not, or the file contradicts itself.
+    """
+    shown = _structure(evidence)
+    always = {name: value for name, value in format.always.items() if not isinstance(value, tuple) and not callable(value)}
+    told = dict(format.settings(evidence))
+    source = "config.json" if "config.json" in evidence.notes else "file"
+    for name, value in told.items():
+        if name in shown and shown[name] != value and name not in given:
+            raise InputError(
+                f"its {source} says {name}={value!r}, its tensors {shown[name]!r}: give the {source} of these very weights"
+            )
+    known = {**shown, **always, **told, **given}
+    # Statistics of red, green and blue say nothing of other channels.
+    channels = (1, known.get("in_channels", format.assumed.get("in_channels", 3)))
+    published = {n: v for n, v in format.assumed.items() if not n.startswith("pixels.") or len(v) in channels}
+    assumed = [
+        Assumption(name, value, f"as {'models of format ' + format.name if name in published else 'most models'}")
+        for name, value in {**USUAL, **published}.items()
+        if name not in known and _matters(name, known, evidence)
+    ]
+    known = {**{each.field: each.value for each in assumed}, **known}
+    for step in (_patch, _heads, _grid):
+        found = step(known, evidence, given)
+        assumed += [each for each in found if each.why]
+        known = {**{each.field: each.value for each in found}, **known}
+    config = build(known)
+    format.layouts(config)  # refuses what the format cannot be, so that another reading of the same keys may be tried
+    return config, tuple(assumed)
+
+
+def build(fields: Fields) -> ViTConfig:
+    """Return the config that has these fields, dotted where they lie in a part, and defaults for the others.
+
+    Raises:
+        InputError: a value that the config refuses, or that does not go with the others.
+    """
+    changes = nested(fields)
+    parts = {name: PARTS[name](**changes.pop(name)) for name in PARTS if name in changes}
+    return ViTConfig(**changes, **parts)
+
+
+def nested(fields: Fields) -> dict[str, Any]:
+    """Return dotted fields as `ViTConfig.replace` takes them: {"norms.eps": 1e-5} as {"norms": {"eps": 1e-5}}."""
+    changes: dict[str, Any] = {}
+    for name, value in fields.items():
+        part, _, field = name.rpartition(".")
+        if part:
+            changes.setdefault(part, {})[field] = value
+        else:
+            changes[name] = value
+    return changes
+
+
+def _structure(evidence: Evidence) -> dict[str, Any]:
+    """Return what tensors tell by being there, and by their shapes."""
+    axes, sizes = evidence.axes, evidence.sizes
+    qkv = "qkv" if "blocks.attn.qkv.bias" in axes else "qv" if "blocks.attn.q_bias" in axes else "none"
+    shown: dict[str, Any] = {
+        "width": sizes["width"],
+        "depth": sizes["block"],
+        "mlp_dim": sizes["ff"],
+        "num_classes": sizes.get("label", 0),
+        "tokens.class_token": "cls_token" in axes,
+        "tokens.registers": sizes.get("register", 0),
+        "tokens.distillation": "dist_token" in axes,
+        "tokens.patch_bias": "patch_embed.proj.bias" in axes,
+        "attention.qkv_bias": qkv,
+        "attention.proj_bias": "blocks.attn.proj.bias" in axes,
+        "attention.qk_norm": "blocks.attn.q_norm.weight" in axes,
+        "norms.before_blocks": "norm_pre.weight" in axes,
+        "norms.after_blocks": "norm.weight" in axes,
+        "norms.after_pool": "fc_norm.weight" in axes,
+    }
+    if "patch" not in sizes:
+        shown |= {"in_channels": sizes["rgb"], "patch_size": (sizes["ph"], sizes["pw"])}
+    if "pos_embed" in axes:
+        shown["positions.kind"] = "learned"
+    if "blocks.ls1.gamma" not in axes:
+        shown["norms.layer_scale"] = None
+    if "glu" in axes["blocks.mlp.fc1.weight"]:
+        shown["mlp.activation"] = "swiglu"
+    if "attn_pool.latent" in axes:
+        shown["head.pool"] = "attention"
+    if "pre_logits.weight" in axes:
+        shown["head.hidden"] = sizes["feature"]
+    elif sizes.get("feature") == 2 * sizes["width"]:
+        shown["head.pool"] = "token_mean"
+    if "head.weight" in axes:
+        shown["head.bias"] = "head.bias" in axes
+    if "head" in sizes:
+        shown["num_heads"] = sizes["head"]
+    if "attn_pool.latent" not in axes and not shown["tokens.class_token"] and "head.pool" not in shown:
+        shown["head.pool"] = "mean"  # what else is there to pool
+    return shown
+
+
+def _matters(name: str, known: Fields, evidence: Evidence) -> bool:
+    """Whether a field that is assumed changes anything for this model."""
+    if name.startswith("resampling."):
+        return "pos_embed" in evidence.axes
+    return True
+
+
+def _patch(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]:
+    """Return the channels and the patch, where a projection of flattened patches has merged them."""
+    if "patch" not in evidence.sizes:
+        return []
+    length, found = evidence.sizes["patch"], []
+    channels = known.get("in_channels", 3)
+    if "in_channels" not in known:
+        found.append(Assumption("in_channels", channels, "as colour images"))
+    side = isqrt(length // channels)
+    ph, pw = _pair(known.get("patch_size", side))
+    if "patch_size" not in known:
+        found.append(Assumption("patch_size", (ph, pw), "a square patch"))
+    if channels * ph * pw != length:
+        raise InputError(
+            f"{channels} channels of patches of {ph}x{pw} are {channels * ph * pw} numbers, the projection takes {length}: "
+            f"give --set in_channels=N patch_size=HxW"
+        )
+    return found
+
+
+def _heads(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]:
+    """Return how many heads there are, and how wide each is where that is not their share of the width."""
+    inner, width = evidence.sizes.get("inner", known["width"]), known["width"]
+    found: list[Assumption] = []
+    if "num_heads" in known and known["num_heads"] is None:
+        raise Untold("tensors do not tell the number of heads: give it with --set num_heads=N")
+    if "num_heads" in known:
+        heads = known["num_heads"]
+    elif "dim" in evidence.sizes:
+        heads = inner // evidence.sizes["dim"]
+        found.append(Assumption("num_heads", heads, ""))
+    else:
+        sizes = [s for s in SIZES.values() if (s.width, s.depth) == (width, known["depth"])]
+        if not sizes and inner % 64:
+            raise Untold("tensors do not tell the number of heads: give it with --set num_heads=N")
+        heads = sizes[0].num_heads if sizes else inner // 64
+        why = "as the published models of this width and depth" if sizes else "as in most models, whose heads are 64 wide"
+        found.append(Assumption("num_heads", heads, why))
+    if heads < 1 or inner % heads:
+        raise InputError(f"{heads} heads do not divide {inner}, which queries and keys have: give --set num_heads=N")
+    if inner // heads * heads != width or width % heads:
+        found.append(Assumption("attention.head_dim", inner // heads, ""))
+    return found
+
+
+def _grid(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]:
+    """Return the image size and which tokens the position table covers, from its rows."""
+    ph, pw = _pair(known["patch_size"])
+    prefix = known["tokens.class_token"] + known["tokens.distillation"] + known["tokens.registers"]
+    if known.get("positions.kind") != "learned":
+        return (
+            [] if "image_size" in known else [Assumption("image_size", (14 * ph, 14 * pw), "for a grid of 14 x 14 patches")]
+        )
+    rows = evidence.sizes["token"]
+    covers = {"all": prefix, "class": int(known["tokens.class_token"]), "none": 0}
+    if "positions.covers" in known:
+        covers = {known["positions.covers"]: covers[known["positions.covers"]]}
+    if "image_size" in known:
+        height, width = _pair(known["image_size"])
+        cells = -(-height // ph) * -(-width // pw)
+        for name, count in covers.items():
+            if rows == cells + count:
+                return [Assumption("positions.covers", name, "")]
+        raise InputError(
+            f"an image of {height}x{width} has {cells} patches of {ph}x{pw}, the position table {rows} rows: "
+            f"give the size that it was trained at with --set image_size=HxW"
+        )
+    for name, count in covers.items():
+        side = isqrt(max(rows - count, 0))
+        if side and side * side == rows - count:
+            found = [Assumption("image_size", (side * ph, side * pw), "since the table's rows make a square")]
+            return [*found, Assumption("positions.covers", name, "")]
+    raise InputError(f"the position table has {rows} rows, which make no square: give --set image_size=HxW")
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return height and width, for which one number may stand."""
+    return (size, size) if isinstance(size, int) else size

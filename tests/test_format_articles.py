@@ -1,0 +1,229 @@
+"""State dicts of the five articles, in the articles' own names, are the articles' own models.
+
+The names are written down by hand; the outputs are those of literal transcripts (`tests/goldens/from_articles.py`).
+"""
+
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+
+import parity
+import vit_spec
+from parity.containers import Contents
+from parity.containers.container import Stored
+from parity.files import checkpoint
+from parity.writing import write
+from tests.goldens.golden import read
+from tests.peers.proof import prove
+from vit_spec import InputError
+
+torch = pytest.importorskip("torch")
+
+# What each name of the PyTorch twin becomes, first match first.
+NAMES = {
+    "article_xray_rope": {
+        r"^patch_embed\.proj": "patch_embedding.patch_embed",
+        r"^blocks": "transformer_blocks",
+        r"mlp\.fc1": "mlp.0",
+        r"mlp\.fc2": "mlp.2",
+        r"^head": "mlp_head",
+    },
+    "article_multihead": {
+        "^cls_token": "class_embedding",
+        "^pos_embed": "position_embedding",
+        r"^patch_embed\.proj": "patch_embedding.conv",
+        r"^fc_norm": "classifier.0",
+        r"^head": "classifier.1",
+        r"^blocks": "vit",
+        r"\.norm1": ".attention.layer",
+        r"\.norm2": ".mlp.norm",
+        r"attn\.qkv\.": "attention.attention.in_proj_",
+        r"attn\.proj": "attention.attention.out_proj",
+        r"mlp\.fc": "mlp.linear",
+    },
+    "article_sincos": {
+        r"^(cls_token|pos_embed)": r"patchemb.\1",
+        r"^patch_embed\.proj": "patchemb.projection.0",
+        r"^head": "ff",
+        r"^blocks": "attention",
+        r"norm1": "ll",
+        r"mlp\.fc1": "ff.ff.0",
+        r"mlp\.fc2": "ff.ff.1",
+    },
+    "article_rectangular": {
+        r"^patch_embed\.proj": "patch_tokens.project",
+        r"^(cls_token|blocks|norm|head)": r"backbone.\1",
+        r"\.mlp\.": ".neuralnet.",
+    },
+    "article_dino": {},
+}
+# What neither the tensors nor the article's own config tell of the small models of the golden files.
+GIVEN = {
+    "article_xray_rope": {"image_size": (12, 20), "num_heads": 2},
+    "article_multihead": {"image_size": (12, 20), "num_heads": 3},
+    "article_sincos": {"image_size": (12, 20)},
+    "article_rectangular": {"image_size": (12, 20), "num_heads": 3},
+    "article_dino": {"image_size": (12, 20), "num_heads": 3},
+}
+every = pytest.mark.parametrize("name", NAMES)
+
+
+def named(name, weights):
+    """The article's state dict of weights that have the twin's names."""
+    found = {}
+    for key, array in weights.items():
+        for pattern, replacement in NAMES[name].items():
+            key = re.sub(pattern, replacement, key)
+        found[key] = torch.tensor(array)
+    if name in ("article_xray_rope", "article_rectangular"):  # patches flattened as channels, rows, columns
+        key = "patch_embedding.patch_embed.weight" if "xray" in name else "patch_tokens.project.weight"
+        found[key] = found[key].flatten(1)
+    if name == "article_sincos":
+        found["patchemb.pos_embed"] = found["patchemb.pos_embed"][0]
+        for key in [key for key in found if ".attn.qkv." in key]:
+            for part, rows in zip(("query", "key", "value"), found.pop(key).chunk(3), strict=True):
+                found[key.replace("attn.qkv", f"att.{part}")] = rows.contiguous()
+    return found
+
+
+def saved(tmp_path, name, **more):
+    torch.save({**named(name, read(name).weights), **more}, tmp_path / "article.pth")
+    return tmp_path / "article.pth"
+
+
+def load(path, name, given=None):
+    """Load an article's file; DINO's names are timm's, and have to be asked for."""
+    return parity.load(path, format="article_dino" if name == "article_dino" else None, given=given)
+
+
+@every
+def test_both_twins_compute_what_the_article_computes(name, tmp_path, monkeypatch):
+    golden = read(name)
+    if name == "article_dino":
+        monkeypatch.setattr(parity, "load", lambda path, given, load=parity.load: load(path, format=name, given=given))
+    format = "article_multihead:linear" if name == "article_multihead" else name
+    logits = golden.outputs["logits"]
+    peer = "its article, transcribed"
+    found = prove(saved(tmp_path, name), golden.images, logits, format=format, peer=peer, given=GIVEN[name])
+    assert found.config == golden.config
+
+
+class Shape(Stored):
+    """An array of which only its kind is known."""
+
+    def __init__(self, shape):
+        self.shape, self.dtype = shape, np.dtype(np.float32)
+
+    def read(self, first, last):
+        raise AssertionError("a config is read off shapes")
+
+
+@every
+def test_a_bare_state_dict_of_the_articles_sizes_is_the_articles_config(name):
+    config = vit_spec.get(name)
+    layouts, sizes = parity.formats.get(name).layouts(config), config.sizes
+    arrays = {(key,): Shape(layout.shape(sizes)) for layout in layouts.values() for key in layout.keys(sizes)}
+    format = name if name == "article_dino" else None
+    assert checkpoint(Contents("pth", arrays), {}, format, {}).config == config
+
+
+@every
+def test_through_the_twins_format_and_back_every_bit_returns(name, tmp_path):
+    path = saved(tmp_path, name)
+    before = load(path, name, GIVEN[name])
+    write(before, tmp_path / "jax.safetensors", "jax")
+    parity.convert(tmp_path / "jax.safetensors", tmp_path / "back.pth", name)
+    after = torch.load(tmp_path / "back.pth", weights_only=True)
+    article = torch.load(path, weights_only=True)
+    assert all(torch.equal(after[key], article[key]) for key in article)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_the_second_names_of_the_multihead_mlp_are_read_or_told(both, tmp_path):
+    state = named("article_multihead", read("article_multihead").weights)
+    twice = {key: array for key, array in state.items() if "linear" in key}
+    for key, array in twice.items():
+        state[key.replace("linear1", "seq.0").replace("linear2", "seq.3")] = array
+    if not both:
+        state = {key: array for key, array in state.items() if key not in twice}
+    state |= {f"vit.{i}.norm.{word}": torch.ones(12) for i in range(2) for word in ("weight", "bias")}
+    torch.save(state, tmp_path / "a.pth")
+    found = parity.load(tmp_path / "a.pth", given=GIVEN["article_multihead"])
+    assert found.format == f"article_multihead:{'linear' if both else 'seq'}"
+    assert [line.partition(": ")[2] for line in found.left] == [
+        *(["the same array as linear1 or linear2"] if both else []),
+        "a norm that the model never calls",
+    ]
+    weights = {key: value.numpy() for key, value in parity.to_torch(found).items()}
+    assert all(np.array_equal(weights[key], array) for key, array in read("article_multihead").weights.items())
+
+
+def test_the_rotary_tables_of_the_xray_model_are_told_and_not_read(tmp_path):
+    tables = {
+        f"transformer_blocks.{i}.attn.rope.{a}_{f}": torch.ones(3) for i in range(2) for a in "xy" for f in ("cos", "sin")
+    }
+    [line] = load(saved(tmp_path, "article_xray_rope", **tables), "article_xray_rope", GIVEN["article_xray_rope"]).left
+    assert line.endswith("and 7 more: a table that is computed")
+
+
+def test_the_fixed_table_of_the_rectangular_model_is_written_and_not_read(tmp_path):
+    path = saved(tmp_path, "article_rectangular")
+    write(load(path, "article_rectangular", GIVEN["article_rectangular"]), tmp_path / "b.pth", "article_rectangular")
+    table = torch.load(tmp_path / "b.pth", weights_only=True)["backbone.pos_embed"]
+    config = read("article_rectangular").config
+    assert np.array_equal(table[0].numpy(), vit_spec.position_table(config, config.grid)[0])
+    [line] = parity.load(tmp_path / "b.pth", format="article_rectangular", given=GIVEN["article_rectangular"]).left
+    assert line == "backbone.pos_embed: the fixed table, which is computed"
+
+
+def test_another_table_than_the_articles_is_refused(tmp_path):
+    path = saved(tmp_path, "article_rectangular")
+    write(load(path, "article_rectangular", GIVEN["article_rectangular"]), tmp_path / "b.pth", "article_rectangular")
+    state = torch.load(tmp_path / "b.pth", weights_only=True)
+    state["backbone.pos_embed"] = state["backbone.pos_embed"].flip(1)
+    torch.save(state, tmp_path / "c.pth")
+    with pytest.raises(InputError, match=r"backbone.pos_embed is not the article's table"):
+        parity.load(tmp_path / "c.pth", given=GIVEN["article_rectangular"])
+
+
+def test_the_multihead_article_gets_every_key_that_its_module_has(tmp_path):
+    """The MLP's layers are registered twice, and a norm is never called."""
+    path = saved(tmp_path, "article_multihead")
+    found = load(path, "article_multihead", GIVEN["article_multihead"])
+    write(found, tmp_path / "b.pth", "article_multihead")
+    state = torch.load(tmp_path / "b.pth", weights_only=True)
+    for one, other in (("linear1", "seq.0"), ("linear2", "seq.3")):
+        for i, leaf in product(range(found.config.depth), ("weight", "bias")):
+            assert torch.equal(state[f"vit.{i}.mlp.{one}.{leaf}"], state[f"vit.{i}.mlp.{other}.{leaf}"])
+    assert all(state[f"vit.{i}.norm.weight"].shape == (found.config.width,) for i in range(found.config.depth))
+
+
+def test_other_choices_than_the_articles_can_be_given(tmp_path):
+    path = saved(tmp_path, "article_multihead")
+    found = parity.load(path, given={**GIVEN["article_multihead"], "norms.eps": 1e-6, "mlp.activation": "gelu_tanh"})
+    assert (found.config.norms.eps, found.config.mlp.activation) == (1e-6, "gelu_tanh")
+
+
+def test_a_patch_that_the_projection_cannot_have_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"3 channels of patches of 4x4 are 48 numbers, the projection takes 16"):
+        parity.load(saved(tmp_path, "article_xray_rope"), given={"in_channels": 3, "patch_size": 4, "num_heads": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "what"),
+    [
+        ("article_sincos", {"norms": {"shared_norm": False}}, "norms.shared_norm=False"),
+        ("article_sincos", {"attention": {"proj": True}}, "attention.proj=True"),
+        ("article_xray_rope", {"positions": {"rotary": "none"}}, "positions.rotary='none'"),
+        ("article_multihead", {"norms": {"after_pool": False}}, "norms.after_pool=False"),
+        ("article_rectangular", {"attention": {"value_skip": False}}, "attention.value_skip=False"),
+        ("article_rectangular", {"positions": {"table": "sincos_2d_mae"}}, "positions.table='sincos_2d_mae'"),
+        ("article_dino", {"positions": {"covers": "none"}}, "positions.covers='none'"),
+        ("article_dino", {"tokens": {"registers": 4}}, "no place for reg_token"),
+    ],
+)
+def test_a_model_that_is_not_the_articles_is_refused_by_the_field(name, changes, what):
+    with pytest.raises(InputError, match=re.escape(what)):
+        parity.formats.get(name).layouts(vit_spec.get(name).replace(**changes))

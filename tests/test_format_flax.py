@@ -1,0 +1,157 @@
+"""What transformers v4 wrote in Flax is read as it was meant: its files, its classes, its float64 logits.
+
+`tests/goldens/from_transformers_flax.py` made the files with `save_pretrained`.
+"""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import parity
+from tests.goldens.golden import read
+from tests.peers.proof import prove
+from vit_spec import InputError, ViTConfig
+
+FORMATS = {
+    "hf_flax_vit": "hf-flax:classifier",
+    "hf_flax_vit_pooler": "hf-flax:bare",
+    "hf_flax_dinov2": "hf-flax-dinov2:classifier",
+    "hf_flax_dinov2_gated": "hf-flax-dinov2:bare-gated",
+    "hf_flax_clip": "hf-flax-clip",
+    "hf_flax_clip_both": "hf-flax-clip",
+}
+WEIGHTS = "flax_model.msgpack"
+
+
+@pytest.fixture
+def folder(request, tmp_path):
+    """The folder that `save_pretrained` wrote."""
+    for name, content in read(request.param).files.items():
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+every = pytest.mark.parametrize(("folder", "name"), [(n, n) for n in FORMATS], indirect=["folder"], ids=list(FORMATS))
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(np.asarray(a[key]).tobytes() == np.asarray(b[key]).tobytes() for key in a)
+
+
+@every
+def test_both_twins_compute_what_the_flax_class_computed(folder, name):
+    golden = read(name)
+    peer = f"{golden.provenance['peer']} {golden.provenance['class'].rpartition('.')[2]}"
+    prove(folder / WEIGHTS, golden.images, golden.outputs["logits"], format=FORMATS[name], peer=peer)
+
+
+@every
+def test_a_folder_tells_the_whole_config(folder, name):
+    assert parity.load(folder / WEIGHTS).config == read(name).config
+
+
+@every
+def test_what_was_read_is_what_the_hand_made_names_say(folder, name):
+    found = parity.to_torch(parity.load(folder / WEIGHTS))
+    weights = read(name).weights
+    assert same({key: value.double().numpy() for key, value in found.items()}, weights)
+
+
+@every
+def test_through_the_twins_format_and_back_every_bit_returns(folder, name):
+    before = parity.load(folder / WEIGHTS)
+    parity.convert(folder / WEIGHTS, folder / "jax.safetensors", "jax")
+    parity.convert(folder / "jax.safetensors", folder / "back.msgpack", FORMATS[name])
+    assert same(parity.load(folder / "back.msgpack").arrays, before.arrays)
+
+
+@every
+def test_what_is_written_says_what_save_pretrained_said(folder, name):
+    config, theirs = parity.load(folder / WEIGHTS).config, json.loads((folder / "config.json").read_text())
+    if "vision_config" in theirs:
+        with pytest.raises(InputError, match="num_classes=0"):
+            parity.formats.get("hf-flax-clip").files(config)
+        return
+    ours = parity.formats.get(FORMATS[name]).files(config)["config.json"]
+    skipped = {"architectures", "layerscale_value", "use_mask_token"}
+    differing = {key for key in ours.keys() & theirs.keys() - skipped if ours[key] != theirs[key]}
+    assert differing <= {"hidden_act"}  # of two words for one function
+
+
+@pytest.mark.parametrize("folder", ["hf_flax_vit"], indirect=True)
+def test_keys_joined_by_dots_in_safetensors_are_the_same_format(folder):
+    numpy = pytest.importorskip("safetensors.numpy")
+    before = parity.load(folder / WEIGHTS)
+    arrays = {key.replace("/", "."): np.asarray(array) for key, array in before.arrays.items()}
+    numpy.save_file(arrays, folder / "model.safetensors", {"format": "flax"})
+    after = parity.load(folder / "model.safetensors")
+    assert after.format == "hf-flax:classifier" and after.config == before.config and same(after.arrays, before.arrays)
+
+
+@pytest.mark.parametrize("folder", ["hf_flax_clip_both"], indirect=True)
+def test_the_text_tower_is_told_and_not_read(folder):
+    [line] = parity.load(folder / WEIGHTS).left
+    assert line == "text_model/embeddings/position_embedding/embedding and 20 more: the text tower"
+
+
+@pytest.mark.parametrize("folder", ["hf_flax_dinov2"], indirect=True)
+def test_a_layer_scale_that_flax_multiplies_twice_is_refused(folder):
+    config = json.loads((folder / "config.json").read_text()) | {"layerscale_value": 0.5}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"layerscale_value 0\.5, by which FlaxDinov2 multiplies"):
+        parity.load(folder / WEIGHTS)
+
+
+@pytest.mark.parametrize("folder", ["hf_flax_vit"], indirect=True)
+def test_an_activation_that_no_twin_has_is_named(folder):
+    config = json.loads((folder / "config.json").read_text()) | {"hidden_act": "tanh"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="hidden_act 'tanh'"):
+        parity.load(folder / WEIGHTS)
+
+
+@pytest.mark.parametrize("folder", ["hf_flax_vit"], indirect=True)
+def test_without_config_json_the_classs_own_defaults_are_assumed_and_said(folder):
+    (folder / "config.json").unlink()
+    checkpoint = parity.load(folder / WEIGHTS, given={"num_heads": 3})
+    assert checkpoint.config.norms.eps == 1e-12 and "norms.eps" in {each.field for each in checkpoint.assumed}
+
+
+TINY = ViTConfig(image_size=12, patch_size=4, width=12, depth=1, num_heads=3, mlp_dim=24, num_classes=5)
+
+
+@pytest.mark.parametrize(
+    ("format", "changes", "what"),
+    [
+        ("hf-flax", {"positions": {"kind": "fixed", "table": "sincos_1d"}}, "positions.kind='fixed'"),
+        ("hf-flax", {"positions": {"covers": "none"}}, "positions.covers='none'"),
+        ("hf-flax", {"image_size": (12, 20)}, "image_size=(12, 20)"),
+        ("hf-flax", {"num_classes": 0, "head": {"hidden": 9}}, "head.hidden=9"),
+        ("hf-flax", {"head": {"pool": "mean"}}, "head.pool='mean'"),
+        ("hf-flax", {"attention": {"scale": 0.3}}, "attention.scale=0.3"),
+        ("hf-flax", {"norms": {"before_blocks": True}}, "norms.before_blocks=True"),
+        ("hf-flax", {"norms": {"layer_scale": 1.0}}, "no place for blocks.ls1.gamma"),
+        ("hf-flax", {"mlp": {"activation": "swiglu"}}, "mlp.activation='swiglu'"),
+        ("hf-flax", {"head": {"hidden": 12}}, "no place for pre_logits.weight"),
+        ("hf-flax-dinov2", {"norms": {"layer_scale": 1.0}}, "head.pool='token'"),
+        ("hf-flax-clip", {"norms": {"before_blocks": True}}, "tokens.patch_bias=True"),
+    ],
+)
+def test_a_model_that_the_format_cannot_hold_is_refused_by_the_field(format, changes, what):
+    with pytest.raises(InputError, match=re.escape(what)):
+        parity.formats.get(format).layouts(TINY.replace(**changes))
+
+
+@pytest.mark.parametrize(
+    ("format", "changes", "what"),
+    [
+        ("hf-flax-clip", {}, "num_classes=5"),
+        ("hf-flax-dinov2", {"mlp_dim": 18}, "mlp_dim=18"),
+        ("hf-flax-dinov2", {"mlp_dim": 18, "mlp": {"activation": "swiglu"}}, "mlp_dim=18"),
+    ],
+)
+def test_a_folder_that_no_config_json_can_describe_is_refused_by_the_field(format, changes, what):
+    with pytest.raises(InputError, match=re.escape(what)):
+        parity.formats.get(format).files(TINY.replace(**changes))

@@ -1,0 +1,290 @@
+"""The formats of Hugging Face: what is read of their files and folders, and what they refuse to hold.
+
+`tests/peers/test_hugging_face.py` holds them to transformers itself.
+"""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import parity
+import vit_spec
+from parity.formats import get
+from parity.weights import Checkpoint, translate
+from parity.writing import write
+from vit_spec import InputError, ViTConfig
+
+VIT = ViTConfig(image_size=12, patch_size=4, width=12, depth=2, num_heads=3, mlp_dim=24, num_classes=5)
+BARE = VIT.replace(num_classes=0)
+DINO = {"norms": {"layer_scale": 1.0}, "head": {"pool": "token_mean"}}
+PATCHES = {"class_token": False}
+ROTARY = {"kind": "none", "rotary": "dinov3"}
+CONFIGS = {
+    "hf-vit": VIT.replace(norms={"eps": 1e-12}),
+    "hf-deit": VIT.replace(tokens={"distillation": True}, norms={"eps": 1e-12}),
+    "hf-dinov2": VIT.replace(**DINO),
+    "hf-dinov2-reg": VIT.replace(**DINO, tokens={"registers": 2}, positions={"covers": "class"}),
+    "hf-dinov3": BARE.replace(num_heads=1, positions=ROTARY, tokens={"registers": 2}, norms={"layer_scale": 1.0}),
+    "hf-siglip": BARE.replace(tokens=PATCHES, head={"pool": "attention"}),
+    "hf-clip": VIT.replace(tokens={"patch_bias": False}, norms={"before_blocks": True}, head={"bias": False}),
+    "hf-vit-mae": BARE.replace(norms={"eps": 1e-12}),
+}
+HEADS = {"num_heads": 1}  # what no tensor tells
+every = pytest.mark.parametrize("name", CONFIGS)
+by_keys = pytest.mark.parametrize("name", [name for name in CONFIGS if name != "hf-vit-mae"])  # whose keys are hf-vit's
+
+
+def checkpoint(config, seed=0):
+    """Weights in the format of our PyTorch twin."""
+    rng, format = np.random.default_rng(seed), get("torch")
+    keys = {key: layout for layout in format.layouts(config).values() for key in layout.keys(config.sizes)}
+    arrays = {key: rng.normal(size=layout.shape(config.sizes)).astype(np.float32) for key, layout in keys.items()}
+    return Checkpoint(config, "torch", arrays)
+
+
+def plain(tmp_path, config, to, prefix="", **more):
+    """A file of another's making: the arrays of a format, and nothing that says what they are."""
+    arrays = {f"{prefix}{key}": array for key, array in translate(checkpoint(config), to)}
+    save_file({**arrays, **more}, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def described(tmp_path, **fields):
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+
+
+# Recognised -----------------------------------------------------------------------------------------------------------
+
+
+@by_keys
+@pytest.mark.parametrize("layout", ["v4", "v5"])
+def test_a_file_is_recognised_by_its_keys(tmp_path, name, layout):
+    found = parity.load(plain(tmp_path, CONFIGS[name], f"{name}:{layout}"), given=HEADS)
+    assert found.format == f"{name}:{layout}"
+
+
+@by_keys
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model."])
+def test_what_stands_in_front_of_the_keys_is_peeled(tmp_path, name, prefix):
+    assert parity.load(plain(tmp_path, CONFIGS[name], name, prefix), given=HEADS).format.startswith(f"{name}:")
+
+
+def forget(folder):
+    """Take our notes out of the header of a folder's weights, as transformers does when it saves them again."""
+    path = folder / "model.safetensors"
+    save_file(load_file(path), path, {"format": "pt"})
+
+
+@every
+def test_its_own_folder_comes_back_bit_for_bit(tmp_path, name):
+    config = CONFIGS[name]
+    write(checkpoint(config), f"{tmp_path / 'out'}/", name)
+    forget(tmp_path / "out")
+    found = parity.load(tmp_path / "out")
+    assert found.format.partition(":")[0] == name
+    expected = dict(translate(checkpoint(config), "torch"))
+    assert all(np.array_equal(array, expected[key]) for key, array in translate(found, "torch"))
+
+
+OPTIONS = [
+    ("hf-vit", {"num_classes": 0, "image_size": (8, 12), "patch_size": (4, 2), "head": {"hidden": 7}}),
+    ("hf-vit", {"in_channels": 1, "num_classes": 1, "attention": {"qkv_bias": "none"}, "mlp": {"activation": "relu"}}),
+    ("hf-vit", {"norms": {"eps": 1e-5}, "pixels": {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}}),
+    ("hf-deit", {"num_classes": 0, "mlp": {"activation": "none"}}),
+    ("hf-dinov2", {"mlp_dim": 16, "mlp": {"activation": "swiglu"}, "norms": {"layer_scale": 0.5}}),
+    ("hf-dinov3", {"tokens": {"registers": 0}, "attention": {"qkv_bias": "qv"}, "mlp": {"activation": "swiglu"}}),
+    ("hf-dinov3", {"attention": {"qkv_bias": "none", "proj_bias": False}, "positions": {"rotary_base": 50.0}}),
+    ("hf-clip", {"num_classes": 0, "head": {"bias": True}, "mlp": {"activation": "quick_gelu"}}),
+]
+
+
+@pytest.mark.parametrize("name, changes", [*((name, {}) for name in CONFIGS), *OPTIONS])
+def test_config_json_says_the_whole_function(tmp_path, name, changes):
+    config = CONFIGS[name].replace(**changes)
+    write(checkpoint(config), f"{tmp_path / 'out'}/", name)
+    forget(tmp_path / "out")
+    found = parity.load(tmp_path / "out").config
+    assert found == config.replace(resampling=found.resampling)  # of which it says nothing
+
+
+def test_config_json_tells_vit_and_its_masked_autoencoder_apart(tmp_path):
+    path = plain(tmp_path, CONFIGS["hf-vit-mae"], "hf-vit-mae")
+    described(tmp_path, model_type="vit_mae", hidden_size=12, num_attention_heads=3, image_size=12, patch_size=4)
+    assert parity.load(path).format == "hf-vit-mae:v4-bare"
+
+
+def test_a_state_dict_without_config_json_says_what_was_assumed(tmp_path):
+    found = parity.load(plain(tmp_path, CONFIGS["hf-siglip"], "hf-siglip"), given=HEADS)
+    assert {each.field for each in found.assumed} >= {"norms.eps", "mlp.activation", "image_size", "pixels.mean"}
+    assert found.config.mlp.activation == "gelu_tanh"
+
+
+def test_statistics_of_colours_are_not_assumed_of_other_channels(tmp_path):
+    config = CONFIGS["hf-dinov2"].replace(in_channels=1)
+    assert parity.load(plain(tmp_path, config, "hf-dinov2"), given=HEADS).config.pixels.mean == (0.5,)
+
+
+def test_text_towers_and_position_numbers_are_left_with_the_reason(tmp_path):
+    more = {"text_model.final_layer_norm.weight": np.ones(7, np.float32), "logit_scale": np.ones((), np.float32)}
+    more["vision_model.embeddings.position_ids"] = np.arange(10)[None]
+    found = parity.load(plain(tmp_path, CONFIGS["hf-clip"], "hf-clip", **more), given=HEADS)
+    assert [line.partition(": ")[2] for line in found.left] == [
+        "the text tower",
+        "of the comparison with texts",
+        "the numbers 0, 1, 2, ...",
+    ]
+
+
+# config.json ----------------------------------------------------------------------------------------------------------
+
+
+def test_config_json_tells_what_tensors_do_not(tmp_path):
+    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+    fields = {"num_attention_heads": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3, "image_size": 12, "patch_size": 4}
+    described(tmp_path, model_type="vit", **fields)
+    config = parity.load(path).config
+    assert (config.num_heads, config.mlp.activation, config.norms.eps) == (2, "gelu_tanh", 1e-3)
+
+
+def test_what_config_json_leaves_out_is_the_librarys_default(tmp_path):
+    path = plain(tmp_path, CONFIGS["hf-siglip"], "hf-siglip")
+    vision = {"model_type": "siglip_vision_model", "image_size": 12, "patch_size": 4}
+    described(tmp_path, model_type="siglip", vision_config=vision)
+    config = parity.load(path).config
+    assert (config.num_heads, config.mlp.activation, config.norms.eps) == (12, "gelu_tanh", 1e-6)
+
+
+def test_preprocessor_config_json_tells_the_pixels(tmp_path):
+    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+    pixels = {"do_normalize": True, "image_mean": [0.1, 0.2, 0.2], "image_std": [0.5, 0.5, 0.5]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels))
+    config = parity.load(path, given=HEADS).config
+    assert (config.pixels.mean, config.pixels.std) == ((0.1, 0.2, 0.2), (0.5,))
+
+
+@pytest.mark.parametrize("mean", [[], ["a"], {}, [[0.5]]])
+def test_a_mean_that_is_no_number_is_refused(tmp_path, mean):
+    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean, "image_std": 0.5}))
+    with pytest.raises(InputError, match=r"image_mean .*: numbers were expected"):
+        parity.load(path, given=HEADS)
+
+
+def test_images_that_are_not_normalised_are_taken_as_they_are(tmp_path):
+    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_normalize": False, "image_mean": [0.1]}))
+    config = parity.load(path, given=HEADS).config
+    assert (config.pixels.mean, config.pixels.std) == ((0.0,), (1.0,))
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        ({"model_type": "swin"}, "model_type 'swin', which is no ViT that is known here; known are"),
+        ({"model_type": "deit"}, "model_type 'deit', format 'hf-vit' is for 'vit'"),
+        ({"hidden_act": "silu"}, "hidden_act 'silu', known here are gelu, "),
+        ({"hidden_act": ["gelu"]}, r"hidden_act \['gelu'\], known here are"),
+        ({"vision_config": "base"}, "vision_config 'base': an object was expected"),
+        ({"hidden_size": 768}, "width=768, its tensors 12"),
+        ({"image_size": "large"}, "image_size 'large'"),
+        ({"patch_size": 6}, r"patch_size=\(6, 6\), its tensors \(4, 4\)"),
+        ({"image_size": 16}, "an image of 16x16 has 16 patches of 4x4, the position table 10 rows"),
+    ],
+)
+def test_a_config_json_that_cannot_be_is_refused(tmp_path, fields, words):
+    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+    described(tmp_path, **{"model_type": "vit", "image_size": 12, "patch_size": 4, **fields})
+    with pytest.raises(InputError, match=words) as caught:
+        parity.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pooler_with_another_activation_is_refused(tmp_path):
+    path = plain(tmp_path, BARE.replace(head={"hidden": 12}), "hf-vit")
+    described(tmp_path, model_type="vit", image_size=12, patch_size=4, pooler_act="relu")
+    with pytest.raises(InputError, match="pooler_act 'relu'"):
+        parity.load(path)
+
+
+def test_a_gated_dinov3_with_another_activation_is_refused(tmp_path):
+    path = plain(tmp_path, CONFIGS["hf-dinov3"].replace(mlp={"activation": "swiglu"}), "hf-dinov3")
+    described(tmp_path, model_type="dinov3_vit", image_size=12, patch_size=4, use_gated_mlp=True, hidden_act="gelu")
+    with pytest.raises(InputError, match="hidden_act 'gelu' of a gated MLP"):
+        parity.load(path)
+
+
+# Written --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["hf-dinov2", "hf-dinov2-reg", "hf-dinov3"])
+def test_the_mask_token_is_written_as_zeros(tmp_path, name):
+    write(checkpoint(CONFIGS[name]), tmp_path / "a.safetensors", name)
+    [token] = [array for key, array in load_file(tmp_path / "a.safetensors").items() if key.endswith("mask_token")]
+    assert token.size == 12 and not token.any()
+
+
+def test_a_ratio_that_config_json_cannot_say_is_refused_for_a_folder(tmp_path):
+    with pytest.raises(InputError, match="mlp_dim=18 of width 12 is no whole mlp_ratio"):
+        write(checkpoint(CONFIGS["hf-dinov2"].replace(mlp_dim=18)), f"{tmp_path / 'out'}/", "hf-dinov2")
+
+
+def test_a_ratio_that_config_json_cannot_say_is_no_matter_for_a_file(tmp_path):
+    config = CONFIGS["hf-dinov2"].replace(mlp_dim=18)
+    write(checkpoint(config), tmp_path / "a.safetensors", "hf-dinov2")
+    assert parity.load(tmp_path / "a.safetensors").config == config
+
+
+def test_the_giant_has_the_ratio_that_it_was_published_with():
+    config = vit_spec.get("dinov2_g14", positions={"covers": "all"})
+    assert get("hf-dinov2").files(config)["config.json"]["mlp_ratio"] == 4
+
+
+@pytest.mark.parametrize(
+    "name, changes, words",
+    [
+        ("hf-vit", {"head": {"pool": "mean"}}, "head.pool='mean', only 'token'"),
+        ("hf-vit", {"head": {"hidden": 7}}, "no place for pre_logits.weight"),
+        ("hf-vit", {"head": {"bias": False}}, "head.bias=False"),
+        ("hf-vit", {"mlp": {"activation": "swiglu"}}, "mlp.activation='swiglu'"),
+        ("hf-vit", {"positions": {"kind": "fixed", "table": "sincos_2d_mae"}}, "positions.kind='fixed'"),
+        ("hf-vit", {"positions": {"covers": "none"}}, "positions.covers='none'"),
+        ("hf-vit", {"positions": {"rotary": "axial"}}, "positions.rotary='axial'"),
+        ("hf-vit", {"attention": {"qkv_bias": "qv"}}, "no place for blocks.attn.q_bias"),
+        ("hf-vit", {"attention": {"qk_norm": True}}, "no place for blocks.attn.q_norm.weight"),
+        ("hf-vit", {"attention": {"proj": False}}, "attention.proj=False"),
+        ("hf-vit", {"attention": {"proj_bias": False}}, "attention.proj_bias=False"),
+        ("hf-vit", {"attention": {"scale": 0.5}}, "attention.scale=0.5"),
+        ("hf-vit", {"attention": {"head_dim": 8}}, "attention.head_dim=8"),
+        ("hf-vit", {"attention": {"value_skip": True}}, "attention.value_skip=True"),
+        ("hf-vit", {"norms": {"after_blocks": False}}, "norms.after_blocks=False"),
+        ("hf-vit", {"norms": {"after_pool": True}}, "norms.after_pool=True"),
+        ("hf-vit", {"norms": {"shared_norm": True}}, "norms.shared_norm=True"),
+        ("hf-vit", {"norms": {"before_blocks": True}}, "norms.before_blocks=True"),
+        ("hf-vit", {"norms": {"layer_scale": 1.0}}, "no place for blocks.ls1.gamma"),
+        ("hf-vit", {"tokens": {"registers": 1}}, "no place for reg_token"),
+        ("hf-vit", {"tokens": {"distillation": True}}, "no place for dist_token"),
+        ("hf-vit", {"tokens": {"patch_bias": False}}, "tokens.patch_bias=False"),
+        ("hf-deit", {"tokens": {"distillation": False}}, "tokens.distillation=False"),
+        ("hf-dinov2", {"head": {"pool": "token"}}, "head.pool='token', only 'token_mean'"),
+        ("hf-dinov2", {"num_classes": 0}, "head.pool='token_mean', only 'token'"),
+        ("hf-dinov2", {"norms": {"layer_scale": None}}, "norms.layer_scale=None"),
+        ("hf-dinov2", {"image_size": (12, 20)}, r"image_size=\(12, 20\), only \(12, 12\)"),
+        ("hf-dinov2:v5", {"mlp": {"activation": "swiglu"}}, "an MLP that is gated as 'v5'"),
+        ("hf-dinov2-reg", {"positions": {"covers": "none"}}, "positions.covers='none'"),
+        ("hf-dinov2-reg", {"tokens": {"registers": 0}}, "tokens.registers=0"),
+        ("hf-dinov3", {"positions": {"rotary": "none"}}, "positions.rotary='none'"),
+        ("hf-dinov3", {"num_classes": 5}, "num_classes=5"),
+        ("hf-siglip", {"attention": {"qkv_bias": "none"}}, "attention.qkv_bias='none'"),
+        ("hf-siglip", {"num_classes": 5}, "no place for head.weight"),
+        ("hf-siglip", {"patch_size": (4, 6)}, r"patch_size=\(4, 6\)"),
+        ("hf-clip", {"head": {"bias": True}}, "head.bias=True"),
+        ("hf-clip", {"norms": {"before_blocks": False}}, "norms.before_blocks=False"),
+        ("hf-vit-mae", {"num_classes": 5}, "no place for head.weight"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused_by_name(name, changes, words):
+    config = CONFIGS[name.partition(":")[0]].replace(**changes)
+    with pytest.raises(InputError, match=words):
+        get(name).layouts(config)

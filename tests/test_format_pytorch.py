@@ -1,0 +1,216 @@
+"""The formats of PyTorch's libraries beside Hugging Face's, without these libraries: what is told apart and refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import parity
+from parity.formats import get as get_format
+from parity.formats.dinov3 import periods
+from parity.weights import Checkpoint, translate
+from parity.writing import write
+from vit_spec import InputError, ViTConfig, get
+
+torch = pytest.importorskip("torch")
+
+
+def small(name: str, **changes: Any) -> ViTConfig:
+    """A named model, made small, square."""
+    patch = get(name).patch_size[0]
+    sizes = {"image_size": 3 * patch, "width": 16, "depth": 2, "num_heads": 2, "mlp_dim": 24}
+    return get(name, **sizes).replace(**{"num_classes": min(get(name).num_classes, 5), **changes})
+
+
+def drawn(config: ViTConfig, format: str, dtype: Any = np.float32) -> dict[str, np.ndarray]:
+    """Noise for every key of a format, and its constants."""
+    rng, column = np.random.default_rng(0), get_format("torch").layouts(config)
+    arrays = {
+        key: rng.normal(size=layout.shape(config.sizes)).astype(dtype)
+        for layout in column.values()
+        for key in layout.keys(config.sizes)
+    }
+    return dict(translate(Checkpoint(config, "torch", arrays), format))
+
+
+def saved(tmp_path: Path, content: Any) -> Path:
+    """A file such as the format's own library writes."""
+    torch.save(tensors(content), tmp_path / "theirs.pth")
+    return tmp_path / "theirs.pth"
+
+
+def tensors(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: tensors(value) for key, value in content.items()}
+    return torch.from_numpy(content) if isinstance(content, np.ndarray) else content
+
+
+# Wrappers -----------------------------------------------------------------------------------------------------------
+
+FORMATS = {
+    "timm:vit": "vit_b16",
+    "timm:eva": "dinov3_b16",
+    "dinov2:mlp": "dinov2_s14",
+    "dinov2:swiglu": "dinov2_g14",
+    "dinov3:mlp": "dinov3_s16",
+    "dinov3:swiglu": "dinov3_s16plus",
+    "deit:deit3": "deit3_s16",
+    "torchvision:mlp": "vit_b16",
+    "torchvision:legacy": "vit_b16",
+    "openai-clip:clip": "clip_b32",
+    "openai-clip:tower": "clip_b32",
+    "tutorial": "vit_b16",
+}
+WRAPPERS = {
+    "flat": lambda state: state,
+    "model": lambda state: {"model": state, "epoch": 3},
+    "state_dict": lambda state: {"state_dict": state, "optimizer": {"state": {}}},
+    "module": lambda state: {f"module.{key}": value for key, value in state.items()},
+    "compiled": lambda state: {f"_orig_mod.{key}": value for key, value in state.items()},
+    "both": lambda state: {"state_dict": {f"module.{key}": value for key, value in state.items()}},
+}
+
+
+@pytest.mark.parametrize(
+    ("format", "wrapper"),
+    [*((format, "flat") for format in FORMATS), *(("timm:vit", wrapper) for wrapper in WRAPPERS if wrapper != "flat")],
+)
+def test_a_wrapped_file_is_recognised(format: str, wrapper: str, tmp_path: Path) -> None:
+    state = drawn(small(FORMATS[format]), format)
+    found = parity.load(saved(tmp_path, WRAPPERS[wrapper](state)), given={"num_heads": 2})
+    assert found.format == format
+    assert all(np.array_equal(found.arrays[key], state[key]) for key in found.arrays)
+
+
+def test_blocks_in_chunks_are_read_as_blocks(tmp_path: Path) -> None:
+    config = small("dinov2_s14")
+    state = drawn(config, "dinov2")
+    chunked = {key.replace("blocks.0.", "blocks.0.0.").replace("blocks.1.", "blocks.1.1."): state[key] for key in state}
+    found = parity.load(saved(tmp_path, chunked), given={"num_heads": 2})
+    assert (found.format, found.config.depth) == ("dinov2:mlp", 2)
+    assert np.array_equal(found.arrays["blocks.1.attn.qkv.weight"], state["blocks.1.attn.qkv.weight"])
+
+
+# DINOv3's constants -------------------------------------------------------------------------------------------------
+
+
+def changed(tmp_path: Path, **arrays: np.ndarray | None) -> Path:
+    """DINOv3's file with some arrays others, or left out."""
+    state = {**drawn(small("dinov3_s16"), "dinov3"), **{key.replace("__", "."): value for key, value in arrays.items()}}
+    return saved(tmp_path, {key: value for key, value in state.items() if value is not None})
+
+
+def test_periods_rounded_to_bfloat16_are_read_as_the_base_that_they_came_from(tmp_path: Path) -> None:
+    rounded = torch.tensor(periods(100.0, 8)).bfloat16().float().numpy()
+    found = parity.load(changed(tmp_path, rope_embed__periods=rounded))
+    assert (found.config.positions.rotary_base, found.config.num_heads) == (100.0, 2)
+
+
+def test_another_base_is_read_off_the_periods(tmp_path: Path) -> None:
+    other = periods(37.0, 8).astype(np.float32)
+    assert parity.load(changed(tmp_path, rope_embed__periods=other)).config.positions.rotary_base == 37.0
+
+
+def test_periods_that_no_base_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"rope_embed\.periods"):
+        parity.load(changed(tmp_path, rope_embed__periods=np.array([0.5, 10.0], np.float32)))
+
+
+@pytest.mark.parametrize(
+    "mask", [None, np.ones(48, np.float32), np.full(48, np.nan, np.float32)], ids=["none", "ones", "not filled"]
+)
+def test_a_bias_of_the_keys_that_is_not_masked_is_refused(tmp_path: Path, mask: np.ndarray | None) -> None:
+    path = changed(tmp_path, blocks__1__attn__qkv__bias_mask=mask)
+    with pytest.raises(InputError, match=r"attn\.qkv\.bias_mask"):
+        parity.load(path)
+
+
+def test_what_the_mask_takes_away_may_be_anything(tmp_path: Path) -> None:
+    bias = np.concatenate([np.ones(16), np.full(16, np.nan), np.full(16, 2.0)]).astype(np.float32)
+    weights = parity.to_jax(parity.load(changed(tmp_path, blocks__0__attn__qkv__bias=bias)))["blocks"]["attn"]
+    assert (weights["q_bias"][0] == 1).all() and (weights["v_bias"][0] == 2).all()
+
+
+# Precision ----------------------------------------------------------------------------------------------------------
+
+
+def test_half_precision_of_openais_files_is_kept(tmp_path: Path) -> None:
+    state = drawn(small("clip_b32"), "openai-clip", np.float16)
+    path = saved(tmp_path, {**state, "vocab_size": np.array(9)})
+    parity.convert(path, tmp_path / "ours.safetensors", "jax", given={"num_heads": 2})
+    parity.convert(tmp_path / "ours.safetensors", tmp_path / "back.safetensors", "openai-clip")
+    back = parity.load(tmp_path / "back.safetensors").arrays
+    assert all(back[key].dtype == np.float16 and np.array_equal(back[key], state[key]) for key in state)
+
+
+def test_openais_own_file_tells_its_activation(tmp_path: Path) -> None:
+    state = {**drawn(small("clip_b32"), "openai-clip"), "vocab_size": np.array(9)}
+    found = parity.load(saved(tmp_path, state), given={"num_heads": 2})
+    assert "mlp.activation" not in {each.field for each in found.assumed}
+
+
+# What timm was ------------------------------------------------------------------------------------------------------
+
+
+def test_a_hidden_layer_of_old_timm_is_read_as_one(tmp_path: Path) -> None:
+    config = small("vit_b16", head={"hidden": 7})
+    found = parity.load(saved(tmp_path, drawn(config, "timm:legacy")), given={"num_heads": 2})
+    assert (found.format, found.config.head.hidden) == ("timm:legacy", 7)
+
+
+def test_a_hidden_layer_is_not_written_to_where_timm_would_leave_it_out(tmp_path: Path) -> None:
+    config = small("vit_b16", head={"hidden": 7})
+    checkpoint = Checkpoint(config, "torch", drawn(config, "torch"))
+    with pytest.raises(InputError, match=r"no place for pre_logits\.weight"):
+        write(checkpoint, tmp_path / "weights.safetensors", "timm")
+
+
+def test_weights_that_timm_cannot_be_are_read_as_the_twins(tmp_path: Path) -> None:
+    config = small("vit_b16", norms={"after_pool": True})
+    found = parity.load(saved(tmp_path, drawn(config, "torch")), given={"num_heads": 2, "head.pool": "mean"})
+    assert found.format == "torch"
+
+
+# What cannot be held ------------------------------------------------------------------------------------------------
+
+NEVER = [
+    ("dino", "dino_s16", {"num_classes": 5}, "num_classes=5"),
+    ("dino", "dino_s16", {"tokens": {"registers": 2}}, "reg_token"),
+    ("dino", "dino_s16", {"mlp": {"activation": "swiglu"}}, "mlp.activation='swiglu'"),
+    ("dino", "dino_s16", {"attention": {"qkv_bias": "none"}}, "attention.qkv_bias='none'"),
+    ("dino", "dino_s16", {"attention": {"head_dim": 4}}, "attention.head_dim=4"),
+    ("dinov2", "dinov2_s14", {"tokens": {"registers": 2}}, "positions.covers='all'"),
+    ("dinov2", "dinov2_s14_reg4", {}, "positions.covers='none'"),
+    ("dinov2", "dinov2_s14", {"num_classes": 5}, "num_classes=5"),
+    ("dinov3", "dinov3_s16", {"positions": {"rotary": "none"}}, "positions.rotary='none'"),
+    ("dinov3", "dinov3_s16", {"attention": {"qkv_bias": "qkv"}}, "attention.qkv_bias='qkv'"),
+    ("dinov3", "dinov3_s16", {"head": {"pool": "mean"}}, "head.pool='mean'"),
+    ("mae", "mae_b16", {"head": {"pool": "mean"}}, "head.pool='mean'"),
+    ("mae", "mae_b16", {"positions": {"covers": "none"}}, "positions.covers='none'"),
+    ("deit", "deit_s16", {"positions": {"covers": "none"}}, "positions.covers='none'"),
+    ("deit", "deit3_s16", {"positions": {"covers": "all"}}, "positions.covers='all'"),
+    ("torchvision", "vit_b16", {"image_size": (32, 48)}, "image_size=(32, 48)"),
+    ("torchvision", "vit_b16", {"in_channels": 1}, "in_channels=1"),
+    ("torchvision", "vit_b16", {"tokens": {"registers": 2}}, "reg_token"),
+    ("torchvision", "siglip_b16", {}, "tokens.class_token=False"),
+    ("torchvision", "vit_b16", {"attention": {"qk_norm": True}}, "attention.qk_norm=True"),
+    ("openai-clip", "vit_b16", {}, "tokens.patch_bias=True"),
+    ("openai-clip", "clip_b32", {"head": {"bias": True}}, "head.bias=True"),
+    ("lucidrains", "vit_b16", {}, "attention.qkv_bias='qkv'"),
+    ("tutorial", "vit_b16", {"norms": {"layer_scale": 1e-5}}, "norms.layer_scale=1e-05"),
+    ("tutorial", "vit_b16", {"positions": {"rotary": "axial"}}, "positions.rotary='axial'"),
+]
+
+
+@pytest.mark.parametrize(("format", "name", "changes", "what"), NEVER)
+def test_what_a_format_cannot_be_is_refused_by_name(format: str, name: str, changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(InputError) as error:
+        get_format(format).layouts(small(name, **changes))
+    assert what in str(error.value)
+
+
+def test_an_eps_that_readers_do_not_expect_is_told(tmp_path: Path) -> None:
+    config = small("vit_b16", norms={"eps": 1e-12})
+    written = write(Checkpoint(config, "torch", drawn(config, "torch")), tmp_path / "w.safetensors", "torchvision")
+    assert any("norms.eps=1e-12" in line for line in written.remarks)

@@ -1,0 +1,130 @@
+"""A conversion that is cut off leaves the old file or the new one, never a broken one."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import parity
+from parity import containers
+from parity.formats import get
+from vit_spec import ViTConfig
+
+CONFIG = ViTConfig(image_size=(32, 48), patch_size=8, width=64, depth=3, num_heads=4, mlp_dim=96, num_classes=7)
+SUFFIXES = ["safetensors", "npz", "msgpack", "pth"]
+
+# Kills its own process at a given call of the system that changes a file; how many there are, it prints.
+CHILD = """
+import builtins, os, signal, sys
+import parity.writing
+source, target, moment = sys.argv[1], sys.argv[2], int(sys.argv[3])
+calls = 0
+
+def counted(function):
+    def call(*arguments, **named):
+        global calls
+        calls += 1
+        if calls == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **named)
+    return call
+
+for name in ("pwrite", "replace", "fsync", "unlink", "posix_fallocate"):
+    setattr(os, name, counted(getattr(os, name)))
+put = parity.writing._digest
+parity.writing._digest = counted(put)
+parity.writing.convert(source, target, "jax", force=True)
+print(calls)
+"""
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A file in the torch format."""
+    rng, column = np.random.default_rng(0), get("torch").layouts(CONFIG)
+    arrays = {
+        key: rng.standard_normal(layout.shape(CONFIG.sizes), np.float32)
+        for layout in column.values()
+        for key in layout.keys(CONFIG.sizes)
+    }
+    parity.save(tmp_path / "source.safetensors", arrays, CONFIG, "torch")
+    return tmp_path / "source.safetensors"
+
+
+def child(source, target, moment):
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), source, target, str(moment)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def values(path):
+    """All weights of a file, in one format."""
+    return {name: np.asarray(leaf).tobytes() for name, leaf in parity.weights.translate(parity.load(path), "torch")}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_killed_at_any_moment_leaves_the_old_file_or_the_new(saved, tmp_path, suffix):
+    if suffix == "pth":
+        pytest.importorskip("torch")
+    target = tmp_path / f"target.{suffix}"
+    parity.convert(saved, target, "torch")
+    old, new = target.read_bytes(), values(saved)
+    whole = child(saved, target, 0)
+    assert whole.returncode == 0, whole.stderr
+    calls = int(whole.stdout)
+    finished = target.read_bytes()
+    assert calls > 50 and values(target) == new
+    for moment in sorted({1, 2, calls // 3, calls // 2, calls - 2, calls - 1, calls}):
+        target.write_bytes(old)
+        assert child(saved, target, moment).returncode == -signal.SIGKILL
+        assert target.read_bytes() in (old, finished)
+        assert values(target) == new
+
+
+def test_terminated_takes_away_what_was_half_written(saved, tmp_path):
+    script = (
+        "import signal, sys, time, parity.writing as w, parity.__main__ as m\n"
+        "digest = w._digest\n"
+        "w._digest = lambda entries: (print('writing', flush=True), time.sleep(60)) and digest(entries)\n"
+        "signal.signal(signal.SIGTERM, m._terminated)\n"
+        "sys.exit(m.main(['convert', sys.argv[1], sys.argv[2], '--to', 'jax']))\n"
+    )
+    command = [sys.executable, "-c", script, saved, tmp_path / "target.npz"]  # npz is written by one thread
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+    assert os.listdir(tmp_path) == [saved.name]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_full_disk_leaves_the_old_file(saved, tmp_path, suffix):
+    """A limit on the size of files stands for a disk: it fails the same calls."""
+    if suffix == "pth":
+        pytest.importorskip("torch")
+    target = tmp_path / f"target.{suffix}"
+    parity.convert(saved, target, "torch")
+    before = target.read_bytes()
+    script = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "from parity.__main__ import main\n"
+        "sys.exit(main(['convert', sys.argv[1], sys.argv[2], '--to', 'jax', '--force']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, saved, target], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "room" in done.stderr, done.stderr
+    assert str(target) in done.stderr and "partial" not in done.stderr
+    assert target.read_bytes() == before
+    assert sorted(entry for entry in os.listdir(tmp_path) if "parity.json" not in entry) == sorted(
+        [saved.name, target.name]
+    )
+
+
+def test_every_container_of_a_file_is_among_those():
+    named = {suffix for name in containers.containers() for suffix in containers.get(name).suffixes}
+    assert {f".{suffix}" for suffix in SUFFIXES} <= named

@@ -1,0 +1,91 @@
+"""The conversions of the README, as they are written there."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import parity
+import vit_spec
+from parity.formats import get
+from parity.weights import Checkpoint, translate
+from parity.writing import write
+
+README = Path(__file__).parents[1] / "README.md"
+COMMANDS = re.findall(r"^python (-m parity convert .*)$", README.read_text(), re.MULTILINE)
+
+CONFIG = vit_spec.get("vit_s16", depth=2, num_classes=10)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    """Weights of a small ViT in the torch format."""
+    rng = np.random.default_rng(0)
+    return {
+        key: rng.standard_normal(layout.shape(CONFIG.sizes), np.float32)
+        for layout in get("torch").layouts(CONFIG).values()
+        for key in layout.keys(CONFIG.sizes)
+    }
+
+
+def run(command, folder):
+    """Run a line of the README in a folder."""
+    here = os.environ | {"PYTHONPATH": str(README.parent)}
+    done = subprocess.run([sys.executable, *shlex.split(command)], cwd=folder, env=here, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def same(path, weights):
+    """Whether a file holds these very weights, whatever its format."""
+    found = dict(translate(parity.load(path), "torch"))
+    return found.keys() == weights.keys() and all(found[key].tobytes() == weights[key].tobytes() for key in weights)
+
+
+def test_the_readme_has_three_conversions():
+    assert len(COMMANDS) == 3
+
+
+def test_timm_to_flax(tmp_path, weights):
+    command = next(line for line in COMMANDS if "timm" in line)
+    write(Checkpoint(CONFIG, "torch", weights), f"{tmp_path}/timm-vit/", "timm")
+    run(command, tmp_path)
+    assert same(tmp_path / "vit.msgpack", weights)
+    serialization = pytest.importorskip("flax.serialization")
+    params = serialization.msgpack_restore((tmp_path / "vit.msgpack").read_bytes())
+    kernel = np.stack([weights[f"blocks.{i}.mlp.fc1.weight"].T for i in range(2)])
+    np.testing.assert_array_equal(params["blocks"]["mlp"]["fc1"]["kernel"], kernel)
+
+
+def test_flax_msgpack_to_hugging_face(tmp_path, weights):
+    command = next(line for line in COMMANDS if "flax" in line)
+    (tmp_path / "flax-vit").mkdir()
+    write(Checkpoint(CONFIG, "torch", weights), tmp_path / "flax-vit" / "flax_model.msgpack", "hf-flax")
+    run(command, tmp_path)
+    assert same(tmp_path / "vit-hf", weights)
+    if not all(map(find_spec, ("torch", "torchvision", "transformers"))):
+        pytest.skip("needs transformers and torchvision")
+    import tests.goldens.peers  # noqa: F401, I001  # mends torchvision, which transformers imports
+    import transformers
+
+    model, info = transformers.AutoModelForImageClassification.from_pretrained(
+        tmp_path / "vit-hf", output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"] and model.config.num_labels == 10
+
+
+def test_fine_tuned_pytorch_to_google(tmp_path, weights):
+    torch = pytest.importorskip("torch")
+    command = next(line for line in COMMANDS if "google" in line)
+    torch.save({key: torch.from_numpy(array) for key, array in weights.items()}, tmp_path / "finetuned.pth")
+    assert "mlp.activation" in run(command, tmp_path)  # Google's code takes another GELU, which is said
+    assert same(tmp_path / "finetuned.npz", weights)
+    with np.load(tmp_path / "finetuned.npz") as found:
+        query = found["Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"]
+    np.testing.assert_array_equal(query, weights["blocks.1.attn.qkv.weight"][:384].T.reshape(384, 6, 64))

@@ -1,0 +1,129 @@
+"""A file is recognised by its keys: wrappers are peeled, what lies beside is told, half a model is never taken for one."""
+
+import json
+
+import numpy as np
+import pytest
+
+import parity
+import vit_spec
+from parity.formats import get
+from parity.weights import Checkpoint, translate
+from tests.twins import small
+from vit_spec import InputError
+
+torch = pytest.importorskip("torch")
+
+CONFIG = small(vit_spec.get("vit_b16")).replace(image_size=32, width=64, num_heads=1)
+
+
+@pytest.fixture(scope="module")
+def state():
+    """A state dict with timm's names."""
+    rng = np.random.default_rng(0)
+    return {
+        key: torch.tensor(rng.standard_normal(layout.shape(CONFIG.sizes), np.float32))
+        for layout in get("torch").layouts(CONFIG).values()
+        for key in layout.keys(CONFIG.sizes)
+    }
+
+
+def saved(tmp_path, content):
+    torch.save(content, tmp_path / "a.pth")
+    return tmp_path / "a.pth"
+
+
+def prefixed(prefix, state):
+    return {prefix + key: tensor for key, tensor in state.items()}
+
+
+def same(checkpoint, state):
+    found = dict(translate(checkpoint, "torch"))
+    return found.keys() == state.keys() and all(np.array_equal(found[key], state[key].numpy()) for key in state)
+
+
+WRAPPED = {
+    "model": lambda state: {"model": state},
+    "distributed": lambda state: {"state_dict": prefixed("module.", state)},
+    "compiled": lambda state: {"state_dict": prefixed("model._orig_mod.", state)},
+    "teacher": lambda state: {"teacher": prefixed("backbone.", state)},
+    "flat": lambda state: prefixed("_orig_mod.module.", state),
+    "averaged": lambda state: {"epoch": 3, "model_ema": state},
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+def test_wrappers_are_peeled(tmp_path, state, wrap):
+    assert same(parity.load(saved(tmp_path, wrap(state))), state)
+
+
+def test_averaged_weights_go_before_the_others_and_both_are_told(tmp_path, state):
+    averaged = {key: tensor + 1 for key, tensor in state.items()}
+    checkpoint = parity.load(saved(tmp_path, {"model": state, "model_ema": averaged}))
+    assert same(checkpoint, averaged)
+    assert checkpoint.left == (f"model ({len(state)} arrays): beside the weights",)
+
+
+def test_the_state_of_a_run_beside_the_weights_is_told_and_not_read(tmp_path, state):
+    run = {"optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}}, "scaler": {"scale": torch.ones(())}, "epoch": 7}
+    checkpoint = parity.load(saved(tmp_path, {"model": state, **run}))
+    assert same(checkpoint, state)
+    assert checkpoint.left == ("optimizer (1 array): beside the weights", "scaler (1 array): beside the weights")
+
+
+@pytest.mark.parametrize("more", ["head2.weight", "blocks.0.attn.lora_a", "encoder_norm.bias", "head.weight"])
+def test_what_may_be_half_of_the_model_is_never_left_beside(tmp_path, state, more):
+    features = {key: tensor for key, tensor in state.items() if not key.startswith("head.")}
+    with pytest.raises(InputError, match=rf"unexpected {more}"):
+        parity.load(saved(tmp_path, {**prefixed("encoder.", features), more: torch.ones(3)}))
+
+
+def test_a_key_too_many_and_a_key_too_few_are_named(tmp_path, state):
+    damaged = {key: tensor for key, tensor in state.items() if key != "blocks.1.norm2.bias"} | {"extra": torch.ones(2)}
+    with pytest.raises(InputError) as error:
+        parity.load(saved(tmp_path, damaged))
+    assert "missing blocks.1.norm2.bias" in str(error.value) and "unexpected extra" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_format_that_is_given_must_fit(tmp_path, state):
+    path = saved(tmp_path, state)
+    assert parity.load(path, format="torch").format == "torch"
+    with pytest.raises(InputError, match="format 'google' has no such keys"):
+        parity.load(path, format="google")
+    with pytest.raises(InputError, match="unknown format 'goggle'; did you mean 'google'"):
+        parity.load(path, format="goggle")
+
+
+def test_other_peoples_weights_are_no_vit(tmp_path):
+    with pytest.raises(InputError, match=r"no format has such keys: conv1.weight, fc.bias; `python -m parity formats`"):
+        parity.load(saved(tmp_path, {"conv1.weight": torch.ones(3), "fc.bias": torch.ones(3)}))
+
+
+def test_a_number_of_heads_that_nothing_tells_is_asked_for(tmp_path, state):
+    config = CONFIG.replace(width=48, num_heads=3)
+    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), "torch"))
+    path = saved(tmp_path, {key: torch.tensor(array) for key, array in arrays.items()})
+    with pytest.raises(InputError, match="give it with --set num_heads=N"):
+        parity.load(path)
+    assert parity.load(path, given={"num_heads": 3}).config.num_heads == 3
+    with pytest.raises(InputError, match="5 heads do not divide 48"):
+        parity.load(path, given={"num_heads": 5})
+
+
+def drawn(config):
+    return {
+        key: np.zeros(layout.shape(config.sizes), np.float32)
+        for layout in get("torch").layouts(config).values()
+        for key in layout.keys(config.sizes)
+    }
+
+
+def test_shards_of_bin_files_are_one_checkpoint(tmp_path, state):
+    keys = list(state)
+    parts = {"pytorch_model-00001-of-00002.bin": keys[:9], "pytorch_model-00002-of-00002.bin": keys[9:]}
+    for name, part in parts.items():
+        torch.save({key: state[key] for key in part}, tmp_path / name)
+    index = {"metadata": {}, "weight_map": {key: name for name, part in parts.items() for key in part}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert same(parity.load(tmp_path), state)

@@ -1,0 +1,558 @@
+"""Surgery: what it claims to keep is kept to rounding, by both twins; what it does not change is not touched or read."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import parity
+import vit_spec
+from parity import formats, surgery
+from parity.containers.container import File
+from parity.formats import get
+from parity.inference import Assumption
+from parity.weights import Checkpoint, check, flatten, parameter, rounded, translate
+from tests.peers.proof import relrms, through_jax, through_torch
+from tests.twins import perturbed, pictures
+from vit_spec import InputError, ViTConfig, resample, rows
+from vit_spec.laws import TRUNCATED_STD
+
+TINY = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, num_heads=2, mlp_dim=24, num_classes=5)
+REGISTERS = TINY.replace(tokens={"registers": 2})
+DISTILLED = TINY.replace(tokens={"distillation": True})
+EXACT = 1e-12  # the bar of docs/parity.md for one function in float64
+TWINS = {"torch": through_torch, "jax": through_jax}
+
+
+@cache
+def drawn(config):
+    """Weights in float64 and in the jax format."""
+    pytest.importorskip("torch")
+    arrays = flatten(perturbed(config), get("jax"))
+    return Checkpoint(config, "jax", {key: array.astype(np.float64) for key, array in arrays.items()})
+
+
+def weights(config=TINY, format="torch", dtype=np.float64):
+    arrays = dict(translate(drawn(config), format))
+    return Checkpoint(config, format, {key: array.astype(dtype) for key, array in arrays.items()})
+
+
+def images(config, size=None):
+    return pictures(config, size).astype(np.float64).transpose(0, 3, 1, 2)
+
+
+def same_function(before, after, pictures_before, pictures_after=None, twin=through_torch):
+    after_it = pictures_before if pictures_after is None else pictures_after
+    return relrms(twin(after, after_it), twin(before, pictures_before)) <= EXACT
+
+
+def kept(before, after):
+    """Names of the parameters that are the same bits in both."""
+    names = [name for name in rows(before.config) if name in rows(after.config)]
+    return {name for name in names if np.array_equal(parameter(before, name), parameter(after, name))}
+
+
+# Resolution -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_model_resized_is_the_model_run_at_that_size(twin):
+    before = weights()
+    after, _ = surgery.resize(before, image_size=(20, 16))
+    assert after.config.image_size == (20, 16)
+    assert same_function(before, after, images(TINY, (20, 16)), twin=TWINS[twin])
+
+
+@pytest.mark.parametrize("mode", surgery.MODES)
+def test_every_mode_is_what_the_twin_does_with_it(mode):
+    config = TINY.replace(resampling=surgery.MODES[mode])
+    given, _ = surgery.resize(weights(), (12, 20), resampling=mode)
+    assert given.config.resampling == config.resampling
+    assert same_function(weights(config), given, images(TINY, (12, 20)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "model"),
+    [("timm", "vit_s16"), ("deit", "deit_s16"), ("mae", "mae_b16"), ("dino", "dino_s16"), ("dinov2", "dinov2_s14")],
+)
+def test_a_mode_is_that_of_the_named_model(mode, model):
+    assert surgery.MODES[mode] == vit_spec.get(model).resampling
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": {"registers": 2}},
+        {"tokens": {"registers": 2}, "positions": {"covers": "class"}},
+        {"tokens": {"distillation": True}},
+        {"positions": {"covers": "none"}},
+        {"positions": {"kind": "fixed", "table": "sincos_2d_mae"}},
+        {"positions": {"kind": "none", "rotary": "axial"}},
+        {"tokens": {"pad": True}},
+    ],
+    ids=str,
+)
+def test_a_resized_model_is_the_same_whatever_its_tokens_and_positions(change):
+    config = TINY.replace(**change)
+    before, size = weights(config), (18, 15) if config.tokens.pad else (16, 20)
+    after, _ = surgery.resize(before, size)
+    assert same_function(before, after, images(config, size))
+
+
+def test_rows_of_prefix_tokens_are_not_touched():
+    before = weights(REGISTERS, dtype=ml_dtypes.bfloat16)
+    after, _ = surgery.resize(before, (16, 20))
+    covered = REGISTERS.num_covered
+    assert covered == 3
+    assert parameter(before, "pos_embed")[:covered].tobytes() == parameter(after, "pos_embed")[:covered].tobytes()
+
+
+def test_a_grid_that_stays_keeps_its_table_even_under_an_offset():
+    before = weights(TINY.replace(resampling=surgery.MODES["dino"]))
+    after, _ = surgery.resize(before, (16, 24), patch_size=8)
+    assert after.config.grid == TINY.grid
+    assert kept(before, after) == set(rows(TINY)) - {"patch_embed.proj.weight"}
+
+
+def test_two_sizes_at_once_resample_positions_once():
+    before = weights()
+    once, _ = surgery.resize(before, (24, 32), patch_size=8)
+    plain, _ = surgery.resize(before, (12, 16))
+    np.testing.assert_array_equal(parameter(once, "pos_embed"), parameter(plain, "pos_embed"))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
+def test_positions_are_computed_in_float64_and_rounded_once(dtype):
+    narrow = weights(dtype=dtype)
+    exact = replace(narrow, arrays={key: array.astype(np.float64) for key, array in narrow.arrays.items()})
+    found, exact = (parameter(surgery.resize(one, (20, 16))[0], "pos_embed") for one in (narrow, exact))
+    assert found.dtype == dtype
+    away = np.abs(found.astype(np.float64) - exact)
+    for neighbour in (np.nextafter(found, dtype(np.inf)), np.nextafter(found, dtype(-np.inf))):
+        assert (away <= np.abs(neighbour.astype(np.float64) - exact)).all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("off", [2**-40, -(2**-40)])
+def test_bfloat16_is_not_rounded_twice(sign, off):
+    tie = 1 + 2**-8  # half way between 1 and the next number of bfloat16; float32 cannot tell that `off` is there
+    expected = sign * (1 + 2**-7 if off > 0 else 1)
+    assert rounded(np.array([sign * (tie + off)]), np.dtype(ml_dtypes.bfloat16)) == expected
+
+
+def test_ties_infinities_and_nan_are_rounded_as_ever():
+    smallest = 2.0**-133
+    values = np.array([1 + 2**-8, 1 + 3 * 2**-8, np.inf, -np.inf, 0, 3.3 * smallest, 0.5 * smallest, np.nan])
+    found = rounded(values, np.dtype(ml_dtypes.bfloat16)).astype(np.float64)
+    np.testing.assert_array_equal(found, [1, 1 + 2**-6, np.inf, -np.inf, 0, 3 * smallest, 0, np.nan])
+
+
+def test_the_line_says_grids_and_rule():
+    _, line = surgery.resize(weights(), (16, 20))
+    assert line == "image_size 8x12 -> 16x20; pos_embed 2x3 -> 4x5, bicubic antialias"
+
+
+def test_a_rule_alone_changes_the_config_and_no_number():
+    before = weights()
+    after, line = surgery.resize(before, resampling="dino")
+    assert kept(before, after) == set(rows(TINY))
+    assert line == "resampling bicubic antialias -> bicubic offset 0.1"
+
+
+def test_the_size_that_it_has_changes_nothing():
+    after, line = surgery.resize(weights(), TINY.image_size)
+    assert after.config == TINY and line == "image_size: as before"
+
+
+def test_a_rule_that_was_given_is_no_longer_assumed():
+    guesses = [("resampling.kernel", "bicubic"), ("resampling.antialias", True), ("norms.eps", 1e-6)]
+    before = replace(weights(), assumed=tuple(Assumption(*guess, "nothing tells") for guess in guesses))
+    after, _ = surgery.resize(before, (16, 20), resampling="timm")
+    assert [one.field for one in after.assumed] == ["norms.eps"]
+
+
+# Patches --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "rule"), [(None, "timm"), ("flexivit", "flexivit"), ("hf", "hf")])
+def test_enlarged_patches_are_read_as_they_were(mode, rule):
+    before, size = weights(), (7, 5)
+    (rows_, columns), (height, width) = TINY.grid, size
+    after, _ = surgery.resize(before, (rows_ * height, columns * width), patch_size=size, resampling=mode)
+    mode = surgery.MODES[rule]
+    high, wide = (
+        resample.matrix(4, new, kernel=mode.kernel, antialias=mode.antialias, align_corners=False, offset=0) for new in size
+    )
+    patches = images(TINY).reshape(2, 3, rows_, 4, columns, 4)
+    enlarged = np.einsum("yh,xw,bcrhsw->bcrysx", high, wide, patches).reshape(2, 3, *after.config.image_size)
+    assert same_function(before, after, images(TINY), enlarged)
+
+
+def test_another_patch_keeps_the_image_and_changes_the_grid():
+    after, line = surgery.resize(weights(), patch_size=2)
+    assert (after.config.image_size, after.config.grid) == ((8, 12), (4, 6))
+    assert line == (
+        "patch_size 4x4 -> 2x2; patch_embed.proj.weight by the pseudo-inverse of bicubic antialias; "
+        "pos_embed 2x3 -> 4x6, bicubic antialias"
+    )
+
+
+@pytest.mark.parametrize("size", [(3, 5), (8, 2), (16, 16)])
+def test_the_projection_is_the_pseudo_inverse_of_resizing_a_patch(size):
+    before = weights()
+    after, _ = surgery.resize(before, (48, 240), patch_size=size)
+    rule = partial(resample.matrix, kernel="bicubic", antialias=True, align_corners=False, offset=0)
+    whole = np.linalg.pinv(np.kron(rule(4, size[0]), rule(4, size[1])))  # of a flattened patch
+    expected = parameter(before, "patch_embed.proj.weight").reshape(16, 3, 16) @ whole
+    np.testing.assert_allclose(
+        parameter(after, "patch_embed.proj.weight").reshape(expected.shape), expected, rtol=0, atol=1e-13
+    )
+
+
+# Channels -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_grey_image_gives_what_its_copies_gave():
+    before, grey = weights(), images(TINY)[:, :1]
+    after, line = surgery.adapt_channels(before, 1)
+    assert same_function(before, after, grey.repeat(3, axis=1), grey)
+    assert line == "in_channels 3 -> 1; patch_embed.proj.weight summed"
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 3), (3, 6), (2, 4)])
+def test_copies_of_an_image_give_what_the_image_gave(old, new):
+    config = TINY.replace(in_channels=old)
+    before, one = weights(config), images(config)
+    after, _ = surgery.adapt_channels(before, new)
+    assert same_function(before, after, one, np.tile(one, (1, new // old, 1, 1)))
+
+
+def test_five_channels_are_three_in_turn_scaled():
+    before = weights()
+    after, line = surgery.adapt_channels(before, 5)
+    old, new = (parameter(one, "patch_embed.proj.weight") for one in (before, after))
+    np.testing.assert_array_equal(new, old[:, [0, 1, 2, 0, 1]] * (3 / 5))
+    assert "repeated, times 3/5" in line
+
+
+PIXELS = {"mean": (0.25, 0.5, 0.75), "std": (0.5, 0.25, 0.75)}
+
+
+@pytest.mark.parametrize(
+    ("channels", "mean", "std"),
+    [(1, (0.5,), (0.5,)), (2, (0.25, 0.5), (0.5, 0.25)), (5, (0.25, 0.5, 0.75, 0.25, 0.5), (0.5, 0.25, 0.75, 0.5, 0.25))],
+)
+def test_pixels_follow_the_channels(channels, mean, std):
+    after, line = surgery.adapt_channels(weights(TINY.replace(pixels=PIXELS)), channels)
+    assert (after.config.pixels.mean, after.config.pixels.std) == (mean, std)
+    assert f"pixels.mean (0.25, 0.5, 0.75) -> {mean}" in line
+
+
+def test_what_was_assumed_of_pixels_is_told_as_it_is_now():
+    before = replace(weights(TINY.replace(pixels=PIXELS)), assumed=(Assumption("pixels.mean", PIXELS["mean"], "a guess"),))
+    after, _ = surgery.adapt_channels(before, 1)
+    assert after.assumed == (Assumption("pixels.mean", (0.5,), "a guess"),)
+
+
+def test_the_channels_that_it_has_change_nothing():
+    before = weights()
+    assert surgery.adapt_channels(before, 3) == (before, "in_channels 3: as before")
+
+
+# Heads ----------------------------------------------------------------------------------------------------------------
+
+
+def test_without_its_head_a_model_gives_what_entered_it():
+    config = TINY.replace(head={"hidden": 6})
+    before = weights(config)
+    after, line = surgery.drop_head(before)
+    weight, bias = parameter(before, "head.weight"), parameter(before, "head.bias")
+    features = through_torch(after, images(config))
+    assert features.shape == (2, 6)
+    assert relrms(features @ weight.T + bias, through_torch(before, images(config))) <= EXACT
+    assert line == "num_classes 5 -> 0; pre_logits stays"
+
+
+def test_both_heads_of_a_distilled_model_go_and_come():
+    bare, _ = surgery.drop_head(weights(DISTILLED))
+    assert not [name for name in rows(bare.config) if name.startswith("head")]
+    after, line = surgery.new_head(bare, 7)
+    assert check(after) and parameter(after, "head_dist.weight").shape == (7, 16)
+    assert not np.array_equal(parameter(after, "head.weight"), parameter(after, "head_dist.weight"))
+    assert line == (
+        "num_classes 0 -> 7; new: head.weight, head.bias, head_dist.weight, head_dist.bias, trunc_normal(0.02), seed 0"
+    )
+
+
+def test_a_new_head_follows_from_its_seed():
+    a, b, c = (parameter(surgery.new_head(weights(), 9, seed=seed)[0], "head.weight") for seed in (1, 1, 2))
+    assert np.array_equal(a, b) and not np.array_equal(a, c)
+
+
+@pytest.mark.parametrize(
+    ("law", "mean", "std", "largest"),
+    [
+        ("trunc_normal(0.02)", 0, 0.02, 2 * 0.02 / TRUNCATED_STD),  # cut at two of the parent's
+        ("normal(0.1)", 0, 0.1, 0.6),
+        ("uniform(-1, 3)", 1, 4 / 12**0.5, 3),
+        ("constant(0.25)", 0.25, 0, 0.25),
+        ("zeros", 0, 0, 0),
+    ],
+)
+def test_a_new_head_is_drawn_by_its_law(law, mean, std, largest):
+    after, _ = surgery.new_head(weights(), 4000, init=law)
+    drawn, error = parameter(after, "head.weight"), 6 * std / 64_000**0.5
+    assert after.config.head.init == law
+    assert abs(drawn.mean() - mean) <= error and abs(drawn.std() - std) <= error and abs(drawn).max() <= largest
+    assert not parameter(after, "head.bias").any()
+
+
+@pytest.mark.parametrize("classes", [0, 5])
+def test_a_new_head_is_of_the_weights_own_type_and_leaves_the_rest(classes):
+    before = weights(TINY.replace(num_classes=classes), dtype=ml_dtypes.bfloat16)
+    after, _ = surgery.new_head(before, 3)
+    assert set(check(after).values()) == {np.dtype(ml_dtypes.bfloat16)}
+    assert kept(before, after) >= {name for name in rows(before.config) if not name.startswith("head")}
+
+
+# Positions of prefix tokens -------------------------------------------------------------------------------------------
+
+FOLDED = {
+    "all": (TINY, {"cls_token"}),
+    "class of registers": (REGISTERS.replace(positions={"covers": "class"}), {"cls_token"}),
+    "registers": (REGISTERS, {"cls_token", "reg_token"}),
+    "distilled": (DISTILLED, {"cls_token", "dist_token"}),
+    "registers alone": (
+        REGISTERS.replace(tokens={"class_token": False}, head={"pool": "mean"}),
+        {"reg_token"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "tokens"), FOLDED.values(), ids=FOLDED)
+def test_folding_positions_keeps_the_function(config, tokens):
+    before = weights(config)
+    after, line = surgery.fold_class_position(before)
+    assert after.config.positions.covers == "none"
+    assert kept(before, after) == set(rows(config)) - tokens - {"pos_embed"}
+    assert same_function(before, after, images(config)) and ", ".join(sorted(tokens)) in line
+
+
+@pytest.mark.parametrize("config", [config for config, _ in FOLDED.values()], ids=FOLDED)
+def test_unfolding_positions_keeps_every_number(config):
+    folded, _ = surgery.fold_class_position(weights(config))
+    after, _ = surgery.unfold_class_position(folded, config.positions.covers)
+    assert after.config == config
+    assert kept(folded, after) == set(rows(config)) - {"pos_embed"}
+    assert same_function(folded, after, images(config))
+
+
+@pytest.mark.parametrize(("config", "covers"), [(TINY, "all"), (REGISTERS, "class"), (DISTILLED, "all")])
+def test_unfolding_by_default_gives_registers_no_rows(config, covers):
+    bare = weights(config.replace(positions={"covers": "none"}))
+    assert surgery.unfold_class_position(bare)[0].config.positions.covers == covers
+
+
+def test_unfolding_can_add_what_registers_lack():
+    before = weights(REGISTERS.replace(positions={"covers": "class"}))
+    after, line = surgery.unfold_class_position(before, "all")
+    assert same_function(before, after, images(REGISTERS)) and line == "pos_embed gains 2 rows of zeros, covers='all'"
+
+
+@pytest.mark.parametrize("operation", ["fold_class_position", "unfold_class_position"])
+def test_both_twins_see_the_same_function(operation):
+    config = TINY.replace(positions={"covers": "all" if operation == "fold_class_position" else "none"})
+    before = weights(config)
+    after, _ = getattr(surgery, operation)(before)
+    assert same_function(before, after, images(config), twin=through_jax)
+
+
+# The bias of keys -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("had", ["qv", "none"])
+def test_a_bias_of_zeros_changes_nothing(had, twin):
+    config = TINY.replace(attention={"qkv_bias": had})
+    before = weights(config)
+    after, line = surgery.add_key_bias(before)
+    assert after.config == TINY and "get a bias of zeros" in line
+    assert not parameter(after, "blocks.attn.qkv.bias")[:, 1].any()
+    assert same_function(before, after, images(config), twin=TWINS[twin])
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_a_bias_of_keys_is_not_seen_by_softmax(twin):
+    before = weights()
+    norm = np.linalg.norm(parameter(before, "blocks.attn.qkv.bias")[:, 1])
+    after, line = surgery.drop_key_bias(before)
+    assert norm > 0.1 and f"norm {norm:.3g}, which softmax does not see" in line
+    assert same_function(before, after, images(TINY), twin=TWINS[twin])
+
+
+SEEN = {"attention.qk_norm": {"attention": {"qk_norm": True}}, "positions.rotary": {"positions": {"rotary": "axial"}}}
+
+
+@pytest.mark.parametrize(("name", "change"), SEEN.items())
+def test_a_bias_of_keys_that_is_normalised_or_turned_is_kept(name, change):
+    with pytest.raises(InputError, match=rf"the bias of keys has norm .*, and with {name} attention depends on it"):
+        surgery.drop_key_bias(weights(TINY.replace(**change)))
+
+
+@pytest.mark.parametrize("change", SEEN.values(), ids=SEEN)
+def test_it_is_kept_for_a_reason(change):
+    config = TINY.replace(**change)
+    before = weights(config)
+    bias = parameter(before, "blocks.attn.qkv.bias")
+    q_and_v = {"blocks.attn.q_bias": bias[:, 0], "blocks.attn.v_bias": bias[:, 2]}
+    after = parity.weights.edited(before, config.replace(attention={"qkv_bias": "qv"}), q_and_v)
+    assert not same_function(before, after, images(config))
+
+
+@pytest.mark.parametrize("change", SEEN.values(), ids=SEEN)
+def test_a_bias_of_zeros_can_always_be_dropped(change):
+    config = TINY.replace(**change).replace(attention={"qkv_bias": "qv"})
+    before = weights(config)
+    after, line = surgery.drop_key_bias(surgery.add_key_bias(before)[0])
+    assert after.config == config and kept(before, after) == set(rows(config))
+    assert line == "blocks.attn.qkv.bias: the keys' part dropped, norm 0"
+
+
+# Any format, and files ------------------------------------------------------------------------------------------------
+
+OPERATIONS = {
+    "resize": (TINY, {"image_size": (16, 20)}, {"pos_embed"}),
+    "patch": (TINY, {"image_size": (16, 24), "patch_size": 8}, {"patch_embed.proj.weight"}),
+    "channels": (TINY, {"in_channels": 1}, {"patch_embed.proj.weight"}),
+    "no head": (TINY, {"drop_head": True}, set()),
+    "new head": (TINY, {"num_classes": 3}, set()),
+    "fold": (TINY, {"fold_class_position": True}, {"pos_embed", "cls_token"}),
+    "unfold": (TINY.replace(positions={"covers": "none"}), {"unfold_class_position": True}, {"pos_embed"}),
+    "add bias": (TINY.replace(attention={"qkv_bias": "none"}), {"add_key_bias": True}, set()),
+    "drop bias": (TINY, {"drop_key_bias": True}, {"blocks.attn.qkv.bias"}),
+}
+
+
+@pytest.mark.parametrize(("config", "operation", "read"), OPERATIONS.values(), ids=OPERATIONS)
+def test_an_operation_is_the_same_in_any_format(config, operation, read):
+    a, b = (surgery.apply(weights(config, format), operation)[0] for format in ("torch", "jax"))
+    assert (a.format, b.format) == ("torch", "jax")
+    assert set(check(a)) == set(check(b)) == kept(a, b)
+
+
+@pytest.mark.parametrize("format", ["torch", "jax"])
+@pytest.mark.parametrize(("config", "operation", "read"), OPERATIONS.values(), ids=OPERATIONS)
+def test_of_a_file_only_what_changes_is_read(tmp_path, monkeypatch, config, operation, read, format):
+    path = tmp_path / "a.safetensors"
+    parity.save(path, weights(config, format).arrays, config, format)
+    count, read_into = [], File.read_into
+    checkpoint = parity.load(path)
+    monkeypatch.setattr(File, "read_into", lambda self, out, at: (count.append(out.nbytes), read_into(self, out, at)))
+    surgery.apply(checkpoint, operation)
+    assert sum(count) == sum(8 * rows(config)[name].size for name in read)
+
+
+def test_what_an_operation_made_of_a_file_can_be_written(tmp_path):
+    parity.save(tmp_path / "a.safetensors", weights().arrays, TINY, "torch")
+    after, _ = surgery.resize(parity.load(tmp_path / "a.safetensors"), (16, 20))
+    parity.writing.write(after, tmp_path / "b.safetensors", "jax")
+    written = parity.load(tmp_path / "b.safetensors")
+    assert written.config == after.config and kept(after, written) == set(rows(TINY))
+
+
+@pytest.fixture
+def strict(monkeypatch):
+    """A format whose models have rows for all tokens."""
+    only = replace(get("torch"), name="strict", always={"positions.covers": "all"})
+    known = formats.get
+    for module in (parity.weights, surgery.edit):
+        monkeypatch.setattr(module, "get", lambda name: only if name == "strict" else known(name))
+    return replace(weights(), format="strict")
+
+
+def test_where_its_format_cannot_hold_the_new_model_the_twins_does(strict):
+    after, _ = surgery.fold_class_position(strict)
+    expected, _ = surgery.fold_class_position(weights())
+    assert after.format == "torch" and kept(after, expected) == set(check(after))
+
+
+def test_the_format_stays_where_it_can(strict):
+    assert surgery.resize(strict, (16, 20))[0].format == "strict"
+
+
+def test_what_was_given_is_not_changed():
+    before = weights()
+    bits = {key: array.tobytes() for key, array in before.arrays.items()}
+    surgery.apply(before, {"image_size": 16, "patch_size": 8, "in_channels": 1, "fold_class_position": True})
+    assert bits == {key: array.tobytes() for key, array in before.arrays.items()}
+
+
+# Several, and bad input -----------------------------------------------------------------------------------------------
+
+
+def test_operations_together_are_operations_one_by_one():
+    operations = {"image_size": 16, "in_channels": 1, "num_classes": 2, "fold_class_position": True, "drop_key_bias": True}
+    after, lines = surgery.apply(weights(), operations)
+    one = weights()
+    for step in [(surgery.resize, 16), (surgery.adapt_channels, 1), (surgery.new_head, 2)]:
+        one, _ = step[0](one, step[1])
+    one, _ = surgery.drop_key_bias(surgery.fold_class_position(one)[0])
+    assert after.config == one.config and kept(after, one) == set(check(after))
+    assert [line.split()[0] for line in lines] == [
+        "image_size",
+        "in_channels",
+        "num_classes",
+        "pos_embed",
+        "blocks.attn.qkv.bias:",
+    ]
+
+
+def test_no_operation_is_no_change():
+    before = weights()
+    assert surgery.apply(before, {}) == (before, [])
+
+
+WITHOUT = {"positions": {"covers": "none"}}
+FIXED = {"positions": {"kind": "fixed", "table": "sincos_2d_mae"}}
+REFUSED = [
+    ({}, {"image_size": (9, 12)}, "image size 9x12 is not a multiple of the patch 4x4: resize images to 8x12"),
+    ({}, {"patch_size": 5}, "image size 8x12 is not a multiple of the patch 5x5"),
+    ({}, {"image_size": (0, 4)}, "image_size is (0, 4): give positive numbers of pixels"),
+    ({}, {"image_size": "big"}, "image_size is 'big': give 2 numbers"),
+    ({}, {"resampling": "tim"}, "unknown resampling 'tim'; did you mean 'timm'?"),
+    ({}, {"resampling": "?"}, "unknown resampling '?': give one of timm, dinov2-reg, hf"),
+    ({}, {"in_channels": 0}, "in_channels is 0: give a positive number"),
+    ({}, {"num_classes": 0}, "a head of 0 classes is no head: drop it instead"),
+    ({}, {"num_classes": -1}, "num_classes is -1: give the number of outputs"),
+    ({"num_classes": 0}, {"drop_head": True}, "there is no head to drop"),
+    (
+        WITHOUT,
+        {"fold_class_position": True},
+        "pos_embed has rows for patches only, positions.covers='none': nothing to fold",
+    ),
+    (FIXED, {"fold_class_position": True}, "positions.kind is 'fixed': only a learned table has rows to fold"),
+    ({}, {"unfold_class_position": True}, "pos_embed has rows for 1 of 1 prefix tokens: covers='all' adds none"),
+    ({"positions": {"kind": "none"}}, {"unfold_class_position": True}, "positions.kind is 'none'"),
+    ({}, {"add_key_bias": True}, "keys have a bias already"),
+    ({"attention": {"qkv_bias": "qv"}}, {"drop_key_bias": True}, "keys have no bias to drop: attention.qkv_bias is 'qv'"),
+    ({}, {"image_sise": 4}, "unknown surgery 'image_sise'; did you mean 'image_size'?"),
+]
+
+
+@pytest.mark.parametrize(("change", "operation", "what"), REFUSED, ids=[what for _, _, what in REFUSED])
+def test_what_makes_no_sense_is_refused_in_one_line(change, operation, what):
+    with pytest.raises(InputError) as error:
+        surgery.apply(weights(TINY.replace(**change)), operation)
+    assert what in str(error.value) and "\n" not in str(error.value)
+
+
+def test_resizing_to_nothing_is_refused():
+    with pytest.raises(InputError, match="no size to resize to: give image_size, patch_size or resampling"):
+        surgery.resize(weights())
+
+
+def test_a_law_that_is_none_is_refused():
+    with pytest.raises(InputError, match=r"head.init is 'orthogonal'"):
+        surgery.new_head(weights(), 3, init="orthogonal")
