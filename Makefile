@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint coverage clean
+.PHONY: help train test peers lint coverage clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-9s %s\n", $$1, $$2 }'
@@ -19,6 +19,8 @@ train: $(INSTALLED) ## train the functional twin on the embedded data set
 
 test: $(INSTALLED) ## run the tests, one process a core
 	$(BIN)/python -m pytest -q -n auto $(ARGS)
+
+peers: $(VENV)/.peers ## install timm, transformers and torchvision, against which `test` then proves the formats
 
 lint: $(INSTALLED) ## check style, layout and types
 	$(BIN)/ruff check
@@ -39,4 +41,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt --upgrade pip setuptools
 	$(BIN)/python -m pip install -qq --no-compile --no-build-isolation -c constraints.txt -e '.[all]'
+	@touch $@
+
+$(VENV)/.peers: $(INSTALLED)
+	$(BIN)/python -m pip install -qq --no-compile --no-build-isolation -c constraints.txt -e '.[peers]'
 	@touch $@

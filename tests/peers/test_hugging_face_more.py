@@ -1,0 +1,96 @@
+"""What else transformers does with a ViT: other image sizes, whole models of two towers, preparing images."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+import torch
+
+import parity
+from parity.comparison import FUNCTION
+from tests.goldens.golden import noise
+from tests.goldens.peers import fill, float64, seeded
+from tests.peers.hugging_face import CASES, MAE, PEER, SIZES
+from tests.peers.proof import prove, relrms, through_torch
+from vit_spec import InputError
+
+CASE = {case.name: case for case in CASES}
+TEXT = {"vocab_size": 20, "max_position_embeddings": 4, "bos_token_id": 0, "eos_token_id": 1}
+RESAMPLING = ["vit_no_bias", "deit_features", "dinov2", "dinov2_reg", "dinov3_gated", "siglip", "clip"]
+
+
+@pytest.mark.parametrize("name", RESAMPLING)
+def test_positions_are_carried_to_another_size_as_transformers_carries_them(tmp_path, name):
+    case = CASE[name]
+    case.model().save_pretrained(tmp_path)
+    images = noise(seeded(name), (2, 3, 8, 20), 1.0)
+    model, _ = case.exact()
+    options = {} if "dino" in name else {"interpolate_pos_encoding": True}
+    with float64():
+        expected = case.run(model, images, **options)
+    assert relrms(through_torch(parity.load(tmp_path), images), expected) <= FUNCTION
+
+
+def whole(name):
+    """A model of two towers, with noise for weights."""
+    cls = getattr(transformers, name)
+    config = cls.config_class(vision_config=SIZES, text_config={**SIZES, **TEXT}, projection_dim=5)
+    model = cls(config).eval()
+    with torch.no_grad():
+        fill(model, seeded(name))
+    return model
+
+
+@pytest.mark.parametrize("name, format", [("CLIPModel", "hf-clip:v4"), ("SiglipModel", "hf-siglip:v4")])
+def test_of_a_model_of_two_towers_that_of_images_is_read(tmp_path, name, format):
+    model = whole(name)
+    model.save_pretrained(tmp_path)
+    images = noise(seeded("towers"), (2, 3, 12, 12), 1.0)
+    with float64():
+        exact = whole(name).double()
+        exact.load_state_dict({key: value.double() for key, value in model.state_dict().items()})
+        logits = exact.vision_model(torch.tensor(images)).pooler_output
+        logits = exact.visual_projection(logits) if name == "CLIPModel" else logits
+    checkpoint = prove(tmp_path, images, logits.numpy(), format=format, peer=PEER)
+    assert any("the text tower" in line for line in checkpoint.left)
+
+
+def test_of_a_masked_autoencoder_the_encoder_is_read(tmp_path):
+    cls = transformers.ViTMAEForPreTraining
+    model = cls(cls.config_class(**{**SIZES, **MAE}))
+    with torch.no_grad():
+        fill(model, seeded("masked autoencoder"))
+    model.save_pretrained(tmp_path)
+    checkpoint = parity.load(tmp_path)
+    assert checkpoint.format == "hf-vit-mae:v4" and any("decoder" in line for line in checkpoint.left)
+    assert torch.equal(parity.to_torch(checkpoint)["norm.weight"], model.vit.layernorm.weight)
+
+
+def test_a_deit_that_classifies_by_the_class_token_alone_is_refused(tmp_path):
+    cls = transformers.DeiTForImageClassification
+    cls(cls.config_class(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="known here is DeiTForImageClassificationWithTeacher"):
+        parity.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2_gated", "clip"])
+def test_transformers_prepares_images_as_our_config_says(tmp_path, name):
+    case = CASE[name]
+    case.model().save_pretrained(tmp_path / "original")
+    parity.convert(tmp_path / "original", f"{tmp_path / 'written'}/", case.format)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, *case.size), np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "written")
+    found = processor(torch.tensor(pixels), return_tensors="pt")["pixel_values"][0].numpy()
+    mean, std = (
+        np.reshape(values, (-1, 1, 1)) for values in vars(parity.load(tmp_path / "written").config.pixels).values()
+    )
+    assert relrms(found, (pixels / 255 - mean) / std) < 1e-6  # in float32
+
+
+def test_another_kind_of_model_is_named(tmp_path):
+    cls = transformers.BeitModel
+    cls(cls.config_class(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="model_type 'beit', which is no ViT that is known here; known are vit, "):
+        parity.load(tmp_path)

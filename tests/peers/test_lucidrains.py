@@ -1,0 +1,70 @@
+"""vit-pytorch, the installed version: before 1.0 its files are read, from then on refused with the reason."""
+
+import functools
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+for package in ("torch", "vit_pytorch", "jax"):
+    if importlib.util.find_spec(package) is None:  # importing torchvision has to wait for what mends it
+        pytest.skip(f"needs {package}", allow_module_level=True)
+
+from tests.goldens.peers import fill, float64, seeded  # noqa: I001  # first: it mends torchvision, which vit_pytorch imports
+import torch
+from vit_pytorch import SimpleViT, ViT
+
+import parity
+from tests.goldens.golden import noise
+from tests.peers.proof import prove
+from vit_spec import InputError
+
+VERSION = importlib.metadata.version("vit-pytorch")
+PLAIN = pytest.mark.skipif(not VERSION.startswith("0."), reason=f"vit-pytorch {VERSION} normalises patches: needs 0.40.2")
+NORMED = pytest.mark.skipif(VERSION.startswith("0."), reason=f"vit-pytorch {VERSION} does not normalise patches: needs 1.0")
+SIZES = {"image_size": (12, 20), "patch_size": 4, "num_classes": 5, "dim": 12, "depth": 2, "heads": 3, "mlp_dim": 18}
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {"vit": (ViT, {"dim_head": 6}), "simple": (SimpleViT, {"dim_head": 4})}
+GIVEN = {"num_heads": 3, "image_size": (12, 20)}
+
+
+@functools.cache
+def model(name: str) -> Any:
+    kind, options = CASES[name]
+    with float64():
+        made = kind(**SIZES, **options).double().eval()
+        fill(made, seeded(name))
+    return made
+
+
+def saved(name: str, tmp_path: Path) -> Path:
+    torch.save(model(name).state_dict(), tmp_path / "theirs.pth")
+    return tmp_path / "theirs.pth"
+
+
+@PLAIN
+@pytest.mark.parametrize("name", CASES)
+def test_the_twins_compute_what_vit_pytorch_computes(name: str, tmp_path: Path) -> None:
+    images = noise(seeded(name), (2, 3, 12, 20), 1.0)
+    with float64():
+        logits = model(name)(torch.tensor(images)).numpy()
+    path = saved(name, tmp_path)
+    prove(path, images, logits, format=f"lucidrains:{name}", peer=f"vit-pytorch {VERSION}", given=GIVEN)
+
+
+@PLAIN
+@pytest.mark.parametrize("name", CASES)
+def test_vit_pytorch_loads_what_is_written_bit_for_bit(name: str, tmp_path: Path) -> None:
+    parity.convert(saved(name, tmp_path), tmp_path / "ours.safetensors", "jax", given=GIVEN)
+    parity.convert(tmp_path / "ours.safetensors", tmp_path / "back.pth", "lucidrains")
+    found, theirs = torch.load(tmp_path / "back.pth", weights_only=True), model(name).state_dict()
+    assert found.keys() == theirs.keys()
+    assert all(torch.equal(found[key], theirs[key]) for key in theirs)
+
+
+@NORMED
+@pytest.mark.parametrize("name", CASES)
+def test_norms_around_the_projection_of_patches_are_refused_with_the_reason(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"to_patch_embedding\.1 and \.3 normalise patches"):
+        parity.load(saved(name, tmp_path), given=GIVEN)

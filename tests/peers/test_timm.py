@@ -1,0 +1,258 @@
+"""timm's format against timm: its own folders through both twins, and ours through its own loader."""
+
+import functools
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+for package in ("torch", "torchvision", "timm", "jax"):
+    if importlib.util.find_spec(package) is None:  # importing torchvision has to wait for what mends it
+        pytest.skip(f"needs {package}", allow_module_level=True)
+
+from tests.goldens.peers import fill, float64, seeded  # noqa: I001  # first: it mends torchvision, which timm imports
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.layers import GELUTanh, QuickGELU
+from timm.models import save_for_hf
+
+import parity
+from parity.formats import Evidence, timm_config
+from parity.formats.timm import FORMAT
+from parity.writing import write
+from tests.goldens.golden import noise
+from tests.peers.proof import prove
+from vit_spec import InputError, ViTConfig, get
+
+PEER = f"timm {timm.__version__}"
+SMALL = {
+    "img_size": (12, 20),
+    "patch_size": 4,
+    "embed_dim": 12,
+    "depth": 2,
+    "num_heads": 3,
+    "mlp_ratio": 1.5,
+    "num_classes": 5,
+}
+ROTARY = {**SMALL, "embed_dim": 16, "num_heads": 2}
+
+MAP = {"global_pool": "map", "qk_norm": True, "class_token": False, "num_reg_tokens": 0}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("vit_base_patch16_224", {}),
+    "rectangles": ("vit_base_patch16_224", {"img_size": (8, 24), "patch_size": (4, 8), "in_chans": 5}),
+    "features": ("vit_base_patch16_224", {"num_classes": 0}),
+    "distilled": ("deit_base_distilled_patch16_224", {}),
+    "deit3": ("deit3_base_patch16_224", {}),
+    "dinov2": ("vit_base_patch14_dinov2", {}),
+    "dinov2_reg": ("vit_base_patch14_reg4_dinov2", {"reg_tokens": 2, "num_classes": 0}),
+    "dinov2_giant": ("vit_giant_patch14_reg4_dinov2", {"reg_tokens": 2, "mlp_ratio": 3}),
+    "fc_norm": ("vit_base_patch16_224", {"global_pool": "avg"}),
+    "fc_norm_of_token": ("vit_base_patch16_224", {"fc_norm": True}),
+    "gap": ("vit_base_patch16_gap_224", {}),
+    "reg_gap": ("vit_base_patch16_reg4_gap_256", {"reg_tokens": 2}),
+    "reg_map": ("vit_so150m_patch16_reg4_map_256", {"reg_tokens": 2}),
+    "clip": ("vit_base_patch16_clip_224", {}),
+    "clip_quickgelu": ("vit_base_patch16_clip_quickgelu_224", {}),
+    "siglip": ("vit_base_patch16_siglip_224", {"num_classes": 0}),
+    "siglip_tanh": ("vit_so400m_patch16_siglip_256", {"num_classes": 0}),
+    "siglip_gap": ("vit_base_patch16_siglip_gap_224", {"num_classes": 0}),
+    "every_token": ("vit_base_patch16_224", {"global_pool": "", "pos_embed": "none", "act_layer": "relu"}),
+    "qk_norm": ("vit_base_patch16_224", {"qk_norm": True, "qkv_bias": False, "class_token": False, "global_pool": "avg"}),
+    "no_final_norm": ("vit_base_patch16_224", {"final_norm": False, "act_layer": "identity"}),
+    "dinov3": ("vit_base_patch16_dinov3", ROTARY),
+    "dinov3_qkvb": ("vit_base_patch16_dinov3_qkvb", {**ROTARY, "global_pool": "token", "num_classes": 0}),
+    "dinov3_plus": ("vit_small_plus_patch16_dinov3_qkvb", {**ROTARY, "global_pool": "token"}),
+    "dinov3_map": ("vit_base_patch16_dinov3", {**ROTARY, **MAP}),
+}
+
+
+@functools.cache
+def saved(folder: Path, name: str) -> tuple[Path, np.ndarray, np.ndarray]:
+    """A folder that timm wrote, images, and timm's logits for them, all in float64."""
+    architecture, options = CASES[name]
+    rng = seeded(name)
+    with float64():
+        model = timm.create_model(architecture, **{**SMALL, **options}).eval()
+        fill(model, rng)
+        images = noise(rng, (2, model.in_chans, *model.patch_embed.img_size), 1.0)
+        logits = model(torch.tensor(images)).numpy()
+        save_for_hf(model, folder / name, safe_serialization=True)
+    return folder / name, images, logits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("timm")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_twins_compute_what_timm_computes_with_its_own_folder(folder: Path, name: str) -> None:
+    path, images, logits = saved(folder, name)
+    prove(path, images, logits, format="timm:eva" if "dinov3" in name else "timm:vit", peer=PEER)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_timm_opens_a_written_folder_and_computes_the_same_bit_for_bit(folder: Path, name: str, tmp_path: Path) -> None:
+    path, images, logits = saved(folder, name)
+    parity.convert(path, tmp_path / "ours.safetensors", "jax")
+    parity.convert(tmp_path / "ours.safetensors", f"{tmp_path / 'back'}/", "timm")
+    with float64():
+        model = timm.create_model(f"local-dir:{tmp_path / 'back'}", pretrained=True).eval()
+        assert np.array_equal(model(torch.tensor(images)).numpy(), logits)
+
+
+@pytest.mark.parametrize("name", ["plain", "distilled", "reg_map", "dinov2_giant", "dinov3_plus"])
+def test_a_written_state_dict_has_timms_keys_and_no_other(folder: Path, name: str, tmp_path: Path) -> None:
+    path, _, _ = saved(folder, name)
+    parity.convert(path, tmp_path / "ours.npz", "jax")
+    parity.convert(tmp_path / "ours.npz", tmp_path / "back.pth", "timm")
+    architecture, options = CASES[name]
+    model = timm.create_model(architecture, **{**SMALL, **options}).double()
+    model.load_state_dict(torch.load(tmp_path / "back.pth", weights_only=True), strict=True)
+
+
+# config.json --------------------------------------------------------------------------------------------------------
+
+
+def accepted(name: str) -> bool:
+    """Whether an architecture is read."""
+    try:
+        told(name, False)
+    except InputError:
+        return False
+    return True
+
+
+def told(name: str, gated: bool) -> dict[str, Any]:
+    axes = {"blocks.mlp.fc1.weight": frozenset({"glu"} if gated else ()), "pos_embed": frozenset()}
+    notes = {"config.json": {"architecture": name}}
+    return dict(timm_config.fields(Evidence(notes, frozenset(), {}, axes, {"rgb": 3})))
+
+
+NAMES = sorted({name for module in ("vision_transformer", "deit", "eva") for name in timm.list_models(module=module)})
+VITS = [name for name in NAMES if accepted(name)]
+
+
+def test_most_architectures_are_read() -> None:
+    assert len(VITS) > 150
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_the_rules_say_what_each_architecture_is(part: int) -> None:
+    activations = {torch.nn.GELU: "gelu", GELUTanh: "gelu_tanh", QuickGELU: "quick_gelu", torch.nn.SiLU: None}
+    pools = {"token": "token", "avg": "mean", "map": "attention"}
+    for name in VITS[part::8]:
+        model = timm.create_model(name, depth=1, device="meta")
+        [block], act = model.blocks, next(m for m in model.blocks.modules() if type(m) in activations)
+        expected = {
+            "num_heads": block.attn.num_heads,
+            "norms.eps": block.norm1.eps,
+            "head.pool": pools[model.global_pool],
+            "mlp.activation": activations[type(act)],
+            "positions.covers": "none" if getattr(model, "no_embed_class", False) else "all",
+        }
+        found = told(name, expected["mlp.activation"] is None)
+        assert {key: found.get(key) for key in expected} == expected, name
+
+
+@pytest.mark.parametrize(
+    ("architecture", "arguments", "names"),
+    [
+        ("resnet50", {}, "resnet50"),
+        ("vit_base_patch16_rpn_224", {}, "vit_base_patch16_rpn_224"),
+        ("vit_base_patch16_224", {"norm_layer": "rmsnorm"}, "norm_layer"),
+        ("vit_base_patch16_224", {"act_layer": "mish"}, "act_layer"),
+        ("vit_base_patch16_224", {"global_pool": "avgmax"}, "global_pool"),
+        ("vit_base_patch16_224", {"pool_include_prefix": True}, "pool_include_prefix"),
+    ],
+)
+def test_a_folder_of_another_function_is_refused_by_name(
+    folder: Path, tmp_path: Path, architecture: str, arguments: dict[str, Any], names: str
+) -> None:
+    path, _, _ = saved(folder, "plain")
+    config = json.loads((path / "config.json").read_text())
+    config["architecture"] = architecture
+    config["model_args"] |= arguments
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes())
+    with pytest.raises(InputError, match=names):
+        parity.load(tmp_path)
+
+
+def test_projections_without_biases_are_refused_with_the_reason(tmp_path: Path) -> None:
+    model = timm.create_model("vit_base_patch16_224", **SMALL, proj_bias=False)
+    save_file(model.state_dict(), tmp_path / "no_biases.safetensors")
+    with pytest.raises(InputError, match="proj_bias=False"):
+        parity.load(tmp_path / "no_biases.safetensors")
+
+
+# What is written ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mlp_dim", range(1, 60))
+def test_the_hidden_width_survives_timms_ratio(mlp_dim: int) -> None:
+    config = get("vit_s16", width=57, num_heads=3, mlp_dim=mlp_dim)
+    arguments = timm_config.files(config)["config.json"]["model_args"]
+    assert int(arguments["embed_dim"] * arguments["mlp_ratio"]) == mlp_dim
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-5])
+@pytest.mark.parametrize("name", ["vit_ti16", "dinov3_s16"])
+def test_a_folder_says_eps(tmp_path: Path, name: str, eps: float) -> None:
+    config = tiny(name).replace(norms={"eps": eps})
+    write(random(config), f"{tmp_path / 'timm'}/", "timm")
+    model = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True)
+    assert {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)} == {eps}
+
+
+def test_an_eps_that_no_architecture_has_is_refused_for_a_folder() -> None:
+    with pytest.raises(InputError, match=r"norms\.eps=1e-12"):
+        timm_config.files(get("vit_ti16", norms={"eps": 1e-12}))
+
+
+def test_zeros_are_written_where_timm_has_a_bias_and_clip_none(tmp_path: Path) -> None:
+    config = tiny("clip_b32")
+    write(random(config), f"{tmp_path / 'timm'}/", "timm")
+    model = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True)
+    assert not model.head.bias.any()
+
+
+def tiny(name: str) -> ViTConfig:
+    return get(name, image_size=16, patch_size=8, width=16, depth=1, num_heads=2, mlp_dim=24, num_classes=3)
+
+
+def random(config: ViTConfig) -> parity.Checkpoint:
+    layouts, rng = FORMAT.layouts(config), np.random.default_rng(0)
+    arrays = {
+        key: rng.normal(size=layout.shape(config.sizes)).astype(np.float32)
+        for layout in layouts.values()
+        for key in layout.keys(config.sizes)
+    }
+    return parity.Checkpoint(config, FORMAT.full_name(config), arrays)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"norms": {"after_pool": True}}, "norms.after_blocks=True with norms.after_pool"),
+        ({"tokens": {"patch_bias": False}}, "tokens.patch_bias"),
+        ({"attention": {"head_dim": 5}}, "attention.head_dim"),
+        ({"attention": {"qkv_bias": "qv"}}, "blocks.attn.q_bias"),
+        ({"attention": {"scale": 0.5}}, "attention.scale"),
+        ({"attention": {"proj_bias": False}}, "attention.proj_bias"),
+        ({"tokens": {"registers": 2}, "positions": {"covers": "class"}}, "positions.covers"),
+        ({"positions": {"kind": "fixed", "table": "sincos_2d_mae"}}, "positions.kind"),
+        ({"positions": {"rotary": "axial"}}, "positions.rotary"),
+        ({"head": {"pool": "token_mean"}}, "head.pool"),
+        ({"head": {"hidden": 7}}, "pre_logits"),
+        ({"head": {"pool": "attention"}, "mlp": {"activation": "swiglu"}}, "swiglu"),
+    ],
+)
+def test_what_timm_cannot_be_is_refused_by_name(changes: dict[str, Any], names: str) -> None:
+    with pytest.raises(InputError, match=names):
+        FORMAT.layouts(get("vit_ti16", **changes))
