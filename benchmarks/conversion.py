@@ -12,6 +12,7 @@ files are not counted.  The limit is twice the largest tensor of a block, plus 1
 import argparse
 import json
 import math
+import os
 import shutil
 import statistics
 import subprocess
@@ -131,19 +132,21 @@ def main() -> None:
             for _ in range(given.runs):
                 copy = folder / "copy"
                 copy.unlink(missing_ok=True)
+                os.sync()  # what was written before must not be waited for
                 start = time.perf_counter()
                 subprocess.run(["cp", path, copy], check=True)
                 seconds = time.perf_counter() - start
                 copy.unlink()
                 target = folder / f"{to}.safetensors" if to == "jax" else folder / "back.safetensors"
                 target.unlink(missing_ok=True)
+                os.sync()
                 found = measured(path, target, to)
                 ratios.append(found["seconds"] / seconds)
                 speeds.append(path.stat().st_size / found["seconds"] / 1e9)
                 peaks.append(found["anonymous"])
             print(
                 f"{name}: {statistics.median(ratios):.2f} times cp ({min(ratios):.2f} to {max(ratios):.2f}), "
-                f"{statistics.median(speeds):.2f} GB/s, {max(peaks) >> 20} MiB anonymous",
+                f"{statistics.median(speeds):.2f} GB/s ({min(speeds):.2f} to {max(speeds):.2f}), {max(peaks) >> 20} MiB anonymous",
                 flush=True,
             )
         same = subprocess.run(["cmp", "--silent", first, folder / "back.safetensors"]).returncode == 0

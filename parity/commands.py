@@ -31,7 +31,8 @@ def convert(given: argparse.Namespace) -> int:
     """Write the weights of SRC to DST in another format, bit for bit."""
     get(given.to)  # a misspelt name is told before files are looked at
     shard, start = _bytes(given.shard), time.perf_counter()
-    checkpoint, changes = surgery.apply(_load(given), _operations(given))
+    found = _load(given)
+    checkpoint, changes = surgery.apply(found, _operations(given))
     with _progress(quiet=given.json) as progress:
         written = write(
             checkpoint,
@@ -45,15 +46,15 @@ def convert(given: argparse.Namespace) -> int:
         )
     seconds = time.perf_counter() - start
     if given.json:
-        facts = {**_facts(checkpoint), "changes": changes, "target": str(written.path), "to": written.format}
-        found = {"container": written.container, "bytes": written.nbytes, "seconds": seconds, "remarks": written.remarks}
-        print(json.dumps({**facts, **found}))
+        facts = {**_facts(found), "changes": changes, "target": str(written.path), "to": written.format}
+        facts |= {"container": written.container, "bytes": written.nbytes, "seconds": seconds, "remarks": written.remarks}
+        print(json.dumps(facts))
         return 0
     if given.dtype:
         changes = [*changes, f"rounded to {given.dtype}"]
     speed = f", {written.nbytes / seconds / 1e9:.2f} GB/s" if written.nbytes > FAST else ""
     _say(
-        *_told(checkpoint),
+        *_told(found),
         *(f"changed: {change}" for change in changes),
         *(f"note: {remark}" for remark in written.remarks),
         f"{given.target}: format {written.format}, {written.nbytes:,} bytes of weights, read back{speed}",

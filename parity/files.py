@@ -17,9 +17,7 @@ from parity.weights import Checkpoint, check
 from vit_spec import InputError, ViTConfig, nearest
 
 WEIGHTS = "weights.safetensors"  # what a run folder calls them
-BESIDE = (
-    "parity.json"  # in a folder, or with a file's own name in front beside it: the config, where there is no room for it
-)
+BESIDE = "parity.json"  # the config where there is no room for it: in a folder, or after a file's own name beside it
 FLAX = "flax_model.msgpack"  # what transformers calls the weights of its Flax models
 COMPANIONS = ("config.json", "preprocessor_config.json")  # what Hugging Face and timm keep beside weights
 
@@ -111,9 +109,8 @@ def _beside(path: Path) -> dict[str, Any]:
     notes: dict[str, Any] = {}
     for name in COMPANIONS:
         found = _json(folder / name)
-        if found and (
-            name != "config.json" or {"model_type", "architecture"} & set(found)
-        ):  # others have a config.json too
+        of_a_model = name != "config.json" or "model_type" in found or "architecture" in found  # not of some other program
+        if found and of_a_model:
             notes[name] = found
     inside = [described(path / FLAX), _json(path / BESIDE)] if path.is_dir() else [described(path)]
     return notes | next(filter(None, inside), {})

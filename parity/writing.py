@@ -1,12 +1,11 @@
 """Weights on disk, to write: a strip at a time, read back, and under their name only when all is well."""
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
+import re
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -20,10 +19,12 @@ import numpy as np
 
 from parity import containers
 from parity.containers import Container, Sink, Slot
+from parity.containers.container import Span
 from parity.containers.safetensors import create_sharded
 from parity.files import BESIDE, COMPANIONS, FLAX, Source, described, fingerprint, load
 from parity.formats import Fields, Format, get
 from parity.layout import Array
+from parity.replacing import replacing
 from parity.weights import FLOATS, Checkpoint, Task, Tree, flatten, plan
 from vit_spec import InputError, ViTConfig, nearest
 
@@ -130,7 +131,7 @@ def write(
     slots = {task.key: Slot(task.shape, task.dtype) for task in tasks}
     total = sum(slot.nbytes for slot in slots.values())
     _free(path, kind, force)
-    with _room(path, total), _replacing(path) as new:
+    with _room(path, total), replacing(path) as new:
         with kind.create(new, slots, notes) as sink:
             digests = _fill(sink, tasks, kind.any_order, _Meter(2 * total, progress))
         _read_back(kind, new, slots, digests, _Meter(2 * total, progress, total))
@@ -174,7 +175,10 @@ def _kind(path: Path, slash: bool, name: str | None, format: Format, config: ViT
         for name, content in files.items():
             (partial / name).write_text(json.dumps(content, indent=2) + "\n")
 
-    return replace(weights, name=FOLDER, create=create, open=containers.open, carries_notes=True)
+    entries = r"model[\w-]*\.safetensors(\.index\.json)?|" + "|".join(
+        map(re.escape, (FLAX, f"{FLAX}.{BESIDE}", *COMPANIONS))
+    )
+    return replace(weights, name=FOLDER, create=create, open=containers.open, carries_notes=True, entries=entries)
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -204,23 +208,16 @@ def _free(path: Path, kind: Container, force: bool) -> None:
 
 def _only_weights(path: Path, kind: Container) -> bool:
     """Whether a folder holds what was written as weights, and nothing else that would be lost with it."""
-    if kind.name != FOLDER:
-        return kind.recognises(path, b"")
-    names = (".safetensors", ".safetensors.index.json", FLAX, f"{FLAX}.{BESIDE}", *COMPANIONS)
-    return all(entry.is_file() and entry.name.endswith(names) for entry in path.iterdir())
+    return all(re.fullmatch(kind.entries, entry.name) for entry in path.iterdir())
 
 
 def _remarks(format: Format, config: ViTConfig, says: bool) -> tuple[str, ...]:
     """Say what of the function other readers of the format would not know."""
     lines = []
     for name, value in format.assumed.items():
-        told = says and name in format.says
-        if (
-            value is not None
-            and config.at(name) != value
-            and not told
-            and not name.startswith(("resampling.", "pixels.", "image_size"))
-        ):
+        told = value is None or (says and name in format.says)
+        matters = not name.startswith(("resampling.", "pixels.", "image_size"))
+        if matters and not told and config.at(name) != value:
             lines.append(f"{name}={config.at(name)!r} is in our metadata alone: others read the format as {value!r}")
     return tuple(lines)
 
@@ -249,59 +246,8 @@ def _describe(new: Path, path: Path, notes: Mapping[str, str]) -> None:
         (new / BESIDE).write_text(json.dumps(notes))
         return
     old = {fingerprint(path): known} if path.is_file() and (known := described(path)) else {}
-    with _replacing(path.with_name(f"{path.name}.{BESIDE}")) as beside:
+    with replacing(path.with_name(f"{path.name}.{BESIDE}")) as beside:
         beside.write_text(json.dumps({**old, fingerprint(new): dict(notes)}))
-
-
-# All of it or nothing ------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a free path beside `path`; what is there in the end takes the name `path`, or is removed after a failure.
-
-    What was at `path` is exchanged for the new in one step.  Before that the new is brought to the disk: a loss of
-    power must not take both.  Where nothing can be lost, that is left to the system, as cp does.
-    """
-    partial = path.with_name(f".{uuid.uuid4().hex}.partial")
-    try:
-        try:
-            yield partial
-        except InputError as error:
-            raise InputError(str(error).replace(str(partial), str(path))) from None
-        if os.path.lexists(path):
-            _sync(partial)
-        if path.is_dir() and not path.is_symlink():
-            _exchange(partial, path)
-        else:
-            os.replace(partial, path)
-    finally:
-        if partial.is_dir():
-            shutil.rmtree(partial)
-        else:
-            partial.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Bring a file, or a folder and all in it, to the disk."""
-    for each in (*(path.rglob("*") if path.is_dir() else ()), path):
-        descriptor = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    """Swap the names of two folders, in one step where the system can."""
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if renameat2 and renameat2(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
-        return
-    old = one.with_suffix(".old")
-    os.rename(other, old)
-    os.rename(one, other)
-    shutil.rmtree(old)
 
 
 # The bytes -----------------------------------------------------------------------------------------------------------
@@ -347,8 +293,11 @@ def _read_back(kind: Container, path: Path, slots: Mapping[str, Slot], digests: 
     wrong = [key for key, slot in slots.items() if key not in found or (found[key].shape, found[key].dtype) != slot.facts]
 
     def check(key: str) -> None:
+        array = found[key]
+        mapped = array.mapped() if type(array) is Span and array.size else None  # twice as fast, and nobody knows this file
         for first, count, digest in digests[key]:
-            if _digest(found[key].read(first, first + count)) != digest:
+            entries = array.read(first, first + count) if mapped is None else mapped[first : first + count]
+            if _digest(entries) != digest:
                 wrong.append(key)
             meter.add(count * slots[key].dtype.itemsize)
 

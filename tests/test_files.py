@@ -2,6 +2,7 @@
 
 import json
 import os
+from importlib.util import find_spec
 
 import ml_dtypes
 import numpy as np
@@ -300,3 +301,37 @@ def test_integers_in_a_file_are_named(tmp_path):
 def test_an_unknown_format_is_told_before_files_are_looked_at(tmp_path):
     with pytest.raises(InputError, match="unknown format 'jux'; did you mean 'jax'"):
         parity.convert(tmp_path / "nothing", tmp_path / "b.safetensors", to="jux")
+
+
+# Folders ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["orbax", "dcp", None])
+def test_a_folder_is_replaced_whole_and_only_where_it_holds_nothing_but_weights(saved, tmp_path, kind):
+    pytest.importorskip({"orbax": "orbax.checkpoint", "dcp": "torch", None: "numpy"}[kind])
+    target, to = f"{tmp_path / 'folder'}/", "torch" if kind else "hf-vit"
+    source = tmp_path / "square.safetensors"
+    config = TINY.replace(image_size=4)
+    arrays = draw() | {"pos_embed": np.ones((1, 5, 8), np.float32)}
+    parity.save(source, arrays, config, "torch")
+    parity.convert(source, target, to, container=kind)
+    with pytest.raises(InputError, match="exists: give another name, or --force"):
+        parity.convert(source, target, to, container=kind)
+    parity.convert(source, target, to, container=kind, force=True)
+    assert parity.load(target).config == config
+    (tmp_path / "folder" / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="holds more than weights, and is not replaced"):
+        parity.convert(source, target, to, container=kind, force=True)
+    assert (tmp_path / "folder" / "thesis.tex").read_text() == "years of work"
+    assert not [entry for entry in os.listdir(tmp_path) if "partial" in entry or entry.endswith(".old")]
+
+
+def test_a_folder_of_shards_holds_no_file_above_the_size_asked_for(saved, tmp_path):
+    checkpoint = parity.load(saved)
+    arrays = {key: np.asarray(array) for key, array in checkpoint.arrays.items()} | {"pos_embed": np.ones((1, 5, 8), "f4")}
+    parity.save(tmp_path / "square.safetensors", arrays, TINY.replace(image_size=4), "torch")
+    parity.write(parity.load(tmp_path / "square.safetensors"), f"{tmp_path / 'folder'}/", "hf-vit", shard=1500)
+    sizes = [path.stat().st_size for path in (tmp_path / "folder").glob("model-*.safetensors")]
+    assert len(sizes) > 2 and (tmp_path / "folder" / "model.safetensors.index.json").is_file()
+    back = parity.to_torch(parity.load(tmp_path / "folder")) if find_spec("torch") else {}
+    assert all(back[key].numpy().tobytes() == array.tobytes() for key, array in arrays.items() if back)

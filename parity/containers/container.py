@@ -67,6 +67,10 @@ class Span(Stored):
         self.file.read_into(out, self.offset + first * self.dtype.itemsize)
         return out
 
+    def mapped(self) -> Array:
+        """Return all entries without reading them, of a file that nobody else writes to."""
+        return np.memmap(self.file.path, self.dtype, "r", self.offset, (self.size,))
+
 
 class File:
     """A file open for reading at any place, by any thread; closed when nothing refers to it any more."""
@@ -156,6 +160,7 @@ class Container:
         which they are written, and the notes to carry, as text.  The context, left without an exception, has written all.
     any_order: see `Sink.put`.
     carries_notes: whether what is written has room for the notes; otherwise the caller keeps them beside it.
+    entries: a regular expression of what a folder of it holds; one that holds anything else is never replaced.
     """
 
     name: str
@@ -166,3 +171,4 @@ class Container:
     create: Callable[[Path, Mapping[str, Slot], Mapping[str, str]], AbstractContextManager[Sink]]
     any_order: bool = False
     carries_notes: bool = False
+    entries: str = ""

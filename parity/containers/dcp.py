@@ -88,6 +88,7 @@ CONTAINER = Container(
     suffixes=(),
     create=create,
     any_order=True,
+    entries=r"\.metadata|\w+\.distcp|parity\.json",
 )
 
 

@@ -107,6 +107,7 @@ CONTAINER = Container(
     suffixes=(),
     create=create,
     any_order=True,
+    entries=r"_CHECKPOINT_METADATA|commit_success\.txt|orbax\.checkpoint|state|parity\.json",
 )
 
 

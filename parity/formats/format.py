@@ -33,6 +33,15 @@ class Evidence:
     variant: str = ""
 
 
+# What on the command line changes a field without which the format would do.
+_SURGERY = {
+    "positions.covers": ("--fold-class-position", "--unfold-class-position"),
+    "attention.qkv_bias": ("--add-key-bias", "--drop-key-bias"),
+    "num_classes": ("--drop-head",),
+    "image_size": ("--image-size",),
+}
+
+
 def nothing(evidence: Evidence) -> Fields:
     """What is read off a file that says nothing of its model."""
     return {}
@@ -180,8 +189,9 @@ class Format:
             values = allowed if isinstance(allowed, tuple) else (allowed,)
             if (value := config.at(name)) not in values:
                 expected = " or ".join(map(repr, values))
+                remedy = "".join(f", or {flag}" for flag in _SURGERY.get(name, ()))
                 raise InputError(
-                    f"format {self.name!r} cannot hold {name}={value!r}, only {expected}: choose another format"
+                    f"format {self.name!r} cannot hold {name}={value!r}, only {expected}: choose another format{remedy}"
                 )
 
     def _layout(self, row: Row, layouts: list[Layout]) -> Layout:

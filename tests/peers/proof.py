@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,47 @@ def through_jax(checkpoint: Checkpoint, images: np.ndarray) -> np.ndarray:
         return np.asarray(lowered.compile(compiler_options=quick)(params, nhwc))
 
 
+def hidden_states(checkpoint: Checkpoint, images: np.ndarray) -> list[np.ndarray]:
+    """What each block of the PyTorch twin puts out, (B, N, D) in float64."""
+    torch = pytest.importorskip("torch")
+    import vit_torch
+
+    model = vit_torch.ViT(checkpoint.config).double().eval()
+    model.load_state_dict({key: value.double() for key, value in parity.to_torch(checkpoint).items()})
+    with torch.no_grad():
+        _, found = vit_torch.intermediates(model, torch.tensor(images))
+    return [found[f"blocks.{n}"].numpy() for n in range(checkpoint.config.depth)]
+
+
+@contextmanager
+def overheard(model: Any, depth: int) -> Iterator[list[np.ndarray]]:
+    """Collect what each block of a peer puts out while it runs: the first list of modules that is `depth` long."""
+    from torch import nn
+
+    heard: list[np.ndarray] = []
+
+    def hear(module: Any, arguments: Any, output: Any) -> None:
+        tokens = output[0] if isinstance(output, tuple) else output
+        heard.append(tokens.detach().numpy().copy())
+
+    lists = (part for part in model.modules() if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) == depth)
+    hooks = [block.register_forward_hook(hear) for block in next(lists)]
+    try:
+        yield heard
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def prove(
-    path: Path, images: np.ndarray, logits: np.ndarray, *, format: str, peer: str, given: dict[str, Any] | None = None
+    path: Path,
+    images: np.ndarray,
+    logits: np.ndarray,
+    *,
+    format: str,
+    peer: str,
+    given: dict[str, Any] | None = None,
+    hidden: list[np.ndarray] | None = None,
 ) -> Checkpoint:
     """Hold a file to what its own library makes of it, and return it as it was read.
 
@@ -55,6 +96,7 @@ def prove(
     format: what the file must be recognised as.
     peer: the library and its version, for the table of formats.
     given: fields of the config that neither the file nor the format tells.
+    hidden: what each block of the library's model put out, (B, N, D).
     """
     checkpoint = parity.load(path, given=given)
     assert checkpoint.format == format
@@ -63,6 +105,9 @@ def prove(
         "jax": relrms(through_jax(checkpoint, images), logits),
     }
     assert max(distances.values()) <= FUNCTION, distances
+    if hidden is not None:
+        ours = hidden_states(checkpoint, images)
+        assert max(relrms(a, b) for a, b in zip(ours, hidden, strict=True)) <= FUNCTION
     assert relrms(through_torch(checkpoint, images, "float32"), logits) <= PRECISION
     if folder := os.environ.get(RECORD):
         line = {"format": format.partition(":")[0], "peer": peer, **distances}

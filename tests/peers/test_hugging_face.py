@@ -9,17 +9,20 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 import torch
 
 import parity
+from tests.goldens.peers import float64
 from tests.peers.hugging_face import CASES, PEER, Case
-from tests.peers.proof import prove
+from tests.peers.proof import overheard, prove
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @every
 def test_the_twins_compute_what_transformers_does_on_what_it_saved(tmp_path, case):
-    _, logits = case.exact()
+    model, logits = case.exact()
+    with float64(), overheard(model, 2) as hidden:
+        case.run(model, case.images())
     case.model().save_pretrained(tmp_path)
-    prove(tmp_path, case.images(), logits, format=f"{case.format}:{case.table}", peer=PEER)
+    prove(tmp_path, case.images(), logits, format=f"{case.format}:{case.table}", peer=PEER, hidden=hidden)
 
 
 @every

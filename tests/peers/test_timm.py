@@ -25,7 +25,7 @@ from parity.formats import Evidence, timm_config
 from parity.formats.timm import FORMAT
 from parity.writing import write
 from tests.goldens.golden import noise
-from tests.peers.proof import prove
+from tests.peers.proof import overheard, prove
 from vit_spec import InputError, ViTConfig, get
 
 PEER = f"timm {timm.__version__}"
@@ -71,6 +71,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+HIDDEN: dict[str, list[np.ndarray]] = {}  # what the blocks of each case put out
+
+
 @functools.cache
 def saved(folder: Path, name: str) -> tuple[Path, np.ndarray, np.ndarray]:
     """A folder that timm wrote, images, and timm's logits for them, all in float64."""
@@ -80,7 +83,8 @@ def saved(folder: Path, name: str) -> tuple[Path, np.ndarray, np.ndarray]:
         model = timm.create_model(architecture, **{**SMALL, **options}).eval()
         fill(model, rng)
         images = noise(rng, (2, model.in_chans, *model.patch_embed.img_size), 1.0)
-        logits = model(torch.tensor(images)).numpy()
+        with overheard(model, 2) as HIDDEN[name]:
+            logits = model(torch.tensor(images)).numpy()
         save_for_hf(model, folder / name, safe_serialization=True)
     return folder / name, images, logits
 
@@ -93,7 +97,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_the_twins_compute_what_timm_computes_with_its_own_folder(folder: Path, name: str) -> None:
     path, images, logits = saved(folder, name)
-    prove(path, images, logits, format="timm:eva" if "dinov3" in name else "timm:vit", peer=PEER)
+    format = "timm:eva" if "dinov3" in name else "timm:vit"
+    prove(path, images, logits, format=format, peer=PEER, hidden=HIDDEN[name])
 
 
 @pytest.mark.parametrize("name", CASES)
