@@ -92,6 +92,10 @@ def one(path: Path, target: Path, to: str) -> None:
     print(json.dumps({"seconds": seconds, "anonymous": peak[0] - before}))
 
 
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
 def main() -> None:
     """Print a line for each direction."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -145,9 +149,7 @@ def main() -> None:
                 speeds.append(path.stat().st_size / found["seconds"] / 1e9)
                 peaks.append(found["anonymous"])
             print(
-                f"{name}: {statistics.median(ratios):.2f} times cp ({min(ratios):.2f} to {max(ratios):.2f}), "
-                f"{statistics.median(speeds):.2f} GB/s ({min(speeds):.2f} to {max(speeds):.2f}), {max(peaks) >> 20} MiB anonymous",
-                flush=True,
+                f"{name}: {_spread(ratios)} times cp, {_spread(speeds)} GB/s, {max(peaks) >> 20} MiB anonymous", flush=True
             )
         same = subprocess.run(["cmp", "--silent", first, folder / "back.safetensors"]).returncode == 0
         print("there and back: the same bytes" if same else "there and back: NOT the same bytes")
