@@ -1,6 +1,6 @@
 """A format: columns of layouts, and what is known of the models that people keep in it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
@@ -147,11 +147,14 @@ class Format:
         Raises:
             InputError: a model that the format cannot say, a parameter that it has no place for, or a mistake in its table.
         """
-        self._hold_to_always(config)
         table = self._table(config)
+        lines = self.lines(table)
+        if unsaid := [*self._never(config), *(f"has no place for {name}" for name in rows(config) if name not in lines)]:
+            flags = (flag for name, flags in _SURGERY.items() for flag in flags if f" {name}=" in "".join(unsaid))
+            remedy = "".join(f", or {flag}" for flag in flags)
+            raise InputError(f"format {self.name!r} {'; '.join(unsaid)}: choose another format{remedy}")
         if what := self.objection(config, table):
             raise InputError(f"format {self.name!r} cannot hold {what}: choose another format")
-        lines = self.lines(table)
         column = {name: self._layout(row, lines.get(name, [])) for name, row in rows(config).items()}
         owners: dict[str, Layout] = {}
         for layout in column.values():
@@ -183,24 +186,17 @@ class Format:
     def _table(self, config: ViTConfig) -> str:
         return self.variant or (self.usual(config) if self.usual else next(iter(self.tables)))
 
-    def _hold_to_always(self, config: ViTConfig) -> None:
+    def _never(self, config: ViTConfig) -> Iterator[str]:
+        """Say which fields no model of the format has as the config has them."""
         for name, allowed in self.always.items():
             allowed = allowed(config) if callable(allowed) else allowed
             values = allowed if isinstance(allowed, tuple) else (allowed,)
             if (value := config.at(name)) not in values:
-                expected = " or ".join(map(repr, values))
-                remedy = "".join(f", or {flag}" for flag in _SURGERY.get(name, ()))
-                raise InputError(
-                    f"format {self.name!r} cannot hold {name}={value!r}, only {expected}: choose another format{remedy}"
-                )
+                yield f"cannot hold {name}={value!r}, only {' or '.join(map(repr, values))}"
 
     def _layout(self, row: Row, layouts: list[Layout]) -> Layout:
         """Return the one line that holds exactly the axes of `row`: so no format can drop an axis."""
         fitting = [layout for layout in layouts if sorted(layout.words) == sorted(row.axes)]
-        if not layouts:
-            raise InputError(
-                f"format {self.name!r} has no place for {row.name}: choose another format, or a config without it"
-            )
         if len(fitting) != 1:
             given = "; ".join(map(str, layouts))
             raise InputError(
