@@ -285,7 +285,7 @@ def _fill(sink: Sink, tasks: Sequence[Task], any_order: bool, meter: _Meter) -> 
 
 
 def _read_back(kind: Container, path: Path, slots: Mapping[str, Slot], digests: Digests, meter: _Meter) -> None:
-    """Open what was written as any reader would, and hold every bit to what it was when it was handed over."""
+    """Open what was written as any reader would, and hold each strip's digest to that of what was handed over."""
     try:
         found = {"/".join(words): array for words, array in kind.open(path).arrays.items()}
     except InputError as error:
