@@ -1,10 +1,12 @@
 """A conversion that is cut off leaves the old file or the new one, never a broken one."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,11 +35,11 @@ def counted(function):
         return function(*arguments, **named)
     return call
 
-for name in ("pwrite", "replace", "fsync", "unlink", "posix_fallocate"):
+for name in ("pwrite", "replace", "fsync", "unlink", "rmdir", "posix_fallocate"):
     setattr(os, name, counted(getattr(os, name)))
 put = parity.writing._digest
 parity.writing._digest = counted(put)
-parity.writing.convert(source, target, "jax", force=True)
+parity.writing.convert(source, target, sys.argv[4], force=True)
 print(calls)
 """
 
@@ -55,8 +57,8 @@ def saved(tmp_path):
     return tmp_path / "source.safetensors"
 
 
-def child(source, target, moment):
-    command = [sys.executable, "-c", textwrap.dedent(CHILD), source, target, str(moment)]
+def child(source, target, moment, to="jax"):
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), source, target, str(moment), to]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -82,6 +84,27 @@ def test_killed_at_any_moment_leaves_the_old_file_or_the_new(saved, tmp_path, su
         assert child(saved, target, moment).returncode == -signal.SIGKILL
         assert target.read_bytes() in (old, finished)
         assert values(target) == new
+
+
+def test_a_folder_that_is_killed_at_any_moment_is_the_old_one_or_the_new(saved, tmp_path):
+    target, old = f"{tmp_path / 'target'}/", tmp_path / "old"
+    parity.convert(saved, target, "timm")
+    os.rename(target, old)  # another format in the old folder, so that a mixture of the two would show
+    shutil.copytree(old, target)
+    whole = child(saved, target, 0, "hf-vit")
+    assert whole.returncode == 0, whole.stderr
+    calls, new, finished = int(whole.stdout), values(saved), files(target)
+    for moment in sorted({1, calls // 2, *range(calls - 6, calls + 1)}):
+        shutil.rmtree(target)
+        shutil.copytree(old, target)
+        assert child(saved, target, moment, "hf-vit").returncode == -signal.SIGKILL
+        assert files(target) in (files(old), finished)
+        assert values(target) == new
+
+
+def files(folder):
+    """What is in a folder."""
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def test_terminated_takes_away_what_was_half_written(saved, tmp_path):

@@ -46,6 +46,10 @@ class Stored(ABC):
             InputError: a file that is damaged, or that changed since it was opened; names it.
         """
 
+    def __getitem__(self, index: Any) -> Any:
+        """Read the array, and index it as numpy does."""
+        return np.asarray(self)[index]
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         whole = self.read(0, self.size).reshape(self.shape)
         return whole if dtype is None else whole.astype(dtype, copy=False)
