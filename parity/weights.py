@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Tree = Mapping[str, Any]  # key -> array, or nested; of numpy, jax or torch
 
+_PLAUSIBLE = 50  # times as many arrays as there are may be missing by mistake
+
 FLOATS = {np.dtype(kind).name: np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)}
 
 
@@ -149,8 +151,14 @@ def check(checkpoint: Checkpoint) -> dict[str, np.dtype[Any]]:
     """
     config, format, arrays = checkpoint.config, get(checkpoint.format), checkpoint.arrays
     wrong: dict[str, list[str]] = {"missing": [], "unexpected": [], "misshapen": [], "of a wrong dtype": []}
-    dtypes, expected = {}, set()
-    for name, place in format.layouts(config).items():
+    dtypes, expected, column = {}, set(), format.layouts(config)
+    count = sum(prod(config.sizes[word] for word in place.spelled) for place in column.values())
+    if count > _PLAUSIBLE * (len(arrays) + 1):  # whose names would fill a screen, or the memory
+        raise InputError(
+            f"these weights are not the config's in format {format.name!r}: they are {len(arrays):,} arrays, and a model "
+            f"of depth={config.depth} has {count:,}. Give the config that they were made with"
+        )
+    for name, place in column.items():
         shape, seen = place.shape(config.sizes), set()
         for key in place.keys(config.sizes):
             expected.add(key)

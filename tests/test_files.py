@@ -271,6 +271,11 @@ def test_another_kind_of_file_is_refused(tmp_path, content):
     refusal(tmp_path / "a.safetensors")
 
 
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.safetensors")
+    assert "is neither a file nor a folder" in refusal(tmp_path / "a.safetensors")
+
+
 GOOD = {"config": TINY.to_json(), "format": "torch"}
 
 

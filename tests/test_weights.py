@@ -217,6 +217,11 @@ def test_every_key_of_another_models_weights_is_listed():
     assert all(repr(key) in message for key in draw("torch", deeper) if key.startswith("blocks.2."))
 
 
+def test_a_config_of_absurd_depth_is_refused_without_counting_its_keys():
+    message = refusal(draw("torch", TINY), TINY.replace(depth=10**12))
+    assert "they are 32 arrays, and a model of depth=1000000000000 has 12,000,000,000,008" in message
+
+
 def test_a_matrix_that_was_flattened_is_misshapen():
     arrays = draw("torch", TINY)
     arrays["blocks.0.attn.proj.weight"] = arrays["blocks.0.attn.proj.weight"].ravel()

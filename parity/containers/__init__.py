@@ -47,6 +47,8 @@ def open(path: Path) -> Contents:
     """
     if path.is_dir():
         head = b""
+    elif not path.is_file():  # to read a pipe is to wait for who writes to it
+        raise InputError(f"{path} is neither a file nor a folder: give the path of weights")
     else:
         with path.open("rb") as file:
             head = file.read(4096)
