@@ -63,6 +63,9 @@ or `--to FORMAT:LAYOUT` says so. *its config*: where it is read from beside the 
 | --- | --- | --- |
 {kinds}
 | `folder` | safetensors with the JSON files that the format's own library opens | `DST/` |
+
+What is written carries its config: in the header of safetensors, among the arrays of npz, and where a container has no room
+for it (.pth, .msgpack) in `NAME.parity.json` beside the file, in `parity.json` within a folder.
 """
 
 
