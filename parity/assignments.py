@@ -47,12 +47,11 @@ def _spoken(field: str) -> str:
 
 
 def _value(text: str) -> Any:
-    """Read a number, true, false, none, a size as 256x128, a list or a word."""
+    """Read a number, true, false, None, a size as 256x128, a list or a word."""
     if size := re.fullmatch(r"(\d+)x(\d+)", text):
         return int(size[1]), int(size[2])
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words and text.lower() != "none":
-        return words[text.lower()]
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -43,7 +43,8 @@ def load(path: Source, *, format: str | None = None, given: Fields | None = None
     path = existing(path)
     try:
         contents = containers.open(path)
-        return checkpoint(contents, {**contents.notes, **_beside(path)}, format, given or {})
+        notes = {name: note for name, note in contents.notes.items() if name not in COMPANIONS}  # which are files' names
+        return checkpoint(contents, {**notes, **_beside(path)}, format, given or {})
     except InputError as error:
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
@@ -55,7 +56,7 @@ def checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None,
         InputError: as `load`.
     """
     name = notes.get("layout", notes.get("format", "pt"))  # where "format" has to be "pt", as it is in files of others
-    if "config" in notes and name != "pt" and format is None:
+    if isinstance(notes.get("config"), str) and isinstance(name, str) and name != "pt" and format is None:
         config = ViTConfig.from_json(notes["config"])
         arrays = joined(contents.arrays, get_format(name).separator)
         found = Checkpoint(config.replace(**nested(given)), name, arrays, contents.container)

@@ -6,7 +6,7 @@ from typing import Any
 
 from parity.formats import Evidence, Fields, Format
 from vit_spec import InputError, ViTConfig
-from vit_spec.config import PARTS
+from vit_spec.config import PARTS, typed
 from vit_spec.models import SIZES
 
 # What each field is where nothing tells: what most models have.  Each is printed as assumed, since it changes the function.
@@ -53,7 +53,8 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
     """
     shown = _structure(evidence)
     always = {name: value for name, value in format.always.items() if not isinstance(value, tuple) and not callable(value)}
-    told = dict(format.settings(evidence))
+    given = {name: typed(name, value) for name, value in given.items()}
+    told = {name: typed(name, value) for name, value in _told(format, evidence).items()}
     source = "config.json" if "config.json" in evidence.notes else "file"
     for name, value in told.items():
         if name in shown and shown[name] != value and name not in given:
@@ -77,6 +78,21 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
     config = build(known)
     format.layouts(config)  # refuses what the format cannot be, so that another reading of the same keys may be tried
     return config, tuple(assumed)
+
+
+def _told(format: Format, evidence: Evidence) -> Fields:
+    """Return what the file says of its config.
+
+    Raises:
+        InputError: JSON that is not as the format's library writes it; as the format says.
+    """
+    try:
+        return format.settings(evidence)
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # as many as JSON has types
+        what = f"what lies beside its weights cannot be a config ({type(error).__name__}: {error})"
+        raise InputError(f"{what}: correct config.json, or take it away") from None
 
 
 def build(fields: Fields) -> ViTConfig:
@@ -160,8 +176,8 @@ def _patch(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]
     channels = known.get("in_channels", 3)
     if "in_channels" not in known:
         found.append(Assumption("in_channels", channels, "as colour images"))
-    side = isqrt(length // channels)
-    ph, pw = _pair(known.get("patch_size", side))
+    side = isqrt(length // max(1, channels))
+    ph, pw = known.get("patch_size", (side, side))
     if "patch_size" not in known:
         found.append(Assumption("patch_size", (ph, pw), "a square patch"))
     if channels * ph * pw != length:
@@ -199,7 +215,7 @@ def _heads(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]
 
 def _grid(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]:
     """Return the image size and which tokens the position table covers, from its rows."""
-    ph, pw = _pair(known["patch_size"])
+    ph, pw = known["patch_size"]
     prefix = known["tokens.class_token"] + known["tokens.distillation"] + known["tokens.registers"]
     if known.get("positions.kind") != "learned":
         return (
@@ -210,7 +226,7 @@ def _grid(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]:
     if "positions.covers" in known:
         covers = {known["positions.covers"]: covers[known["positions.covers"]]}
     if "image_size" in known:
-        height, width = _pair(known["image_size"])
+        height, width = known["image_size"]
         cells = -(-height // ph) * -(-width // pw)
         for name, count in covers.items():
             if rows == cells + count:
@@ -225,8 +241,3 @@ def _grid(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]:
             found = [Assumption("image_size", (side * ph, side * pw), "since the table's rows make a square")]
             return [*found, Assumption("positions.covers", name, "")]
     raise InputError(f"the position table has {rows} rows, which make no square: give --set image_size=HxW")
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return height and width, for which one number may stand."""
-    return (size, size) if isinstance(size, int) else size

@@ -11,7 +11,7 @@ from parity.layout import PIECE, Array
 from parity.weights import FLOATS, Checkpoint, check
 from vit_spec import rows
 
-EXAMINED = 512 << 20  # bytes of weights that are looked through unasked; that takes about a second
+EXAMINED = 512 << 20  # bytes of weights that are looked through unasked: reading more would be waited for
 
 # Bits of a number's exponent and mantissa, by dtype.
 _BITS = {"float16": (0x7C00, 0x03FF), "bfloat16": (0x7F80, 0x007F), "float32": (0x7F80_0000, 0x007F_FFFF)}

@@ -278,7 +278,7 @@ def _copy(to: Array, source: Array) -> None:
     """Copy bits; where rows become columns, tile by tile, through rows that lie an odd number of cache lines apart.
 
     A tile stays in the cache between its rows and its columns.  Rows whose distance is a power of two would compete for the
-    same lines of it: the plain copy of a transposed array takes three to six times as long.
+    same lines of it, and a plain copy of the transposed array takes several times as long.
     """
     to, source = _bits(to), _bits(source)
     last, strides = source.ndim - 1, [abs(stride) for stride in source.strides]

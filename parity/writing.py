@@ -30,7 +30,7 @@ from vit_spec import InputError, ViTConfig, nearest
 
 PROJECT = "twin-vision-transformers"
 THREADS = 2  # at most this many arrays of the source are in memory at a time
-SHARD = 5 << 30  # bytes of a file in a folder, unless asked otherwise; what Hugging Face takes
+SHARD = 5_000_000_000  # bytes of a file in a folder, unless asked otherwise; what Hugging Face takes
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -294,7 +294,7 @@ def _read_back(kind: Container, path: Path, slots: Mapping[str, Slot], digests: 
 
     def check(key: str) -> None:
         array = found[key]
-        mapped = array.mapped() if type(array) is Span and array.size else None  # twice as fast, and nobody knows this file
+        mapped = array.mapped() if type(array) is Span and array.size else None  # nobody else knows this file
         for first, count, digest in digests[key]:
             entries = array.read(first, first + count) if mapped is None else mapped[first : first + count]
             if _digest(entries) != digest:

@@ -1,12 +1,15 @@
 """A file is recognised by its keys: wrappers are peeled, what lies beside is told, half a model is never taken for one."""
 
+import contextlib
 import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
+from parity.assignments import assignments
 from parity.formats import get
 from parity.weights import Checkpoint, translate
 from tests.twins import small
@@ -127,3 +130,35 @@ def test_shards_of_bin_files_are_one_checkpoint(tmp_path, state):
     index = {"metadata": {}, "weight_map": {key: name for name, part in parts.items() for key in part}}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     assert same(parity.load(tmp_path), state)
+
+
+# Values that are none ---------------------------------------------------------------------------------------------------
+
+WRONG = ["num_heads=four", "num_heads=0", "image_size=big", "image_size=0", "patch_size=0", "tokens.registers=x", "width=x"]
+
+
+@pytest.mark.parametrize("text", [*WRONG, "norms.eps=x", "positions.covers=2", "head.pool=men", "pixels.mean=grey"])
+def test_a_value_that_a_field_cannot_have_is_one_line(tmp_path, state, text):
+    with pytest.raises(InputError) as error:
+        parity.load(saved(tmp_path, state), given=assignments([text]))
+    assert "\n" not in str(error.value) and "a.pth: " in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", ["x", -1, 0, 1e300, None, [], {}, [1, "x"], {"a": 1}, True])
+@pytest.mark.parametrize("name", ["hf-vit", "timm"])
+def test_a_config_json_of_other_values_is_read_or_refused_in_one_line(tmp_path, state, name, wrong):
+    checkpoint = parity.load(saved(tmp_path, state))
+    parity.write(checkpoint, f"{tmp_path / 'folder'}/", name)
+    path = tmp_path / "folder" / "config.json"
+    file = tmp_path / "folder" / "model.safetensors"
+    save_file(load_file(file), file, {"format": "pt"})  # as its own library writes it: without our notes
+    whole = json.loads(path.read_text())
+    for key in whole:
+        path.write_text(json.dumps(whole | {key: wrong}))
+        with contextlib.suppress(InputError):
+            assert parity.load(tmp_path / "folder").config.depth == CONFIG.depth
+
+
+def test_what_a_file_calls_config_need_not_be_ours(tmp_path, state):
+    others = {"config": 3, "format": 7, "config.json": "vit.yaml"}
+    assert same(parity.load(saved(tmp_path, {"model": state, **others})), state)

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal, Self
 
 from vit_spec.errors import InputError, nearest
-from vit_spec.validation import hold_to_reason, hold_to_types
+from vit_spec.validation import coerced, hold_to_reason, hold_to_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +343,19 @@ FIELDS: tuple[str, ...] = tuple(
     for f in dataclasses.fields(ViTConfig)
     for name in ([f"{f.name}.{inner.name}" for inner in dataclasses.fields(PARTS[f.name])] if f.name in PARTS else [f.name])
 )
+
+
+def typed(name: str, value: Any) -> Any:
+    """Return a value as the field of this name keeps it, dotted where it lies in a part; a side alone makes a square.
+
+    Raises:
+        InputError: a value of another type.
+    """
+    part, _, field_name = name.rpartition(".")
+    annotation = typing.get_type_hints(PARTS[part] if part else ViTConfig)[field_name]
+    if name in ("image_size", "patch_size") and isinstance(value, numbers.Integral):
+        value = (value, value)
+    return coerced(name, value, annotation)
 
 
 def _required(f: dataclasses.Field[Any]) -> bool:

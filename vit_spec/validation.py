@@ -24,10 +24,10 @@ def hold_to_types(part: Any, prefix: str) -> None:
                 raise InputError(f"{prefix}{name} is {value!r}: give a vit_spec.{annotation.__name__}(...)")
             hold_to_types(value, f"{prefix}{name}.")
         else:
-            object.__setattr__(part, name, _coerced(f"{prefix}{name}", value, annotation))
+            object.__setattr__(part, name, coerced(f"{prefix}{name}", value, annotation))
 
 
-def _coerced(name: str, value: Any, annotation: Any) -> Any:
+def coerced(name: str, value: Any, annotation: Any) -> Any:
     """Return `value` as the plain Python value that `annotation` asks for, or refuse it."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
@@ -35,13 +35,13 @@ def _coerced(name: str, value: Any, annotation: Any) -> Any:
             raise InputError(f"{name} is {value!r}: give one of {', '.join(arguments)}{nearest(value, arguments)}")
         return value
     if origin is types.UnionType:  # `X | None`
-        return None if value is None else _coerced(name, value, arguments[0])
+        return None if value is None else coerced(name, value, arguments[0])
     if origin is tuple:
         length = None if arguments[-1] is Ellipsis else len(arguments)
         if not isinstance(value, (tuple, list)) or not value or length not in (None, len(value)):
             example = f"{length} numbers, as in (224, 224)" if length else "some numbers, as in (0.5, 0.5, 0.5)"
             raise InputError(f"{name} is {value!r}: give {example}")
-        return tuple(_coerced(name, item, arguments[0]) for item in value)
+        return tuple(coerced(name, item, arguments[0]) for item in value)
     if annotation is bool and isinstance(value, bool):
         return value
     if annotation is str and isinstance(value, str):

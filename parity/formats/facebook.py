@@ -4,24 +4,12 @@ Where a file is like timm's key by key, it is told apart only by what stands bes
 """
 
 from parity.formats.format import Evidence, Fields
-from parity.formats.tables import ORDINARY, UNGATED
+from parity.formats.tables import CLASSIC
 from vit_spec.models import DINO_BICUBIC, IMAGENET, PLAIN_BICUBIC
 
 # Norms over all tokens, eps 1e-6, a class token with a position, and GELU in all its exactness: each repository's own
 # vision_transformer.py or models*.py.
-ALWAYS: Fields = {
-    **ORDINARY,
-    "tokens.class_token": True,
-    "tokens.patch_bias": True,
-    "positions.kind": "learned",
-    "positions.rotary": "none",
-    "attention.qkv_bias": "qkv",
-    "attention.proj_bias": True,
-    "attention.qk_norm": False,
-    "mlp.activation": UNGATED,
-    "norms.before_blocks": False,
-    "head.hidden": None,
-}
+ALWAYS: Fields = {**CLASSIC, "head.hidden": None}
 
 # Their data loaders normalise with ImageNet's mean and deviation.
 ASSUMED: Fields = {

@@ -8,7 +8,7 @@ Sources: openai/CLIP d05afc4, clip/model.py; mlfoundations/open_clip, src/open_c
 """
 
 from parity.formats.format import Evidence, Fields, Format
-from parity.formats.tables import ORDINARY, UNGATED, uneven_heads
+from parity.formats.tables import CLASSIC, uneven_heads
 from vit_spec.models import CLIP
 
 TOWER = """
@@ -61,16 +61,9 @@ FORMAT = Format(
         r"input_resolution|context_length|vocab_size": "a size",
     },
     always={
-        **ORDINARY,
-        "tokens.class_token": True,
+        **CLASSIC,
         "tokens.patch_bias": False,
-        "positions.kind": "learned",
         "positions.covers": "all",
-        "positions.rotary": "none",
-        "attention.qkv_bias": "qkv",
-        "attention.proj_bias": True,
-        "attention.qk_norm": False,
-        "mlp.activation": UNGATED,
         "norms.before_blocks": True,
         "norms.after_blocks": True,
         "norms.after_pool": False,

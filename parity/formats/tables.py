@@ -14,6 +14,20 @@ ORDINARY: Fields = {
 }
 UNGATED = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")
 
+# What most of them are: a class token, learned positions, biases everywhere, plain MLPs.
+CLASSIC: Fields = {
+    **ORDINARY,
+    "tokens.class_token": True,
+    "tokens.patch_bias": True,
+    "positions.kind": "learned",
+    "positions.rotary": "none",
+    "attention.qkv_bias": "qkv",
+    "attention.proj_bias": True,
+    "attention.qk_norm": False,
+    "mlp.activation": UNGATED,
+    "norms.before_blocks": False,
+}
+
 
 def respelled(table: str, keys: Mapping[str, str], without: tuple[str, ...] = ()) -> str:
     """Return a table with parts of its keys replaced, in order.

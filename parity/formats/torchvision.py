@@ -6,7 +6,7 @@ Source: pytorch/vision 0.28, torchvision/models/vision_transformer.py, where `in
 """
 
 from parity.formats.format import Format
-from parity.formats.tables import ORDINARY, UNGATED, respelled, uneven_heads
+from parity.formats.tables import CLASSIC, respelled, uneven_heads
 from vit_spec import ViTConfig
 from vit_spec.models import IMAGENET
 
@@ -51,18 +51,9 @@ FORMAT = Format(
     separator=".",
     tables={"mlp": TABLE, "legacy": respelled(TABLE, {"mlp.0": "mlp.linear_1", "mlp.3": "mlp.linear_2"})},
     always={
-        **ORDINARY,
+        **CLASSIC,
         "in_channels": 3,
-        "tokens.class_token": True,
-        "tokens.patch_bias": True,
-        "positions.kind": "learned",
         "positions.covers": "all",
-        "positions.rotary": "none",
-        "attention.qkv_bias": "qkv",
-        "attention.proj_bias": True,
-        "attention.qk_norm": False,
-        "mlp.activation": UNGATED,
-        "norms.before_blocks": False,
         "norms.after_blocks": True,
         "norms.after_pool": False,
         "norms.layer_scale": None,

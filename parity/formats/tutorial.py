@@ -7,7 +7,7 @@ Source: pytorch/pytorch 2.13, torch/nn/modules/activation.py (MultiheadAttention
 """
 
 from parity.formats.format import Format
-from parity.formats.tables import ORDINARY, UNGATED, uneven_heads
+from parity.formats.tables import CLASSIC, uneven_heads
 
 TABLE = """
     cls_token               | cls_token               | 1 1 width
@@ -40,17 +40,8 @@ FORMAT = Format(
     separator=".",
     tables={"": TABLE},
     always={
-        **ORDINARY,
-        "tokens.class_token": True,
-        "tokens.patch_bias": True,
-        "positions.kind": "learned",
+        **CLASSIC,
         "positions.covers": "all",
-        "positions.rotary": "none",
-        "attention.qkv_bias": "qkv",
-        "attention.proj_bias": True,
-        "attention.qk_norm": False,
-        "mlp.activation": UNGATED,
-        "norms.before_blocks": False,
         "norms.after_blocks": True,
         "norms.after_pool": False,
         "norms.layer_scale": None,
