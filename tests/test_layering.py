@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FLOORS = {  # what a package may import of ours, and of the frameworks
     "vit_spec": set(),
-    "vit_jax": {"vit_spec", "jax", "flax"},
+    "vit_jax": {"vit_spec", "jax", "flax", "optax"},
     "vit_torch": {"vit_spec", "torch"},
     "parity": {"vit_spec"},
     "train": {"parity", "vit_jax", "vit_torch", "vit_spec", "jax", "flax", "optax", "torch", "grain"},

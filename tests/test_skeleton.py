@@ -52,19 +52,22 @@ def statements(body: list[ast.stmt]) -> Iterator[str]:
                 yield from statements(inner)
             case ast.Return(value=value):
                 yield f"return {own(value)}"
-            case ast.Expr(value=ast.Call(func=ast.Attribute(attr="keep"), args=[name, value])):
-                yield f"keep {ast.unparse(name)}: {ast.unparse(value)}"
             case ast.Expr(value=ast.Call(func=called)):
                 yield ast.unparse(called).split("(")[0]
 
 
 def own(node: ast.AST | None) -> str:
-    """The module's own attributes in an expression, in the order of the text."""
-    framework = {"config", "execution", "declare", "training", "constants"}
+    """The module's own attributes in an expression, and the names it keeps values under, in the order of the text."""
+    framework = {"config", "execution", "declare", "training", "constants", "keep"}
     found = [
         (n.lineno, n.col_offset, n.attr)
         for n in ast.walk(node or ast.Constant(None))
         if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "self"
+    ]
+    found += [
+        (n.lineno, n.col_offset, f"keep({ast.unparse(n.args[0])})")
+        for n in ast.walk(node or ast.Constant(None))
+        if isinstance(n, ast.Call) and ast.unparse(n.func) == "self.keep"
     ]
     return " ".join(f"self.{name}" for *_, name in sorted(found) if name not in framework)
 
@@ -102,6 +105,12 @@ def test_a_renamed_attribute_is_noticed() -> None:
 
 def test_two_swapped_lines_are_noticed() -> None:
     source = (ROOT / "vit_torch" / "model.py").read_text()
-    first, second = "x = x + y\n        y = self.mlp(norm2(x))\n", "y = self.mlp(norm2(x))\n        x = x + y\n"
+    sum, mlp = 'x = self.keep("sum", x + y)\n', "y = self.mlp(norm2(x))\n"
+    first, second = f"{sum}        {mlp}", f"{mlp}        {sum}"
     swapped = source.replace(first, second)
     assert skeleton(swapped) != skeleton(source)
+
+
+def test_a_renamed_intermediate_is_noticed() -> None:
+    source = (ROOT / "vit_torch" / "model.py").read_text()
+    assert skeleton(source.replace('self.keep("heads"', 'self.keep("head"')) != skeleton(source)

@@ -152,7 +152,8 @@ def test_attention_maps_are_the_weights_that_the_heads_used() -> None:
 def test_both_twins_name_the_same_intermediates() -> None:
     torch, vit_torch = pytest.importorskip("torch"), pytest.importorskip("vit_torch")
     _, in_jax = vit_jax.intermediates(vit_jax.ViT(RICH), PARAMS(RICH), pictures(RICH))
-    _, in_torch = vit_torch.intermediates(vit_torch.ViT(RICH).eval(), torch.tensor(pictures(RICH)).permute(0, 3, 1, 2))
+    written_out = vit_torch.ViT(RICH, vit_torch.Execution(attention="explicit")).eval()
+    _, in_torch = vit_torch.intermediates(written_out, torch.tensor(pictures(RICH)).permute(0, 3, 1, 2))
     assert {name: value.shape for name, value in in_jax.items()} == {k: tuple(v.shape) for k, v in in_torch.items()}
 
 

@@ -16,9 +16,9 @@ import vit_jax
 from train.data import Batch
 from train.losses import loss_and_score
 from train.metrics import BATCH_SCORE
-from train.optimizer import Moments, adamw, clip_by_global_norm, decay_mask
 from train.recipes import Recipe
 from train.schedule import warmup_cosine
+from vit_jax.optimizer import Moments, adamw, decay_mask
 from vit_jax.use import quick_to_compile
 from vit_spec import InputError, ViTConfig
 
@@ -29,7 +29,7 @@ class State(NamedTuple):
     """Everything that a step changes.  Once a loss or a gradient is not finite, `sound` is False and nothing moves."""
 
     params: Tree
-    moments: tuple[optax.EmptyState, Moments]
+    moments: Moments
     step: Array
     sound: Array
 
@@ -50,16 +50,14 @@ class JaxEngine:
         self._model = vit_jax.ViT(config)
         o, shapes = recipe.optimizer, jax.eval_shape(partial(vit_jax.init, config))
         self._lr = partial(warmup_cosine, peak=o.lr, warmup=warmup, total=total)
-        self._optimizer = optax.chain(
-            clip_by_global_norm(o.clip),
-            adamw(
-                self._lr,
-                b1=o.beta1,
-                b2=o.beta2,
-                eps=o.eps,
-                weight_decay=o.weight_decay,
-                decays=decay_mask(config, shapes),
-            ),
+        self._optimizer = adamw(
+            self._lr,
+            clip=o.clip,
+            b1=o.beta1,
+            b2=o.beta2,
+            eps=o.eps,
+            weight_decay=o.weight_decay,
+            decays=decay_mask(config, shapes),
         )
         self.mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
         split, whole = (NamedSharding(self.mesh, PartitionSpec(*axes)) for axes in (("data",), ()))

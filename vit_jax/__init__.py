@@ -2,6 +2,6 @@
 
 from vit_jax.execution import Execution
 from vit_jax.model import ViT
-from vit_jax.use import attention_maps, init, intermediates, load
+from vit_jax.use import attention_maps, init, intermediates, load, unstacked
 
-__all__ = ["Execution", "ViT", "attention_maps", "init", "intermediates", "load"]
+__all__ = ["Execution", "ViT", "attention_maps", "init", "intermediates", "load", "unstacked"]

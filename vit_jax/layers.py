@@ -32,8 +32,14 @@ class Part(nn.Module):
         """Return the parameter `leaf` of this module, float32 when it is drawn."""
         return self.param(leaf, partial(draw, self.config, (*self.path, leaf)), shape)
 
-    def keep(self, name: str, value: Array) -> None:
-        """Name an intermediate that is no module's output; see `vit_jax.intermediates`."""
+    def keep(self, name: str, value: Array) -> Array:
+        """Name an intermediate, and return it, or what is fed in its place; see `vit_jax.intermediates`."""
+        earlier = len(self.get_variable("intermediates", name, ()))
+        self.sow("intermediates", name, value)
+        return self.get_variable("fed", f"{name} ({earlier + 1})" if earlier else name, value)
+
+    def show(self, name: str, value: Array) -> None:
+        """Name a value that nothing goes on from."""
         self.sow("intermediates", name, value)
 
     def constants(self, make: Callable[..., Tables], grid: tuple[int, int], x: Array) -> tuple[Array, ...]:
@@ -142,8 +148,10 @@ def attention(part: Part, q: Array, k: Array, v: Array, rate: float, train: bool
     q, k, v = (jnp.swapaxes(x, 1, 2).reshape(b * h, -1, d) for x in (q, k, v))
     dot = partial(lax.dot_general, precision=part.execution.precision, preferred_element_type=wide)
     scores = scale * dot(q, k, (((2,), (2,)), ((0,), (0,))))  # (B H, T, S)
+    scores = part.keep("scores", scores.reshape(b, h, t, -1)).reshape(scores.shape)
     weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
     total = weights.sum(-1, keepdims=True)
+    part.show("weights", (weights / total).reshape(b, h, t, -1))
     weights = drop(part, weights, rate, train)
     x = dot(weights.astype(v.dtype), v, (((2,), (1,)), ((0,), (0,)))) / total  # (B H, T, D)
     return jnp.swapaxes(x.astype(v.dtype).reshape(b, h, t, d), 1, 2)
@@ -173,8 +181,9 @@ def drop_path(part: Part, x: Array, rate: Array, train: bool) -> Array:
     """Stochastic depth, in training: whole images of (B, T, width) become zero with probability `rate`."""
     if not train:
         return x
-    keep = jax.random.bernoulli(part.make_rng("dropout"), 1 - rate, (x.shape[0], 1, 1))
-    return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
+    mask = jax.random.bernoulli(part.make_rng("dropout"), 1 - rate, (x.shape[0], 1, 1)).astype(x.dtype)
+    mask = part.keep("drop_path", mask)
+    return jnp.where(mask > 0, x / (1 - rate), 0).astype(x.dtype)
 
 
 def drop_patches(part: Part, x: Array, prefix: int, rate: float) -> Array:
@@ -196,7 +205,7 @@ def scanned(block: type[Part], config: ViTConfig, execution: Execution) -> nn.Mo
         block = nn.remat(block, prevent_cse=False, static_argnums=(4,), policy=policy)
     scan = nn.scan(
         block,
-        variable_axes={"params": 0, "intermediates": 0},
+        variable_axes={"params": 0, "intermediates": 0, "fed": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=(0, nn.broadcast, nn.broadcast),
         length=config.depth,

@@ -71,11 +71,11 @@ class Attention(Part):
         if tables is not None:
             q = rotate(q, tables, config.positions.rotary)
             k = rotate(k, tables, config.positions.rotary)
-        self.keep("q", q)
-        self.keep("k", k)
-        self.keep("v", v)
+        q = self.keep("q", q)
+        k = self.keep("k", k)
+        v = self.keep("v", v)
         x = attention(self, q, k, v, noise.attn_drop, train)  # (B, T, H, D)
-        self.keep("heads", x)
+        x = self.keep("heads", x)
         x = self.proj(x) if self.proj is not None else x.reshape(*x.shape[:2], -1)
         return x + v.reshape(x.shape) if config.attention.value_skip else x
 
@@ -93,6 +93,7 @@ class Mlp(Part):
         config, noise = self.config, self.config.regularisation
         x = self.fc1(x)  # (..., mlp_dim), or (..., 2, mlp_dim) when gated
         x = activation(x, config.mlp.activation)  # (..., mlp_dim)
+        x = self.keep("activation", x)
         x = drop(self, x, noise.mlp_drop, train)
         x = self.fc2(x)
         return drop(self, x, noise.mlp_drop, train)
@@ -117,7 +118,7 @@ class Block(Part):
         y = self.attn(self.norm1(x), tables, train)
         y = self.ls1(y) if self.ls1 is not None else y
         y = drop_path(self, y, rate, train) if noise.drop_path else y
-        x = x + y
+        x = self.keep("sum", x + y)
         y = self.mlp(norm2(x), train)
         y = self.ls2(y) if self.ls2 is not None else y
         y = drop_path(self, y, rate, train) if noise.drop_path else y
@@ -144,6 +145,7 @@ class AttentionPool(Part):
         q = self.q(latent)  # (B, 1, H, D)
         k, v = jnp.unstack(self.kv(x), axis=2)  # (B, S, H, D)
         x = attention(self, q, k, v, noise.attn_drop, train)  # (B, 1, H, D)
+        x = self.keep("heads", x)
         x = self.proj(x)  # (B, 1, width)
         x = x + self.mlp(self.norm(x), train)
         return x[:, 0]
@@ -195,17 +197,19 @@ class ViT(Part):
         learned = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         prefix = [jnp.broadcast_to(token, (x.shape[0], *token.shape[1:])) for token in learned]
         x = jnp.concatenate([*(token.astype(x.dtype) for token in prefix), x], axis=1)  # (B, T, width)
-        x = x + self.positions(x, grid) if config.positions.kind != "none" else x
+        x = self.keep("tokens", x)
+        x = x + self.keep("positions", self.positions(x, grid)) if config.positions.kind != "none" else x
         x = drop(self, x, noise.pos_drop, train)
         tables = None
         if config.positions.rotary != "none":
-            tables = self.constants(rotary_tables, grid, x)  # (1, T, 1, D) each
+            cos, sin = self.constants(rotary_tables, grid, x)
+            tables = self.keep("cosines", cos), self.keep("sines", sin)  # (1, T, 1, D) each
         if noise.patch_drop and train:
             kept = drop_patches(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
             x = jnp.take_along_axis(x, kept[..., None], axis=1)
             tables = (tables[0][0, kept], tables[1][0, kept]) if tables is not None else None
         x = self.norm_pre(x) if self.norm_pre is not None else x
-        self.keep("embed", x)
+        x = self.keep("embed", x)
         return x, tables
 
     def positions(self, x: Array, grid: tuple[int, int]) -> Array:
@@ -214,7 +218,7 @@ class ViT(Part):
         if self.pos_embed is None:
             table = self.constants(position_table, grid, x)[0][None]
         else:
-            table = self.pos_embed.astype(at_least_float32(self.pos_embed))
+            table = self.pos_embed.astype(at_least_float32(x))
         head, body = table[:, :covered], table[:, covered:]  # (1, covered, width), (1, rows * columns, width)
         if self.pos_embed is not None and grid != config.grid:
             height, width = self.constants(resampling_matrices, grid, body)
@@ -237,8 +241,8 @@ class ViT(Part):
         logits = self.output(self.pool(x, train), self.head)
         if self.config.tokens.distillation:
             second = self.output(x[:, 1], self.head_dist)
-            self.keep("first", logits)
-            self.keep("second", second)
+            logits = self.keep("first", logits)
+            second = self.keep("second", second)
             logits = (logits + second) / 2
         return logits
 
@@ -253,11 +257,10 @@ class ViT(Part):
             x = jnp.concatenate([x[:, 0], patches.mean(1)], axis=-1)
         if self.attn_pool is not None:
             x = self.attn_pool(patches, train)
-        self.keep("pool", x)
-        return x
+        return self.keep("pool", x)
 
     def output(self, x: Array, head: Linear | None) -> Array:
         """A pooled feature through the norm after pooling, the hidden layer and a head, where there are any."""
         x = self.fc_norm(x) if self.fc_norm is not None else x
-        x = jnp.tanh(self.pre_logits(x)) if self.pre_logits is not None else x
+        x = self.keep("hidden", jnp.tanh(self.pre_logits(x))) if self.pre_logits is not None else x
         return head(x) if head is not None else x

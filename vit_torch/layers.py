@@ -23,17 +23,21 @@ Tables = tuple[np.ndarray, ...]
 class Part(nn.Module):
     """A module of the twin: it knows the config."""
 
-    record: Callable[[str, Tensor], None] | None = None
+    tap: Callable[[str, Tensor], Tensor] | None = None
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__()
         self.config = config
         self.execution = execution
 
-    def keep(self, name: str, value: Tensor) -> None:
-        """Name an intermediate that is no module's output; see `vit_torch.intermediates`."""
-        if self.record is not None:
-            self.record(name, value)
+    def keep(self, name: str, value: Tensor) -> Tensor:
+        """Name an intermediate, and return it, or what is fed in its place; see `vit_torch.intermediates`."""
+        return value if self.tap is None else self.tap(name, value)
+
+    def show(self, name: str, value: Tensor) -> None:
+        """Name a value that nothing goes on from."""
+        if self.tap is not None:
+            self.tap(name, value)
 
     def constants(self, make: Callable[..., Tables], grid: tuple[int, int], x: Tensor) -> tuple[Tensor, ...]:
         """The tables of `vit_spec` for this grid, rounded once to the type that x is summed in."""
@@ -124,7 +128,10 @@ def attention(part: Part, q: Tensor, k: Tensor, v: Tensor, rate: float) -> Tenso
         x = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, scale=scale)
     else:
         scores = scale * (q @ k.transpose(2, 3)).to(at_least_float32(q))  # (B, H, T, S)
-        x = F.dropout(scores.softmax(-1), rate).to(v.dtype) @ v
+        scores = part.keep("scores", scores)
+        weights = scores.softmax(-1)
+        part.show("weights", weights)
+        x = F.dropout(weights, rate).to(v.dtype) @ v
     return x.transpose(1, 2)
 
 
@@ -149,8 +156,9 @@ def drop_path(part: Part, x: Tensor, rate: float) -> Tensor:
     """Stochastic depth, in training: whole images of (B, T, width) become zero with probability `rate`."""
     if not part.training:
         return x
-    keep = torch.rand(x.shape[0], 1, 1, device=x.device) >= rate
-    return torch.where(keep, x / (1 - rate), 0)
+    mask = (torch.rand(x.shape[0], 1, 1, device=x.device) >= rate).to(x.dtype)
+    mask = part.keep("drop_path", mask)
+    return torch.where(mask > 0, x / (1 - rate), 0)
 
 
 def drop_patches(part: Part, x: Tensor, prefix: int, rate: float) -> Tensor:

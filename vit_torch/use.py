@@ -1,5 +1,7 @@
 """Loading and looking into the object twin."""
 
+from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -27,34 +29,44 @@ def load(path: str | PathLike[str], execution: Execution | None = None) -> ViT:
     return model.eval()
 
 
-def intermediates(model: ViT, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def intermediates(model: ViT, images: Tensor, fed: Mapping[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the logits, and every named intermediate on the way to them, in the order of computation.
 
     A module's output has the module's name ("patch_embed", "blocks.3.attn", "blocks.3", "norm"); what is between modules
-    has one of its own: "embed" (the tokens that enter the blocks), "blocks.3.attn.q", "k", "v" (after norms and
-    rotations), "heads" (ahead of the output projection), "pool".  The names are those of `vit_jax.intermediates`.
+    has one of its own: "tokens", "positions", "embed" (what enters the blocks), "blocks.3.attn.q", "k", "v" (after norms
+    and rotations), "scores", "weights", "heads" (ahead of the output projection), "blocks.3.sum" (after the first half),
+    "blocks.3.mlp.activation", "pool".  What is computed twice has two names, "fc_norm" and "fc_norm (2)".  The names are
+    those of `vit_jax.intermediates`; scores and weights are seen with `Execution(attention="explicit")` alone.
+
+    Args:
+        fed: what goes on in the place of the intermediates of these names.  In training, "blocks.3.drop_path" is the mask
+            of the first half's images, "blocks.3.drop_path (2)" that of the second half's, and both can be fed.
     """
     found: dict[str, Tensor] = {}
+    turns: Counter[str] = Counter()
 
-    def record(prefix: str, name: str, value: Tensor) -> None:
-        found[".".join(filter(None, (prefix, name)))] = value
+    def tap(prefix: str, name: str, value: Tensor) -> Tensor:
+        name = ".".join(filter(None, (prefix, name))) or "logits"
+        turns[name] += 1
+        name += f" ({turns[name]})" if turns[name] > 1 else ""
+        found[name] = value
+        return fed[name] if fed and name in fed else value
 
-    def output(name: str, module: nn.Module, inputs: Any, value: Tensor) -> None:
-        found[name or "logits"] = value
+    def output(name: str, module: nn.Module, inputs: Any, value: Tensor) -> Tensor:
+        return tap(name, "", value)
 
     named = list(model.named_modules())
     hooks = [module.register_forward_hook(partial(output, name)) for name, module in named]
-    for name, module in named:
-        if isinstance(module, Part):
-            module.record = partial(record, name)
+    parts = [(name, module) for name, module in named if isinstance(module, Part)]
+    for name, module in parts:
+        module.tap = partial(tap, name)
     try:
         return model(images), found
     finally:
         for hook in hooks:
             hook.remove()
-        for _, module in named:
-            if isinstance(module, Part):
-                module.record = None
+        for _, module in parts:
+            module.tap = None
 
 
 def attention_maps(model: ViT, images: Tensor, block: int = -1) -> Tensor:

@@ -1,4 +1,7 @@
-"""AdamW and gradient clipping as optax transformations, to the last digit what their formulas say."""
+"""AdamW of clipped gradients as an optax transformation, to the last digit what the formula says.
+
+Read it beside `vit_torch/optimizer.py`: what one keeps in a state and returns, the other does to its parameters.
+"""
 
 import math
 from collections.abc import Callable
@@ -23,9 +26,16 @@ class Moments(NamedTuple):
 
 
 def adamw(
-    learning_rate: Callable[[Array], Array], *, b1: float, b2: float, eps: float, weight_decay: float, decays: Tree
+    learning_rate: Callable[[Array], Array],
+    *,
+    clip: float,
+    b1: float,
+    b2: float,
+    eps: float,
+    weight_decay: float,
+    decays: Tree,
 ) -> optax.GradientTransformation:
-    """Adam with decoupled weight decay (arXiv 1711.05101), t = 1, 2, ...:
+    """Adam with decoupled weight decay (arXiv 1711.05101) of the gradients g, clipped, t = 1, 2, ...:
 
         m <- b1 m + (1 - b1) g
         v <- b2 v + (1 - b2) g^2
@@ -41,33 +51,30 @@ def adamw(
         return Moments(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
 
     def update(grads: Tree, state: Moments, params: Tree) -> tuple[Tree, Moments]:
-        rate = learning_rate(state.updates)
-        t = (state.updates + 1).astype(float)  # float32, or float64 where jax's x64 mode is on
-        unbias1, unbias2 = (-jnp.expm1(t * math.log(b)) for b in (b1, b2))
+        grads = clip_by_global_norm(grads, clip)
+        step = state.updates.astype(float)  # float32, or float64 where jax's x64 mode is on
+        rate = learning_rate(step)
+        unbias1, unbias2 = (-jnp.expm1((step + 1) * math.log(b)) for b in (b1, b2))
         mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, grads)
         square = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.square, grads)
 
         def change(m: Array, v: Array, p: Array, decay: bool) -> Array:
-            step = (m / unbias1) / (jnp.sqrt(v / unbias2) + eps)
-            return (-rate * (step + weight_decay * p if decay else step)).astype(p.dtype)
+            adam = (m / unbias1) / (jnp.sqrt(v / unbias2) + eps)
+            return (-rate * (adam + weight_decay * p if decay else adam)).astype(p.dtype)
 
         return jax.tree.map(change, mean, square, params, decays), Moments(state.updates + 1, mean, square)
 
     return optax.GradientTransformation(init, update)
 
 
-def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
-    """Scale all gradients by min(1, limit / norm), norm being the root of the sum of all their squares.
+def clip_by_global_norm(grads: Tree, limit: float) -> Tree:
+    """Return all gradients scaled by min(1, limit / norm), norm being the root of the sum of all their squares.
 
     No epsilon is added to the norm: torch's `clip_grad_norm_` adds 1e-6, which shows in a float64 comparison, and at a
     norm of zero the minimum is 1 without it.
     """
-
-    def update(grads: Tree, state: optax.EmptyState, params: Tree = None) -> tuple[Tree, optax.EmptyState]:
-        factor = jnp.minimum(1.0, limit / optax.tree.norm(grads))
-        return jax.tree.map(lambda g: (factor * g).astype(g.dtype), grads), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    factor = jnp.minimum(1.0, limit / optax.tree.norm(grads))
+    return jax.tree.map(lambda g: (factor * g).astype(g.dtype), grads)
 
 
 def decay_mask(config: ViTConfig, params: Tree) -> Tree:
