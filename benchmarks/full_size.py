@@ -9,10 +9,11 @@ import sys
 from importlib.metadata import version
 
 import vit_spec
-from parity.comparison import GRADIENT, Report, compare
+from parity.comparison import Report, compare
+from parity.localisation import GRADIENT
 from tests.twins import FUSION, perturbed, pictures
 
-MODELS = ["vit_s16", "vit_b16", *(name for name in vit_spec.names() if name.startswith("article_"))]
+MODELS = ["vit_s16", "vit_b16", "vit_l16", *(name for name in vit_spec.names() if name.startswith("article_"))]
 
 
 def line(name: str, fusion: str, report: Report) -> str:
@@ -22,7 +23,8 @@ def line(name: str, fusion: str, report: Report) -> str:
     logits = next(m for m in report.measures if m.name == "logits")
     whole = report.measures[-1]
     worst = [f"{max(m.difference for m in measures):.1e}" for measures in (forward, gradients)]
-    pairs = [f"{m.jax:.1e} / {m.torch:.1e}" for m in (logits, whole)]
+    sides = [[getattr(m, side).relative_rms(m.scale) for side in ("jax", "torch")] for m in (logits, whole)]
+    pairs = [f"{jax:.1e} / {torch:.1e}" for jax, torch in sides]
     verdict = "PASS" if report.passed else report.verdict
     return f"| {name} | {fusion} | {' | '.join(worst)} | {' | '.join(pairs)} | {len(report.measures)} | {verdict} |"
 

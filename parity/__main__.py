@@ -1,4 +1,4 @@
-"""The command line: python -m parity convert | inspect | check | formats | models.
+"""The command line: python -m parity convert | inspect | check | diagnose | golden | formats | models.
 
 Exit codes: 0 the claim holds, 1 it does not, 2 bad input.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from parity import commands
+from parity.commands import checks, files
 from vit_spec import InputError, nearest
 
 
@@ -77,9 +77,56 @@ def _parser() -> Parser:
     one = command("check")
     source(one)
     one.add_argument("--against", metavar="OTHER", help="weights that must be the same function as SRC, in any format")
+    _gates(one)
+
+    one = command("diagnose")
+    source(one)
+    right = one.add_mutually_exclusive_group(required=True)
+    right.add_argument("--logits", metavar="FILE", help="an .npz of images and of the logits that are right for them")
+    right.add_argument("--against", metavar="OTHER", help="weights that are right, in any format")
+    one.add_argument("--pairs", type=int, metavar="N", help="pairs of causes to try; by default as many as are cheap")
+    one.add_argument("--seed", type=int, metavar="N", default=0, help="of the images for --against")
+
+    _golden(command("golden"))
     command("formats")
     command("models")
     return parser
+
+
+def _golden(one: argparse.ArgumentParser) -> None:
+    actions = one.add_subparsers(dest="what", required=True, metavar="record | verify | table", parser_class=Parser)
+
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        found: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        found.add_argument("--json", action="store_true", help="print one JSON object, for machines")
+        return found
+
+    record = action("record", "write what both twins agree on")
+    record.add_argument("subject", metavar="MODEL", help="a named model or a config in JSON, or a file of weights")
+    record.add_argument("file", metavar="FILE", help="the golden file to write, an .npz")
+    record.add_argument("--from", dest="format", metavar="FORMAT", help="what the weights are; by default recognised")
+    record.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of their config")
+    record.add_argument("--seed", type=int, metavar="N", default=0, help="of drawn weights, images and targets")
+    record.add_argument("--force", action="store_true", help="replace FILE if it exists")
+    verify = action("verify", "compute golden files again, and name what moved")
+    verify.add_argument("files", metavar="FILE", nargs="+", help="golden files")
+    verify.add_argument("--weights", metavar="SRC", help="the weights that the golden is of, where it does not draw them")
+    verify.add_argument("--only", metavar="jax|torch", help="leave the other framework out")
+    verify.add_argument("--append", action="store_true", help="keep what is found in the file, as one more record")
+    table = action("table", "print the drift over versions")
+    table.add_argument("files", metavar="FILE", nargs="+", help="golden files")
+
+
+def _gates(one: argparse.ArgumentParser) -> None:
+    text = "how much is asked: the same function in float64; equally near to it in a coarser type; the same training steps"
+    one.add_argument("--level", choices=("function", "precision", "train"), default="precision", help=text)
+    text = "the coarser type; by default float32"
+    one.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help=text)
+    one.add_argument("--steps", type=int, metavar="N", default=50, help="optimizer steps of --level train; by default 50")
+    one.add_argument("--no-gradients", action="store_true", help="compare the forward pass alone")
+    one.add_argument("--seed", type=int, metavar="N", default=0, help="of the images and of what the loss asks for")
+    one.add_argument("--as-is", action="store_true", help="leave the settings of both frameworks as they are: TF32 and all")
+    one.add_argument("--html", metavar="FILE", help="write a page with plots, attention maps and the environment")
 
 
 def _surgery(group: argparse._ArgumentGroup) -> None:
@@ -101,11 +148,13 @@ def _surgery(group: argparse._ArgumentGroup) -> None:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "convert": commands.convert,
-    "inspect": commands.inspect,
-    "check": commands.check,
-    "formats": commands.formats,
-    "models": commands.models,
+    "convert": files.convert,
+    "inspect": files.inspect,
+    "check": checks.check,
+    "diagnose": checks.diagnose,
+    "golden": checks.golden,
+    "formats": files.formats,
+    "models": files.models,
 }
 
 

@@ -1,6 +1,7 @@
 """Are two files the same function?  Both, whatever their formats, through both twins in float64 on the same images."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from parity.comparison import FUNCTION, Array
-from parity.weights import Checkpoint, to_jax, to_torch
+from parity.localisation import Origin, Part, origins
+from parity.measures import FUNCTION, Error
+from parity.report import finite
+from parity.runs import JaxTwin, Run, Subject, TorchTwin
+from parity.weights import Checkpoint
 from vit_spec import InputError
 from vit_spec.config import FIELDS
 
@@ -19,10 +23,12 @@ class Report:
     """What `compare_files` found.
 
     differences: name of an intermediate -> relRMS of the second file from the first, in the PyTorch and the JAX twin.
+    origins: parts of the second file that differ though they are fed what the first file's parts are fed.
     config: fields in which the two configs differ.
     """
 
     differences: dict[str, tuple[float, float]]
+    origins: tuple[Origin, ...]
     config: tuple[str, ...]
 
     @property
@@ -31,16 +37,40 @@ class Report:
         return max(self.differences["logits"]) <= FUNCTION
 
     @property
+    def part(self) -> Part | None:
+        """The first part that differs: in itself, where that could be told."""
+        if self.passed:
+            return None
+        if self.origins:
+            return self.origins[0].part
+        return Part.of(next(n for n, each in self.differences.items() if not max(each) <= FUNCTION), self.differences)
+
+    @property
     def verdict(self) -> str:
         """One line: PASS, or the first part that differs."""
         worst = max(self.differences["logits"])
         if self.passed:
             return f"PASS: the same function, outputs agree to {worst:.1e} in float64"
-        first = next(name for name, values in self.differences.items() if not max(values) <= FUNCTION)
+        others = len({origin.part for origin in self.origins} - {self.part})
+        alone = f"by {self.origins[0].error:.1e} though both are fed the same" if self.origins else "as all before it grows"
+        more = f", and {others} more do" if others else ""
         return (
             f"FAIL: another function, outputs differ by {worst:.1e} in float64 (bar {FUNCTION:.0e}); "
-            f"the first part that differs is {first}, by {max(self.differences[first]):.1e}"
+            f"the first part that differs is {self.part}, {alone}{more}"
         )
+
+    def facts(self) -> dict[str, Any]:
+        """Everything, for JSON: numbers that are infinite or nothing are null."""
+        first = {"name": str(self.part), **asdict(self.part)} if self.part else None
+        found = {
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "first": first,
+            "origins": [{**asdict(origin), "place": str(origin.part)} for origin in self.origins],
+            "tensors": {name: {"torch": torch, "jax": jax} for name, (torch, jax) in self.differences.items()},
+            "configs_differ": list(self.config),
+        }
+        return dict(finite(found))
 
     def __str__(self) -> str:
         table = Table(box=box.SIMPLE_HEAD)
@@ -56,11 +86,14 @@ class Report:
         return f"{capture.get()}relRMS of the second file from the first, in float64\n{''.join(fields)}{self.verdict}"
 
 
-def compare_files(first: Checkpoint, second: Checkpoint, *, seed: int = 0) -> Report:
+def compare_files(
+    first: Checkpoint, second: Checkpoint, *, seed: int = 0, progress: Callable[[str], None] = lambda what: None
+) -> Report:
     """Run both files through both twins in float64, and measure where they part.
 
     Args:
         seed: of the two images, normal noise of the first file's size.
+        progress: called with what is being done.
 
     Raises:
         InputError: models that take other images, or give other outputs.
@@ -68,17 +101,28 @@ def compare_files(first: Checkpoint, second: Checkpoint, *, seed: int = 0) -> Re
     a, b = first.config, second.config
     if a.in_channels != b.in_channels:
         raise InputError(f"one takes images of {a.in_channels} channels, the other of {b.in_channels}: nothing to compare")
-    images = np.random.default_rng(seed).standard_normal((2, *a.image_size, a.in_channels))
-    runs = [(_torch(checkpoint, images), _jax(checkpoint, images)) for checkpoint in (first, second)]
-    shapes = [run[0]["logits"].shape for run in runs]
+    images = np.random.default_rng(seed).standard_normal((2, *a.image_size, a.in_channels)).astype(np.float32)
+    subjects = [Subject(checkpoint, images, seed) for checkpoint in (first, second)]
+    runs: list[list[Run]] = []
+    for turn, subject in zip(("first", "second"), subjects, strict=True):
+        progress(f"the {turn} file through both twins")
+        runs.append([twin.run(backward=False) for twin in (TorchTwin(subject, "explicit"), JaxTwin(subject))])
+    shapes = [run[0].values["logits"].shape for run in runs]
     if shapes[0] != shapes[1]:
         raise InputError(f"one gives outputs of shape {shapes[0]}, the other {shapes[1]}: nothing to compare")
     differences = {
-        name: (_relrms(runs[1][0][name], tensor), _relrms(runs[1][1][name], runs[0][1][name]))
-        for name, tensor in runs[0][0].items()
-        if name in runs[1][0] and runs[1][0][name].shape == tensor.shape
+        name: (_relrms(runs[1][0], runs[0][0], name), _relrms(runs[1][1], runs[0][1], name))
+        for name, value in runs[0][0].values.items()
+        if name != "loss" and name in runs[1][0].values and runs[1][0].values[name].shape == value.shape
     }
-    return Report(differences, _fields(first, second))
+    found: tuple[Origin, ...] = ()
+    if not max(differences["logits"]) <= FUNCTION:
+        progress("every part of the second file on its own")
+        shared = Run({name: value for name, value in runs[0][0].values.items() if name in differences})
+        alone = TorchTwin(subjects[1], "explicit").run(backward=False, fed=shared)
+        within = Run({name: value for name, value in alone.values.items() if name in differences})
+        found = tuple(origins(shared, within, "torch"))
+    return Report(differences, found, _fields(first, second))
 
 
 def _fields(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:
@@ -86,31 +130,5 @@ def _fields(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:
     return tuple(f"{name} is {a.at(name)!r} and {b.at(name)!r}" for name in FIELDS if a.at(name) != b.at(name))
 
 
-def _relrms(found: Array, expected: Array) -> float:
-    size = float(np.linalg.norm(expected))
-    error = float(np.linalg.norm(found - expected))
-    return error / size if size else error
-
-
-def _torch(checkpoint: Checkpoint, images: Array) -> dict[str, Array]:
-    import torch
-
-    import vit_torch
-
-    model = vit_torch.ViT(checkpoint.config).double().eval()
-    model.load_state_dict(to_torch(checkpoint))
-    with torch.no_grad():
-        logits, found = vit_torch.intermediates(model, torch.tensor(images).permute(0, 3, 1, 2))
-    return {name: tensor.numpy() for name, tensor in {**found, "logits": logits}.items()}
-
-
-def _jax(checkpoint: Checkpoint, images: Array) -> dict[str, Array]:
-    import jax
-
-    import vit_jax
-
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        params: Any = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), to_jax(checkpoint))
-        model = vit_jax.ViT(checkpoint.config)
-        logits, found = jax.jit(lambda p, x: vit_jax.intermediates(model, p, x))(params, images)
-        return {name: np.asarray(tensor) for name, tensor in {**found, "logits": logits}.items()}
+def _relrms(found: Run, expected: Run, name: str) -> float:
+    return Error.of(found.values[name], expected.values[name]).relative_rms()

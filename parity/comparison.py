@@ -1,150 +1,32 @@
-"""Are the two twins the same function?  Every intermediate, the outputs, the loss and every gradient, through two gates.
+"""Are the two twins the same function?  Every intermediate, the outputs, the loss and every gradient, through the gates.
 
-G0, the same function: in float64 on CPU the twins part by no more than rounding, relRMS <= 1e-12.  Two right ones part by
-about 2e-15; a LayerNorm eps of 1e-5 for 1e-6 is seven orders of magnitude above the bar.
+The bars are those of `parity.measures`.  G1 judges what the forward pass names and the gradient as a whole: one
+parameter's gradient is a sum that cancels, whose error is large or small by luck.  All of the gradient passes through the
+rounding of the outputs, so its entries are no more independent than those.
 
-G1, the same quality: in float32 each twin is as near to the float64 result as the other, within a factor of 2 (4 for the
-largest entry), and both are nearer than 5e-6.  A function that amplifies rounding, as attention with large scores does,
-shows it in float64 too, where G0 has vouched for its formulas: it may be as far in float32 as its worst difference in
-float64 times 2^29, the ratio of the two roundings.
-
-G1 judges what the forward pass names and the gradient as a whole: one parameter's gradient is a sum that cancels, whose
-error is large or small by luck.  Luck shrinks with numbers: the logarithm of the ratio of two root-mean-squares over n
-entries scatters by 1 / sqrt(n), so the factor is widened by five of these, exp(5 / sqrt(n)): by 1.05 for ten thousand
-entries, by 5 for ten, which makes 10 (as in PyTorch's own comparison of compiled with eager models,
-torch/_dynamo/utils.py `same`).  All of the gradient passes through the rounding of the outputs, so its entries are no
-more independent than those: n is the number of outputs.
-
-relRMS is ||a - b|| / ||reference||, tensor by tensor: entry-by-entry measures mean nothing where an entry crosses zero.
+The reference is the PyTorch twin in float64 with its attention written out.  Held to it are the JAX twin, and the PyTorch
+twin with the fused kernel that it runs with.  Where a bar is missed, `parity.localisation` says which part is to blame.
 """
 
-import math
-import re
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
-from vit_spec import ViTConfig
+from parity import settings
+from parity.localisation import GRADIENT, Bisection, Origin, bisect, forward, gradient_scales, imprecise, origins
+from parity.measures import FUNCTION, Array, Budget, Error
+from parity.report import Measure, Outputs, Report
+from parity.runs import JaxTwin, Run, Subject, TorchTwin
+from parity.settings import Setting
+from parity.spool import give_back
+from parity.weights import FLOATS, Checkpoint, check, held, rounded, to_jax
+from vit_spec import InputError, ViTConfig, nearest
 
-Array = NDArray[Any]
-
-FUNCTION = 1e-12  # G0: what float64 rounding explains, with room for 500
-PRECISION = 5e-6  # G1: a float32 result of a deep ViT is 20 to 30 roundings (6e-8 each) away
-COARSER = 2**29  # G1: float32's rounding over float64's
-RATIO, RATIO_MAX = 2.0, 4.0  # G1: how much worse one twin's rounding may be than the other's
-SLACK = PRECISION / 10  # G1: a difference of a few roundings is no verdict on either twin
-GRADIENT = "gradient of "
-
-
-@dataclass(frozen=True)
-class Measure:
-    """How far the twins part at one named tensor.
-
-    difference: relRMS between the twins in float64.
-    jax, torch: relRMS of each twin in float32 from float64; jax_max, torch_max the same for the largest entry.
-    entries: how many the tensor has; of the whole gradient, how many outputs there are.
-    ceiling: what relRMS from float64 is allowed in float32.
-    """
-
-    name: str
-    difference: float
-    jax: float
-    torch: float
-    jax_max: float
-    torch_max: float
-    entries: int
-    ceiling: float = PRECISION
-
-    @property
-    def same_function(self) -> bool:
-        """Gate G0."""
-        return self.difference <= FUNCTION
-
-    @property
-    def same_precision(self) -> bool:
-        """Gate G1; one parameter's gradient is not judged."""
-        luck = math.exp(5 / math.sqrt(self.entries))
-        rms, largest = sorted((self.jax, self.torch)), sorted((self.jax_max, self.torch_max))
-        return self.name.startswith(GRADIENT) or (
-            rms[1] <= self.ceiling
-            and rms[1] <= RATIO * luck * rms[0] + SLACK
-            and largest[1] <= RATIO_MAX * luck * largest[0] + SLACK
-        )
-
-    @property
-    def passed(self) -> bool:
-        """Both gates."""
-        return self.same_function and self.same_precision
-
-
-@dataclass(frozen=True)
-class Report:
-    """What `compare` found: measures in the order of computation, forward and then gradients; print it for a table."""
-
-    config: ViTConfig
-    measures: tuple[Measure, ...]
-    environment: dict[str, str]
-
-    def __str__(self) -> str:
-        """The table, and the verdict below it."""
-        console = Console(width=None if sys.stdout.isatty() else 100)
-        with console.capture() as capture:
-            console.print(self._table())
-        return f"{capture.get()}{self.verdict}"
-
-    def _table(self) -> Table:
-        """A row a named tensor; those of the blocks share one, which shows the worst of them."""
-        where = ", ".join(f"{name} {version}" for name, version in self.environment.items())
-        caption = f"relRMS: between the twins in float64, and of each in float32 from float64\n{where}"
-        table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column("tensor", overflow="fold")
-        for column in ("float64", "jax float32", "torch float32", ""):
-            table.add_column(column, justify="right")
-        rows: dict[str, list[Measure]] = {}
-        for measure in self.measures:
-            rows.setdefault(re.sub(r"blocks\.\d+", "blocks.*", measure.name), []).append(measure)
-        for name, measures in rows.items():
-            worst = (max(getattr(m, column) for m in measures) for column in ("difference", "jax", "torch"))
-            verdict = "ok" if all(m.passed for m in measures) else "FAIL"
-            table.add_row(name, *(f"{value:.1e}" for value in worst), verdict)
-        return table
-
-    @property
-    def passed(self) -> bool:
-        """Whether every measure is through both gates."""
-        return all(measure.passed for measure in self.measures)
-
-    @property
-    def first(self) -> Measure | None:
-        """The first part that differs; a difference in function counts before one in precision."""
-        wrong = [m for m in self.measures if not m.same_function] or [m for m in self.measures if not m.passed]
-        return wrong[0] if wrong else None
-
-    @property
-    def verdict(self) -> str:
-        """One line: PASS, or the first part that differs."""
-        worst = max(self.measures, key=lambda m: m.difference)
-        if self.first is None:
-            coarsest = max(max(m.jax, m.torch) for m in self.measures if not m.name.startswith(GRADIENT))
-            return (
-                f"PASS: {len(self.measures)} tensors agree to {worst.difference:.1e} in float64 ({worst.name}), "
-                f"and both twins are within {coarsest:.1e} of it in float32"
-            )
-        m = self.first
-        if not m.same_function:
-            return f"FAIL: the first part that differs is {m.name}, by {m.difference:.1e} in float64 (bar {FUNCTION:.0e})"
-        return (
-            f"FAIL: the first part that differs is {m.name}: in float32 jax is {m.jax:.1e} (largest {m.jax_max:.1e}) and "
-            f"torch {m.torch:.1e} (largest {m.torch_max:.1e}) from float64; the bars are {m.ceiling:.0e}, and a factor of "
-            f"{RATIO:.0f} ({RATIO_MAX:.0f} for the largest entry, both wider below 10,000 entries) between them"
-        )
+Level = Literal["function", "precision", "train"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 def compare(
@@ -153,198 +35,241 @@ def compare(
     *,
     images: Array | None = None,
     seed: int = 0,
+    level: Level = "precision",
+    dtype: Dtype = "float32",
+    backward: bool = True,
+    drop_path: float = 0.0,
+    steps: int = 50,
+    strict: bool = True,
     xla_options: dict[str, Any] | None = None,
+    progress: Callable[[str], None] = lambda what: None,
 ) -> Report:
     """Run both twins on the same weights and images, and measure where they part.
 
     Args:
-        params: the functional twin's parameters, nested, in any floating-point type.
+        params: the functional twin's parameters, nested, in any floating-point type; or a checkpoint of this config.
         images: (B, H, W, C), normalised; by default two images of normal noise of the config's size.
         seed: of the default images and of the target that the loss measures the distance to.
+        level: "function" is gate G0 alone, in float64; "precision" adds G1, or G2 where `dtype` is half precision; "train"
+            adds the weights after `steps` optimizer steps, G0 and G3.
+        dtype: the coarser type of "precision".
+        backward: whether gradients are compared too.
+        drop_path: a rate of stochastic depth, in training, under masks that are the same for both twins; 0 is inference.
+        strict: whether to set both frameworks to strict values meanwhile; see `parity.settings`.
         xla_options: options of XLA's compiler, e.g. {"xla_cpu_experimental_ynn_fusion_type": ""}.
+        progress: called with what is being done.
 
     Raises:
-        vit_spec.InputError: parameters that are not this config's.
+        vit_spec.InputError: parameters that are not this config's, images that it cannot take, or a model that returns
+            NaN or infinities.
     """
-    import jax
-    import torch
-
-    from parity.weights import to_jax, to_torch
-
-    rng = np.random.default_rng(seed)
+    for name, value, allowed in (("level", level, get_args(Level)), ("dtype", dtype, get_args(Dtype))):
+        if value not in allowed:
+            raise InputError(f"{name} is {value!r}: give one of {', '.join(allowed)}{nearest(value, allowed)}")
+    audit = settings.audit()
     if images is None:
-        images = rng.standard_normal((2, *config.image_size, config.in_channels))
+        images = np.random.default_rng(seed).standard_normal((2, *config.image_size, config.in_channels))
     images = np.asarray(images, np.float32)  # so that no run starts from a rounding of its own
-    state_dict = to_torch(params, config)  # refuses what is not this config's
-    params = to_jax(state_dict, config)
+    checkpoint = params if isinstance(params, Checkpoint) else held(params, config, "jax")
+    if checkpoint.config != config:
+        raise InputError("the checkpoint is of another config than the one given: give checkpoint.config")
+    check(checkpoint)
+    subject = Subject(checkpoint, images, seed, drop_path)
+    comparison = _Comparison(subject, dtype, backward, strict, xla_options or {}, progress)
+    found = comparison.measured(coarse=level != "function")
+    training = None
+    if level == "train":
+        from parity.training import trajectories
 
-    run_jax = _jax_runner(config, params, images, seed, xla_options)
-    run_torch = _torch_runner(config, state_dict, images, seed)
-    measures = tuple(_measures(run_torch("float64"), run_jax("float64"), run_torch("float32"), run_jax("float32")))
-    environment = {"jax": jax.__version__, "torch": torch.__version__, "backend": jax.default_backend()}
-    return Report(config, measures, environment)
-
-
-Tensors = dict[str, Array]
-
-
-def _measures(torch64: Tensors, jax64: Tensors, torch32: Tensors, jax32: Tensors) -> Iterator[Measure]:
-    """Each tensor against the float64 result of PyTorch, and then all parameters' gradients as one."""
-    scale, whole = _scales(torch64), [_Error(), _Error(), _Error()]
-    forward: list[Measure] = []
-    gradients: list[Measure] = []
-    for name, reference in torch64.items():
-        errors = [_Error.of(tensors[name], reference) for tensors in (jax64, jax32, torch32)]
-        (gradients if name.startswith(GRADIENT) else forward).append(_measure(name, errors, scale[name]))
-        if name.startswith(GRADIENT) and name != f"{GRADIENT}images":
-            whole = [total.joined(error) for total, error in zip(whole, errors, strict=True)]
-    gradients.append(replace(_measure("gradient", whole, 0.0), entries=torch64["logits"].size))
-    for measures in (forward, gradients):
-        ceiling = max(PRECISION, COARSER * min(FUNCTION, max(measure.difference for measure in measures)))
-        yield from (replace(measure, ceiling=ceiling) for measure in measures)
+        progress(f"{steps} optimizer steps in both twins")
+        training = trajectories(config, to_jax(checkpoint), images=images, steps=steps, seed=seed)
+    with settings.strict() if strict else nullcontext():
+        environment = settings.environment({**settings.compiler_options(strict), **(xla_options or {})})
+    return Report(config, level, dtype, *found, training, audit, _warnings(audit, dtype, strict), environment)
 
 
-def _measure(name: str, errors: list["_Error"], scale: float) -> Measure:
-    difference, jax, torch = errors
-    return Measure(
-        name=name,
-        difference=difference.relative_rms(scale),
-        jax=jax.relative_rms(scale),
-        torch=torch.relative_rms(scale),
-        jax_max=jax.relative_max(scale),
-        torch_max=torch.relative_max(scale),
-        entries=difference.entries,
-    )
+UNSEEN = ("scores", "weights")  # in a fused kernel
+
+
+def _warnings(audit: tuple[Setting, ...], dtype: str, strict: bool) -> tuple[str, ...]:
+    """Where the two sides are set differently, and what the check does about it."""
+    apart = [setting for setting in audit if setting.differs and (setting.name != "excess precision" or dtype != "float32")]
+    what = "set to {} meanwhile" if strict else "left so, as was asked"
+    return tuple(f"{s.name} is {s.jax} in jax and {s.torch} in torch ({s.note}): {what.format(s.strict)}" for s in apart)
+
+
+Found = tuple[tuple[Measure, ...], dict[str, Outputs], tuple[Origin, ...], Bisection | None]
 
 
 @dataclass(frozen=True)
-class _Error:
-    """Sums over the entries of a tensor, or of several: squares and largest, of the error and of the reference."""
+class _Comparison:
+    """Both twins on one subject; see `compare`."""
 
-    entries: int = 0
-    squares: float = 0.0
-    largest: float = 0.0
-    reference_squares: float = 0.0
-    reference_largest: float = 0.0
+    subject: Subject
+    dtype: str
+    backward: bool
+    strict: bool
+    options: dict[str, Any]
+    progress: Callable[[str], None]
 
-    @classmethod
-    def of(cls, a: Array, reference: Array) -> Self:
-        """Compare two arrays; the error is infinite where shapes, NaN or infinities part."""
-        a, reference = np.asarray(a, np.float64), np.asarray(reference, np.float64)
-        finite = np.isfinite(reference)
-        if a.shape != reference.shape or not np.array_equal(a[~finite], reference[~finite], equal_nan=True):
-            return cls(reference.size, math.inf, math.inf)
-        error, size = np.abs(a[finite] - reference[finite]), np.abs(reference[finite])
-        if np.isnan(error).any():
-            return cls(reference.size, math.inf, math.inf)
-        largest, reference_largest = error.max(initial=0), size.max(initial=0)
-        return cls(reference.size, *map(float, (np.sum(error**2), largest, np.sum(size**2), reference_largest)))
+    @property
+    def written_out(self) -> TorchTwin:
+        """The reference."""
+        return TorchTwin(self.subject, "explicit")
 
-    def joined(self, other: "_Error") -> "_Error":
-        """The error of both tensors as one."""
-        return _Error(
-            self.entries + other.entries,
-            self.squares + other.squares,
-            max(self.largest, other.largest),
-            self.reference_squares + other.reference_squares,
-            max(self.reference_largest, other.reference_largest),
-        )
+    @property
+    def torch(self) -> TorchTwin:
+        """The PyTorch twin as it runs."""
+        return TorchTwin(self.subject, strict=self.strict)
 
-    def relative_rms(self, scale: float) -> float:
-        """relRMS, against a root-mean-square of at least `scale`."""
-        reference = max(math.sqrt(self.reference_squares), scale * math.sqrt(self.entries))
-        return _ratio(math.sqrt(self.squares), reference)
+    @property
+    def jax(self) -> JaxTwin:
+        """The JAX twin."""
+        return JaxTwin(self.subject, self.options, self.strict)
 
-    def relative_max(self, scale: float) -> float:
-        """The largest error over the largest entry, which counts as at least `scale`."""
-        return _ratio(self.largest, max(self.reference_largest, scale))
+    def measured(self, coarse: bool) -> Found:
+        """Measure, and where a bar is missed find out where it was first."""
+        reference = self._run(self.written_out, "PyTorch in float64, attention written out")
+        _refuse_nan(reference)
+        jax = self._run(self.jax, "JAX in float64")
+        torch = self._run(self.torch, "PyTorch in float64, as it runs")
+        outputs = {"jax float64": _outputs(jax, reference)}
+        measures = list(_measures(reference, jax, torch))
+        if coarse:
+            rounded = reference
+            if self.dtype != "float32" or self._wide():
+                rounding = TorchTwin(self.subject, "explicit", self.dtype)
+                rounded = self._run(rounding, f"PyTorch in float64 on what {self.dtype} can hold")
+            runs = {}
+            for name, twin in (("jax", self.jax), ("torch", self.torch)):
+                runs[name] = self._run(twin, f"{name} in {self.dtype}", self.dtype)
+                outputs[f"{name} {self.dtype}"] = _outputs(runs[name], rounded)
+            measures = list(_coarser(measures, rounded, runs["jax"], runs["torch"], self.dtype))
+        whole, named = tuple(measures), {name: each for name, each in outputs.items() if each is not None}
+        if not all(m.same_function for m in whole):
+            return whole, named, *self._function(reference, jax, torch)
+        if not all(m.passed for m in whole):
+            return whole, named, self._precision(rounded, whole), None
+        return whole, named, (), None
 
+    def _run(self, twin: Any, what: str, dtype: str = "float64") -> Run:
+        self.progress(what)
+        run: Run = twin.run(dtype, backward=self.backward)
+        kept = run.spooled()
+        del run
+        give_back()
+        return kept
 
-def _ratio(error: float, reference: float) -> float:
-    if not error:
-        return 0.0
-    return error / reference if reference else math.inf
+    def _wide(self) -> bool:
+        """Whether the weights are such that float32 rounds them."""
+        return any(array.dtype == np.float64 for array in self.subject.checkpoint.arrays.values())
 
+    def _function(self, reference: Run, jax: Run, torch: Run) -> tuple[tuple[Origin, ...], Bisection | None]:
+        """Find the parts that are another function, and confirm the first by swapping."""
+        self.progress("every part on its own, in float64")
+        if self.backward:
+            reference = self.written_out.run(arriving=True)
+        found = origins(reference, self.jax.run(backward=self.backward, fed=reference), "jax")
+        found += origins(_seen(reference, torch), self.torch.run(backward=self.backward, fed=reference), "torch")
+        order = {name: i for i, (name, _) in enumerate(forward(reference, jax))}
+        found.sort(key=lambda origin: (origin.part.way != "forward", order.get(origin.name, 0)))
+        suspect = max((jax, torch), key=lambda run: _distance(run, reference))
+        stages = {"embed", *(f"blocks.{i}" for i in range(self.subject.config.depth))}
+        if _distance(suspect, reference) <= FUNCTION or not suspect.values.keys() >= stages:
+            return tuple(found), None
+        self.progress("swapping twins after a block")
+        return tuple(found), bisect(reference, suspect, self.written_out, self.subject.config.depth)
 
-def _scales(tensors: Tensors) -> dict[str, float]:
-    """What a gradient is measured against at least: the root-mean-square over the module that it belongs to.
-
-    Some gradients are zero but for rounding (a key's bias cannot change a softmax), and noise over noise is no measure.
-    """
-    modules: dict[str, list[Array]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith(GRADIENT):
-            modules.setdefault(_module(name), []).append(tensor.ravel())
-    rms = {module: float(np.sqrt(np.mean(np.concatenate(parts) ** 2))) for module, parts in modules.items()}
-    return {name: rms.get(_module(name), 0.0) if name.startswith(GRADIENT) else 0.0 for name in tensors}
-
-
-def _module(name: str) -> str:
-    return name.rpartition(".")[0] or name
-
-
-def _target(shape: tuple[int, ...], seed: int) -> Array:
-    """What the loss measures the squared distance to."""
-    return np.random.default_rng(seed + 1).standard_normal(shape)
-
-
-def _jax_runner(
-    config: ViTConfig, params: Any, images: Array, seed: int, options: dict[str, Any] | None
-) -> Callable[[str], Tensors]:
-    import jax
-    import jax.numpy as jnp
-
-    import vit_jax
-    from parity.weights import to_torch
-
-    model = vit_jax.ViT(config, vit_jax.Execution(precision="highest"))
-
-    def loss(params: Any, x: Any) -> Any:
-        logits, found = vit_jax.intermediates(model, params, x)
-        return jnp.mean((logits - _target(logits.shape, seed).astype(logits.dtype)) ** 2), found
-
-    def run(dtype: str) -> Tensors:
-        wide = dtype == "float64"
-        with jax.enable_x64(wide), jax.default_device(jax.devices("cpu")[0] if wide else None):
-            weights = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, dtype)), params)
-            step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), compiler_options=options)
-            (value, found), (gradients, x_gradient) = step(weights, jnp.asarray(images, dtype))
-            return _named(found, value, to_torch(gradients, config), x_gradient)
-
-    return run
+    def _precision(self, rounded: Run, measures: tuple[Measure, ...]) -> tuple[Origin, ...]:
+        """Find the parts that one twin computes more coarsely, forward."""
+        self.progress(f"every part on its own, in {self.dtype}")
+        handed = Run({name: _as(value, self.dtype) for name, value in rounded.values.items()})
+        exact = TorchTwin(self.subject, "explicit", self.dtype).run(backward=False, fed=handed)
+        jax, torch = (twin.run(self.dtype, backward=False, fed=handed) for twin in (self.jax, self.torch))
+        return tuple(imprecise(exact, jax, torch, measures[0].budget))
 
 
-def _torch_runner(config: ViTConfig, state_dict: dict[str, Any], images: Array, seed: int) -> Callable[[str], Tensors]:
-    import jax
-    import torch
-
-    import vit_torch
-
-    accelerated = torch.cuda.is_available() and jax.default_backend() == "gpu"
-
-    def run(dtype: str) -> Tensors:
-        wide, device = getattr(torch, dtype), "cuda" if accelerated and dtype == "float32" else "cpu"
-        model = vit_torch.ViT(config).to(device, wide).eval()
-        model.load_state_dict(state_dict)
-        x = torch.tensor(images, dtype=wide, device=device).permute(0, 3, 1, 2).requires_grad_()
-        precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            logits, found = vit_torch.intermediates(model, x)
-            target = torch.tensor(_target(tuple(logits.shape), seed), dtype=wide, device=device)
-            value = (logits - target).square().mean()
-            names, parameters = zip(*model.named_parameters(), strict=True)
-            *gradients, x_gradient = torch.autograd.grad(value, [*parameters, x])
-        finally:
-            torch.set_float32_matmul_precision(precision)
-        return _named(found, value, dict(zip(names, gradients, strict=True)), x_gradient.permute(0, 2, 3, 1))
-
-    return run
+def _measures(reference: Run, jax: Run, torch: Run) -> Iterator[Measure]:
+    """Each tensor in float64: whichever twin is farther from the reference; at last all parameters' gradients as one."""
+    fused = dict(forward(_seen(reference, torch), torch))
+    for name, error in forward(reference, jax):
+        yield Measure(name, max(error, fused.get(name, error), key=Error.relative_rms))
+    yield from (Measure(name, error) for name, error in fused.items() if name not in reference.values)
+    if not reference.gradients:
+        return
+    scales, whole = gradient_scales(reference.gradients), Error()
+    for name, value in reference.gradients.items():
+        errors = [Error.of(run.gradients[name], value) for run in (jax, torch)]
+        worst = max(errors, key=Error.relative_rms)
+        whole = whole.joined(worst) if name != "images" else whole
+        yield Measure(f"{GRADIENT}{name}", worst, scale=scales[name])
+    yield Measure("gradient", whole, entries=reference.values["logits"].size)
 
 
-def _named(found: Any, value: Any, gradients: Any, x_gradient: Any) -> Tensors:
-    """All tensors of a run by name, as arrays on the host: forward, the loss, and gradients from the head backwards."""
-    tensors = {**found, "loss": value}
-    tensors |= {f"{GRADIENT}{name}": gradient for name, gradient in reversed(gradients.items())}
-    tensors[f"{GRADIENT}images"] = x_gradient
-    return {name: np.asarray(t.detach().cpu() if hasattr(t, "detach") else t) for name, t in tensors.items()}
+def _seen(reference: Run, torch: Run) -> Run:
+    """The reference without what does not show in a fused kernel."""
+    values = {n: v for n, v in reference.values.items() if n in torch.values or n.rpartition(".")[2] not in UNSEEN}
+    return replace(reference, values=values)
+
+
+def _coarser(measures: list[Measure], reference: Run, jax: Run, torch: Run, dtype: str) -> Iterator[Measure]:
+    """Add how far each twin is from the reference in a coarser type, and what that type allows."""
+    whole = [Error(), Error()]
+    right = [m for m in measures if m.same_function]  # what differs as a function says nothing of how rounding grows
+    budgets = {
+        kind: Budget(dtype, max((m.difference for m in right if _is_gradient(m) == kind), default=0.0))
+        for kind in (False, True)
+    }
+    for m in measures:
+        budget = budgets[_is_gradient(m)]
+        if m.name == "gradient":
+            yield replace(m, jax=whole[0], torch=whole[1], budget=budget)
+            continue
+        kind, name = ("gradients", m.name.removeprefix(GRADIENT)) if _is_gradient(m) else ("values", m.name)
+        sides = [getattr(run, kind) for run in (jax, torch, reference)]
+        if not all(name in side for side in sides):
+            yield replace(m, budget=budget)
+            continue
+        errors = [Error.of(side[name], sides[2][name]) for side in sides[:2]]
+        if kind == "gradients" and name != "images":
+            whole = [total.joined(error) for total, error in zip(whole, errors, strict=True)]
+        yield replace(m, jax=errors[0], torch=errors[1], budget=budget)
+
+
+def _is_gradient(m: Measure) -> bool:
+    return m.name.startswith(GRADIENT) or m.name == "gradient"
+
+
+def _distance(run: Run, reference: Run) -> float:
+    return Error.of(run.values["logits"], reference.values["logits"]).relative_rms()
+
+
+def _outputs(run: Run, reference: Run) -> Outputs | None:
+    """How a classifier's answers differ; None where there are no classes to choose from, or nothing can be said."""
+    found, expected = run.values["logits"].astype(np.float64), reference.values["logits"]
+    if expected.ndim != 2 or expected.shape[1] < 2 or found.shape != expected.shape or not np.isfinite(found).all():
+        return None
+    p, q = (_log_softmax(x) for x in (expected, found))
+    divergence = float((np.exp(p) * (p - q)).sum(1).mean())
+    return Outputs(float((found.argmax(1) == expected.argmax(1)).mean()), max(0.0, divergence))
+
+
+def _log_softmax(x: Array) -> Array:
+    shifted = x - x.max(1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return result
+
+
+def _refuse_nan(reference: Run) -> None:
+    """Refuse a model that returns no numbers: nothing can be compared."""
+    for name, value in reference.values.items():
+        if not np.isfinite(value).all():
+            raise InputError(
+                f"the model computes NaN or infinities, first at {name}: look at its weights with "
+                "`python -m parity inspect SRC --values`, and give images that are normalised"
+            )
+
+
+def _as(value: Array, dtype: str) -> Array:
+    """Numbers that a type can hold, in float64."""
+    return rounded(rounded(value, FLOATS[dtype]), FLOATS["float64"])

@@ -93,7 +93,7 @@ def to_jax(weights: Tree | Checkpoint, config: ViTConfig | None = None) -> dict[
         InputError: weights that are not exactly this config's; lists every key that is wrong.
     """
     nested: dict[str, Any] = {}
-    for key, array in translate(_checkpoint(weights, config, "torch"), "jax"):
+    for key, array in translate(held(weights, config, "torch"), "jax"):
         *parents, leaf = key.split("/")
         node = nested
         for parent in parents:
@@ -119,7 +119,7 @@ def to_torch(weights: Tree | Checkpoint, config: ViTConfig | None = None) -> "di
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
-    return {key: tensor(array) for key, array in translate(_checkpoint(weights, config, "jax"), "torch")}
+    return {key: tensor(array) for key, array in translate(held(weights, config, "jax"), "torch")}
 
 
 def flatten(tree: Tree, format: Format) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def _reader(arrays: Mapping[str, Any]) -> Read:
     return read
 
 
-def _checkpoint(weights: Tree | Checkpoint, config: ViTConfig | None, format: str) -> Checkpoint:
+def held(weights: Tree | Checkpoint, config: ViTConfig | None, format: str) -> Checkpoint:
     """Return the checkpoint that was given, or the one that weights in `format` and their config are."""
     if isinstance(weights, Checkpoint):
         if config is not None:

@@ -113,8 +113,14 @@ def test_check_says_whether_the_twins_agree(saved, capsys, monkeypatch, passed, 
         def __str__(self):
             return "what was found"
 
-    def compare(config, params):
-        assert config == TINY and params["norm"]["scale"].shape == (8,)
+    def compare(config, checkpoint, **options):
+        assert config == TINY and checkpoint.arrays["norm.weight"].shape == (8,)
+        assert (options["level"], options["dtype"], options["backward"], options["strict"]) == (
+            "precision",
+            "float32",
+            True,
+            True,
+        )
         return Report(passed=passed)
 
     monkeypatch.setattr(sys.modules["parity.comparison"], "compare", compare)
@@ -214,7 +220,7 @@ def test_help_names_every_command():
     ("line", "what"),
     [
         ("convrt a b", "unknown command 'convrt'; did you mean 'convert'?"),
-        ("zzz", "unknown command 'zzz': give one of convert, inspect, check, formats, models"),
+        ("zzz", "unknown command 'zzz': give one of convert, inspect, check, diagnose, golden, formats, models"),
         ("", "COMMAND; see python -m parity --help"),
         ("convert a", "DST, --to; see python -m parity convert --help"),
         ("convert a b.safetensors --to jux", "unknown format 'jux'; did you mean 'jax'?"),

@@ -1,22 +1,17 @@
-"""What the commands do once their arguments are read; see `parity.__main__`."""
+"""The commands that read and write files, once their arguments are read; see `parity.__main__`."""
 
 import argparse
 import json
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import vit_spec
 from parity import surgery
-from parity.assignments import assignments
-from parity.files import load
+from parity.commands.printing import columns, facts_of, say, source, told, transfer
 from parity.formats import formats as format_names
 from parity.formats import get
 from parity.inspection import Entry, entries
@@ -31,9 +26,9 @@ def convert(given: argparse.Namespace) -> int:
     """Write the weights of SRC to DST in another format, bit for bit."""
     get(given.to)  # a misspelt name is told before files are looked at
     shard, start = _bytes(given.shard), time.perf_counter()
-    found = _load(given)
+    found = source(given)
     checkpoint, changes = surgery.apply(found, _operations(given))
-    with _progress(quiet=given.json) as progress:
+    with transfer(quiet=given.json) as progress:
         written = write(
             checkpoint,
             given.target,
@@ -46,15 +41,15 @@ def convert(given: argparse.Namespace) -> int:
         )
     seconds = time.perf_counter() - start
     if given.json:
-        facts = {**_facts(found), "changes": changes, "target": str(written.path), "to": written.format}
+        facts = {**facts_of(found), "changes": changes, "target": str(written.path), "to": written.format}
         facts |= {"container": written.container, "bytes": written.nbytes, "seconds": seconds, "remarks": written.remarks}
         print(json.dumps(facts))
         return 0
     if given.dtype:
         changes = [*changes, f"rounded to {given.dtype}"]
     speed = f", {written.nbytes / seconds / 1e9:.2f} GB/s" if written.nbytes > FAST else ""
-    _say(
-        *_told(found),
+    say(
+        *told(found),
         *(f"changed: {change}" for change in changes),
         *(f"note: {remark}" for remark in written.remarks),
         f"{given.target}: format {written.format}, {written.nbytes:,} bytes of weights, read back{speed}",
@@ -64,41 +59,17 @@ def convert(given: argparse.Namespace) -> int:
 
 def inspect(given: argparse.Namespace) -> int:
     """Show the format, the config and the parameters of SRC."""
-    checkpoint = _load(given)
+    checkpoint = source(given)
     found = list(entries(checkpoint, given.values))
     if given.json:
-        print(json.dumps({**_facts(checkpoint), "parameters": [asdict(entry) for entry in found]}))
+        print(json.dumps({**facts_of(checkpoint), "parameters": [asdict(entry) for entry in found]}))
         return 0
-    _say(*_told(checkpoint), _config_table(checkpoint.config), _parameter_table(checkpoint, found))
+    say(*told(checkpoint), _config_table(checkpoint.config), _parameter_table(checkpoint, found))
     if odd := [f"{entry.key} has {_odd(entry)}" for entry in found if entry.suspicious]:
-        _say(f"suspicious: {'; '.join(odd)}")
+        say(f"suspicious: {'; '.join(odd)}")
     if any(entry.suspicious is None for entry in found):
-        _say("numbers were not looked at: --values reads all of the file, and looks for NaN and the like")
+        say("numbers were not looked at: --values reads all of the file, and looks for NaN and the like")
     return 0
-
-
-def check(given: argparse.Namespace) -> int:
-    """Run both twins on the weights of SRC, or SRC against OTHER, and say PASS or the first part that differs."""
-    checkpoint = _load(given)
-    other = load(given.against) if given.against else None
-    try:
-        if other is None:
-            from parity.comparison import compare
-            from parity.weights import to_jax
-
-            report: Any = compare(checkpoint.config, to_jax(checkpoint))
-        else:
-            from parity.against import compare_files
-
-            report = compare_files(checkpoint, other)
-    except ModuleNotFoundError as error:
-        raise InputError(f"check runs both twins, and {error.name} is not installed: install it") from None
-    if given.json:
-        print(json.dumps({"passed": report.passed, "verdict": report.verdict, **_facts(checkpoint)}))
-    else:
-        _say(*_told(checkpoint))
-        print(report)
-    return 0 if report.passed else 1
 
 
 def formats(given: argparse.Namespace) -> int:
@@ -106,13 +77,13 @@ def formats(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps({name: {"what": get(name).what, "variants": list(get(name).tables)} for name in format_names()}))
         return 0
-    table = _table(None, "format", "what it is", "where queries, keys and values are")
+    table = columns(None, "format", "what it is", "where queries, keys and values are")
     for name in format_names():
         format = get(name)
         for variant in format.tables:
             layouts = format.lines(variant)["blocks.attn.qkv.weight"]
             table.add_row(f"{name}:{variant}" if variant else name, format.what, "; ".join(map(str, layouts)))
-    _say(table)
+    say(table)
     return 0
 
 
@@ -124,19 +95,15 @@ def models(given: argparse.Namespace) -> int:
             json.dumps({name: {"parameters": vit_spec.count(c), "flops": vit_spec.flops(c)} for name, c in found.items()})
         )
         return 0
-    table = _table(None, "model", "image", ">parameters", ">GFLOPs")
+    table = columns(None, "model", "image", ">parameters", ">GFLOPs")
     for name, config in found.items():
         size = " × ".join(map(str, config.image_size))
         table.add_row(name, size, f"{vit_spec.count(config):,}", f"{vit_spec.flops(config) / 1e9:,.2f}")
-    _say(table)
+    say(table)
     return 0
 
 
 # What is given --------------------------------------------------------------------------------------------------------
-
-
-def _load(given: argparse.Namespace) -> Checkpoint:
-    return load(given.source, format=given.format, given=assignments(given.set))
 
 
 def _operations(given: argparse.Namespace) -> dict[str, Any]:
@@ -166,34 +133,9 @@ def _bytes(text: str) -> int:
 # What is printed ------------------------------------------------------------------------------------------------------
 
 
-def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What of a checkpoint goes into JSON."""
-    return {
-        "format": checkpoint.format,
-        "container": checkpoint.container,
-        "config": asdict(checkpoint.config),
-        "assumed": [asdict(each) for each in checkpoint.assumed],
-        "left": list(checkpoint.left),
-    }
-
-
-def _told(checkpoint: Checkpoint) -> Iterator[str]:
-    """Say what was read, what of it was assumed, and what was left."""
-    yield f"read: format {checkpoint.format}, container {checkpoint.container}"
-    reasons: dict[str, list[str]] = {}
-    for each in checkpoint.assumed:
-        reasons.setdefault(each.why, []).append(f"{each.field}={each.value!r}")
-    for why, fields in reasons.items():
-        yield f"assumed, {why}: {', '.join(fields)}"
-    if reasons:
-        yield "(--set FIELD=VALUE says otherwise)"
-    for line in checkpoint.left:
-        yield f"not read: {line}"
-
-
 def _config_table(config: ViTConfig) -> Table:
     """A line for each field that everyone knows, and for each part its own fields."""
-    table = _table("config", "field", "value")
+    table = columns("config", "field", "value")
     for name, value in asdict(config).items():
         parts = [f"{field}={part}" for field, part in value.items()] if isinstance(value, dict) else [str(value)]
         table.add_row(name, ", ".join(parts))
@@ -202,7 +144,7 @@ def _config_table(config: ViTConfig) -> Table:
 
 def _parameter_table(checkpoint: Checkpoint, found: list[Entry]) -> Table:
     title = f"format {checkpoint.format}: {get(checkpoint.format).what}"
-    table = _table(title, "key", "axes", "shape", "dtype", ">arrays", ">entries", ">bytes", "")
+    table = columns(title, "key", "axes", "shape", "dtype", ">arrays", ">entries", ">bytes", "")
     for entry in found:
         shape = " × ".join(map(str, entry.shape))
         numbers = (f"{number:,}" for number in (entry.arrays, entry.entries, entry.nbytes))
@@ -215,43 +157,3 @@ def _parameter_table(checkpoint: Checkpoint, found: list[Entry]) -> Table:
 
 def _odd(entry: Entry) -> str:
     return ", ".join(entry.suspicious or ())
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Any]:
-    """Show a bar with GB/s on a terminal; yield what to call with the bytes done and those in all."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
-        return
-    columns = (BarColumn(), TextColumn("{task.percentage:.0f} %  {task.fields[speed]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task, start = bar.add_task("", total=None, speed=""), time.perf_counter()
-
-        def update(done: int, total: int) -> None:
-            speed = f"{done / 1e9 / max(time.perf_counter() - start, 1e-3):.2f} GB/s"
-            bar.update(task, completed=done, total=total, speed=speed)
-
-        yield update
-
-
-def _console() -> Console:
-    """A console as wide as the terminal; a pipe or a file has no width, and there no line is broken."""
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 10_000
-    return console
-
-
-def _say(*lines: Any) -> None:
-    for line in lines:
-        _console().print(line)
-
-
-def _table(title: str | None, *columns: str) -> Table:
-    """A table without frames; a column's name starts with > where it holds numbers."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in columns:
-        justify: Any = "right" if name.startswith(">") else "left"
-        table.add_column(name.lstrip(">"), justify=justify, overflow="fold")
-    return table

@@ -1,0 +1,201 @@
+"""Where two passes part: what is wrong in itself, and what only carries on what it was handed.
+
+Two tests that know nothing of each other.  *Isolation* feeds every part of a twin the reference's input, forward, and the
+reference's gradient, backward: what differs even then is an origin, all else is propagation.  *Swap bisection* lets one
+twin compute the first k blocks and the other the rest: the smallest k whose outputs are wrong names the block.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parity.measures import FUNCTION, Budget, Error
+from parity.runs import Run, TorchTwin
+
+GRADIENT = "gradient of "  # of a parameter
+ARRIVING = "gradient at "  # of an intermediate
+
+
+@dataclass(frozen=True)
+class Part:
+    """A place in a model.
+
+    module: as in a state dict: "blocks.3.attn"; empty for the model itself.
+    operation: what in the module; empty where the module is one operation, a linear map or a norm.
+    way: "forward", "backward", or "training" for a part of an optimizer step.
+    """
+
+    module: str
+    operation: str
+    way: str = "forward"
+
+    @classmethod
+    def of(cls, name: str, names: Iterable[str]) -> "Part":
+        """Read the name of an intermediate, or of a gradient, among all `names` of intermediates."""
+        if name.startswith(ARRIVING):  # what hands it back is to blame: what is computed from it, next
+            name = GRADIENT + _next(name.removeprefix(ARRIVING), names)
+        if name.startswith(GRADIENT):
+            part = cls.of(name.removeprefix(GRADIENT), names)
+            return cls(part.module, part.operation, "backward")
+        module, _, last = name.rpartition(".")
+        plain = last.partition(" (")[0]
+        if any(other.startswith(f"{name}.") for other in names):
+            return cls(name, "output")
+        if plain in OPERATIONS:
+            return cls(module, last)
+        return cls(name, "")
+
+    def __str__(self) -> str:
+        place = f"{self.module}: {self.operation}" if self.module and self.operation else self.module or self.operation
+        return f"{place} on the way back" if self.way == "backward" else place
+
+
+def _next(name: str, names: Iterable[str]) -> str:
+    """The first intermediate that is computed from this one."""
+    later = list(names)
+    later = later[later.index(name) + 1 :]
+    passed_by = ("k", "v", "weights") if name.rpartition(".")[2] in ("q", "k", "scores") else ()
+    return next((each for each in later if each.rpartition(".")[2] not in passed_by), name)
+
+
+# What the twins name inside a module that is no module itself.
+OPERATIONS = frozenset(
+    (
+        *("tokens", "positions", "cosines", "sines", "embed"),
+        *("q", "k", "v", "scores", "weights", "heads", "sum", "activation"),
+        *("pool", "hidden", "first", "second", "logits", "loss"),
+    )
+)
+
+
+CONSTANT = ("positions", "cosines", "sines")  # what a model may have no parameter for, so that no gradient is asked for
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A part that is wrong in itself.
+
+    name: of the intermediate, or of the gradient.
+    error: relRMS of what it makes of the reference's input; infinite where one twin alone has it.
+    twin: "jax" or "torch", whichever was fed; of a difference in precision the coarser.
+    """
+
+    name: str
+    part: Part
+    error: float
+    twin: str
+
+
+def origins(reference: Run, local: Run, twin: str) -> list[Origin]:
+    """Return what differs though it was fed the reference: forward in the order of computation, then backward.
+
+    local: the pass of `twin` in float64 that was fed `reference`.
+    """
+    names, found = list(reference.values), []
+    for name, error in forward(reference, local):
+        if not error.relative_rms() <= FUNCTION:
+            found.append(Origin(name, Part.of(name, names), error.relative_rms(), twin))
+    for name, error, scale in backward(reference, local):
+        if not error.relative_rms(scale) <= FUNCTION:
+            found.append(Origin(name, Part.of(name, names), error.relative_rms(scale), twin))
+    return found
+
+
+def imprecise(reference: Run, jax: Run, torch: Run, budget: Budget) -> list[Origin]:
+    """Return the parts that one twin computes more coarsely than the other, forward, each fed the same.
+
+    reference: the pass in float64 that was fed the same rounded numbers.
+    """
+    names, found = list(reference.values), []
+    of_torch = dict(forward(reference, torch))
+    for name, of_jax in forward(reference, jax):
+        other = of_torch[name]
+        both = name in jax.values and name in torch.values  # a fused kernel does not show its scores
+        if both and not budget.holds(of_jax, other):
+            coarser = "jax" if of_jax.relative_rms() > other.relative_rms() else "torch"
+            error = max(of_jax.relative_rms(), other.relative_rms())
+            found.append(Origin(name, Part.of(name, names), error, coarser))
+    return found
+
+
+def forward(reference: Run, other: Run) -> Iterator[tuple[str, Error]]:
+    """Compare every intermediate, in the order of computation; what one of the two lacks is infinitely far.
+
+    What the reference lacks comes ahead of all that it has in the same module.
+    """
+    alone = [name for name in other.values if name not in reference.values]
+    for name, value in reference.values.items():
+        for extra in [each for each in alone if name.startswith(each.rpartition(".")[0])]:
+            alone.remove(extra)
+            yield extra, Error.infinite()
+        yield name, Error.of(other.values[name], value) if name in other.values else Error.infinite()
+    yield from ((name, Error.infinite()) for name in alone)
+
+
+def backward(reference: Run, other: Run) -> Iterator[tuple[str, Error, float]]:
+    """Compare every gradient on the way back, at intermediates and then of parameters and images, with its scale."""
+    for name in reversed(list(reference.values)):
+        if name in other.arriving and (name in reference.arriving or name not in CONSTANT):
+            expected = reference.arriving.get(name, np.zeros(reference.values[name].shape))
+            where = ARRIVING if name in reference.arriving else GRADIENT  # none arrives: it is itself cut off
+            yield f"{where}{name}", Error.of(other.arriving[name], expected), 0.0
+    scales = gradient_scales(reference.gradients)
+    for name, value in reference.gradients.items():
+        error = Error.of(other.gradients[name], value) if name in other.gradients else Error.infinite()
+        yield f"{GRADIENT}{name}", error, scales[name]
+
+
+def gradient_scales(gradients: Mapping[str, Any]) -> dict[str, float]:
+    """What a gradient is measured against at least: the root-mean-square over the module that it belongs to.
+
+    Some gradients are zero but for rounding (a key's bias cannot change a softmax), and noise over noise is no measure.
+    """
+    sums: dict[str, tuple[float, int]] = {}
+    for name, value in gradients.items():
+        error = Error.of(value, value)
+        squares, entries = sums.get(_module(name), (0.0, 0))
+        sums[_module(name)] = squares + error.reference_squares, entries + error.entries
+    return {name: math.sqrt(sums[_module(name)][0] / max(1, sums[_module(name)][1])) for name in gradients}
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0] or name
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What a swap bisection found.
+
+    stage: the first that is wrong: "embed", "blocks.3", or "outputs" for what follows the blocks.
+    runs: name of the last stage that the twin under suspicion computed -> relRMS of the outputs that came of it.
+    """
+
+    stage: str
+    runs: dict[str, float]
+
+    def __str__(self) -> str:
+        tried = ", ".join(f"{error:.1e} after {name}" for name, error in self.runs.items())
+        return f"swap bisection: {self.stage} (outputs differ by {tried}, where the other twin takes over)"
+
+
+def bisect(reference: Run, suspect: Run, rest: TorchTwin, depth: int) -> Bisection:
+    """Find the first stage of `suspect` that is wrong, in log2(depth) runs: it computes the first, `rest` the others.
+
+    reference: the pass of `rest` alone.
+    """
+    stages = ["embed", *(f"blocks.{i}" for i in range(depth)), "outputs"]
+    runs: dict[str, float] = {}
+    low, high = -1, len(stages) - 1  # all stages up to `low` are right; among those up to `high` one is wrong
+    while high - low > 1:
+        middle = (low + high) // 2
+        handed = Run({stages[middle]: suspect.values[stages[middle]]})
+        outputs = rest.run(backward=False, fed=handed).values["logits"]
+        runs[stages[middle]] = Error.of(outputs, reference.values["logits"]).relative_rms()
+        if runs[stages[middle]] <= FUNCTION:
+            low = middle
+        else:
+            high = middle
+    return Bisection(stages[high], runs)

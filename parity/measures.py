@@ -1,0 +1,178 @@
+"""How far two tensors are apart, and how far they may be: every bar of the gates, and where it comes from.
+
+The measure is norm-wise, tensor by tensor: relRMS = ||a - b|| / ||reference||.  Entry-by-entry measures mean nothing where
+an entry crosses zero.
+
+G0, the same function: in float64 on CPU two right implementations part by rounding alone, a few 1e-15 for a ViT of any
+depth.  The bar of 1e-12 leaves room for 500 times that; a LayerNorm eps of 1e-5 for 1e-6 is seven orders of magnitude
+above it.  Weights after many optimizer steps may part by 1e-10: each step divides by the root of a running mean of
+squares, which for small gradients amplifies the rounding of the step before.
+
+G1, the same quality: in float32 each side is as near to the float64 result as the other, within a factor of 2 (4 for the
+largest entry), and both are nearer than 5e-6, 20 to 30 roundings of 6e-8 with room for 3.  A function that amplifies
+rounding, as attention with large scores does, shows it in float64 too, where G0 has vouched for its formulas: it may be as
+far in float32 as its worst difference in float64 times 2^29, the ratio of the two roundings.  Luck shrinks with numbers:
+the logarithm of the ratio of two root-mean-squares over n entries scatters by 1 / sqrt(n), so the factor is widened by
+five of these, exp(5 / sqrt(n)): by 1.05 for ten thousand entries, by 5 for ten, which makes 10 (as in PyTorch's own
+comparison of compiled with eager models, torch/_dynamo/utils.py `same`).
+
+G2, half precision and TF32: as G1, with weights and images rounded to the type first, for that rounding is nobody's fault.
+Sums are kept in float32 there and only what an operation takes and gives is rounded, so five units of the type are the
+ceiling: 2e-2 for bfloat16, 2.5e-3 for float16 and TF32.
+
+G3, trajectories in float32: two frameworks may part no further than 3 times what one of them parts from itself when its
+weights start one rounding away.  Adam's first steps are the signs of gradients, and tiny gradients have signs by luck.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+FUNCTION = 1e-12  # G0: what float64 rounding explains, with room for 500
+TRAJECTORY = 1e-10  # G0, after many optimizer steps
+PRECISION = 5e-6  # G1: a float32 result of a deep ViT is 20 to 30 roundings (6e-8 each) away
+COARSER = 2**29  # G1: float32's rounding over float64's
+RATIO, RATIO_MAX = 2.0, 4.0  # G1: how much worse one side's rounding may be than the other's
+SLACK = 1 / 10  # G1: of the bar; a difference of a few roundings is no verdict on either side
+NOISE = 3.0  # G3
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+ROUNDINGS = 5  # G2: units of the type that a result may be away
+
+
+def luck(entries: int) -> float:
+    """Return the factor by which the ratio of two root-mean-squares over so many entries may part by chance."""
+    return math.exp(5 / math.sqrt(max(entries, 1)))
+
+
+@dataclass(frozen=True)
+class Error:
+    """Sums over the entries of a tensor, or of several, that is compared with a reference.
+
+    entries: how many.
+    squares, largest, signed: of the error: sum of squares, largest size, sum.
+    own_squares, product: sum of squares of the tensor, and of its products with the reference.
+    reference_squares, reference_largest: of the reference.
+    tolerance: the smallest t with which |a - b| <= t + t |b| holds for every entry, as numpy's assert_allclose takes it.
+    """
+
+    entries: int = 0
+    squares: float = 0.0
+    largest: float = 0.0
+    signed: float = 0.0
+    own_squares: float = 0.0
+    product: float = 0.0
+    reference_squares: float = 0.0
+    reference_largest: float = 0.0
+    tolerance: float = 0.0
+
+    @classmethod
+    def of(cls, a: Any, reference: Any) -> Self:
+        """Compare two arrays; the error is infinite where shapes, NaN or infinities part."""
+        a, reference = np.asarray(a, np.float64), np.asarray(reference, np.float64)
+        if a.shape != reference.shape:
+            return cls.infinite(reference.size)
+        finite = np.isfinite(reference)
+        if not finite.all():
+            if not np.array_equal(a[~finite], reference[~finite], equal_nan=True):
+                return cls.infinite(reference.size)
+            a, reference = a[finite], reference[finite]
+        error, size = a - reference, np.abs(reference)
+        if not np.isfinite(error).all():
+            return cls.infinite(reference.size)
+        sums = (np.vdot(error, error), np.abs(error).max(initial=0), error.sum(), np.vdot(a, a), np.vdot(a, reference))
+        tolerance = (np.abs(error) / (1 + size)).max(initial=0)
+        of_reference = (np.vdot(reference, reference), size.max(initial=0))
+        return cls(finite.size, *map(float, (*sums, *of_reference, tolerance)))
+
+    @classmethod
+    def infinite(cls, entries: int = 1) -> Self:
+        """What cannot be compared."""
+        return cls(entries, math.inf, math.inf, math.inf, tolerance=math.inf)
+
+    def joined(self, other: "Error") -> "Error":
+        """The error of both tensors as one."""
+        return Error(
+            self.entries + other.entries,
+            self.squares + other.squares,
+            max(self.largest, other.largest),
+            self.signed + other.signed,
+            self.own_squares + other.own_squares,
+            self.product + other.product,
+            self.reference_squares + other.reference_squares,
+            max(self.reference_largest, other.reference_largest),
+            max(self.tolerance, other.tolerance),
+        )
+
+    def relative_rms(self, scale: float = 0.0) -> float:
+        """relRMS, against a root-mean-square of at least `scale`."""
+        reference = max(math.sqrt(self.reference_squares), scale * math.sqrt(self.entries))
+        return _ratio(math.sqrt(self.squares), reference)
+
+    def relative_max(self, scale: float = 0.0) -> float:
+        """The largest error over the largest entry, which counts as at least `scale`."""
+        return _ratio(self.largest, max(self.reference_largest, scale))
+
+    def bias(self, scale: float = 0.0) -> float:
+        """The mean error with its sign, over the root-mean-square of the reference: what does not average out."""
+        reference = max(math.sqrt(self.reference_squares / max(self.entries, 1)), scale)
+        return math.copysign(_ratio(abs(self.signed) / max(self.entries, 1), reference), self.signed)
+
+    @property
+    def cosine(self) -> float:
+        """The cosine between the tensor and the reference; 1 where both are zero, 0 where nothing can be said."""
+        if not math.isfinite(self.squares):
+            return 0.0
+        size = math.sqrt(self.own_squares) * math.sqrt(self.reference_squares)
+        return min(1.0, self.product / size) if size else float(not self.squares)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What gates G1 and G2 allow two sides that are compared with the same reference.
+
+    dtype: what both computed in.
+    worst: the function's own worst difference in float64, which says how it amplifies rounding.
+    """
+
+    dtype: str = "float32"
+    worst: float = 0.0
+
+    @property
+    def bar(self) -> float:
+        """How far from the reference a function that does not amplify rounding may be."""
+        return PRECISION if self.dtype == "float32" else ROUNDINGS * UNIT[self.dtype]
+
+    @property
+    def ceiling(self) -> float:
+        """How far from the reference this function may be."""
+        return self.bar * max(1.0, COARSER * min(FUNCTION, self.worst) / PRECISION)
+
+    def holds(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:
+        """Whether both sides are near enough, and equally near.
+
+        scale: the least root-mean-square that counts; see `Error.relative_rms`.
+        entries: how many of the entries are independent, where that is not all of them.
+        """
+        factor, slack = luck(a.entries if entries is None else entries), SLACK * self.bar
+        near, far = sorted((a.relative_rms(scale), b.relative_rms(scale)))
+        low, high = sorted((a.relative_max(scale), b.relative_max(scale)))
+        return far <= self.ceiling and far <= RATIO * factor * near + slack and high <= RATIO_MAX * factor * low + slack
+
+    def __str__(self) -> str:
+        why = "" if self.ceiling == self.bar else f", since in float64 it amplifies rounding to {self.worst:.0e}"
+        return (
+            f"in {self.dtype} within {self.ceiling:.0e} of float64{why}, and one side within {RATIO:.0f} times the other's "
+            f"distance ({RATIO_MAX:.0f} times for the largest entry; both factors widened by exp(5 / sqrt(n)) for n "
+            f"entries, and by {SLACK * self.bar:.0e})"
+        )
+
+
+def _ratio(error: float, reference: float) -> float:
+    if not error:
+        return 0.0
+    return error / reference if reference else math.inf

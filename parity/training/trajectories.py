@@ -1,0 +1,329 @@
+"""Do both twins train alike?  The same weights, images and AdamW for N steps, and the weights that come of it.
+
+G0: in float64 on CPU what training changed parts by at most 1e-10 between the twins, parameter by parameter, and so do
+the optimizers' moments and every loss.  If it parts by more, both are walked again, step by step, to where they first
+do; what is at fault there is told by `parity.training.adamw`.
+
+G3: in float32, on CPU too, what training changed may part by 3 times what it parts in the PyTorch twin from itself, over
+three starts whose every weight is moved by one unit in the last place, up or down.  All parameters are taken as one, at
+the end.  One parameter, or one step, is a matter of a few entries whose gradient has no certain sign.
+
+Nothing is drawn while training: drop path, dropout and everything else that is random are off.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from math import inf, isfinite, sqrt
+from typing import Any
+
+import numpy as np
+
+from parity.measures import NOISE, TRAJECTORY, Array, Error
+from parity.training.adamw import Segments, Setting, State, faults
+from parity.training.steps import Course, Step, Walk, jax_walk, torch_walk
+from parity.weights import to_torch
+from vit_spec import InputError, ViTConfig
+
+STEPS = 50
+BATCHES, BATCH_SIZE = 4, 2  # what is trained on, over and over, where no images are given
+DISTURBED = 3  # runs from a start of one rounding away
+CLIP = 0.8  # of the first gradient's norm, so that clipping acts at first, and later does not
+EPS = 1e-4  # of that gradient's root-mean-square: where it is zero but for rounding (a key's bias), Adam would enlarge that
+PARTS = {"params": "weights", "mean": "first moment", "square": "second moment"}  # of a `State`, as they are called
+
+
+@dataclass(frozen=True)
+class Parting:
+    """One parameter, or its moment, after the last step in float64.
+
+    difference: relRMS between the twins, of what training changed; of moments, of themselves.
+    """
+
+    name: str
+    part: str
+    difference: float
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is wrong at the first step at which the twins part.
+
+    step: counted from 1.
+    piece: "optimizer: weight decay of blocks.0.norm1.weight", "gradient of head.weight".
+    told: what was found, and what should have been.
+    """
+
+    step: int
+    piece: str
+    told: str
+
+    def __str__(self) -> str:
+        return f"{self.piece}, from step {self.step} on: {self.told}"
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """What `trajectories` found.
+
+    partings: every parameter and its moments, in float64, in the order of the weights.
+    difference: relRMS between the twins of what training changed, all parameters as one, in float64.
+    losses: "jax float64", "torch float64", "jax float32", "torch float32" -> the loss of each step.
+    setting: what both optimizers were told.
+    causes: what is wrong at the first step at which the twins part in float64; float32 has nothing to add to that then.
+    apart: as `difference`, in float32.
+    disturbed: as `difference`, of PyTorch from itself in float32, for each disturbed start.
+    """
+
+    config: ViTConfig
+    steps: int
+    partings: tuple[Parting, ...]
+    difference: float
+    losses: dict[str, tuple[float, ...]]
+    setting: Setting
+    causes: tuple[Cause, ...] = ()
+    apart: float = 0.0
+    disturbed: tuple[float, ...] = ()
+
+    @property
+    def same_function(self) -> bool:
+        """Gate G0."""
+        return self.loss_difference <= TRAJECTORY and all(p.difference <= TRAJECTORY for p in self.partings)
+
+    @property
+    def same_noise(self) -> bool:
+        """Gate G3."""
+        return self.apart <= NOISE * self.noise
+
+    @property
+    def noise(self) -> float:
+        """What PyTorch parts from itself in float32, at most."""
+        return max(self.disturbed, default=0.0)
+
+    @property
+    def passed(self) -> bool:
+        """Both gates."""
+        return self.same_function and self.same_noise
+
+    @property
+    def loss_difference(self) -> float:
+        """The largest relative difference between the twins' losses of a step, in float64."""
+        return max(map(_relative, self.losses["jax float64"], self.losses["torch float64"]))
+
+    @property
+    def worst(self) -> Parting:
+        """The parameter, or moment, that parts the most."""
+        return max(self.partings, key=lambda parting: parting.difference)
+
+    @property
+    def verdict(self) -> str:
+        """One line: PASS, or what differs first."""
+        if not self.same_function:
+            more = f" (and {len(self.causes) - 1} more)" if len(self.causes) > 1 else ""
+            return f"FAIL: {self.causes[0]}{more}"
+        noise = f"{self.apart:.1e} in float32, where PyTorch parts from itself by {self.noise:.1e}"
+        if not self.same_noise:
+            return (
+                f"FAIL: after {self.steps} steps the updates differ by {noise} if its start is disturbed by one rounding; "
+                f"the bar is {NOISE:.0f} times that"
+            )
+        return f"PASS: after {self.steps} steps the updates agree to {self.difference:.1e} in float64, and to {noise}"
+
+    def facts(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return {
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "steps": self.steps,
+            "difference": self.difference,
+            "bar": TRAJECTORY,
+            "parameters": {
+                part: {p.name: p.difference for p in self.partings if p.part == part} for part in PARTS.values()
+            },
+            "losses": {name: list(values) for name, values in self.losses.items()},
+            "float32": {"apart": self.apart, "disturbed": list(self.disturbed), "bar": NOISE * self.noise},
+            "causes": [{"step": c.step, "piece": c.piece, "told": c.told} for c in self.causes],
+            "optimizer": asdict(self.setting),
+        }
+
+    def __str__(self) -> str:
+        """A few lines, and the verdict below them."""
+        first, last = (self.losses["torch float64"][i] for i in (0, -1))
+        return "\n".join(
+            [
+                f"{self.steps} steps of AdamW, clipped at {self.setting.clip:.2g}: the loss goes {first:.3g} to {last:.3g}",
+                f"  float64  updates part by {self.difference:.1e}, {self.worst.part} of {self.worst.name} by "
+                f"{self.worst.difference:.1e}, losses by {self.loss_difference:.1e} (bar {TRAJECTORY:.0e})",
+                *([self._in_float32] if self.disturbed else []),
+                *(f"  {cause}" for cause in self.causes),
+                self.verdict,
+            ]
+        )
+
+    @property
+    def _in_float32(self) -> str:
+        others = ", ".join(f"{distance:.1e}" for distance in self.disturbed)
+        return (
+            f"  float32  updates part by {self.apart:.1e}; PyTorch from itself, one rounding away, by {others} "
+            f"(bar {NOISE:.0f} times the largest)"
+        )
+
+
+def trajectories(
+    config: ViTConfig, params: Any, *, images: Array | None = None, steps: int = STEPS, seed: int = 0
+) -> Trajectories:
+    """Train both twins from the same weights on the same images, in float64 and in float32, and compare what comes of it.
+
+    Args:
+        params: the functional twin's parameters, nested, in any floating-point type.
+        images: (B, H, W, C), normalised, for every step; by default four batches of two of the config's size, in turn.
+        steps: how many.
+        seed: of the default images, of what the outputs are to become, and of the disturbances.
+
+    Raises:
+        vit_spec.InputError: parameters that are not this config's, no steps, or weights that give no finite loss.
+    """
+    if steps < 1:
+        raise InputError(f"steps is {steps}: give at least 1")
+    weights = {name: tensor.double().numpy() for name, tensor in to_torch(params, config).items()}
+    course = Course(config, {name: array.shape for name, array in weights.items()}, _batches(config, images, seed), seed)
+    wide = np.concatenate([array.ravel() for array in weights.values()])
+    narrow = wide.astype(np.float32)
+    setting = _setting(course, wide)
+
+    walks = jax_walk(course, setting), torch_walk(course, setting)
+
+    (jax, jax_end), (torch, torch_end) = (_run(walk(wide), steps) for walk in walks)
+    found = Trajectories(
+        config=config,
+        steps=steps,
+        partings=tuple(_partings(course.segments, jax_end, torch_end, wide)),
+        difference=_apart(jax_end, torch_end, wide),
+        losses=_finite({"jax float64": jax, "torch float64": torch}),
+        setting=setting,
+    )
+    if not found.same_function:
+        return replace(found, causes=tuple(_causes(course, setting, walks, wide, steps)))
+    (jax, jax_end), (torch, torch_end) = (_run(walk(narrow), steps) for walk in walks)
+    again = ((start, _run(walks[1](start), steps)[1]) for start in _disturbed(narrow, seed))
+    return replace(
+        found,
+        losses=found.losses | _finite({"jax float32": jax, "torch float32": torch}),
+        apart=_apart(jax_end, torch_end, narrow),
+        disturbed=tuple(_apart(end, torch_end, narrow, start) for start, end in again),
+    )
+
+
+def _batches(config: ViTConfig, images: Array | None, seed: int) -> tuple[Array, ...]:
+    if images is not None:
+        return (np.asarray(images, np.float32),)  # so that no run starts from a rounding of its own
+    drawn = np.random.default_rng(seed).standard_normal((BATCHES, BATCH_SIZE, *config.image_size, config.in_channels))
+    return tuple(drawn.astype(np.float32))
+
+
+def _setting(course: Course, start: Array) -> Setting:
+    """What the first gradient says that clipping and epsilon must be, in order to act and not to do harm."""
+    norm = float(np.linalg.norm(next(torch_walk(course, Setting(clip=inf, eps=1.0))(start)).vector("gradient")))
+    if not 0 < norm < inf:
+        raise InputError(f"the gradient of these weights has norm {norm}: give weights that can be trained")
+    return Setting(clip=CLIP * norm, eps=EPS * CLIP * norm / start.size**0.5)
+
+
+def _run(walk: Iterator[Step], steps: int) -> tuple[tuple[float, ...], dict[str, Array]]:
+    """The loss of each step, and what the last one left behind."""
+    losses = []
+    for step in islice(walk, steps):
+        losses.append(step.loss)
+    return tuple(losses), {part: step.vector(part) for part in PARTS}
+
+
+def _finite(losses: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+    """Return the losses, unless both twins agree that one is no number: a difference would not be seen."""
+    for step, values in enumerate(zip(*losses.values(), strict=True), start=1):
+        if not any(map(isfinite, values)):
+            raise InputError(f"the loss is {values[0]} at step {step} in {' and '.join(losses)}: give smaller weights")
+    return losses
+
+
+def _apart(a: dict[str, Array], b: dict[str, Array], start: Array, start_of_a: Array | None = None) -> float:
+    """relRMS between what training changed, all parameters as one."""
+    start, start_of_a = start.astype(np.float64), (start if start_of_a is None else start_of_a).astype(np.float64)
+    return Error.of(a["params"] - start_of_a, b["params"] - start).relative_rms()
+
+
+def _disturbed(start: Array, seed: int) -> Iterator[Array]:
+    """Every weight moved by one unit in the last place, up or down."""
+    rng = np.random.default_rng([seed, 2])
+    for _ in range(DISTURBED):
+        yield np.nextafter(start, rng.choice(np.array([-inf, inf], np.float32), start.shape))
+
+
+def _relative(a: float, b: float) -> float:
+    return Error.of(np.array(a), np.array(b)).relative_rms()
+
+
+def _differences(segments: Segments, a: Array, b: Array) -> dict[str, float]:
+    """relRMS of each parameter's part of two vectors.
+
+    What is zero but for rounding counts as large as its module: noise over noise is no measure.
+    """
+    errors = {name: Error.of(*parts) for name, _, parts in segments.each(a, b)}
+    modules: dict[str, Error] = {}
+    for name, error in errors.items():
+        modules[_module(name)] = modules.get(_module(name), Error()).joined(error)
+    scales = {name: sqrt(error.reference_squares / error.entries) for name, error in modules.items()}
+    return {name: error.relative_rms(scales[_module(name)]) for name, error in errors.items()}
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0] or name
+
+
+def _partings(segments: Segments, jax: dict[str, Array], torch: dict[str, Array], start: Array) -> Iterator[Parting]:
+    for part, called in PARTS.items():
+        origin = start if part == "params" else 0.0
+        for name, difference in _differences(segments, jax[part] - origin, torch[part] - origin).items():
+            yield Parting(name, called, difference)
+
+
+def _causes(course: Course, setting: Setting, walks: tuple[Walk, Walk], start: Array, steps: int) -> Iterator[Cause]:
+    """Walk both twins to the first step at which they part, and say what is wrong there."""
+    segments, zero = course.segments, np.zeros_like(start)
+    before = dict.fromkeys(("jax", "torch"), State(zero, zero, zero, start))
+    both = zip(*(walk(start) for walk in walks), strict=True)
+    for t, (jax, torch) in enumerate(islice(both, steps)):
+        after = {"jax": jax.state, "torch": torch.state}
+        gradient = _differences(segments, after["jax"].gradient, after["torch"].gradient)
+        left = list(_partings(segments, vars(after["jax"]), vars(after["torch"]), start))
+        worst = max(left, key=lambda parting: parting.difference)
+        if max(_relative(jax.loss, torch.loss), worst.difference, *gradient.values()) > TRAJECTORY:
+            yield from _at(t, setting, segments, before, after, gradient, worst)
+            return
+        before = after
+
+
+def _at(
+    t: int,
+    setting: Setting,
+    segments: Segments,
+    before: dict[str, State],
+    after: dict[str, State],
+    gradient: dict[str, float],
+    worst: Parting,
+) -> Iterator[Cause]:
+    """What is wrong at one step: gradients of the same weights; the optimizers, each by itself; or neither."""
+    wrong = {name: difference for name, difference in gradient.items() if difference > TRAJECTORY}
+    optimizers = [
+        Cause(t + 1, f"optimizer: {fault.named}", f"in {twin} {fault.told}")
+        for twin in after
+        for fault in faults(before[twin], after[twin], t, setting, segments)
+    ]
+    if wrong and not (t and optimizers):  # later on, weights differ already
+        name = max(wrong, key=lambda name: wrong[name])
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        yield Cause(t + 1, f"gradient of {name}{more}", f"the twins differ by {wrong[name]:.1e} (bar {TRAJECTORY:.0e})")
+    yield from optimizers
+    if not wrong and not optimizers:
+        yield Cause(
+            t + 1, f"{worst.part} of {worst.name}", f"rounding, which these weights amplify to {worst.difference:.1e}"
+        )

@@ -1,0 +1,75 @@
+"""Random configs, for what must hold of every model: any structure, of a few thousand parameters."""
+
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from vit_spec import Attention, Head, Mlp, Norms, Positions, Resampling, Tokens, ViTConfig
+
+RESAMPLING: dict[str, dict[str, Any]] = {
+    "timm": {"kernel": "bicubic", "antialias": True},
+    "timm npz, flexivit": {"kernel": "bilinear", "antialias": False},
+    "Hugging Face, MAE, DeiT": {"kernel": "bicubic", "antialias": False},
+    "DINO, DINOv2": {"kernel": "bicubic", "antialias": False, "offset": 0.1},
+    "SigLIP 2 naflex": {"kernel": "bilinear", "antialias": True},
+    "torchvision": {"kernel": "bicubic", "antialias": False, "align_corners": True},
+    "big_vision": {"kernel": "bilinear", "antialias": False, "align_corners": True},
+}
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> ViTConfig:
+    """Any config of a few thousand parameters."""
+
+    def one(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    flag = partial(one, True, False)
+    heads, dim, patch, class_token = one(1, 2, 3), one(4, 8), (one(2, 3), one(2, 4)), flag()
+    pool = one("mean", "attention", "none", *(["token", "token_mean"] if class_token else []))
+    kind, proj, value_skip = one("learned", "fixed", "none"), flag(), flag()
+    free = proj and not value_skip and flag()  # the heads together need not be as wide as the stream
+    return ViTConfig(
+        image_size=(patch[0] * one(1, 3), patch[1] * one(2, 3)),
+        patch_size=patch,
+        in_channels=one(1, 3, 5),
+        width=one(8, 12) if free else heads * dim,
+        depth=one(1, 2, 3),
+        num_heads=heads,
+        mlp_dim=one(5, 16),
+        num_classes=one(0, 1, 7),
+        tokens=Tokens(
+            class_token=class_token,
+            registers=one(0, 2),
+            distillation=class_token and pool == "token" and flag(),
+            patch_bias=flag(),
+            pad=flag(),
+        ),
+        positions=Positions(
+            kind=kind,
+            table=one("sincos_1d", *(("normal(0.02)", "uniform(0, 1)") if kind == "learned" else ())),
+            covers=one("all", "none", *(["class"] if class_token else [])),
+            rotary=one("none", "axial", "dinov3"),
+        ),
+        resampling=Resampling(**RESAMPLING[one(*RESAMPLING)]),
+        attention=Attention(
+            head_dim=dim if free else None,
+            qkv_bias=one("qkv", "qv", "none"),
+            proj=proj,
+            proj_bias=flag(),
+            scale=one(None, 0.3),
+            qk_norm=flag(),
+            value_skip=value_skip,
+        ),
+        mlp=Mlp(activation=one("gelu", "gelu_tanh", "quick_gelu", "relu", "none", "swiglu")),
+        norms=Norms(
+            eps=one(1e-12, 1e-6, 1e-5),
+            before_blocks=flag(),
+            after_blocks=flag(),
+            after_pool=flag(),
+            shared_norm=flag(),
+            layer_scale=one(None, 0.1),
+        ),
+        head=Head(pool=pool, hidden=one(None, 6), bias=flag()),
+    )

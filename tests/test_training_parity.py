@@ -1,0 +1,231 @@
+"""Both twins train alike, and a fault that is planted in one twin's optimizer or gradients is found and named."""
+
+import json
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+optax = pytest.importorskip("optax")
+torch = pytest.importorskip("torch")
+
+import jax.numpy as jnp
+
+import parity.training.steps
+import vit_jax.optimizer
+import vit_spec
+import vit_torch
+import vit_torch.optimizer
+from parity.measures import TRAJECTORY
+from parity.training import Trajectories, trajectories
+from tests.twins import perturbed, pictures, small
+from vit_spec import InputError, ViTConfig
+
+PLAIN = small(vit_spec.get("vit_s16"))
+AdamW, adamw = vit_torch.optimizer.AdamW, vit_jax.optimizer.adamw
+
+
+@pytest.fixture(autouse=True)
+def quick_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test compiles a step anew and takes few of them."""
+    options = {**parity.training.steps.compiler_options(), "xla_backend_optimization_level": 0}
+    monkeypatch.setattr(parity.training.steps, "compiler_options", lambda: options)
+
+
+def found(config: ViTConfig = PLAIN, steps: int = 3) -> Trajectories:
+    return trajectories(config, perturbed(config), steps=steps)
+
+
+@pytest.mark.parametrize("name", ["vit_s16", "siglip_b16", "dinov2_s14"])
+def test_fifty_steps_of_a_model_pass_both_gates(name: str) -> None:
+    report = found(small(vit_spec.get(name)), steps=50)
+    assert report.passed, report
+
+
+def test_the_rate_clipping_and_decay_of_the_check_all_act() -> None:
+    setting = found().setting
+    rates = [setting.learning_rate(step) for step in range(50)]
+    assert np.argmax(rates) == setting.warmup - 1
+    assert 0 < setting.clip < math.inf
+    assert setting.weight_decay > 0
+
+
+def test_training_goes_on_with_the_images_that_are_given() -> None:
+    report = trajectories(PLAIN, perturbed(PLAIN), images=pictures(PLAIN), steps=20)
+    losses = report.losses["torch float64"]
+    assert report.passed, report
+    assert losses[-1] < losses[0]
+
+
+def of_torch(**changes: Any) -> dict[str, Any]:
+    """The object twin's optimizer, told something else."""
+
+    def faulty(params, learning_rate, **options):
+        given = {"learning_rate": learning_rate, **options}
+        return AdamW(params, **given | {name: change(given) for name, change in changes.items()})
+
+    return {"vit_torch.optimizer.AdamW": faulty}
+
+
+def of_jax(**changes: Any) -> dict[str, Any]:
+    """The functional twin's optimizer, told something else."""
+
+    def faulty(learning_rate, **options):
+        given = {"learning_rate": learning_rate, **options}
+        return adamw(**given | {name: change(given) for name, change in changes.items()})
+
+    return {"vit_jax.optimizer.adamw": faulty}
+
+
+def written_anew(learning_rate, *, clip, b1, b2, eps, weight_decay, decays, fault):
+    """The functional twin's optimizer with a fault in its lines."""
+
+    def update(grads, state, params):
+        t = (state.updates + 1).astype(float)
+        grads = grads if fault == "clip after Adam" else vit_jax.optimizer.clip_by_global_norm(grads, clip)
+        unbias1, unbias2 = 1 - b1**t, 1 - b2**t
+        if fault == "b2 in float32":
+            unbias2 = (1 - jnp.float32(b2) ** t.astype(jnp.float32)).astype(float)
+        if fault == "no correction of the second moment":
+            unbias2 = 1.0
+        if fault == "no correction of the first moment":
+            unbias1 = 1.0
+        if fault == "coupled decay":
+            grads = jax.tree.map(lambda g, p, d: g + weight_decay * p if d else g, grads, params, decays)
+        mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, grads)
+        square = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.square, grads)
+
+        def change(m, v, p, d):
+            root = jnp.sqrt(v / unbias2 + eps) if fault == "eps inside the root" else jnp.sqrt(v / unbias2) + eps
+            root = jnp.sqrt(v) + eps if fault == "eps before the correction" else root
+            root = root / jnp.sqrt(unbias2) if fault == "eps before the correction" else root
+            return -learning_rate(t - 1) * (
+                m / unbias1 / root + (weight_decay * p if d and fault != "coupled decay" else 0)
+            )
+
+        changes = jax.tree.map(change, mean, square, params, decays)
+        if fault == "clip after Adam":
+            changes = vit_jax.optimizer.clip_by_global_norm(changes, clip)
+        return changes, vit_jax.optimizer.Moments(state.updates + 1, mean, square)
+
+    return optax.GradientTransformation(
+        adamw(learning_rate, clip=1, b1=b1, b2=b2, eps=1, weight_decay=1, decays=0).init, update
+    )
+
+
+def anew(fault: str) -> dict[str, Any]:
+    return {"vit_jax.optimizer.adamw": partial(written_anew, fault=fault)}
+
+
+def with_torchs_epsilon(grads, limit):
+    norm = torch.nn.utils.get_total_norm(grads)
+    torch.nn.utils.clip_grads_with_norm_([torch.nn.Parameter(g) for g in grads], limit, norm)
+    for g in grads:
+        g.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+
+
+def also_norms(config, params):
+    return {name: name.endswith("weight") for name in params}
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {  # what is patched: what must be named
+    "no decay": (of_torch(weight_decay=lambda given: 0.0), "weight decay of patch_embed.proj.weight and 9 more"),
+    "half the decay": (of_jax(weight_decay=lambda given: 0.05), "weight decay of patch_embed.proj.weight and 9 more"),
+    "decay of norms": ({"vit_torch.optimizer.decay_mask": also_norms}, "weight decay of blocks.0.norm1.weight and 4 more"),
+    "clip epsilon": ({"vit_torch.optimizer.clip_by_global_norm": with_torchs_epsilon}, "clipping"),
+    "no clipping": (of_torch(clip=lambda given: math.inf), "clipping"),
+    "clip after Adam": (anew("clip after Adam"), "clipping"),
+    "rate one step early": (
+        of_torch(learning_rate=lambda given: lambda step: given["learning_rate"](step + 1)),
+        "learning rate",
+    ),
+    "rate one step late": (
+        of_jax(learning_rate=lambda given: lambda step: given["learning_rate"](step - 1)),
+        "learning rate",
+    ),
+    "b1": (of_torch(b1=lambda given: 0.95), "first moment"),
+    "b2": (of_jax(b2=lambda given: 0.99), "second moment"),
+    "b1 and b2 swapped": (of_torch(b1=lambda given: 0.999, b2=lambda given: 0.9), "first moment"),
+    "epsilon": (of_torch(eps=lambda given: 2 * given["eps"]), "epsilon"),
+    "eps inside the root": (anew("eps inside the root"), "epsilon"),
+    "eps before the correction": (anew("eps before the correction"), "epsilon"),
+    "b2 in float32": (anew("b2 in float32"), "second moment's bias correction"),
+    "no correction of the second moment": (
+        anew("no correction of the second moment"),
+        "second moment's bias correction",
+    ),
+    "no correction of the first moment": (anew("no correction of the first moment"), "first moment's bias correction"),
+    "coupled decay": (anew("coupled decay"), "weight decay"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_an_optimizer_is_named(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    patches, piece = FAULTS[fault]
+    for target, replacement in patches.items():
+        monkeypatch.setattr(target, replacement)
+    twin = "jax" if "jax" in next(iter(patches)) else "torch"
+    report = found()
+    assert not report.passed
+    assert report.verdict.startswith(f"FAIL: optimizer: {piece}, from step 1 on: in {twin} "), report.verdict
+
+
+def test_an_optimizer_that_is_right_is_not_blamed_for_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = vit_torch.ViT
+    monkeypatch.setattr(vit_torch, "ViT", lambda config: right(config.replace(norms={"eps": 1e-5})))
+    assert [cause.piece.split(" of ")[0] for cause in found().causes] == ["gradient"]
+
+
+def test_the_rate_of_another_step_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*next(iter(FAULTS["rate one step early"][0].items())))
+    assert found().verdict.endswith("; that is the rate of step 2")
+
+
+def test_a_fault_that_shows_late_is_dated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(given):
+        return lambda step: given["learning_rate"](step) * (1.0 if step < 2 else 1.001)
+
+    monkeypatch.setattr(*next(iter(of_torch(learning_rate=late).items())))
+    assert found(steps=5).verdict.startswith("FAIL: optimizer: learning rate, from step 3 on: in torch ")
+
+
+def test_a_coarse_twin_fails_the_gate_of_float32_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = vit_torch.optimizer.clip_by_global_norm
+
+    def coarse(grads, limit):
+        right(grads, limit)
+        for g in grads:
+            g.copy_(g.bfloat16() if g.dtype == torch.float32 else g)
+
+    # PyTorch's disturbed runs round their gradients alike, so this is no noise of theirs, and JAX does not share it.
+    monkeypatch.setattr(vit_torch.optimizer, "clip_by_global_norm", coarse)
+    report = found(steps=10)
+    assert (report.same_function, report.same_noise) == (True, False)
+    assert "in float32" in report.verdict
+
+
+def test_facts_are_json_that_holds_every_parameter() -> None:
+    report = found(steps=2)
+    facts = json.loads(json.dumps(report.facts()))
+    assert facts["passed"] and facts["bar"] == TRAJECTORY
+    assert [len(values) for values in facts["losses"].values()] == [2] * 4
+    assert all(set(part) == set(vit_torch.ViT(PLAIN).state_dict()) for part in facts["parameters"].values())
+
+
+def test_the_verdict_is_printed_last() -> None:
+    assert str(found(steps=2)).splitlines()[-1].startswith("PASS: after 2 steps ")
+
+
+def test_no_steps_are_refused() -> None:
+    with pytest.raises(InputError, match="steps is 0: give at least 1"):
+        found(steps=0)
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    params = perturbed(PLAIN)
+    params["head"]["bias"] = params["head"]["bias"] * np.nan
+    with pytest.raises(InputError, match="the gradient of these weights has norm nan"):
+        trajectories(PLAIN, params)
