@@ -2,7 +2,8 @@
 
 from parity.comparison import compare
 from parity.files import load
+from parity.pairs import assert_parity
 from parity.weights import Checkpoint, to_jax, to_torch
 from parity.writing import convert, save, write
 
-__all__ = ["Checkpoint", "compare", "convert", "load", "save", "to_jax", "to_torch", "write"]
+__all__ = ["Checkpoint", "assert_parity", "compare", "convert", "load", "save", "to_jax", "to_torch", "write"]

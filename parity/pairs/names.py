@@ -1,0 +1,62 @@
+"""What the names of modules say: words, whatever a library's spelling of them, and numbers, which are an order."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+
+# One word for what libraries spell differently; letters only, lower case.
+SPELLINGS = {
+    "query": "q qproj queryproj wq toq qlin linearq",
+    "key": "k kproj keyproj wk tok klin lineark",
+    "value": "v vproj valueproj wv tov vlin linearv",
+    "qkv": "inproj cattn qkvproj querykeyvalue toqkv wqkv",
+    "out": "o oproj outproj proj projection outlin toout wo cproj",
+    "attn": "attention selfattn selfattention mha multiheadattention multiheaddotproductattention multiheadselfattention",
+    "dense": "linear lin fc cfc densegeneral",
+    "conv": "convd convolution",
+    "norm": "ln layernorm rmsnorm bn batchnorm batchnormd groupnorm instancenorm",
+    "mlp": "ffn ff feedforward mlpblock",
+    "block": "blocks layer layers h resblocks encoderblock decoderblock encoderlayer transformerblock residualblock",
+    "embed": "embedding embeddings emb",
+    "head": "classifier lmhead logits",
+    "token": "tok tokens word words vocab",
+    "position": "pos positional positions",
+    "class": "cls",
+    "token embed": "wte",
+    "position embed": "wpe posembed posembedding positionembeddings",
+    "shortcut": "downsample skip",
+    "": "transformer model backbone net network module base d",  # says nothing
+}
+WORDS = {spelling: word for word, spellings in SPELLINGS.items() for spelling in spellings.split()}
+
+
+@cache
+def words(part: str) -> tuple[str, ...]:
+    """Return the words of one name of a path, e.g. ("norm",) of "LayerNorm_0" and ("query",) of "q_proj"."""
+    letters = re.sub(r"[^a-z]", "", part.lower())
+    if letters in WORDS or letters in SPELLINGS:
+        return tuple(WORDS.get(letters, letters).split())
+    pieces = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", part)
+    return tuple(word for piece in pieces for word in WORDS.get(piece.lower(), piece.lower()).split())
+
+
+def numbers(path: Sequence[str]) -> tuple[int, ...]:
+    """Return every number of a path, in order."""
+    return tuple(int(digits) for digits in re.findall(r"\d+", "/".join(path)))
+
+
+@cache
+def bag(path: tuple[str, ...]) -> Counter[str]:
+    """Return the words of a path; those of its last name count double, for they say what the module is."""
+    found = Counter({word: 1 for part in path[:-1] for word in words(part)})
+    for part in path[-1:]:
+        found |= Counter({word: 2 for word in words(part)})
+    return found
+
+
+def likeness(a: tuple[str, ...], b: tuple[str, ...]) -> float:
+    """Return how alike two paths are, by words: 1 for the same, 0 for nothing in common."""
+    left, right = bag(a), bag(b)
+    total = left.total() + right.total()
+    return 2 * (left & right).total() / total if total else 0.0

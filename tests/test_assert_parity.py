@@ -1,0 +1,415 @@
+"""`assert_parity` on models that are no ViT, and on one that is: what passes, what fails and is named, what is refused."""
+
+import copy
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+
+import jax.numpy as jnp
+from flax import linen, nnx
+from torch import nn
+
+import vit_jax
+import vit_spec
+import vit_torch
+from parity.pairs.assertion import assert_parity, compare_models
+from tests import twins
+from tests.pairs_of_models import (
+    TOKENS,
+    VOCABULARY,
+    ConvNet,
+    Mlp,
+    TextTransformer,
+    TorchMlp,
+    TorchTextTransformer,
+    drawn,
+    perturbed,
+    torch_conv_net,
+)
+from tests.test_layering import loaded_by
+from vit_spec import InputError
+
+pytest_plugins = ["pytester"]
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.standard_normal((2, 6, 8, 2)).astype(np.float32)
+TEXT = RNG.integers(0, VOCABULARY, (2, TOKENS))
+ROWS = RNG.standard_normal((3, 4)).astype(np.float32)
+NHWC = "b y x c <-> b c y x"
+
+
+# What passes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_convolutional_network_passes_both_gates() -> None:
+    model = ConvNet()
+    report = assert_parity(model.apply, drawn(model, IMAGES), torch_conv_net(), IMAGES, input_axes=NHWC)
+    assert {"output", "loss", "gradient of input 0", "gradient of 4.weight", "gradient"} <= {r.name for r in report.rows}
+    assert all(0 < row.torch < 1e-5 for row in report.rows)  # float32 has run, and it was float32
+
+
+def test_a_text_transformer_passes_both_gates() -> None:
+    model = TextTransformer()
+    report = assert_parity(model.apply, drawn(model, TEXT), TorchTextTransformer(), TEXT)
+    assert "lm_head.weight: the same tensor as wte.weight" in str(report)
+
+
+def test_a_module_of_nnx_passes_both_gates() -> None:
+    assert_parity(Mlp.__call__, perturbed(Mlp(nnx.Rngs(0))), TorchMlp(), ROWS)
+
+
+def test_a_state_of_nnx_passes() -> None:
+    graph, state = nnx.split(perturbed(Mlp(nnx.Rngs(0))))
+    assert_parity(lambda state, x: nnx.merge(graph, state)(x), state, TorchMlp(), ROWS, level="function")
+
+
+def test_our_own_twins_pass() -> None:
+    config = twins.small(vit_spec.get("vit_s16"))
+    params = {"params": twins.perturbed(config)}
+    assert_parity(vit_jax.ViT(config).apply, params, vit_torch.ViT(config), twins.pictures(config), input_axes=NHWC)
+
+
+class Linear(linen.Module):
+    """One layer, in the shapes of output that models have."""
+
+    kind: str = "array"
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        y = linen.Dense(2)(x)
+        return {"array": y, "tuple": (y, (2 * y, None)), "dict": {"b": y, "a": 2 * y}, "both": (y, y.argmax(-1))}[self.kind]
+
+
+class TorchLinear(nn.Module):
+    """The same."""
+
+    def __init__(self, kind: str = "array") -> None:
+        super().__init__()
+        self.fc, self.kind = nn.Linear(4, 2), kind
+
+    def forward(self, x: Any) -> Any:
+        y = self.fc(x)
+        return {
+            "array": y,
+            "tuple": (y, (2 * y,)),
+            "dict": {"a": 2 * y, "b": y},
+            "pair": (y, 2 * y),
+            "both": (y, y.argmax(-1)),
+        }[self.kind]
+
+
+def compared(kind: str = "array", torch_kind: str | None = None, **options: Any) -> Any:
+    """The report of one layer, in float64."""
+    model = Linear(kind)
+    other = TorchLinear(torch_kind or kind)
+    return compare_models(model.apply, drawn(model, ROWS), other, ROWS, **{"level": "function", **options})
+
+
+@pytest.mark.parametrize(
+    ("kind", "torch_kind", "names"),
+    [
+        ("tuple", "tuple", {"output.0", "output.1.0"}),
+        ("dict", "dict", {"output.a", "output.b"}),
+        ("both", "both", {"output.0", "output.1"}),
+        ("dict", "pair", {"output.a", "output.b"}),
+    ],
+)
+def test_outputs_are_matched_by_name_or_position(kind: str, torch_kind: str, names: set[str]) -> None:
+    report = compared(kind, torch_kind)
+    assert report.passed and {row.name for row in report.rows if row.name.startswith("output")} == names
+
+
+def test_a_loss_of_ones_own_is_differentiated() -> None:
+    report = compared(loss=lambda y: (y**3).sum())
+    assert report.passed and report.runs["torch float64"]["loss"] == pytest.approx(
+        float((report.runs["torch float64"]["output"] ** 3).sum()), rel=1e-14
+    )
+
+
+@pytest.mark.parametrize("whose", ["flax", "torch"])
+def test_weights_are_those_of_the_side_that_is_named(whose: str) -> None:
+    params, other = drawn(Linear(), ROWS), TorchLinear()
+    report = compare_models(Linear().apply, params, other, ROWS, weights=whose, level="function")
+    kernel = np.asarray(params["params"]["Dense_0"]["kernel"], np.float64)
+    kernel = kernel if whose == "flax" else other.fc.weight.detach().double().numpy().T
+    bias = np.asarray(params["params"]["Dense_0"]["bias"]) if whose == "flax" else other.fc.bias.detach().numpy()
+    np.testing.assert_allclose(report.runs["flax float64"]["output"], ROWS @ kernel + bias, rtol=1e-12)
+    assert report.passed
+
+
+def test_weights_that_are_said_to_be_equal_are_held_to_it() -> None:
+    params, other = drawn(Linear(), ROWS), TorchLinear()
+    with pytest.raises(AssertionError, match=r"the weights are not equal: Dense_0/bias differs by"):
+        compare_models(Linear().apply, params, other, ROWS, weights="equal")
+    with torch.no_grad():
+        other.fc.weight.copy_(torch.tensor(np.asarray(params["params"]["Dense_0"]["kernel"]).T))
+        other.fc.bias.copy_(torch.tensor(np.asarray(params["params"]["Dense_0"]["bias"])))
+    assert compare_models(Linear().apply, params, other, ROWS, weights="equal", level="function").passed
+
+
+def test_nothing_that_is_given_is_changed() -> None:
+    model, other = ConvNet(), torch_conv_net()
+    params = drawn(model, IMAGES)
+    before, state = jax.tree.map(np.array, params), copy.deepcopy(other.state_dict())
+    compare_models(model.apply, params, other, IMAGES, input_axes=NHWC, level="function")
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, before, params)))
+    assert all(torch.equal(tensor, state[key]) for key, tensor in other.state_dict().items())
+    assert other.training and not any(p.grad is not None for p in other.parameters())
+    assert next(other.parameters()).dtype == torch.float32
+
+
+# What fails, and is named -------------------------------------------------------------------------------------------
+
+ATTENTION = "layer_{n}/MultiHeadDotProductAttention_0"
+SWAPPED = [
+    f"{ATTENTION}/{name}/{leaf} | {axes} <-> layers.{{n}}.self_attn.in_proj_{other} | (qkv={n} head dim){rest}"
+    for n, name in ((1, "query"), (0, "key"))
+    for leaf, axes, other, rest in (("kernel", "in head dim", "weight", " in"), ("bias", "head dim", "bias", ""))
+]
+TRANSPOSED = [
+    "layer_1/{A}/out/kernel | head dim out <-> layers.1.self_attn.out_proj.weight | (head dim) out".replace(
+        "{A}", "MultiHeadDotProductAttention_0"
+    )
+]
+FAULTS: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "eps": ({"eps": 1e-6}, [], "layers.0.norm1 of torch, layer_0/LayerNorm_0 of flax"),
+    "q and k": ({}, SWAPPED, "layers.0.self_attn of torch"),
+    "transposed": ({}, TRANSPOSED, "layers.1.self_attn of torch"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_fails_and_its_module_is_named(fault: str) -> None:
+    options, layouts, module = FAULTS[fault]
+    model = TextTransformer()
+    with pytest.raises(AssertionError) as error:
+        assert_parity(
+            model.apply,
+            drawn(model, TEXT),
+            TorchTextTransformer(**options),
+            TEXT,
+            layouts=layouts,
+            level="function",
+        )
+    verdict, first, *rest = str(error.value).splitlines()
+    assert verdict.startswith("FAIL G0, the same function: output differs by") and "(bar 1e-12)" in verdict
+    assert f"first module that differs: {module}" in first
+    assert any("token_embed/embedding | row width" in line for line in rest)  # the mapping
+
+
+def test_the_eps_of_a_batch_norm_fails_and_it_is_named() -> None:
+    model = ConvNet(epsilon=1e-3)
+    params = drawn(model, IMAGES)
+    report = compare_models(model.apply, params, torch_conv_net(), IMAGES, input_axes=NHWC, level="function")
+    assert report.suspect.startswith("1 of torch, BatchNorm_0 of flax")
+
+
+def test_a_wrong_gradient_behind_right_outputs_fails() -> None:
+    def apply(params: Any, x: Any) -> Any:
+        y = Linear().apply(params, x)
+        return y + jax.lax.stop_gradient(y) - y  # the same value, and no gradient
+
+    report = compare_models(apply, drawn(Linear(), ROWS), TorchLinear(), ROWS, level="function")
+    assert report.first is not None and report.first.name.startswith("gradient of ")
+
+
+def test_a_coarser_float32_fails_only_the_second_gate() -> None:
+    def apply(params: Any, x: Any) -> Any:
+        return Linear().apply(params, x) * (1 + (1e-4 if x.dtype == jnp.float32 else 0))
+
+    report = compare_models(apply, drawn(Linear(), ROWS), TorchLinear(), ROWS)
+    assert all(row.same_function for row in report.rows)
+    assert report.verdict.startswith("FAIL G1, the same quality: output: flax is 1.0e-04 and torch")
+    assert "within 5e-06 of float64" in report.verdict
+
+
+# What is refused ----------------------------------------------------------------------------------------------------
+
+
+def refused(what: str, apply: Any = None, other: Any = None, params: Any = None, **options: Any) -> None:
+    """Expect one line that says `what`."""
+    params = drawn(Linear(), ROWS) if params is None else params
+    with pytest.raises(InputError, match=what) as error:
+        compare_models(apply or Linear().apply, params, other or TorchLinear(), ROWS, **options)
+    assert "\n" not in str(error.value)
+
+
+class Changed(TorchLinear):
+    """The layer with something done to its inputs and outputs."""
+
+    def __init__(self, before: Any = None, after: Any = None) -> None:
+        super().__init__()
+        self.before, self.after = before or (lambda x: x), after or (lambda y: y)
+
+    def forward(self, x: Any) -> Any:
+        return self.after(super().forward(self.before(x)))
+
+
+def test_nan_is_refused_with_the_side_that_gives_it() -> None:
+    refused("output: the torch model gives NaN", other=Changed(after=lambda y: y * float("nan")))
+    refused("output: the flax model gives NaN", apply=lambda p, x: Linear().apply(p, x) * jnp.nan)
+
+
+def test_outputs_of_other_shapes_are_refused_with_both() -> None:
+    refused(r"flax gives shape \(3, 2\) and torch \(2, 3\).*output_axes", other=Changed(after=lambda y: y.T))
+
+
+def test_outputs_of_other_names_are_refused_with_both() -> None:
+    with pytest.raises(InputError, match=r"flax returns output\.b, output\.a and torch output: return the same from both"):
+        compared("dict", "array")
+
+
+def test_a_model_that_names_its_own_type_is_refused_with_the_remedy() -> None:
+    refused(r"output of the flax model is float32 .* dtype=None", lambda p, x: Linear().apply(p, x).astype(jnp.float32))
+    refused(r"output of the torch model is float32 .* no \.float\(\)", other=Changed(after=lambda y: y.float()))
+    refused(r"the torch model does not run in float64 .* no \.float\(\)", other=Changed(before=lambda x: x.float()))
+
+
+def test_rounding_inside_a_model_is_recognised_by_its_size() -> None:
+    other = Changed(after=lambda y: y.float().double())
+    report = compare_models(Linear().apply, drawn(Linear(), ROWS), other, ROWS, level="function")
+    assert "does a part of either model cast to float32?" in report.verdict
+
+
+def test_parameters_without_their_collection_are_refused() -> None:
+    refused(r"give \{'params': params\}", params=drawn(Linear(), ROWS)["params"])
+
+
+def test_what_is_no_module_is_refused() -> None:
+    refused("torch_module is a function: give a torch.nn.Module", other=lambda x: x)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"level": "train"}, "level is 'train': give one of function, precision"),
+        ({"weights": "both"}, "weights is 'both': give one of flax, torch, equal"),
+        ({"input_axes": "b y x c"}, "write both sides of the arrow in the same words"),
+        ({"input_axes": "b y <-> b x"}, "write both sides of the arrow in the same words"),
+        ({"input_axes": "b y x c <-> b c y x"}, "input 0 has 2 axes, and the line given for it has 4"),
+    ],
+)
+def test_an_option_that_is_wrong_is_refused(options: dict[str, Any], what: str) -> None:
+    refused(what, **options)
+
+
+def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(InputError, match="torch is not installed: pip install it"):
+        compare_models(Linear().apply, {}, None, ROWS)
+
+
+# The plugin ---------------------------------------------------------------------------------------------------------
+
+TEST = """
+import flax.linen, jax.numpy as jnp, numpy as np, torch
+
+def test_it(assert_parity):
+    params = {"params": {"kernel": jnp.ones((4, 2)) * WEIGHT, "bias": jnp.arange(2.0)}}
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    assert_parity(flax.linen.Dense(2).apply, params, torch.nn.Linear(4, 2), x)
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A user's project with one test, and a function that runs it."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the plugin is named, for it may not be installed
+
+    def run(*options: str, weight: float = 1.5) -> Any:
+        pytester.makepyfile(test_mine=TEST.replace("WEIGHT", str(weight)))
+        result = pytester.runpytest_inprocess(
+            "-p", "parity.pairs.plugin", "-p", "no:cacheprovider", "-W", "error", *options
+        )
+        return result.parseoutcomes(), result.stdout.str()
+
+    run.golden = pytester.path / "parity_goldens" / "test_mine.test_it.npz"  # type: ignore[attr-defined]
+    return run
+
+
+def tampered(path: Any, change: Any) -> None:
+    """Rewrite a golden file with its header and arrays changed."""
+    import json
+
+    with np.load(path) as file:
+        arrays = dict(file)
+    header = json.loads(str(arrays["header"]))
+    change(header, arrays)
+    np.savez(path, **{**arrays, "header": np.array(json.dumps(header))})
+
+
+def test_without_the_option_no_golden_is_written(project: Any) -> None:
+    assert project()[0] == {"passed": 1} and not project.golden.exists()
+
+
+def test_a_golden_is_recorded_and_then_verified(project: Any) -> None:
+    assert project("--parity-record")[0] == {"passed": 1}
+    with np.load(project.golden) as file:
+        assert set(file.files) == {"header", "output"} and file["output"].dtype == np.float64
+    assert project()[0] == {"passed": 1}
+
+
+def test_a_golden_that_outputs_left_names_who_moved_and_the_versions(project: Any) -> None:
+    project("--parity-record")
+
+    def older(header: Any, arrays: Any) -> None:
+        header["environment"]["jax"], header["environment"]["torch"] = "0.9.0", "2.0.1"
+        arrays["output"] = arrays["output"] * (1 + 1e-9)
+
+    tampered(project.golden, older)
+    outcomes, said = project()
+    assert outcomes == {"failed": 1}
+    assert "flax has moved: output is 1.0e-09 away from what it was in float64 (bar 1e-12); jax 0.9.0 -> " in said
+    assert "torch has moved: output is" in said and "torch 2.0.1 -> " in said
+
+
+def test_a_framework_that_rounds_otherwise_in_float32_is_the_only_one_named(project: Any) -> None:
+    project("--parity-record")
+
+    def finer(header: Any, arrays: Any) -> None:
+        header["distances"]["torch"]["output"] = 1e-4
+
+    tampered(project.golden, finer)
+    said = project()[1]
+    assert "torch has moved: in float32 output is" in said and "flax has moved" not in said
+    assert "with the same torch" in said
+
+
+SPOILT: dict[str, Any] = {
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "empty": lambda path: path.write_bytes(b""),
+    "of something else": lambda path: np.savez(path, header=np.array("{}")),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_file_that_is_no_golden_is_refused_with_the_way_on(project: Any, how: str) -> None:
+    project("--parity-record")
+    SPOILT[how](project.golden)
+    outcomes, said = project()
+    assert outcomes == {"failed": 1}
+    assert "is no golden file that can be read" in said and "record it again with --parity-record" in said
+
+
+def test_a_golden_of_other_weights_is_refused_with_the_way_on(project: Any) -> None:
+    project("--parity-record")
+    outcomes, said = project(weight=2.5)
+    assert outcomes == {"failed": 1}
+    assert "was recorded with other weights, inputs or outputs: record it again with --parity-record" in said
+
+
+def test_each_call_of_a_test_has_its_golden(pytester: pytest.Pytester, project: Any) -> None:
+    again = "    assert_parity(flax.linen.Dense(2).apply, params, torch.nn.Linear(4, 2), -x)\n"
+    pytester.makepyfile(test_two=TEST.replace("WEIGHT", "1.5") + again)
+    pytester.runpytest_inprocess("-p", "parity.pairs.plugin", "-p", "no:cacheprovider", "--parity-record", "test_two.py")
+    names = {path.name for path in (pytester.path / "parity_goldens").iterdir()}
+    assert names == {"test_two.test_it.npz", "test_two.test_it.1.npz"}
+
+
+def test_the_plugin_loads_neither_framework() -> None:
+    assert loaded_by("import parity.pairs.plugin") <= {"vit_spec", "parity"}
