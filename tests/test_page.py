@@ -1,0 +1,271 @@
+"""The report of a check as a page: what it says, and that it needs nothing but itself."""
+
+import base64
+import hashlib
+import re
+import sys
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("torch")
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+
+import vit_spec
+from parity import page
+from parity.measures import PRECISION
+from parity.page import attention, plot
+from tests.reports import checkpoint, failing, noise, passing
+from tests.twins import perturbed, small
+from vit_spec import InputError
+
+MAPS = attention.Maps(np.zeros((4, 6, 3)), noise(0), noise(1), 1, "the class token")
+
+
+class Page(HTMLParser):
+    """A page taken apart: elements with their attributes, and the text of each."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        element = SimpleNamespace(tag=tag, attributes=dict(attributes), text="", inside=tuple(self.open))
+        self.elements.append(element)
+        if tag not in {"meta", "link", "img", "br", "wbr"}:
+            self.open.append(element)
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop().tag != tag:
+            pass
+
+    def handle_data(self, data):
+        for element in self.open:
+            element.text += data
+
+    def all(self, tag, **attributes):
+        """Elements of a tag, with these attributes."""
+        return [e for e in self.elements if e.tag == tag and attributes.items() <= e.attributes.items()]
+
+    def within(self, tag, of):
+        """Elements of a tag inside another."""
+        return [e for e in self.elements if e.tag == tag and any(o is of for o in e.inside)]
+
+    def table(self, label):
+        """The rows of the table in a named region, header first."""
+        (region,) = self.all("div", **{"aria-label": label})
+        rows = self.within("tr", region)
+        return [[e for e in self.elements if e.tag in ("th", "td") and e.inside[-1] is row] for row in rows]
+
+
+def shown(report, **given):
+    """The page of a report."""
+    return Page(page.render(report, MAPS, **given))
+
+
+# What it says --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("report", "word"), [(passing, "PASS"), (failing, "FAIL")])
+def test_the_verdict_comes_first(report, word):
+    headings = [e for e in shown(report()).elements if e.tag in ("h1", "h2", "table", "svg")]
+    assert headings[0].tag == "h1"
+    assert word in headings[0].text
+
+
+def test_every_tensor_is_in_the_table_in_the_order_of_computation():
+    names = [row[0].text for row in shown(passing()).table("All tensors")[1:]]
+    assert names == [m.name for m in passing().measures]
+
+
+def test_a_cell_shows_two_digits_and_keeps_all():
+    row = shown(passing()).table("All tensors")[1]
+    error = passing().measures[0].difference
+    assert (row[1].text, row[1].attributes["data-v"]) == (f"{error:.1e}", repr(error))
+
+
+def test_the_worst_gradients_come_worst_first():
+    numbers = [float(row[1].attributes["data-v"]) for row in shown(passing()).table("Gradients that part the most")[1:]]
+    of_parameters = [m.difference for m in passing().measures if m.name.startswith("gradient of ")]
+    assert numbers == sorted(of_parameters, reverse=True)[:20]
+
+
+def test_a_check_in_float64_alone_has_no_columns_of_a_coarser_type():
+    header = [cell.text for cell in shown(failing()).table("All tensors")[0]]
+    assert "PyTorch" not in header
+
+
+def test_a_failure_names_the_first_part_and_every_origin():
+    found = shown(failing())
+    (section,) = found.all("section", id="failure")
+    assert failing().part.module in found.within("strong", section)[0].text
+    origins = [row[1].text for row in found.table("Parts that differ in themselves")[1:]]
+    assert origins == [origin.name for origin in failing().origins[:12]]
+
+
+def test_a_failure_says_what_to_type_next():
+    (section,) = shown(failing(), source="my weights.pth").all("section", id="failure")
+    assert "python -m parity diagnose 'my weights.pth' --logits EXPECTED.npz" in section.text
+
+
+def test_a_pass_has_no_section_of_failures():
+    assert not shown(passing()).all("section", id="failure")
+
+
+def test_settings_and_environment_are_told():
+    found = shown(passing())
+    assert [row[0].text for row in found.table("Settings")[1:]] == [setting.name for setting in passing().audit]
+    (card,) = found.all("section", id="environment")
+    assert passing().environment["torch"] in card.text
+
+
+def test_training_is_shown_with_its_verdict_and_a_plot():
+    losses = {"jax float64": [1.0, 0.5], "torch float64": [1.0, 0.5000001]}
+    facts = {"verdict": "PASS: the updates agree", "losses": losses}
+    training = SimpleNamespace(passed=True, verdict=facts["verdict"], facts=lambda: facts)
+    found = shown(replace(passing(), training=training))
+    (section,) = found.all("section", id="training")
+    assert "the updates agree" in section.text
+    assert found.within("svg", section)
+
+
+def test_a_check_without_gradients_says_so():
+    forward = tuple(m for m in passing().measures if "gradient" not in m.name)
+    (section,) = shown(replace(passing(), measures=forward)).all("section", id="gradients")
+    assert "The forward pass alone was compared" in section.text
+
+
+def test_an_error_that_is_infinite_is_written_as_javascript_reads_it():
+    first, *rest = passing().measures
+    broken = replace(passing(), measures=(replace(first, function=first.function.infinite()), *rest))
+    cell = shown(broken).table("All tensors")[1][1]
+    assert (cell.text, cell.attributes["data-v"]) == ("∞", "Infinity")
+
+
+# That it needs nothing but itself ------------------------------------------------------------------------------------
+
+
+def test_nothing_is_fetched():
+    text = page.render(failing(), MAPS)
+    addresses = [e.attributes[key] for e in Page(text).elements for key in ("src", "href") if key in e.attributes]
+    assert all(address.startswith(("data:", "#")) for address in addresses)
+    assert not re.search(r"https?:|@import", text)
+
+
+def test_the_policy_admits_the_script_of_the_page_and_no_other():
+    found = shown(passing())
+    (script,) = found.all("script")
+    (policy,) = found.all("meta", **{"http-equiv": "Content-Security-Policy"})
+    digest = base64.b64encode(hashlib.sha256(script.text.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy.attributes["content"]
+    assert "default-src 'none'" in policy.attributes["content"]
+
+
+def test_names_are_escaped():
+    nasty = "</td><script>alert('&')</script>"
+    first, *rest = passing().measures
+    report = replace(passing(), measures=(replace(first, name=nasty), *rest), environment={nasty: nasty}, warnings=(nasty,))
+    found = shown(report, source=nasty)
+    assert len(found.all("script")) == 1
+    assert found.table("All tensors")[1][0].text == nasty
+
+
+def test_no_two_elements_share_an_id():
+    ids = Counter(e.attributes["id"] for e in shown(passing()).elements if "id" in e.attributes)
+    assert ids.most_common(1)[0][1] == 1
+
+
+def test_figures_take_their_colours_from_the_page():
+    text = page.render(passing(), MAPS)
+    drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert "var(--jax)" in drawings
+    assert not re.search(r"(fill|stroke): #", drawings)
+
+
+def test_a_model_of_twelve_blocks_makes_a_page_of_at_most_600_kilobytes():
+    measures = passing().measures
+    block = [m for m in measures if "blocks.1." in m.name]
+    more = (replace(m, name=m.name.replace("blocks.1", f"blocks.{i}")) for i in range(2, 12) for m in block)
+    report = replace(passing(), measures=(*measures, *more))
+    sampled = attention.drawing(224, 224)
+    maps = replace(MAPS, image=sampled, jax=noise(0).repeat(6, 0), torch=noise(1).repeat(6, 0))
+    assert len(page.render(report, maps).encode()) < 600_000
+
+
+# The files -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_report_gives_the_same_bytes(tmp_path):
+    one, other = ([p.read_bytes() for p in page.write(passing(), checkpoint(), tmp_path / f"{i}.html")] for i in (1, 2))
+    assert one == other
+
+
+def test_the_plot_lies_beside_the_page_and_shows_both_twins(tmp_path):
+    _, picture = page.write(passing(), checkpoint(), tmp_path / "report.html")
+    pixels = imread(picture)[..., :3]
+    assert picture == tmp_path / "report.png"
+    for twin in ("jax", "torch", "exact"):
+        assert (np.abs(pixels - to_rgb(plot.LIGHT[twin])).max(-1) < 1 / 255).sum() > 100
+
+
+def test_the_users_style_of_plots_changes_nothing():
+    import matplotlib
+
+    plain = plot.png(passing(), "title")
+    with matplotlib.rc_context({"axes.facecolor": "black", "lines.linewidth": 9, "font.size": 30}):
+        assert plot.png(passing(), "title") == plain
+
+
+@pytest.mark.parametrize("name", page.NEEDED)
+def test_a_missing_package_is_one_line_that_says_what_to_install(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError, match=rf"{name}, not installed: pip install 'twin-vision-transformers\[report\]'"):
+        page.ready(tmp_path / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"), [("a/report.html", "does not exist"), ("report.txt", "ends in .html"), ("it.html", "is no file")]
+)
+def test_a_place_where_no_page_can_be_is_refused(name, complaint, tmp_path):
+    (tmp_path / "it.html").mkdir()
+    with pytest.raises(InputError, match=complaint):
+        page.ready(tmp_path / name)
+
+
+# Attention -----------------------------------------------------------------------------------------------------------
+
+
+def test_both_twins_look_at_the_same_patches():
+    maps = attention.maps(checkpoint())
+    assert maps.jax.shape == (checkpoint().config.num_heads, *checkpoint().config.grid)
+    assert np.abs(maps.difference).max() <= PRECISION * maps.torch.max()
+
+
+def test_a_map_is_what_the_class_token_leaves_for_the_patches():
+    share = attention.maps(checkpoint()).torch.sum((1, 2))
+    assert ((share > 0.5) & (share < 1)).all()
+
+
+def test_without_a_class_token_all_tokens_are_averaged():
+    from parity.weights import held
+
+    config = small(vit_spec.get("siglip_b16"))
+    maps = attention.maps(held(perturbed(config), config, "jax"))
+    assert maps.of == "all tokens"
+    np.testing.assert_allclose(maps.jax.sum((1, 2)), 1, rtol=PRECISION)
+
+
+def test_the_sample_is_shown_as_it_was_before_it_was_normalised():
+    config = checkpoint().config.replace(pixels={"mean": (0.48, 0.46, 0.41), "std": (0.27, 0.26, 0.28)})
+    maps = attention.maps(replace(checkpoint(), config=config))
+    np.testing.assert_allclose(maps.image, attention.drawing(*config.image_size), atol=PRECISION)
