@@ -1,0 +1,181 @@
+"""Mistakes in the small parts of the JAX twin."""
+
+from functools import partial
+
+from tests.faults.planting import Fault
+
+_fault = partial(Fault, file="vit_jax/layers.py")
+
+FAULTS = [
+    _fault(
+        name="eps left at Flax's 1e-6",
+        old="self.config.norms.eps",
+        new="1e-6",
+        model="clip_b16",
+        part="norm_pre",
+        cause="LayerNorm eps is 1e-06",
+    ),
+    _fault(
+        name="eps outside the root",
+        old="y = centred * lax.rsqrt(variance + self.config.norms.eps)",
+        new="y = centred / (jnp.sqrt(variance) + self.config.norms.eps)",
+        part=r"blocks\.0\.norm1",
+        cause="eps is added to the standard deviation",
+    ),
+    _fault(
+        name="variance divided by n - 1",
+        old="variance = jnp.square(centred).mean(-1, keepdims=True)",
+        new="variance = jnp.var(wide, -1, keepdims=True, ddof=1)",
+        part=r"blocks\.0\.norm1",
+        cause="the variance is divided by n - 1",
+    ),
+    _fault(
+        name="variance as E[x^2] - E[x]^2, tokens far from zero",
+        old="variance = jnp.square(centred).mean(-1, keepdims=True)",
+        new="variance = jnp.square(wide).mean(-1, keepdims=True) - jnp.square(wide.mean(-1, keepdims=True))",
+        offset=30.0,
+        level="precision",
+        part=r"blocks\.0\.norm1",
+    ),
+    _fault(
+        name="norm without its mean",
+        old="centred = wide - wide.mean(-1, keepdims=True)",
+        new="centred = wide",
+        part=r"blocks\.0\.norm1",
+        cause=r"norms do not subtract the mean \(RMSNorm\)",
+    ),
+    _fault(
+        name="variance outside the graph",
+        old="variance = jnp.square(centred).mean(-1, keepdims=True)",
+        new="variance = lax.stop_gradient(jnp.square(centred).mean(-1, keepdims=True))",
+        part="(norm|blocks.1: output) on the way back",
+    ),
+    _fault(
+        name="norm's bias scaled too",
+        old="(y * self.scale.astype(y.dtype) + self.bias.astype(y.dtype))",
+        new="((y + self.bias.astype(y.dtype)) * self.scale.astype(y.dtype))",
+        part=r"blocks\.0\.norm1",
+    ),
+    _fault(
+        name="statistics in float32 whatever comes in",
+        old="return jnp.promote_types(x.dtype, jnp.float32)",
+        new="return jnp.float32",
+        part=r"blocks\.0\.norm1",
+    ),
+    _fault(
+        name="tanh approximation of GELU, Flax's default",
+        old="return nn.gelu(x, approximate=False)",
+        new="return nn.gelu(x)",
+        part=r"blocks\.0\.mlp: activation",
+        cause="activation is gelu_tanh",
+    ),
+    _fault(
+        name="exact GELU for its approximation",
+        old="return nn.gelu(x, approximate=True)",
+        new="return nn.gelu(x, approximate=False)",
+        model="siglip_b16",
+        part=r"blocks\.0\.mlp: activation",
+        cause="activation is gelu",
+    ),
+    _fault(
+        name="GEGLU for SwiGLU",
+        old="return nn.silu(gate) * value",
+        new="return nn.gelu(gate) * value",
+        model="dinov2_g14",
+        part=r"blocks\.0\.mlp: activation",
+    ),
+    _fault(
+        name="layer scale left out",
+        old="return x * self.gamma.astype(x.dtype)",
+        new="return x",
+        model="dinov2_s14",
+        part=r"blocks\.0\.ls1",
+        cause="layer scale is left out in both halves",
+    ),
+    _fault(
+        name="biases of linear maps dropped",
+        old="x = x.reshape(*lead, *self.outputs)\n        return x if self.bias is None else x + self.bias.astype(x.dtype)",
+        new="return x.reshape(*lead, *self.outputs)",
+        part=r"blocks\.0\.attn\.qkv",
+    ),
+    _fault(
+        name="patches not gathered ahead of the reshape",
+        old="width // pw, pw, c).swapaxes(2, 3)",
+        new="width // pw, pw, c)",
+        part=r"patch_embed\.proj",
+    ),
+    _fault(
+        name="no scale of scores",
+        old="scores = scale * dot(q, k,",
+        new="scores = dot(q, k,",
+        part=r"blocks\.0\.attn: scores",
+        cause="score scale is 1",
+    ),
+    _fault(
+        name="scale of the width, not of a head",
+        old="scale, kind, d = part.config.scale,",
+        new="scale, kind, d = part.config.width**-0.5,",
+        part=r"blocks\.0\.attn: scores",
+        cause=r"score scale is (width|\(heads \* head_dim\)) \*\* -0\.5",
+    ),
+    _fault(
+        name="heads split without turning tokens and heads",
+        old="(jnp.swapaxes(x, 1, 2).reshape(b * h, -1, d) for x in (q, k, v))",
+        new="(x.reshape(b * h, -1, d) for x in (q, k, v))",
+        part=r"blocks\.0\.attn: scores",
+    ),
+    _fault(
+        name="heads joined without turning them back",
+        old="return jnp.swapaxes(x.astype(v.dtype).reshape(b, h, t, d), 1, 2)",
+        new="return x.astype(v.dtype).reshape(b, t, h, d)",
+        part=r"blocks\.0\.attn: heads",
+    ),
+    _fault(
+        name="softmax normalised over all tokens at once",
+        old="total = weights.sum(-1, keepdims=True)",
+        new="total = weights.sum((-2, -1), keepdims=True)",
+        part=r"blocks\.0\.attn: (weights|heads)",
+    ),
+    _fault(
+        name="softmax without its maximum, scores large",
+        old="weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))",
+        new="weights = jnp.exp(scores)",
+        changes={"attention": {"scale": 60.0}},
+        level="precision",
+        part=r"blocks\.[01]\.attn: (weights|heads)( on the way back)?",
+    ),
+    _fault(
+        name="sum of the softmax outside the graph",
+        old="total = weights.sum(-1, keepdims=True)",
+        new="total = lax.stop_gradient(weights.sum(-1, keepdims=True))",
+        part=r"blocks\.1\.attn: (scores|weights|heads) on the way back",
+    ),
+    _fault(
+        name="attention weights in bfloat16",
+        old="x = dot(weights.astype(v.dtype), v,",
+        new="x = dot(weights.astype(jnp.bfloat16).astype(v.dtype), v,",
+        part=r"blocks\.0\.attn: heads",
+    ),
+    _fault(
+        name="halves turned where neighbours are pairs",
+        old='if kind == "axial":',
+        new='if kind == "none":',
+        model="article_xray_rope",
+        part=r"blocks\.0\.attn: q",
+    ),
+    _fault(
+        name="second half turned the other way",
+        old="turned = jnp.concatenate([-second, first], -1)",
+        new="turned = jnp.concatenate([second, -first], -1)",
+        model="dinov3_s16",
+        part=r"blocks\.0\.attn: q",
+        cause="queries and keys turn the other way",
+    ),
+    _fault(
+        name="cosines and sines through float32",
+        old="jnp.asarray(table, at_least_float32(x)) for",
+        new="jnp.asarray(table, jnp.float32).astype(at_least_float32(x)) for",
+        model="dinov3_s16",
+        part="cosines",
+    ),
+]

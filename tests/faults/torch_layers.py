@@ -1,0 +1,200 @@
+"""Mistakes in the small parts of the PyTorch twin."""
+
+from functools import partial
+
+from tests.faults.planting import Fault
+
+_fault = partial(Fault, file="vit_torch/layers.py")
+
+FAULTS = [
+    _fault(
+        name="eps left at PyTorch's 1e-5",
+        old="super().__init__(dim, config.norms.eps)",
+        new="super().__init__(dim)",
+        part=r"blocks\.0\.norm1",
+        cause="LayerNorm eps is 1e-05",
+    ),
+    _fault(
+        name="variance divided by n - 1",
+        old="y = F.layer_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.bias.to(wide), self.eps)",
+        new="variance, mean = torch.var_mean(x.to(wide), -1, keepdim=True)\n"
+        "        y = (x.to(wide) - mean) / (variance + self.eps).sqrt() * self.weight.to(wide) + self.bias.to(wide)",
+        part=r"blocks\.0\.norm1",
+        cause="the variance is divided by n - 1",
+    ),
+    _fault(
+        name="statistics in float32 whatever comes in",
+        old="return torch.promote_types(x.dtype, torch.float32)",
+        new="return torch.float32",
+        part=r"blocks\.0\.norm1",
+    ),
+    _fault(
+        name="tanh approximation of GELU",
+        old='return F.gelu(x, approximate="none")',
+        new='return F.gelu(x, approximate="tanh")',
+        part=r"blocks\.0\.mlp: activation",
+        cause="activation is gelu_tanh",
+    ),
+    _fault(
+        name="quick GELU's 1.702 as 1.7",
+        old="1.702",
+        new="1.7",
+        model="clip_b16",
+        part=r"blocks\.0\.mlp: activation",
+    ),
+    _fault(
+        name="gate and value of SwiGLU swapped",
+        old="gate, value = x.unbind(-2)",
+        new="value, gate = x.unbind(-2)",
+        model="dinov2_g14",
+        part=r"blocks\.0\.mlp: activation",
+        cause="gate and value of the MLP are swapped",
+    ),
+    _fault(
+        name="layer scale added to one",
+        old="return x * self.gamma.to(x.dtype)",
+        new="return x * (1 + self.gamma.to(x.dtype))",
+        model="dinov2_s14",
+        part=r"blocks\.0\.ls1",
+    ),
+    _fault(
+        name="layer scale outside the graph",
+        old="return x * self.gamma.to(x.dtype)",
+        new="return x * self.gamma.data.to(x.dtype)",
+        model="dinov2_s14",
+        part=r"blocks\.1\.ls2(\.gamma)? on the way back",
+    ),
+    _fault(
+        name="biases of linear maps dropped",
+        old="x = F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))",
+        new="x = F.linear(x, self.weight.to(x.dtype))",
+        part=r"blocks\.0\.attn\.qkv",
+    ),
+    _fault(
+        name="bias of the patches dropped",
+        old="return F.linear(x, self.weight.to(x.dtype).flatten(1), None if self.bias is None else self.bias.to(x.dtype))",
+        new="return F.linear(x, self.weight.to(x.dtype).flatten(1))",
+        part=r"patch_embed\.proj",
+        cause="patch_embed.proj has no bias",
+    ),
+    _fault(
+        name="pixels of a patch channels-last",
+        old=".permute(0, 2, 4, 1, 3, 5)",
+        new=".permute(0, 2, 4, 3, 5, 1)",
+        part=r"patch_embed\.proj",
+        cause=r"pixels of a patch .*\(.*\)",
+    ),
+    _fault(
+        name="patches column by column",
+        old=".permute(0, 2, 4, 1, 3, 5)",
+        new=".permute(0, 4, 2, 1, 3, 5)",
+        part=r"patch_embed\.proj",
+    ),
+    _fault(
+        name="no scale handed to the fused kernel",
+        old="dropout_p=rate, scale=scale)",
+        new="dropout_p=rate)",
+        model="article_sincos",
+        part=r"blocks\.0\.attn: heads",
+        cause=r"score scale is head_dim \*\* -0\.5",
+    ),
+    _fault(
+        name="causal mask in the fused kernel",
+        old="dropout_p=rate, scale=scale)",
+        new="dropout_p=rate, scale=scale, is_causal=True)",
+        part=r"blocks\.0\.attn: heads",
+        cause="tokens do not see those after them",
+    ),
+    _fault(
+        name="fused kernel in half precision in float32 alone",
+        old="x = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, scale=scale)",
+        new="half = torch.float16 if q.dtype == torch.float32 else q.dtype\n"
+        "        x = F.scaled_dot_product_attention(*(x.to(half) for x in (q, k, v)), scale=scale).to(q.dtype)",
+        level="precision",
+        part=r"blocks\.0\.attn: heads",
+    ),
+    _fault(
+        name="softmax over queries",
+        old="weights = scores.softmax(-1)",
+        new="weights = scores.softmax(-2)",
+        part=r"blocks\.0\.attn: (weights|heads)",
+        cause="softmax runs over queries",
+    ),
+    _fault(
+        name="scale inside and outside the product",
+        old="scores = scale * (q @ k.transpose(2, 3))",
+        new="scores = scale * ((q * scale) @ k.transpose(2, 3))",
+        part=r"blocks\.0\.attn: scores",
+        cause="score scale is 1 / head_dim",
+    ),
+    _fault(
+        name="attention weights detached",
+        old="x = F.dropout(weights, rate).to(v.dtype) @ v",
+        new="x = F.dropout(weights.detach(), rate).to(v.dtype) @ v",
+        part=r"blocks\.1\.attn: (scores|weights|heads) on the way back",
+    ),
+    _fault(
+        name="attention dropout on in evaluation",
+        old="rate if part.training else 0.0",
+        new="rate",
+        changes={"regularisation": {"attn_drop": 0.3}},
+        part=r"blocks\.0\.attn: (weights|heads)",
+    ),
+    _fault(
+        name="dropout on in evaluation",
+        old="return F.dropout(x, rate, part.training)",
+        new="return F.dropout(x, rate)",
+        changes={"regularisation": {"mlp_drop": 0.2}},
+        part=r"blocks\.0\.mlp(\.fc2|: output)?",
+    ),
+    _fault(
+        name="drop path on in evaluation",
+        old="    if not part.training:\n        return x\n",
+        new="",
+        changes={"regularisation": {"drop_path": 0.5}},
+        part=r"blocks\.1: sum",
+    ),
+    _fault(
+        name="heads joined without turning them back",
+        old="    return x.transpose(1, 2)\n",
+        new="    return x.reshape(x.shape[0], x.shape[2], x.shape[1], x.shape[3])\n",
+        part=r"blocks\.0\.attn: heads",
+    ),
+    _fault(
+        name="rotation the other way",
+        old="torch.stack([-wide[..., 1::2], wide[..., ::2]], -1)",
+        new="torch.stack([wide[..., 1::2], -wide[..., ::2]], -1)",
+        model="article_xray_rope",
+        part=r"blocks\.0\.attn: q",
+        cause="queries and keys turn the other way",
+    ),
+    _fault(
+        name="neighbours turned where halves are pairs",
+        old='if kind == "axial":',
+        new='if kind != "none":',
+        model="dinov3_s16",
+        part=r"blocks\.0\.attn: q",
+    ),
+    _fault(
+        name="cosines and sines rounded to bfloat16",
+        old="return tuple(torch.tensor(table, dtype=dtype, device=device) for",
+        new="return tuple(torch.tensor(table, dtype=torch.bfloat16, device=device).to(dtype) for",
+        model="dinov3_s16",
+        part="cosines",
+    ),
+    _fault(
+        name="fixed positions through float32",
+        old="return tuple(torch.tensor(table, dtype=dtype, device=device) for",
+        new="return tuple(torch.tensor(table, dtype=torch.float32, device=device).to(dtype) for",
+        model="article_rectangular",
+        part="positions",
+    ),
+    _fault(
+        name="base of the rotation 10000, not 100",
+        old="for table in make(self.config, grid))",
+        new="for table in make(self.config.replace(positions={'rotary_base': 10000.0}), grid))",
+        model="dinov3_s16",
+        part="cosines",
+        cause="rotary base is 10000",
+    ),
+]

@@ -1,0 +1,84 @@
+"""Every mistake that is planted in a twin, a column or an optimizer is found, and its part is named."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("flax")
+pytest.importorskip("optax")
+torch = pytest.importorskip("torch")
+
+from jax.experimental.compilation_cache import compilation_cache
+
+from tests.faults import FAULTS, Fault, planted
+from tests.faults.outcomes import checked, diagnosed, explained, named
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Most faults are in PyTorch alone: keep what XLA compiles, and compile no twin twice."""
+    wanted = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("xla")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before, threads = {name: getattr(jax.config, name) for name in wanted}, torch.get_num_threads()
+    torch.set_num_threads(1)  # for models this small a second one only waits
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    torch.set_num_threads(threads)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def _each(faults: list[Fault]) -> list[object]:
+    return [pytest.param(fault, id=fault.id.replace(" ", "-")) for fault in faults]
+
+
+@pytest.mark.parametrize("fault", _each([fault for fault in FAULTS if not fault.unnamed]))
+def test_the_check_fails_and_names_the_part(fault: Fault) -> None:
+    report = checked(fault, backward=False, steps=20)
+    assert named(fault, report), report.verdict
+
+
+@pytest.mark.parametrize("fault", _each([fault for fault in FAULTS if fault.unnamed]))
+def test_the_check_fails_where_the_part_cannot_be_told(fault: Fault) -> None:
+    assert not checked(fault, backward=False).passed
+
+
+@pytest.mark.parametrize("fault", _each([fault for fault in FAULTS if fault.cause]))
+def test_the_diagnosis_names_the_cause(fault: Fault) -> None:
+    found = diagnosed(fault)
+    assert explained(fault, found), found.verdict
+
+
+def test_few_parts_cannot_be_told() -> None:
+    assert sum(bool(fault.unnamed) for fault in FAULTS) <= 0.05 * len(FAULTS)
+
+
+@pytest.mark.parametrize("file", sorted({fault.file for fault in FAULTS}))
+def test_a_fault_is_gone_after_its_block(file: str) -> None:
+    import vit_jax
+    import vit_torch
+    from parity.formats import get
+
+    before = vit_jax.ViT, vit_torch.ViT, get("jax"), get("torch")
+    with planted(next(fault for fault in FAULTS if fault.file == file)):
+        assert (
+            sys.modules["vit_jax"].ViT,
+            sys.modules["vit_torch"].ViT,
+            get("jax"),
+            get("torch"),
+        ) != before
+    assert (sys.modules["vit_jax"].ViT, sys.modules["vit_torch"].ViT, get("jax"), get("torch")) == before
+
+
+def test_a_fault_is_one_change_of_what_computes() -> None:
+    assert all(compile(fault.mistaken(), fault.file, "exec") for fault in FAULTS)
+    changes = {(fault.file, fault.old, fault.new, str(fault.changes)) for fault in FAULTS}
+    assert len(changes) == len(FAULTS)
