@@ -4,6 +4,7 @@ import ctypes
 import gc
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -17,7 +18,8 @@ class Spool(Mapping[str, Array]):
     """Arrays by name, in a file without one; each is read anew when it is asked for."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
-        self._file = tempfile.TemporaryFile()  # closed, and gone, with the last reference
+        self._file = tempfile.TemporaryFile()
+        weakref.finalize(self, self._file.close)  # which removes it
         self._places: dict[str, tuple[int, np.dtype, tuple[int, ...]]] = {}
         for name, array in arrays.items():
             self._places[name] = self._file.tell(), array.dtype, array.shape

@@ -28,6 +28,14 @@ def test_a_named_model_passes_both_gates(names: str, fusion: str) -> None:
     assert report.passed, report.verdict
 
 
+@pytest.mark.parametrize("names", small_models())
+def test_stochastic_depth_under_shared_masks_is_the_same_function(names: str) -> None:
+    config = small_models()[names]
+    quick = {"xla_backend_optimization_level": 0}
+    report = compare(config, perturbed(config), images=pictures(config), level="function", drop_path=0.6, xla_options=quick)
+    assert report.passed, report.verdict
+
+
 PLAIN = small(vit_spec.get("vit_s16"))
 
 

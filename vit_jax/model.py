@@ -232,7 +232,7 @@ class ViT(Part):
     def encode(self, x: Array, tables: Tables, train: bool) -> Array:
         """The blocks, and the final norm: (B, T, width) -> (B, T, width)."""
         config, noise = self.config, self.config.regularisation
-        rates = jnp.linspace(0, noise.drop_path, config.depth, dtype=jnp.float32)
+        rates = jnp.linspace(0, noise.drop_path, config.depth, dtype=at_least_float32(x))
         x, _ = self.blocks(x, rates, tables, train)
         return self.norm(x) if self.norm is not None else x
 
