@@ -18,6 +18,7 @@ from parity.weights import Checkpoint, translate
 from parity.writing import write
 
 README = Path(__file__).parents[1] / "README.md"
+HERE = os.environ | {"PYTHONPATH": str(README.parent)}
 COMMANDS = re.findall(r"^python (-m parity convert .*)$", README.read_text(), re.MULTILINE)
 
 CONFIG = vit_spec.get("vit_s16", depth=2, num_classes=10)
@@ -36,8 +37,7 @@ def weights():
 
 def run(command, folder):
     """Run a line of the README in a folder."""
-    here = os.environ | {"PYTHONPATH": str(README.parent)}
-    done = subprocess.run([sys.executable, *shlex.split(command)], cwd=folder, env=here, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *shlex.split(command)], cwd=folder, env=HERE, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -89,3 +89,44 @@ def test_fine_tuned_pytorch_to_google(tmp_path, weights):
     with np.load(tmp_path / "finetuned.npz") as found:
         query = found["Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"]
     np.testing.assert_array_equal(query, weights["blocks.1.attn.qkv.weight"][:384].T.reshape(384, 6, 64))
+
+
+SHOWN = [shlex.split(line) for line in re.findall(r"^\$ python (-m parity .*)$", README.read_text(), re.MULTILINE)]
+
+
+@pytest.fixture(scope="module")
+def ported(tmp_path_factory, weights):
+    """A folder with a model of another eps and GELU than timm's, and its weights in a file that tells neither."""
+    torch, vit_torch = pytest.importorskip("torch"), pytest.importorskip("vit_torch")
+    folder = tmp_path_factory.mktemp("ported")
+    config = CONFIG.replace(image_size=(32, 32), norms={"eps": 1e-5}, mlp={"activation": "gelu_tanh"})
+    torch.manual_seed(0)
+    model = vit_torch.ViT(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape)
+        images = torch.randn(4, 3, 32, 32)
+        np.savez(folder / "expected.npz", images=images.numpy(), logits=model(images).numpy())
+    parity.save(folder / "trained.safetensors", model.state_dict(), config, "torch")
+    torch.save(model.state_dict(), folder / "ported.pth")
+    return folder
+
+
+def test_the_failing_check_of_the_readme_fails_at_the_part_it_shows(ported, capsys):
+    pytest.importorskip("jax")
+    command = next(line for line in SHOWN if "check" in line)
+    done = subprocess.run([sys.executable, *command], cwd=ported, env=HERE, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "the first part that differs is blocks.0.norm1, by" in done.stdout.splitlines()[-1]
+
+
+def test_the_diagnosis_of_the_readme_finds_what_it_shows_and_its_fix_mends_the_file(ported):
+    command = next(line for line in SHOWN if "diagnose" in line)
+    text = README.read_text()
+    (cause,), (fix,) = re.findall(r"^(cause: .*) \(", text, re.M), re.findall(r"^  fix: python (.*)$", text, re.M)
+    done = subprocess.run([sys.executable, *command], cwd=ported, env=HERE, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"\n{cause} (" in done.stdout and f"\n  fix: python {fix}\n" in done.stdout
+    run(fix, ported)
+    again = [argument.replace("ported.pth", "FIXED.safetensors") for argument in command]
+    assert "MATCH: nothing is wrong" in run(shlex.join(again), ported)
