@@ -1,4 +1,7 @@
-"""Every mistake that is planted in a twin, a column or an optimizer is found, and its part is named."""
+"""A mistake that is planted in a twin, a column or an optimizer is found, and its part is named.
+
+Here are every third of the faults, for the sake of time; `python -m benchmarks.faults` plants them all.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -36,11 +39,14 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     compilation_cache.reset_cache()
 
 
+SOME = FAULTS[::3]
+
+
 def _each(faults: list[Fault]) -> list[object]:
     return [pytest.param(fault, id=fault.id.replace(" ", "-")) for fault in faults]
 
 
-@pytest.mark.parametrize("fault", _each([fault for fault in FAULTS if not fault.unnamed]))
+@pytest.mark.parametrize("fault", _each([fault for fault in SOME if not fault.unnamed]))
 def test_the_check_fails_and_names_the_part(fault: Fault) -> None:
     report = checked(fault, backward=False, steps=20)
     assert named(fault, report), report.verdict
@@ -51,7 +57,7 @@ def test_the_check_fails_where_the_part_cannot_be_told(fault: Fault) -> None:
     assert not checked(fault, backward=False).passed
 
 
-@pytest.mark.parametrize("fault", _each([fault for fault in FAULTS if fault.cause]))
+@pytest.mark.parametrize("fault", _each([fault for fault in SOME if fault.cause]))
 def test_the_diagnosis_names_the_cause(fault: Fault) -> None:
     found = diagnosed(fault)
     assert explained(fault, found), found.verdict
