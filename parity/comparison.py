@@ -21,7 +21,7 @@ from parity.measures import FUNCTION, Array, Budget, Error
 from parity.report import Measure, Outputs, Report
 from parity.runs import JaxTwin, Run, Subject, TorchTwin
 from parity.settings import Setting
-from parity.spool import give_back
+from parity.spool import give_back, size
 from parity.weights import FLOATS, Checkpoint, check, held, rounded, to_jax
 from vit_spec import InputError, ViTConfig, nearest
 
@@ -155,9 +155,9 @@ class _Comparison:
     def _run(self, twin: Any, what: str, dtype: str = "float64") -> Run:
         self.progress(what)
         run: Run = twin.run(dtype, backward=self.backward)
-        kept = run.spooled()
+        kept, nbytes = run.spooled(), size(run.values)
         del run
-        give_back()
+        give_back(nbytes)
         return kept
 
     def _wide(self) -> bool:

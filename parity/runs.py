@@ -95,12 +95,14 @@ class Subject:
 
     def weights(self, format: str, through: str, dtype: str | None) -> Iterator[tuple[str, Array]]:
         """Yield the weights by key, rounded to `through`, and then in `dtype`, or where it is None in their own."""
+        nbytes = 0
         for key, array in translate(self.checkpoint, format):
             narrow = (
                 array if dtype is None and array.itemsize <= FLOATS[through].itemsize else rounded(array, FLOATS[through])
             )
             yield key, narrow if dtype is None else rounded(narrow, FLOATS[dtype])
-        give_back()
+            nbytes += narrow.nbytes
+        give_back(nbytes)
 
 
 @dataclass(frozen=True)

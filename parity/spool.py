@@ -42,8 +42,10 @@ class Spool(Mapping[str, Array]):
         return name in self._places
 
 
-def give_back() -> None:
-    """Return to the system what is free: glibc keeps the freed tensors of one pass, and the next asks for more."""
+def give_back(nbytes: int) -> None:
+    """Return to the system what is free, if that is much: glibc keeps freed tensors, and the next pass asks for more."""
+    if nbytes <= SMALL:
+        return
     gc.collect()  # hooks make cycles, which hold tensors
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
@@ -51,4 +53,9 @@ def give_back() -> None:
 
 def spooled(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
     """Return arrays on disk, or as they are if they are small."""
-    return arrays if sum(array.nbytes for array in arrays.values()) <= SMALL else Spool(arrays)
+    return arrays if size(arrays) <= SMALL else Spool(arrays)
+
+
+def size(arrays: Mapping[str, Array]) -> int:
+    """Return the bytes of arrays in memory; of those on disk 0."""
+    return 0 if isinstance(arrays, Spool) else sum(array.nbytes for array in arrays.values())

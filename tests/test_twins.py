@@ -20,12 +20,16 @@ from vit_spec import (
 )
 
 
+# What runs once need not be polished; XLA fuses all the same.  benchmarks/full_size.py compiles as users do.
+QUICK = {"xla_backend_optimization_level": 0}
+
+
 @pytest.mark.parametrize("fusion", FUSION)
 @pytest.mark.parametrize("names", small_models())
 def test_a_named_model_passes_both_gates_at_inference_and_in_training(names: str, fusion: str) -> None:
     """With the fusion at inference; without it under stochastic depth, whose masks both twins share."""
     config = small_models()[names]
-    options, rate = FUSION[fusion], 0.0 if fusion == "fused" else 0.6
+    options, rate = {**QUICK, **(FUSION[fusion] or {})}, 0.0 if fusion == "fused" else 0.6
     report = compare(config, perturbed(config), images=pictures(config), drop_path=rate, xla_options=options)
     assert report.passed, report.verdict
 
@@ -36,13 +40,13 @@ PLAIN = small(vit_spec.get("vit_s16"))
 @pytest.mark.parametrize("mode", RESAMPLING)
 def test_another_input_size_passes_both_gates(mode: str) -> None:
     config = PLAIN.replace(resampling=RESAMPLING[mode])
-    report = compare(config, perturbed(config), images=pictures(config, (80, 16)))
+    report = compare(config, perturbed(config), images=pictures(config, (80, 16)), xla_options=QUICK)
     assert report.passed, report.verdict
 
 
 def test_a_padded_image_passes_both_gates() -> None:
     config = PLAIN.replace(tokens={"pad": True})
-    report = compare(config, perturbed(config), images=pictures(config, (37, 50)))
+    report = compare(config, perturbed(config), images=pictures(config, (37, 50)), xla_options=QUICK)
     assert report.passed, report.verdict
 
 
@@ -50,8 +54,7 @@ def test_a_padded_image_passes_both_gates() -> None:
 @given(configs(), st.integers(0, 2**16))
 def test_a_random_config_is_the_same_function_in_both_twins(config: ViTConfig, seed: int) -> None:
     size = (config.patch_size[0] * 4, config.patch_size[1] * 2)
-    quick = {"xla_backend_optimization_level": 0}  # each example is compiled anew
-    report = compare(config, perturbed(config, seed), images=pictures(config, size, seed), xla_options=quick)
+    report = compare(config, perturbed(config, seed), images=pictures(config, size, seed), xla_options=QUICK)
     wrong = [measure for measure in report.measures if not measure.same_function]
     assert not wrong, wrong[0]
 
@@ -65,7 +68,7 @@ def test_an_imprecise_twin_fails_the_second_gate_alone(monkeypatch: pytest.Monke
             return super().encode(x * noise, tables)
 
     monkeypatch.setattr(vit_torch, "ViT", Imprecise)
-    report = compare(PLAIN, perturbed(PLAIN), images=pictures(PLAIN))
+    report = compare(PLAIN, perturbed(PLAIN), images=pictures(PLAIN), xla_options=QUICK)
     assert report.first is not None
     assert all(measure.same_function for measure in report.measures)
     assert not report.first.same_precision
@@ -80,7 +83,7 @@ def test_float32_may_be_as_far_as_float64_says_that_the_function_amplifies(in_fl
 
 
 def test_a_report_prints_a_table_and_its_verdict_last() -> None:
-    text = str(compare(PLAIN, perturbed(PLAIN), images=pictures(PLAIN)))
+    text = str(compare(PLAIN, perturbed(PLAIN), images=pictures(PLAIN), xla_options=QUICK))
     assert "blocks.*.attn.q" in text
     assert text.splitlines()[-1].startswith("PASS: ")
 
