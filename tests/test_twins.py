@@ -19,7 +19,6 @@ from vit_spec import (
     ViTConfig,
 )
 
-
 # What runs once need not be polished; XLA fuses all the same.  benchmarks/full_size.py compiles as users do.
 QUICK = {"xla_backend_optimization_level": 0}
 
