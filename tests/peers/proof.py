@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import parity
-from parity.comparison import FUNCTION, PRECISION
+from parity.measures import FUNCTION, PRECISION
 from parity.weights import Checkpoint
 
 RECORD = "PARITY_PROOFS"  # where set, a folder: the differences that were measured go there, for docs/formats.md

@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 import torch
 
 import parity
-from parity.comparison import FUNCTION
+from parity.measures import FUNCTION
 from tests.goldens.golden import noise
 from tests.goldens.peers import fill, float64, seeded
 from tests.peers.hugging_face import CASES, MAE, PEER, SIZES
