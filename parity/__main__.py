@@ -98,7 +98,9 @@ def _golden(one: argparse.ArgumentParser) -> None:
 
     def action(name: str, text: str) -> argparse.ArgumentParser:
         found: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
-        found.add_argument("--json", action="store_true", help="print one JSON object, for machines")
+        # Ahead of the action it counts as well: no default of its own.
+        text = "print one JSON object, for machines"
+        found.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=text)
         return found
 
     record = action("record", "write what both twins agree on")
@@ -119,14 +121,20 @@ def _golden(one: argparse.ArgumentParser) -> None:
 
 def _gates(one: argparse.ArgumentParser) -> None:
     text = "how much is asked: the same function in float64; equally near to it in a coarser type; the same training steps"
-    one.add_argument("--level", choices=("function", "precision", "train"), default="precision", help=text)
+    one.add_argument("--level", choices=("function", "precision", "train"), help=f"{text}; by default precision")
     text = "the coarser type; by default float32"
-    one.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help=text)
-    one.add_argument("--steps", type=int, metavar="N", default=50, help="optimizer steps of --level train; by default 50")
+    one.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help=text)
+    one.add_argument("--steps", type=_positive, metavar="N", help="optimizer steps of --level train; by default 50")
     one.add_argument("--no-gradients", action="store_true", help="compare the forward pass alone")
     one.add_argument("--seed", type=int, metavar="N", default=0, help="of the images and of what the loss asks for")
     one.add_argument("--as-is", action="store_true", help="leave the settings of both frameworks as they are: TF32 and all")
     one.add_argument("--html", metavar="FILE", help="write a page with plots, attention maps and the environment")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps: give at least 1")
+    return int(text)
 
 
 def _surgery(group: argparse._ArgumentGroup) -> None:

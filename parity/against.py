@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +11,7 @@ from rich.table import Table
 from parity.localisation import Origin, Part, origins
 from parity.measures import FUNCTION, Error
 from parity.report import finite
-from parity.runs import JaxTwin, Run, Subject, TorchTwin
+from parity.runs import JaxTwin, Run, Subject, TorchTwin, noise
 from parity.weights import Checkpoint
 from vit_spec import InputError
 from vit_spec.config import FIELDS
@@ -52,7 +51,11 @@ class Report:
         if self.passed:
             return f"PASS: the same function, outputs agree to {worst:.1e} in float64"
         others = len({origin.part for origin in self.origins} - {self.part})
-        alone = f"by {self.origins[0].error:.1e} though both are fed the same" if self.origins else "as all before it grows"
+        alone = (
+            f"by {self.origins[0].error:.1e} though both are fed the same"
+            if self.origins
+            else "which no part on its own explains"
+        )
         more = f", and {others} more do" if others else ""
         return (
             f"FAIL: another function, outputs differ by {worst:.1e} in float64 (bar {FUNCTION:.0e}); "
@@ -101,7 +104,7 @@ def compare_files(
     a, b = first.config, second.config
     if a.in_channels != b.in_channels:
         raise InputError(f"one takes images of {a.in_channels} channels, the other of {b.in_channels}: nothing to compare")
-    images = np.random.default_rng(seed).standard_normal((2, *a.image_size, a.in_channels)).astype(np.float32)
+    images = noise(a, seed)
     subjects = [Subject(checkpoint, images, seed) for checkpoint in (first, second)]
     runs: list[list[Run]] = []
     for turn, subject in zip(("first", "second"), subjects, strict=True):

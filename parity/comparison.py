@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from parity import settings
-from parity.localisation import GRADIENT, Bisection, Origin, bisect, forward, gradient_scales, imprecise, origins
+from parity.localisation import GRADIENT, Bisection, Origin, bisect, forward, imprecise, module_scales, origins
 from parity.measures import FUNCTION, Array, Budget, Error
 from parity.report import Measure, Outputs, Report
-from parity.runs import JaxTwin, Run, Subject, TorchTwin
+from parity.runs import JaxTwin, Run, Subject, TorchTwin, noise
 from parity.settings import Setting
 from parity.spool import give_back, size
 from parity.weights import FLOATS, Checkpoint, check, held, rounded, to_jax
@@ -67,15 +67,14 @@ def compare(
         if value not in allowed:
             raise InputError(f"{name} is {value!r}: give one of {', '.join(allowed)}{nearest(value, allowed)}")
     audit = settings.audit()
-    if images is None:
-        images = np.random.default_rng(seed).standard_normal((2, *config.image_size, config.in_channels))
-    images = np.asarray(images, np.float32)  # so that no run starts from a rounding of its own
+    # In float32, so that no run starts from a rounding of its own.
+    images = noise(config, seed) if images is None else np.asarray(images, np.float32)
     checkpoint = params if isinstance(params, Checkpoint) else held(params, config, "jax")
     if checkpoint.config != config:
         raise InputError("the checkpoint is of another config than the one given: give checkpoint.config")
-    check(checkpoint)
+    wide = np.dtype(np.float64) in check(checkpoint).values()
     subject = Subject(checkpoint, images, seed, drop_path)
-    comparison = _Comparison(subject, dtype, backward, strict, xla_options or {}, progress)
+    comparison = _Comparison(subject, dtype, wide, backward, strict, xla_options or {}, progress)
     found = comparison.measured(coarse=level != "function")
     training = None
     if level == "train":
@@ -103,10 +102,14 @@ Found = tuple[tuple[Measure, ...], dict[str, Outputs], tuple[Origin, ...], Bisec
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Both twins on one subject; see `compare`."""
+    """Both twins on one subject; see `compare`.
+
+    wide: whether the weights are such that float32 rounds them.
+    """
 
     subject: Subject
     dtype: str
+    wide: bool
     backward: bool
     strict: bool
     options: dict[str, Any]
@@ -137,7 +140,7 @@ class _Comparison:
         measures = list(_measures(reference, jax, torch))
         if coarse:
             rounded = reference
-            if self.dtype != "float32" or self._wide():
+            if self.dtype != "float32" or self.wide:
                 rounding = TorchTwin(self.subject, "explicit", self.dtype)
                 rounded = self._run(rounding, f"PyTorch in float64 on what {self.dtype} can hold")
             runs = {}
@@ -159,10 +162,6 @@ class _Comparison:
         del run
         give_back(nbytes)
         return kept
-
-    def _wide(self) -> bool:
-        """Whether the weights are such that float32 rounds them."""
-        return any(array.dtype == np.float64 for array in self.subject.checkpoint.arrays.values())
 
     def _function(self, reference: Run, jax: Run, torch: Run) -> tuple[tuple[Origin, ...], Bisection | None]:
         """Find the parts that are another function, and confirm the first by swapping."""
@@ -197,7 +196,7 @@ def _measures(reference: Run, jax: Run, torch: Run) -> Iterator[Measure]:
     yield from (Measure(name, error) for name, error in fused.items() if name not in reference.values)
     if not reference.gradients:
         return
-    scales, whole = gradient_scales(reference.gradients), Error()
+    scales, whole = module_scales(reference.gradients), Error()
     for name, value in reference.gradients.items():
         errors = [Error.of(run.gradients[name], value) for run in (jax, torch)]
         worst = max(errors, key=Error.relative_rms)

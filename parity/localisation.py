@@ -142,23 +142,23 @@ def backward(reference: Run, other: Run) -> Iterator[tuple[str, Error, float]]:
             expected = reference.arriving.get(name, np.zeros(reference.values[name].shape))
             where = ARRIVING if name in reference.arriving else GRADIENT  # none arrives: it is itself cut off
             yield f"{where}{name}", Error.of(other.arriving[name], expected), 0.0
-    scales = gradient_scales(reference.gradients)
+    scales = module_scales(reference.gradients)
     for name, value in reference.gradients.items():
         error = Error.of(other.gradients[name], value) if name in other.gradients else Error.infinite()
         yield f"{GRADIENT}{name}", error, scales[name]
 
 
-def gradient_scales(gradients: Mapping[str, Any]) -> dict[str, float]:
-    """What a gradient is measured against at least: the root-mean-square over the module that it belongs to.
+def module_scales(tensors: Mapping[str, Any]) -> dict[str, float]:
+    """What a parameter's gradient, or change, is measured against at least: the root-mean-square over its module.
 
     Some gradients are zero but for rounding (a key's bias cannot change a softmax), and noise over noise is no measure.
     """
     sums: dict[str, tuple[float, int]] = {}
-    for name, value in gradients.items():
+    for name, value in tensors.items():
         error = Error.of(value, value)
         squares, entries = sums.get(_module(name), (0.0, 0))
         sums[_module(name)] = squares + error.reference_squares, entries + error.entries
-    return {name: math.sqrt(sums[_module(name)][0] / max(1, sums[_module(name)][1])) for name in gradients}
+    return {name: math.sqrt(sums[_module(name)][0] / max(1, sums[_module(name)][1])) for name in tensors}
 
 
 def _module(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from parity.measures import Array
 from parity.settings import compiler_options, strict
 from parity.spool import give_back, spooled
 from parity.weights import FLOATS, Checkpoint, held, rounded, translate
-from vit_spec import ViTConfig
+from vit_spec import InputError, ViTConfig
 
 SHOWN = ("weights",)  # named, but nothing goes on from it: see `show` in the layers of the twins
 Tensors = Mapping[str, Array]
@@ -41,19 +41,16 @@ class Run:
         return Run(spooled(self.values), spooled(self.gradients), spooled(self.arriving))
 
 
-class Twin(Protocol):
-    """A twin that can be run."""
+def noise(config: ViTConfig, seed: int, count: int = 2) -> Array:
+    """Return images of normal noise of the config's own size, (count, H, W, C), float32.
 
-    def run(self, dtype: str = "float64", *, backward: bool = True, arriving: bool = False, fed: Run | None = None) -> Run:
-        """Run it once.
-
-        Args:
-            dtype: of weights and images, which are rounded to it, and so of all that is computed.
-            backward: whether to compute gradients too.
-            arriving: whether to compute those by intermediates as well; a pass that is fed always does, and the JAX twin
-                does in no other.
-            fed: what to put in the place of every intermediate, and the gradients that are to arrive there.
-        """
+    Raises:
+        InputError: a negative seed.
+    """
+    if seed < 0:
+        raise InputError(f"seed is {seed}: give a number from 0")
+    drawn = np.random.default_rng(seed).standard_normal((count, *config.image_size, config.in_channels))
+    return drawn.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,14 @@ class TorchTwin:
     strict: bool = True
 
     def run(self, dtype: str = "float64", *, backward: bool = True, arriving: bool = False, fed: Run | None = None) -> Run:
-        """See `Twin`."""
+        """Run it once.
+
+        Args:
+            dtype: of weights and images, which are rounded to it, and so of all that is computed.
+            backward: whether to compute gradients too.
+            arriving: whether to compute those by intermediates as well; a pass that is fed always does.
+            fed: what to put in the place of every intermediate, and the gradients that are to arrive there.
+        """
         import torch
 
         import vit_torch
@@ -173,8 +177,8 @@ class JaxTwin:
     options: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = True
 
-    def run(self, dtype: str = "float64", *, backward: bool = True, arriving: bool = False, fed: Run | None = None) -> Run:
-        """See `Twin`."""
+    def run(self, dtype: str = "float64", *, backward: bool = True, fed: Run | None = None) -> Run:
+        """Run it once, as `TorchTwin.run`; gradients by intermediates come of a pass that is fed alone."""
         import jax
         import jax.numpy as jnp
 

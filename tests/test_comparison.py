@@ -98,6 +98,11 @@ def test_a_word_that_means_nothing_is_refused(name: str, value: Any) -> None:
         compared(**{name: value})
 
 
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(InputError, match="seed is -1: give a number from 0"):
+        compared(seed=-1, images=None)
+
+
 def test_a_checkpoint_of_another_config_is_refused() -> None:
     checkpoint = held(perturbed(CONFIG), CONFIG, "jax")
     with pytest.raises(InputError, match="of another config"):

@@ -107,6 +107,9 @@ def test_inspect_shows_config_and_every_parameter(saved, capsys):
     assert total.split() == ["all", "32", f"{vit_spec.count(TINY):,}", f"{4 * vit_spec.count(TINY):,}"]
 
 
+EVERYTHING = {"seed": 0, "backward": True, "strict": True}  # and of the rest what compare takes by itself
+
+
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
 def test_check_says_whether_the_twins_agree(saved, capsys, monkeypatch, passed, code):
     class Report(SimpleNamespace):
@@ -115,12 +118,7 @@ def test_check_says_whether_the_twins_agree(saved, capsys, monkeypatch, passed, 
 
     def compare(config, checkpoint, **options):
         assert config == TINY and checkpoint.arrays["norm.weight"].shape == (8,)
-        assert (options["level"], options["dtype"], options["backward"], options["strict"]) == (
-            "precision",
-            "float32",
-            True,
-            True,
-        )
+        assert {name: value for name, value in options.items() if name != "progress"} == EVERYTHING
         return Report(passed=passed)
 
     monkeypatch.setattr(sys.modules["parity.comparison"], "compare", compare)
@@ -235,6 +233,11 @@ def test_help_names_every_command():
         ("convert a b.npz --to jax --shard many", "'many' is no size of a file: write it as 500MB or 5GB"),
         ("convert a b.npz --to jax --drop-head --num-classes 3", "not allowed with argument --drop-head"),
         ("convert README b.safetensors --to jax", "no file README"),
+        ("check a --steps 0", "argument --steps: '0' is no number of steps: give at least 1"),
+        ("check a --against b --level train --as-is", "has no --level or --as-is: leave it out"),
+        ("diagnose a", "one of the arguments --logits --against is required"),
+        ("golden", "record | verify | table; see python -m parity golden --help"),
+        ("golden record vit_s17 a.npz", "'vit_s17' is neither a named model nor a file; did you mean 'vit_s16'?"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, line, what):
@@ -273,3 +276,9 @@ def test_a_narrow_terminal_loses_nothing(saved, columns):
     assert done.returncode == 0 and "…" not in done.stdout
     plain = re.sub(r"\x1b\[\d*m", "", done.stdout)
     assert max(map(len, plain.splitlines())) <= columns
+
+
+def test_json_is_asked_for_ahead_of_a_golden_action_or_after_it(capsys):
+    golden = Path(__file__).parent / "goldens" / "versions" / "vit_s16.npz"
+    ahead, after = run(capsys, "golden", "--json", "table", golden), run(capsys, "golden", "table", golden, "--json")
+    assert ahead == after and json.loads(ahead[1])[str(golden)]

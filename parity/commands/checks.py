@@ -18,8 +18,9 @@ def check(given: argparse.Namespace) -> int:
     """Run both twins on the weights of SRC, or SRC against OTHER, and say PASS or the first part that differs."""
     from parity import page
 
-    if given.html and given.against:
-        raise InputError("--html is the report of both twins on one file: leave --against out")
+    gates = ("level", "dtype", "steps", "no_gradients", "as_is", "html")
+    if given.against and (asked := [f"--{name.replace('_', '-')}" for name in gates if getattr(given, name)]):
+        raise InputError(f"--against compares two files in float64, forward, and has no {' or '.join(asked)}: leave it out")
     if given.html:
         page.ready(given.html)
     checkpoint = source(given)
@@ -113,17 +114,9 @@ def _table(given: argparse.Namespace) -> int:
 def _twins(checkpoint: Checkpoint, given: argparse.Namespace, progress: Any) -> Any:
     from parity.comparison import compare
 
-    return compare(
-        checkpoint.config,
-        checkpoint,
-        seed=given.seed,
-        level=given.level,
-        dtype=given.dtype,
-        backward=not given.no_gradients,
-        steps=given.steps,
-        strict=not given.as_is,
-        progress=progress,
-    )
+    options: dict[str, Any] = {"backward": not given.no_gradients, "strict": not given.as_is}
+    options |= {name: value for name in ("level", "dtype", "steps") if (value := getattr(given, name))}
+    return compare(checkpoint.config, checkpoint, seed=given.seed, progress=progress, **options)
 
 
 def _against(checkpoint: Checkpoint, other: Checkpoint, given: argparse.Namespace, progress: Any) -> Any:

@@ -13,6 +13,7 @@ from parity.diagnosis.search import Finding, Found, Progress, Search
 from parity.diagnosis.suspects import evidence, intermediates, suspect
 from parity.diagnosis.trial import Hypothesis, Runner, Trial
 from parity.measures import Error
+from parity.runs import noise
 from parity.surgery.edit import float64
 from parity.weights import Checkpoint, parameter
 from vit_spec import InputError, count, rows
@@ -72,8 +73,7 @@ def against(
     if a.in_channels != b.in_channels:
         raise InputError(f"one takes images of {a.in_channels} channels, the other of {b.in_channels}: nothing to compare")
     a.grid_of(*b.image_size)
-    images = np.random.default_rng(seed).standard_normal((IMAGES, b.in_channels, *b.image_size))
-    images = images.astype(np.float32).astype(np.float64)
+    images = noise(b, seed, IMAGES).transpose(0, 3, 1, 2).astype(np.float64)
     unknown = Expected(images, True, np.zeros((IMAGES, 1)), "float64")
     right = replace(_trial(other, unknown), normalised=b.pixels)
     inner = intermediates(right)
@@ -121,6 +121,8 @@ def _diagnose(
             f"the expected outputs have shape {expected.logits.shape}, the model gives {(len(expected), *shape)}: "
             "give those of this model"
         )
+    if pairs is not None and pairs < 0:
+        raise InputError(f"pairs is {pairs}: give a number from 0")
     search = Search(trial, expected, progress, pairs)
     found = search.run()
     matched = tuple(_cause(each, checkpoint, source) for each in found.matches)

@@ -18,7 +18,7 @@ from parity.golden.drift import Verification, moved
 from parity.golden.file import FRAMEWORKS, Array, Golden, Record, Tensor, writable
 from parity.golden.sketch import root_mean_square, sketch
 from parity.golden.subject import checksums, restored, shown
-from parity.localisation import GRADIENT, gradient_scales
+from parity.localisation import GRADIENT, module_scales
 from parity.measures import FUNCTION
 from parity.runs import JaxTwin, Run, Subject, TorchTwin
 from parity.weights import Checkpoint
@@ -129,7 +129,7 @@ def _tensors(run: Run) -> Iterable[Tensor]:
     Raises:
         InputError: NaN or infinities in it.
     """
-    scales = gradient_scales(run.gradients)
+    scales = module_scales(run.gradients)
     forward = [(name, value, 0.0) for name, value in run.values.items()]
     backward = [(f"{GRADIENT}{name}", value, scales[name]) for name, value in run.gradients.items()]
     for name, value, scale in (*forward, *backward):

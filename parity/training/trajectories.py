@@ -14,11 +14,12 @@ Nothing is drawn while training: drop path, dropout and everything else that is 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from math import inf, isfinite, sqrt
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 
+from parity.localisation import module_scales
 from parity.measures import NOISE, TRAJECTORY, Array, Error
 from parity.training.adamw import Segments, Setting, State, faults
 from parity.training.steps import Course, Step, Walk, jax_walk, torch_walk
@@ -267,16 +268,8 @@ def _differences(segments: Segments, a: Array, b: Array) -> dict[str, float]:
 
     What is zero but for rounding counts as large as its module: noise over noise is no measure.
     """
-    errors = {name: Error.of(*parts) for name, _, parts in segments.each(a, b)}
-    modules: dict[str, Error] = {}
-    for name, error in errors.items():
-        modules[_module(name)] = modules.get(_module(name), Error()).joined(error)
-    scales = {name: sqrt(error.reference_squares / error.entries) for name, error in modules.items()}
-    return {name: error.relative_rms(scales[_module(name)]) for name, error in errors.items()}
-
-
-def _module(name: str) -> str:
-    return name.rpartition(".")[0] or name
+    scales = module_scales({name: part for name, _, (part,) in segments.each(b)})
+    return {name: Error.of(*parts).relative_rms(scales[name]) for name, _, parts in segments.each(a, b)}
 
 
 def _partings(segments: Segments, jax: dict[str, Array], torch: dict[str, Array], start: Array) -> Iterator[Parting]:
