@@ -12,9 +12,11 @@ G1, the same quality: in float32 each side is as near to the float64 result as t
 largest entry), and both are nearer than 5e-6, 20 to 30 roundings of 6e-8 with room for 3.  A function that amplifies
 rounding, as attention with large scores does, shows it in float64 too, where G0 has vouched for its formulas: it may be as
 far in float32 as its worst difference in float64 times 2^29, the ratio of the two roundings.  Luck shrinks with numbers:
-the logarithm of the ratio of two root-mean-squares over n entries scatters by 1 / sqrt(n), so the factor is widened by
-five of these, exp(5 / sqrt(n)): by 1.05 for ten thousand entries, by 5 for ten, which makes 10 (as in PyTorch's own
-comparison of compiled with eager models, torch/_dynamo/utils.py `same`).
+the logarithm of the ratio of two root-mean-squares over n entries scatters by 1 / sqrt(n).  A relRMS is such a ratio, and
+so is that of two errors; so both bars are widened by five of these, exp(5 / sqrt(n)): by 1.05 for ten thousand entries, by
+5 for ten, which makes 10 of the factor of 2 (as in PyTorch's own comparison of compiled with eager models,
+torch/_dynamo/utils.py `same`), and by 34 for two: the outputs of a model with one output, for two images, may both happen
+to be nearly zero.
 
 G2, half precision and TF32: as G1, with weights and images rounded to the type first, for that rounding is nobody's fault.
 Sums are kept in float32 there and only what an operation takes and gives is rounded, so five units of the type are the
@@ -45,7 +47,7 @@ ROUNDINGS = 5  # G2: units of the type that a result may be away
 
 
 def luck(entries: int) -> float:
-    """Return the factor by which the ratio of two root-mean-squares over so many entries may part by chance."""
+    """Return the factor by which the ratio of two root-mean-squares over so many entries may be off by chance."""
     return math.exp(5 / math.sqrt(max(entries, 1)))
 
 
@@ -161,14 +163,15 @@ class Budget:
         factor, slack = luck(a.entries if entries is None else entries), SLACK * self.bar
         near, far = sorted((a.relative_rms(scale), b.relative_rms(scale)))
         low, high = sorted((a.relative_max(scale), b.relative_max(scale)))
-        return far <= self.ceiling and far <= RATIO * factor * near + slack and high <= RATIO_MAX * factor * low + slack
+        near_enough = far <= factor * self.ceiling
+        return near_enough and far <= RATIO * factor * near + slack and high <= RATIO_MAX * factor * low + slack
 
     def __str__(self) -> str:
         why = "" if self.ceiling == self.bar else f", since in float64 it amplifies rounding to {self.worst:.0e}"
         return (
-            f"in {self.dtype} within {self.ceiling:.0e} of float64{why}, and one side within {RATIO:.0f} times the other's "
-            f"distance ({RATIO_MAX:.0f} times for the largest entry; both factors widened by exp(5 / sqrt(n)) for n "
-            f"entries, and by {SLACK * self.bar:.0e})"
+            f"in {self.dtype} within {self.ceiling:.0e} of float64{why}; one side within {RATIO:.0f} times the other's "
+            f"distance, or {RATIO_MAX:.0f} times for the largest entry, and {SLACK * self.bar:.0e} more; the first three "
+            "widened by exp(5 / sqrt(n)) for n entries"
         )
 
 

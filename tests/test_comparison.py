@@ -148,3 +148,12 @@ def test_the_ceiling_of_half_precision_is_five_of_its_roundings() -> None:
     assert Budget("bfloat16").ceiling == 5 * 2**-8
     assert Budget("bfloat16", 1e-15).ceiling == Budget("bfloat16").ceiling
     assert Budget("float32", 2e-14).ceiling == pytest.approx(2e-14 * 2**29)
+
+
+def test_a_few_entries_may_be_nearly_zero_by_chance_and_many_may_not() -> None:
+    def error(relative: float, entries: int) -> Error:
+        return Error.of(np.full(entries, 1 + relative), np.ones(entries))
+
+    assert Budget().holds(error(1.2e-5, 2), error(6e-6, 2))
+    assert not Budget().holds(error(1.2e-5, 1000), error(6e-6, 1000))
+    assert not Budget().holds(error(2e-4, 2), error(2e-4, 2))
