@@ -5,7 +5,6 @@ Kernels have their inputs first and keep heads apart, (*inputs, *outputs), so th
 
 from collections.abc import Callable
 from functools import partial
-from math import prod
 from typing import Any
 
 import jax
@@ -59,10 +58,10 @@ class Linear(Part):
         self.bias = self.declare("bias", self.outputs) if self.use_bias else None
 
     def __call__(self, x: Array) -> Array:
-        lead, n = x.shape[: x.ndim - len(self.inputs)], prod(self.inputs)
-        kernel = self.kernel.astype(x.dtype).reshape(n, -1)
-        x = jnp.matmul(x.reshape(*lead, n), kernel, precision=self.execution.precision)
-        x = x.reshape(*lead, *self.outputs)
+        n, kernel = len(self.inputs), self.kernel.astype(x.dtype)
+        # No axis is merged with another: a mesh may have split it.
+        axes = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
+        x = lax.dot_general(x, kernel, (axes, ((), ())), precision=self.execution.precision)
         return x if self.bias is None else x + self.bias.astype(x.dtype)
 
 
@@ -142,19 +141,18 @@ def attention(part: Part, q: Array, k: Array, v: Array, rate: float, train: bool
         raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
     if kind == "cudnn" or (kind == "auto" and served):
         return jax.nn.dot_product_attention(q, k, v, scale=scale, implementation="cudnn")
-    # Heads join the batch, and the softmax divides after the second product, where there is less to divide: on CPU this
-    # is several times faster than jax.nn.dot_product_attention (benchmarks/attention.py).
-    (b, t, h, _), wide = q.shape, at_least_float32(q)
-    q, k, v = (jnp.swapaxes(x, 1, 2).reshape(b * h, -1, d) for x in (q, k, v))
-    dot = partial(lax.dot_general, precision=part.execution.precision, preferred_element_type=wide)
-    scores = scale * dot(q, k, (((2,), (2,)), ((0,), (0,))))  # (B H, T, S)
-    scores = part.keep("scores", scores.reshape(b, h, t, -1)).reshape(scores.shape)
+    # Heads go ahead of tokens, and the softmax divides after the second product, where there is less to divide: on CPU
+    # this is several times faster than jax.nn.dot_product_attention (benchmarks/attention.py).
+    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))  # (B, H, T, D)
+    dot = partial(lax.dot_general, precision=part.execution.precision, preferred_element_type=at_least_float32(q))
+    scores = scale * dot(q, k, (((3,), (3,)), ((0, 1), (0, 1))))  # (B, H, T, S)
+    scores = part.keep("scores", scores)
     weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
     total = weights.sum(-1, keepdims=True)
-    part.show("weights", (weights / total).reshape(b, h, t, -1))
+    part.show("weights", weights / total)
     weights = drop(part, weights, rate, train)
-    x = dot(weights.astype(v.dtype), v, (((2,), (1,)), ((0,), (0,)))) / total  # (B H, T, D)
-    return jnp.swapaxes(x.astype(v.dtype).reshape(b, h, t, d), 1, 2)
+    x = dot(weights.astype(v.dtype), v, (((3,), (2,)), ((0, 1), (0, 1)))) / total  # (B, H, T, D)
+    return jnp.swapaxes(x.astype(v.dtype), 1, 2)
 
 
 def rotate(x: Array, tables: tuple[Array, ...], kind: str) -> Array:

@@ -94,8 +94,9 @@ FAULTS = [
     ),
     _fault(
         name="biases of linear maps dropped",
-        old="x = x.reshape(*lead, *self.outputs)\n        return x if self.bias is None else x + self.bias.astype(x.dtype)",
-        new="return x.reshape(*lead, *self.outputs)",
+        old="precision=self.execution.precision)\n"
+        "        return x if self.bias is None else x + self.bias.astype(x.dtype)\n\n\nclass Patch",
+        new="precision=self.execution.precision)\n        return x\n\n\nclass Patch",
         part=r"blocks\.0\.attn\.qkv",
     ),
     _fault(
@@ -120,14 +121,14 @@ FAULTS = [
     ),
     _fault(
         name="heads split without turning tokens and heads",
-        old="(jnp.swapaxes(x, 1, 2).reshape(b * h, -1, d) for x in (q, k, v))",
-        new="(x.reshape(b * h, -1, d) for x in (q, k, v))",
+        old="(jnp.swapaxes(x, 1, 2) for x in (q, k, v))  # (B, H, T, D)",
+        new="(x.reshape(x.shape[0], x.shape[2], x.shape[1], d) for x in (q, k, v))",
         part=r"blocks\.0\.attn: scores",
     ),
     _fault(
         name="heads joined without turning them back",
-        old="return jnp.swapaxes(x.astype(v.dtype).reshape(b, h, t, d), 1, 2)",
-        new="return x.astype(v.dtype).reshape(b, t, h, d)",
+        old="return jnp.swapaxes(x.astype(v.dtype), 1, 2)",
+        new="return x.astype(v.dtype).reshape(x.shape[0], x.shape[2], x.shape[1], d)",
         part=r"blocks\.0\.attn: heads",
     ),
     _fault(
