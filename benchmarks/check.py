@@ -1,8 +1,8 @@
-"""What a check costs: time and memory of `python -m parity check SRC --no-gradients`, as a process of its own.
+"""What a check costs: time and memory of `python -m parity check SRC`, as a process of its own.
 
 Run `python -m benchmarks.check [--runs N] [MODEL ...]`; it prints the table of docs/parity.md.  Weights are a fresh model's
 with noise on every entry, in float32; memory is the peak of the process, both frameworks included, which is to stay within
-three times the weights in float64.
+three times the weights in float64 where there are no gradients.
 """
 
 import argparse
@@ -22,11 +22,12 @@ import vit_spec
 from tests.twins import perturbed
 
 MODELS = ["vit_s16", "vit_b16"]
+CHECKS = {"forward": ["--no-gradients"], "and gradients": []}
 
 
-def measured(path: Path) -> tuple[float, float, int, str]:
+def measured(path: Path, options: list[str]) -> tuple[float, float, int, str]:
     """Return seconds, CPU seconds, peak bytes and the verdict of one check."""
-    command = [sys.executable, "-m", "parity", "check", str(path), "--no-gradients", "--json"]
+    command = [sys.executable, "-m", "parity", "check", str(path), "--json", *options]
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -44,20 +45,22 @@ def main() -> None:
     given = parser.parse_args()
     versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "torch", "numpy"))
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}\n")
-    print("| model | seconds, median (least to most) | of CPU | peak memory | times the weights in float64 |")
-    print("|---|---|---|---|---|")
+    print("| model | check | seconds, median (least to most) | of CPU | peak memory | times the weights in float64 |")
+    print("|---|---|---|---|---|---|")
     for name in given.models:
         config = vit_spec.get(name)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{name}.safetensors"
             parity.save(path, perturbed(config), config, "jax")
-            runs = [measured(path) for _ in range(given.runs)]
-        seconds, cpu, peak, _ = zip(*runs, strict=True)
-        times = max(peak) / (8 * vit_spec.count(config))
-        spread = f"{median(seconds):.0f} ({min(seconds):.0f} to {max(seconds):.0f})"
-        print(f"| {name} | {spread} | {median(cpu):.0f} | {max(peak) / 2**20:.0f} MiB | {times:.2f} |", flush=True)
-        if wrong := [run[3] for run in runs if not run[3].startswith("PASS")]:
-            sys.exit(f"{name}: {wrong[0]}")
+            for what, options in CHECKS.items():
+                runs = [measured(path, options) for _ in range(given.runs)]
+                seconds, cpu, peak, verdicts = zip(*runs, strict=True)
+                times = max(peak) / (8 * vit_spec.count(config))
+                spread = f"{median(seconds):.0f} ({min(seconds):.0f} to {max(seconds):.0f})"
+                memory = f"{max(peak) / 2**20:.0f} MiB | {times:.2f}"
+                print(f"| {name} | {what} | {spread} | {median(cpu):.0f} | {memory} |", flush=True)
+                if wrong := [verdict for verdict in verdicts if not verdict.startswith("PASS")]:
+                    sys.exit(f"{name}: {wrong[0]}")
 
 
 if __name__ == "__main__":
