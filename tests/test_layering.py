@@ -13,7 +13,7 @@ FLOORS = {  # what a package may import of ours, and of the frameworks
     "vit_jax": {"vit_spec", "jax", "flax", "optax"},
     "vit_torch": {"vit_spec", "torch"},
     "parity": {"vit_spec"},
-    "train": {"parity", "vit_jax", "vit_torch", "vit_spec", "jax", "flax", "optax", "torch", "grain"},
+    "train": {"parity", "vit_jax", "vit_torch", "vit_spec", "jax", "flax", "optax", "torch", "grain", "orbax"},
 }
 GUARDED = set(FLOORS) | {"jax", "flax", "optax", "chex", "torch", "grain", "orbax"}
 

@@ -1,7 +1,9 @@
-"""Sources, splits, variation and order: the same for the same seed, whatever prepares them."""
+"""Variation, order and targets: the same for the same seed, whatever prepares them."""
 
-import shutil
+import dataclasses
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,9 @@ pytest.importorskip("grain")
 import vit_spec
 from train.augment import fit, vary
 from train.chance import generator
-from train.data import Feed, num_outputs, targets
+from train.data import Batch, Feed, num_outputs, targets
 from train.recipes import Augment
-from train.sources import Source, open_source, read_image, stratified
+from train.sources import Examples, Source, open_source
 from vit_spec import InputError
 
 CONFIG = vit_spec.get("vit_ti16", image_size=(8, 8), patch_size=4, in_channels=1, num_classes=10)
@@ -37,39 +39,21 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def feed(source: Source, batch: int = 50) -> Feed:
-    return Feed(source.train, targets(source.train, source.classes, "classes"), CONFIG, batch)
+def feed(source: Source, batch: int = 50, augment: Augment = LIVELY, **options: Any) -> Feed:
+    answers = targets(source.train, source.classes, source.kind, "classes")
+    return Feed(source.train, answers, CONFIG, batch, augment, **options)
 
 
-def batches(source: Source, first: int = 0, last: int = 3, seed: int = 0, augment: Augment = LIVELY) -> list:
-    return list(feed(source).training(augment, seed=seed, first=first, last=last))
+def batches(source: Source, first: int = 0, last: int = 3, seed: int = 0, **options: Any) -> list[Batch]:
+    return list(feed(source, **options).training(seed=seed, first=first, last=last))
 
 
-# Splits ---------------------------------------------------------------------------------------------------------------
+def same(one: Batch, other: Batch) -> bool:
+    return all(map(np.array_equal, leaves(one), leaves(other)))
 
 
-def test_a_split_shares_no_row_and_loses_none() -> None:
-    train, held = stratified(np.repeat(np.arange(5), 20), 0.25)
-    assert sorted([*train, *held]) == [*range(100)]
-
-
-def test_a_split_holds_out_the_same_share_of_every_class() -> None:
-    labels = np.repeat(np.arange(3), (10, 20, 40))
-    _, held = stratified(labels, 0.2)
-    assert np.bincount(labels[held]).tolist() == [2, 4, 8]
-
-
-def test_a_class_of_one_image_is_trained_on() -> None:
-    train, held = stratified(np.array([0, 0, 0, 1]), 0.5)
-    assert 3 in train and len(held) == 2
-
-
-def test_digits_are_1438_and_359_images_of_ten_classes(digits: Source) -> None:
-    assert (len(digits.train), len(digits.held_out), len(digits.classes)) == (1438, 359, 10)
-
-
-def test_no_digit_is_both_trained_on_and_held_out(digits: Source) -> None:
-    assert not {*digits.train.names} & {*digits.held_out.names}
+def leaves(batch: Batch) -> list[np.ndarray]:
+    return [*batch[:4], *(batch.mix or ())]
 
 
 # Order and variation --------------------------------------------------------------------------------------------------
@@ -87,7 +71,7 @@ def test_every_epoch_has_an_order_of_its_own(digits: Source) -> None:
 
 def test_the_same_seed_gives_the_same_batches(digits: Source) -> None:
     for one, other in zip(batches(digits), batches(digits), strict=True):
-        assert all(map(np.array_equal, one, other))
+        assert same(one, other)
 
 
 def test_another_seed_gives_other_batches(digits: Source) -> None:
@@ -96,12 +80,12 @@ def test_another_seed_gives_other_batches(digits: Source) -> None:
 
 def test_a_later_start_continues_the_same_batches(digits: Source) -> None:
     for one, other in zip(batches(digits)[2:], batches(digits, first=2), strict=True):
-        assert all(map(np.array_equal, one, other))
+        assert same(one, other)
 
 
 def test_the_variation_of_an_image_does_not_depend_on_its_batch(digits: Source) -> None:
     fifty = np.concatenate([batch.images for batch in batches(digits, last=2)])
-    twenty = np.concatenate([batch.images for batch in feed(digits, 20).training(LIVELY, seed=0, first=0, last=5)])
+    twenty = np.concatenate([batch.images for batch in feed(digits, 20).training(seed=0, first=0, last=5)])
     assert np.array_equal(fifty, twenty)
 
 
@@ -118,10 +102,10 @@ def test_streams_of_random_numbers_differ_by_purpose_and_by_length() -> None:
 
 
 def test_held_out_images_come_once_in_order_and_the_last_batch_is_full(digits: Source) -> None:
-    held = Feed(digits.held_out, targets(digits.held_out, digits.classes, "classes"), CONFIG, 50)
+    held = Feed(digits.held_out, targets(digits.held_out, digits.classes, digits.kind, "classes"), CONFIG, 50)
     shown = list(held.evaluation())
-    rows = np.concatenate([batch.rows[:count] for batch, count in shown])
-    assert np.array_equal(rows, np.arange(359)) and {len(batch.rows) for batch, _ in shown} == {50}
+    rows = np.concatenate([batch.rows for batch in shown])
+    assert np.array_equal(rows[:359], np.arange(359)) and {len(batch.rows) for batch in shown} == {50}
 
 
 def test_batches_are_uint8_images_with_channels_last(digits: Source) -> None:
@@ -168,75 +152,7 @@ def test_an_oblong_image_is_cut_to_the_middle() -> None:
     assert np.asarray(fit(bars, (20, 20))).min() == 255
 
 
-# Folders --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_of_class_folders_is_read_with_its_classes_in_order(photos: Path) -> None:
-    source = open_source(f"folder:{photos}", 0.25)
-    assert source.classes == ("ant", "bee", "cat") and source.channels == 3
-    assert (len(source.train), len(source.held_out)) == (9, 3)
-
-
-def test_train_and_val_folders_are_the_split(photos: Path, tmp_path: Path) -> None:
-    for name in ("train", "val"):
-        (tmp_path / "split" / name).mkdir(parents=True)
-    (photos / "ant").rename(tmp_path / "split" / "train" / "ant")
-    (photos / "bee").rename(tmp_path / "split" / "train" / "bee")
-    (photos / "cat").rename(tmp_path / "split" / "val" / "bee")
-    shutil.copytree(tmp_path / "split" / "train" / "ant", tmp_path / "split" / "val" / "ant")
-    source = open_source(f"folder:{tmp_path / 'split'}", 0.2)
-    assert source.classes == ("ant", "bee") and source.held_out.labels.tolist() == [0] * 4 + [1] * 4
-
-
-def refused(spec: str) -> str:
-    """The message, which is one line."""
-    with pytest.raises(InputError) as caught:
-        open_source(spec, 0.2)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    assert f"{tmp_path / 'none'} is not a folder" in refused(f"folder:{tmp_path / 'none'}")
-
-
-def test_an_empty_folder_is_named(tmp_path: Path) -> None:
-    assert f"{tmp_path} holds no class folders" in refused(f"folder:{tmp_path}")
-
-
-def test_an_empty_class_folder_is_named(photos: Path) -> None:
-    (photos / "dog").mkdir()
-    assert f"{photos / 'dog'} holds no images" in refused(f"folder:{photos}")
-
-
-def test_a_single_class_is_named(photos: Path) -> None:
-    (photos / "ant").rename(photos / "train")  # a folder of that name alone is a class
-    for name in ("bee", "cat"):
-        shutil.rmtree(photos / name)
-    assert "holds one class folder, train" in refused(f"folder:{photos}")
-
-
-def test_a_class_that_is_only_held_out_is_named(photos: Path) -> None:
-    (photos / "train").mkdir()
-    (photos / "val").mkdir()
-    shutil.copytree(photos / "ant", photos / "train" / "ant")
-    shutil.copytree(photos / "cat", photos / "train" / "cat")
-    (photos / "ant").rename(photos / "val" / "ant")
-    (photos / "bee").rename(photos / "val" / "bee")
-    assert f"{photos / 'val' / 'bee'} has no counterpart" in refused(f"folder:{photos}")
-
-
-@pytest.mark.parametrize(("spec", "hint"), [("digit", "'digits'"), ("foldr:x", "'folder'"), ("folder", "folder:PATH")])
-def test_an_unknown_source_names_the_nearest(spec: str, hint: str) -> None:
-    assert hint in refused(spec)
-
-
-@pytest.mark.parametrize("damage", ["text", "cut", "empty"])
-def test_a_file_that_cannot_be_read_is_named_with_a_remedy(photos: Path, damage: str) -> None:
-    file = photos / "ant" / "1.jpg"
-    file.write_bytes({"text": b"no image", "cut": file.read_bytes()[:300], "empty": b""}[damage])
-    with pytest.raises(InputError, match=r"1\.jpg .*: replace or remove the file"):
-        read_image(file)
+# Images that cannot be read -------------------------------------------------------------------------------------------
 
 
 def test_an_unreadable_image_stops_training_by_its_name(photos: Path) -> None:
@@ -244,34 +160,117 @@ def test_an_unreadable_image_stops_training_by_its_name(photos: Path) -> None:
     for name in source.train.names:
         Path(name).write_bytes(b"")
     with pytest.raises(InputError, match="replace or remove the file"):
-        list(feed(source, 4).training(Augment(), seed=0, first=0, last=1))
+        list(feed(source, 4).training(seed=0, first=0, last=1))
 
 
-def test_more_than_eight_bits_a_channel_are_refused(tmp_path: Path) -> None:
-    Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(tmp_path / "x.png")
-    with pytest.raises(InputError, match="more than 8 bits"):
-        read_image(tmp_path / "x.png")
+def spoilt(photos: Path) -> tuple[Source, str]:
+    """Photographs of which one of the training images is damaged, and its name."""
+    source = open_source(f"folder:{photos}", 0.25)
+    Path(source.train.names[2]).write_bytes(b"damaged")
+    return source, source.train.names[2]
+
+
+def test_where_unreadable_images_are_skipped_the_next_stands_in_and_the_batch_says_so(photos: Path) -> None:
+    source, name = spoilt(photos)
+    [batch] = batches(source, last=1, batch=9, augment=Augment(), skip=True)
+    assert [source.train.names[row] for row in batch.rows[~batch.read]] == [name]
+    [place], [follows] = np.flatnonzero(~batch.read), np.flatnonzero(batch.rows == 3)
+    assert np.array_equal(batch.images[place], batch.images[follows])
+    assert batch.targets[place] == batch.targets[follows]
+
+
+def test_where_no_image_can_be_read_skipping_ends(photos: Path) -> None:
+    source, _ = spoilt(photos)
+    for name in source.train.names:
+        Path(name).write_bytes(b"")
+    with pytest.raises(InputError, match="replace or remove the file"):
+        batches(source, last=1, batch=4, skip=True)
+
+
+# Who prepares the batches ---------------------------------------------------------------------------------------------
+
+
+def test_processes_prepare_the_same_batches_as_threads(digits: Source) -> None:
+    many = batches(digits, first=27, last=31, workers=2)  # across the end of an epoch
+    for one, other in zip(batches(digits, first=27, last=31), many, strict=True):
+        assert same(one, other)
+
+
+def test_an_unreadable_image_is_told_by_processes_as_by_threads(photos: Path) -> None:
+    source, name = spoilt(photos)
+    with pytest.raises(InputError, match=re.escape(name)):
+        batches(source, last=3, batch=4, workers=1)
+
+
+def test_hosts_prepare_their_parts_of_the_same_batches(digits: Source) -> None:
+    parts = [batches(digits, last=31, here=np.arange(50)[part::2]) for part in range(2)]
+    for whole, *halves in zip(batches(digits, last=31), *parts, strict=True):
+        for part, half in enumerate(halves):
+            assert np.array_equal(whole.images[part::2], half.images) and np.array_equal(whole.rows[part::2], half.rows)
+
+
+# Repetition and mixing ------------------------------------------------------------------------------------------------
+
+
+def test_repeated_images_stand_together_and_are_varied_apart(digits: Source) -> None:
+    [batch] = batches(digits, last=1, batch=48, augment=dataclasses.replace(LIVELY, repeats=3))
+    rows, images = batch.rows.reshape(16, 3), batch.images.reshape(16, 3, -1)
+    assert len({*rows[:, 0].tolist()}) == 16 and (rows == rows[:, :1]).all()
+    assert all(len({image.tobytes() for image in three}) == 3 for three in images)
+
+
+def test_a_step_is_mixed_as_the_seed_says_and_each_step_its_own_way(digits: Source) -> None:
+    options: dict[str, Any] = {"augment": Augment(mixup=0.2, cutmix=1.0)}
+    first, again = (batches(digits, last=4, **options) for _ in range(2))
+    assert all(same(one, other) for one, other in zip(first, again, strict=True))
+    assert len({(float(batch.mix.share), *batch.mix.box.tolist()) for batch in first if batch.mix}) == 4
+
+
+def test_without_mixing_a_batch_says_nothing_of_it(digits: Source) -> None:
+    assert batches(digits, last=1)[0].mix is None
 
 
 # Targets --------------------------------------------------------------------------------------------------------------
 
 
 def test_labels_are_one_for_the_class_and_zero_for_the_others(digits: Source) -> None:
-    found = targets(digits.train, digits.classes, "labels")
-    assert found.shape == (1438, 10) and np.array_equal(found.argmax(1), digits.train.labels)
+    found = targets(digits.train, digits.classes, digits.kind, "labels")
+    assert found.shape == (1438, 10) and np.array_equal(found.argmax(1), digits.train.answers)
     assert np.array_equal(found.sum(1), np.ones(1438))
 
 
 def test_values_are_the_names_of_the_classes_as_numbers(digits: Source) -> None:
-    assert np.array_equal(targets(digits.train, digits.classes, "values")[:, 0], digits.train.labels)
+    assert np.array_equal(targets(digits.train, digits.classes, digits.kind, "values")[:, 0], digits.train.answers)
 
 
 def test_values_of_classes_without_numbers_are_refused(photos: Path) -> None:
     source = open_source(f"folder:{photos}", 0.25)
     with pytest.raises(InputError, match="'ant'"):
-        targets(source.train, source.classes, "values")
+        targets(source.train, source.classes, source.kind, "values")
 
 
-@pytest.mark.parametrize(("task", "outputs"), [("classes", 3), ("labels", 3), ("values", 1)])
-def test_a_task_says_how_many_outputs_a_model_has(task: str, outputs: int) -> None:
-    assert num_outputs(("0", "1", "2"), task) == outputs
+@pytest.mark.parametrize(("kind", "task"), [("labels", "classes"), ("labels", "values"), ("values", "labels")])
+def test_labels_and_values_are_asked_only_as_what_they_are(digits: Source, kind: Any, task: Any) -> None:
+    examples = Examples(digits.train.read, np.ones((1438, 2), np.float32), digits.train.names)
+    with pytest.raises(InputError, match=f"--task {task} needs classes, and the data has {kind}"):
+        targets(examples, ("a", "b"), kind, task)
+
+
+@pytest.mark.parametrize("kind", ["labels", "values"])
+def test_labels_and_values_come_as_they_are(digits: Source, kind: Any) -> None:
+    examples = Examples(digits.train.read, np.eye(1438, 2, dtype=np.float32), digits.train.names)
+    assert np.array_equal(targets(examples, ("a", "b"), kind, kind), examples.answers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "outputs"),
+    [
+        ("classes", "classes", 3),
+        ("classes", "labels", 3),
+        ("classes", "values", 1),
+        ("labels", "labels", 3),
+        ("values", "values", 3),
+    ],
+)
+def test_kind_and_task_say_how_many_outputs_a_model_has(kind: Any, task: Any, outputs: int) -> None:
+    assert num_outputs(("0", "1", "2"), kind, task) == outputs

@@ -1,39 +1,64 @@
 """Recipes and the command line: every field can be set, and what cannot be is told in a line."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 pytest.importorskip("tyro")
 
-from train.cli import listing, main, parse
-from train.recipes import RECIPES, Model, Recipe, model_config
+from itertools import pairwise
+
+import vit_spec
+from train.cli import DIGITS, Asked, listing, main, parse
+from train.recipes import IMAGENET, RECIPES, Known, Model, Recipe, fields, model_config
 from vit_spec import InputError
-
-
-def fields(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field of a recipe by its dotted name, with its value."""
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from fields(value, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}", value
-
 
 OTHERS: dict[str, Any] = {  # where doubling would leave the range, or there is nothing to double
     "model.name": "vit_b16",
     "model.image_size": (48, 64),
     "model.in_channels": 3,
     "model.changes": ("depth=3", "head.pool=mean"),
-    "data": "folder:/photos",
+    "init": "weights.safetensors",
+    "init_set": ("num_heads=4", "norms.eps=1e-5"),
+    "data": "digits",
+    "held_out": 0.3,
+    "corrupt": "skip",
+    "workers": 3,
     "task": "labels",
+    "augment.crop": "inception",
+    "augment.crop_area": (0.1, 0.9),
+    "augment.filter": "box",
+    "augment.shift": 0.1,
+    "augment.scale": 1.5,
+    "augment.randaugment": (2, 10),
+    "augment.jitter": 0.3,
+    "augment.erase": 0.25,
+    "augment.mixup": 0.2,
+    "augment.cutmix": 1.0,
+    "augment.share": 0.875,
     "run": "somewhere",
+    "optimizer.name": "lion",
     "optimizer.beta1": 0.8,
     "optimizer.beta2": 0.95,
+    "optimizer.layer_decay": 0.75,
+    "optimizer.freeze": ("patch_embed.*", "pos_embed"),
+    "epochs": "2000steps",
+    "warmup": "5%",
+    "decay": "rsqrt",
+    "cooldown": 0.2,
+    "loss": "sigmoid",
+    "label_smoothing": 0.1,
+    "ema": 0.999,
+    "dtype": "bfloat16",
+    "remat": "dots",
+    "mesh": "data=2,fsdp=2",
+    "eval_every": "100steps",
+    "save_every": 0.5,
     "seed": 7,
+    "non_finite": "skip",
+    "wandb": "a-project",
+    "profile": (3, 5),
 }
 
 
@@ -51,20 +76,55 @@ def argument(name: str, value: Any) -> list[str]:
     return [f"--{flag}", *map(str, value if isinstance(value, tuple) else [value])]
 
 
-@pytest.mark.parametrize(("name", "value"), [*fields(RECIPES["vit_s16"]())])
+@pytest.mark.parametrize(("name", "value"), [*fields(RECIPES["vit_s16"](DIGITS))])
 def test_every_field_can_be_set_on_the_command_line(name: str, value: Any) -> None:
     wanted = other(name, value)
-    _, recipe = parse("train.jax", ["--config", "vit_s16", *argument(name, wanted)])
-    assert dict(fields(recipe)) == dict(fields(RECIPES["vit_s16"]())) | {name: wanted}
+    asked = parse("train.jax", ["--config", "vit_s16", *argument(name, wanted)])
+    usual = RECIPES["vit_s16"](Known(len(asked.source.train), 1, (8, 8)))
+    assert (dict(fields(asked.recipe)) == dict(fields(usual)) | {name: wanted} and wanted != dict(fields(usual))[name]) or (
+        name == "data"
+    )
 
 
 @pytest.mark.parametrize("form", [["--config", "tiny"], ["--config=tiny"]])
 def test_config_names_the_recipe_that_is_changed(form: list[str]) -> None:
-    assert parse("train.jax", [*form, "--epochs", "3"]) == ("tiny", dataclasses.replace(RECIPES["tiny"](), epochs=3))
+    asked = parse("train.jax", [*form, "--epochs", "3"])
+    assert (asked.name, asked.recipe) == ("tiny", dataclasses.replace(RECIPES["tiny"](DIGITS), epochs=3))
 
 
-def test_without_config_the_recipe_is_vit_s16() -> None:
-    assert parse("train.jax", []) == ("vit_s16", RECIPES["vit_s16"]())
+def test_without_config_the_recipe_is_vit_s16_for_the_digits() -> None:
+    asked = parse("train.jax", [])
+    assert (asked.name, asked.recipe, len(asked.source.train)) == ("vit_s16", RECIPES["vit_s16"](DIGITS), 1438)
+
+
+def test_the_command_is_what_was_typed_without_the_folder() -> None:
+    asked = parse("train.jax", ["--config", "tiny", "--run", "a b", "--epochs", "3", "--augment.mixup", "0.2"])
+    assert asked.command == "python -m train.jax --config tiny --epochs 3 --augment.mixup 0.2"
+    assert parse("train.jax", ["--run=x"]).command == "python -m train.jax"
+
+
+# Recipes depend on the data -------------------------------------------------------------------------------------------
+
+
+def test_the_plain_recipe_for_imagenet_is_the_published_one() -> None:
+    r = RECIPES["vit_s16"](IMAGENET)
+    assert (r.batch_size, r.epochs, r.warmup, r.optimizer.lr, r.optimizer.clip) == (1024, 90, "10000steps", 1e-3, 1.0)
+    assert r.optimizer.lr * r.optimizer.weight_decay == pytest.approx(1e-4)  # big_vision does not multiply by the rate
+    assert (r.augment.crop, r.augment.crop_area, r.augment.randaugment) == ("inception", (0.05, 1.0), (2, 10))
+    assert (r.augment.mixup, r.augment.flip, r.augment.filter) == (0.2, True, "bilinear_aliased")
+    assert model_config(r.model, num_outputs=1000, in_channels=3, size=None) == vit_spec.get("vit_s16_plain")
+
+
+@pytest.mark.parametrize("name", ["vit_s16", "vit_b16"])
+def test_fewer_images_get_a_shorter_run_of_smaller_batches(name: str) -> None:
+    runs = [RECIPES[name](Known(count, 3)) for count in (1438, 10_000, 50_000, 1_281_167)]
+    for fewer, more in pairwise(runs):
+        assert fewer.batch_size < more.batch_size and fewer.epochs < more.epochs
+        assert fewer.optimizer.lr <= more.optimizer.lr
+
+
+def test_handwriting_is_never_mirrored_and_photographs_are() -> None:
+    assert not RECIPES["vit_s16"](Known(5000, 1)).augment.flip and RECIPES["vit_s16"](Known(5000, 3)).augment.flip
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -75,7 +135,9 @@ def test_every_recipe_says_its_command(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_is_listed_and_describes_a_model(name: str) -> None:
     assert name in listing()
-    assert model_config(RECIPES[name]().model, num_outputs=10, in_channels=1, grid=(2, 2)).num_classes == 10
+    for known in (DIGITS, IMAGENET):
+        config = model_config(RECIPES[name](known).model, num_outputs=10, in_channels=known.channels, size=known.size)
+        assert config.num_classes == 10
 
 
 def test_help_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,10 +153,19 @@ WRONG = {
     "--confg vit_s16": "did you mean '--config'?",
     "--epocs 3": "did you mean '--epochs'?",
     "--optimizer.lrr 3": "did you mean '--optimizer.lr'?",
-    "--epochs many": "--epochs: could not convert string to float: 'many'",
+    "--epochs many": "'many' is no duration: write such as 90epochs, 2000steps, 1e6examples or 10%",
+    "--epochs 3weeks": "unknown unit",
+    "--warmup 100%": "warmup is 100%: give less than all of the run",
+    "--data nowhere:x": "unknown data 'nowhere:x'",
+    "--held-out test": "",
+    "--optimizer.layer-decay 2": "optimizer.layer_decay is 2.0: give a factor above 0 and up to 1",
+    "--optimizer.name adam": "invalid choice 'adam'",
+    "--accumulate 0": "accumulate is 0: give a positive number of parts",
+    "--ema 1": "ema is 1.0: give a number from 0 up to 1",
     "--model.image-size 3": "--model.image-size",
     "--task guess": "invalid choice 'guess'",
-    "--epochs -1": "epochs is -1.0: give a positive number",
+    "--epochs -1": "epochs: -1.0 is no duration: give 0 or more",
+    "--epochs 0": "epochs is 0.0: give more than none",
     "--held-out 1.5": "held_out is 1.5: give a share between 0 and 1",
     "--augment.scale 0.5": "augment.scale is 0.5: give a factor of 1 or more",
 }
@@ -102,14 +173,14 @@ WRONG = {
 
 @pytest.mark.parametrize("arguments", WRONG)
 def test_a_wrong_argument_is_told_in_one_line(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    status = main("train.jax", lambda name, recipe: 0, arguments.split())
+    status = main("train.jax", lambda asked: 0, arguments.split())
     said = capsys.readouterr().err
     assert status == 2 and said.startswith("error: ") and said.count("\n") == 1
     assert WRONG[arguments] in said
 
 
 def test_interrupted_before_the_run_the_program_leaves_with_130() -> None:
-    def interrupted(name: str, recipe: Recipe) -> int:
+    def interrupted(asked: Asked) -> int:
         raise KeyboardInterrupt
 
     assert main("train.jax", interrupted, []) == 130
@@ -118,26 +189,35 @@ def test_interrupted_before_the_run_the_program_leaves_with_130() -> None:
 # The network ----------------------------------------------------------------------------------------------------------
 
 
-def test_small_images_are_enlarged_to_the_grid_that_suits_them() -> None:
-    assert model_config(Model(), num_outputs=10, in_channels=1, grid=(2, 2)).image_size == (32, 32)
+@pytest.mark.parametrize(
+    ("size", "wanted"), [((8, 8), (32, 32)), ((28, 28), (48, 48)), ((32, 64), (64, 128)), ((200, 50), (224, 96))]
+)
+def test_small_images_are_enlarged_twofold_and_to_the_models_own_size_at_most(size: Any, wanted: Any) -> None:
+    assert model_config(Model(), num_outputs=10, in_channels=1, size=size).image_size == wanted
 
 
 def test_the_grid_follows_a_changed_patch() -> None:
     model = Model(changes=("patch_size=(4, 6)",))
-    assert model_config(model, num_outputs=10, in_channels=1, grid=(2, 2)).image_size == (8, 12)
+    assert model_config(model, num_outputs=10, in_channels=1, size=(8, 8)).image_size == (8, 12)
+
+
+def test_grey_images_have_the_mean_of_what_the_three_colours_have() -> None:
+    own = vit_spec.get("deit_s16").pixels
+    grey = model_config(Model(name="deit_s16"), num_outputs=2, in_channels=1, size=None).pixels
+    assert grey.mean == (sum(own.mean) / 3,) and grey.std == (sum(own.std) / 3,)
 
 
 def test_a_size_that_is_asked_for_wins() -> None:
-    assert model_config(Model(image_size=(48, 64)), num_outputs=10, in_channels=1, grid=(2, 2)).image_size == (48, 64)
+    assert model_config(Model(image_size=(48, 64)), num_outputs=10, in_channels=1, size=(8, 8)).image_size == (48, 64)
 
 
-def test_without_a_grid_images_have_the_models_own_size() -> None:
-    assert model_config(Model(), num_outputs=10, in_channels=3, grid=None).image_size == (224, 224)
+def test_images_of_any_size_have_the_models_own_size() -> None:
+    assert model_config(Model(), num_outputs=10, in_channels=3, size=None).image_size == (224, 224)
 
 
 def test_changes_reach_every_field_of_the_config() -> None:
     model = Model(changes=("depth=3", "head.pool=mean", "norms.eps=1e-5", "norms.layer_scale=None"))
-    config = model_config(model, num_outputs=10, in_channels=3, grid=None)
+    config = model_config(model, num_outputs=10, in_channels=3, size=None)
     assert (config.depth, config.head.pool, config.norms.eps, config.norms.layer_scale) == (3, "mean", 1e-5, None)
 
 
@@ -154,4 +234,4 @@ def test_changes_reach_every_field_of_the_config() -> None:
 )
 def test_a_network_that_cannot_be_is_refused(model: Model, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        model_config(model, num_outputs=10, in_channels=3, grid=(2, 2))
+        model_config(model, num_outputs=10, in_channels=3, size=(8, 8))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,8 @@ pytest.importorskip("jax")
 pytest.importorskip("grain")
 
 import parity
-from train.cli import parse
+from tests.compiled import compiled_quickly
+from train.cli import Asked, parse
 from train.curves import draw
 from train.data import Batch
 from train.interruption import Interruption
@@ -28,6 +31,7 @@ from train.loop import Plan
 from train.recipes import Augment, Model, Optimizer, Recipe, model_config
 from train.run import Run
 from train.session import train
+from train.sources import open_source
 from vit_spec import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +44,11 @@ RECIPE = Recipe(
     log_every=5,
 )
 ARGUMENTS = ["--config", "tiny", "--model.image-size", "None", "--model.changes", *SMALL, "--log-every", "5"]
+
+
+def trained(recipe: Recipe, make_engine: Any = JaxEngine) -> int:
+    """Train by a recipe and return the exit status."""
+    return train(Asked("test", recipe, open_source(recipe.data, recipe.held_out), "python -m train.jax"), make_engine)
 
 
 def started(*arguments: str, **environment: str) -> subprocess.Popen[str]:
@@ -62,8 +71,8 @@ def weights(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is compiled for these tests is not kept in the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
+    """What is compiled for these tests is kept for these tests, and not in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch, compiled_quickly(tmp_path_factory.mktemp("compiled")):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
@@ -71,7 +80,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "first"
-    assert train("test", replace(RECIPE, run=str(path)), JaxEngine) == 0
+    assert trained(replace(RECIPE, run=str(path))) == 0
     return path
 
 
@@ -85,12 +94,13 @@ def test_a_run_learns(run: Path) -> None:
 
 def test_a_run_leaves_its_config_metrics_curves_events_and_weights(run: Path) -> None:
     names = {path.name.split(".")[0] for path in run.iterdir()}
-    assert names == {"config", "metrics", "curves", "events", "weights", "best"}
+    assert names == {"config", "metrics", "curves", "events", "weights", "best", "checkpoints"}
 
 
-def test_the_config_says_recipe_and_model(run: Path) -> None:
+def test_the_config_says_recipe_model_and_data(run: Path) -> None:
     config = json.loads((run / "config.json").read_text())
     assert config["recipe"]["epochs"] == 2 and config["model"]["image_size"] == [8, 8]
+    assert config["data"] == {"task": "classes", "train": 1438, "held_out": 359, "classes": list("0123456789")}
 
 
 def test_training_is_recorded_every_few_steps_and_held_out_images_every_epoch(run: Path) -> None:
@@ -114,22 +124,45 @@ def test_the_weights_carry_the_config_and_load_in_torch(run: Path) -> None:
 
 def test_the_same_seed_gives_the_same_run_bit_for_bit(run: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
-    assert train("test", replace(RECIPE, run=str(again)), JaxEngine) == 0
+    assert trained(replace(RECIPE, run=str(again))) == 0
     assert records(again) == records(run)
     for name in ("weights", "best"):
         one, other = weights(run / f"{name}.safetensors"), weights(again / f"{name}.safetensors")
         assert one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
 
 
-def test_a_run_never_writes_into_a_folder_that_exists(run: Path) -> None:
-    with pytest.raises(InputError, match="exists already"):
-        train("test", replace(RECIPE, run=str(run)), JaxEngine)
+def test_a_folder_that_holds_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("")
+    with pytest.raises(InputError, match="exists already and holds no run"):
+        trained(replace(RECIPE, run=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"batch_size": 32}, "its recipe.batch_size is 64, and here it is 32"),
+        ({"model": Model(name="vit_ti16", changes=SMALL)}, "its recipe.model.changes is "),
+        ({"held_out": 0.5}, "its recipe.held_out is None, and here it is 0.5"),
+        ({"optimizer": Optimizer(lr=1e-3)}, "its recipe.optimizer.lr is 0.003, and here it is 0.001"),
+    ],
+)
+def test_another_run_does_not_go_on_from_this_one(run: Path, change: dict[str, Any], said: str) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=re.escape(said)):
+        trained(replace(RECIPE, run=str(run), **change))
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_has_nothing_left_to_do(run: Path) -> None:
+    before = records(run)
+    assert trained(replace(RECIPE, run=str(run))) == 0
+    assert records(run) == before
 
 
 @pytest.mark.parametrize(("task", "metric"), [("labels", "auroc/7"), ("values", "r2")])
 def test_labels_and_values_are_learnt_too(task: Any, metric: str, tmp_path: Path) -> None:
-    recipe = replace(RECIPE, task=task, run=str(tmp_path / "run"), epochs=3, tensorboard=False)
-    assert train("test", recipe, JaxEngine) == 0
+    assert trained(replace(RECIPE, task=task, run=str(tmp_path / "run"), epochs=3, tensorboard=False)) == 0
     looks = [record for record in records(tmp_path / "run") if record["set"] == "held_out"]
     assert metric in looks[0] and looks[-1]["loss"] < looks[0]["loss"]
 
@@ -143,18 +176,19 @@ def test_a_picture_is_drawn_of_metrics_that_are_not_there_yet(task: Any, tmp_pat
 # How runs end ---------------------------------------------------------------------------------------------------------
 
 
-def engine(recipe: Recipe) -> JaxEngine:
-    config = model_config(recipe.model, num_outputs=1, in_channels=1, grid=(2, 2))
-    return JaxEngine(config, replace(recipe, task="values", batch_size=4), warmup=0, total=10)
+def engine(folder: Path, **changes: Any) -> JaxEngine:
+    recipe = replace(RECIPE, batch_size=4, **changes)
+    config = model_config(recipe.model, num_outputs=1, in_channels=1, size=(8, 8))
+    return JaxEngine(config, recipe, task="values", rate=lambda step: 1e-3, start=None, folder=folder)
 
 
 def batch(target: float) -> Batch:
     images = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 1), np.uint8)
-    return Batch(images, np.full((4, 1), target, np.float32), np.arange(4))
+    return Batch(images, np.full((4, 1), target, np.float32), np.arange(4), np.ones(4, bool))
 
 
 def test_from_a_loss_that_is_not_finite_on_nothing_moves(tmp_path: Path) -> None:
-    turned = engine(RECIPE)
+    turned = engine(tmp_path)
     turned.step(batch(1.0))
     turned.save(tmp_path / "before.safetensors")
     assert np.isnan(float(turned.step(batch(np.nan))["loss"]))
@@ -168,7 +202,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_the_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wild = replace(RECIPE, run=str(tmp_path / "run"), optimizer=Optimizer(lr=1e30), warmup=0)
-    assert train("test", wild, JaxEngine) == 1
+    assert trained(wild) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ") and " at step 2 (images digit " in said and said.count("\n") == 1
     assert all(np.isfinite(array).all() for array in weights(tmp_path / "run").values())
@@ -183,9 +217,25 @@ def test_an_unreadable_image_ends_the_run_by_its_name_and_saves_what_was_learnt(
     (tmp_path / "a" / "3.png").write_bytes(b"")
     recipe = replace(RECIPE, data=f"folder:{tmp_path}", batch_size=1, run=str(tmp_path / "run"), epochs=5)
     small = replace(recipe, model=replace(recipe.model, image_size=(8, 8)))
-    with pytest.raises(InputError, match=r"3\.png is not an image.*what was learnt in \d+ steps is in "):
-        train("test", small, JaxEngine)
+    with pytest.raises(
+        InputError, match=r"3\.png is not an image.*; \d+ steps are saved: the same --run goes on from there"
+    ):
+        trained(small)
     assert weights(tmp_path / "run")
+
+
+def test_where_images_are_skipped_the_run_counts_and_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(10):
+            Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(tmp_path / name / f"{i}.png")
+    spoilt = [tmp_path / "a" / "3.png", tmp_path / "b" / "7.png"]
+    for path in spoilt:
+        path.write_bytes(b"")
+    recipe = replace(RECIPE, data=f"folder:{tmp_path}", batch_size=4, run=str(tmp_path / "run"), corrupt="skip")
+    assert trained(replace(recipe, model=replace(recipe.model, image_size=(8, 8)))) == 0
+    assert f"2 images: {spoilt[0]}, {spoilt[1]}" in capsys.readouterr().out
 
 
 def test_the_first_interruption_is_a_request_and_the_second_leaves() -> None:
@@ -197,17 +247,22 @@ def test_the_first_interruption_is_a_request_and_the_second_leaves() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("moment", ["folder", " left"], ids=["while_compiling", "after_a_look"])
-def test_an_interrupted_run_leaves_weights_that_load(moment: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [("folder", signal.SIGINT), (" left", signal.SIGTERM)],
+    ids=["ctrl_c_while_compiling", "sigterm_after_a_look"],
+)
+def test_a_run_that_is_told_to_stop_leaves_weights_that_load(moment: str, number: int, tmp_path: Path) -> None:
     process = started("--epochs", "1000", "--run", str(tmp_path / "run"))
     assert process.stdout is not None
     while moment not in (line := process.stdout.readline()):
         assert line, process.stderr and process.stderr.read()
     time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in errors
+    assert process.returncode == 128 + number and "Traceback" not in errors
     assert "interrupted" in said and f"python -m parity check {tmp_path / 'run'}" in said
+    assert f"--run {tmp_path / 'run'}\n" in said[said.index("to go on") :]
     assert weights(tmp_path / "run")
 
 
@@ -217,8 +272,7 @@ def test_the_command_trains_on_a_mesh_of_devices_as_on_one(tmp_path: Path) -> No
     said, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert "data=4" in said
-    name, recipe = parse("train.jax", [*ARGUMENTS, *arguments, str(tmp_path / "1")])
-    assert train(name, recipe, JaxEngine) == 0
+    assert train(parse("train.jax", [*ARGUMENTS, *arguments, str(tmp_path / "1")]), JaxEngine) == 0
     one, four = ([record["loss"] for record in records(tmp_path / count)] for count in "14")
     assert one == pytest.approx(four, rel=1e-3)
 
@@ -245,6 +299,156 @@ def test_a_run_has_at_least_one_step() -> None:
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    config = model_config(RECIPE.model, num_outputs=1, in_channels=1, grid=(2, 2))
+    config = model_config(RECIPE.model, num_outputs=1, in_channels=1, size=(8, 8))
     with pytest.raises(InputError, match="cannot make the folder"):
-        Run(tmp_path / "file" / "run", RECIPE, config)
+        Run(tmp_path / "file" / "run", RECIPE, config, {})
+
+
+# Going on ------------------------------------------------------------------------------------------------------------
+
+
+class Stopped(RuntimeError):
+    """As sudden as a power cut."""
+
+
+def cut_off_after(steps: int) -> Any:
+    """An engine whose process dies after so many steps."""
+
+    class Mortal(JaxEngine):
+        steps_left = steps
+
+        def step(self, batch: Batch) -> Any:
+            if not self.steps_left:
+                raise Stopped
+            self.steps_left -= 1
+            return super().step(batch)
+
+        def close(self) -> None:
+            if self.steps_left:
+                super().close()
+
+    return Mortal
+
+
+LONGER = replace(RECIPE, epochs=3, save_every="7steps", log_every=4, tensorboard=False)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    path = tmp_path_factory.mktemp("runs") / "unbroken"
+    assert trained(replace(LONGER, run=str(path))) == 0
+    return records(path)
+
+
+@pytest.mark.parametrize("steps", [3, 7, 20, 23, 44])
+def test_a_run_that_was_cut_off_goes_on_to_the_same_losses(
+    steps: int, unbroken: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(LONGER, run=str(tmp_path / "run"))
+    with pytest.raises(Stopped):
+        trained(recipe, cut_off_after(steps))
+    capsys.readouterr()
+    assert trained(recipe) == 0
+    assert records(tmp_path / "run") == unbroken
+    went_on = re.search(r"going on from step (\d+) of 67", capsys.readouterr().out)
+    assert steps - (int(went_on[1]) if went_on else 0) <= 7
+
+
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_taken(
+    unbroken: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    recipe = replace(LONGER, run=str(run))
+    with pytest.raises(Stopped):
+        trained(recipe, cut_off_after(30))
+    newest = max((run / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    bits = bytearray(largest.read_bytes())
+    bits[len(bits) // 2] ^= 1
+    largest.write_bytes(bits)
+    assert trained(recipe) == 0
+    said = capsys.readouterr()
+    assert f"the checkpoint of step {newest.name} is damaged" in said.err and "going on from step 22 of 67" in said.out
+    assert (run / "checkpoints-damaged" / newest.name).is_dir() and records(run) == unbroken
+
+
+def test_the_last_checkpoints_are_kept_and_the_best(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert trained(replace(LONGER, run=str(run), save_every="5steps", keep=2)) == 0
+    looks = [record for record in records(run) if record["set"] == "held_out"]
+    best = max(looks, key=lambda record: record["accuracy"])["step"]
+    assert {int(path.name) for path in (run / "checkpoints").iterdir()} == {65, 67, best}
+
+
+def test_records_of_a_killed_run_that_end_in_the_middle_of_a_line_are_taken_up(
+    unbroken: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    recipe = replace(LONGER, run=str(tmp_path / "run"))
+    with pytest.raises(Stopped):
+        trained(recipe, cut_off_after(30))
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"set": "train", "st')
+    assert trained(recipe) == 0
+    assert records(tmp_path / "run") == unbroken
+
+
+# What a step is ------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_is_not_finite_is_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
+    turned, plain = (engine(tmp_path, non_finite=how) for how in ("skip", "stop"))
+    for each, targets in ((turned, (1.0, np.nan, 2.0)), (plain, (1.0, 2.0))):
+        for target in targets:
+            each.step(batch(target))
+    # Dropped paths are the step's own, so only the count of updates tells the two apart here: there is no other noise.
+    assert int(turned._state.moments.updates) == int(plain._state.moments.updates) == 2
+    assert int(turned._state.step) == 3 and bool(turned._state.sound)
+
+
+def test_what_a_step_is_compiled_for_is_all_that_it_takes(tmp_path: Path) -> None:
+    turned = engine(tmp_path)
+    turned.step(batch(1.0))
+    larger = batch(1.0)._replace(images=np.zeros((8, 8, 8, 1), np.uint8), targets=np.zeros((8, 1), np.float32))
+    with pytest.raises(TypeError, match="differ from the types for which this computation was compiled"):
+        turned.step(larger)
+
+
+# Beside the run -------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_profiler_saw_of_chosen_steps_lies_in_the_folder(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, epochs="6steps", run=str(tmp_path / "run"), tensorboard=False, profile=(3, 4))
+    assert trained(recipe) == 0
+    [trace] = (tmp_path / "run" / "profile").rglob("*.xplane.pb")
+    assert trace.stat().st_size > 10_000
+
+
+def test_metrics_go_to_weights_and_biases_where_a_project_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[Any] = []
+
+    class Board:
+        log = staticmethod(lambda metrics, step: logged.append((step, {*metrics})))
+        finish = staticmethod(lambda: logged.append("finished"))
+
+    def init(**options: Any) -> type[Board]:
+        logged.append((options["project"], options["id"], options["resume"]))
+        return Board
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    recipe = replace(RECIPE, epochs="5steps", run=str(tmp_path / "run"), tensorboard=False, wandb="mine")
+    assert trained(recipe) == 0
+    assert logged[0] == ("mine", "run", "allow") and logged[-1] == "finished"
+    assert (5, {"held_out/loss", "held_out/accuracy"}) in logged
+
+
+def test_tensorboard_has_a_batch_as_it_was_shown_and_where_the_network_looked(run: Path) -> None:
+    events = b"".join(path.read_bytes() for path in run.glob("events*"))
+    assert events.count(b"\x89PNG") == 4 and b"shown" in events and b"attention" in events
+
+
+def test_a_dry_run_does_one_step_of_the_run_and_keeps_nothing(tmp_path: Path) -> None:
+    process = started("--epochs", "50", "--run", str(tmp_path / "run"), "--dry-run")
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "1,123 of 64 images, 49.9" in said and "one step and a look at 64 images (loss " in said
+    assert not (tmp_path / "run").exists()

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-SPLIT, ORDER, IMAGE = 1, 2, 3  # what a choice is for; ahead of the numbers, so that no two streams are the same
+# What a choice is for; ahead of the numbers, so that no two streams are the same.
+SPLIT, ORDER, IMAGE, MIX, SHOTS = 1, 2, 3, 4, 5
 
 
 def generator(purpose: int, *numbers: int) -> np.random.Generator:

@@ -6,32 +6,69 @@ What is imported here loads quickly; the frameworks follow when a run starts.
 import contextlib
 import io
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from inspect import cleandoc
 from itertools import dropwhile, takewhile
+from typing import TYPE_CHECKING, NamedTuple
 
-from train.recipes import RECIPES, Recipe
+from train.recipes import RECIPES, Known, Recipe
 from vit_spec import InputError, nearest
 
+if TYPE_CHECKING:
+    from train.sources import Source
+
 INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
+DIGITS = Known(images=1438, channels=1, size=(8, 8))  # the default data
 
 
-def main(module: str, fit: Callable[[str, Recipe], int], arguments: Sequence[str]) -> int:
-    """Run `python -m MODULE ARGUMENTS` and return the exit status: `fit`'s, or 2 for bad input.
+class Asked(NamedTuple):
+    """What a command line asks for: the name of a recipe, the recipe as changed, its data, and the command itself.
 
-    fit: called with the recipe's name and the recipe.
+    command: as it would be typed, without --run.
+    dry: whether one step is all that is wanted.
     """
-    try:
+
+    name: str
+    recipe: Recipe
+    source: "Source"
+    command: str
+    dry: bool = False
+
+
+def main(module: str, fit: Callable[[Asked], int], arguments: Sequence[str]) -> int:
+    """Run `python -m MODULE ARGUMENTS` and return the exit status: `fit`'s, or 2 for bad input."""
+
+    def run() -> int:
         if "--list" in arguments:
             print(listing())
             return 0
-        return fit(*parse(module, arguments))
+        devices, others = _taken("--plan", arguments)
+        if devices is not None:
+            from train import plan
+
+            return plan.plan(parse(module, others, plan.opened), devices)
+        dry = [argument for argument in arguments if argument == "--dry-run"]
+        return fit(parse(module, [argument for argument in arguments if argument not in dry])._replace(dry=bool(dry)))
+
+    return told(run)
+
+
+def told(run: Callable[[], int]) -> int:
+    """Return the exit status of a command; 2 for bad input, which is told in one line."""
+    try:
+        return run()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         print(f"error: the package {error.name} is not installed: pip install -e '.[all]'", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(
+            f"error: {error.filename or 'a file'}: {error.strerror or error}; make room or change the path", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         print("interrupted; what was saved before stays", file=sys.stderr)
@@ -44,46 +81,66 @@ def listing() -> str:
     return "\n".join(f"{name:{width}}  {_doc(name).splitlines()[0]}" for name in RECIPES)
 
 
-def parse(module: str, arguments: Sequence[str]) -> tuple[str, Recipe]:
-    """Return the name of the recipe that `--config` asks for, and the recipe with the fields that the rest changes.
+def parse(module: str, arguments: Sequence[str], opened: Callable[..., "Source"] | None = None) -> Asked:
+    """Return what the arguments ask for: the recipe that `--config` names, for the data that is asked for, with changes.
+
+    A recipe depends on the data, which depends on the arguments; so they are read twice.
+
+    opened: what opens the data, given `data` and `held_out`; None: `train.sources.open_source`.
 
     Raises:
-        InputError: an unknown recipe or field (the nearest is named), or a value that a field cannot take.
+        InputError: an unknown recipe or field (the nearest is named), a value that a field cannot take, or no such data.
         SystemExit: after `--help` is printed.
     """
-    import tyro
+    from train.sources import open_source
 
-    name, rest = _config(arguments)
+    config, rest = _taken("--config", arguments)
+    name = "vit_s16" if config is None else config
     if name not in RECIPES:
         hint = nearest(name, RECIPES)
         raise InputError(f"unknown recipe {name!r}{hint}; --list names all of them")
+    first = _changed(module, name, RECIPES[name](DIGITS), rest)
+    source = (opened or open_source)(first.data, first.held_out)
+    known = Known(len(source.train), source.channels, source.size)
+    recipe = _changed(module, name, RECIPES[name](known), rest)
+    return Asked(name, recipe, source, f"python -m {module} {shlex.join(_taken('--run', arguments)[1])}".strip())
+
+
+def _changed(module: str, name: str, recipe: Recipe, rest: list[str]) -> Recipe:
+    """The recipe with the fields that the arguments change."""
+    import tyro
+
     about = (
         f"Train a Vision Transformer. The recipe is {name}; --config NAME takes another, --list names all of them.\n"
-        f"Every field below can be changed; its default is the recipe's.\n\n{_doc(name)}"
+        "Every field below can be changed; its default is the recipe's, for the data asked for where no --help is.\n"
+        "--dry-run does one step on one batch and all that belongs to it, and keeps nothing.\n"
+        "--plan 64x80GiB tells what the run needs on 64 devices of 80 GiB, none of them here, and whether it fits;\n"
+        "--plan 64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s also how long it takes: rates of computing at best, the\n"
+        "share of it that is reached, and of sending along the mesh's axes. The data need not be here.\n\n"
+        f"{_doc(name)}"
     )
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             prog = f"python -m {module} [--config NAME]"
-            recipe = tyro.cli(Recipe, prog=prog, args=rest, default=RECIPES[name](), description=about)
+            return tyro.cli(Recipe, prog=prog, args=rest, default=recipe, description=about)
     except SystemExit as leaving:
         if leaving.code:
             raise InputError(_one_line(said.getvalue())) from None
         raise
-    return name, recipe
 
 
-def _config(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Take `--config NAME` or `--config=NAME` out of the arguments; without it the recipe is vit_s16."""
-    name, rest = "vit_s16", []
+def _taken(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Take `FLAG VALUE` or `FLAG=VALUE` out of the arguments: its last value or None, and what is left."""
+    value, rest = None, []
     remaining = iter(arguments)
     for argument in remaining:
-        flag, equals, value = argument.partition("=")
-        if flag == "--config":
-            name = value if equals else next(remaining, "")
+        name, equals, given = argument.partition("=")
+        if name == flag:
+            value = given if equals else next(remaining, "")
         else:
             rest.append(argument)
-    return name, rest
+    return value, rest
 
 
 def _doc(name: str) -> str:
@@ -98,7 +155,9 @@ def _one_line(text: str) -> str:
     said = " ".join(said.split()).removeprefix("Error parsing Recipe: ").rstrip(".")
     near = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", "\n".join(lines))
     unknown = re.match(r"Unrecognized options: (--[\w.-]+)", said)
-    ours = nearest(unknown[1], ("--config", "--list", "--help")) if unknown else ""  # tyro knows nothing of these
+    ours = (
+        nearest(unknown[1], ("--config", "--list", "--plan", "--dry-run", "--help")) if unknown else ""
+    )  # tyro knows nothing of these
     return f"{said}{f'; did you mean {near[1]!r}?' if near else ours}; --help explains every field"
 
 

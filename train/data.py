@@ -1,65 +1,97 @@
 """From labelled images to batches, framework-free: what to show in step s is a function of (seed, s) alone.
 
 Training images are shown in an endless row of epochs, each a permutation of its own, cut into full batches that may
-straddle two epochs.  The variation of an image depends on (seed, epoch, image) and on nothing else: neither on the batch
-it falls into, nor on how many threads prepare it, nor on what was drawn before.
+straddle two epochs.  The variation of an image depends on (seed, epoch, image, repetition) and on nothing else: neither on
+the batch it falls into, nor on how many threads, processes or machines prepare it, nor on what was drawn before.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from train.augment import fit, vary
-from train.chance import IMAGE, ORDER, generator
-from train.recipes import Augment, Task
-from train.sources import Examples
+from train.augment import Augment, Mix, augmented, fit, mix
+from train.chance import IMAGE, MIX, ORDER, generator
+from train.recipes import Task
+from train.sources import Examples, Source
 from vit_spec import InputError, ViTConfig
 
 Targets = NDArray[np.int32] | NDArray[np.float32]
 
+AHEAD = 256 << 20  # bytes of batches that wait for the trainer
+UNVARIED = Augment()
+TRIES = 100  # images in a row that cannot be read, before it is the data that cannot
+
 
 class Batch(NamedTuple):
-    """images (B, H, W, C) uint8; targets as `targets` makes them; rows (B,) int64, where each image is in its set."""
+    """images (B, H, W, C) uint8; targets as `targets` makes them; rows (B,) int64, where each image is in its set.
+
+    read: (B,) bool; where it is False the image could not be read, and another stands in its place.
+    mix: how the batch is to be mixed with itself; None where the recipe mixes none.
+
+    B is what this process feeds of the batch: all of it where it is the only one.
+    """
 
     images: NDArray[np.uint8]
     targets: Targets
     rows: NDArray[np.int64]
+    read: NDArray[np.bool_]
+    mix: Mix | None = None
 
 
-def targets(examples: Examples, classes: tuple[str, ...], task: Task) -> Targets:
-    """Return what the model should answer.
+def targets(examples: Examples, classes: tuple[str, ...], kind: Task, task: Task) -> Targets:
+    """Return what the model should answer, for answers of one kind and a task.
 
-    classes: class numbers (N,) int32.   labels: 1 for the image's class and 0 for the others, (N, classes) float32.
-    values: the class's name read as a number, (N, 1) float32.
+    classes: class numbers (N,) int32.   labels: 0 or 1 (N, labels) float32; asked of classes, 1 for the image's class and 0
+    for the others.    values: (N, values) float32; asked of classes, the class's name read as a number, (N, 1).
 
     Raises:
-        InputError: task "values" with a class whose name is no number.
+        InputError: another task of labels or values than their own, or "values" with a class whose name is no number.
     """
+    if kind != "classes":
+        if task != kind:
+            raise InputError(f"--task {task} needs classes, and the data has {kind}: leave --task out")
+        return examples.answers.astype(np.float32)
+    numbers = examples.answers.astype(np.int32)
     if task == "classes":
-        return examples.labels.astype(np.int32)
+        return numbers
     if task == "labels":
-        return np.eye(len(classes), dtype=np.float32)[examples.labels]
+        return np.eye(len(classes), dtype=np.float32)[numbers]
     try:
         values = np.array([float(name) for name in classes], np.float32)
     except ValueError as error:
         raise InputError(f'--task values reads class names as numbers ({error}): rename them, or use "classes"') from None
-    return values[examples.labels][:, None]
+    return values[numbers][:, None]
 
 
-def num_outputs(classes: tuple[str, ...], task: Task) -> int:
+def num_outputs(classes: tuple[str, ...], kind: Task, task: Task) -> int:
     """How many numbers the model gives for an image."""
-    return 1 if task == "values" else len(classes)
+    return 1 if (kind, task) == ("classes", "values") else len(classes)
+
+
+def usual_workers(source: Source) -> int:
+    """How many processes prepare images unless a number is asked for.
+
+    None where images need no decoding, or on few cores: threads do there, since Pillow works outside Python's lock.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if source.size is not None or cores < 4 else cores - 1
 
 
 @dataclass(frozen=True)
 class Feed:
     """A set of images with their targets, brought to the size and the channels of a model, in batches.
+
+    augment: how training images are varied; its `share` and `filter` are also how held-out images are brought to size.
+    here: which images of a batch this process prepares, (B here,); None: all.
+    skip: let another image stand for one that cannot be read, rather than raise.
+    workers: processes that prepare batches; 0: threads.
 
     Raises:
         InputError: a model of neither 1 nor 3 channels.
@@ -69,49 +101,111 @@ class Feed:
     targets: Targets
     config: ViTConfig
     batch_size: int
+    augment: Augment = UNVARIED
+    here: NDArray[np.int64] | None = None
+    skip: bool = False
+    workers: int = 0
 
     def __post_init__(self) -> None:
         if self.config.in_channels not in (1, 3):
             raise InputError(f"in_channels is {self.config.in_channels}: images are grey (1) or colour (3)")
 
-    def training(self, augment: Augment, *, seed: int, first: int, last: int) -> Iterator[Batch]:
-        """Yield the batches of steps `first` to `last` - 1, prepared ahead in threads.
+    @cached_property
+    def _places(self) -> NDArray[np.int64]:
+        return np.arange(self.batch_size) if self.here is None else self.here
+
+    def training(self, *, seed: int, first: int, last: int) -> Iterator[Batch]:
+        """Yield the batches of steps `first` to `last` - 1, prepared ahead.
 
         Raises:
-            InputError: an image that cannot be read, when its batch is due.
+            InputError: an image that cannot be read, when its batch is due; or, where such are skipped, many in a row.
+        """
+        count, repeats, here = len(self.examples), self.augment.repeats, len(self._places)
+
+        def show(number: int) -> Batch:
+            step, place = divmod(number, here)
+            epoch, place = divmod(step * self.batch_size + int(self._places[place]), count)
+            row = int(_order(seed, epoch, count)[place // repeats])
+            rng = generator(IMAGE, seed, epoch, row, place % repeats)
+
+            def varied(image: Image.Image) -> NDArray[np.uint8]:
+                pixels = self.config.pixels
+                return augmented(image, self.augment, self.config.image_size, rng, pixels.mean, pixels.std)
+
+            return self._shown(row, varied)
+
+        for step, batch in enumerate(self._batches(show, first * here, last * here), first):
+            drawn = mix(self.augment, self.config.image_size, generator(MIX, seed, step)) if self.augment.mixes else None
+            yield batch._replace(mix=drawn)
+
+    def evaluation(self) -> Iterator[Batch]:
+        """Yield every image once, in order and unvaried; the last batch is filled up with the first images.
+
+        Raises:
+            InputError: as `training`.
         """
         count = len(self.examples)
+        here = len(self._places)
 
-        @lru_cache(maxsize=2)  # a batch may straddle two epochs
-        def order(epoch: int) -> NDArray[np.int64]:
-            return generator(ORDER, seed, epoch).permutation(count)
+        def show(number: int) -> Batch:
+            step, place = divmod(number, here)
+            return self._shown((step * self.batch_size + int(self._places[place])) % count, self._fitted)
 
-        def show(position: int) -> Batch:
-            epoch, place = divmod(position, count)
-            row = order(epoch)[place]
-            image = vary(self._image(int(row)), augment, generator(IMAGE, seed, epoch, int(row)))
-            return Batch(_pixels(image), self.targets[row], row)
+        yield from self._batches(show, 0, -(-count // self.batch_size) * here)
 
-        shown = grain.MapDataset.range(last * self.batch_size).map(show).batch(self.batch_size)
-        return iter(shown[first:].to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)))
+    def _fitted(self, image: Image.Image) -> NDArray[np.uint8]:
+        size = self.config.image_size
+        return np.asarray(fit(image, size, self.augment.share, self.augment.filter)).reshape(*size, -1)
 
-    def evaluation(self) -> Iterator[tuple[Batch, int]]:
-        """Yield every image once, in order and unvaried, and how many of each batch count.
+    def _shown(self, row: int, bring: Any) -> Batch:
+        """One image as the model sees it; where it cannot be read, the next that can."""
+        mode = "L" if self.config.in_channels == 1 else "RGB"
+        for other in range(row, row + TRIES):
+            other %= len(self.examples)
+            try:
+                image = self.examples.read(other)
+            except InputError:
+                continue
+            return Batch(
+                bring(image if image.mode == mode else image.convert(mode)),
+                self.targets[other],
+                np.asarray(row),
+                np.asarray(other == row),
+            )
+        nothing = np.zeros((*self.config.image_size, self.config.in_channels), np.uint8)
+        return Batch(
+            nothing, self.targets[row], np.asarray(row), np.asarray(False)
+        )  # what is wrong is told where all is told
 
-        The last batch is filled up with repetitions, so that all have one shape.
-        """
-        for start in range(0, len(self.examples), self.batch_size):
-            rows = np.arange(start, min(start + self.batch_size, len(self.examples)))
-            filled = np.resize(rows, self.batch_size)
-            images = np.stack([_pixels(self._image(int(row))) for row in filled])
-            yield Batch(images, self.targets[filled], filled), len(rows)
+    def _batches(self, show: Any, first: int, last: int) -> Iterator[Batch]:
+        """Yield the batches of the images numbered `first` to `last` - 1, made ahead by threads or processes."""
+        here = len(self._places)
+        shape = (*self.config.image_size, self.config.in_channels)
+        ahead = max(2, min(8, AHEAD // (here * int(np.prod(shape)))))
+        shown = grain.MapDataset.range(last).map(show).batch(here)[first // here :]
+        if self.workers:
+            _parse_flags()
+            made = shown.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
+            made = made.mp_prefetch(grain.MultiprocessingOptions(self.workers, per_worker_buffer_size=1))
+        else:
+            made = shown.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=ahead))
+        for batch in made:
+            if not batch.read.all() and not (self.skip and batch.read.any()):
+                row = int(batch.rows[~batch.read][0])
+                self.examples.read(row)  # raises what is wrong with it
+                raise InputError(f"{self.examples.names[row]} could not be read a moment ago: look at the disk")
+            yield batch
 
-    def _image(self, row: int) -> Image.Image:
-        image = self.examples.read(row).convert("L" if self.config.in_channels == 1 else "RGB")
-        return fit(image, self.config.image_size)
+
+@lru_cache(maxsize=2)  # a batch may straddle two epochs
+def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+    """The order in which an epoch shows so many images."""
+    return generator(ORDER, seed, epoch).permutation(count)
 
 
-def _pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """A grey or colour image as (H, W, C) uint8."""
-    array = np.asarray(image)
-    return array[:, :, None] if array.ndim == 2 else array
+def _parse_flags() -> None:
+    """Grain's workers ask absl for flags, which nothing here parses (google/grain#1355)."""
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()

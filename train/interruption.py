@@ -1,26 +1,40 @@
-"""Ctrl-C as a request: the step that is under way is finished, what was learnt is saved, and then the run ends."""
+"""Ctrl-C and SIGTERM as requests: the step that is under way is finished, the state is saved, and then the run ends."""
 
 import os
 import signal
 from types import FrameType
 from typing import Self
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class Interruption:
-    """While entered, the first SIGINT sets `requested`; a second one raises KeyboardInterrupt at once."""
+    """While entered, the first SIGINT or SIGTERM sets `requested` to its number; a second SIGINT leaves at once.
 
-    requested = False
+    Clusters send SIGTERM some seconds ahead of taking a machine away.  Where a run has several processes, one of which may
+    be told alone, jax watches for SIGTERM itself and lets all of them stop after the same step: `watched` leaves it that,
+    and hands Ctrl-C over to it.
+    """
+
+    requested = 0
+
+    def __init__(self, *, watched: bool = False) -> None:
+        self._watched = watched
+        self._signals = (signal.SIGINT,) if watched else SIGNALS
 
     def __enter__(self) -> Self:
-        self._previous = signal.signal(signal.SIGINT, self._handle)
+        self._previous = {number: signal.signal(number, self._handle) for number in self._signals}
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = True
+        if self._watched:
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.requested = self.requested or number
         # A handler may run in the middle of a print, so it must not use Python's own buffers.
         os.write(2, b"\nstopping after this step, then saving; Ctrl-C again leaves at once\n")

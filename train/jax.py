@@ -8,18 +8,19 @@ import os
 import sys
 from pathlib import Path
 
-from train.cli import main
-from train.recipes import Recipe
+from train.cli import Asked, main
 
 
-def fit(name: str, recipe: Recipe) -> int:
-    """Train by a recipe; return the exit status."""
+def fit(asked: Asked) -> int:
+    """Train as asked; return the exit status."""
     from train.jax_engine import JaxEngine  # loads jax, which takes seconds: not before the arguments are understood
+    from train.jax_mesh import join_cluster
     from train.session import train
 
     keep_freed_memory()
     keep_compiled_programs()
-    return train(name, recipe, JaxEngine)
+    join_cluster()
+    return train(asked, JaxEngine)
 
 
 def keep_freed_memory() -> None:

@@ -1,6 +1,7 @@
 """The functional twin in training: its state on a mesh of devices, and the two compiled functions that use it."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,118 +10,333 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
 import parity
 import vit_jax
+from parity.weights import Checkpoint
+from train import jax_mesh
+from train.augment import Mix
 from train.data import Batch
-from train.losses import loss_and_score
-from train.metrics import BATCH_SCORE
-from train.recipes import Recipe
-from train.schedule import warmup_cosine
-from vit_jax.optimizer import Moments, adamw, decay_mask
+from train.jax_checkpoints import Checkpoints
+from train.jax_optimizers import optimizer
+from train.jax_trees import tree
+from train.losses import loss_and_score, shares
+from train.mesh import share_batch
+from train.metrics import BATCH_SCORE, LEADING
+from train.recipes import Recipe, Task
 from vit_jax.use import quick_to_compile
-from vit_spec import InputError, ViTConfig
+from vit_spec import ViTConfig
+
+# Dense bfloat16, as their makers state it: NVIDIA's and Google's data sheets.
+PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "TPU v4": 275e12, "TPU v5 lite": 197e12}
 
 Tree = Any
+Metrics = dict[str, Array]
 
 
 class State(NamedTuple):
-    """Everything that a step changes.  Once a loss or a gradient is not finite, `sound` is False and nothing moves."""
+    """Everything that a step changes.
+
+    params, moments: the weights, and what the optimizer keeps.
+    ema: the running mean of the weights, in their form; None without one.
+    step: steps done, int32.
+    sound: False once a loss or a gradient was not finite and the recipe does not skip such steps; then nothing moves.
+    """
 
     params: Tree
-    moments: Moments
+    moments: Any
+    ema: Tree
     step: Array
     sound: Array
 
 
 class JaxEngine:
-    """A `vit_jax.ViT` with its optimizer: images are split over the mesh's axis "data", the state is on every device.
+    """A `vit_jax.ViT` with its optimizer on a mesh: images are split over it, and so is the state, as the mesh says.
+
+    task: what is learnt.
+    rate: the learning rate of the step that follows so many others; it is traced.
+    start: the weights to start from; None: drawn by the recipe's seed.
+    folder: where checkpoints are kept.
 
     Raises:
-        InputError: a batch that does not divide by the number of devices.
+        InputError: a mesh that is not understood or does not fit; a batch that it does not divide.
     """
 
-    def __init__(self, config: ViTConfig, recipe: Recipe, *, warmup: float, total: int) -> None:
-        devices = jax.device_count()
-        if recipe.batch_size % devices:
-            near = -(-recipe.batch_size // devices) * devices
-            raise InputError(f"--batch-size {recipe.batch_size} does not divide by {devices} devices: give {near}")
-        self.config, self._recipe = config, recipe
-        self._model = vit_jax.ViT(config)
-        o, shapes = recipe.optimizer, jax.eval_shape(partial(vit_jax.init, config))
-        self._lr = partial(warmup_cosine, peak=o.lr, warmup=warmup, total=total)
-        self._optimizer = adamw(
-            self._lr,
-            clip=o.clip,
-            b1=o.beta1,
-            b2=o.beta2,
-            eps=o.eps,
-            weight_decay=o.weight_decay,
-            decays=decay_mask(config, shapes),
-        )
-        self.mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
-        split, whole = (NamedSharding(self.mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
-        self._split = split
-        self._update = jax.jit(
-            self._train, donate_argnums=0, in_shardings=(whole, split, split), out_shardings=(whole, whole)
-        )
-        self._evaluate = jax.jit(self._judge, in_shardings=(whole, split, split), out_shardings=(whole, whole))
-        self._state: State = jax.jit(self._start, out_shardings=whole, compiler_options=quick_to_compile())()
+    def __init__(
+        self,
+        config: ViTConfig,
+        recipe: Recipe,
+        *,
+        task: Task,
+        rate: Callable[[Array], Array],
+        start: Checkpoint | None,
+        folder: Path,
+    ) -> None:
+        self.config, self._recipe, self._task, self._rate, self._folder = config, recipe, task, rate, folder
+        self.mesh = jax_mesh.make(recipe.mesh, config)
+        share_batch(recipe.batch_size, recipe.accumulate, self.mesh.shape)
+        half = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
+        self._model = vit_jax.ViT(config, vit_jax.Execution(dtype=half, remat=recipe.remat))
+        self._optimizer = optimizer(recipe.optimizer, rate, config)
+        self._images = jax_mesh.images(self.mesh)
+        self._everywhere = NamedSharding(self.mesh, PartitionSpec())
+        self._state: State = self._begin(start)
+        self._checkpoints: Checkpoints | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether other processes take part in the run."""
+        return jax.process_count() > 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that speaks and writes for all."""
+        return jax.process_index() == 0
 
     @property
     def hardware(self) -> str:
         """The mesh and what it is made of."""
-        return f"data={self.mesh.size} ({self.mesh.devices.flat[0].device_kind})"
+        return jax_mesh.described(self.mesh)
 
-    def step(self, batch: Batch) -> dict[str, Array]:
+    @property
+    def rows(self) -> np.ndarray:
+        """Which images of a batch this process is to feed, (B here,)."""
+        return jax_mesh.rows_here(self.mesh, self._recipe.batch_size)
+
+    def step(self, batch: Batch) -> Metrics:
         """Start one update and return its metrics, scalars that may still be on their way."""
-        self._state, metrics = self._update(self._state, *self._place(batch))
+        placed = self._place(batch)
+        with jax.transfer_guard("disallow"):
+            self._state, metrics = self._update(self._state, *placed)
         return metrics
 
-    def answer(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Return the model's outputs (B, num_outputs) and each image's loss (B,)."""
-        outputs, losses = self._evaluate(self._state.params, *self._place(batch))
-        return np.asarray(outputs), np.asarray(losses)
+    def answer(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the outputs (B, num_outputs), each image's loss (B,) and whether it was read (B,).
+
+        The weights are the running mean's where there is one.
+        """
+        images, targets, _ = self._place(batch)
+        read = jax.make_array_from_process_local_data(self._images, batch.read)
+        outputs, losses, read = self._judge(self._judged_weights, images, targets, read)
+        return np.asarray(outputs), np.asarray(losses), np.asarray(read)
+
+    def attention(self, images: np.ndarray) -> np.ndarray:
+        """Return the last block's attention weights of some images (N, H, W, C) uint8: (N, heads, T, T)."""
+        return np.asarray(self._attend(self._judged_weights, images))
 
     def save(self, path: Path) -> None:
-        """Write the weights, and the config with them, as safetensors."""
-        parity.save(path, jax.device_get(self._state.params), self.config, format="jax", force=True)
+        """Write the weights that `answer` uses, and the config with them, as safetensors."""
+        weights = jax.tree.map(self._gathered, self._judged_weights)
+        if self.first:
+            parity.save(path, weights, self.config, format="jax", force=True)
 
-    def _place(self, batch: Batch) -> tuple[Array, Array]:
-        images, targets = jax.device_put((batch.images, batch.targets), self._split)
-        return images, targets
+    @property
+    def _judged_weights(self) -> Tree:
+        return self._state.params if self._state.ema is None else self._state.ema
+
+    def keep(self, step: int, note: dict[str, Any]) -> None:
+        """Begin to write a checkpoint: the state, and a note."""
+        self._kept.save(step, self._state, note)
+
+    def resume(self) -> tuple[int, dict[str, Any]] | None:
+        """Go back to the newest checkpoint that can be read; return its step and note, or None where there is none."""
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._state)
+        if (found := self._kept.newest(like)) is None:
+            return None
+        step, self._state, note = found
+        return step, note
+
+    def trace(self, folder: Path | None) -> None:
+        """Begin to record with jax's profiler into a folder, for TensorBoard; or end it."""
+        if folder is None:
+            jax.profiler.stop_trace()
+        else:
+            jax.profiler.start_trace(str(folder))
+
+    @property
+    def peak(self) -> float | None:
+        """Floating point operations a second of all devices at most, dense and in bfloat16; None where it is not known."""
+        kind = self.mesh.devices.flat[0].device_kind
+        return next((peak * self.mesh.size for name, peak in PEAKS.items() if name in kind), None)
+
+    def preempted(self, step: int) -> bool:
+        """Whether all processes are to stop after this step, because one of them was told to."""
+        return self.several and bool(multihost_utils.reached_preemption_sync_point(step))
+
+    def close(self) -> None:
+        """Wait until what was begun is written."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
+
+    @property
+    def _kept(self) -> Checkpoints:
+        if self._checkpoints is None:
+            leading = LEADING[self._task]
+            better = -1.0 if leading == "mae" else 1.0
+
+            def rank(note: dict[str, Any]) -> float | None:
+                return better * note["last"][leading] if note["last"] else None
+
+            self._checkpoints = Checkpoints(self._folder, keep=self._recipe.keep, rank=rank)
+        return self._checkpoints
+
+    def _gathered(self, array: Array) -> np.ndarray:
+        """All of an array that the mesh splits, on the host: one at a time, since a device holds all of it meanwhile."""
+        return np.asarray(
+            array if array.is_fully_addressable else jax.jit(lambda x: x, out_shardings=self._everywhere)(array)
+        )
+
+    def _place(self, batch: Batch) -> tuple[Array, Array, Any]:
+        def split(local: np.ndarray) -> Array:
+            return jax.make_array_from_process_local_data(self._images, local)
+
+        images, targets = split(batch.images), split(batch.targets)
+        return images, targets, jax.device_put(batch.mix, self._everywhere)
+
+    # The state ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def places(self) -> State:
+        """Where each part of the state lies."""
+        shapes = jax.eval_shape(self._drawn, None)
+        params = jax_mesh.parameters(self.mesh, self.config)
+        beside = jax.tree.map(lambda leaf, place: (leaf.shape, place), shapes.params, params)
+        return State(*(jax_mesh.like_parameters(part, beside) for part in shapes))
+
+    def _begin(self, start: Checkpoint | None) -> State:
+        """The state ahead of the first step, each device holding its own part from the first."""
+        params = None
+        if start is not None:
+            wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), parity.to_jax(start))
+            params = jax.device_put(wide, self.places.params)
+        return jax.jit(self._drawn, out_shardings=self.places, compiler_options=quick_to_compile())(params)
+
+    def _drawn(self, start: Tree | None) -> State:
+        params = vit_jax.init(self.config, self._recipe.seed) if start is None else start
+        ema = params if self._recipe.ema else None
+        return State(params, self._optimizer.init(params), ema, jnp.zeros((), jnp.int32), jnp.ones((), bool))
 
     # What is compiled --------------------------------------------------------------------------------------------
 
-    def _start(self) -> State:
-        params = vit_jax.init(self.config, self._recipe.seed)
-        return State(params, self._optimizer.init(params), jnp.zeros((), jnp.int32), jnp.ones((), bool))
+    @cached_property
+    def _update(self) -> Callable[..., tuple[State, Metrics]]:
+        """The step, compiled once and ahead of time: another shape is an error then, and never a second compilation."""
+        jitted = jax.jit(
+            self._train,
+            donate_argnums=0,
+            in_shardings=(self.places, self._images, self._images, self._everywhere),
+            out_shardings=(self.places, self._everywhere),
+        )
+        return jitted.lower(*self.shapes).compile()
 
-    def _train(self, state: State, images: Array, targets: Array) -> tuple[State, dict[str, Array]]:
-        task = self._recipe.task
+    @cached_property
+    def _judge(self) -> Callable[..., tuple[Array, ...]]:
+        return jax.jit(
+            self._judged,
+            in_shardings=(self.places.params, self._images, self._images, self._images),
+            out_shardings=self._everywhere,
+        )
+
+    @cached_property
+    def _attend(self) -> Callable[..., Array]:
+        def attend(params: Tree, images: Array) -> Array:
+            return vit_jax.attention_maps(self._model, params, self._seen(images))
+
+        return jax.jit(attend, out_shardings=self._everywhere, compiler_options=quick_to_compile())
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        """What a step takes, as shapes: the state, images, targets and their mixing."""
+        b, (height, width), channels = self._recipe.batch_size, self.config.image_size, self.config.in_channels
+        numbers = self._task == "classes"
+        targets = jax.ShapeDtypeStruct(*(((b,), np.int32) if numbers else ((b, self.config.num_classes), np.float32)))
+        images = jax.ShapeDtypeStruct((b, height, width, channels), np.uint8)
+        one, box = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((4,), np.int32)
+        mix = Mix(one, box, one) if self._recipe.augment.mixes else None  # type: ignore[arg-type]
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._state), images, targets, mix
+
+    def _train(self, state: State, images: Array, targets: Array, mix: Mix | None) -> tuple[State, Metrics]:
         noise = jax.random.fold_in(jax.random.key(self._recipe.seed), state.step)
-
-        def objective(params: Tree) -> tuple[Array, Array]:
-            outputs = self._apply(params, images, train=True, rngs={"dropout": noise})
-            loss, score = loss_and_score(task, outputs, targets)
-            return loss.mean(), score.mean()
-
-        (loss, score), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
+        (loss, score), grads = self._gradient(state.params, images, targets, mix, noise)
         norm = optax.tree.norm(grads)
         updates, moments = self._optimizer.update(grads, state.moments, state.params)
         params = optax.apply_updates(state.params, updates)
         sound = state.sound & jnp.isfinite(loss) & jnp.isfinite(norm)
-        moved = State(params, moments, state.step + 1, sound)
-        after = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, state._replace(sound=sound))
-        return after, {"loss": loss, BATCH_SCORE[task]: score, "grad_norm": norm, "lr": self._lr(state.step)}
+        moved = State(params, moments, self._averaged(state.ema, params), state.step + 1, sound)
+        skipped = self._recipe.non_finite == "skip"
+        stays = state._replace(step=state.step + skipped, sound=state.sound & skipped)
+        after = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, stays)
+        metrics = {"loss": loss, BATCH_SCORE[self._task]: score, "grad_norm": norm, "lr": self._rate(state.step)}
+        return after, metrics
 
-    def _judge(self, params: Tree, images: Array, targets: Array) -> tuple[Array, Array]:
-        outputs = self._apply(params, images)
-        return outputs, loss_and_score(self._recipe.task, outputs, targets)[0]
+    def _gradient(
+        self, params: Tree, images: Array, targets: Array, mix: Mix | None, noise: Array
+    ) -> tuple[tuple[Array, Array], Tree]:
+        """The mean loss and score of a batch, and the loss's gradient, taken in `accumulate` parts one after the other.
 
-    def _apply(self, params: Tree, images: Array, **options: Any) -> Array:
-        """uint8 images to outputs, through (x / 255 - mean) / std: what the network was made to see."""
+        Part j holds the images j, j + n, j + 2n, ..., so that each device has as many of its own in every part.
+        """
+        n, smoothing = self._recipe.accumulate, self._recipe.label_smoothing
+        if mix is not None or smoothing:
+            targets = shares(self._task, targets, self.config.num_classes, smoothing)
+        partners = (jnp.roll(images, 1, axis=0), jnp.roll(targets, 1, axis=0)) if mix is not None else None
+
+        def objective(params: Tree, part: Any, noise: Array) -> tuple[Array, Array]:
+            (images, targets), partners = part
+            x = self._seen(images)
+            if partners is not None:
+                x, targets = mixed(mix, x, targets, self._seen(partners[0]), partners[1])
+            outputs = self._apply(params, x, train=True, rngs={"dropout": noise})
+            loss, score = self._scored(outputs, targets)
+            return loss.mean(), score.mean()
+
+        differentiate = jax.value_and_grad(objective, has_aux=True)
+        whole = ((images, targets), partners)
+        if n == 1:
+            return differentiate(params, whole, noise)
+
+        def add(total: Any, numbered: tuple[Array, Any]) -> tuple[Any, None]:
+            number, part = numbered
+            return jax.tree.map(jnp.add, total, differentiate(params, part, jax.random.fold_in(noise, number))), None
+
+        parts = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1), whole)
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(differentiate, params, whole, noise))
+        total, _ = jax.lax.scan(add, nothing, (jnp.arange(n), parts))
+        return jax.tree.map(lambda x: x / n, total)
+
+    def _averaged(self, ema: Tree, params: Tree) -> Tree:
+        decay = self._recipe.ema
+        return jax.tree.map(lambda mean, p: decay * mean + (1 - decay) * p, ema, params) if ema is not None else None
+
+    def _judged(self, params: Tree, images: Array, targets: Array, read: Array) -> tuple[Array, Array, Array]:
+        outputs = self._apply(params, self._seen(images))
+        return outputs, self._scored(outputs, targets)[0], read
+
+    def _scored(self, outputs: Array, targets: Array) -> tuple[Array, Array]:
+        return loss_and_score(self._task, outputs, targets, sigmoid=self._recipe.loss == "sigmoid")
+
+    def _seen(self, images: Array) -> Array:
+        """uint8 images as the network was made to see them: (x / 255 - mean) / std."""
         mean, std = jnp.asarray(self.config.pixels.mean), jnp.asarray(self.config.pixels.std)
-        x = (images.astype(jnp.float32) / 255 - mean) / std
-        return self._model.apply({"params": params}, x, **options)  # type: ignore[return-value]
+        return (images.astype(mean.dtype) / 255 - mean) / std
+
+    def _apply(self, params: Tree, x: Array, **options: Any) -> Array:
+        """Run the model on its mesh; its matrices are rounded first, so that what devices send each other is narrow."""
+        narrow = self._model.execution.dtype
+        if narrow is not None:
+            decays = tree(self.config, lambda leaf: leaf.row.decays)
+            params = jax.tree.map(lambda p, matrix: p.astype(narrow) if matrix else p, params, decays)
+        with jax_mesh.held(self.mesh, self.config):
+            return self._model.apply({"params": params}, x, **options)  # type: ignore[return-value]
+
+
+def mixed(mix: Mix | None, images: Array, targets: Array, others: Array, their_targets: Array) -> tuple[Array, Array]:
+    """Return images and targets with their partners' mixed in; see `train.augment.Mix`."""
+    assert mix is not None
+    top, left, bottom, right = mix.box
+    y, x = jnp.arange(images.shape[1])[:, None], jnp.arange(images.shape[2])
+    inside = ((top <= y) & (y < bottom) & (left <= x) & (x < right))[..., None]
+    images = jnp.where(inside, others, mix.weight * images + (1 - mix.weight) * others)
+    return images, mix.share * targets + (1 - mix.share) * their_targets

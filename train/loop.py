@@ -1,24 +1,32 @@
 """The course of a run, for whichever twin's engine does the mathematics: steps, looks at the held-out images, saves."""
 
 import math
+import signal
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol, Self, SupportsFloat
+from typing import Any, Protocol, Self, SupportsFloat
 
 import numpy as np
 
 from train.data import Batch, Feed
+from train.durations import steps
 from train.interruption import Interruption
+from train.maps import looked_at
 from train.metrics import LEADING, better, score
+from train.pictures import SOME, marked, sheet
 from train.progress import Display
-from train.recipes import Recipe
+from train.recipes import Recipe, Task
 from train.run import Run
+from train.schedule import learning_rate
 from vit_spec import InputError
 
 # Metrics are read this many steps late, so that a device need not wait for the host between two steps.
 LAG = 2
+
+Note = dict[str, Any]
 
 
 class Diverged(RuntimeError):
@@ -28,128 +36,256 @@ class Diverged(RuntimeError):
 class Engine(Protocol):
     """What a twin brings: a model, its optimizer and the devices they are on."""
 
+    @property
+    def rows(self) -> np.ndarray:
+        """Which images of a batch this process is to feed, (B here,)."""
+
+    @property
+    def several(self) -> bool:
+        """Whether other processes take part in the run."""
+
     def step(self, batch: Batch) -> Mapping[str, SupportsFloat]:
         """Start one update; return loss, score, grad_norm and lr, which may still be on their way.
 
-        From the first loss or gradient on that is not finite, no update changes anything.
+        A loss or gradient that is not finite changes nothing; unless such steps are skipped, nothing does from then on.
         """
 
-    def answer(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Return the model's outputs (B, num_outputs) and each image's loss (B,)."""
+    def answer(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the model's outputs (B, num_outputs), each image's loss (B,), and whether it was read (B,)."""
+
+    def attention(self, images: np.ndarray) -> np.ndarray:
+        """Return the last block's attention weights of some images (N, H, W, C) uint8: (N, heads, T, T)."""
 
     def save(self, path: Path) -> None:
         """Write the weights: completely, or not at all."""
 
+    def keep(self, step: int, note: Note) -> None:
+        """Begin to write a checkpoint: all that goes on from here needs, and a note."""
+
+    def resume(self) -> tuple[int, Note] | None:
+        """Go back to the newest checkpoint that can be read; return its step and note, or None where there is none."""
+
+    def trace(self, folder: Path | None) -> None:
+        """Begin to record with the profiler into a folder; or end it."""
+
+    def preempted(self, step: int) -> bool:
+        """Whether all processes are to stop after this step, because one of them was told to."""
+
+    def close(self) -> None:
+        """Wait until what was begun is written."""
+
 
 @dataclass(frozen=True)
 class Plan:
-    """When things happen, in steps: `total` of them, `warmup` ahead of the cosine, `per_epoch`, and the looks."""
+    """When things happen, in steps: `total` of them, `per_epoch`, the looks and saves, and the learning rate's bends."""
 
     total: int
-    warmup: float
     per_epoch: float
+    warmup: float
+    cooldown: float
     looks: frozenset[int]
+    saves: frozenset[int]
 
     @classmethod
     def of(cls, recipe: Recipe, images: int) -> Self:
-        """The plan of a recipe for so many training images."""
-        per_epoch = images / recipe.batch_size
-        total = max(1, round(recipe.epochs * per_epoch))
-        looks = {round(k * recipe.eval_every * per_epoch) for k in range(1, int(recipe.epochs / recipe.eval_every) + 1)}
-        return cls(total, recipe.warmup * total, per_epoch, frozenset(looks | {total}))
+        """The plan of a recipe for so many training images.
+
+        Raises:
+            InputError: a duration that is not understood.
+        """
+        length = partial(steps, batch_size=recipe.batch_size, images=images)
+        total = max(1, round(length(recipe.epochs, alone="epochs")))
+
+        def every(duration: float | str) -> frozenset[int]:
+            interval = length(duration, alone="epochs", total=total)
+            return frozenset({max(1, round(k * interval)) for k in range(1, int(total / interval) + 1)} | {total})
+
+        return cls(
+            total,
+            images / recipe.batch_size,
+            length(recipe.warmup, alone="share", total=total),
+            length(recipe.cooldown, alone="share", total=total),
+            every(recipe.eval_every),
+            every(recipe.save_every),
+        )
+
+    @property
+    def first_step(self) -> Self:
+        """The plan of the first step alone, with a look and a save behind it."""
+        return replace(self, total=1, looks=frozenset({1}), saves=frozenset({1}))
+
+    def rate(self, recipe: Recipe, step: Any) -> Any:
+        """The learning rate of the update that follows `step` others."""
+        return learning_rate(
+            step,
+            peak=recipe.optimizer.lr,
+            warmup=self.warmup,
+            total=self.total,
+            shape=recipe.decay,
+            cooldown=self.cooldown,
+        )
 
 
 @dataclass
 class Loop:
-    """One run.  After `fit()`: `done` steps, the held-out metrics `last` and `best`, and whether Ctrl-C ended it."""
+    """One run.  After `fit()`: `done` steps, the held-out metrics `last` and `best`, the signal that ended it or 0."""
 
     engine: Engine
     recipe: Recipe
+    task: Task
     plan: Plan
     train: Feed
     held_out: Feed
     classes: tuple[str, ...]
     run: Run
     display: Display
+    stop: Interruption
 
     def __post_init__(self) -> None:
-        self.done, self.interrupted = 0, False
+        self.done, self.interrupted = 0, 0
         self.last: dict[str, float] = {}
         self.best: dict[str, float] = {}
+        self.unread: set[str] = set()  # images that could not be read
+        self.skipped = 0  # steps left out, since a number in them was not finite
         self._window: list[dict[str, float]] = []  # metrics of the steps since the last record
         self._mean: dict[str, float] = {}  # the last record
+        self._saved = -1  # the step of the last checkpoint
 
     def fit(self) -> None:
-        """Train to the end, or until Ctrl-C.
+        """Train to the end, or until a signal asks for a stop; go on from the newest checkpoint where there is one.
 
         Raises:
-            Diverged: the loss or a gradient is not finite; the last weights saved stay.
-            InputError: an image cannot be read; the weights are saved before.
+            Diverged: the loss or a gradient is not finite; the last checkpoint stays.
+            InputError: an image cannot be read, or a file not written; the state is saved before, as far as it can be.
         """
-        r, pending = self.recipe, deque[tuple[int, Batch, Mapping[str, SupportsFloat]]]()
-        batches = self.train.training(r.augment, seed=r.seed, first=0, last=self.plan.total)
-        with Interruption() as stop, self.display:
+        pending = deque[tuple[int, Batch, Mapping[str, SupportsFloat]]]()
+        first, last = self.recipe.profile or (0, 0)
+        tracing = False
+        self._resume()
+        batches = self.train.training(seed=self.recipe.seed, first=self.done, last=self.plan.total)
+        with self.display:
             try:
-                for step, batch in enumerate(batches):
+                for step, batch in enumerate(batches, self.done):
+                    if step + 1 == first:
+                        self.engine.trace(self.run.path / "profile")
+                        tracing = True
                     pending.append((step, batch, self.engine.step(batch)))
-                    stopping = stop.requested  # asked once: what comes later waits for the next step
-                    pause = stopping or step + 1 in self.plan.looks
-                    while len(pending) > (0 if pause else LAG):
+                    if self.run.shows and step in (0, self.plan.total - 1):
+                        self.run.picture("shown", step + 1, sheet(batch.images[:SOME]))
+                    # Asked once: what comes later waits for the next step.
+                    stopping = self.stop.requested or signal.SIGTERM * self.engine.preempted(step)
+                    look, save = step + 1 in self.plan.looks, step + 1 in self.plan.saves
+                    while len(pending) > (0 if stopping or look or save or step + 1 == last else LAG):
                         self._settle(*pending.popleft())
-                    if pause:
-                        self._look(stop)
+                    if tracing and step + 1 == last:
+                        self.engine.trace(None)
+                        tracing = False
+                    if look and not stopping:
+                        self._look()
+                    if look or save or stopping:
+                        self._save()
                     if stopping:
+                        self.interrupted = int(stopping)
                         break
             except InputError as error:
-                if not self.done:
+                while pending:
+                    self._settle(*pending.popleft())
+                if self.done == self._saved or not self.done:
                     raise
-                self.engine.save(self.run.weights)
-                raise InputError(f"{error}; what was learnt in {self.done} steps is in {self.run.weights}") from None
-            self.interrupted = stop.requested
+                self._save()
+                raise InputError(f"{error}; {self.done} steps are saved: the same --run goes on from there") from None
+            finally:
+                if tracing:
+                    self.engine.trace(None)
+                self.engine.close()
+
+    # What one step leaves ----------------------------------------------------------------------------------------
 
     def _settle(self, step: int, batch: Batch, arriving: Mapping[str, SupportsFloat]) -> None:
         """Wait for a step's metrics, show and record them."""
         metrics = {name: float(value) for name, value in arriving.items()}
-        if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
-            raise self._diverged(step, batch, metrics)
+        self.unread |= {self.train.examples.names[row] for row in batch.rows[~batch.read]}
         self.done = step + 1
-        self._window.append(metrics)
+        if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
+            if self.recipe.non_finite == "stop":
+                self.done = step
+                raise Diverged(f"{self._not_finite(step, batch, metrics)}: {self._remedy()}")
+            self.skipped += 1
+            self.display.say(f"{self._not_finite(step, batch, metrics)}; the step is left out")
+        else:
+            self._window.append(metrics)
         self.display.step(self.done, self._epoch, metrics)
         if self.done % self.recipe.log_every == 0 or self.done == self.plan.total:
-            mean = {name: float(np.mean([m[name] for m in self._window])) for name in metrics}
+            mean = {name: float(np.mean([m[name] for m in self._window])) for name in metrics if self._window}
             self._mean = mean | {"lr": metrics["lr"]}
             self.run.log("train", self.done, self._epoch, self._mean)
             self._window.clear()
 
-    def _look(self, stop: Interruption) -> None:
-        """Save the weights, and judge them by the held-out images unless there is no time for it."""
-        self.engine.save(self.run.weights)
-        all_outputs, all_losses = [], []
-        for batch, count in self.held_out.evaluation():
-            if stop.requested:
+    def _not_finite(self, step: int, batch: Batch, metrics: Mapping[str, float]) -> str:
+        what = "loss" if not math.isfinite(metrics["loss"]) else "grad_norm"
+        names = ", ".join(self.train.examples.names[row] for row in batch.rows[:3])
+        return f"{what} is {metrics[what]} at step {step + 1} (images {names}, ...)"
+
+    def _remedy(self) -> str:
+        where = f"the weights of step {self._saved} are in {self.run.weights}"
+        if not self.run.weights.exists():
+            self.engine.save(self.run.weights)  # as they were ahead of this step: from then on nothing moved
+            where = f"the last good weights are in {self.run.weights}"
+        return f"lower --optimizer.lr, look at the images, or leave such steps out with --non-finite skip; {where}"
+
+    # Looking and saving ------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Judge the weights by the held-out images, unless there is no time for it, and keep the best."""
+        found: list[tuple[np.ndarray, ...]] = []
+        for batch in self.held_out.evaluation():
+            if self.stop.requested:
                 return
-            outputs, losses = self.engine.answer(batch)
-            all_outputs.append(outputs[:count])
-            all_losses.append(losses[:count])
-        loss = float(np.concatenate(all_losses).mean(dtype=np.float64))
-        found = score(self.recipe.task, np.concatenate(all_outputs), self.held_out.targets, self.classes)
-        self.last = {"loss": loss, **found}
+            found.append(self.engine.answer(batch))
+            self.unread |= {self.held_out.examples.names[row] for row in batch.rows[~batch.read]}
+        count = len(self.held_out.examples)
+        outputs, losses, read = (np.concatenate(parts)[:count] for parts in zip(*found, strict=True))
+        loss = float(losses[read].mean(dtype=np.float64))
+        judged = score(self.task, outputs[read], self.held_out.targets[read], self.classes)
+        self.last = {"loss": loss, **judged}
         self.run.log("held_out", self.done, self._epoch, self.last)
         self.display.looked(self.done, self._epoch, self._mean, self.last)
-        leading = LEADING[self.recipe.task]
+        if self.run.shows and not self.engine.several:
+            first = next(iter(self.held_out.evaluation())).images[:SOME]
+            self.run.picture(
+                "attention", self.done, sheet(marked(first, looked_at(self.engine.attention(first), self.train.config)))
+            )
+        leading = LEADING[self.task]
         if not self.best or better(leading, self.last[leading], than=self.best[leading]):
             self.best = self.last
             self.engine.save(self.run.best)
 
-    def _diverged(self, step: int, batch: Batch, metrics: dict[str, float]) -> Diverged:
-        what = "loss" if not math.isfinite(metrics["loss"]) else "grad_norm"
-        if not self.run.weights.exists():
-            self.engine.save(self.run.weights)  # the weights as they were ahead of this step
-        names = ", ".join(self.train.examples.names[row] for row in batch.rows[:3])
-        return Diverged(
-            f"{what} is {metrics[what]} at step {step + 1} (images {names}, ...): lower --optimizer.lr, or look at the "
-            f"images; the last good weights are in {self.run.weights}"
-        )
+    def _save(self) -> None:
+        """Write the weights, and begin a checkpoint of the state and of what is known of the run so far."""
+        if self._saved == self.done:
+            return
+        self.engine.save(self.run.weights)
+        note = {
+            "last": self.last,
+            "best": self.best,
+            "window": list(self._window),  # written later, when the window is another
+            "mean": self._mean,
+            "unread": sorted(self.unread),
+            "skipped": self.skipped,
+            "seconds": self.run.seconds,
+        }
+        self.engine.keep(self.done, note)
+        self._saved = self.done
+
+    def _resume(self) -> None:
+        if (found := self.engine.resume()) is None:
+            self.run.go_on(0, 0.0)
+            return
+        self.done, note = found
+        self._saved, self.skipped, self.unread = self.done, note["skipped"], set(note["unread"])
+        self.last, self.best, self._window, self._mean = (note[name] for name in ("last", "best", "window", "mean"))
+        self.run.go_on(self.done, note["seconds"])
+        self.display.say(f"going on from step {self.done:,} of {self.plan.total:,}")
 
     @property
     def _epoch(self) -> float:

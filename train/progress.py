@@ -12,10 +12,14 @@ from train.metrics import shown
 
 
 class Display:
-    """Shows how far a run is: loss, score, learning rate, images a second, time left."""
+    """Shows how far a run is: loss, score, learning rate, images a second, time left.
 
-    def __init__(self, console: Console, total_steps: int, batch_size: int) -> None:
-        self._console, self._total, self._batch = console, total_steps, batch_size
+    share: what one image a second is of the devices' peak FLOP/s, without what is computed again (MFU, arXiv 2204.02311,
+        appendix B); None where the peak is not known.
+    """
+
+    def __init__(self, console: Console, total_steps: int, batch_size: int, *, share: float | None = None) -> None:
+        self._console, self._total, self._batch, self._share = console, total_steps, batch_size, share
         self._times: deque[tuple[int, float]] = deque(maxlen=20)  # (steps done, when)
         self._first: tuple[int, float] | None = None  # the first step is left out: it compiles
         columns = TextColumn("[bold]{task.fields[what]}"), BarColumn(None), TextColumn("{task.fields[text]}")
@@ -45,7 +49,7 @@ class Display:
         words = [
             *_words(metrics),
             f"lr {metrics['lr']:.1e}",
-            f"{self.images_per_second:.0f} images/s",
+            *self._pace(),
             f"{self._left(done)} left",
         ]
         self._progress.update(self._task, completed=done, what=f"epoch {epoch:.1f}", text="  ".join(words))
@@ -54,9 +58,18 @@ class Display:
         """Leave a line about the training so far and the held-out images."""
         words = [f"epoch {epoch:5.1f}", f"step {done:{len(str(self._total))}}/{self._total}", *_words(train)]
         words += ["| held out:", *_words({name: value for name, value in held_out.items() if "/" not in name})]
-        words += ["|", f"{self.images_per_second:.0f} images/s", f"{self._left(done)} left"]
+        words += ["|", *self._pace(), f"{self._left(done)} left"]
         self._console.print("  ".join(words), highlight=False, soft_wrap=True)
         self._times.clear()  # looking took time in which no images were learnt
+
+    def _pace(self) -> list[str]:
+        pace = self.images_per_second
+        peak = [f"{pace * self._share:.0%} of peak"] if self._share is not None else []
+        return [f"{pace:.0f} images/s", *peak]
+
+    def say(self, line: str) -> None:
+        """Leave a line."""
+        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _left(self, done: int) -> str:
         if self._first is None or done <= self._first[0]:

@@ -1,69 +1,156 @@
-"""A run's folder: its config, metrics, curves and weights."""
+"""A run's folder: its config, metrics, curves, weights and checkpoints."""
 
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from train.recipes import Recipe
 from vit_spec import InputError, ViTConfig
 
 Record = dict[str, Any]
 
+# What may be another when a run goes on: it decides how, where and how often, and not what is learnt.
+FREE = ("run", "workers", "mesh", "remat", "log_every", "save_every", "keep", "tensorboard", "wandb", "profile")
+
 
 class Run:
     """The folder of one run.
 
-    config.json             the recipe and the model's config
+    config.json             the recipe, the model's config, and what was trained on
     metrics.jsonl           a line a record: set ("train" or "held_out"), step, epoch, metrics, seconds
     events.out.tfevents.*   the same for TensorBoard
     weights.safetensors     the newest weights
     best.safetensors        the best weights by the held-out images
+    checkpoints/            the states from which the run can go on
     curves.png              the metrics as a picture
 
+    The folder is made, or one is taken up again that the same recipe made for the same model and data.  Where several
+    processes share a run, the first alone writes.
+
     Raises:
-        InputError: the folder exists already, or cannot be made.
+        InputError: the folder holds another run, or something else; or it cannot be made.
     """
 
-    def __init__(self, path: Path, recipe: Recipe, config: ViTConfig) -> None:
+    def __init__(self, path: Path, recipe: Recipe, config: ViTConfig, data: dict[str, Any], *, writes: bool = True) -> None:
+        self.path, self.weights, self.best = path, path / "weights.safetensors", path / "best.safetensors"
+        self.checkpoints = path / "checkpoints"
+        self.records: list[Record] = []
+        self._writes, self._began = writes, time.monotonic()
+        self._tensorboard, self._project = recipe.tensorboard, recipe.wandb
+        self._events: Any = None
+        self._wandb: Any = None
+        text = {"recipe": dataclasses.asdict(recipe), "model": dataclasses.asdict(config), "data": data}
+        self._config = json.loads(json.dumps(text))
+        if not writes:
+            return  # the folder is the first process's to make and to judge
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            raise InputError(f"{path} exists already: give --run a new folder, or remove it") from None
+            self._same(path, recipe)
         except OSError as error:
             raise InputError(f"cannot make the folder {path} ({error.strerror}): give another with --run") from None
-        self.path, self.weights, self.best = path, path / "weights.safetensors", path / "best.safetensors"
-        self.records: list[Record] = []
-        self._began = time.monotonic()
-        text = {"recipe": dataclasses.asdict(recipe), "model": dataclasses.asdict(config)}
-        (path / "config.json").write_text(json.dumps(text, indent=1) + "\n")
-        self._metrics = (path / "metrics.jsonl").open("w")
-        self._events = None
-        if recipe.tensorboard:
-            from tensorboardX import SummaryWriter
+        _write(path / "config.json", json.dumps(self._config, indent=1) + "\n")
 
-            self._events = SummaryWriter(str(path))
+    def _same(self, path: Path, recipe: Recipe) -> None:
+        """Refuse a folder whose run is another."""
+        try:
+            there = json.loads((path / "config.json").read_text())
+        except FileNotFoundError:
+            raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path / 'config.json'} cannot be read ({error}): give --run a new folder") from None
+        mine, theirs = _flat(self._config), _flat(there)
+        free = {f"recipe.{name}" for name in FREE}
+        for name in [*mine, *sorted(theirs.keys() - mine.keys())]:
+            if name not in free and mine.get(name, "not there") != theirs.get(name, "not there"):
+                was, now = theirs.get(name, "not there"), mine.get(name, "not there")
+                raise InputError(
+                    f"{path} holds another run: its {name} is {was}, and here it is {now}; give the same to go on, or give "
+                    "--run a new folder"
+                )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._metrics.close()
         if self._events is not None:
             self._events.close()
+        if self._wandb is not None:
+            self._wandb.finish()
 
     @property
     def seconds(self) -> float:
-        """Time since the folder was made."""
+        """Time since the run began, without the time in which it lay still."""
         return time.monotonic() - self._began
+
+    def go_on(self, step: int, seconds: float) -> None:
+        """Take the records up at `step`, `seconds` after the beginning: what was recorded later is recorded anew."""
+        self._began = time.monotonic() - seconds
+        metrics = self.path / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        self.records = [record for record in map(_parsed, lines) if record is not None and record["step"] <= step]
+        if not self._writes:
+            return
+        _write(metrics, "".join(json.dumps(record) + "\n" for record in self.records))
+        if self._tensorboard:
+            from tensorboardX import SummaryWriter
+
+            self._events = SummaryWriter(str(self.path), purge_step=step + 1 if step else None)
+        if self._project:
+            import wandb
+
+            name = self.path.name  # a run that goes on is the same there too
+            self._wandb = wandb.init(project=self._project, id=name, name=name, resume="allow", config=self._config)
 
     def log(self, set_name: str, step: int, epoch: float, metrics: dict[str, float]) -> None:
         """Record metrics after `step` updates."""
         record = {"set": set_name, "step": step, "epoch": round(epoch, 4), **metrics, "seconds": round(self.seconds, 2)}
         self.records.append(record)
-        self._metrics.write(json.dumps(record) + "\n")
-        self._metrics.flush()
+        if not self._writes:
+            return
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
         if self._events is not None:
             for name, value in metrics.items():
                 self._events.add_scalar(f"{set_name}/{name}", value, step)
+        if self._wandb is not None:
+            self._wandb.log({f"{set_name}/{name}": value for name, value in metrics.items()}, step=step)
+
+    @property
+    def shows(self) -> bool:
+        """Whether there is a place for pictures."""
+        return self._events is not None
+
+    def picture(self, name: str, step: int, pixels: NDArray[np.uint8]) -> None:
+        """Show a picture, (H, W, 3) uint8, in TensorBoard."""
+        self._events.add_image(name, pixels, step, dataformats="HWC")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in one go: what is there is the old text or the new one."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text)
+    os.replace(beside, path)
+
+
+def _parsed(line: str) -> Record | None:
+    """A record, or None where the line was cut off."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested dictionaries by their dotted names."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {
+        name: value for key, child in node.items() for name, value in _flat(child, f"{prefix}.{key}".lstrip(".")).items()
+    }

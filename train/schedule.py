@@ -1,20 +1,32 @@
 """The learning rate, a pure function of the step that both trainers share."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+Shape = Literal["cosine", "constant", "rsqrt"]
 
-def warmup_cosine(step: Any, *, peak: float, warmup: float, total: float) -> Any:
-    """Return the learning rate of update `step`, counted from 0: a straight line from zero, then half a cosine to zero.
 
-        peak * min(1, step / warmup) * (1 + cos(pi * progress)) / 2
-        progress = (step - warmup) / (total - warmup), held to [0, 1]
+def learning_rate(
+    step: Any, *, peak: float, warmup: float, total: float, shape: Shape = "cosine", cooldown: float = 0.0
+) -> Any:
+    """Return the learning rate of update `step`, counted from 0, of `total`:
 
-    `warmup` and `total` are numbers of updates.  `step` is a number or a numpy array, for a float64 result, or an array
-    of jax, also while it is traced.  big_vision, `utils.create_learning_rate_schedule` with decay_type="cosine".
+        peak * min(1, step / warmup) * shape(step) * min(1, (total - step) / cooldown)
+
+        cosine    (1 + cos(pi * progress)) / 2,  progress = (step - warmup) / (total - warmup), held to [0, 1]
+        constant  1
+        rsqrt     sqrt(warmup / max(step, warmup)), of which the next step knows no end (arXiv 2106.04560)
+
+    A straight line from zero, the shape, and a straight line to zero; no warmup or no cooldown leaves its line out.
+    `warmup`, `total` and `cooldown` are numbers of updates.  `step` is a number or a numpy array, for a float64 result,
+    or an array of jax, also while it is traced.  big_vision, `utils.create_learning_rate_schedule`.
     """
     xp = step.__array_namespace__() if hasattr(step, "__array_namespace__") else np
-    ramp = xp.minimum(1.0, step / warmup) if warmup else 1.0
-    progress = xp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)
-    return peak * ramp * (1 + xp.cos(np.pi * progress)) / 2
+    rate = peak * (xp.minimum(1.0, step / warmup) if warmup else 1.0)
+    if shape == "cosine":
+        progress = xp.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)
+        rate = rate * (1 + xp.cos(np.pi * progress)) / 2
+    if shape == "rsqrt":
+        rate = rate * xp.sqrt(max(warmup, 1) / xp.maximum(step, max(warmup, 1)))
+    return rate * xp.clip((total - step) / cooldown, 0.0, 1.0) if cooldown else rate

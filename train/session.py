@@ -2,7 +2,9 @@
 
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,58 +13,119 @@ from rich.console import Console
 from rich.text import Text
 
 import vit_spec
-from train import curves
-from train.cli import INTERRUPTED
-from train.data import Feed, num_outputs, targets
+from parity.weights import Checkpoint
+from train import curves, start
+from train.cli import Asked
+from train.data import Feed, num_outputs, targets, usual_workers
+from train.interruption import Interruption
 from train.loop import Diverged, Loop, Plan
 from train.metrics import LEADING, shown
 from train.progress import Display
-from train.recipes import Recipe, model_config
+from train.recipes import IMAGENET, RECIPES, Known, Recipe, Task, fields, model_config
 from train.run import Run
-from train.sources import Examples, Source, open_source
-from vit_spec import ViTConfig
+from train.sources import Examples, Source
+from vit_spec import InputError, ViTConfig
 
-DIVERGED = 1
+DIVERGED, SIGNALLED = 1, 128  # exit statuses; the second plus the signal's number, as a shell has it
 
 
-def train(name: str, recipe: Recipe, make_engine: Callable[..., Any]) -> int:
-    """Train by a recipe and return the exit status: 0, 1 when the loss diverged, 130 after Ctrl-C.
+def train(asked: Asked, make_engine: Callable[..., Any]) -> int:
+    """Train as asked and return the exit status: 0; 1 when the loss diverged; 130 after Ctrl-C, 143 after SIGTERM.
 
-    make_engine: called with (config, recipe, warmup=..., total=...), numbers of steps; it returns a `train.loop.Engine`.
+    make_engine: called with (config, recipe, task=..., rate=..., start=..., folder=...), where rate gives the learning
+        rate of a step, start is the checkpoint to begin from, or None, and folder is where states are kept; it returns a
+        `train.loop.Engine`.
 
     Raises:
-        InputError: a recipe, a data set or an image that cannot be used.
+        InputError: a recipe, a data set, an image or weights that cannot be used.
     """
-    console = Console()
-    source = open_source(recipe.data, recipe.held_out)
-    config = model_config(
-        recipe.model,
-        num_outputs=num_outputs(source.classes, recipe.task),
-        in_channels=source.channels,
-        grid=source.grid,
-    )
+    if not asked.dry:
+        return _trained(asked, make_engine)
+    with tempfile.TemporaryDirectory() as folder:
+        held_out = asked.source.held_out.take(range(min(asked.recipe.batch_size, len(asked.source.held_out))))
+        recipe = replace(asked.recipe, run=str(Path(folder) / "run"), wandb=None, profile=None)
+        return _trained(asked._replace(recipe=recipe, source=replace(asked.source, held_out=held_out)), make_engine)
+
+
+def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
+    name, recipe, source, command, dry = asked
+    task = recipe.task or source.kind
+    config, weights, notes = network(recipe, source, task)
     plan = Plan.of(recipe, len(source.train))
-
-    def feed(examples: Examples) -> Feed:
-        return Feed(examples, targets(examples, source.classes, recipe.task), config, recipe.batch_size)
-
-    train_feed, held_out = feed(source.train), feed(source.held_out)
-    engine = make_engine(config, recipe, warmup=plan.warmup, total=plan.total)
     path = Path(recipe.run or f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}")
-    with Run(path, recipe, config) as run:
-        _print(console, overview(name, recipe, config, source, plan, engine.hardware, path))
-        display = Display(console, plan.total, recipe.batch_size)
-        loop = Loop(engine, recipe, plan, train_feed, held_out, source.classes, run, display)
+    answers = [targets(examples, source.classes, source.kind, task) for examples in (source.train, source.held_out)]
+    engine = make_engine(
+        config,
+        recipe,
+        task=task,
+        rate=lambda step: plan.rate(recipe, step),
+        start=weights,
+        folder=(path / "checkpoints").absolute(),
+    )
+    console = Console(quiet=not engine.first)
+    if engine.several and recipe.run is None:
+        raise InputError("several processes share this run: name its folder with --run, the same for all of them")
+    workers = usual_workers(source) if recipe.workers is None else recipe.workers
+
+    def feed(examples: Examples, answers: Any) -> Feed:
+        return Feed(
+            examples, answers, config, recipe.batch_size, recipe.augment, engine.rows, recipe.corrupt == "skip", workers
+        )
+
+    train_feed, held_out = map(feed, (source.train, source.held_out), answers)
+    data = {"task": task, "train": len(source.train), "held_out": len(source.held_out), "classes": list(source.classes)}
+    with Interruption(watched=engine.several) as stop, Run(path, recipe, config, data, writes=engine.first) as run:
+        said = [*source.notes, *notes, *_scaled(name, recipe, source), *_prepared(workers, recipe)]
+        tell(console, overview(asked, config, plan, engine.hardware, path, said))
+        share = 3 * vit_spec.flops(config) / engine.peak if engine.peak else None
+        display = Display(console, plan.total, recipe.batch_size, share=share)
+        loop = Loop(
+            engine, recipe, task, plan.first_step if dry else plan, train_feed, held_out, source.classes, run, display, stop
+        )
         try:
             loop.fit()
         except Diverged as error:
             print(f"error: {error}", file=sys.stderr)
             return DIVERGED
         finally:
-            if run.records:
-                curves.draw(path / "curves.png", run.records, recipe.task, title(name, recipe, config))
-        _print(console, summary(recipe, loop, run))
-    return INTERRUPTED if loop.interrupted else 0
+            if run.records and engine.first:
+                curves.draw(path / "curves.png", run.records, task, title(name, recipe, config))
+        tell(console, dried(loop, run) if dry else summary(command, loop, run))
+    return SIGNALLED + loop.interrupted if loop.interrupted else 0
+
+
+def network(recipe: Recipe, source: Source, task: Task) -> tuple[ViTConfig, Checkpoint | None, list[str]]:
+    """The network, the weights to start from if there are any, and what is to be said of both."""
+    outputs = num_outputs(source.classes, source.kind, task)
+    if recipe.init is not None:
+        checkpoint, notes = start.opened(recipe, num_outputs=outputs, in_channels=source.channels)
+        return checkpoint.config, checkpoint, notes
+    config = model_config(recipe.model, num_outputs=outputs, in_channels=source.channels, size=source.size)
+    if source.size is None or recipe.model.image_size is not None or config.image_size == source.size:
+        return config, None, []
+    (height, width), (rows, columns) = config.image_size, config.grid
+    note = f"images of {source.size[0]}x{source.size[1]} are brought to {height}x{width}, {rows}x{columns} patches"
+    return config, None, [f"{note}; --model.image-size changes it"]
+
+
+def _scaled(name: str, recipe: Recipe, source: Source) -> list[str]:
+    """What the recipe would be for ImageNet and is not for this data."""
+    if name not in RECIPES:
+        return []
+    known = Known(len(source.train), source.channels, source.size)
+    usual, scaled, now = (dict(fields(each)) for each in (RECIPES[name](IMAGENET), RECIPES[name](known), recipe))
+    words = ("batch_size", "epochs", "warmup", "optimizer.lr", "optimizer.weight_decay", "augment.crop", "augment.mixup")
+    other = [f"{word} {now[word]} ({usual[word]})" for word in words if now[word] == scaled[word] != usual[word]]
+    few = (
+        f"{len(source.train):,} images are few beside ImageNet's, for which the recipe is written (its values in brackets)"
+    )
+    return [f"{few}: {', '.join(other)}"] if other else []
+
+
+def _prepared(workers: int, recipe: Recipe) -> list[str]:
+    if recipe.workers is not None:
+        return []
+    return [f"images are prepared by {f'{workers} processes' if workers else 'threads'}; --workers changes it"]
 
 
 def title(name: str, recipe: Recipe, config: ViTConfig) -> str:
@@ -70,34 +133,47 @@ def title(name: str, recipe: Recipe, config: ViTConfig) -> str:
     return f"{name}: {vit_spec.count(config) / 1e6:.1f} M parameters, on {recipe.data}"
 
 
-def overview(
-    name: str, recipe: Recipe, config: ViTConfig, source: Source, plan: Plan, hardware: str, path: Path
-) -> dict[str, str]:
+def overview(asked: Asked, config: ViTConfig, plan: Plan, hardware: str, path: Path, said: list[str]) -> dict[str, str]:
     """What is about to happen, and what was decided without being asked."""
+    name, recipe, source = asked[:3]
     (height, width), (ph, pw), (rows, columns) = config.image_size, config.patch_size, config.grid
     channels = {1: "grey", 3: "colour"}[config.in_channels]
-    counts = f"{len(source.train):,} images, {len(source.held_out):,} held out, {len(source.classes)} classes"
-    o, notes = recipe.optimizer, list(source.notes)
-    if source.grid == config.grid and recipe.model.image_size is None:
-        notes.append(f"images are small: {height}x{width} gives {rows}x{columns} patches; --model.image-size changes it")
+    counts = f"{len(source.train):,} images, {len(source.held_out):,} held out, {len(source.classes)} {source.kind}"
+    o = recipe.optimizer
+    shapes = {"cosine": "a cosine to 0", "constant": "constant", "rsqrt": "one over the root of the step"}
+    ending = f", falling to 0 in the last {plan.cooldown:.0f}" if plan.cooldown else ""
+    model = recipe.model.name if recipe.init is None else f"of {recipe.init}"
     return {
         "recipe": f"{name}, seed {recipe.seed}",
-        "model": f"{recipe.model.name}, {config.depth} blocks of width {config.width}, {config.num_heads} heads",
+        "model": f"{model}, {config.depth} blocks of width {config.width}, {config.num_heads} heads",
         "parameters": f"{vit_spec.count(config):,}",
         "data": f"{recipe.data}: {counts}",
         "images": f"{height}x{width}, {channels}, in {rows}x{columns} patches of {ph}x{pw}",
         "mesh": hardware,
-        "steps": f"{plan.total:,} of {recipe.batch_size} images, {recipe.epochs:g} epochs",
-        "learning rate": f"up to {o.lr:g} in {plan.warmup:.0f} steps, then a cosine to 0",
-        "assumed": "; ".join(notes),
+        "steps": f"{plan.total:,} of {recipe.batch_size} images, {plan.total / plan.per_epoch:g} epochs",
+        "learning rate": f"{o.name}, up to {o.lr:g} in {plan.warmup:.0f} steps, then {shapes[recipe.decay]}{ending}",
+        **{"assumed" if not i else " " * i: note for i, note in enumerate(said)},
         "folder": str(path),
     }
 
 
-def summary(recipe: Recipe, loop: Loop, run: Run) -> dict[str, str]:
-    """What came of it, and the command that goes on from here."""
-    leading, ended = LEADING[recipe.task], "interrupted" if loop.interrupted else "finished"
+def dried(loop: Loop, run: Run) -> dict[str, str]:
+    """What came of one step."""
+    last = ", ".join(f"{name} {shown(name, value)}" for name, value in loop.last.items() if "/" not in name)
+    count = len(loop.held_out.examples)
+    return {"dry run": f"one step and a look at {count} images ({last}) in {run.seconds:.0f} s; nothing is kept"}
+
+
+def summary(command: str, loop: Loop, run: Run) -> dict[str, str]:
+    """What came of it, and the commands that go on from here."""
+    leading, ended = LEADING[loop.task], "interrupted" if loop.interrupted else "finished"
     rows = {ended: f"{loop.done:,} of {loop.plan.total:,} steps in {run.seconds:.0f} s"}
+    if loop.unread:
+        rows["not read"] = (
+            f"{len(loop.unread)} images: {', '.join(sorted(loop.unread)[:3])}{', ...' * (len(loop.unread) > 3)}"
+        )
+    if loop.skipped:
+        rows["left out"] = f"{loop.skipped} steps whose loss or gradient was not finite"
     if loop.last:
         metrics = {name: value for name, value in loop.last.items() if "/" not in name}
         rows["held out"] = ", ".join(f"{name} {shown(name, value)}" for name, value in metrics.items())
@@ -105,11 +181,15 @@ def summary(recipe: Recipe, loop: Loop, run: Run) -> dict[str, str]:
     rows["weights"] = f"{run.weights}, after step {loop.done:,}"
     if run.records:
         rows["curves"] = str(run.path / "curves.png")
-    rows["the same in PyTorch?"] = f"python -m parity check {shlex.quote(str(run.path))}"
+    folder = shlex.quote(str(run.path))
+    if loop.interrupted:
+        rows["to go on"] = f"{command} --run {folder}"
+    rows["the same in PyTorch?"] = f"python -m parity check {folder}"
+    rows["in PyTorch"] = f'vit_torch.load("{run.path}")'
     return rows
 
 
-def _print(console: Console, rows: dict[str, str]) -> None:
+def tell(console: Console, rows: dict[str, str]) -> None:
     """A name and a text a line, aligned; lines are never broken, so that commands and paths can be copied."""
     width = max(map(len, rows))
     for name, text in rows.items():

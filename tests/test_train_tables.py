@@ -1,0 +1,516 @@
+"""Sources that are files of many images, or a table of them: Parquet, the hub, WebDataset's shards, csv."""
+
+import csv
+import io
+import json
+import socket
+import tarfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+cloudpickle = pytest.importorskip("cloudpickle")
+
+from tests.test_train_sources import DATA, encoded, needs, picture, refused
+from train.sources import chunks, open_source
+from train.sources.tar import braces
+from vit_spec import InputError
+
+RNG = np.random.default_rng(1)
+PNGS = [encoded(picture((10, 10))) for _ in range(12)]
+
+
+def same(image: Image.Image, png: bytes) -> bool:
+    return np.array_equal(image, Image.open(io.BytesIO(png)))
+
+
+# Parquet --------------------------------------------------------------------------------------------------------------
+
+
+def parquet(path: Path, images: Sequence[Any] = PNGS, **columns: Any) -> str:
+    """Write a Parquet file as the hub has them; return the spec of its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = pa.array([{"bytes": image, "path": f"cat_{i}.png"} for i, image in enumerate(images)])
+    columns = columns or {"label": np.arange(len(images)) % 3}
+    pq.write_table(pa.table({"image": rows, **columns}), path, row_group_size=5)
+    return f"parquet:{path.parent}"
+
+
+@needs("cifar10")
+def test_cifar10_in_parquet_is_10000_images_for_training_and_10000_for_testing() -> None:
+    source = open_source(f"parquet:{DATA}/cifar10")
+    assert (len(source.train), len(source.held_out), source.classes) == (10_000, 10_000, tuple("0123456789"))
+    assert np.bincount(source.train.answers).tolist() == [1000] * 10 and source.train.read(9_999).size == (32, 32)
+
+
+def test_the_files_names_give_the_splits(tmp_path: Path) -> None:
+    parquet(tmp_path / "data" / "train-00000-of-00002.parquet")
+    parquet(tmp_path / "data" / "train-00001-of-00002.parquet", PNGS[::-1])
+    parquet(tmp_path / "data" / "validation-00000-of-00001-0123456789abcdef.parquet", PNGS[:3])
+    source = open_source(f"parquet:{tmp_path}")
+    assert (len(source.train), len(source.held_out)) == (24, 3)
+    assert [same(source.train.read(i), (PNGS + PNGS[::-1])[i]) for i in range(24)] == [True] * 24
+
+
+def test_the_folders_names_give_the_splits(tmp_path: Path) -> None:
+    parquet(tmp_path / "train" / "0.parquet")
+    parquet(tmp_path / "test" / "0.parquet", PNGS[:3])
+    assert len(open_source(f"parquet:{tmp_path}").held_out) == 3
+
+
+@pytest.mark.parametrize("form", ["{}/a.parquet", "{}/*.parquet", "{}"])
+def test_a_file_a_glob_or_a_folder_without_splits_is_divided(tmp_path: Path, form: str) -> None:
+    parquet(tmp_path / "a.parquet")
+    source = open_source(f"parquet:{form.format(tmp_path)}", 0.25)
+    assert (len(source.train), len(source.held_out)) == (9, 3)
+
+
+def test_an_image_is_named_by_file_row_and_path(tmp_path: Path) -> None:
+    parquet(tmp_path / "train-0.parquet")
+    source = open_source(parquet(tmp_path / "test-0.parquet"))
+    assert source.train.names[7] == "train-0.parquet row 7 (cat_7.png)"
+
+
+def test_classes_have_the_names_that_the_hub_gives_them(tmp_path: Path) -> None:
+    feature = {"names": ["ant", "bee", "cat"], "_type": "ClassLabel"}
+    table = pa.table({"image": pa.array(PNGS), "label": np.arange(12) % 3})  # the bytes alone
+    meta = {"huggingface": json.dumps({"info": {"features": {"label": feature}}})}
+    pq.write_table(table.replace_schema_metadata(meta), tmp_path / "a.parquet")
+    source = open_source(f"parquet:{tmp_path}", 0.25)
+    assert source.classes == ("ant", "bee", "cat") and source.train.names[0] == "a.parquet row 0"
+
+
+LARGE = [RNG.bytes(int(size)) for size in RNG.integers(1, 200_000, 12)]  # whose blocks Snappy cannot shrink
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "lz4", "brotli"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize(
+    "values", [PNGS, LARGE, PNGS[:1] * 12, [None, *LARGE[:5], None, b""]], ids=["png", "large", "one", "gaps"]
+)
+def test_values_are_those_that_pyarrow_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, version: str, dictionary: bool, values: list[Any]
+) -> None:
+    monkeypatch.setattr(chunks, "_WHOLE", 0)  # no page is too small to be cut
+    options = {"compression": compression, "data_page_version": version, "use_dictionary": dictionary}
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": pa.array(values, pa.binary())}), path, data_page_size=1 << 12, **options)
+    meta = pq.read_metadata(path)
+    column = meta.row_group(0).column(0)
+    start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
+    sizes = column.total_compressed_size, column.total_uncompressed_size, len(values)
+    chunk = chunks.Chunk(str(path), start, *sizes, column.compression, 1)
+    found = chunks.Values(chunk)
+    assert [found[row] for row in reversed(range(len(found)))] == values[::-1]
+
+
+def test_snappys_blocks_are_found_where_its_data_is_cut() -> None:
+    data = b"".join(LARGE) + bytes(300_000)
+    packed = pa.Codec("snappy").compress(data, asbytes=True)
+    cuts = chunks._cuts(packed)
+    assert cuts is not None and len(cuts) == -(-len(data) // 65_536) + 1 and cuts[-1] == len(packed)
+
+
+def test_a_copy_from_an_earlier_block_forbids_cuts() -> None:
+    literal = bytes([61 << 2]) + (65_535).to_bytes(2, "little") + bytes(65_536)
+    copy = bytes([3 << 2 | 2]) + (5).to_bytes(2, "little")  # four bytes, five bytes back: over the edge
+    packed = bytes([0x84, 0x80, 0x04]) + literal + copy
+    assert pa.Codec("snappy").decompress(packed, 65_540, asbytes=True) == bytes(65_540) and chunks._cuts(packed) is None
+
+
+def test_pages_are_kept_within_their_room() -> None:
+    recent, made = chunks._Recent(25), []
+    for key in (1, 2, 1, 3, 1, 2):
+        recent.get(key, lambda key=key: made.append(key) or bytes(10))
+    assert made == [1, 2, 3, 2]
+
+
+def test_a_reader_that_was_pickled_reads_the_same_and_stays_small(tmp_path: Path) -> None:
+    parquet(tmp_path / "train-0.parquet", PNGS * 20)
+    source = open_source(parquet(tmp_path / "test-0.parquet"))
+    assert same(source.train.read(3), PNGS[3])
+    pickled = cloudpickle.dumps(source.train.read)
+    assert same(cloudpickle.loads(pickled)(3), PNGS[3])
+    assert len(pickled) < sum(map(len, PNGS))
+
+
+def test_several_label_columns_are_told_how_to_choose(tmp_path: Path) -> None:
+    spec = parquet(tmp_path / "a.parquet", fine_label=np.arange(12) % 4, coarse_label=np.arange(12) % 2)
+    assert "fine_label, coarse_label: choose, PATH?label=fine_label" in refused(spec)
+    assert open_source(f"{spec}?label=coarse_label", 0.5).classes == ("0", "1")
+
+
+def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    spec = parquet(tmp_path / "a.parquet")
+    assert "has no column 'lbl' of whole numbers: its columns are image, label" in refused(f"{spec}?label=lbl")
+
+
+def test_a_number_that_is_no_class_is_refused(tmp_path: Path) -> None:
+    spec = parquet(tmp_path / "a.parquet", image_id=np.arange(12) * 1_000_000)
+    assert "has the class number 11,000,000: expected class numbers from 0, below 100,000" in refused(spec)
+
+
+def test_a_row_without_a_label_is_refused(tmp_path: Path) -> None:
+    spec = parquet(tmp_path / "a.parquet", label=pa.array([None, *range(11)], pa.int64()))
+    assert "has 1 rows without a label" in refused(spec)
+
+
+def test_a_row_without_an_image_is_named(tmp_path: Path) -> None:
+    spec = parquet(tmp_path / "train-0.parquet", [None, *PNGS[1:]])
+    parquet(tmp_path / "test-0.parquet")
+    with pytest.raises(InputError, match=r"train-0\.parquet row 0 \(cat_0\.png\) holds no image"):
+        open_source(spec).train.read(0)
+
+
+def test_a_damaged_image_is_named(tmp_path: Path) -> None:
+    spec = parquet(tmp_path / "train-0.parquet", [PNGS[0][:60], *PNGS[1:]])
+    parquet(tmp_path / "test-0.parquet")
+    with pytest.raises(InputError, match=r"train-0\.parquet row 0 \(cat_0\.png\) cannot be read"):
+        open_source(spec).train.read(0)
+
+
+def test_a_file_that_is_cut_short_after_it_was_opened_is_named(tmp_path: Path) -> None:
+    parquet(tmp_path / "train-0.parquet")
+    source = open_source(parquet(tmp_path / "test-0.parquet"))
+    (tmp_path / "train-0.parquet").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"train-0.parquet row 11 cannot be read \(it is cut short\)"):
+        source.train.read(11)
+
+
+def test_what_is_no_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
+    assert "a.parquet cannot be read as Parquet" in refused(f"parquet:{tmp_path}")
+
+
+def test_a_missing_shard_is_told(tmp_path: Path) -> None:
+    spec = parquet(tmp_path / "train-00001-of-00003.parquet")
+    assert "has 1 of 3 files like train-00001-of-00003.parquet, without number 0" in refused(spec)
+
+
+def test_a_file_of_no_split_among_splits_is_refused(tmp_path: Path) -> None:
+    parquet(tmp_path / "train-0.parquet")
+    assert "more.parquet belongs to no split" in refused(parquet(tmp_path / "more.parquet"))
+
+
+def test_several_data_sets_in_one_folder_are_refused(tmp_path: Path) -> None:
+    parquet(tmp_path / "a" / "train-0.parquet")
+    parquet(tmp_path / "b" / "train-0.parquet")
+    assert f"has train files in {tmp_path / 'a'} and in {tmp_path / 'b'}: give one" in refused(f"parquet:{tmp_path}")
+
+
+def test_a_folder_without_parquet_is_told_what_was_expected(tmp_path: Path) -> None:
+    assert "has no Parquet files: give parquet:PATH with" in refused(f"parquet:{tmp_path}")
+
+
+# The hub --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The hub's library without a cache, and no network."""
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise OSError("no network")
+
+    library = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(pytest.importorskip("huggingface_hub.constants"), "HF_HUB_CACHE", "/nowhere")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    return library
+
+
+def test_without_a_network_it_is_said_at_once_how_to_do_without(hub: Any) -> None:
+    start = time.monotonic()
+    assert refused("hf://owner/set") == (
+        "hf://owner/set is not whole in the cache and the hub is out of reach: give parquet:PATH instead"
+    )
+    assert time.monotonic() - start < 1
+
+
+def served(hub: Any, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[dict[str, Any]]:
+    """A hub that has the files of a folder, and a cache that is that folder after a download; the downloads."""
+    asked: list[dict[str, Any]] = []
+
+    def snapshot(repo: str, **options: Any) -> str:
+        if options.get("local_files_only") and not asked:
+            raise hub.errors.LocalEntryNotFoundError("not there")
+        asked.append({"repo": repo, **options})
+        return str(folder)
+
+    def listed(self: Any, repo: str, **options: Any) -> list[str]:
+        return [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(hub.HfApi, "list_repo_files", listed)
+    monkeypatch.setattr("train.sources.hub._reachable", lambda endpoint: True)
+    return asked
+
+
+def test_a_data_set_of_the_hub_is_fetched_and_read(hub: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parquet(tmp_path / "data" / "train-00000-of-00001.parquet")
+    parquet(tmp_path / "data" / "test-00000-of-00001.parquet", PNGS[:3])
+    (tmp_path / "README.md").write_text("a card")
+    asked = served(hub, monkeypatch, tmp_path)
+    source = open_source("hf://owner/set@v1.0/data")
+    assert (len(source.train), len(source.held_out)) == (12, 3)
+    assert (asked[0]["repo"], asked[0]["repo_type"], asked[0]["revision"]) == ("owner/set", "dataset", "v1.0")
+    assert sorted(asked[0]["allow_patterns"]) == [f"data/{split}-00000-of-00001.parquet" for split in ("test", "train")]
+
+
+def test_what_the_cache_has_whole_is_not_fetched(hub: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parquet(tmp_path / "train-00000-of-00001.parquet")
+    asked = served(hub, monkeypatch, tmp_path)
+    asked.append({})  # as if it was fetched before
+    monkeypatch.setattr("train.sources.hub._reachable", lambda endpoint: False)
+    assert len(open_source("hf://owner/set", 0.25).train) == 9
+
+
+def test_a_half_kept_data_set_is_fetched(hub: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parquet(tmp_path / "train-00000-of-00002.parquet")
+    asked = served(hub, monkeypatch, tmp_path)
+    asked.append({})
+    monkeypatch.setattr("train.sources.hub._reachable", lambda endpoint: False)
+    assert "is not whole in the cache" in refused("hf://owner/set")
+
+
+def test_a_data_set_without_parquet_names_where_the_hub_keeps_it(
+    hub: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a.zip").write_bytes(b"")
+    asked = served(hub, monkeypatch, tmp_path)
+    assert "has no Parquet files there, but a.zip: try hf://owner/set@~parquet" in refused("hf://owner/set")
+    parquet(tmp_path / "train" / "0.parquet")
+    assert len(open_source("hf://owner/set@~parquet", 0.25).train) == 9
+    assert asked[0]["revision"] == "refs/convert/parquet"
+
+
+@pytest.mark.parametrize("name", ["hf://owner", "hf://owner/../etc", "hf:owner/set", "hf://owner/set@"])
+def test_a_name_of_another_form_is_refused(name: str) -> None:
+    assert "is no name of a data set on the hub: expected hf://owner/name" in refused(name)
+
+
+# WebDataset -----------------------------------------------------------------------------------------------------------
+
+
+def shard(path: Path, members: Mapping[str, bytes], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def samples(first: int = 0) -> dict[str, bytes]:
+    parts = [(f"{first + i:06d}.png", PNGS[i], f"{first + i:06d}.cls", str(i % 3).encode()) for i in range(6)]
+    return {name: data for part in parts for name, data in (part[:2], part[2:])}
+
+
+def test_shards_in_a_range_are_read_by_their_splits(tmp_path: Path) -> None:
+    for i in range(2):
+        shard(tmp_path / f"set-train-00000{i}.tar", samples(6 * i))
+    shard(tmp_path / "set-val-000000.tar", samples())
+    source = open_source(f"tar:{tmp_path}/set-{{train-{{000000..000001}},val-000000}}.tar")
+    assert (len(source.train), len(source.held_out), source.train.answers.tolist()) == (12, 6, [0, 1, 2] * 4)
+    assert [same(source.train.read(i), PNGS[i % 6]) for i in range(12)] == [True] * 12
+    assert source.train.names[7] == "set-train-000001.tar 000007.png"
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/*.tar", "{}/a.tar"])
+def test_a_folder_a_glob_or_one_shard_is_divided(tmp_path: Path, form: str) -> None:
+    shard(tmp_path / "a.tar", samples())
+    source = open_source(f"tar:{form.format(tmp_path)}", 0.5)
+    assert (len(source.train), len(source.held_out)) == (3, 3)
+
+
+def test_a_class_may_stand_in_json_and_names_may_be_long(tmp_path: Path) -> None:
+    folder = "long" * 40  # beyond what the first form of tar can hold
+    parts = {f"{folder}/{i}.PNG": PNGS[i] for i in range(4)} | {f"{folder}/{i}.json": b'{"label": 1}' for i in range(4)}
+    ordered = dict(sorted(parts.items()))
+    source = open_source(f"tar:{shard(tmp_path / 'a.tar', ordered)}", 0.5)
+    assert source.classes == ("0", "1") and source.train.answers.tolist() == [1, 1]
+
+
+def test_braces_expand_as_in_a_shell() -> None:
+    assert [*braces("{a,b}-{08..10}.tar")] == [f"{a}-{i}.tar" for a in "ab" for i in ("08", "09", "10")]
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"0.png": PNGS[0]}, "has 0.png without 0.cls or 0.json"),
+        ({"0.png": PNGS[0], "0.cls": b"cat"}, "has 0.cls with no class number in it"),
+        ({"0.txt": b"text"}, "leaves no images to train on"),
+    ],
+    ids=["no class", "text", "no image"],
+)
+def test_samples_without_an_image_or_a_class_are_told(tmp_path: Path, members: dict[str, bytes], said: str) -> None:
+    assert said in refused(f"tar:{shard(tmp_path / 'a.tar', members)}")
+
+
+def test_a_compressed_shard_is_told_to_be_unpacked(tmp_path: Path) -> None:
+    assert "a.tar.gz is compressed" in refused(f"tar:{shard(tmp_path / 'a.tar.gz', samples(), 'w:gz')}")
+
+
+def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+    shard(tmp_path / "0.tar", samples())
+    assert f"{tmp_path / '1.tar'} is not there" in refused(f"tar:{tmp_path}/{{0..1}}.tar")
+
+
+def test_what_is_no_tar_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(b"text" * 999)
+    assert "a.tar cannot be read as a tar file" in refused(f"tar:{tmp_path / 'a.tar'}")
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def table(folder: Path, columns: Mapping[str, Sequence[Any]], image: str = "file", absent: int = 0) -> str:
+    """Write a table of twelve images with these columns, and all but the first `absent` images in a folder beside it."""
+    (folder / "images_001").mkdir(exist_ok=True)
+    for i in range(absent, 12):
+        (folder / "images_001" / f"{i:02d}.png").write_bytes(PNGS[i])
+    with (folder / "t.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([image, *columns])
+        writer.writerows(zip([f"{i:02d}.png" for i in range(12)], *columns.values(), strict=True))
+    return f"csv:{folder / 't.csv'}"
+
+
+NIH = {
+    "Finding Labels": ["Mass|Hernia", "No Finding", "Mass", "No Finding"] * 3,
+    "Patient ID": [i // 2 for i in range(12)],
+}
+
+
+def test_the_table_of_nih_gives_findings_and_keeps_patients_together(tmp_path: Path) -> None:
+    source = open_source(table(tmp_path, NIH, "Image Index"), 0.5)
+    assert (source.kind, source.classes) == ("labels", ("Hernia", "Mass"))
+    assert np.concatenate([source.train.answers, source.held_out.answers]).sum(0).tolist() == [3, 6]
+    patients = [{int(Path(name).stem) // 2 for name in part.names} for part in (source.train, source.held_out)]
+    assert not patients[0] & patients[1] and "images of one 'Patient ID' stay together" in source.notes
+
+
+def test_nihs_lists_beside_the_table_give_the_split(tmp_path: Path) -> None:
+    spec = table(tmp_path, NIH, "Image Index")
+    (tmp_path / "train_val_list.txt").write_text("".join(f"{i:02d}.png\n" for i in range(8)))
+    (tmp_path / "test_list.txt").write_text("".join(f"{i:02d}.png\n" for i in range(8, 12)))
+    source = open_source(spec)
+    assert [Path(name).stem for name in source.held_out.names] == ["08", "09", "10", "11"]
+    assert same(source.held_out.read(1), PNGS[9])
+
+
+@needs("chest_xray")
+def test_the_real_table_without_its_images_says_how_many_are_absent() -> None:
+    said = refused(f"csv:{DATA}/chest_xray/sample_labels.csv")
+    assert "5,606 of 5,606 images" in said and "00000013_005.png, 00000013_026.png" in said
+
+
+def test_absent_images_are_told_with_the_remedy(tmp_path: Path) -> None:
+    said = refused(table(tmp_path, {"kind": ["ant", "bee"] * 6}, absent=2))
+    assert "2 of 12 images of" in said and "such as 00.png, 01.png" in said and "csv:TABLE?missing=skip" in said
+
+
+def test_absent_images_are_left_out_if_asked(tmp_path: Path) -> None:
+    source = open_source(f"{table(tmp_path, {'kind': ['ant', 'bee'] * 6}, absent=2)}?missing=skip", 0.4)
+    assert (len(source.train), len(source.held_out)) == (6, 4)
+    assert "2 of 12 images of the table are not there, and are left out" in source.notes
+
+
+KINDS = {
+    "flags": ({"a": [0, 1] * 6, "b": [1, 1, 0] * 4, "age": range(12)}, "labels", ("a", "b")),
+    "number": ({"age": [i / 2 for i in range(12)]}, "values", ("age",)),
+    "text": ({"kind": ["bee", "ant"] * 6}, "classes", ("ant", "bee")),
+    "class numbers": ({"label": [0, 1, 2] * 4}, "classes", ("0", "1", "2")),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_columns_decide_what_the_answers_are(tmp_path: Path, name: str) -> None:
+    columns, kind, classes = KINDS[name]
+    source = open_source(table(tmp_path, columns), 0.25)
+    assert (source.kind, source.classes) == (kind, classes)
+
+
+def test_the_columns_asked_for_are_the_answers(tmp_path: Path) -> None:
+    spec = table(tmp_path, {"x": range(12), "y": [i / 4 for i in range(12)], "name": ["n"] * 12})
+    source = open_source(f"{spec}?target=y,x&image=file")
+    assert (source.kind, source.classes) == ("values", ("y", "x"))
+    i = int(Path(source.train.names[0]).stem)
+    assert source.train.answers[0].tolist() == [i / 4, i] and same(source.train.read(0), PNGS[i])
+
+
+def test_a_group_that_is_asked_for_stays_together(tmp_path: Path) -> None:
+    spec = table(tmp_path, {"age": [i / 2 for i in range(12)], "site": ["x", "y", "z"] * 4})
+    source = open_source(f"{spec}?target=age&group=site", 0.3)
+    sites = [{int(Path(name).stem) % 3 for name in part.names} for part in (source.train, source.held_out)]
+    assert not sites[0] & sites[1]
+
+
+def test_a_column_split_gives_the_splits(tmp_path: Path) -> None:
+    source = open_source(table(tmp_path, {"Split": ["train", "Train", "test"] * 4, "kind": ["a", "b"] * 6}))
+    assert (len(source.train), len(source.held_out)) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "said"),
+    [
+        ({"kind": ["a", "b"] * 6}, "?target=kin", "has no column 'kin': its columns are file, kind; did you mean 'kind'?"),
+        ({"kind": ["a", "b"] * 6, "age": range(12)}, "", "several columns that could be the answers: choose, ?target="),
+        ({"kind": ["a", "b"] * 6, "age": range(12)}, "?target=kind,age", "has text in 'kind'"),
+        ({"kind": ["a", ""] * 6}, "", "has no 'kind' in row 3: each image needs one"),
+        ({"label": [0.5] * 12}, "", "has 'label' that are no whole numbers"),
+        ({"kind": ["a", "b"] * 6}, "?missing=drop", "the only choice is missing=skip"),
+        ({"kind": ["a", "b"] * 6, "split": ["trian"] * 12}, "", "has the split 'trian': expected train, val or test"),
+        ({"age": ["nan", "1"] * 6}, "?target=age,age", "has text in 'age'"),
+        ({}, "", "has no column of answers"),
+    ],
+    ids=["target", "several", "mixed", "gap", "halves", "missing", "split", "nan", "none"],
+)
+def test_a_table_that_does_not_say_is_refused(tmp_path: Path, columns: dict[str, Any], options: str, said: str) -> None:
+    assert said in refused(table(tmp_path, columns) + options)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("file,kind\n", "has no rows"),
+        ("file,file\n1.png,x\n", "two columns of one name"),
+        ("file,kind\n1.png\n", "has 1 cells in row 2"),
+        ("name,kind\nx,y\n", "has no column of file names"),
+        ("file,kind\n1.png,\xff\n", "cannot be read as a table"),
+    ],
+    ids=["empty", "names", "short", "no image", "latin"],
+)
+def test_what_is_no_table_is_told(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "t.csv").write_text(text, encoding="latin1")
+    assert said in refused(f"csv:{tmp_path / 't.csv'}")
+
+
+def test_two_files_of_one_name_are_told(tmp_path: Path) -> None:
+    spec = table(tmp_path, {"kind": ["a", "b"] * 6})
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "03.png").write_bytes(PNGS[0])
+    assert "has two images '03.png': give their paths" in refused(spec)
+
+
+def test_an_image_with_two_rows_is_told(tmp_path: Path) -> None:
+    spec = table(tmp_path, {"kind": ["a", "b"] * 6})
+    with (tmp_path / "t.csv").open("a") as file:
+        file.write("03.png,a\n")
+    assert "has two rows for images_001/03.png" in refused(spec)
+
+
+def test_names_without_a_suffix_stand_for_files_with_one(tmp_path: Path) -> None:
+    spec = table(tmp_path, {"kind": ["a", "b"] * 6})
+    (tmp_path / "t.csv").write_text("id,kind\n" + "".join(f"{i:02d},{'ab'[i % 2]}\n" for i in range(12)))
+    source = open_source(f"{spec}?image=id", 0.5)
+    assert same(source.train.read(0), PNGS[int(Path(source.train.names[0]).stem)])

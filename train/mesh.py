@@ -1,0 +1,88 @@
+"""What a mesh of devices is, and what of each parameter a device holds: rules from axis words, without a framework.
+
+The mesh has three axes.  Images are split over `data` and `fsdp`; matrices, and all that an optimizer keeps for them, over
+`fsdp` by their width (arXiv 1910.02054) and over `tensor` by heads and hidden units (arXiv 1909.08053).  Norms, biases,
+tokens and tables, a hundredth of a model, are whole along `fsdp`: to fetch them would take more messages than the matrices.
+A rule speaks of an axis word of `vit_spec.rows`, so every parameter has its place as soon as it has its name.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+
+from train.jax_trees import Leaf
+from vit_spec import InputError, ViTConfig, nearest
+
+AXES = ("data", "fsdp", "tensor")
+IMAGES = ("data", "fsdp")  # what a batch is split over
+RULES = {"width": "fsdp", "pooled": "fsdp", "feature": "fsdp", "head": "tensor", "ff": "tensor"}
+
+Sizes = Mapping[str, int]  # how long each axis is
+
+
+def parse(text: str, devices: int) -> dict[str, int]:
+    """Return the lengths of the mesh's axes, as "data=-1,fsdp=4,tensor=2" says them: -1, for one, is what is left.
+
+    Raises:
+        InputError: an unknown axis (the nearest is named), one said twice, or lengths that do not multiply to the devices.
+    """
+    sizes: dict[str, int] = {}
+    for part in filter(None, text.replace(" ", "").split(",")):
+        found = re.fullmatch(r"([a-z]+)=(-1|[1-9]\d*)", part)
+        if not found or found[1] in sizes:
+            raise InputError(f"--mesh {text!r}: {part!r} is not understood; write such as data=-1,fsdp=4,tensor=2")
+        if found[1] not in AXES:
+            raise InputError(f"--mesh has an unknown axis {found[1]!r}{nearest(found[1], AXES)}: {', '.join(AXES)} it is")
+        sizes[found[1]] = int(found[2])
+    open_axes = [name for name, size in sizes.items() if size == -1]
+    known = math.prod(size for size in sizes.values() if size > 0)
+    if len(open_axes) > 1 or devices % known or (not open_axes and known != devices):
+        raise InputError(
+            f"--mesh {text!r} makes {known} of {devices} devices: let the lengths multiply to {devices}; one may be -1"
+        )
+    return {name: devices // known if sizes.get(name) == -1 else sizes.get(name, 1) for name in AXES}
+
+
+def sizes_for(text: str, devices: int, config: ViTConfig) -> dict[str, int]:
+    """Return the lengths of the mesh's axes for a model.
+
+    Raises:
+        InputError: as `parse`; heads or hidden units that `tensor` does not divide.
+    """
+    sizes = parse(text, devices)
+    for count, what in ((config.num_heads, "heads"), (config.mlp_dim, "hidden units")):
+        if count % sizes["tensor"]:
+            raise InputError(
+                f"--mesh has tensor={sizes['tensor']}, which does not divide the {count} {what}: give a divisor"
+            )
+    return sizes
+
+
+def share_batch(batch_size: int, accumulate: int, sizes: Sizes) -> int:
+    """Return how many images a device has of each of the `accumulate` parts of a batch.
+
+    Raises:
+        InputError: they do not divide it; the next number that they do is named.
+    """
+    holders = math.prod(sizes[name] for name in IMAGES)
+    parts = holders * accumulate
+    if batch_size % parts:
+        several = f" times {accumulate} parts (--accumulate)" if accumulate > 1 else ""
+        raise InputError(
+            f"--batch-size {batch_size} does not divide by {holders} devices that share it{several}: "
+            f"give {-(-batch_size // parts) * parts}"
+        )
+    return batch_size // parts
+
+
+def split(leaf: Leaf, config: ViTConfig, sizes: Sizes) -> tuple[str | None, ...]:
+    """Return the mesh axis that each dimension of a parameter's array is split over.
+
+    An axis splits an array once, and only where it divides the word's length; `fsdp` splits matrices alone.
+    """
+    taken: list[str | None] = []
+    for word in leaf.axes:
+        name = RULES.get(word)
+        fits = name is not None and name not in taken and config.sizes[word] % sizes[name] == 0
+        taken.append(name if fits and (leaf.row.decays or name != "fsdp") else None)
+    return tuple(taken)

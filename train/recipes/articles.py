@@ -1,0 +1,89 @@
+"""The five article models at the tasks of their articles; the articles say little of how they were trained."""
+
+from collections.abc import Callable
+
+from train.augment.options import Augment
+from train.recipes.plain import IMAGENET
+from train.recipes.recipe import Known, Model, Optimizer, Recipe
+
+
+def article_xray_rope(known: Known = IMAGENET) -> Recipe:
+    """Findings in chest x-rays, several an image, each judged by its AUROC: NIH's table beside its images.
+
+    python -m train.jax --config article_xray_rope --data 'csv:Data_Entry_2017.csv?missing=skip'
+
+    Images of one patient stay on one side of the split, which `train_val_list.txt` and `test_list.txt` give where they are.
+    """
+    return Recipe(
+        model=Model(name="article_xray_rope"),
+        task="labels",
+        augment=Augment(rotate=5, shift=0.05, scale=1.1),
+        optimizer=Optimizer(lr=1e-4, weight_decay=0.05),
+        batch_size=32,
+        epochs=10,
+    )
+
+
+def article_multihead(known: Known = IMAGENET) -> Recipe:
+    """The ViT-B/16 of the multi-head article, with dropout 0.1, on photographs in class folders.
+
+    python -m train.jax --config article_multihead --data folder:PATH
+    """
+    return Recipe(
+        model=Model(name="article_multihead"),
+        augment=Augment(crop="inception", flip=True),
+        optimizer=Optimizer(lr=3e-4, weight_decay=0.1),
+        batch_size=64 if known.images < 100_000 else 512,
+        epochs=30,
+    )
+
+
+def article_sincos(known: Known = IMAGENET) -> Recipe:
+    """The article model without output projections, ten classes: CIFAR-10.
+
+    python -m train.jax --config article_sincos --data cifar:cifar-10-batches-py --model.image-size 64 64
+    """
+    return Recipe(
+        model=Model(name="article_sincos"),
+        augment=Augment(crop="simple", flip=True),
+        optimizer=Optimizer(lr=1e-4, weight_decay=0.05),
+        batch_size=64,
+        epochs=30,
+    )
+
+
+def article_rectangular(known: Known = IMAGENET) -> Recipe:
+    """A number read off a wide grey picture, 60x100 pixels, by mean squared error: a table of files and values.
+
+    python -m train.jax --config article_rectangular --data 'csv:table.csv?target=value'
+    """
+    return Recipe(
+        model=Model(name="article_rectangular"),
+        task="values",
+        optimizer=Optimizer(lr=1e-4, weight_decay=0.05),
+        batch_size=32,
+        epochs=30,
+    )
+
+
+def article_dino(known: Known = IMAGENET) -> Recipe:
+    """DINO's ViT-S/16 with a classifier, its positions resampled to any image size; usually with --init.
+
+    python -m train.jax --config article_dino --init hf://timm/vit_small_patch16_224.dino --data folder:PATH
+    """
+    return Recipe(
+        model=Model(name="article_dino"),
+        augment=Augment(crop="resized", crop_area=(0.25, 1.0), flip=known.channels == 3),
+        optimizer=Optimizer(lr=2e-4, weight_decay=0.05, layer_decay=0.75),
+        batch_size=64,
+        epochs=10,
+    )
+
+
+RECIPES: tuple[Callable[[Known], Recipe], ...] = (
+    article_xray_rope,
+    article_multihead,
+    article_sincos,
+    article_rectangular,
+    article_dino,
+)

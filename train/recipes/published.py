@@ -1,0 +1,120 @@
+"""Recipes as others published them, for ImageNet-1k; what departs from the original is said.
+
+Nobody here has had the hardware to repeat their numbers: they are the publications'.
+"""
+
+from collections.abc import Callable
+
+from train.augment.options import Augment
+from train.recipes.plain import IMAGENET
+from train.recipes.recipe import Known, Model, Optimizer, Recipe
+
+DEIT = Augment(
+    crop="resized",
+    crop_area=(0.08, 1.0),
+    filter="bicubic",
+    flip=True,
+    randaugment=(2, 9),
+    erase=0.25,
+    mixup=0.8,
+    cutmix=1.0,
+    repeats=3,
+    share=0.875,
+)
+DEIT3 = Augment(
+    crop="simple", filter="bicubic", flip=True, three_augment=True, jitter=0.3, mixup=0.8, cutmix=1.0, repeats=3
+)
+
+
+def deit_s16(known: Known = IMAGENET) -> Recipe:
+    """DeiT-S (arXiv 2012.12877): strong variation instead of more images.
+
+    python -m train.jax --config deit_s16 --data parquet:imagenet-1k/data
+
+    300 epochs of batches of 1,024, AdamW at 1e-3, label smoothing, mixup and CutMix, random erasing, repeated augmentation.
+    Published: 79.8 % (81.8 % for B, 72.2 % for Ti: --model.name deit_b16, deit_ti16), two to three days on 8 V100.
+    RandAugment here has big_vision's sixteen operations at a fixed magnitude; DeiT draws the magnitude about 9.
+    """
+    return Recipe(
+        model=Model(name="deit_s16", changes=("regularisation.drop_path=0.1",)),
+        augment=DEIT,
+        optimizer=Optimizer(lr=1e-3, weight_decay=0.05, clip=float("inf")),
+        batch_size=1024,
+        epochs=300,
+        warmup="5epochs",
+        label_smoothing=0.1,
+    )
+
+
+def deit3_s16(known: Known = IMAGENET) -> Recipe:
+    """DeiT-III's ViT-S (arXiv 2204.07118): simpler variation, each class asked for by itself, LAMB.
+
+    python -m train.jax --config deit3_s16 --data parquet:imagenet-1k/data
+
+    400 epochs of batches of 2,048 at 4e-3. Published: 80.4 % after 400 epochs, 81.4 % after 800, trained at 224 pixels.
+    """
+    return Recipe(
+        model=Model(name="deit3_s16", changes=("regularisation.drop_path=0.05",)),
+        augment=DEIT3,
+        optimizer=Optimizer(name="lamb", lr=4e-3, weight_decay=0.05, clip=1.0),
+        batch_size=2048,
+        epochs=400,
+        warmup="5epochs",
+        loss="sigmoid",
+    )
+
+
+def augreg_b16(known: Known = IMAGENET) -> Recipe:
+    """ViT-B/16 by "How to train your ViT?" (arXiv 2106.10270), its medium variation, on ImageNet-1k alone.
+
+    python -m train.jax --config augreg_b16 --data parquet:imagenet-1k/data --mesh data=-1
+
+    300 epochs of batches of 4,096, Adam at 1e-3 with 10,000 steps of warm-up, decay 0.1 times the rate, stochastic depth
+    and dropout 0.1, RandAugment(2, 15), mixup 0.5: scenic's imagenet_augreg_vit_config.
+    """
+    noise = ("regularisation.drop_path=0.1", "regularisation.mlp_drop=0.1", "regularisation.pos_drop=0.1")
+    return Recipe(
+        model=Model(name="vit_b16", changes=(*noise, "mlp.activation=gelu_tanh")),
+        augment=Augment(crop="inception", filter="bilinear_aliased", flip=True, randaugment=(2, 15), mixup=0.5),
+        optimizer=Optimizer(lr=1e-3, weight_decay=0.1),
+        batch_size=4096,
+        epochs=300,
+        warmup="10000steps",
+        dtype="bfloat16",
+    )
+
+
+def finetune(known: Known = IMAGENET) -> Recipe:
+    """Fine-tuning of weights that are there, at their own resolution or another: give --init.
+
+    python -m train.jax --config finetune --init hf://timm/vit_small_patch16_224.augreg_in21k --data folder:PATH
+    python -m train.jax --config finetune --init weights.safetensors --model.image-size 384 384 --data folder:PATH
+
+    AdamW with a learning rate that falls from layer to layer by 0.75 (BEiT, arXiv 2106.08254; MAE, arXiv 2111.06377),
+    and half of the image at least in every crop.
+    """
+    return Recipe(
+        augment=Augment(crop="resized", crop_area=(0.5, 1.0), flip=known.channels == 3),
+        optimizer=Optimizer(lr=5e-4, weight_decay=0.05, layer_decay=0.75),
+        batch_size=64 if known.images < 100_000 else 512,
+        epochs=10,
+    )
+
+
+def linear_probe(known: Known = IMAGENET) -> Recipe:
+    """A linear classifier on frozen features, trained with variation: give --init.  See also `python -m train.evaluate`.
+
+    python -m train.jax --config linear_probe --init hf://timm/vit_small_patch16_224.dino --data folder:PATH
+
+    Everything but the head is frozen; SGD with momentum 0.9 and no decay, as DINO's eval_linear.py has it.
+    """
+    return Recipe(
+        augment=Augment(crop="resized", crop_area=(0.08, 1.0), flip=known.channels == 3),
+        optimizer=Optimizer(name="sgd", lr=0.01, weight_decay=0.0, clip=float("inf"), freeze=("[!h]*",)),
+        batch_size=64 if known.images < 100_000 else 1024,
+        epochs=20,
+        warmup=0,
+    )
+
+
+RECIPES: tuple[Callable[[Known], Recipe], ...] = (deit_s16, deit3_s16, augreg_b16, finetune, linear_probe)

@@ -1,0 +1,174 @@
+"""`cifar:PATH`: a folder with CIFAR-10 or CIFAR-100 as its authors give them (https://www.cs.toronto.edu/~kriz/cifar.html).
+
+As pickles: data_batch_1 to data_batch_5, test_batch, batches.meta; for CIFAR-100 train, test, meta, with the fine labels.
+As bytes: data_batch_1.bin to data_batch_5.bin, test_batch.bin, batches.meta.txt; for CIFAR-100 train.bin, test.bin,
+fine_label_names.txt.  PATH is that folder, or the one that the archive was unpacked in.
+
+The pickles come from strangers, and a pickle is a program: what they name is looked up among three stand-ins of this
+file, and all else is refused.  Images are held in the memory of each process that reads them, 154 MB.
+"""
+
+import io
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train.sources.examples import Examples, Pixels, examples
+from train.sources.splitting import Found, numbered
+from vit_spec import InputError
+
+_BYTES = 3 * 32 * 32  # of an image: red, green, blue, each row by row
+_EXPECTED = "data_batch_1 to 5 and test_batch (CIFAR-10), or train and test (CIFAR-100), as they are or as .bin"
+
+
+class _Layout(NamedTuple):
+    """Where a form of CIFAR keeps what; labels: the key of a pickle's, or how many bytes lead to a record's last."""
+
+    train: tuple[str, ...]
+    test: str
+    names: str
+    labels: str | int
+
+
+_TEN = tuple(f"data_batch_{i}" for i in range(1, 6))
+_LAYOUTS = {
+    "batches.meta": _Layout(_TEN, "test_batch", "label_names", "labels"),
+    "meta": _Layout(("train",), "test", "fine_label_names", "fine_labels"),
+    "batches.meta.txt": _Layout(tuple(f"{name}.bin" for name in _TEN), "test_batch.bin", "", 1),
+    "fine_label_names.txt": _Layout(("train.bin",), "test.bin", "", 2),
+}
+
+
+def find(place: str) -> Found:
+    """Look into a folder.
+
+    Raises:
+        InputError: no such folder, files that are missing or damaged, or a pickle that asks for more than arrays.
+    """
+    path = Path(place).expanduser()
+    for folder in (path, *sorted(path.glob("cifar-*"))):
+        for meta, layout in _LAYOUTS.items():
+            if all((folder / name).is_file() for name in (*layout.train, layout.test)):
+                return _found(folder, folder / meta, layout)
+    raise InputError(f"{path} is no folder with CIFAR's files: expected {_EXPECTED}")
+
+
+def _found(folder: Path, meta: Path, layout: _Layout) -> Found:
+    def part(names: tuple[str, ...]) -> Examples:
+        files = [folder / name for name in names]
+        answers = np.concatenate([_batch(file, layout.labels)[1] for file in files])
+        reader = Pixels(partial(_images, files, layout.labels), f"{folder / names[0].rstrip('1')} image")
+        return examples(reader, answers)
+
+    def asked(names: tuple[str, ...]) -> Callable[[], Examples]:
+        return lambda: part(names)
+
+    train = part(layout.train)
+    classes = _names(meta, layout.names) if meta.is_file() else numbered(train.answers, folder)
+    return Found(str(folder), {"train": lambda: train, "test": asked((layout.test,))}, "classes", classes, (32, 32))
+
+
+def _names(meta: Path, key: str) -> tuple[str, ...]:
+    if not key:
+        return tuple(meta.read_text().split())
+    names = _unpickled(meta).get(key)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{meta} has no {key}: expected CIFAR's own file")
+    return tuple(names)
+
+
+def _images(files: list[Path], labels: str | int) -> NDArray[np.uint8]:
+    """Return the images of some batches, (N, 32, 32, 3)."""
+    pixels = np.concatenate([_batch(file, labels)[0] for file in files])
+    return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+
+
+def _batch(file: Path, labels: str | int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the images (N, 3072) and the labels (N,) of a file."""
+    if isinstance(labels, int):
+        data = np.fromfile(file, np.uint8)
+        if not len(data) or len(data) % (labels + _BYTES):
+            raise InputError(f"{file} has {len(data):,} bytes, no multiple of {labels + _BYTES}: fetch it again")
+        records = data.reshape(-1, labels + _BYTES)
+        return records[:, labels:], records[:, labels - 1].astype(np.int64)
+    content = _unpickled(file)
+    images, answers = content.get("data"), content.get(labels)
+    pixels = images.array if isinstance(images, _Array) else None
+    if pixels is None or pixels.shape[1:] != (_BYTES,) or not isinstance(answers, list) or len(answers) != len(pixels):
+        raise InputError(f"{file} has no data (N, {_BYTES}) with {labels} for each: expected CIFAR's own file")
+    if not all(isinstance(answer, int) for answer in answers):
+        raise InputError(f"{file} has {labels} that are no whole numbers: expected CIFAR's own file")
+    return pixels, np.array(answers, np.int64)
+
+
+# Pickles --------------------------------------------------------------------------------------------------------------
+
+
+class _Array:
+    """Stands for an array; its state is (version, shape, dtype, whether in Fortran's order, bytes)."""
+
+    array: NDArray[np.uint8] | None = None
+
+    def __init__(self, *_: Any) -> None:
+        """As numpy's `_reconstruct` is called: with a class, a shape and a letter, all of them for nothing."""
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, fortran, data = state
+        if not isinstance(kind, _Bytes) or fortran:
+            raise ValueError("an array that is not uint8, row by row")
+        data = data.encode("latin1") if isinstance(data, str) else data  # text in Python 2
+        self.array = np.frombuffer(data, np.uint8).reshape(shape)
+
+
+class _Bytes:
+    """Stands for the dtype uint8."""
+
+    def __init__(self, code: Any, *_: Any) -> None:
+        if code not in ("u1", "|u1"):
+            raise ValueError(f"an array of {code!r}")
+
+    def __setstate__(self, state: Any) -> None:
+        """A dtype's state says how its bytes lie, which for one byte is no question."""
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Stands for `_codecs.encode`, by which Python 3 puts bytes into the pickles of Python 2."""
+    if encoding != "latin1":
+        raise ValueError(f"text in {encoding!r}")
+    return text.encode("latin1")
+
+
+_STAND_INS: dict[str, Any] = {
+    "numpy.core.multiarray._reconstruct": _Array,
+    "numpy._core.multiarray._reconstruct": _Array,
+    "numpy.ndarray": _Array,
+    "numpy.dtype": _Bytes,
+    "_codecs.encode": _encode,
+}
+_Machine: Any = pickle._Unpickler  # the one in C lets five bytes ask for gigabytes
+
+
+class _Unpickler(_Machine):  # type: ignore[misc]
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _STAND_INS[f"{module}.{name}"]
+        except KeyError:
+            called = ascii(f"{module}.{name}")
+            raise InputError(f"asks to call {called}, which CIFAR's files never do: fetch them again") from None
+
+
+def _unpickled(file: Path) -> dict[str, Any]:
+    try:
+        content = _Unpickler(io.BytesIO(file.read_bytes()), encoding="latin1").load()
+    except InputError as error:
+        raise InputError(f"{file} {error}") from None
+    except Exception as error:  # a damaged pickle fails in as many ways as Python has exceptions
+        raise InputError(f"{file} is damaged ({type(error).__name__} in its pickle): fetch it again") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{file} holds no dictionary: expected CIFAR's own file")
+    return {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}

@@ -1,0 +1,87 @@
+"""`hf://OWNER/NAME`, with @REVISION and /FOLDER if wanted: a data set of the Hugging Face hub, fetched and read as Parquet.
+
+What the library's cache already has is taken from there without a network.  Only Parquet files are fetched: a data set in
+another form has them in the revision that the hub makes itself, hf://OWNER/NAME@~parquet.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from parity.hub import PREFIX, _reachable
+from train.sources import parquet
+from train.sources.shards import by_split
+from train.sources.splitting import Found
+from vit_spec import InputError
+
+_NAME = re.compile(r"//([\w.-]+/[\w.-]+)(?:@([\w.-]+|~parquet))?((?:/[\w.+-]+)*)", re.ASCII)
+_FORM = "hf://owner/name, hf://owner/name@revision or hf://owner/name/folder"
+_CONVERTED = "refs/convert/parquet"
+_SECONDS = 3.0
+
+
+def find(place: str, label: str | None = None, image: str | None = None) -> Found:
+    """Look into a data set of the hub, from the cache or else from the network.
+
+    Raises:
+        InputError: a name of another form, no such data set, no Parquet files in it, no network, or no huggingface_hub; and
+            what `parquet.find` raises.
+    """
+    name = f"{PREFIX}{place.removeprefix('//')}"
+    match = _NAME.fullmatch(place)
+    if not match or any(part.strip(".") == "" for part in re.split(r"[/@]", place.removeprefix("//"))):
+        raise InputError(f"{name!r} is no name of a data set on the hub: expected {_FORM}")
+    repo, revision, inside = match[1], _CONVERTED if match[2] == "~parquet" else match[2], match[3].strip("/")
+    try:
+        import huggingface_hub as hub
+        import huggingface_hub.errors
+    except ImportError:
+        raise InputError(f"{name}: to fetch from the hub, pip install huggingface_hub; or give parquet:PATH") from None
+
+    folder = _cached(hub, repo, revision, inside)
+    if folder is None:
+        if not _reachable(os.environ.get("HF_ENDPOINT", "https://huggingface.co")):
+            raise InputError(f"{name} is not whole in the cache and the hub is out of reach: give parquet:PATH instead")
+        folder = _fetched(hub, name, repo, revision, inside)
+    return parquet.find(str(folder), label, image)
+
+
+def _cached(hub: Any, repo: str, revision: str | None, inside: str) -> Path | None:
+    """Return what the cache has, if it has Parquet files there and no numbered one is missing."""
+    try:
+        snapshot = Path(hub.snapshot_download(repo, repo_type="dataset", revision=revision, local_files_only=True))
+    except (hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError, FileNotFoundError, ValueError):
+        return None
+    place = snapshot / inside
+    files = sorted(place.rglob("*.parquet")) if place.is_dir() else [place] if place.is_file() else []
+    try:
+        return place if files and by_split(snapshot, files) else None
+    except InputError:
+        return None
+
+
+def _fetched(hub: Any, name: str, repo: str, revision: str | None, inside: str) -> Path:
+    def ask(question: Callable[..., Any], **more: Any) -> Any:
+        try:
+            return question(repo, repo_type="dataset", revision=revision, **more)
+        except hub.errors.GatedRepoError:
+            raise InputError(
+                f"{name} is only given to those who accepted its terms: do so on its page, then hf auth login"
+            ) from None
+        except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError, hub.errors.HFValidationError):
+            raise InputError(f"the hub has no {name}, or it is private: check the name, or hf auth login") from None
+        except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, OSError) as error:
+            what = type(error).__name__
+            raise InputError(f"{name} could not be fetched ({what}): try again, or give parquet:PATH") from None
+
+    files: list[str] = ask(hub.HfApi().list_repo_files)
+    wanted = [file for file in files if file.endswith(".parquet") and (file == inside or _below(file, inside))]
+    if not wanted:
+        raise InputError(f"{name} has no Parquet files there, but {', '.join(files[:8])}: try hf://{repo}@~parquet")
+    return Path(ask(hub.snapshot_download, allow_patterns=wanted, etag_timeout=_SECONDS)) / inside
+
+
+def _below(file: str, folder: str) -> bool:
+    return not folder or file.startswith(f"{folder}/")

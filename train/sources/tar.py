@@ -1,0 +1,151 @@
+"""`tar:PATTERN`: shards of WebDataset (https://github.com/webdataset/webdataset): tar files with KEY.jpg beside KEY.cls.
+
+PATTERN is a tar file, a folder of them, a glob, or a range in braces: tar:/data/train-{000000..000146}.tar.  An image is
+KEY.jpg, .jpeg, .png or .webp; its class number is the text of KEY.cls, or "label" or "cls" in KEY.json.  Splits are told by
+the words train, val, validation or test in the files' names.
+
+The headers are read once, 45 microseconds an image, a minute for ImageNet; then each image is one read.  Compressed
+archives have no such places and are refused.
+"""
+
+import glob
+import itertools
+import json
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from train.sources.decoding import SUFFIXES, decode, said
+from train.sources.examples import Examples, Name, Texts, examples
+from train.sources.shards import by_split
+from train.sources.splitting import Found, numbered
+from vit_spec import InputError
+
+_LABELS = (".cls", ".json")
+
+
+def find(place: str) -> Found:
+    """Index shards; those of other splits than the training images only when they are asked for.
+
+    Raises:
+        InputError: no such files, compressed or damaged ones, or images without a class.
+    """
+    root, files = _files(place)
+
+    def asked(chosen: list[Path]) -> Callable[[], Examples]:
+        return lambda: _part(chosen)
+
+    shards = by_split(root, files)
+    parts = {name: asked(chosen) for name, chosen in shards.items()}
+    base = "train" if "train" in parts else next(iter(parts))
+    first = parts[base]()
+    return Found(place, parts | {base: lambda: first}, "classes", numbered(first.answers, place))
+
+
+def _files(place: str) -> tuple[Path, list[Path]]:
+    """Return the folder that the names of files count from, and the files."""
+    path = Path(place).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if ".tar" in file.suffixes or file.suffix == ".tgz")
+    elif path.is_file():
+        files = [path]
+    elif "{" in place:
+        files = [Path(name) for name in dict.fromkeys(braces(str(path)))]
+    else:
+        files = [Path(name) for name in sorted(glob.glob(str(path)))]
+    if not files:
+        raise InputError(f"{place} matches no tar file: give tar:PATTERN, such as tar:/data/train-{{000000..000146}}.tar")
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"{file} is not there: give a range of shards that are")
+        if file.suffix in (".gz", ".tgz", ".bz2", ".xz", ".zst"):
+            raise InputError(f"{file} is compressed, and has no places to read at: unpack it to a .tar first")
+    return path if path.is_dir() else files[0].parent, files
+
+
+def braces(pattern: str) -> Iterator[str]:
+    """Expand {a,b} and {000..146} as a shell does: a number keeps the width it is written in."""
+    match = re.search(r"\{([^{}]*)\}", pattern)
+    if not match:
+        yield pattern
+        return
+    ends = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
+    words = match[1].split(",")
+    if ends:
+        words = [str(number).zfill(len(ends[1])) for number in range(int(ends[1]), int(ends[2]) + 1)]
+    for word in words:
+        yield from braces(pattern[: match.start()] + word + pattern[match.end() :])
+
+
+class _Members:
+    """Images that are stretches of tar files."""
+
+    def __init__(self, files: list[str], places: NDArray[np.int64], keys: Texts) -> None:
+        self._files, self._places, self._keys = files, places, keys  # places: file, offset, size
+
+    def __call__(self, i: int) -> Image.Image:
+        number, offset, size = self._places[i].tolist()
+        file = os.open(self._files[number], os.O_RDONLY)
+        try:
+            data = os.pread(file, size, offset)
+        finally:
+            os.close(file)
+        return decode(data, Name(self, i))
+
+    def name(self, i: int) -> str:
+        return f"{os.path.basename(self._files[self._places[i, 0]])} {self._keys[i]}"
+
+
+def _part(files: list[Path]) -> Examples:
+    keys: list[str] = []
+    places: list[tuple[int, int, int]] = []
+    answers: list[int] = []
+    for number, file in enumerate(files):
+        for key, place, answer in _index(file):
+            keys.append(key)
+            places.append((number, *place))
+            answers.append(answer)
+    reader = _Members(list(map(str, files)), np.array(places, np.int64).reshape(-1, 3), Texts(keys))
+    return examples(reader, np.array(answers, np.int64))
+
+
+def _index(path: Path) -> Iterator[tuple[str, tuple[int, int], int]]:
+    """Yield each image's name, its offset and size in the file, and its class."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            members = [member for member in archive if member.isreg()]
+    except (OSError, tarfile.TarError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as a tar file ({said(error)}): replace it") from None
+    with path.open("rb") as file:
+        # Files of one sample stand together, and share all up to the first dot of their names.
+        for key, together in itertools.groupby(members, lambda member: _key(member.name)):
+            parts = {member.name[len(key) :].lower(): member for member in together}
+            image = next((part for suffix, part in parts.items() if suffix in SUFFIXES), None)
+            label = next((parts[suffix] for suffix in _LABELS if suffix in parts), None)
+            if image is not None and label is None:
+                raise InputError(f"{path} has {image.name} without {key}.cls or {key}.json: each image needs a class")
+            if image is not None and label is not None:
+                data = os.pread(file.fileno(), label.size, label.offset_data)
+                yield image.name, (image.offset_data, image.size), _class(data, label.name, path)
+
+
+def _key(name: str) -> str:
+    folder, slash, base = name.rpartition("/")
+    return f"{folder}{slash}{base.partition('.')[0]}"
+
+
+def _class(data: bytes, name: str, path: Path) -> int:
+    """Read a class number out of KEY.cls or KEY.json."""
+    try:
+        if name.endswith(".json"):
+            content = json.loads(data)
+            return int(content["label"] if "label" in content else content["cls"])
+        return int(data)
+    except (ValueError, TypeError, KeyError):
+        raise InputError(f"{path} has {name} with no class number in it: a whole number is expected") from None
