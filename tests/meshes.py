@@ -1,0 +1,112 @@
+"""A tiny model trained for a few steps on every mesh asked for, as a process of its own: its findings as JSON.
+
+    python -m tests.meshes data=8 data=2,fsdp=2,tensor=2 ...      in float64
+    python -m tests.meshes --bfloat16 data=2,fsdp=2,tensor=2      a step in bfloat16, for what XLA writes about it
+
+All with drop path, mixup, accumulation and a running mean.  XLA_FLAGS says how many devices there are.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+import vit_spec
+from parity.weights import held
+from tests.twins import perturbed
+from train import jax_mesh
+from train.augment import Mix
+from train.data import Batch
+from train.jax_engine import JaxEngine
+from train.jax_program import program
+from train.needs import needs
+from train.recipes import Augment, Optimizer, Recipe
+
+CONFIG = vit_spec.get(
+    "vit_ti16",
+    **{"image_size": (8, 12), "patch_size": 4, "width": 32, "depth": 3, "num_heads": 8, "mlp_dim": 64, "num_classes": 6},
+    regularisation={"drop_path": 0.2},
+)
+RECIPE = Recipe(
+    batch_size=32,
+    accumulate=2,
+    optimizer=Optimizer(lr=1e-2),
+    augment=Augment(mixup=0.2),
+    label_smoothing=0.1,
+    ema=0.9,
+)
+STEPS = 3
+
+
+def engine(mesh: str, **changes: Any) -> JaxEngine:
+    """The trainer of the tiny model, from weights as wide as jax computes."""
+    params = jax.tree.map(lambda x: np.asarray(x, jnp.zeros(()).dtype), perturbed(CONFIG))
+    start = held(params, CONFIG, "jax")
+    recipe = replace(RECIPE, mesh=mesh, **changes)
+    return JaxEngine(CONFIG, recipe, task="classes", rate=lambda step: 1e-2, start=start, folder=Path("nowhere"))
+
+
+def batch(step: int, rows: np.ndarray) -> Batch:
+    """These rows of a batch that is the same for all processes."""
+    random = np.random.default_rng(step)
+    size = RECIPE.batch_size
+    images = random.integers(0, 256, (size, *CONFIG.image_size, CONFIG.in_channels), np.uint8)
+    labels = random.integers(0, CONFIG.num_classes, size).astype(np.int32)
+    share = np.float32(0.7)
+    mix = Mix(share, np.zeros(4, np.int32), share)
+    return Batch(images[rows], labels[rows], rows, np.ones(len(rows), bool), mix)
+
+
+def findings(mesh: str) -> dict[str, Any]:
+    """What a mesh's run shows: losses, what a device holds, and what the compiled step says of itself."""
+    e = engine(mesh)
+    losses = [float(e.step(batch(step, e.rows))["loss"]) for step in range(STEPS)]
+    sizes = dict(e.mesh.shape)
+    made = program(e._update, sizes)
+    wanted = needs(CONFIG, replace(RECIPE, mesh=mesh), sizes, scatters=False, wide=8)
+    state = {"parameters": e._state.params, "optimizer": e._state.moments, "running mean": e._state.ema}
+    return {
+        "losses": losses,
+        "arguments": [made.arguments, wanted.state],
+        "transfers": [_named(made.transfers), _named(wanted.transfers)],
+        "held": {name: [_here(part), wanted.memory[name]] for name, part in state.items()},
+        "rows": e.rows.tolist(),
+        "shares": [_rows_of(pair, e.mesh).tolist() for pair in np.arange(e.mesh.size - e.mesh.size % 2).reshape(-1, 2)],
+    }
+
+
+def _rows_of(pair: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
+    """What a process would feed whose devices were these two of the mesh."""
+    theirs = [mesh.devices.flat[i] for i in pair]
+
+    def of_process(self: NamedSharding, shape: tuple[int, ...]) -> dict[Any, Any]:
+        return {device: self.devices_indices_map(shape)[device] for device in theirs}
+
+    with patch.object(NamedSharding, "addressable_devices_indices_map", of_process):
+        return jax_mesh.rows_here(mesh, RECIPE.batch_size)
+
+
+def _named(transfers: dict[tuple[str, str], int]) -> dict[str, int]:
+    return {" ".join(key): size for key, size in sorted(transfers.items())}
+
+
+def _here(tree: Any) -> int:
+    """Bytes of a tree on this process's first device, but for single numbers."""
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree) if leaf.ndim)
+
+
+if __name__ == "__main__":
+    flag, *meshes = sys.argv[1:]
+    jax_mesh.join_cluster()
+    if flag == "--bfloat16":
+        engine(*meshes, dtype="bfloat16").step(batch(0, np.arange(RECIPE.batch_size)))
+    else:
+        jax.config.update("jax_enable_x64", True)
+        print(json.dumps({mesh: findings(mesh) for mesh in sys.argv[1:]}))

@@ -1,0 +1,280 @@
+"""Every mesh of eight devices trains alike, holds what it should and sends what it should: simulated, and as processes."""
+
+import fcntl
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("grain")
+
+import numpy as np
+
+import vit_spec
+from train.jax_program import collectives
+from train.jax_trees import tree
+from train.mesh import AXES, parse, share_batch, sizes_for, split
+from vit_spec import InputError
+
+ROOT = Path(__file__).parents[1]
+MESHES = ["data=8", "fsdp=8", "tensor=8", "data=2,fsdp=4", "data=2,fsdp=2,tensor=2"]  # benchmarks/mesh.py takes all ten
+CONFIG = vit_spec.get("vit_ti16", num_classes=10)
+
+
+def started(module: str, *arguments: str, devices: int, **environment: str) -> subprocess.Popen[str]:
+    """A python module with so many simulated devices; it compiles quickly and not well."""
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"} | environment
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What a process printed."""
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors[-2000:]
+    return output
+
+
+def both(module: str, *arguments: str, **environment: str) -> list[str]:
+    """What two processes printed that share a run, with two devices each."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    cluster = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"} | environment
+    first, second = (started(module, *arguments, devices=2, JAX_PROCESS_ID=str(i), **cluster) for i in range(2))
+    with first, second:
+        try:
+            return [ended(first), ended(second)]
+        finally:
+            first.kill()
+            second.kill()
+
+
+def once(factory: pytest.TempPathFactory, devices: int, *meshes: str) -> dict[str, Any]:
+    """What is found on these meshes: found out by one of the processes that run the tests, and read by the others."""
+    folder = factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    found = folder / f"meshes-{devices}.json"
+    with (folder / f"meshes-{devices}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            found.write_text(ended(started("tests.meshes", *meshes, devices=devices)))
+        return json.loads(found.read_text())
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return once(tmp_path_factory, 8, *MESHES)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return once(tmp_path_factory, 1, "data=1")["data=1"]["losses"]
+
+
+# What eight devices do ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_losses_are_those_of_one_device(mesh: str, eight: dict[str, Any], one: list[float]) -> None:
+    # float64: what is left is the order of sums, a few units of 1e-16 each, that three steps carry on
+    np.testing.assert_allclose(eight[mesh]["losses"], one, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_device_is_given_no_more_than_was_planned(mesh: str, eight: dict[str, Any]) -> None:
+    given, planned = eight[mesh]["arguments"]
+    assert planned <= given <= 1.05 * planned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_devices_send_each_other_what_was_planned_and_nothing_else(mesh: str, eight: dict[str, Any]) -> None:
+    sent, planned = eight[mesh]["transfers"]
+    assert sent == planned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("part", ["parameters", "optimizer", "running mean"])
+def test_a_device_holds_its_part_of_the_state(part: str, mesh: str, eight: dict[str, Any]) -> None:
+    here, planned = eight[mesh]["held"][part]
+    assert here == planned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_processes_feed_every_image_and_those_with_other_images_no_image_twice(mesh: str, eight: dict[str, Any]) -> None:
+    shares = {tuple(rows) for rows in eight[mesh]["shares"]}
+    assert sorted(row for rows in shares for row in rows) == list(range(32))
+
+
+# What several processes do --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_device_does(one: list[float]) -> None:
+    meshes = ("data=2,fsdp=2",)
+    for output in both("tests.meshes", *meshes):
+        found = json.loads(output.splitlines()[-1])  # ahead of it gloo tells of its connections
+        for mesh in meshes:
+            np.testing.assert_allclose(found[mesh]["losses"], one, rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_run_from_the_command_line(tmp_path: Path) -> None:
+    size = ["--model.changes", "patch_size=2", "width=32", "depth=2", "num_heads=2", "mlp_dim=64"]
+    common = ["--config", "tiny", *size, "--epochs", "20steps", "--eval-every", "10steps", "--save-every", "10steps"]
+
+    def losses(name: str) -> list[float]:
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [record["loss"] for record in map(json.loads, lines)]
+
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    first, second = both("train.jax", *common, "--mesh", "data=2,fsdp=2", "--run", str(tmp_path / "two"), **cache)
+    ended(started("train.jax", *common, "--run", str(tmp_path / "one"), devices=1, **cache))
+    assert "fsdp=2 (4 x" in first and "finished" in first
+    assert "finished" not in second
+    # float32 sums in another order differ by 1e-7; twenty steps at 2e-3 do not carry that beyond a few digits
+    np.testing.assert_allclose(losses("two"), losses("one"), rtol=1e-4)
+
+
+# What fetches and sums are in ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_weights_and_their_gradients_travel_in_bfloat16_where_the_model_computes_in_it(tmp_path: Path) -> None:
+    flags = (
+        f"--xla_force_host_platform_device_count=8 --xla_dump_to={tmp_path} --xla_dump_hlo_pass_re=spmd-partitioning "
+        "--xla_dump_hlo_module_re=.*_train.* --xla_backend_optimization_level=0"
+    )
+    ended(started("tests.meshes", "--bfloat16", "data=2,fsdp=2,tensor=2", devices=8, XLA_FLAGS=flags))
+    # XLA for CPU widens them afterwards: what counts is what the partitioner wrote.
+    text = next(tmp_path.glob("*after_spmd-partitioning*")).read_text()
+    found = re.findall(r" = (\w+)\[([\d,]*)\]\S* (all-gather|all-reduce)\(", text)
+    kinds = {(kind, dtype) for dtype, dims, kind in found if "," in dims}
+    assert kinds == {("all-gather", "bf16"), ("all-reduce", "bf16")}
+
+
+# Rules ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "said"),
+    [
+        ("data=3", 8, "makes 3 of 8 devices"),
+        ("data=-1,fsdp=3", 8, "makes 3 of 8 devices"),
+        ("data=-1,fsdp=-1", 8, "one may be -1"),
+        ("fdsp=8", 8, "did you mean 'fsdp'"),
+        ("data=8,data=1", 8, "'data=1' is not understood"),
+        ("data", 8, "'data' is not understood"),
+        ("data=0", 8, "'data=0' is not understood"),
+        ("tensor=8", 8, "does not divide the 3 heads"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused_in_a_line(text: str, devices: int, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)) as refused:
+        sizes_for(text, devices, CONFIG)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_batch_that_the_devices_do_not_divide_is_refused_with_the_next_that_they_do() -> None:
+    with pytest.raises(InputError, match=r"8 devices that share it times 3 parts .*: give 120"):
+        share_batch(100, 3, {"data": 4, "fsdp": 2, "tensor": 2})
+
+
+def test_an_axis_that_is_left_open_takes_what_is_left() -> None:
+    assert parse("data=-1,fsdp=4", 32) == {"data": 8, "fsdp": 4, "tensor": 1}
+
+
+def places(sizes: dict[str, int], **changes: Any) -> dict[str, tuple[str | None, ...]]:
+    config = CONFIG.replace(**changes)
+    found: dict[str, tuple[str | None, ...]] = {}
+    tree(config, lambda leaf: found.update({leaf.row.name: split(leaf, config, sizes)}))
+    return found
+
+
+def test_matrices_are_split_by_width_and_by_heads_or_hidden_units() -> None:
+    found = places({"data": 1, "fsdp": 2, "tensor": 3})
+    assert found["blocks.attn.qkv.weight"] == (None, "fsdp", None, "tensor", None)  # block width qkv head dim
+    assert found["blocks.mlp.fc2.weight"] == (None, "tensor", "fsdp")  # block ff width
+
+
+def test_an_axis_that_does_not_divide_a_dimension_leaves_it_whole() -> None:
+    found = places({"data": 1, "fsdp": 5, "tensor": 3})
+    assert {name for axes in found.values() for name in axes} == {None, "tensor"}
+
+
+def test_vectors_and_tables_are_whole_along_fsdp() -> None:
+    found = places({"data": 1, "fsdp": 2, "tensor": 1})
+    assert {name for name, axes in found.items() if "fsdp" not in axes} == {
+        name for name, row in vit_spec.rows(CONFIG).items() if not row.decays
+    }
+
+
+# Reading a program ----------------------------------------------------------------------------------------------------
+
+SIZES = {"data": 2, "fsdp": 2, "tensor": 2}
+PROGRAM = """HloModule step
+
+%inner (p: f32[4]) -> f32[4] {
+  %g = f32[8,4]{1,0} all-gather(%x), replica_groups=[4,2]<=[4,2]T(1,0), dimensions={0}
+}
+
+%outer (p: f32[4]) -> f32[4] {
+  %w = f32[4]{0} while(%p), condition=%c, body=%inner, backend_config={"known_trip_count":{"n":"5"}}
+  %r = (f32[8]{0}, f32[]) all-reduce(%a, %b), replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}, to_apply=%add
+}
+
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %v = f32[4]{0} while(%p), condition=%c, body=%outer, backend_config={"known_trip_count":{"n":"3"}}
+  %s = ((f32[4]{0}, bf16[2]{0}), (f32[8]{0}, bf16[4]{0})) all-gather-start(%a, %b), replica_groups={{0,1},{2,3},{4,5},{6,7}}
+  %d = (f32[8]{0}, bf16[4]{0}) all-gather-done(%s)
+  %t = f32[3]{0} reduce-scatter(%a), replica_groups={{0,4},{1,5},{2,6},{3,7}}, dimensions={0}, to_apply=%add
+  ROOT %e = u8[10]{0} collective-permute(%a), source_target_pairs={{0,2},{2,0},{1,3},{3,1},{4,6},{6,4},{5,7},{7,5}}
+}
+"""
+
+
+def read() -> list[tuple[str, str, int, int]]:
+    return [(c.kind, c.axes, c.times, sum(size for _, size in c.arrays)) for c in collectives(PROGRAM, SIZES)]
+
+
+def test_what_loops_hold_counts_as_often_as_they_turn() -> None:
+    assert read()[:2] == [("all-gather", "fsdp", 15, 128), ("all-reduce", "data+fsdp", 3, 36)]
+
+
+def test_what_starts_and_ends_apart_counts_once_with_all_its_results() -> None:
+    assert read()[2] == ("all-gather", "tensor", 1, 32 + 8)
+
+
+def test_what_is_scattered_counts_whole() -> None:
+    assert read()[3] == ("reduce-scatter", "data", 1, 24)
+
+
+def test_what_is_passed_on_goes_along_the_axis_that_it_changes() -> None:
+    assert read()[4] == ("collective-permute", "fsdp", 1, 10)
+
+
+def test_a_loop_of_unknown_length_that_sends_is_refused() -> None:
+    with pytest.raises(ValueError, match="says not how often"):
+        list(collectives(PROGRAM.replace('"n":"5"', ""), SIZES))
+
+
+def test_groups_that_are_no_axes_are_refused() -> None:
+    with pytest.raises(ValueError, match="no axes of the mesh"):
+        list(collectives(PROGRAM.replace("{{0,4},{1,5},{2,6},{3,7}}", "{{0,3},{1,2},{4,7},{5,6}}"), SIZES))
+
+
+def test_the_axes_of_the_rules_are_those_of_the_mesh() -> None:
+    assert set(SIZES) == set(AXES)
