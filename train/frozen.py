@@ -1,0 +1,166 @@
+"""A trained network and nothing that trains it: opened from a run's folder or any file of weights, and shown images."""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+import parity
+from parity.assignments import assignments
+from parity.files import WEIGHTS
+from parity.formats import Fields
+from parity.weights import Checkpoint
+from train.augment.options import Augment
+from train.recipes import Recipe, Task
+from vit_spec import InputError
+
+if TYPE_CHECKING:
+    from train.data import Batch, Feed
+
+TWINS = ("jax", "torch")  # in the order in which they are taken where none is asked for
+BEST = "best.safetensors"  # what a run's folder calls the weights that did best on the held-out images
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Weights, and what is known of their answers and of how they were judged.
+
+    task: what the outputs are; "classes" where nothing says it.
+    names: of the outputs, (num_outputs,); their numbers where they have none.
+    augment: its `share` and `filter` are how held-out images were brought to size.
+    batch_size: images shown at once.
+    data, held_out: what the run was trained on and judged by; None of a bare file.
+    """
+
+    checkpoint: Checkpoint
+    task: Task
+    names: tuple[str, ...]
+    augment: Augment
+    batch_size: int
+    data: str | None = None
+    held_out: float | str | None = None
+
+
+class Network(Protocol):
+    """Either twin in float32, its matrix products unrounded, so that both give the same to the sixth digit or so.
+
+    images: (B, height, width, channels) uint8, of the config's size.
+    """
+
+    def outputs(self, images: NDArray[np.uint8]) -> Array:
+        """Return logits (B, num_classes), or without a head features (B, width), as `config.head` names them."""
+
+    def attention(self, images: NDArray[np.uint8]) -> Array:
+        """Return the last block's attention weights, (B, heads, T, T)."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let a command line name weights, and the twin that they are to be used in."""
+    text = "a run's folder (its best weights), a file or folder of weights, or hf://owner/name"
+    parser.add_argument("weights", metavar="RUN_OR_FILE", help=text)
+    parser.add_argument("--from", dest="format", metavar="FORMAT", help="what RUN_OR_FILE is; by default it is recognised")
+    text = "set a field of the config that RUN_OR_FILE does not tell, e.g. num_heads=4; again for others"
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
+    parser.add_argument("--twin", choices=TWINS, help="by default the one that is installed, jax first")
+    parser.add_argument("--json", action="store_true", help="print JSON, an object a line, for machines")
+
+
+def named(given: argparse.Namespace) -> Frozen:
+    """Open what a command line names."""
+    return opened(given.weights, given.format, assignments(given.set))
+
+
+def opened(place: str, format: str | None = None, given: Fields | None = None) -> Frozen:
+    """Open a run's folder, its best weights if it has any, or whatever `parity.load` reads.
+
+    A file inside a run's folder brings what the run says too: RUN/weights.safetensors are its newest weights.
+
+    format, given: as for `parity.load`.
+
+    Raises:
+        InputError: nothing there, no known weights, or a run's config that lacks something.
+    """
+    path = Path(place)
+    run = path if path.is_dir() else path.parent
+    said = None if place.startswith("hf://") else _run_config(run / "config.json")
+    if said is not None and run == path and not (path / WEIGHTS).exists():
+        raise InputError(f"{path} is a run without weights yet: they come with its first look at the held-out images")
+    checkpoint = parity.load(path / BEST if (path / BEST).is_file() else place, format=format, given=given)
+    outputs = checkpoint.config.num_classes
+    numbers = tuple(map(str, range(outputs)))
+    if said is None:
+        return Frozen(checkpoint, "classes", numbers, Augment(), Recipe().batch_size)
+    try:
+        recipe, data = said["recipe"], said["data"]
+        augment = Augment(share=recipe["augment"]["share"], filter=recipe["augment"]["filter"])
+        classes = tuple(data["classes"])
+        names = classes if len(classes) == outputs else ("value",) if outputs == 1 else numbers
+        return Frozen(checkpoint, data["task"], names, augment, recipe["batch_size"], recipe["data"], recipe["held_out"])
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"{run / 'config.json'} is of another version ({error}): copy the weights out of the folder to use them alone"
+        ) from None
+
+
+def _run_config(path: Path) -> dict[str, Any] | None:
+    """Return the config of a run; None where there is none, or another program's."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and {"recipe", "data"} <= found.keys() else None
+
+
+def pooled(checkpoint: Checkpoint) -> None:
+    """Refuse weights that give numbers for every patch and none for an image.
+
+    Raises:
+        InputError: as said.
+    """
+    if checkpoint.config.head.pool == "none":
+        raise InputError(
+            "these weights have head.pool=none, so no feature of an image: give weights of a network that pools"
+        )
+
+
+def network(checkpoint: Checkpoint, twin: str | None) -> Network:
+    """Load a framework, and the weights into its twin.
+
+    twin: "jax" or "torch"; None: the first that is installed.
+
+    Raises:
+        ModuleNotFoundError: the framework is not installed.
+    """
+    chosen = twin or next(filter(find_spec, TWINS), TWINS[0])
+    found: Network = import_module(f"train.{chosen}_frozen").Twin(checkpoint)
+    return found
+
+
+def gathered(feed: "Feed", look: "Callable[[Batch], Array]") -> Array:
+    """Return what `look` makes of each image of a feed, (N, ...), once and in order.
+
+    look: batch -> (B, ...).
+
+    Raises:
+        InputError: an image that cannot be read, or numbers that are not finite.
+    """
+    parts = []
+    for batch in feed.evaluation():
+        made = look(batch)
+        wrong = ~np.isfinite(made.reshape(len(made), -1)).all(1)
+        if wrong.any():
+            name = feed.examples.names[int(batch.rows[wrong][0])]
+            raise InputError(
+                f"the network gives no finite numbers for {name}: look at its weights, python -m parity inspect --values"
+            )
+        parts.append(made)
+    return np.concatenate(parts)[: len(feed.examples)]

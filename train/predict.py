@@ -1,0 +1,165 @@
+"""What a trained network says of images: `python -m train.predict RUN_OR_FILE IMAGE...`; `--help` explains every option.
+
+What is imported here loads quickly; the framework follows when the arguments are understood.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parity.__main__ import Parser
+from parity.commands.printing import say
+from train.cli import told
+from train.frozen import Frozen, add_arguments, gathered, named, network, pooled
+from train.recipes import Task
+from vit_spec import InputError, ViTConfig
+
+if TYPE_CHECKING:
+    from train.data import Batch, Feed
+
+TOGETHER = 8  # images shown at once: the attention weights of more would take much memory
+
+Said = list[tuple[str, float]]  # names of classes, labels or values, with their probability or the value
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command and return its exit status: 0, or 2 for bad input."""
+    return told(lambda: predict(_parser().parse_args(arguments)))
+
+
+def predict(given: argparse.Namespace) -> int:
+    """Show images to a trained network, and print what it takes them for."""
+    from parity.files import existing
+
+    paths = [existing(image) for image in given.images]
+    if given.maps:
+        _writable(Path(given.maps))
+    frozen = named(given)
+    config = frozen.checkpoint.config
+    pooled(frozen.checkpoint)
+    if not config.num_classes:
+        raise InputError(f"{given.weights} has no head: python -m train.evaluate says what its features are worth")
+    names = _names(Path(given.classes), config) if given.classes else frozen.names
+    looked, seen, weights = network(frozen.checkpoint, given.twin), [], []
+
+    def look(batch: "Batch") -> Any:
+        if given.maps:
+            seen.append(batch.images)
+            weights.append(looked.attention(batch.images))
+        return looked.outputs(batch.images)
+
+    outputs = gathered(_feed(paths, config, frozen), look)
+    said = [answers(frozen.task, names, output, given.top) for output in outputs]
+    for image, each in zip(given.images, said, strict=True):
+        _print(image, frozen.task, each, given.json)
+    if given.maps:
+        from train.maps import draw, looked_at
+
+        maps, pictures = looked_at(np.concatenate(weights), config), np.concatenate(seen)
+        draw(Path(given.maps), pictures[: len(said)], maps[: len(said)], [_title(frozen.task, each) for each in said])
+        if not given.json:
+            say(f"wrote {given.maps}")
+    return 0
+
+
+def _feed(paths: list[Path], config: ViTConfig, frozen: Frozen) -> "Feed":
+    """The images as held-out images of a run are fed."""
+    from train.data import Feed
+    from train.sources import Examples, read_image
+
+    nothing = np.zeros(len(paths), np.int64)
+    examples = Examples(lambda i: read_image(paths[i]), nothing, [str(path) for path in paths])
+    return Feed(examples, nothing.astype(np.int32), config, min(TOGETHER, len(paths)), frozen.augment)
+
+
+def answers(task: Task, names: tuple[str, ...], output: Any, top: int) -> Said:
+    """Return what an output says, (num_outputs,), each number as it is printed: either twin's to the last digit shown.
+
+    classes: the `top` likeliest, by softmax.    labels: those more likely than not, by sigmoid.    values: all.
+    """
+    x = np.asarray(output, np.float64)
+    if task == "values":
+        return [(name, float(f"{value:.4g}")) for name, value in zip(names, x, strict=True)]
+    if task == "classes":
+        x = np.exp(x - x.max())
+        chances = np.round(x / x.sum(), 4)
+        chosen = np.argsort(-chances, kind="stable")[:top].tolist()
+    else:
+        chances = np.round(1 / (1 + np.exp(-np.clip(x, -500, 500))), 4)
+        chosen = [i for i in np.argsort(-chances, kind="stable") if chances[i] > 0.5]
+    return [(names[i], float(chances[i])) for i in chosen]
+
+
+# What is printed ------------------------------------------------------------------------------------------------------
+
+
+def _print(image: str, task: Task, said: Said, as_json: bool) -> None:
+    if as_json:
+        number = "value" if task == "values" else "probability"
+        print(json.dumps({"image": image, task: [{"name": name, number: value} for name, value in said]}))
+        return
+    width = max((len(name) for name, _ in said), default=0)
+    say(image, *(f"  {name:{width}}  {_number(task, value)}" for name, value in said))
+    if not said:
+        say("  no label above one half")
+
+
+def _number(task: Task, value: float) -> str:
+    return f"{value:.4g}" if task == "values" else f"{value:7.2%}"
+
+
+def _title(task: Task, said: Said) -> str:
+    """The first answer in a line."""
+    if not said:
+        return "no label"
+    name, value = said[0]
+    return f"{name}  {_number(task, value).strip()}"
+
+
+# What is asked --------------------------------------------------------------------------------------------------------
+
+
+def _names(path: Path, config: ViTConfig) -> tuple[str, ...]:
+    """Read the names of the classes, one a line."""
+    try:
+        names = tuple(path.read_text().splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): give a text file with a class a line") from None
+    if len(names) != config.num_classes:
+        raise InputError(
+            f"{path} has {len(names)} lines, and the network {config.num_classes} classes: give one line a class"
+        )
+    return names
+
+
+def _writable(path: Path) -> None:
+    if path.suffix.lower() != ".png":
+        raise InputError(f"--maps {path} is a PNG: let its name end in .png")
+    if not path.parent.is_dir():
+        raise InputError(f"--maps {path} has no folder to lie in: make {path.parent} first")
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m train.predict", description=predict.__doc__, allow_abbrev=False)
+    add_arguments(parser)
+    parser.add_argument("images", metavar="IMAGE", nargs="+", help="an image file: JPEG, PNG, WebP, BMP, GIF or TIFF")
+    parser.add_argument("--top", type=_positive, default=5, metavar="N", help="classes to name; by default 5")
+    text = "names of the classes, one a line; by default the run's, or their numbers"
+    parser.add_argument("--classes", metavar="FILE", help=text)
+    text = "write a picture of the images, each beside the last block's attention"
+    parser.add_argument("--maps", metavar="PATH.png", help=text)
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of classes: give at least 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
