@@ -101,6 +101,11 @@ class JaxEngine:
         return jax_mesh.described(self.mesh)
 
     @property
+    def whole(self) -> dict[str, float]:
+        """The weights that every device holds all of, though the mesh splits weights: share of all, by name."""
+        return jax_mesh.whole(self.mesh, self.config)
+
+    @property
     def rows(self) -> np.ndarray:
         """Which images of a batch this process is to feed, (B here,)."""
         return jax_mesh.rows_here(self.mesh, self._recipe.batch_size)

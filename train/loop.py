@@ -41,6 +41,10 @@ class Engine(Protocol):
         """Which images of a batch this process is to feed, (B here,)."""
 
     @property
+    def whole(self) -> Mapping[str, float]:
+        """The weights that every device holds all of, though others are split: share of all, by name; none if few."""
+
+    @property
     def several(self) -> bool:
         """Whether other processes take part in the run."""
 
