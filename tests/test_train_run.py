@@ -340,7 +340,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return records(path)
 
 
-@pytest.mark.parametrize("steps", [3, 7, 20, 23, 44])
+@pytest.mark.parametrize("steps", [3, 23, 44])
 def test_a_run_that_was_cut_off_goes_on_to_the_same_losses(
     steps: int, unbroken: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -446,9 +446,9 @@ def test_tensorboard_has_a_batch_as_it_was_shown_and_where_the_network_looked(ru
     assert events.count(b"\x89PNG") == 4 and b"shown" in events and b"attention" in events
 
 
-def test_a_dry_run_does_one_step_of_the_run_and_keeps_nothing(tmp_path: Path) -> None:
-    process = started("--epochs", "50", "--run", str(tmp_path / "run"), "--dry-run")
-    said, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+def test_a_dry_run_does_one_step_of_the_run_and_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = replace(RECIPE, epochs=50, run=str(tmp_path / "run"))
+    assert train(Asked("test", recipe, open_source("digits"), "", dry=True), JaxEngine) == 0
+    said = capsys.readouterr().out
     assert "1,123 of 64 images, 49.9" in said and "one step and a look at 64 images (loss " in said
     assert not (tmp_path / "run").exists()

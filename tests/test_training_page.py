@@ -28,13 +28,13 @@ def without_plan(arguments: list[str]) -> list[str]:
     return arguments[:place] + arguments[place + 2 :]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_understood(command: str) -> None:
-    assert parse("train.jax", without_plan(shlex.split(command)), opened).name in RECIPES
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "--init" in command])
+def test_every_command_that_starts_from_weights_is_understood(command: str) -> None:
+    assert parse("train.jax", shlex.split(command), opened).name in RECIPES
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if "--init" not in command])
-def test_every_command_can_be_planned_without_its_data(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_other_command_can_be_planned_without_its_data(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     status = main("train.jax", lambda asked: 2, [*without_plan(shlex.split(command)), "--plan", "8x80GiB"])
     assert status in (0, 1) and re.search(r"^(fits|does not fit): ", capsys.readouterr().out, re.MULTILINE)
 

@@ -49,7 +49,7 @@ def test_a_padded_image_passes_both_gates() -> None:
     assert report.passed, report.verdict
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(configs(), st.integers(0, 2**16))
 def test_a_random_config_is_the_same_function_in_both_twins(config: ViTConfig, seed: int) -> None:
     size = (config.patch_size[0] * 4, config.patch_size[1] * 2)
