@@ -12,7 +12,7 @@ def tiny(known: Known = IMAGENET) -> Recipe:
 
     python -m train.jax --config tiny
 
-    Hardware: 2 cores of an AMD EPYC. Time: 38 s beside other work. Held-out accuracy: 94.7 %.
+    Hardware: 2 cores of an AMD EPYC. Time: 26 s. Held-out accuracy: 96.1 %.
     """
     shape = ("patch_size=2", "width=64", "depth=4", "num_heads=4", "mlp_dim=256")
     return Recipe(
@@ -30,7 +30,7 @@ def tiny_labels(known: Known = IMAGENET) -> Recipe:
 
     python -m train.jax --config tiny_labels
 
-    Hardware: 2 cores of an AMD EPYC. Time: 36 s beside other work. Held-out AUROC: 0.998, the mean over labels.
+    Hardware: 2 cores of an AMD EPYC. Time: 41 s. Held-out AUROC: 0.999, the mean over labels.
     """
     return replace(tiny(known), task="labels")
 
@@ -40,7 +40,7 @@ def tiny_values(known: Known = IMAGENET) -> Recipe:
 
     python -m train.jax --config tiny_values
 
-    Hardware: 2 cores of an AMD EPYC. Time: 41 s beside other work. Held-out error: 0.74, R2 0.835.
+    Hardware: 2 cores of an AMD EPYC. Time: 46 s. Held-out error: 0.73, R2 0.843.
     """
     return replace(tiny(known), task="values")
 
