@@ -18,7 +18,7 @@ _NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.+-]+)*)", re.
 _BESIDE = ["config.json", "preprocessor_config.json"]
 _SAFE = ["*.safetensors", "*.safetensors.index.json"]
 _KINDS = [_SAFE, ["*.msgpack", "*.msgpack.index.json"], ["*.npz"], ["*.bin", "*.bin.index.json"], ["*.pth"]]
-_SECONDS = 3.0
+SECONDS = 3.0
 
 
 def resolve(name: str) -> Path:
@@ -47,7 +47,7 @@ def resolve(name: str) -> Path:
     kept = _cached(huggingface_hub, repo, revision, inside)
     if kept is not None:
         return kept
-    if not _reachable(os.environ.get("HF_ENDPOINT", "https://huggingface.co")):
+    if not reachable():
         raise InputError(
             f"{name} is not in the cache and the hub is out of reach: give the path of a file or folder instead"
         )
@@ -68,23 +68,13 @@ def _cached(hub: Any, repo: str, revision: str | None, inside: str) -> Path | No
 
 def _fetched(hub: Any, name: str, repo: str, revision: str | None, inside: str) -> Path:
     def ask(question: Callable[..., Any], **more: Any) -> Any:
-        try:
-            return question(repo, revision=revision, **more)
-        except hub.errors.GatedRepoError:
-            raise InputError(
-                f"{name} is only given to those who accepted its terms: do so on its page, then hf auth login"
-            ) from None
-        except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError, hub.errors.HFValidationError):
-            raise InputError(f"the hub has no {name}, or it is private: check the name, or hf auth login") from None
-        except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, OSError) as error:
-            what = type(error).__name__
-            raise InputError(f"{name} could not be fetched ({what}): try again, or give the path of a file") from None
+        return answered(hub, name, "the path of a file", question, repo, revision=revision, **more)
 
     files = ask(hub.HfApi().list_repo_files)
     wanted = chosen(files, inside)
     if not wanted:
         raise InputError(f"{name} has no {inside or 'weights of a known kind'}: it holds {', '.join(files[:20])}")
-    snapshot = Path(ask(hub.snapshot_download, allow_patterns=wanted, etag_timeout=_SECONDS))
+    snapshot = Path(ask(hub.snapshot_download, allow_patterns=wanted, etag_timeout=SECONDS))
     return snapshot / inside
 
 
@@ -102,13 +92,35 @@ def chosen(files: list[str], inside: str) -> list[str]:
     return []
 
 
-def _reachable(endpoint: str) -> bool:
+def answered(hub: Any, name: str, instead: str, question: Callable[..., Any], *about: Any, **more: Any) -> Any:
+    """Return what the hub's library answers.
+
+    instead: what can be given where the hub does not help.
+
+    Raises:
+        InputError: in a line, why `name` is not to be had.
+    """
+    try:
+        return question(*about, **more)
+    except hub.errors.GatedRepoError:
+        raise InputError(
+            f"{name} is only given to those who accepted its terms: do so on its page, then hf auth login"
+        ) from None
+    except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError, hub.errors.HFValidationError):
+        raise InputError(f"the hub has no {name}, or it is private: check the name, or hf auth login") from None
+    except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, OSError) as error:
+        what = type(error).__name__
+        raise InputError(f"{name} could not be fetched ({what}): try again, or give {instead}") from None
+
+
+def reachable() -> bool:
     """Return whether the hub, or the proxy before it, answers at all: its library would try for half a minute."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return False
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     url = urlsplit(os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or endpoint)
     try:
-        socket.create_connection((url.hostname or "", url.port or (80 if url.scheme == "http" else 443)), _SECONDS).close()
+        socket.create_connection((url.hostname or "", url.port or (80 if url.scheme == "http" else 443)), SECONDS).close()
     except (OSError, ValueError):
         return False
     return True

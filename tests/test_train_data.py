@@ -274,3 +274,9 @@ def test_labels_and_values_come_as_they_are(digits: Source, kind: Any) -> None:
 )
 def test_kind_and_task_say_how_many_outputs_a_model_has(kind: Any, task: Any, outputs: int) -> None:
     assert num_outputs(("0", "1", "2"), kind, task) == outputs
+
+
+def test_held_out_images_are_brought_to_size_their_own_way(digits: Source) -> None:
+    augment = Augment(filter="bilinear_aliased", held_out_filter="box", share=0.5)
+    shown = next(iter(feed(digits, augment=augment).evaluation())).images[3]
+    assert np.array_equal(shown[..., 0], fit(digits.train.read(3), (8, 8), 0.5, "box"))

@@ -182,7 +182,7 @@ def test_names_of_classes_come_from_a_file(run: Path, photos: list[str], said: M
 
 
 def test_images_are_cut_as_the_runs_held_out_ones(tmp_path: Path, photos: list[str], said: Main) -> None:
-    augment = Augment(share=0.5, filter="box")
+    augment = Augment(share=0.5, held_out_filter="box")
     run = a_run(tmp_path / "run", recipe=Recipe(data="folder:fruit", augment=augment))
     fit(Image.open(photos[3]), (8, 8), 0.5, "box").save(tmp_path / "fitted.png")
     plain = a_run(tmp_path / "plain")

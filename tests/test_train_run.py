@@ -372,6 +372,20 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_taken(
     assert (run / "checkpoints-damaged" / newest.name).is_dir() and records(run) == unbroken
 
 
+def test_a_run_without_a_readable_checkpoint_is_not_begun_anew_over_what_it_left(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipe = replace(LONGER, run=str(run))
+    with pytest.raises(Stopped):
+        trained(recipe, cut_off_after(10))
+    before = records(run)
+    for path in (run / "checkpoints").rglob("*"):
+        if path.is_file() and path.stat().st_size > 1000:
+            path.write_bytes(b"")
+    with pytest.raises(InputError, match=r"none of the checkpoints of .* can be read: give --run a new folder"):
+        trained(recipe)
+    assert records(run) == before
+
+
 def test_the_last_checkpoints_are_kept_and_the_best(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert trained(replace(LONGER, run=str(run), save_every="5steps", keep=2)) == 0

@@ -250,7 +250,7 @@ def served(hub: Any, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[dict
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot)
     monkeypatch.setattr(hub.HfApi, "list_repo_files", listed)
-    monkeypatch.setattr("train.sources.hub._reachable", lambda endpoint: True)
+    monkeypatch.setattr("train.sources.hub.reachable", lambda: True)
     return asked
 
 
@@ -269,7 +269,7 @@ def test_what_the_cache_has_whole_is_not_fetched(hub: Any, monkeypatch: pytest.M
     parquet(tmp_path / "train-00000-of-00001.parquet")
     asked = served(hub, monkeypatch, tmp_path)
     asked.append({})  # as if it was fetched before
-    monkeypatch.setattr("train.sources.hub._reachable", lambda endpoint: False)
+    monkeypatch.setattr("train.sources.hub.reachable", lambda: False)
     assert len(open_source("hf://owner/set", 0.25).train) == 9
 
 
@@ -277,7 +277,7 @@ def test_a_half_kept_data_set_is_fetched(hub: Any, monkeypatch: pytest.MonkeyPat
     parquet(tmp_path / "train-00000-of-00002.parquet")
     asked = served(hub, monkeypatch, tmp_path)
     asked.append({})
-    monkeypatch.setattr("train.sources.hub._reachable", lambda endpoint: False)
+    monkeypatch.setattr("train.sources.hub.reachable", lambda: False)
     assert "is not whole in the cache" in refused("hf://owner/set")
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from train.sources import Source
 
 INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
+OURS = ("--config", "--list", "--plan", "--dry-run", "--help")  # what tyro knows nothing of
 DIGITS = Known(images=1438, channels=1, size=(8, 8))  # the default data
 
 
@@ -155,9 +156,7 @@ def _one_line(text: str) -> str:
     said = " ".join(said.split()).removeprefix("Error parsing Recipe: ").rstrip(".")
     near = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", "\n".join(lines))
     unknown = re.match(r"Unrecognized options: (--[\w.-]+)", said)
-    ours = (
-        nearest(unknown[1], ("--config", "--list", "--plan", "--dry-run", "--help")) if unknown else ""
-    )  # tyro knows nothing of these
+    ours = nearest(unknown[1], OURS) if unknown else ""
     return f"{said}{f'; did you mean {near[1]!r}?' if near else ours}; --help explains every field"
 
 

@@ -88,7 +88,7 @@ def usual_workers(source: Source) -> int:
 class Feed:
     """A set of images with their targets, brought to the size and the channels of a model, in batches.
 
-    augment: how training images are varied; its `share` and `filter` are also how held-out images are brought to size.
+    augment: how training images are varied; its `share` and `held_out_filter` are how held-out images are brought to size.
     here: which images of a batch this process prepares, (B here,); None: all.
     skip: let another image stand for one that cannot be read, rather than raise.
     workers: processes that prepare batches; 0: threads.
@@ -155,7 +155,7 @@ class Feed:
 
     def _fitted(self, image: Image.Image) -> NDArray[np.uint8]:
         size = self.config.image_size
-        return np.asarray(fit(image, size, self.augment.share, self.augment.filter)).reshape(*size, -1)
+        return np.asarray(fit(image, size, self.augment.share, self.augment.held_out_filter)).reshape(*size, -1)
 
     def _shown(self, row: int, bring: Any) -> Batch:
         """One image as the model sees it; where it cannot be read, the next that can."""

@@ -36,7 +36,7 @@ class Frozen:
 
     task: what the outputs are; "classes" where nothing says it.
     names: of the outputs, (num_outputs,); their numbers where they have none.
-    augment: its `share` and `filter` are how held-out images were brought to size.
+    augment: its `share` and `held_out_filter` are how held-out images were brought to size.
     batch_size: images shown at once.
     data, held_out: what the run was trained on and judged by; None of a bare file.
     """
@@ -101,7 +101,7 @@ def opened(place: str, format: str | None = None, given: Fields | None = None) -
         return Frozen(checkpoint, "classes", numbers, Augment(), Recipe().batch_size)
     try:
         recipe, data = said["recipe"], said["data"]
-        augment = Augment(share=recipe["augment"]["share"], filter=recipe["augment"]["filter"])
+        augment = Augment(**{name: recipe["augment"][name] for name in ("share", "held_out_filter")})
         classes = tuple(data["classes"])
         names = classes if len(classes) == outputs else ("value",) if outputs == 1 else numbers
         return Frozen(checkpoint, data["task"], names, augment, recipe["batch_size"], recipe["data"], recipe["held_out"])

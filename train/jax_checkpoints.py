@@ -77,7 +77,11 @@ class Checkpoints:
 
         like: shapes, types and shardings: a state that lay on another mesh comes onto this one.  What cannot be read is
         put aside, under a name that says so, and the state before it is taken.
+
+        Raises:
+            InputError: there are states, and none can be read: what the run left would be overwritten from the beginning.
         """
+        found = bool(self._checkpointer.checkpoints)
         while (latest := self._checkpointer.latest) is not None:
             try:
                 noted = self._checkpointer.metadata(latest).custom_metadata
@@ -87,6 +91,8 @@ class Checkpoints:
                 return latest.step, state, noted["note"]
             except Exception as error:  # a damaged file shows itself in more ways than can be listed
                 self._put_aside(latest.step, error)
+        if found:
+            raise InputError(f"none of the checkpoints of {self._folder.parent} can be read: give --run a new folder")
         return None
 
     def _put_aside(self, step: int, error: Exception) -> None:
@@ -99,7 +105,7 @@ class Checkpoints:
         if jax.process_count() > 1:
             ocp.multihost.sync_global_processes(f"put aside {step}")
         reason = " ".join(str(error).split())[:120]
-        said = f"the checkpoint of step {step} is damaged ({reason}); it is now in {aside}, and the one before is taken"
+        said = f"the checkpoint of step {step} is damaged ({reason}); it is now in {aside}"
         print(said, file=sys.stderr)
         self._open()
 

@@ -242,9 +242,11 @@ class Loop:
     def _look(self) -> None:
         """Judge the weights by the held-out images, unless there is no time for it, and keep the best."""
         found: list[tuple[np.ndarray, ...]] = []
+        shown = np.empty(0, np.uint8)  # the first images, for a picture
         for batch in self.held_out.evaluation():
             if self.stop.requested:
                 return
+            shown = batch.images[:SOME] if not found else shown
             found.append(self.engine.answer(batch))
             self.unread |= {self.held_out.examples.names[row] for row in batch.rows[~batch.read]}
         count = len(self.held_out.examples)
@@ -255,10 +257,8 @@ class Loop:
         self.run.log("held_out", self.done, self._epoch, self.last)
         self.display.looked(self.done, self._epoch, self._mean, self.last)
         if self.run.shows and not self.engine.several:
-            first = next(iter(self.held_out.evaluation())).images[:SOME]
-            self.run.picture(
-                "attention", self.done, sheet(marked(first, looked_at(self.engine.attention(first), self.train.config)))
-            )
+            maps = looked_at(self.engine.attention(shown), self.train.config)
+            self.run.picture("attention", self.done, sheet(marked(shown, maps)))
         leading = LEADING[self.task]
         if not self.best or better(leading, self.last[leading], than=self.best[leading]):
             self.best = self.last

@@ -39,7 +39,6 @@ class Run:
 
     def __init__(self, path: Path, recipe: Recipe, config: ViTConfig, data: dict[str, Any], *, writes: bool = True) -> None:
         self.path, self.weights, self.best = path, path / "weights.safetensors", path / "best.safetensors"
-        self.checkpoints = path / "checkpoints"
         self.records: list[Record] = []
         self._writes, self._began = writes, time.monotonic()
         self._tensorboard, self._project = recipe.tensorboard, recipe.wandb
@@ -52,12 +51,12 @@ class Run:
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            self._same(path, recipe)
+            self._same(path)
         except OSError as error:
             raise InputError(f"cannot make the folder {path} ({error.strerror}): give another with --run") from None
         _write(path / "config.json", json.dumps(self._config, indent=1) + "\n")
 
-    def _same(self, path: Path, recipe: Recipe) -> None:
+    def _same(self, path: Path) -> None:
         """Refuse a folder whose run is another."""
         try:
             there = json.loads((path / "config.json").read_text())

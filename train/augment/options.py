@@ -43,6 +43,8 @@ class Augment:
 
     repeats: int = 1
     """How often an image is shown in a row, each time varied anew; an epoch then shows 1 of so many images (DeiT)."""
+    held_out_filter: Filter = "bicubic"
+    """How held-out images are brought to size."""
     share: float = 1.0
     """Part of each side that held-out images keep: 0.875 cuts 224 pixels out of 256."""
 

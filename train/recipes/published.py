@@ -4,9 +4,10 @@ Nobody here has had the hardware to repeat their numbers: they are the publicati
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from train.augment.options import Augment
-from train.recipes.plain import IMAGENET
+from train.recipes.plain import FULL, IMAGENET
 from train.recipes.recipe import Known, Model, Optimizer, Recipe
 
 DEIT = Augment(
@@ -75,7 +76,7 @@ def augreg_b16(known: Known = IMAGENET) -> Recipe:
     noise = ("regularisation.drop_path=0.1", "regularisation.mlp_drop=0.1", "regularisation.pos_drop=0.1")
     return Recipe(
         model=Model(name="vit_b16", changes=(*noise, "mlp.activation=gelu_tanh")),
-        augment=Augment(crop="inception", filter="bilinear_aliased", flip=True, randaugment=(2, 15), mixup=0.5),
+        augment=replace(FULL, randaugment=(2, 15), mixup=0.5),
         optimizer=Optimizer(lr=1e-3, weight_decay=0.1),
         batch_size=4096,
         epochs=300,

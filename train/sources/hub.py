@@ -4,13 +4,12 @@ What the library's cache already has is taken from there without a network.  Onl
 another form has them in the revision that the hub makes itself, hf://OWNER/NAME@~parquet.
 """
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from parity.hub import PREFIX, _reachable
+from parity.hub import PREFIX, SECONDS, answered, reachable
 from train.sources import parquet
 from train.sources.shards import by_split
 from train.sources.splitting import Found
@@ -19,7 +18,6 @@ from vit_spec import InputError
 _NAME = re.compile(r"//([\w.-]+/[\w.-]+)(?:@([\w.-]+|~parquet))?((?:/[\w.+-]+)*)", re.ASCII)
 _FORM = "hf://owner/name, hf://owner/name@revision or hf://owner/name/folder"
 _CONVERTED = "refs/convert/parquet"
-_SECONDS = 3.0
 
 
 def find(place: str, label: str | None = None, image: str | None = None) -> Found:
@@ -42,7 +40,7 @@ def find(place: str, label: str | None = None, image: str | None = None) -> Foun
 
     folder = _cached(hub, repo, revision, inside)
     if folder is None:
-        if not _reachable(os.environ.get("HF_ENDPOINT", "https://huggingface.co")):
+        if not reachable():
             raise InputError(f"{name} is not whole in the cache and the hub is out of reach: give parquet:PATH instead")
         folder = _fetched(hub, name, repo, revision, inside)
     return parquet.find(str(folder), label, image)
@@ -64,23 +62,13 @@ def _cached(hub: Any, repo: str, revision: str | None, inside: str) -> Path | No
 
 def _fetched(hub: Any, name: str, repo: str, revision: str | None, inside: str) -> Path:
     def ask(question: Callable[..., Any], **more: Any) -> Any:
-        try:
-            return question(repo, repo_type="dataset", revision=revision, **more)
-        except hub.errors.GatedRepoError:
-            raise InputError(
-                f"{name} is only given to those who accepted its terms: do so on its page, then hf auth login"
-            ) from None
-        except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError, hub.errors.HFValidationError):
-            raise InputError(f"the hub has no {name}, or it is private: check the name, or hf auth login") from None
-        except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, OSError) as error:
-            what = type(error).__name__
-            raise InputError(f"{name} could not be fetched ({what}): try again, or give parquet:PATH") from None
+        return answered(hub, name, "parquet:PATH", question, repo, repo_type="dataset", revision=revision, **more)
 
     files: list[str] = ask(hub.HfApi().list_repo_files)
     wanted = [file for file in files if file.endswith(".parquet") and (file == inside or _below(file, inside))]
     if not wanted:
         raise InputError(f"{name} has no Parquet files there, but {', '.join(files[:8])}: try hf://{repo}@~parquet")
-    return Path(ask(hub.snapshot_download, allow_patterns=wanted, etag_timeout=_SECONDS)) / inside
+    return Path(ask(hub.snapshot_download, allow_patterns=wanted, etag_timeout=SECONDS)) / inside
 
 
 def _below(file: str, folder: str) -> bool:
