@@ -255,6 +255,51 @@ def test_a_class_that_is_only_held_out_is_named(photos: Path) -> None:
     assert f"{photos / 'set' / 'val' / 'bee'} has no counterpart" in refused(spec)
 
 
+@pytest.mark.parametrize(("train", "held"), [("train", "Val"), ("Training", "Testing"), ("TRAIN", "dev")])
+def test_splits_are_told_by_their_names_in_any_case(photos: Path, train: str, held: str) -> None:
+    source = open_source(split_folders(photos, **{train: "ant bee", held: "ant bee"}))
+    assert source.classes == ("ant", "bee") and len(source.held_out) == 8
+
+
+@pytest.mark.parametrize(("train", "held", "nearest"), [("train", "vaild", "valid"), ("Trian", "test", "train")])
+def test_a_mistyped_split_is_no_class(photos: Path, train: str, held: str, nearest: str) -> None:
+    assert f"did you mean {nearest!r}?" in refused(split_folders(photos, **{train: "ant bee", held: "ant bee"}))
+
+
+def test_a_train_folder_alone_is_divided(photos: Path) -> None:
+    assert open_source(split_folders(photos, train="ant bee cat"), 0.25).classes == ("ant", "bee", "cat")
+
+
+def test_two_folders_for_one_split_are_refused(photos: Path) -> None:
+    spec = split_folders(photos, train="ant bee", Test="ant bee", testing="ant bee")
+    assert "has two folders for test, Test and testing" in refused(spec)
+
+
+def test_a_folder_of_images_beside_splits_is_refused(photos: Path) -> None:
+    spec = split_folders(photos, train="ant bee", val="ant bee")
+    shutil.copytree(photos / "cat", photos / "set" / "unsorted")
+    assert "has unsorted beside the split train: call it train, val or test, or move it out" in refused(spec)
+
+
+def test_a_folder_without_images_beside_splits_is_left_alone(photos: Path) -> None:
+    spec = split_folders(photos, train="ant bee", val="ant bee")
+    (photos / "set" / "annotations").mkdir()
+    assert len(open_source(spec).held_out) == 8
+
+
+@pytest.mark.parametrize("name", ["test", "train", "valid"])
+def test_a_class_may_be_called_as_a_split_is(photos: Path, name: str) -> None:
+    (photos / "cat").rename(photos / name)
+    assert open_source(f"folder:{photos}", 0.25).classes == tuple(sorted(("ant", "bee", name)))
+
+
+def test_splits_without_classes_are_no_classes(photos: Path) -> None:
+    (photos / "ant").rename(photos / "train")
+    (photos / "bee").rename(photos / "test")
+    shutil.rmtree(photos / "cat")
+    assert f"{photos / 'train'} holds no class folders" in refused(f"folder:{photos}")
+
+
 @needs("imagenet_sample")
 def test_a_hundred_photographs_of_imagenet_are_read_by_their_classes(tmp_path: Path) -> None:
     for split in ("train", "val"):
@@ -373,6 +418,17 @@ def test_the_x_rays_of_medmnist_are_3882_524_and_624() -> None:
 def test_several_columns_of_labels_are_labels(tmp_path: Path) -> None:
     source = open_source(arrays(tmp_path, ALL, lambda n: np.arange(2 * n).reshape(n, 2) % 2))
     assert (source.kind, source.classes) == ("labels", ("0", "1")) and source.train.answers.dtype == np.float32
+
+
+@pytest.mark.parametrize("columns", [(0, 2), (2, 0), (3, 2)])
+def test_splits_with_other_columns_of_labels_are_told(tmp_path: Path, columns: tuple[int, int]) -> None:
+    content = {}
+    for split, count in zip(("train", "val"), columns, strict=True):
+        content[f"{split}_images"] = np.zeros((6, 8, 8), np.uint8)
+        content[f"{split}_labels"] = np.eye(count, dtype=int)[np.arange(6) % count] if count else np.arange(6) % 2
+    np.savez(tmp_path / "a.npz", **content)
+    shapes = [content[f"{split}_labels"].shape for split in ("train", "val")]
+    assert f"a.npz has train_labels {shapes[0]} and val_labels {shapes[1]}: as many" in refused(f"npz:{tmp_path}/a.npz")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

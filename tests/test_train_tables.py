@@ -142,6 +142,13 @@ def test_a_reader_that_was_pickled_reads_the_same_and_stays_small(tmp_path: Path
     assert len(pickled) < sum(map(len, PNGS))
 
 
+def test_the_splits_of_a_glob_may_lie_in_several_folders(tmp_path: Path) -> None:
+    parquet(tmp_path / "train" / "0.parquet")
+    parquet(tmp_path / "val" / "0.parquet", PNGS[:3])
+    source = open_source(f"parquet:{tmp_path}/*/*.parquet")
+    assert (len(source.train), len(source.held_out)) == (12, 3)
+
+
 def test_several_label_columns_are_told_how_to_choose(tmp_path: Path) -> None:
     spec = parquet(tmp_path / "a.parquet", fine_label=np.arange(12) % 4, coarse_label=np.arange(12) % 2)
     assert "fine_label, coarse_label: choose, PATH?label=fine_label" in refused(spec)
@@ -150,12 +157,28 @@ def test_several_label_columns_are_told_how_to_choose(tmp_path: Path) -> None:
 
 def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
     spec = parquet(tmp_path / "a.parquet")
-    assert "has no column 'lbl' of whole numbers: its columns are image, label" in refused(f"{spec}?label=lbl")
+    assert "has no column 'lbl' of whole numbers: its columns are image, label; did you mean 'label'?" in refused(
+        f"{spec}?label=lbl"
+    )
 
 
 def test_a_number_that_is_no_class_is_refused(tmp_path: Path) -> None:
     spec = parquet(tmp_path / "a.parquet", image_id=np.arange(12) * 1_000_000)
     assert "has the class number 11,000,000: expected class numbers from 0, below 100,000" in refused(spec)
+
+
+def test_a_file_whose_labels_are_text_is_named(tmp_path: Path) -> None:
+    parquet(tmp_path / "train-0.parquet")
+    spec = parquet(tmp_path / "train-1.parquet", label=["a"] * 12)
+    assert "train-1.parquet has string in its column 'label': expected whole numbers, as in the first" in refused(spec)
+
+
+def test_a_split_without_labels_is_told_to_hold_out_another(tmp_path: Path) -> None:
+    parquet(tmp_path / "train-0.parquet")
+    spec = parquet(tmp_path / "test-0.parquet", text=["a"] * 12)
+    said = refused(spec)
+    assert "test-0.parquet has no column 'label'" in said and "hold out another split, or a share" in said
+    assert len(open_source(spec, 0.25).train) == 9
 
 
 def test_a_row_without_a_label_is_refused(tmp_path: Path) -> None:
@@ -270,7 +293,25 @@ def test_what_the_cache_has_whole_is_not_fetched(hub: Any, monkeypatch: pytest.M
     asked = served(hub, monkeypatch, tmp_path)
     asked.append({})  # as if it was fetched before
     monkeypatch.setattr("train.sources.hub.reachable", lambda: False)
-    assert len(open_source("hf://owner/set", 0.25).train) == 9
+    source = open_source("hf://owner/set", 0.25)
+    assert len(source.train) == 9
+    assert "the hub is out of reach: of hf://owner/set only the files in the cache are used" in source.notes
+
+
+def test_what_the_hub_lists_decides_and_not_what_the_cache_has(
+    hub: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parquet(tmp_path / "hub" / "train-00000-of-00001.parquet")
+    parquet(tmp_path / "hub" / "test-00000-of-00001.parquet", PNGS[:6])
+    parquet(tmp_path / "cache" / "train-00000-of-00001.parquet")
+    served(hub, monkeypatch, tmp_path / "hub")
+    fetch = hub.snapshot_download
+
+    def snapshot(repo: str, **options: Any) -> str:
+        return str(tmp_path / "cache") if options.get("local_files_only") else fetch(repo, **options)
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    assert len(open_source("hf://owner/set").held_out) == 6
 
 
 def test_a_half_kept_data_set_is_fetched(hub: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -339,6 +380,25 @@ def test_a_class_may_stand_in_json_and_names_may_be_long(tmp_path: Path) -> None
     assert source.classes == ("0", "1") and source.train.answers.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("form", ["{}/{{train,val}}/000.tar", "{}/*/*.tar"])
+def test_the_splits_of_a_pattern_may_lie_in_several_folders(tmp_path: Path, form: str) -> None:
+    for i, split in enumerate(("train", "val")):
+        (tmp_path / split).mkdir()
+        shard(tmp_path / split / "000.tar", dict([*samples().items()][: 12 - 6 * i]))
+    source = open_source(f"tar:{form.format(tmp_path)}")
+    assert (len(source.train), len(source.held_out)) == (6, 3)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_samples_whose_image_has_a_second_dot_are_left_out_with_a_note(tmp_path: Path, split: str) -> None:
+    dotted = {"p.v1.png": PNGS[0], "p.v1.cls": b"0"}
+    for name in ("train", "val"):
+        shard(tmp_path / f"{name}.tar", samples() | (dotted if name == split else {}))
+    source = open_source(f"tar:{tmp_path}")
+    assert (len(source.train), len(source.held_out)) == (6, 6)
+    assert f"1 of 7 samples from {split}.tar on have no image, such as p.v1.png, and are left out" in source.notes
+
+
 def test_braces_expand_as_in_a_shell() -> None:
     assert [*braces("{a,b}-{08..10}.tar")] == [f"{a}-{i}.tar" for a in "ab" for i in ("08", "09", "10")]
 
@@ -348,9 +408,12 @@ def test_braces_expand_as_in_a_shell() -> None:
     [
         ({"0.png": PNGS[0]}, "has 0.png without 0.cls or 0.json"),
         ({"0.png": PNGS[0], "0.cls": b"cat"}, "has 0.cls with no class number in it"),
-        ({"0.txt": b"text"}, "leaves no images to train on"),
+        ({"0.png": PNGS[0], "0.cls": b"9" * 23}, "has the class number 99,999,999,999,999,999,999,999 in 0.cls: expected"),
+        ({"0.png": PNGS[0], "0.json": b'{"label": Infinity}'}, "has 0.json with no class number in it"),
+        ({"0.png": PNGS[0], "0.json": b'{"label": 1.7}'}, "has 0.json with no class number in it"),
+        ({"0.v1.png": PNGS[0]}, "has no images, but 0.v1.png: expected KEY.jpg and KEY.cls, no dot in KEY"),
     ],
-    ids=["no class", "text", "no image"],
+    ids=["no class", "text", "large", "infinite", "halves", "no image"],
 )
 def test_samples_without_an_image_or_a_class_are_told(tmp_path: Path, members: dict[str, bytes], said: str) -> None:
     assert said in refused(f"tar:{shard(tmp_path / 'a.tar', members)}")
@@ -430,6 +493,9 @@ KINDS = {
     "number": ({"age": [i / 2 for i in range(12)]}, "values", ("age",)),
     "text": ({"kind": ["bee", "ant"] * 6}, "classes", ("ant", "bee")),
     "class numbers": ({"label": [0, 1, 2] * 4}, "classes", ("0", "1", "2")),
+    "two class numbers": ({"Class": [0, 1] * 6}, "classes", ("0", "1")),
+    "a label beside flags": ({"label": ["bee", "ant"] * 6, "male": [0, 1, 1] * 4}, "classes", ("ant", "bee")),
+    "one finding each": ({"Finding Labels": ["Mass", "No Finding", "Hernia"] * 4}, "labels", ("Hernia", "Mass")),
 }
 
 
@@ -469,8 +535,12 @@ def test_a_column_split_gives_the_splits(tmp_path: Path) -> None:
         ({"kind": ["a", ""] * 6}, "", "has no 'kind' in row 3: each image needs one"),
         ({"label": [0.5] * 12}, "", "has 'label' that are no whole numbers"),
         ({"kind": ["a", "b"] * 6}, "?missing=drop", "the only choice is missing=skip"),
-        ({"kind": ["a", "b"] * 6, "split": ["trian"] * 12}, "", "has the split 'trian': expected train, val or test"),
-        ({"age": ["nan", "1"] * 6}, "?target=age,age", "has text in 'age'"),
+        (
+            {"kind": ["a", "b"] * 6, "split": ["trian"] * 12},
+            "",
+            "split 'trian' in row 2: expected train, val or test; did you mean 'train'?",
+        ),
+        ({"age": [0.5, "nan"] * 6}, "", "has nan for 'age' in row 3: each image needs one"),
         ({}, "", "has no column of answers"),
     ],
     ids=["target", "several", "mixed", "gap", "halves", "missing", "split", "nan", "none"],
@@ -495,11 +565,102 @@ def test_what_is_no_table_is_told(tmp_path: Path, text: str, said: str) -> None:
     assert said in refused(f"csv:{tmp_path / 't.csv'}")
 
 
+def named(folder: Path, files: Sequence[str], names: Sequence[str]) -> str:
+    """Write images with these paths, and a table with these names; return its spec."""
+    for i, file in enumerate(files):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(PNGS[i])
+    rows = "".join(f"{name},{'xxyy'[i]}\n" for i, name in enumerate(names))
+    (folder / "t.csv").write_text(f"file,kind\n{rows}")
+    return f"csv:{folder / 't.csv'}"
+
+
+def chosen(spec: str, folder: Path) -> list[str]:
+    source = open_source(spec, 0.5)
+    return sorted(str(Path(name).relative_to(folder)) for part in (source.train, source.held_out) for name in part.names)
+
+
+def test_an_image_that_is_absent_is_not_replaced_by_one_of_another_folder(tmp_path: Path) -> None:
+    files = ["train/a/1.png", "train/a/2.png", "train/b/3.png", "test/z/4.png"]
+    said = refused(named(tmp_path, files, [*files[:3], "train/b/4.png"]))
+    assert "1 of 4 images of" in said and "such as train/b/4.png" in said
+
+
+def test_images_of_another_folder_do_not_stand_in_for_all(tmp_path: Path) -> None:
+    said = refused(named(tmp_path, [f"a/{i}.png" for i in range(4)], [f"b/{i}.png" for i in range(4)]))
+    assert "4 of 4 images of" in said
+
+
+def test_the_end_of_a_path_names_an_image(tmp_path: Path) -> None:
+    names = ["a/1.png", "a/2.png", "b/1.png", "b/2.png"]
+    files = [f"images/{name}" for name in names]
+    assert chosen(named(tmp_path, [*files, "images/aa/1.png"], names), tmp_path) == files
+
+
+@pytest.mark.parametrize("form", ["{}.png", "./{}.png", "{}"])
+def test_a_path_is_preferred_to_the_end_of_another(tmp_path: Path, form: str) -> None:
+    files = [f"{i}.png" for i in range(4)]
+    spec = named(tmp_path, [*files, *(f"thumbs/{file}" for file in files)], [form.format(i) for i in range(4)])
+    assert chosen(f"{spec}?image=file", tmp_path) == files
+
+
+def test_a_whole_path_names_an_image(tmp_path: Path) -> None:
+    files = [f"a/{i}.png" for i in range(4)]
+    assert chosen(named(tmp_path, files, [str(tmp_path / file) for file in files]), tmp_path) == files
+
+
+@pytest.mark.parametrize("gap", ["", "-1", "-1.0", "nan"])
+@pytest.mark.parametrize("options", ["", "?target=mass,hernia"])
+def test_a_gap_among_flags_is_told_with_column_row_and_remedy(tmp_path: Path, gap: str, options: str) -> None:
+    spec = table(tmp_path, {"mass": [0, 1] * 6, "hernia": [0, 1, gap, 1] * 3, "age": range(12)})
+    said = refused(spec + options)
+    assert f"has {gap} for 'hernia' in row 4" in said or (not gap and "has no 'hernia' in row 4" in said)
+    assert "fill it in, or take the row out, or leave the column out, ?target=mass" in said
+    assert open_source(f"{spec}?target=mass").classes == ("mass",)
+
+
+def test_numbers_beside_minus_one_are_values_where_they_are_asked_for_alone(tmp_path: Path) -> None:
+    assert open_source(table(tmp_path, {"score": [-1, 0, 1] * 4})).kind == "values"
+
+
+@pytest.mark.parametrize(("target", "options"), [("file", ""), ("split", ""), ("site", "&group=site")])
+def test_a_target_that_is_in_use_is_refused(tmp_path: Path, target: str, options: str) -> None:
+    spec = table(tmp_path, {"split": ["train", "val"] * 6, "site": ["x", "y"] * 6, "kind": ["a", "b"] * 6})
+    assert f"has {target!r} for images, groups or splits: choose ?target=COLUMN of" in refused(
+        f"{spec}?target={target}{options}"
+    )
+
+
+def test_a_table_without_any_finding_is_refused(tmp_path: Path) -> None:
+    spec = table(tmp_path, {"Finding Labels": ["No Finding"] * 12})
+    assert "has nothing but 'No Finding' in 'Finding Labels'" in refused(spec)
+
+
+def test_several_columns_for_classes_are_told_to_be_chosen_from(tmp_path: Path) -> None:
+    spec = table(tmp_path, {"label": [0, 1] * 6, "class": [0, 1] * 6})
+    assert "choose, ?target=COLUMN, of label, class" in refused(spec)
+
+
+def test_rows_are_counted_as_a_spreadsheet_does(tmp_path: Path) -> None:
+    spec = table(tmp_path, {"kind": ["a", "", *"ab" * 5]})
+    text = (tmp_path / "t.csv").read_text()
+    (tmp_path / "t.csv").write_text(text.replace("00.png", "\n,\n00.png"))
+    assert "has no 'kind' in row 5" in refused(spec)
+
+
+def test_training_and_testing_are_splits_too(tmp_path: Path) -> None:
+    source = open_source(table(tmp_path, {"split": ["Training", "training", "Testing"] * 4, "kind": ["a", "b"] * 6}))
+    assert (len(source.train), len(source.held_out)) == (8, 4)
+
+
 def test_two_files_of_one_name_are_told(tmp_path: Path) -> None:
     spec = table(tmp_path, {"kind": ["a", "b"] * 6})
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "03.png").write_bytes(PNGS[0])
-    assert "has two images '03.png': give their paths" in refused(spec)
+    assert "has 2 images '03.png', such as images_001/03.png and more/03.png: write more of the path" in refused(spec)
+    text = (tmp_path / "t.csv").read_text()
+    (tmp_path / "t.csv").write_text(text.replace("03.png", "more/03.png"))
+    assert len(open_source(spec, 0.5).train) == 6
 
 
 def test_an_image_with_two_rows_is_told(tmp_path: Path) -> None:

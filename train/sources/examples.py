@@ -26,11 +26,13 @@ class Examples:
         files are opened where they are read.
     answers: (N,) int64 class numbers; (N, K) float32 of 0 and 1 for labels; (N, K) float32 for values.
     names: what image i is called in messages.
+    notes: what was decided about these images without being asked, a sentence each.
     """
 
     read: Callable[[int], Image.Image]
     answers: Answers
     names: Sequence[str]
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -80,9 +82,9 @@ class Name:
         return self._reader.name(self._i)
 
 
-def examples(reader: Reader, answers: Answers) -> Examples:
+def examples(reader: Reader, answers: Answers, notes: tuple[str, ...] = ()) -> Examples:
     """The images of a reader with their answers."""
-    return Examples(reader, answers, Names(reader.name, len(answers)))
+    return Examples(reader, answers, Names(reader.name, len(answers)), notes)
 
 
 class Names(Sequence[str]):

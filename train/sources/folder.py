@@ -1,11 +1,14 @@
-"""`folder:PATH`: class folders, PATH/CLASS/*.jpg; or PATH/train and PATH/val (valid, validation, test), each of them so.
+"""`folder:PATH`: class folders, PATH/CLASS/*.jpg; or PATH/train and PATH/val (valid, validation, dev, test), each so.
 
 It is how ImageNet is unpacked, and what torchvision calls an image folder.  Classes are numbered in the order of their
 names.  JPEG, PNG and WebP files count, at any depth; others are ignored, as are names that begin with a dot.
+
+Splits are told by their names, in any case, training and testing among them.  A folder of such a name is a class where it
+holds images and no folders of images, and the folders beside it do too.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +16,8 @@ from numpy.typing import NDArray
 
 from train.sources.decoding import SUFFIXES
 from train.sources.examples import Examples, Files, examples
-from train.sources.splitting import HELD_OUT, WHOLE, Found
-from vit_spec import InputError
+from train.sources.splitting import SPLITS, WHOLE, Found, split_called
+from vit_spec import InputError, nearest
 
 
 def find(place: str) -> Found:
@@ -26,31 +29,57 @@ def find(place: str) -> Found:
     path = Path(place).expanduser()
     if not path.is_dir():
         raise InputError(f"{path} is not a folder: give folder:PATH with PATH/CLASS/*.jpg inside")
-    given = [name for name in HELD_OUT if (path / name).is_dir()]
-    if not given or not (path / "train").is_dir():
-        whole, classes = _class_folders(path)
-        return Found(str(path), {WHOLE: lambda: whole}, "classes", classes)
-    train, classes = _class_folders(path / "train")
+    splits = _splits(path, _folders(path)) or {WHOLE: path}
+    base = "train" if "train" in splits else next(iter(splits))
+    first, classes = _class_folders(splits[base])
 
-    def held(name: str) -> Callable[[], Examples]:
-        return lambda: _renumbered(path, name, classes)
+    def other(split: str) -> Callable[[], Examples]:
+        return lambda: _renumbered(splits[split], splits[base], classes)
 
-    return Found(str(path), {"train": lambda: train, **{name: held(name) for name in given}}, "classes", classes)
+    return Found(str(path), {name: other(name) for name in splits} | {base: lambda: first}, "classes", classes)
 
 
-def _renumbered(path: Path, split: str, classes: tuple[str, ...]) -> Examples:
-    """Return the images of another split under the class numbers of the training images."""
-    found, names = _class_folders(path / split)
+def _splits(path: Path, folders: Sequence[str]) -> dict[str, Path]:
+    """Return the folders that are splits, by the splits they are; none where all of them are classes."""
+    called = [name for name in folders if split_called(name)]
+    others = [name for name in folders if not split_called(name)]
+    sure = [name for name in called if any(_holds_images(path / name / inside) for inside in _folders(path / name))]
+    if not sure and (others or len(called) < 2):
+        return {}
+    if stray := next((name for name in others if _holds_images(path / name)), None):
+        raise InputError(
+            f"{path} has {stray} beside the split {sure[0]}: call it train, val or test, or move it out; "
+            f"or, if {sure[0]} is a class, take its images out of their folders{nearest(stray.lower(), SPLITS)}"
+        )
+    splits: dict[str, Path] = {}
+    for name in called:
+        if (split := split_called(name)) in splits:
+            raise InputError(f"{path} has two folders for {split}, {splits[split].name} and {name}: move one of them out")
+        splits[split] = path / name
+    return splits
+
+
+def _holds_images(path: Path) -> bool:
+    return any(True for _ in images(str(path)))
+
+
+def _renumbered(path: Path, base: Path, classes: tuple[str, ...]) -> Examples:
+    """Return the images of another split under the class numbers of the first one."""
+    found, names = _class_folders(path)
     if unknown := sorted(set(names) - set(classes)):
-        raise InputError(f"{path / split / unknown[0]} has no counterpart in {path / 'train'}: both need the same classes")
+        raise InputError(f"{path / unknown[0]} has no counterpart in {base}: both need the same classes")
     numbers = np.array([classes.index(name) for name in names], np.int64)
     return Examples(found.read, numbers[found.answers], found.names)
 
 
+def _folders(path: Path) -> list[str]:
+    with os.scandir(path) as entries:
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+
+
 def _class_folders(path: Path) -> tuple[Examples, tuple[str, ...]]:
     """Return the images below a folder of class folders, and the classes' names."""
-    with os.scandir(path) as entries:
-        folders = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+    folders = _folders(path)
     if not folders:
         raise InputError(f"{path} holds no class folders: put images into {path}/CLASS/")
     counts: list[int] = []

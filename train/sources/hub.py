@@ -1,11 +1,13 @@
 """`hf://OWNER/NAME`, with @REVISION and /FOLDER if wanted: a data set of the Hugging Face hub, fetched and read as Parquet.
 
-What the library's cache already has is taken from there without a network.  Only Parquet files are fetched: a data set in
-another form has them in the revision that the hub makes itself, hf://OWNER/NAME@~parquet.
+What a data set holds is what the hub lists; of that, only what the library's cache does not have is fetched.  Where the
+hub is out of reach, the files in the cache are the data set.  Only Parquet files count: a data set in another form has them
+in the revision that the hub makes itself, hf://OWNER/NAME@~parquet.
 """
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ _CONVERTED = "refs/convert/parquet"
 
 
 def find(place: str, label: str | None = None, image: str | None = None) -> Found:
-    """Look into a data set of the hub, from the cache or else from the network.
+    """Look into a data set of the hub, or without a network into what the cache has of it.
 
     Raises:
         InputError: a name of another form, no such data set, no Parquet files in it, no network, or no huggingface_hub; and
@@ -38,12 +40,13 @@ def find(place: str, label: str | None = None, image: str | None = None) -> Foun
     except ImportError:
         raise InputError(f"{name}: to fetch from the hub, pip install huggingface_hub; or give parquet:PATH") from None
 
+    if reachable():
+        return parquet.find(str(_fetched(hub, name, repo, revision, inside)), label, image)
     folder = _cached(hub, repo, revision, inside)
     if folder is None:
-        if not reachable():
-            raise InputError(f"{name} is not whole in the cache and the hub is out of reach: give parquet:PATH instead")
-        folder = _fetched(hub, name, repo, revision, inside)
-    return parquet.find(str(folder), label, image)
+        raise InputError(f"{name} is not whole in the cache and the hub is out of reach: give parquet:PATH instead")
+    found = parquet.find(str(folder), label, image)
+    return replace(found, notes=(*found.notes, f"the hub is out of reach: of {name} only the files in the cache are used"))
 
 
 def _cached(hub: Any, repo: str, revision: str | None, inside: str) -> Path | None:

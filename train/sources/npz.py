@@ -63,13 +63,18 @@ def find(place: str) -> Found:
     else:
         raise InputError(f"{path} holds {', '.join(sorted(names)[:8]) or 'nothing'}: expected {_EXPECTED}")
 
+    first = _part(path, images.format(splits[0]), labels.format(splits[0]))
+
     def part(split: str) -> Examples:
-        return _part(path, images.format(split), labels.format(split))
+        found = _part(path, images.format(split), labels.format(split))
+        if found.answers.shape[1:] != first.answers.shape[1:]:
+            both = f"{first.answers.shape} and {labels.format(split)} {found.answers.shape}"
+            raise InputError(f"{path} has {labels.format(splits[0])} {both}: as many columns are needed in both")
+        return found
 
     def asked(split: str) -> Callable[[], Examples]:
         return lambda: part(split)
 
-    first = part(splits[0])
     kind: Task = "labels" if first.answers.ndim == 2 else "classes"
     classes = tuple(map(str, range(first.answers.shape[1]))) if kind == "labels" else numbered(first.answers, path)
     parts = {splits[0]: lambda: first, **{split: asked(split) for split in splits[1:]}}

@@ -22,9 +22,9 @@ from PIL import Image
 from train.sources.chunks import Chunk, Values
 from train.sources.decoding import decode, said
 from train.sources.examples import Examples, Lazy, Name, examples
-from train.sources.shards import by_split
+from train.sources.shards import by_split, common
 from train.sources.splitting import Found, numbered
-from vit_spec import InputError
+from vit_spec import InputError, nearest
 
 OPTIONS = ("label", "image")
 
@@ -60,8 +60,8 @@ def _files(place: str) -> tuple[Path, list[Path]]:
     if path.is_dir():
         root, files = path, sorted(path.rglob("*.parquet"))
     else:
-        root, files = path.parent, [path] if path.is_file() else [Path(name) for name in sorted(glob.glob(str(path)))]
-        root = root if path.is_file() or not files else files[0].parent
+        files = [path] if path.is_file() else [Path(name) for name in sorted(glob.glob(str(path)))]
+        root = common(files) if files else path
     if not files:
         raise InputError(
             f"{place} has no Parquet files: give parquet:PATH with PATH/train-00000-of-00001.parquet and the like inside"
@@ -107,7 +107,9 @@ def _column(what: str, usual: Sequence[str], asked: str | None, found: list[str]
     """Return the column that is asked for, or has the usual name, or is the only one that fits."""
     holds = "bytes" if what == "image" else "whole numbers"
     if asked is not None and asked not in found:
-        raise InputError(f"{place} has no column {asked!r} of {holds}: its columns are {', '.join(names)}")
+        raise InputError(
+            f"{place} has no column {asked!r} of {holds}: its columns are {', '.join(names)}{nearest(asked, found)}"
+        )
     chosen = [asked] if asked is not None else [name for name in usual if name in found][:1] or found
     if len(chosen) == 1:
         return chosen[0]
@@ -137,11 +139,12 @@ def _part(files: list[Path], pictures: str, label: str) -> Examples:
     groups: list[tuple[int, int]] = []  # of each: its number in its file, and the row of the file that it begins with
     counts = [0]
     for file in files:
+        meta, row = _opened(file, pq.read_metadata), 0
+        _whole_numbers(meta.schema.to_arrow_schema(), label, file)
         column = _opened(file, pq.read_table, columns=[label])[label]
         if column.null_count:
             raise InputError(f"{file} has {column.null_count:,} rows without a {label}: each image needs one")
         answers.append(column.to_numpy().astype(np.int64))
-        meta, row = _opened(file, pq.read_metadata), 0
         place = next((i for i in range(meta.num_columns) if meta.schema.column(i).path == pictures), None)
         if place is None:
             raise InputError(f"{file} has no column {pictures}, which the first file has: give files of one data set")
@@ -152,6 +155,19 @@ def _part(files: list[Path], pictures: str, label: str) -> Examples:
             counts.append(meta.row_group(number).num_rows)
     reader = _Rows(chunks, np.array(groups, np.int64).reshape(-1, 2), np.cumsum(counts), pictures)
     return examples(reader, np.concatenate(answers))
+
+
+def _whole_numbers(schema: Any, label: str, file: Path) -> None:
+    """Refuse a file whose labels are absent, or other than those of the first file."""
+    import pyarrow as pa
+
+    if (place := schema.get_field_index(label)) < 0:
+        raise InputError(
+            f"{file} has no column {label!r}: each image needs one; without labels it cannot be trained on or judged by, "
+            "so hold out another split, or a share such as 0.2"
+        )
+    if not pa.types.is_integer(kind := schema.field(place).type):
+        raise InputError(f"{file} has {kind} in its column {label!r}: expected whole numbers, as in the first file")
 
 
 def _chunk(file: str, meta: Any, number: int, place: int) -> Chunk:

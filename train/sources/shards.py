@@ -1,17 +1,18 @@
 """Data sets in numbered files: which file belongs to which split, and whether all of them are there."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from train.sources.splitting import HELD_OUT, WHOLE
+from train.sources.splitting import WHOLE, split_called
 from vit_spec import InputError
 
 _OF = re.compile(r"(\d+)-of-(\d+)")
 
 
 def by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """Sort files by the word train, val, valid, validation, dev or test in their names, or in those of folders below root.
+    """Sort files by the word for a split in their names, or in those of folders below root; see `splitting.split_called`.
 
     Without any such word all are one part, `WHOLE`.
 
@@ -32,11 +33,16 @@ def by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
     return parts
 
 
+def common(files: Sequence[Path]) -> Path:
+    """Return the nearest folder that all files lie below."""
+    return Path(os.path.commonpath([file.parent for file in files]))
+
+
 def _word(path: Path) -> str:
     for part in reversed(path.parts):
         for word in re.split(r"[^a-z]+", part.lower()):
-            if word in ("train", *HELD_OUT):
-                return word
+            if split := split_called(word):
+                return split
     return WHOLE
 
 

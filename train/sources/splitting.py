@@ -21,6 +21,7 @@ MOST = 100_000  # classes; ImageNet-21k has 21,841
 SHARE = 0.2  # held out where neither the data nor the user says
 VALIDATION = ("val", "valid", "validation", "dev")
 HELD_OUT = (*VALIDATION, "test")
+SPLITS = ("train", *HELD_OUT)
 SMALL = 64  # pixels: data whose first image is no larger are taken as small images all alike
 FIRST = 100  # images of which one has to be readable
 WHOLE = ""  # the name of the one part of data that come without splits
@@ -45,6 +46,12 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
+def split_called(word: str) -> str:
+    """Return which of `SPLITS` a word stands for, in any case, training and testing among them; else `WHOLE`."""
+    name = {"training": "train", "testing": "test"}.get(word.lower(), word.lower())
+    return name if name in SPLITS else WHOLE
+
+
 def choose(found: Found, held_out: float | str | None) -> Source:
     """Decide what is trained on and what is held out, and look at the first image and at every answer.
 
@@ -54,9 +61,11 @@ def choose(found: Found, held_out: float | str | None) -> Source:
         InputError: no such split, a split without images, or answers that are none.
     """
     base, judge = _names(found, held_out)
-    train, notes = _checked(found, base), list(found.notes)
+    train = _checked(found, base)
+    notes = [*found.notes, *train.notes]
     if judge is not None:
         held = _checked(found, judge)
+        notes += held.notes
         notes.append(f"the split is given: {len(train):,} images in {base}, {len(held):,} in {judge}")
     else:
         share = held_out if isinstance(held_out, float) else SHARE

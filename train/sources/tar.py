@@ -1,8 +1,8 @@
 """`tar:PATTERN`: shards of WebDataset (https://github.com/webdataset/webdataset): tar files with KEY.jpg beside KEY.cls.
 
 PATTERN is a tar file, a folder of them, a glob, or a range in braces: tar:/data/train-{000000..000146}.tar.  An image is
-KEY.jpg, .jpeg, .png or .webp; its class number is the text of KEY.cls, or "label" or "cls" in KEY.json.  Splits are told by
-the words train, val, validation or test in the files' names.
+KEY.jpg, .jpeg, .png or .webp; its class number is the text of KEY.cls, or "label" or "cls" in KEY.json.  A key ends at the
+first dot of a name without its folders.  Splits are told by the words train, val, validation or test in the files' names.
 
 The headers are read once, 45 microseconds an image, a minute for ImageNet; then each image is one read.  Compressed
 archives have no such places and are refused.
@@ -23,8 +23,8 @@ from PIL import Image
 
 from train.sources.decoding import SUFFIXES, decode, said
 from train.sources.examples import Examples, Name, Texts, examples
-from train.sources.shards import by_split
-from train.sources.splitting import Found, numbered
+from train.sources.shards import by_split, common
+from train.sources.splitting import MOST, Found, numbered
 from vit_spec import InputError
 
 _LABELS = (".cls", ".json")
@@ -66,7 +66,7 @@ def _files(place: str) -> tuple[Path, list[Path]]:
             raise InputError(f"{file} is not there: give a range of shards that are")
         if file.suffix in (".gz", ".tgz", ".bz2", ".xz", ".zst"):
             raise InputError(f"{file} is compressed, and has no places to read at: unpack it to a .tar first")
-    return path if path.is_dir() else files[0].parent, files
+    return path if path.is_dir() else common(files), files
 
 
 def braces(pattern: str) -> Iterator[str]:
@@ -106,17 +106,27 @@ def _part(files: list[Path]) -> Examples:
     keys: list[str] = []
     places: list[tuple[int, int, int]] = []
     answers: list[int] = []
+    without: list[str] = []
     for number, file in enumerate(files):
-        for key, place, answer in _index(file):
+        for key, place, answer in _index(file, without):
             keys.append(key)
             places.append((number, *place))
             answers.append(answer)
+    if without and not keys:
+        raise InputError(f"{files[0]} has no images, but {without[0]}: expected KEY.jpg and KEY.cls, no dot in KEY")
+    notes: tuple[str, ...] = ()
+    if without:
+        share = f"{len(without):,} of {len(without) + len(keys):,} samples from {files[0].name} on"
+        notes = (f"{share} have no image, such as {without[0]}, and are left out",)
     reader = _Members(list(map(str, files)), np.array(places, np.int64).reshape(-1, 3), Texts(keys))
-    return examples(reader, np.array(answers, np.int64))
+    return examples(reader, np.array(answers, np.int64), notes)
 
 
-def _index(path: Path) -> Iterator[tuple[str, tuple[int, int], int]]:
-    """Yield each image's name, its offset and size in the file, and its class."""
+def _index(path: Path, without: list[str]) -> Iterator[tuple[str, tuple[int, int], int]]:
+    """Yield each image's name, its offset and size in the file, and its class.
+
+    without: takes a file's name of each sample that has no image.
+    """
     try:
         with tarfile.open(path, "r:") as archive:
             members = [member for member in archive if member.isreg()]
@@ -128,11 +138,13 @@ def _index(path: Path) -> Iterator[tuple[str, tuple[int, int], int]]:
             parts = {member.name[len(key) :].lower(): member for member in together}
             image = next((part for suffix, part in parts.items() if suffix in SUFFIXES), None)
             label = next((parts[suffix] for suffix in _LABELS if suffix in parts), None)
-            if image is not None and label is None:
+            if image is None:
+                without.append(next(iter(parts.values())).name)
+                continue
+            if label is None:
                 raise InputError(f"{path} has {image.name} without {key}.cls or {key}.json: each image needs a class")
-            if image is not None and label is not None:
-                data = os.pread(file.fileno(), label.size, label.offset_data)
-                yield image.name, (image.offset_data, image.size), _class(data, label.name, path)
+            data = os.pread(file.fileno(), label.size, label.offset_data)
+            yield image.name, (image.offset_data, image.size), _class(data, label.name, path)
 
 
 def _key(name: str) -> str:
@@ -143,9 +155,13 @@ def _key(name: str) -> str:
 def _class(data: bytes, name: str, path: Path) -> int:
     """Read a class number out of KEY.cls or KEY.json."""
     try:
-        if name.endswith(".json"):
-            content = json.loads(data)
-            return int(content["label"] if "label" in content else content["cls"])
-        return int(data)
-    except (ValueError, TypeError, KeyError):
+        content = json.loads(data) if name.lower().endswith(".json") else {"cls": data}
+        given = content["label"] if "label" in content else content["cls"]
+        number = int(given)
+        if isinstance(given, float) and given != number:
+            raise ValueError
+    except (ValueError, TypeError, KeyError, OverflowError):
         raise InputError(f"{path} has {name} with no class number in it: a whole number is expected") from None
+    if not 0 <= number < MOST:
+        raise InputError(f"{path} has the class number {number:,} in {name}: expected class numbers from 0, below {MOST:,}")
+    return number

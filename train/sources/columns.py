@@ -1,0 +1,179 @@
+"""The columns of a table: how they are read, which of them are the answers, and what the answers are."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train.recipes import Task
+from train.sources.examples import Answers
+from train.sources.splitting import numbered
+from vit_spec import InputError, nearest
+
+_FINDINGS, _NONE = "Finding Labels", "No Finding"
+_CLASSES = ("label", "class")
+_FLAGS = ("0", "1", "0.0", "1.0")
+_BLANK = ("", "nan", "na")  # what stands among numbers for none
+_UNKNOWN = (*_BLANK, "-1", "-1.0")  # and among flags; CheXpert has -1 for "uncertain"
+
+
+class Table(NamedTuple):
+    """A table by its columns.
+
+    columns: the cells of each, without spaces around them.
+    rows: where the cells stand in the file, as a spreadsheet counts: from 1, the names of the columns and blank rows too.
+    """
+
+    path: Path
+    columns: Mapping[str, Sequence[str]]
+    rows: Sequence[int]
+
+    def asked(self, name: str) -> str:
+        """Return a column's name; refuse one that is not there."""
+        if name not in self.columns:
+            known = f"its columns are {', '.join(self.columns)}{nearest(name, self.columns)}"
+            raise InputError(f"{self.path} has no column {name!r}: {known}")
+        return name
+
+
+class Target(NamedTuple):
+    """The answers of all rows; what: said of them in a note."""
+
+    answers: Answers
+    kind: Task
+    classes: tuple[str, ...]
+    what: str
+
+
+def read(path: Path) -> Table:
+    """Read a table of comma-separated UTF-8 whose first row names the columns.
+
+    Raises:
+        InputError: no such file, another format, no rows, columns of one name, or rows that are shorter or longer.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            stripped = ([cell.strip() for cell in row] for row in csv.reader(file, strict=True))
+            rows = {number: row for number, row in enumerate(stripped, 1) if any(row)}
+    except FileNotFoundError:
+        raise InputError(f"{path} is not there: give csv:TABLE.csv, a table beside its images") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} cannot be read as a table ({error}): expected comma-separated UTF-8") from None
+    if len(rows) < 2:
+        raise InputError(f"{path} has no rows: expected the names of the columns, then a row for each image")
+    names, *cells = rows.values()
+    if len(set(names)) < len(names):
+        raise InputError(f"{path} has two columns of one name: its columns are {', '.join(names)}")
+    for number, row in rows.items():
+        if len(row) != len(names):
+            raise InputError(f"{path} has {len(row)} cells in row {number}, {len(names)} in the first: mend the row")
+    return Table(path, dict(zip(names, map(list, zip(*cells, strict=True)), strict=True)), [*rows][1:])
+
+
+def answers(table: Table, chosen: Sequence[str] | None) -> Target:
+    """Decide what the answers are, by the columns' names before their contents.
+
+    chosen: the columns of the answers; None: those whose names say so, or else all of 0 and 1, or else the only one.
+
+    Raises:
+        InputError: several columns that could be the answers, or cells that are no answers.
+    """
+    if not table.columns:
+        raise InputError(f"{table.path} has no column of answers: expected one beside the images' file names")
+    chosen = chosen or _usual(table)
+    _refuse_gaps(table, chosen)
+    name, cells = chosen[0], table.columns[chosen[0]]
+    named = len(chosen) == 1 and name.lower() in _CLASSES
+    if not named and all(_flags(table.columns[name]) for name in chosen):
+        flags = np.array([[float(cell) for cell in table.columns[name]] for name in chosen], np.float32).T
+        return Target(flags, "labels", tuple(chosen), f"labels are the columns of 0 and 1: {', '.join(chosen)}")
+    if len(chosen) == 1 and (name == _FINDINGS or any("|" in cell for cell in cells)):
+        return _joined(cells, name, table.path)
+    numbers = [_numbers(table.columns[name]) for name in chosen]
+    values = [column for column in numbers if column is not None]
+    if len(chosen) == 1 and (named or not values):
+        return _classes(cells, numbers[0], name, table.path)
+    if len(values) < len(chosen):
+        text = next(name for name, column in zip(chosen, numbers, strict=True) if column is None)
+        raise InputError(f"{table.path} has text in {text!r}: several columns of answers are numbers, or 0 and 1, together")
+    with np.errstate(over="ignore"):  # a number too large becomes infinite, and is refused with its image's name
+        stacked = np.stack(values, 1).astype(np.float32)
+    return Target(stacked, "values", tuple(chosen), f"values are the columns of numbers: {', '.join(chosen)}")
+
+
+def _usual(table: Table) -> list[str]:
+    """Return the columns that are the answers where nobody says it."""
+    if _FINDINGS in table.columns:
+        return [_FINDINGS]
+    named = [name for name in table.columns if name.lower() in _CLASSES]
+    certain = any(_flags(cells) for cells in table.columns.values())
+    flags = [name for name, cells in table.columns.items() if certain and _flags(cells, _UNKNOWN)]
+    chosen = named or flags or list(table.columns)
+    if len(chosen) > 1 and (named or not flags):
+        raise InputError(
+            f"{table.path} has several columns that could be the answers: choose, ?target=COLUMN, of {', '.join(chosen)}"
+        )
+    return chosen
+
+
+def _refuse_gaps(table: Table, chosen: Sequence[str]) -> None:
+    """Refuse a cell without an answer: an empty one, or in several columns of 0 and 1 one that is neither."""
+    flags = len(chosen) > 1 and all(_flags(table.columns[name], _UNKNOWN) for name in chosen)
+    gaps = {name: _gap(table.columns[name], flags) for name in chosen}
+    clear = [name for name in chosen if gaps[name] is None]
+    for name, place in gaps.items():
+        if place is not None:
+            cell, row = table.columns[name][place], table.rows[place]
+            what = f"has {cell} for {name!r} in row {row}" if cell else f"has no {name!r} in row {row}"
+            wanted = "each image needs 0 or 1" if flags else "each image needs one"
+            others = f", or leave the column out, ?target={','.join(clear)}" if clear else ""
+            raise InputError(f"{table.path} {what}: {wanted}; fill it in, or take the row out{others}")
+
+
+def _gap(cells: Sequence[str], flags: bool) -> int | None:
+    """Return the first place without an answer; what stands for none depends on what the others are."""
+    filled = [cell for cell in cells if cell.lower() not in _BLANK]
+    blank = _UNKNOWN if flags else _BLANK if _numbers(filled) is not None else ("",)
+    return next((place for place, cell in enumerate(cells) if cell.lower() in blank), None)
+
+
+def _joined(cells: Sequence[str], name: str, path: Path) -> Target:
+    found = [set(cell.split("|")) - {_NONE, ""} for cell in cells]
+    labels = sorted(set().union(*found))
+    if not labels:
+        raise InputError(f"{path} has nothing but {_NONE!r} in {name!r}: add images with findings")
+    place = {label: i for i, label in enumerate(labels)}
+    flags = np.zeros((len(cells), len(labels)), np.float32)
+    for row, mine in enumerate(found):
+        flags[row, [place[label] for label in mine]] = 1
+    return Target(flags, "labels", tuple(labels), f"labels are the {len(labels)} names in {name!r}")
+
+
+def _classes(cells: Sequence[str], numbers: NDArray[np.float64] | None, name: str, path: Path) -> Target:
+    if numbers is None:
+        names = tuple(sorted(set(cells)))
+        place = {label: i for i, label in enumerate(names)}
+        given = np.array([place[cell] for cell in cells], np.int64)
+        return Target(given, "classes", names, f"classes are the {len(names)} names in {name!r}")
+    if (numbers % 1 != 0).any():
+        raise InputError(f"{path} has {name!r} that are no whole numbers: rename the column if they are values")
+    given = numbers.clip(-(2.0**53), 2.0**53).astype(np.int64)  # as far as floats are exact
+    return Target(given, "classes", numbered(given, path), f"classes are the numbers in {name!r}")
+
+
+def _flags(cells: Sequence[str], also: Sequence[str] = ()) -> bool:
+    """Return whether a column holds 0 and 1, and besides only what may be there also."""
+    found = {cell.lower() for cell in cells}
+    return found <= {*_FLAGS, *also} and not found.isdisjoint(_FLAGS)
+
+
+def _numbers(cells: Sequence[str]) -> NDArray[np.float64] | None:
+    """Return a column of finite numbers, (N,), or None if it is another."""
+    try:
+        numbers = np.array([float(cell) for cell in cells])
+    except ValueError:
+        return None
+    return numbers if np.isfinite(numbers).all() else None
