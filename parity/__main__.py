@@ -8,17 +8,23 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from parity.commands import checks, files
 from vit_spec import InputError, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are bad input as any other: one line."""
+    """A parser whose complaints are bad input as any other: one line, with the nearest option where one is unknown."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
+
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
+        given, unknown = super().parse_known_args(*arguments, **options)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], self._option_string_actions)}")
+        return given, unknown
 
 
 def main(arguments: list[str] | None = None) -> int:

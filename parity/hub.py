@@ -108,7 +108,8 @@ def answered(hub: Any, name: str, instead: str, question: Callable[..., Any], *a
         ) from None
     except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError, hub.errors.HFValidationError):
         raise InputError(f"the hub has no {name}, or it is private: check the name, or hf auth login") from None
-    except (hub.errors.HfHubHTTPError, hub.errors.LocalEntryNotFoundError, OSError) as error:
+    # Of the HTTP library below, another one in each version, only what the hub's own errors are made of is known.
+    except (*hub.errors.HfHubHTTPError.__bases__, hub.errors.LocalEntryNotFoundError, OSError) as error:
         what = type(error).__name__
         raise InputError(f"{name} could not be fetched ({what}): try again, or give {instead}") from None
 

@@ -185,6 +185,7 @@ def test_a_model_without_weights_says_what_it_holds(answering):
     [
         (OSError("reset\nby peer"), "could not be fetched .OSError."),
         (errors.HFValidationError("bad"), "the hub has no"),
+        (type("Refused", errors.HfHubHTTPError.__bases__[:1], {})("403\nForbidden"), "could not be fetched .Refused."),
     ],
 )
 def test_a_failure_on_the_way_is_one_line(answering, failure, what):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("grain")
 pytest.importorskip("sklearn")
@@ -41,6 +42,7 @@ FEATURES = RNG.standard_normal((200, 6)) + 1.5 * RNG.standard_normal((4, 6))[CLA
 TRAIN, HELD_OUT = slice(0, 140), slice(140, 200)
 VALUES = (FEATURES @ RNG.standard_normal((6, 2)) + RNG.standard_normal((200, 2)) + 3).astype(np.float32)
 LABELS = (VALUES > 3).astype(np.float32)
+FRUIT = ("apple", "fig", "quince")
 
 Main = Callable[..., list[dict[str, Any]]]
 
@@ -198,6 +200,24 @@ def test_a_feature_that_never_changes_does_no_harm() -> None:
     np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
+def test_a_metric_that_is_undefined_at_every_strength_is_nan_and_the_strongest_is_taken() -> None:
+    probe = probes.linear("labels", FEATURES[TRAIN], np.zeros((140, 1), np.float32), FEATURES[HELD_OUT])
+    assert np.isnan(probe.validated) and probe.strength == 1e6
+
+
+FEWEST = {"classes": np.zeros(2, np.int32), "labels": np.ones((3, 1), np.float32), "values": np.ones((3, 1), np.float32)}
+
+
+@pytest.mark.parametrize("task", FEWEST)
+def test_how_many_images_there_must_be_to_keep_one_is_said(task: str) -> None:
+    enough = FEWEST[task]
+    assert [len(rows) for rows in probes.kept(task, enough)] == [len(enough) - 1, 1]
+    with pytest.raises(
+        InputError, match=rf"of these {len(enough) - 1} it could keep none: give at least {len(enough)} images"
+    ):
+        probes.kept(task, enough[1:])
+
+
 def test_a_fit_that_did_not_end_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "ITERATIONS", 1)
     assert not probes.linear("classes", FEATURES[TRAIN], CLASSES[TRAIN], FEATURES[HELD_OUT]).converged
@@ -245,7 +265,7 @@ def results(capsys: pytest.CaptureFixture[str]) -> Main:
     def call(*arguments: Any, twin: str = "torch") -> list[dict[str, Any]]:
         pytest.importorskip(twin)
         assert main([*map(str, arguments), "--twin", twin, "--json"]) == 0
-        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return [json.loads(line, parse_constant=pytest.fail) for line in capsys.readouterr().out.splitlines()]
 
     return call
 
@@ -299,6 +319,88 @@ def test_the_table_has_a_line_for_each_setting(run: Path, capsys: pytest.Capture
     assert "training images: 1,438 in " in said and said.count("accuracy") == 4
 
 
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Photographs of three classes to learn from, three of each, and of two of them to judge by, two of each."""
+    rng = np.random.default_rng(0)
+    for name, count in (("train/apple", 3), ("train/fig", 3), ("train/quince", 3), ("val/apple", 2), ("val/fig", 2)):
+        (tmp_path / name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(tmp_path / name / f"{i}.png")
+    return tmp_path
+
+
+@pytest.fixture
+def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a run on the photographs that stopped at images that cannot be read, or skipped them."""
+
+    def make(corrupt: Any) -> Path:
+        path = tmp_path_factory.mktemp("runs") / "drawn"
+        recipe = Recipe(data=f"folder:{photos}", batch_size=4, corrupt=corrupt)
+        Run(path, recipe, CONFIG, {"task": "classes", "classes": list(FRUIT)})
+        write(drawn.weights(CONFIG, 0), path / "weights.safetensors", "jax")
+        return path
+
+    return make
+
+
+def test_what_is_undefined_is_null_in_json(trained: Callable[[str], Path], results: Main) -> None:
+    [found] = results(trained("stop"), "--task", "labels")
+    assert found["auroc/quince"] is None and 0 <= found["auroc"] <= 1
+
+
+def test_what_is_undefined_is_nan_in_the_table(
+    photos: Path, trained: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    for name in ("apple", "quince"):  # of one image none is kept to choose L2 by, and figs alone have no AUROC
+        for i in (1, 2):
+            (photos / f"train/{name}/{i}.png").unlink()
+    assert main([str(trained("stop")), "--task", "labels", "--twin", "torch"]) == 0
+    assert "that L2 was chosen by: nan" in capsys.readouterr().out
+
+
+def test_a_linear_probe_of_one_image_a_class_is_refused(
+    photos: Path, trained: Callable[[str], Path], refused: Callable[..., str]
+) -> None:
+    for name in FRUIT:
+        for i in (1, 2):
+            (photos / f"train/{name}/{i}.png").unlink()
+    assert "give at least 2 images of a class, or --method knn\n" in refused(trained("stop"), "--method", "linear")
+
+
+def test_a_run_that_skipped_images_is_judged_without_them(
+    photos: Path, trained: Callable[[str], Path], results: Main
+) -> None:
+    bad, run, found = [photos / "train/fig/1.png", photos / "val/apple/0.png"], trained("skip"), []
+    for each in bad:
+        each.write_bytes(b"no image")
+    found += results(run, "--k", 1, "--method", "knn", "linear")
+    for each in bad:
+        each.unlink()
+    without = results(run, "--k", 1, "--method", "knn", "linear")
+    assert [each.pop("not_read") for each in (*found, *without)] == [2, 2, 0, 0]
+    assert found == without and found[0]["train"] == 8 and found[0]["held_out"] == 3
+
+
+def test_the_images_that_were_left_out_are_named(
+    photos: Path, trained: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    bad = photos / "train/fig/1.png"
+    bad.write_bytes(b"no image")
+    assert main([str(trained("skip")), "--k", "1", "--twin", "torch"]) == 0
+    assert f"not read: 1 training image, left out: {bad}\n" in capsys.readouterr().out
+
+
+def test_a_run_that_stopped_at_such_images_stops_at_them_here(
+    photos: Path, trained: Callable[[str], Path], refused: Callable[..., str]
+) -> None:
+    bad = photos / "train/fig/1.png"
+    bad.write_bytes(b"no image")
+    assert str(bad) in refused(trained("stop"), "--k", "1")
+
+
 def test_weights_alone_need_data(tmp_path: Path, refused: Callable[..., str]) -> None:
     write(drawn.weights(CONFIG, 0), tmp_path / "bare.safetensors", "jax")
     assert "give --data" in refused(tmp_path / "bare.safetensors")
@@ -319,6 +421,7 @@ def test_a_network_that_does_not_pool_has_no_features(tmp_path: Path, refused: C
         (["--method", "zero-shot"], "invalid choice"),
         (["--shots", "0"], "give at least 1"),
         (["--seed", "-1"], "no seed"),
+        (["--metod", "knn"], "did you mean '--method'?"),
         (["--held-out", "test"], "has no split 'test'"),
     ],
 )

@@ -47,8 +47,15 @@ def test_values_are_judged_by_their_mean_error_and_the_variance_explained() -> N
     assert score("values", outputs, targets, ()) == {"mae": pytest.approx(1 / 3), "r2": 0.5}
 
 
-def test_r2_of_a_constant_target_is_undefined() -> None:
-    assert math.isnan(r2(np.ones((3, 1)), np.ones((3, 1))))
+def test_r2_of_a_constant_target_is_undefined_though_its_mean_be_rounded() -> None:
+    tenths = np.full(3, 0.1)
+    assert tenths.mean() != 0.1 and math.isnan(r2(np.ones(3), tenths))
+
+
+def test_a_value_that_never_varies_has_no_r2_and_is_left_out_of_the_mean() -> None:
+    outputs, targets = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 3.0]]), np.array([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]])
+    assert score("values", outputs, targets, ())["r2"] == 0.5
+    assert math.isnan(score("values", outputs, targets[:, 1:].repeat(2, 1), ())["r2"])
 
 
 def test_a_larger_accuracy_and_a_smaller_error_are_better() -> None:

@@ -1,6 +1,11 @@
-"""Pictures of a run: every image in its place, and the colour where the attention is."""
+"""Pictures of a run: every image in its place, the colour where the attention is, and curves of what was recorded."""
+
+import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from train.pictures import marked, sheet
 
@@ -22,3 +27,27 @@ def test_the_most_seen_patch_has_the_strongest_colour() -> None:
     redness = (found[..., 0] - found[..., 2])[0]
     assert np.array_equal(np.argsort(-redness[::2, ::2], axis=None)[:3], [2, 4, 0])
     assert redness[0, 2] == redness[2, 0] == 0 and (redness[:2, 4:] == redness[0, 4]).all()
+
+
+TRAINED = {"set": "train", "step": 1, "epoch": 0.5, "loss": 2.0, "label_accuracy": 0.5, "grad_norm": 1.0, "lr": 1e-3}
+LEFT_OUT = {"set": "train", "step": 2, "epoch": 1.0, "lr": 1e-3}
+LOOKED = {"set": "held_out", "step": 2, "epoch": 1.0, "loss": 2.0, "auroc": 0.75}
+
+
+def curves(path: Path, *records: dict[str, Any]) -> bytes:
+    pytest.importorskip("matplotlib")
+    from train.curves import draw
+
+    draw(path, list(records), "labels", "a run")
+    return path.read_bytes()
+
+
+def test_steps_that_were_left_out_have_no_loss_in_the_curves(tmp_path: Path) -> None:
+    assert curves(tmp_path / "curves.png", TRAINED, LEFT_OUT, LOOKED).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("undefined", [None, math.nan], ids=["read_as_null", "as_computed"])
+def test_the_curves_name_the_last_score_that_is_defined(tmp_path: Path, undefined: float | None) -> None:
+    later = {"set": "held_out", "step": 4, "epoch": 2.0, "loss": 1.0}
+    found = curves(tmp_path / "with.png", TRAINED, LOOKED, later | {"auroc": undefined})
+    assert found == curves(tmp_path / "without.png", TRAINED, LOOKED, later)

@@ -208,6 +208,34 @@ def test_maps_are_a_picture(run: Path, photos: list[str], said: Main) -> None:
         assert picture.format == "PNG" and picture.getpixel((0, 0))[:3] == (255, 255, 255)
 
 
+def test_a_picture_of_many_maps_is_about_square_and_no_larger_than_can_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from train import maps
+
+    monkeypatch.setattr(maps, "LARGEST", 800)
+    maps.draw(tmp_path / "maps.png", np.zeros((40, 8, 8, 1), np.uint8), np.ones((40, 2, 2), np.float32), ["fig"] * 40)
+    with Image.open(tmp_path / "maps.png") as picture:
+        assert max(picture.size) == 800 and 0.8 < picture.width / picture.height < 1.25
+
+
+def test_each_image_lies_beside_its_map_under_its_title(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from train.maps import GAP, SIDE, TITLE, draw
+
+    images = np.stack([np.full((8, 8, 3), shade, np.uint8) for shade in (10, 70, 130, 190)])
+    draw(tmp_path / "maps.png", images, np.ones((4, 2, 2), np.float32), [""] * 4)
+    with Image.open(tmp_path / "maps.png") as picture:
+        for i, shade in enumerate((10, 70, 130, 190)):
+            left, top = 2 * SIDE * (i % 3), (TITLE + SIDE - GAP / 2) * (i // 3) + TITLE
+            image, under = ((150 * (x + SIDE / 2), 150 * (top + SIDE / 2)) for x in (left, left + SIDE))
+            assert picture.getpixel(image)[:3] == (shade,) * 3
+            red, _, blue = picture.getpixel(under)[:3]
+            assert red > blue + 100
+            assert picture.getpixel((150 * left + 1, 150 * (top - TITLE / 2)))[:3] == (255,) * 3
+
+
 @pytest.mark.parametrize("class_token", [True, False])
 def test_a_map_is_what_the_class_token_or_all_tokens_look_at(class_token: bool) -> None:
     pytest.importorskip("matplotlib")
@@ -243,6 +271,33 @@ def test_a_damaged_image_is_named(run: Path, photos: list[str], refused: Main) -
     assert f"{photos[1]} is not an image" in refused(run, *photos)
 
 
+def test_of_many_images_each_damaged_one_is_named_and_all_others_are_answered(
+    run: Path, photos: list[str], said: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = (photos[0], photos[4]), [*photos[1:4], *photos[5:]]
+    expected = said(run, *good, "--json")
+    for path in bad:
+        Path(path).write_bytes(b"no image")
+    assert main([str(run), *photos, "--twin", "torch", "--json"]) == 2
+    found = capsys.readouterr()
+    assert found.out == expected
+    assert [line.split()[1] for line in found.err.splitlines()] == list(bad)
+
+
+def test_maps_are_of_the_images_that_can_be_read(run: Path, photos: list[str], said: Main) -> None:
+    pytest.importorskip("matplotlib")
+    said(run, photos[0], photos[2], "--maps", run / "without.png")
+    Path(photos[1]).write_bytes(b"no image")
+    assert main([str(run), *photos[:3], "--twin", "torch", "--maps", str(run / "with.png")]) == 2
+    assert (run / "with.png").read_bytes() == (run / "without.png").read_bytes()
+
+
+def test_without_any_image_that_can_be_read_there_is_no_map(run: Path, photos: list[str], refused: Main) -> None:
+    Path(photos[0]).write_bytes(b"no image")
+    refused(run, photos[0], "--maps", run / "maps.png")
+    assert not (run / "maps.png").exists()
+
+
 def test_of_a_misspelt_image_the_nearest_is_named(run: Path, photos: list[str], refused: Main) -> None:
     assert "did you mean '9.png'?" in refused(run, photos[9].replace("9.png", "99.png"))
 
@@ -271,6 +326,8 @@ def test_weights_that_are_not_finite_are_told_of(run: Path, photos: list[str], r
         (["--maps", "nowhere/maps.png"], "make nowhere first"),
         (["--top", "0"], "give at least 1"),
         (["--twin", "tensorflow"], "invalid choice"),
+        (["--topp", "3"], "unrecognized arguments: --topp 3; did you mean '--top'?; see python -m train.predict --help"),
+        (["--clases=names.txt"], "did you mean '--classes'?"),
     ],
 )
 def test_options_that_make_no_sense_are_told_of(

@@ -39,8 +39,8 @@ def draw(path: Path, records: list[Record], task: Task, title: str) -> None:
     if leading == "accuracy":
         score.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         score.set_ylim(top=1.005)
-    if looks := [record[leading] for record in records if record["set"] == "held_out"]:
-        final = f"{looks[-1]:.2%}" if leading == "accuracy" else f"{looks[-1]:.4f}"
+    if looks := _points(records, "held_out", leading):
+        final = f"{looks[-1][1]:.2%}" if leading == "accuracy" else f"{looks[-1][1]:.4f}"
         score.set_title(f"{final} held out", loc="right", fontsize=11, fontweight="bold", color=HELD_OUT)
     rate.yaxis.set_major_locator(MaxNLocator(5))
     rate.yaxis.set_major_formatter(lambda value, _: np.format_float_positional(value, precision=7, trim="-"))
@@ -50,10 +50,16 @@ def draw(path: Path, records: list[Record], task: Task, title: str) -> None:
 
 def _line(axes: Axes, records: list[Record], set_name: str, metric: str, label: str, colour: str) -> None:
     """One metric over epochs; looks at the held-out images are few, so each gets a dot."""
-    points = [(record["epoch"], record[metric]) for record in records if record["set"] == set_name]
+    points = _points(records, set_name, metric)
     x, y = zip(*points, strict=True) if points else ((), ())
     marker = "o" if set_name == "held_out" else None
     axes.plot(x, y, color=colour, linewidth=1.8, marker=marker, markersize=4, label=label, clip_on=False, zorder=3)
+
+
+def _points(records: list[Record], set_name: str, metric: str) -> list[tuple[float, float]]:
+    """Epochs with a metric's values, where it has one: steps that were left out have none, nor has what is undefined."""
+    mine = [record for record in records if record["set"] == set_name and record.get(metric) is not None]
+    return [(record["epoch"], record[metric]) for record in mine if not np.isnan(record[metric])]
 
 
 def _dress(axes: Axes, title: str) -> None:

@@ -5,6 +5,7 @@ What is imported here loads quickly; the framework follows when the arguments ar
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ class Asked(NamedTuple):
     """What is to be judged by what.
 
     answers: what the training and the held-out images are, as `train.data.targets` makes it.
+    skip: whether images that cannot be read are left out.
     """
 
     frozen: Frozen
@@ -53,6 +55,7 @@ class Asked(NamedTuple):
     task: Task
     answers: list[Any]
     methods: list[str]
+    skip: bool
 
 
 def evaluate(given: argparse.Namespace) -> int:
@@ -61,26 +64,30 @@ def evaluate(given: argparse.Namespace) -> int:
     from train.data import Feed, usual_workers
 
     asked = _asked(given)
-    checkpoint, source = asked.frozen.checkpoint, asked.source
+    frozen, source = asked.frozen, asked.source
+    checkpoint = frozen.checkpoint
     if checkpoint.config.num_classes:
         checkpoint, _ = drop_head(checkpoint)
     if not given.json:
         say(*_overview(given.weights, checkpoint, asked))
-    looked, workers, features = network(checkpoint, given.twin), usual_workers(source), []
+    looked, workers, sets = network(checkpoint, given.twin), usual_workers(source), []
     for what, examples, answers in zip(
         ("training", "held-out"), (source.train, source.held_out), asked.answers, strict=True
     ):
-        feed = Feed(examples, answers, checkpoint.config, asked.frozen.batch_size, asked.frozen.augment, workers=workers)
-        features.append(_features(looked, feed, what, given.json))
-    results = list(_results(asked, features, given))
+        how = (checkpoint.config, frozen.batch_size, frozen.augment)
+        feed = Feed(examples, answers, *how, skip=asked.skip, workers=workers)
+        sets.append(_features(looked, feed, what, given.json))
+    features, read = zip(*sets, strict=True)
+    seen = asked._replace(answers=[answers[there] for answers, there in zip(asked.answers, read, strict=True)])
+    results = list(_results(seen, features, given))
     if given.json:
         common = {
             "weights": given.weights,
             "data": asked.spec,
-            "train": len(source.train),
-            "held_out": len(source.held_out),
+            **{name: int(there.sum()) for name, there in zip(("train", "held_out"), read, strict=True)},
+            "not_read": int(sum(np.sum(~there) for there in read)),
         }
-        print(*(json.dumps(common | result) for result in results), sep="\n")
+        print(*(json.dumps(common | _nulled(result)) for result in results), sep="\n")
     else:
         say("", _table(results))
     return 0
@@ -108,10 +115,12 @@ def _asked(given: argparse.Namespace) -> Asked:
         probes.check_neighbours(given.k, len(source.train))
     if "few-shot" in methods:
         probes.draw_shots(answers[0], max(given.shots), given.seed, source.classes)
-    return Asked(frozen, spec, source, task, answers, methods)
+    if "linear" in methods:
+        probes.kept(task, answers[0])
+    return Asked(frozen, spec, source, task, answers, methods, own and frozen.corrupt == "skip")
 
 
-def _results(asked: Asked, features: list[Any], given: argparse.Namespace) -> Iterator[Result]:
+def _results(asked: Asked, features: tuple[Any, ...], given: argparse.Namespace) -> Iterator[Result]:
     """Yield a result for each method and setting."""
     (train, held_out), (learnt, judged), names = features, asked.answers, asked.source.classes
 
@@ -143,21 +152,28 @@ def _results(asked: Asked, features: list[Any], given: argparse.Namespace) -> It
 # What is shown --------------------------------------------------------------------------------------------------------
 
 
-def _features(looked: Network, feed: "Feed", what: str, quiet: bool) -> Any:
-    """The features of a set of images, (N, D) float32; says how fast they came."""
-    count, began = len(feed.examples), time.monotonic()
+def _features(looked: Network, feed: "Feed", what: str, quiet: bool) -> tuple[Any, Any]:
+    """The features of those images of a set that could be read, (N read, D) float32, and which those are, (N,) bool.
+
+    Says how fast they came, and what could not be read.
+    """
+    count, began, read = len(feed.examples), time.monotonic(), []
     with _bar(count, what, quiet) as advance:
 
         def look(batch: Any) -> Any:
             made = looked.outputs(batch.images)
+            read.append(batch.read)
             advance(len(made))
             return made
 
         found = gathered(feed, look)
-    seconds = time.monotonic() - began
+    seconds, there = time.monotonic() - began, np.concatenate(read)[:count]
     if not quiet:
         say(f"{what} images: {count:,} in {seconds:.1f} s, {count / seconds:,.0f} images/s")
-    return found
+        if lost := [feed.examples.names[row] for row in np.flatnonzero(~there).tolist()]:
+            names = f"{', '.join(lost[:3])}{', ...' * (len(lost) > 3)}"
+            say(f"not read: {len(lost):,} {what} image{'s' * (len(lost) > 1)}, left out: {names}")
+    return found[there], there
 
 
 @contextmanager
@@ -176,6 +192,11 @@ def _overview(weights: str, checkpoint: Checkpoint, asked: Asked) -> Iterator[st
     yield f"data      {asked.spec}: {len(source.train):,} training images, {len(source.held_out):,} held out"
     for note in (*(f"{each.field} is {each.value}, {each.why}" for each in checkpoint.assumed), *source.notes):
         yield f"assumed   {note}"
+
+
+def _nulled(result: Result) -> Result:
+    """A result as JSON takes it, which knows no NaN: null stands for what is undefined."""
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in result.items()}
 
 
 def _table(results: list[Result]) -> Table:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ class Frozen:
     augment: its `share` and `held_out_filter` are how held-out images were brought to size.
     batch_size: images shown at once.
     data, held_out: what the run was trained on and judged by; None of a bare file.
+    corrupt: what the run did where an image could not be read.
     """
 
     checkpoint: Checkpoint
@@ -48,6 +49,7 @@ class Frozen:
     batch_size: int
     data: str | None = None
     held_out: float | str | None = None
+    corrupt: Literal["stop", "skip"] = "stop"
 
 
 class Network(Protocol):
@@ -104,7 +106,8 @@ def opened(place: str, format: str | None = None, given: Fields | None = None) -
         augment = Augment(**{name: recipe["augment"][name] for name in ("share", "held_out_filter")})
         classes = tuple(data["classes"])
         names = classes if len(classes) == outputs else ("value",) if outputs == 1 else numbers
-        return Frozen(checkpoint, data["task"], names, augment, recipe["batch_size"], recipe["data"], recipe["held_out"])
+        shown = (recipe[name] for name in ("batch_size", "data", "held_out", "corrupt"))
+        return Frozen(checkpoint, data["task"], names, augment, *shown)
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{run / 'config.json'} is of another version ({error}): copy the weights out of the folder to use them alone"

@@ -18,16 +18,24 @@ def score(task: Task, outputs: np.ndarray, targets: np.ndarray, names: tuple[str
     classes: outputs (N, classes), targets (N,) class numbers -> accuracy.
     labels: outputs (N, labels), targets (N, labels) of 0 and 1 -> auroc, the mean over labels, and auroc/NAME of each.
     values: outputs (N, values), targets (N, values) -> mae, and r2, the mean over values.
+
+    A label or value that never varies has no area or r2, NaN, and is left out of the mean; NaN where all are.
     """
     outputs, targets = np.asarray(outputs, np.float64), np.asarray(targets, np.float64)
     if task == "classes":
         return {"accuracy": float(np.mean(outputs.argmax(1) == targets))}
     if task == "labels":
         areas = [auroc(outputs[:, i], targets[:, i]) for i in range(targets.shape[1])]
-        known = [area for area in areas if not np.isnan(area)]
         each = {f"auroc/{name}": area for name, area in zip(names, areas, strict=True)}
-        return {"auroc": float(np.mean(known)) if known else float("nan"), **each}
-    return {"mae": float(np.abs(outputs - targets).mean()), "r2": r2(outputs, targets)}
+        return {"auroc": _mean(areas), **each}
+    r2s = [r2(outputs[:, i], targets[:, i]) for i in range(targets.shape[1])]
+    return {"mae": float(np.abs(outputs - targets).mean()), "r2": _mean(r2s)}
+
+
+def _mean(each: list[float]) -> float:
+    """The mean of those that are defined."""
+    known = [value for value in each if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def better(metric: str, value: float, than: float) -> bool:
@@ -56,12 +64,10 @@ def auroc(scores: Array, labels: Array) -> float:
 
 
 def r2(outputs: Array, targets: Array) -> float:
-    """Return the share of the targets' variance that is explained, 1 - SSE / SST, the mean over columns of (N, values).
+    """Return the share of the targets' variance that is explained, 1 - SSE / SST: (N,), (N,).
 
-    NaN when a column of targets is constant.
+    NaN when all targets are equal.
     """
-    unexplained = np.square(outputs - targets).sum(0)
-    total = np.square(targets - targets.mean(0)).sum(0)
-    if not total.all():
+    if np.ptp(targets) == 0:  # whose mean may be rounded to another number, so that their variance would not be 0
         return float("nan")
-    return float(np.mean(1 - unexplained / total))
+    return float(1 - np.square(outputs - targets).sum() / np.square(targets - targets.mean()).sum())

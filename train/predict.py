@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
 from parity.__main__ import Parser
 from parity.commands.printing import say
@@ -22,17 +23,18 @@ if TYPE_CHECKING:
     from train.data import Batch, Feed
 
 TOGETHER = 8  # images shown at once: the attention weights of more would take much memory
+NAME = 20  # letters of a name that fit above an image
 
 Said = list[tuple[str, float]]  # names of classes, labels or values, with their probability or the value
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return its exit status: 0, or 2 for bad input."""
+    """Run the command and return its exit status: 0, or 2 for bad input, be it one image of many."""
     return told(lambda: predict(_parser().parse_args(arguments)))
 
 
 def predict(given: argparse.Namespace) -> int:
-    """Show images to a trained network, and print what it takes them for."""
+    """Show images to a trained network, and print what it takes them for; those that cannot be read are told of."""
     from parity.files import existing
 
     paths = [existing(image) for image in given.images]
@@ -44,35 +46,48 @@ def predict(given: argparse.Namespace) -> int:
     if not config.num_classes:
         raise InputError(f"{given.weights} has no head: python -m train.evaluate says what its features are worth")
     names = _names(Path(given.classes), config) if given.classes else frozen.names
-    looked, seen, weights = network(frozen.checkpoint, given.twin), [], []
+    looked, seen, maps = network(frozen.checkpoint, given.twin), [], []
 
     def look(batch: "Batch") -> Any:
         if given.maps:
+            from train.maps import looked_at
+
             seen.append(batch.images)
-            weights.append(looked.attention(batch.images))
+            maps.append(looked_at(looked.attention(batch.images), config))
         return looked.outputs(batch.images)
 
-    outputs = gathered(_feed(paths, config, frozen), look)
-    said = [answers(frozen.task, names, output, given.top) for output in outputs]
-    for image, each in zip(given.images, said, strict=True):
-        _print(image, frozen.task, each, given.json)
-    if given.maps:
-        from train.maps import draw, looked_at
+    unread: dict[int, str] = {}
+    outputs = gathered(_feed(paths, config, frozen, unread), look)
+    said = {i: answers(frozen.task, names, outputs[i], given.top) for i in range(len(paths)) if i not in unread}
+    for i, image in enumerate(given.images):
+        if i in unread:
+            print(f"error: {unread[i]}", file=sys.stderr)
+        else:
+            _print(image, frozen.task, said[i], given.json)
+    if given.maps and said:
+        from train.maps import draw
 
-        maps, pictures = looked_at(np.concatenate(weights), config), np.concatenate(seen)
-        draw(Path(given.maps), pictures[: len(said)], maps[: len(said)], [_title(frozen.task, each) for each in said])
+        rows, titles = list(said), [_title(frozen.task, each) for each in said.values()]
+        draw(Path(given.maps), np.concatenate(seen)[rows], np.concatenate(maps)[rows], titles)
         if not given.json:
             say(f"wrote {given.maps}")
-    return 0
+    return 2 if unread else 0
 
 
-def _feed(paths: list[Path], config: ViTConfig, frozen: Frozen) -> "Feed":
-    """The images as held-out images of a run are fed."""
+def _feed(paths: list[Path], config: ViTConfig, frozen: Frozen, unread: dict[int, str]) -> "Feed":
+    """The images as held-out images of a run are fed; in `unread` comes what is wrong with those that cannot be read."""
     from train.data import Feed
     from train.sources import Examples, read_image
 
+    def read(i: int) -> Image.Image:
+        try:
+            return read_image(paths[i])
+        except InputError as error:
+            unread[i] = str(error)
+            return Image.new("L", config.image_size[::-1])
+
     nothing = np.zeros(len(paths), np.int64)
-    examples = Examples(lambda i: read_image(paths[i]), nothing, [str(path) for path in paths])
+    examples = Examples(read, nothing, [str(path) for path in paths])
     return Feed(examples, nothing.astype(np.int32), config, min(TOGETHER, len(paths)), frozen.augment)
 
 
@@ -113,11 +128,11 @@ def _number(task: Task, value: float) -> str:
 
 
 def _title(task: Task, said: Said) -> str:
-    """The first answer in a line."""
+    """The first answer in a line that fits above an image."""
     if not said:
         return "no label"
     name, value = said[0]
-    return f"{name}  {_number(task, value).strip()}"
+    return f"{name if len(name) <= NAME else f'{name[: NAME - 1]}…'}  {_number(task, value).strip()}"
 
 
 # What is asked --------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ GRID = tuple(2.0**i for i in range(-10, 20))  # the strengths that it was found 
 BIAS = 100.0  # a column of such large numbers gets a weight that is hardly held back
 
 VALIDATION = 0.2  # of the training images, to choose the strength of a linear probe by
+LEAST = {"classes": "2 images of a class", "labels": "3 images of a label", "values": "3 images"}  # for one to be kept
 ITERATIONS = 1000
 
 
@@ -162,7 +163,7 @@ class Probe(NamedTuple):
 
     outputs: (M, C) float64 of the held-out images.
     strength: of the L2 penalty, as chosen.
-    validated: the leading metric on the images that it was chosen by.
+    validated: the leading metric on the images that it was chosen by; NaN where it is undefined at every strength.
     converged: whether the last fit came to its end.
     """
 
@@ -172,19 +173,40 @@ class Probe(NamedTuple):
     converged: bool
 
 
+def kept(task: Task, targets: Array) -> tuple[Rows, Rows]:
+    """Return the rows of the training images to learn from, and of the fifth that is kept to choose a strength by.
+
+    targets: as `train.data.targets` makes them.
+
+    Raises:
+        InputError: so few images that none is kept.
+    """
+    learnt, judged = divided(targets, task, VALIDATION)
+    if not len(judged):
+        raise InputError(
+            f"--method linear keeps a fifth of the training images to choose L2 by, and of these {len(targets)} it could "
+            f"keep none: give at least {LEAST[task]}{', or --method knn' * (task == 'classes')}"
+        )
+    return learnt, judged
+
+
 def linear(task: Task, train: Array, targets: Array, held_out: Array) -> Probe:
     """Fit a linear model on standardised features, the strength of its L2 penalty chosen on a fifth of the training images.
 
     classes: multinomial logistic regression.    labels: one logistic regression for each.    values: least squares.
     The strength s, of sum(losses) + s/2 |w|^2 (of sum(squares) + s |w|^2), is chosen as by CLIP: from 1e-6 to 1e6 in steps
     of two decades, then about the best in steps that halve, down to an eighth of a decade; of equally good ones the
-    strongest.  Then all training images are learnt from.  The validation images are the same for every seed.
+    strongest, as where the metric is undefined at all.  Then all training images are learnt from.  The validation images
+    are the same for every seed.
 
     Source: CLIP, arXiv 2103.00020, appendix A.3; there features are not standardised.
 
     train: (N, D).    targets: as `train.data.targets` makes them.    held_out: (M, D).
+
+    Raises:
+        InputError: as `kept`.
     """
-    learnt, judged = divided(targets, task, VALIDATION)
+    learnt, judged = kept(task, targets)
     answers: Array = targets.max(initial=0) + 1 if task == "classes" else targets.shape[1]
     count, leading = int(answers), LEADING[task]
     fit = _Fits(task, train[learnt], targets[learnt], train[judged], count)
@@ -196,7 +218,7 @@ def linear(task: Task, train: Array, targets: Array, held_out: Array) -> Probe:
 
     strength, validated = searched(worth)
     outputs, converged = _Fits(task, train, targets, held_out, count)(strength)
-    return Probe(outputs, strength, abs(validated), converged)
+    return Probe(outputs, strength, abs(validated) if np.isfinite(validated) else np.nan, converged)
 
 
 def searched(worth: Callable[[float], float]) -> tuple[float, float]:
