@@ -1,4 +1,4 @@
-"""The twins' AdamW, clipping and decay masks: against the formula in float64, and against each other."""
+"""The twins' AdamW, clipping and decay masks: against the formula in float64, optax, big_vision, and each other."""
 
 import math
 
@@ -16,6 +16,8 @@ import vit_jax.optimizer
 import vit_spec
 import vit_torch
 import vit_torch.optimizer
+from parity.weights import Checkpoint, translate
+from tests.twins import small
 
 B1, B2, EPS, LR, DECAY, CLIP = 0.9, 0.999, 1e-8, 1e-3, 0.1, 100.0
 OPTIONS = {"b1": B1, "b2": B2, "eps": EPS, "weight_decay": DECAY}
@@ -45,8 +47,8 @@ def reference(grads: np.ndarray, start: np.ndarray) -> np.ndarray:
     return p
 
 
-def of_jax(grads: np.ndarray, start: np.ndarray) -> np.ndarray:
-    optimizer = vit_jax.optimizer.adamw(rate, clip=CLIP, **OPTIONS, decays=[True, False])
+def of_jax(grads: np.ndarray, start: np.ndarray, optimizer: optax.GradientTransformation | None = None) -> np.ndarray:
+    optimizer = optimizer or vit_jax.optimizer.adamw(rate, clip=CLIP, **OPTIONS, decays=[True, False])
 
     @jax.jit
     def run(params, grads):
@@ -83,6 +85,12 @@ def test_float64_updates_are_those_of_the_formula(twin: str) -> None:
     # No step adds more than a few roundings of 1e-16, and 300 add up to less than their number.
     grads, start = gradients().astype(np.float64), np.zeros((2, 500))
     assert distance(TWINS[twin](grads, start), reference(grads, start)) < 1e-13
+
+
+def test_float64_updates_and_clipping_are_those_of_optax() -> None:
+    grads, start = gradients().astype(np.float64), np.random.default_rng(1).standard_normal((2, 500))
+    theirs = optax.chain(optax.clip_by_global_norm(CLIP), optax.adamw(rate, **OPTIONS, mask=[True, False]))
+    assert distance(of_jax(grads, start) - start, of_jax(grads, start, theirs) - start) < 1e-12
 
 
 @pytest.mark.parametrize(("steps", "bar"), [(1, 1e-12), (50, 1e-10)])
@@ -182,3 +190,17 @@ def test_as_much_decays_in_the_object_twin(name: str) -> None:
     decaying = sum(param.numel() for name, param in params.items() if mask[name])
     assert decaying == sum(row.size for row in vit_spec.rows(config).values() if row.decays)
     assert mask["blocks.0.attn.qkv.weight"] and not mask["blocks.0.norm1.weight"]
+
+
+@pytest.mark.parametrize("name", ["vit_s16_plain", "siglip_b16"])
+def test_what_decays_is_what_big_vision_decays(name: str) -> None:
+    """Its rule in every config: what its own modules call a kernel."""
+    config = small(vit_spec.get(name))
+    with torch.device("meta"):
+        params = dict(vit_torch.ViT(config).named_parameters())
+    mask = vit_torch.optimizer.decay_mask(config, params)
+    marked = {key: np.full(param.shape, mask[key], np.float32) for key, param in params.items()}
+    theirs = dict(translate(Checkpoint(config, "torch", marked), "big_vision:loop"))
+    assert sum(key.endswith("/kernel") for key in theirs) >= 6 * config.depth
+    for key, decays in theirs.items():
+        assert (decays == key.endswith("/kernel")).all(), key

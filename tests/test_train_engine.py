@@ -17,7 +17,6 @@ import optax
 import parity
 import vit_spec
 from parity.weights import held
-from tests.compiled import compiled_quickly
 from tests.twins import perturbed
 from train.augment import Mix
 from train.data import Batch
@@ -33,14 +32,8 @@ CONFIG = vit_spec.get("vit_ti16", num_classes=5, **SIZES)
 RATE = 0.01
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with compiled_quickly(tmp_path_factory.mktemp("compiled")):
-        yield
-
-
 @pytest.fixture(autouse=True)
-def wide(compiled: None) -> Iterator[None]:
+def wide() -> Iterator[None]:
     with jax.enable_x64(True):
         yield
 
@@ -103,10 +96,11 @@ def test_mixed_images_and_targets_are_those_of_the_definition() -> None:
     assert np.allclose(blended, 0.75 * images + 0.25 * others, rtol=1e-15)
 
 
-def test_the_partner_of_an_image_is_the_one_before_it() -> None:
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_the_partner_of_an_image_is_the_one_before_it_and_its_repetitions(repeats: int) -> None:
     shown = batch(mix=Mix(np.float32(0), np.zeros(4, np.int32), np.float32(0)))  # the partner's alone
-    _, [loss] = after(1, lambda seed: shown, augment=Augment(mixup=0.2))
-    rolled = shown._replace(images=np.roll(shown.images, 1, 0), targets=np.roll(shown.targets, 1), mix=None)
+    _, [loss] = after(1, lambda seed: shown, augment=Augment(mixup=0.2, repeats=repeats))
+    rolled = shown._replace(images=np.roll(shown.images, repeats, 0), targets=np.roll(shown.targets, repeats), mix=None)
     _, [wanted] = after(1, lambda seed: rolled)
     assert loss == pytest.approx(wanted, rel=1e-13)
 
@@ -169,6 +163,26 @@ def test_what_is_frozen_stays_and_has_no_part_in_the_norm() -> None:
     assert difference(state.params, still.params) == 0
 
 
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_the_rate_is_that_of_the_step_though_one_before_it_is_left_out(name: Any) -> None:
+    recipe = Recipe(batch_size=12, optimizer=Optimizer(name=name), non_finite="skip")
+    rate = 1e-6  # so small that gradients stay, and with them AdamW's and Lion's step of one rate
+    turned = JaxEngine(
+        CONFIG.replace(depth=1),
+        recipe,
+        task="values",
+        rate=lambda step: rate * 0.5**step,
+        start=None,
+        folder=Path("unused"),
+    )
+    for step, target in enumerate((1.0, np.nan, 1.0)):
+        before = np.asarray(turned._state.params["head"]["bias"])
+        told = float(turned.step(batch()._replace(targets=np.full((12, 5), target, np.float32)))["lr"])
+        moved = np.abs(np.asarray(turned._state.params["head"]["bias"]) - before)
+        assert told == pytest.approx(rate * 0.5**step, rel=1e-12)
+        assert np.allclose(moved, 0 if np.isnan(target) else told, rtol=1e-3, atol=0)
+
+
 def test_layer_decay_multiplies_each_layers_change() -> None:
     begun = jax.tree.map(np.asarray, engine()._state.params)
     changes = [
@@ -188,19 +202,65 @@ def test_every_optimizer_learns_and_decays_the_matrices_alone(name: Any) -> None
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), perturbed(CONFIG))
     still = jax.tree.map(jnp.zeros_like, params)
     o = Optimizer(name=name, weight_decay=0.5)
-    turned = optimizer(o, lambda step: RATE, CONFIG)
-    updates, _ = turned.update(still, turned.init(params), params)
+    turned = optimizer(o, CONFIG)
+    updates, _ = turned.update(still, turned.init(params), params, rate=RATE)
     kernel, bias = updates["blocks"]["attn"]["proj"]["kernel"], updates["blocks"]["attn"]["proj"]["bias"]
     weights = params["blocks"]["attn"]["proj"]["kernel"]
     # LAMB scales its update to the weights' norm, so without a gradient it takes the learning rate of them.
     assert np.allclose(kernel, -RATE * (1.0 if name == "lamb" else 0.5) * weights, rtol=1e-6, atol=1e-12)
     assert not np.asarray(bias).any()
-    turned = optimizer(replace(o, weight_decay=0.0, clip=1e9), lambda step: RATE, CONFIG)
+    turned = optimizer(replace(o, weight_decay=0.0, clip=1e9), CONFIG)
     here, state = params, turned.init(params)
     for _ in range(5):  # the gradient of half the square of all weights is the weights
-        updates, state = turned.update(here, state, here)
+        updates, state = turned.update(here, state, here, rate=RATE)
         here = optax.apply_updates(here, updates)
     assert float(optax.tree.norm(here)) < 0.999 * float(optax.tree.norm(params))
+
+
+def weights_and_gradients(first: float) -> tuple[Any, Any]:
+    """Weights and gradients; the first block's are so many times as large as the others'."""
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), perturbed(CONFIG))
+    rng = np.random.default_rng(0)
+    grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), params)
+    for values in (params, grads):
+        values["blocks"] = jax.tree.map(lambda x: x.at[0].multiply(first), values["blocks"])
+    return params, grads
+
+
+def test_lamb_moves_each_layer_by_the_norm_of_its_weights() -> None:
+    params, grads = weights_and_gradients(10.0)
+    turned = optimizer(Optimizer(name="lamb", clip=1e9), CONFIG)
+    updates, _ = turned.update(grads, turned.init(params), params, rate=RATE)
+    moved, weights = (
+        [np.linalg.norm(block) for block in values["blocks"]["attn"]["qkv"]["kernel"]] for values in (updates, params)
+    )
+    assert np.allclose(moved, RATE * np.array(weights), rtol=1e-12)
+    assert float(optax.tree.norm(updates["patch_embed"]["proj"]["kernel"])) == pytest.approx(
+        RATE * float(optax.tree.norm(params["patch_embed"]["proj"]["kernel"])), rel=1e-12
+    )
+    # What does not decay is not scaled: Adam's first update is +1 or -1.
+    assert np.allclose(np.abs(updates["blocks"]["attn"]["qkv"]["bias"]), RATE, rtol=1e-5)
+
+
+def test_adafactor_divides_by_the_root_of_the_squares_it_remembers_and_clips_nothing() -> None:
+    params, grads = weights_and_gradients(1.0)
+    larger = jax.tree.map(lambda x: 1e3 * x, grads)
+    turned = optimizer(Optimizer(name="adafactor", weight_decay=0, clip=1e9, beta1=0), CONFIG)
+    _, state = turned.update(grads, turned.init(params), params, rate=RATE)
+    updates, _ = turned.update(larger, state, params, rate=RATE)
+    b = 1 - 2**-0.8  # in the second update
+    old, new = (np.asarray(each["blocks"]["attn"]["qkv"]["kernel"]) for each in (grads, larger))
+    wanted = -RATE * new / np.sqrt(b * old**2 + (1 - b) * new**2)
+    assert np.allclose(updates["blocks"]["attn"]["qkv"]["kernel"], wanted, rtol=1e-12)
+
+
+def test_adafactor_forgets_squares_by_a_thousandth_a_step_at_least() -> None:
+    params, grads = weights_and_gradients(1.0)
+    turned = optimizer(Optimizer(name="adafactor", clip=1e9), CONFIG)
+    late = optax.tree.set(turned.init(params), count=jnp.int32(10**6))  # 1 - t^-0.8 is 1 - 1.6e-5 there
+    _, state = turned.update(grads, late, params, rate=RATE)
+    found = optax.tree.get(state, "v")["head"]["kernel"]
+    assert np.allclose(found, 0.001 * np.square(grads["head"]["kernel"]), rtol=1e-6)
 
 
 def test_muon_turns_each_of_q_k_and_v_of_each_block_by_itself() -> None:
@@ -211,8 +271,8 @@ def test_muon_turns_each_of_q_k_and_v_of_each_block_by_itself() -> None:
     frames = np.linalg.qr(rng.normal(size=(2, 3, 3, 16, 16)))[0]
     matrices = frames[0] * np.linspace(0.5, 1, 16) @ frames[1] * 10.0 ** np.arange(9).reshape(3, 3, 1, 1)
     grads["blocks"]["attn"]["qkv"]["kernel"] = jnp.asarray(np.moveaxis(matrices, 1, 2).reshape(3, 16, 3, 2, 8))
-    turned = optimizer(Optimizer(name="muon", weight_decay=0, clip=1e9), lambda step: RATE, CONFIG)
-    change = np.asarray(turned.update(grads, turned.init(params), params)[0]["blocks"]["attn"]["qkv"]["kernel"])
+    turned = optimizer(Optimizer(name="muon", weight_decay=0, clip=1e9), CONFIG)
+    change = np.asarray(turned.update(grads, turned.init(params), params, rate=RATE)[0]["blocks"]["attn"]["qkv"]["kernel"])
     for block in range(3):
         for part in range(3):
             matrix = change[block, :, part].reshape(16, 16)

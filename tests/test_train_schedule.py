@@ -1,4 +1,4 @@
-"""The learning rate of every step, against numbers worked out by hand."""
+"""The learning rate of every step, against numbers worked out by hand, optax's schedules and big_vision's formulas."""
 
 from functools import partial
 
@@ -45,3 +45,20 @@ def test_a_schedule_does_not_depend_on_steps_after_the_last() -> None:
     assert learning_rate(99, peak=1.0, warmup=10, total=100, shape="rsqrt", cooldown=20) == pytest.approx(
         (10 / 99) ** 0.5 / 20
     )
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(0, 50), (10, 50), (100, 1000)])
+def test_the_cosine_is_that_of_optax(warmup: int, total: int) -> None:
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+    steps = np.arange(total + 10)
+    with jax.enable_x64(True):
+        theirs = np.asarray(optax.warmup_cosine_decay_schedule(0.0, 3e-3, warmup, total)(steps.astype(np.float64)))
+    found = learning_rate(steps, peak=3e-3, warmup=warmup, total=total)
+    assert np.allclose(found, theirs, rtol=0, atol=1e-17)
+
+
+def test_one_over_the_root_is_big_visions_whose_timescale_is_the_warm_up() -> None:
+    """utils.create_learning_rate_schedule: peak / sqrt(1 + (step + shift) / timescale), the steps of the warm-up apart."""
+    steps, warmup = np.arange(100, 5000), 100
+    theirs = 3e-3 / np.sqrt(1 + (steps - warmup) / warmup)
+    assert np.allclose(learning_rate(steps, peak=3e-3, warmup=warmup, total=5000, shape="rsqrt"), theirs, rtol=1e-15)

@@ -1,5 +1,6 @@
 """The functional twin in training: its state on a mesh of devices, and the two compiled functions that use it."""
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -79,11 +80,12 @@ class JaxEngine:
         share_batch(recipe.batch_size, recipe.accumulate, self.mesh.shape)
         half = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
         self._model = vit_jax.ViT(config, vit_jax.Execution(dtype=half, remat=recipe.remat))
-        self._optimizer = optimizer(recipe.optimizer, rate, config)
+        self._optimizer = optimizer(recipe.optimizer, config)
         self._images = jax_mesh.images(self.mesh)
         self._everywhere = NamedSharding(self.mesh, PartitionSpec())
         self._state: State = self._begin(start)
         self._checkpoints: Checkpoints | None = None
+        self._asked = 0  # how often, whether to stop
 
     @property
     def several(self) -> bool:
@@ -166,9 +168,11 @@ class JaxEngine:
         kind = self.mesh.devices.flat[0].device_kind
         return next((peak * self.mesh.size for name, peak in PEAKS.items() if name in kind), None)
 
-    def preempted(self, step: int) -> bool:
-        """Whether all processes are to stop after this step, because one of them was told to."""
-        return self.several and bool(multihost_utils.reached_preemption_sync_point(step))
+    def preempted(self) -> bool:
+        """Whether all processes are to stop after this step, because one of them was told to; to be asked in each."""
+        # jax settles on a number of the future, and knows none ahead of the first: it counts from 0, also in a resumed run.
+        self._asked += 1
+        return self.several and bool(multihost_utils.reached_preemption_sync_point(self._asked))
 
     def close(self) -> None:
         """Wait until what was begun is written."""
@@ -182,7 +186,8 @@ class JaxEngine:
             better = -1.0 if leading == "mae" else 1.0
 
             def rank(note: dict[str, Any]) -> float | None:
-                return better * note["last"][leading] if note["last"] else None
+                found = better * note["last"][leading] if note["looked"] else math.nan
+                return None if math.isnan(found) else found
 
             self._checkpoints = Checkpoints(self._folder, keep=self._recipe.keep, rank=rank)
         return self._checkpoints
@@ -266,14 +271,15 @@ class JaxEngine:
         noise = jax.random.fold_in(jax.random.key(self._recipe.seed), state.step)
         (loss, score), grads = self._gradient(state.params, images, targets, mix, noise)
         norm = optax.tree.norm(grads)
-        updates, moments = self._optimizer.update(grads, state.moments, state.params)
+        rate = self._rate(state.step.astype(float))  # float32, or float64 where jax's x64 mode is on
+        updates, moments = self._optimizer.update(grads, state.moments, state.params, rate=rate)
         params = optax.apply_updates(state.params, updates)
         sound = state.sound & jnp.isfinite(loss) & jnp.isfinite(norm)
         moved = State(params, moments, self._averaged(state.ema, params), state.step + 1, sound)
         skipped = self._recipe.non_finite == "skip"
         stays = state._replace(step=state.step + skipped, sound=state.sound & skipped)
         after = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, stays)
-        metrics = {"loss": loss, BATCH_SCORE[self._task]: score, "grad_norm": norm, "lr": self._rate(state.step)}
+        metrics = {"loss": loss, BATCH_SCORE[self._task]: score, "grad_norm": norm, "lr": rate}
         return after, metrics
 
     def _gradient(
@@ -286,7 +292,8 @@ class JaxEngine:
         n, smoothing = self._recipe.accumulate, self._recipe.label_smoothing
         if mix is not None or smoothing:
             targets = shares(self._task, targets, self.config.num_classes, smoothing)
-        partners = (jnp.roll(images, 1, axis=0), jnp.roll(targets, 1, axis=0)) if mix is not None else None
+        repeats = self._recipe.augment.repeats  # which stand side by side: an image is not mixed with itself
+        partners = (jnp.roll(images, repeats, axis=0), jnp.roll(targets, repeats, axis=0)) if mix is not None else None
 
         def objective(params: Tree, part: Any, noise: Array) -> tuple[Array, Array]:
             (images, targets), partners = part

@@ -15,6 +15,7 @@ from train.recipes import Recipe
 from vit_spec import ViTConfig, flops
 
 BYTES = {"float32": 4, "bfloat16": 2}
+FACTORED_FROM = 32  # entries of the shorter of an array's two longest axes: big_vision/optax.py, scale_by_adafactor
 
 # What the backward pass of an activation and of what follows it needs of each hidden unit: entries in the computing type,
 # and bytes of masks.  A gate has two units for one.
@@ -126,16 +127,16 @@ def moments(name: str, leaf: Leaf, held: int, config: ViTConfig) -> int:
         return held + _factored(tuple(config.sizes.get(word, 1) for word in leaf.axes), held)
     if name == "muon":
         return held if leaf.stacked and leaf.row.decays else 2 * held
-    return 2 * held if name == "adamw" else held
+    return {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1}[name] * held
 
 
 def _factored(shape: tuple[int, ...], held: int) -> int:
-    """Adafactor's second moments: a row and a column of the two longest axes, from 128 entries on; every device has all.
+    """Adafactor's second moments: a row and a column of the two longest axes, where they are long; every device has all.
 
     optax, transforms/_factorized.py (arXiv 1804.04235).
     """
     *_, shorter, longer = sorted((1, *shape))
-    return math.prod(shape) // longer + math.prod(shape) // shorter if shorter >= 128 else held
+    return math.prod(shape) // longer + math.prod(shape) // shorter if shorter >= FACTORED_FROM else held
 
 
 def _pixels(s: _Setting) -> int:
@@ -223,9 +224,8 @@ def _transfers(s: _Setting, scatters: bool) -> dict[tuple[str, str], int]:
         found["all-reduce", "tensor"] += s.recipe.accumulate * s.images * _sums(s) * s.narrow
     if s.recipe.augment.mixes and _along(s, *IMAGES):
         height, width = s.config.image_size
-        found["collective-permute", _along(s, *IMAGES)] += (
-            height * width * s.config.in_channels + s.wide * s.config.num_classes
-        )
+        image = height * width * s.config.in_channels + s.wide * s.config.num_classes
+        found["collective-permute", _along(s, *IMAGES)] += s.recipe.augment.repeats * image
     return {key: size for key, size in found.items() if size and key[1]}
 
 

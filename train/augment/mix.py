@@ -9,7 +9,7 @@ from train.augment.options import Augment
 
 
 class Mix(NamedTuple):
-    """How to mix a batch with its partner, the same batch rolled by one.
+    """How to mix a batch with its partner, the same batch rolled by one, or by as many as an image is repeated in a row.
 
     images: the partner's inside `box`, weight * own + (1 - weight) * partner's outside it.
     targets: share * own + (1 - share) * partner's.

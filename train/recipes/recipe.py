@@ -55,11 +55,12 @@ class Optimizer:
     weight_decay: float = 0.05
     """Share of a weight that is taken away per unit of learning rate; biases, norms and tokens are left alone."""
     beta1: float = 0.9
-    """Memory of the mean gradient, per step: momentum."""
+    """Memory of the mean gradient, per step: momentum. muon has 0.95 for the matrices of blocks, and this for all else."""
     beta2: float = 0.999
-    """Memory of the mean squared gradient, per step."""
+    """Memory of the mean squared gradient, per step, for adamw, lamb and what muon leaves to Adam. For lion, memory of the
+    mean gradient: give 0.99, as its paper does. sgd has none, and adafactor one of its own, which rises to 0.999."""
     eps: float = 1e-8
-    """Added to the root of the mean square before dividing by it."""
+    """Added to the root of the mean square before dividing by it: by adamw, lamb and what muon leaves to Adam."""
     clip: float = 1.0
     """Gradients of a larger global norm are scaled down to it."""
     layer_decay: float = 1.0
