@@ -179,6 +179,13 @@ def test_where_unreadable_images_are_skipped_the_next_stands_in_and_the_batch_sa
     assert batch.targets[place] == batch.targets[follows]
 
 
+def test_a_batch_of_none_but_unreadable_images_is_skipped_too(photos: Path) -> None:
+    source, name = spoilt(photos)
+    found = batches(source, last=9, batch=1, augment=Augment(), skip=True)
+    [batch] = [batch for batch in found if not batch.read.all()]
+    assert [source.train.names[row] for row in batch.rows] == [name]
+
+
 def test_where_no_image_can_be_read_skipping_ends(photos: Path) -> None:
     source, _ = spoilt(photos)
     for name in source.train.names:

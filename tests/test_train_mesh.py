@@ -4,9 +4,12 @@ import fcntl
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ pytest.importorskip("grain")
 import numpy as np
 
 import vit_spec
+from train.jax_mesh import join_cluster
 from train.jax_program import collectives
 from train.jax_trees import tree
 from train.mesh import AXES, parse, share_batch, sizes_for, split
@@ -43,8 +47,9 @@ def ended(process: subprocess.Popen[str]) -> str:
     return output
 
 
-def both(module: str, *arguments: str, **environment: str) -> list[str]:
-    """What two processes printed that share a run, with two devices each."""
+@contextmanager
+def two(module: str, *arguments: str, **environment: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two processes that share a run, with two devices each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -52,10 +57,16 @@ def both(module: str, *arguments: str, **environment: str) -> list[str]:
     first, second = (started(module, *arguments, devices=2, JAX_PROCESS_ID=str(i), **cluster) for i in range(2))
     with first, second:
         try:
-            return [ended(first), ended(second)]
+            yield [first, second]
         finally:
             first.kill()
             second.kill()
+
+
+def both(module: str, *arguments: str, **environment: str) -> list[str]:
+    """What two processes printed that share a run."""
+    with two(module, *arguments, **environment) as processes:
+        return [ended(process) for process in processes]
 
 
 def once(factory: pytest.TempPathFactory, devices: int, *meshes: str) -> dict[str, Any]:
@@ -132,21 +143,42 @@ def test_two_processes_train_as_one_device_does(one: list[float]) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_run_from_the_command_line(tmp_path: Path) -> None:
+def test_two_processes_share_a_run_and_stop_together_whichever_is_told_to(tmp_path: Path) -> None:
     size = ["--model.changes", "patch_size=2", "width=32", "depth=2", "num_heads=2", "mlp_dim=64"]
-    common = ["--config", "tiny", *size, "--epochs", "20steps", "--eval-every", "10steps", "--save-every", "10steps"]
+    lengths = ["--epochs", "30steps", "--eval-every", "15steps", "--save-every", "15steps"]
+    # A second may pass until jax looks whether there was a signal: steps must not be too short.
+    common = ["--config", "tiny", *size, *lengths, "--batch-size", "256"]
+    shared = [*common, "--mesh", "data=2,fsdp=2", "--run", str(tmp_path / "two")]
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
 
     def losses(name: str) -> list[float]:
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         return [record["loss"] for record in map(json.loads, lines)]
 
-    cache = {"XDG_CACHE_HOME": str(tmp_path)}
-    first, second = both("train.jax", *common, "--mesh", "data=2,fsdp=2", "--run", str(tmp_path / "two"), **cache)
-    ended(started("train.jax", *common, "--run", str(tmp_path / "one"), devices=1, **cache))
-    assert "fsdp=2 (4 x" in first and "finished" in first
+    for place, number in ((1, signal.SIGTERM), (0, signal.SIGINT)):
+        with two("train.jax", *shared, **cache) as processes:
+            assert processes[0].stdout
+            while not (line := processes[0].stdout.readline()).startswith("folder"):
+                assert line, processes[0].communicate()
+            processes[place].send_signal(number)
+            for process in processes:
+                _, errors = process.communicate(timeout=600)
+                assert process.returncode == 128 + signal.SIGTERM, errors[-2000:]
+    first, second = both("train.jax", *shared, **cache)
+    assert "fsdp=2 (4 x" in first and "going on from step" in first and "finished" in first
     assert "finished" not in second
-    # float32 sums in another order differ by 1e-7; twenty steps at 2e-3 do not carry that beyond a few digits
-    np.testing.assert_allclose(losses("two"), losses("one"), rtol=1e-4)
+    ended(started("train.jax", *common, "--run", str(tmp_path / "one"), devices=1, **cache))
+    # float32 sums in another order differ by 1e-7, and every step carries that on.
+    np.testing.assert_allclose(losses("two")[:2], losses("one")[:2], rtol=1e-4)
+    np.testing.assert_allclose(losses("two"), losses("one"), rtol=1e-2)
+
+
+@pytest.mark.parametrize("beside", [{}, {"JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"}])
+def test_a_cluster_that_is_described_in_part_is_told(beside: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"JAX_COORDINATOR_ADDRESS": "localhost:1234", **beside}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="give JAX_NUM_PROCESSES and JAX_PROCESS_ID beside it, numbers both"):
+        join_cluster()
 
 
 # What fetches and sums are in ------------------------------------------------------------------------------------------

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +23,11 @@ pytest.importorskip("jax")
 pytest.importorskip("grain")
 
 import parity
-from tests.compiled import compiled_quickly
-from train.cli import Asked, parse
+from train import jax_checkpoints
+from train.cli import BAD_INPUT, Asked, parse, told
 from train.curves import draw
 from train.data import Batch
+from train.events import Events
 from train.interruption import Interruption
 from train.jax_engine import JaxEngine
 from train.loop import Plan
@@ -51,11 +54,16 @@ def trained(recipe: Recipe, make_engine: Any = JaxEngine) -> int:
     return train(Asked("test", recipe, open_source(recipe.data, recipe.held_out), "python -m train.jax"), make_engine)
 
 
-def started(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+def started(*arguments: str, start_new_session: bool = False, **environment: str) -> subprocess.Popen[str]:
     """`python -m train.jax` as a user starts it."""
-    command = [sys.executable, "-m", "train.jax", *ARGUMENTS, *arguments]
     return subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "train.jax", *ARGUMENTS, *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=start_new_session,
     )
 
 
@@ -71,8 +79,8 @@ def weights(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is compiled for these tests is kept for these tests, and not in the user's cache."""
-    with pytest.MonkeyPatch.context() as patch, compiled_quickly(tmp_path_factory.mktemp("compiled")):
+    """What commands compile for these tests is kept for these tests, and not in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
@@ -242,7 +250,7 @@ def test_the_first_interruption_is_a_request_and_the_second_leaves() -> None:
     with Interruption() as stop:
         assert not stop.requested
         signal.raise_signal(signal.SIGINT)
-        assert stop.requested
+        assert stop.requested == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -264,6 +272,21 @@ def test_a_run_that_is_told_to_stop_leaves_weights_that_load(moment: str, number
     assert "interrupted" in said and f"python -m parity check {tmp_path / 'run'}" in said
     assert f"--run {tmp_path / 'run'}\n" in said[said.index("to go on") :]
     assert weights(tmp_path / "run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_of_a_run_stops_the_trainer_and_not_those_that_prepare_images(
+    number: int, tmp_path: Path
+) -> None:
+    """As a terminal's Ctrl-C is, and many a cluster's SIGTERM."""
+    process = started("--epochs", "1000", "--workers", "1", "--run", str(tmp_path / "run"), start_new_session=True)
+    assert process.stdout is not None
+    while " left" not in (line := process.stdout.readline()):
+        assert line, process.stderr and process.stderr.read()
+    os.killpg(process.pid, number)
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and "Traceback" not in errors
+    assert "interrupted" in said and weights(tmp_path / "run")
 
 
 def test_the_command_trains_on_a_mesh_of_devices_as_on_one(tmp_path: Path) -> None:
@@ -311,8 +334,8 @@ class Stopped(RuntimeError):
     """As sudden as a power cut."""
 
 
-def cut_off_after(steps: int) -> Any:
-    """An engine whose process dies after so many steps."""
+def cut_off_after(steps: int, *, closes: bool = False) -> Any:
+    """An engine whose process dies after so many steps; closes: and yet ends what it was writing."""
 
     class Mortal(JaxEngine):
         steps_left = steps
@@ -324,7 +347,7 @@ def cut_off_after(steps: int) -> Any:
             return super().step(batch)
 
         def close(self) -> None:
-            if self.steps_left:
+            if self.steps_left or closes:
                 super().close()
 
     return Mortal
@@ -360,7 +383,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_taken(
     run = tmp_path / "run"
     recipe = replace(LONGER, run=str(run))
     with pytest.raises(Stopped):
-        trained(recipe, cut_off_after(30))
+        trained(recipe, cut_off_after(30, closes=True))
     newest = max((run / "checkpoints").iterdir(), key=lambda path: int(path.name))
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     bits = bytearray(largest.read_bytes())
@@ -376,14 +399,113 @@ def test_a_run_without_a_readable_checkpoint_is_not_begun_anew_over_what_it_left
     run = tmp_path / "run"
     recipe = replace(LONGER, run=str(run))
     with pytest.raises(Stopped):
-        trained(recipe, cut_off_after(10))
+        trained(recipe, cut_off_after(10, closes=True))
     before = records(run)
     for path in (run / "checkpoints").rglob("*"):
         if path.is_file() and path.stat().st_size > 1000:
             path.write_bytes(b"")
-    with pytest.raises(InputError, match=r"none of the checkpoints of .* can be read: give --run a new folder"):
-        trained(recipe)
+    for _ in range(2):  # what is said once holds
+        with pytest.raises(InputError, match=r"no checkpoint in .* can be read \(step 7: .*\): give --run a new folder"):
+            trained(recipe)
     assert records(run) == before
+
+
+def test_a_checkpoint_that_may_be_sound_is_left_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    recipe = replace(LONGER, run=str(run))
+    with pytest.raises(Stopped):
+        trained(recipe, cut_off_after(17, closes=True))
+
+    def refused(*arguments: Any) -> Any:
+        raise ValueError("reading") from PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(jax_checkpoints.ocp.training.Checkpointer, "load", refused)
+    with pytest.raises(InputError, match=r"of step 14 .* may be sound \(reading\): see to that"):
+        trained(recipe)
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"7", "14"}
+
+
+@pytest.mark.parametrize("step", [22, 67])
+def test_a_look_that_a_signal_cut_short_is_made_up_for(
+    step: int, unbroken: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, answer = replace(LONGER, run=str(tmp_path / "run")), JaxEngine.answer
+
+    def interrupted(self: JaxEngine, batch: Batch) -> Any:
+        if int(self._state.step) == step:
+            signal.raise_signal(signal.SIGTERM)
+        return answer(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JaxEngine, "answer", interrupted)
+        assert trained(recipe) == 128 + signal.SIGTERM
+    assert trained(recipe) == 0
+    assert records(tmp_path / "run") == unbroken
+
+
+def test_the_state_of_the_best_look_is_kept_and_not_one_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accuracies = iter([0.5, 0.7, 0.6])
+    monkeypatch.setattr("train.loop.score", lambda *_: {"accuracy": next(accuracies)})
+    often = replace(LONGER, run=str(tmp_path), epochs="30steps", eval_every="10steps", save_every="5steps", keep=1)
+    assert trained(often) == 0
+    assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == {20, 30}
+
+
+def test_a_checkpoint_of_a_newer_version_is_left_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    recipe = replace(LONGER, run=str(run))
+    monkeypatch.setattr(jax_checkpoints, "VERSION", 7)
+    with pytest.raises(Stopped):
+        trained(recipe, cut_off_after(10, closes=True))
+    monkeypatch.undo()
+    with pytest.raises(InputError, match=r"of step 7 .* is of version 7, and 1 is the newest known here: update"):
+        trained(recipe)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["7"]
+
+
+@contextmanager
+def room_for(count: int) -> Iterator[None]:
+    """A limit on the size of files, in bytes, stands for a full disk: it fails the same calls."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+# Of a run's files: its config, the weights, and what a checkpoint consists of.
+@pytest.mark.parametrize("room", [300, 20_000, 130_000], ids="{} bytes".format)
+def test_where_the_disk_is_full_one_line_says_so_and_the_run_goes_on_once_there_is_room(
+    room: int, unbroken: list[dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    recipe = replace(LONGER, run=str(run))
+    with pytest.raises(Stopped):
+        trained(recipe, cut_off_after(10, closes=True))
+    capfd.readouterr()
+    with room_for(room):
+        assert told(lambda: trained(recipe)) == BAD_INPUT
+    errors = capfd.readouterr().err
+    assert errors.startswith("error: ") and "make room" in errors and errors.count("\n") == 1, errors
+    assert trained(recipe) == 0
+    assert records(run) == unbroken
+
+
+def test_a_run_that_found_no_room_for_its_first_file_can_begin_again(tmp_path: Path) -> None:
+    config = model_config(RECIPE.model, num_outputs=1, in_channels=1, size=(8, 8))
+    with room_for(100), pytest.raises(InputError, match=r"cannot write .*config.json \(File too large\): make room there"):
+        Run(tmp_path / "run", RECIPE, config, {})
+    assert Run(tmp_path / "run", RECIPE, config, {}).path == tmp_path / "run"
+
+
+def test_a_run_does_not_wait_for_events_that_cannot_be_written(tmp_path: Path) -> None:
+    events = Events(tmp_path)
+    noise = np.random.default_rng(0).integers(0, 256, (100, 100, 3), np.uint8)
+    with room_for(100_000), pytest.raises(OSError, match="too large"):
+        for step in range(20):
+            events.picture(step, "noise", noise)
+    events.close()
 
 
 def test_the_last_checkpoints_are_kept_and_the_best(tmp_path: Path) -> None:
@@ -399,7 +521,7 @@ def test_records_of_a_killed_run_that_end_in_the_middle_of_a_line_are_taken_up(
 ) -> None:
     recipe = replace(LONGER, run=str(tmp_path / "run"))
     with pytest.raises(Stopped):
-        trained(recipe, cut_off_after(30))
+        trained(recipe, cut_off_after(30, closes=True))
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"set": "train", "st')
     assert trained(recipe) == 0

@@ -19,6 +19,7 @@ from vit_spec import InputError, nearest
 if TYPE_CHECKING:
     from train.sources import Source
 
+BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
 OURS = ("--config", "--list", "--plan", "--dry-run", "--help")  # what tyro knows nothing of
 DIGITS = Known(images=1438, channels=1, size=(8, 8))  # the default data
@@ -62,15 +63,15 @@ def told(run: Callable[[], int]) -> int:
         return run()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return BAD_INPUT
     except ModuleNotFoundError as error:
         print(f"error: the package {error.name} is not installed: pip install -e '.[all]'", file=sys.stderr)
-        return 2
+        return BAD_INPUT
     except OSError as error:
         print(
             f"error: {error.filename or 'a file'}: {error.strerror or error}; make room or change the path", file=sys.stderr
         )
-        return 2
+        return BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted; what was saved before stays", file=sys.stderr)
         return INTERRUPTED

@@ -5,10 +5,16 @@ straddle two epochs.  The variation of an image depends on (seed, epoch, image, 
 the batch it falls into, nor on how many threads, processes or machines prepare it, nor on what was drawn before.
 """
 
+import multiprocessing
 import os
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain, islice
+from multiprocessing import resource_tracker
 from typing import Any, NamedTuple
 
 import grain
@@ -18,6 +24,7 @@ from PIL import Image
 
 from train.augment import Augment, Mix, augmented, fit, mix
 from train.chance import IMAGE, MIX, ORDER, generator
+from train.interruption import SIGNALS
 from train.recipes import Task
 from train.sources import Examples, Source
 from vit_spec import InputError, ViTConfig
@@ -114,7 +121,7 @@ class Feed:
     def _places(self) -> NDArray[np.int64]:
         return np.arange(self.batch_size) if self.here is None else self.here
 
-    def training(self, *, seed: int, first: int, last: int) -> Iterator[Batch]:
+    def training(self, *, seed: int, first: int, last: int) -> Generator[Batch, None, None]:
         """Yield the batches of steps `first` to `last` - 1, prepared ahead.
 
         Raises:
@@ -122,7 +129,7 @@ class Feed:
         """
         count, repeats, here = len(self.examples), self.augment.repeats, len(self._places)
 
-        def show(number: int) -> Batch:
+        def show(number: int) -> tuple[Batch, NDArray[np.bool_]]:
             step, place = divmod(number, here)
             epoch, place = divmod(step * self.batch_size + int(self._places[place]), count)
             row = int(_order(seed, epoch, count)[place // repeats])
@@ -147,7 +154,7 @@ class Feed:
         count = len(self.examples)
         here = len(self._places)
 
-        def show(number: int) -> Batch:
+        def show(number: int) -> tuple[Batch, NDArray[np.bool_]]:
             step, place = divmod(number, here)
             return self._shown((step * self.batch_size + int(self._places[place])) % count, self._fitted)
 
@@ -157,8 +164,8 @@ class Feed:
         size = self.config.image_size
         return np.asarray(fit(image, size, self.augment.share, self.augment.held_out_filter)).reshape(*size, -1)
 
-    def _shown(self, row: int, bring: Any) -> Batch:
-        """One image as the model sees it; where it cannot be read, the next that can."""
+    def _shown(self, row: int, bring: Any) -> tuple[Batch, NDArray[np.bool_]]:
+        """One image as the model sees it; where it cannot be read, the next that can; and whether there is one."""
         mode = "L" if self.config.in_channels == 1 else "RGB"
         for other in range(row, row + TRIES):
             other %= len(self.examples)
@@ -166,16 +173,11 @@ class Feed:
                 image = self.examples.read(other)
             except InputError:
                 continue
-            return Batch(
-                bring(image if image.mode == mode else image.convert(mode)),
-                self.targets[other],
-                np.asarray(row),
-                np.asarray(other == row),
-            )
+            pixels = bring(image if image.mode == mode else image.convert(mode))
+            return Batch(pixels, self.targets[other], np.asarray(row), np.asarray(other == row)), np.asarray(True)
+        # What is wrong is told where the batch is due.
         nothing = np.zeros((*self.config.image_size, self.config.in_channels), np.uint8)
-        return Batch(
-            nothing, self.targets[row], np.asarray(row), np.asarray(False)
-        )  # what is wrong is told where all is told
+        return Batch(nothing, self.targets[row], np.asarray(row), np.asarray(False)), np.asarray(False)
 
     def _batches(self, show: Any, first: int, last: int) -> Iterator[Batch]:
         """Yield the batches of the images numbered `first` to `last` - 1, made ahead by threads or processes."""
@@ -186,21 +188,47 @@ class Feed:
         if self.workers:
             _parse_flags()
             made = shown.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
-            made = made.mp_prefetch(grain.MultiprocessingOptions(self.workers, per_worker_buffer_size=1))
+            made = made.mp_prefetch(grain.MultiprocessingOptions(self.workers, per_worker_buffer_size=1), _end_with_trainer)
         else:
             made = shown.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=ahead))
-        for batch in made:
-            if not batch.read.all() and not (self.skip and batch.read.any()):
-                row = int(batch.rows[~batch.read][0])
-                self.examples.read(row)  # raises what is wrong with it
-                raise InputError(f"{self.examples.names[row]} could not be read a moment ago: look at the disk")
-            yield batch
+        with closing(iter(made)) as batches:
+            with _signals_held_back() if self.workers else nullcontext():
+                begun = list(islice(batches, 1))  # the workers begin with the first
+            for batch, found in chain(begun, batches):
+                if not batch.read.all() and not (self.skip and found.all()):
+                    row = int(batch.rows[~batch.read][0])
+                    self.examples.read(row)  # raises what is wrong with it
+                    raise InputError(f"{self.examples.names[row]} could not be read a moment ago: look at the disk")
+                yield batch
 
 
 @lru_cache(maxsize=2)  # a batch may straddle two epochs
 def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     """The order in which an epoch shows so many images."""
     return generator(ORDER, seed, epoch).permutation(count)
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Let processes begin that never see SIGINT and SIGTERM, which come to all of a group: the trainer sees to its end."""
+    resource_tracker.ensure_running()  # when it begins, it lets both through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_trainer(worker: int, workers: int) -> None:
+    """Let this worker end when the trainer is killed; it would wait for ever for somebody to take its batches."""
+
+    def wait() -> None:
+        trainer = multiprocessing.parent_process()
+        assert trainer is not None
+        trainer.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _parse_flags() -> None:

@@ -13,13 +13,13 @@ class Interruption:
 
     Clusters send SIGTERM some seconds ahead of taking a machine away.  Where a run has several processes, one of which may
     be told alone, jax watches for SIGTERM itself and lets all of them stop after the same step: `watched` leaves it that,
-    and hands Ctrl-C over to it.
+    and hands Ctrl-C over to it; `requested` stays 0 then, since no process may stop by itself.
     """
 
     requested = 0
 
     def __init__(self, *, watched: bool = False) -> None:
-        self._watched = watched
+        self._watched, self._told = watched, False
         self._signals = (signal.SIGINT,) if watched else SIGNALS
 
     def __enter__(self) -> Self:
@@ -31,10 +31,12 @@ class Interruption:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+        if self._told and number == signal.SIGINT:
             raise KeyboardInterrupt
+        self._told = True
         if self._watched:
             os.kill(os.getpid(), signal.SIGTERM)
-        self.requested = self.requested or number
+        else:
+            self.requested = self.requested or number
         # A handler may run in the middle of a print, so it must not use Python's own buffers.
         os.write(2, b"\nstopping after this step, then saving; Ctrl-C again leaves at once\n")

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from train.cli import Asked, main
+from train.cli import BAD_INPUT, Asked, main
 
 
 def fit(asked: Asked) -> int:
@@ -50,5 +50,17 @@ def keep_compiled_programs() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+def leave(status: int) -> None:
+    """End the process; at bad input at once, though others share the run: jax would wait for them, and they for this one.
+
+    They end when they miss it.
+    """
+    if status == BAD_INPUT and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main("train.jax", fit, sys.argv[1:]))
+    leave(main("train.jax", fit, sys.argv[1:]))

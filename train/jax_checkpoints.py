@@ -4,6 +4,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from vit_spec import InputError
 Tree = Any
 Note = dict[str, Any]
 
+VERSION = 1  # of what a checkpoint holds; another where a state is made up in another way
+
 
 class Checkpoints:
     """Orbax checkpoints of a state and a note, a JSON object, under a folder.
@@ -26,7 +29,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, *, keep: int, rank: Callable[[Note], float | None]) -> None:
-        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells every save in ten lines
+        # Orbax tells every save in ten lines, and in a hundred every failure, which it raises besides.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         policies = ocp.training.preservation_policies
         self._folder = folder
         self._kept = policies.AnyPreservationPolicy(
@@ -53,13 +57,13 @@ class Checkpoints:
             InputError: what was written before could not be: a full disk, say.
         """
         rank = self._rank(note)
-        noted = {"note": note, "digest": _digest(state)}
+        noted = {"version": VERSION, "note": note, "digest": _digest(state)}
         try:
             self._checkpointer.save_async(
                 step, state, metrics=None if rank is None else {"rank": rank}, custom_metadata=noted, overwrite=True
             )
-        except OSError as error:
-            raise self._unwritten(error) from None
+        except Exception as error:  # of the system, or what the libraries below make of it
+            raise self._unwritten(error) from error
 
     def close(self) -> None:
         """Wait until all is written.
@@ -69,49 +73,86 @@ class Checkpoints:
         """
         try:
             self._checkpointer.close()
-        except OSError as error:
-            raise self._unwritten(error) from None
+        except Exception as error:
+            raise self._unwritten(error) from error
 
     def newest(self, like: Tree) -> tuple[int, Tree, Note] | None:
         """Return the newest state that can be read, its step and note; None where there is none.
 
-        like: shapes, types and shardings: a state that lay on another mesh comes onto this one.  What cannot be read is
-        put aside, under a name that says so, and the state before it is taken.
+        like: shapes, types and shardings: a state that lay on another mesh comes onto this one.  What is damaged is put
+        aside, under a name that says so, once an older state has been read.
 
         Raises:
-            InputError: there are states, and none can be read: what the run left would be overwritten from the beginning.
+            InputError: the newest is of a newer version of this package, or may not be read; or none is sound: what the run
+                left would be overwritten from the beginning; or this is one of several processes, of which the others may
+                read on: the damaged state is put aside, and all have to be started again.
         """
-        found = bool(self._checkpointer.checkpoints)
-        while (latest := self._checkpointer.latest) is not None:
-            try:
-                noted = self._checkpointer.metadata(latest).custom_metadata
-                state = self._checkpointer.load(latest, like)
-                if changed := [name for name, digest in _digest(state).items() if noted["digest"].get(name) != digest]:
-                    raise ValueError(f"the bits of {', '.join(changed)} have changed")
-                return latest.step, state, noted["note"]
-            except Exception as error:  # a damaged file shows itself in more ways than can be listed
-                self._put_aside(latest.step, error)
-        if found:
-            raise InputError(f"none of the checkpoints of {self._folder.parent} can be read: give --run a new folder")
+        damaged: dict[int, str] = {}
+        steps = [each.step for each in reversed(self._checkpointer.checkpoints)]
+        for step in steps:
+            found, reason = self._read(step, like)
+            if found is not None:
+                if damaged:
+                    self._checkpointer.close()
+                    self._put_aside(damaged)
+                    self._open()
+                return step, *found
+            damaged[step] = reason
+            if jax.process_count() > 1 and step != steps[-1]:
+                self._put_aside(damaged)
+                raise InputError("start all processes again: the run goes on from the state before the damaged one")
+        if damaged:
+            why = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
+            raise InputError(f"no checkpoint in {self._folder} can be read ({why}): give --run a new folder")
         return None
 
-    def _put_aside(self, step: int, error: Exception) -> None:
-        self._checkpointer.close()
-        damaged, aside = self._folder / str(step), self._folder.with_name(f"{self._folder.name}-damaged") / str(step)
-        if jax.process_index() == 0:
-            aside.parent.mkdir(exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
-            damaged.rename(aside)
-        if jax.process_count() > 1:
-            ocp.multihost.sync_global_processes(f"put aside {step}")
-        reason = " ".join(str(error).split())[:120]
-        said = f"the checkpoint of step {step} is damaged ({reason}); it is now in {aside}"
-        print(said, file=sys.stderr)
-        self._open()
+    def _read(self, step: int, like: Tree) -> tuple[tuple[Tree, Note] | None, str]:
+        """Read a state and its note, or say why it is damaged."""
+        try:
+            noted = self._checkpointer.metadata(step).custom_metadata
+            if (version := noted["version"]) > VERSION:
+                raise InputError(
+                    f"the checkpoint of step {step} in {self._folder} is of version {version}, and {VERSION} is the newest "
+                    "known here: update this package, or give --run a new folder"
+                )
+            state = self._checkpointer.load(step, like)
+            if changed := [name for name, digest in _digest(state).items() if noted["digest"].get(name) != digest]:
+                raise ValueError(f"the bits of {', '.join(changed)} have changed")
+            return (state, noted["note"]), ""
+        except InputError:
+            raise
+        except Exception as error:  # a damaged file shows itself in more ways than can be listed
+            reason = " ".join(str(error).split())[:120] or type(error).__name__
+            if _refused(error):
+                what = f"the checkpoint of step {step} in {self._folder} cannot be read, and may be sound ({reason})"
+                raise InputError(f"{what}: see to that, then give the same --run") from None
+            return None, reason
 
-    def _unwritten(self, error: OSError) -> InputError:
-        why = error.strerror or " ".join(str(error).split())[:120]
+    def _put_aside(self, damaged: dict[int, str]) -> None:
+        aside = self._folder.with_name(f"{self._folder.name}-damaged")
+        aside.mkdir(exist_ok=True)
+        for step, reason in damaged.items():
+            place = aside / str(step)
+            shutil.rmtree(place, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another process was faster
+                (self._folder / str(step)).rename(place)
+            print(f"the checkpoint of step {step} is damaged ({reason}); it is now in {place}", file=sys.stderr)
+
+    def _unwritten(self, error: Exception) -> InputError:
+        cause = " ".join(str(error).split()).rpartition('": ')[2]  # behind the files that it concerns
+        why = getattr(error, "strerror", None) or cause[:120]
         return InputError(f"cannot write a checkpoint to {self._folder} ({why}): make room there, then give the same --run")
+
+
+def _refused(error: BaseException | None) -> bool:
+    """Whether a file was not read for a reason that lies outside of it: its owner, the disk, too little memory."""
+    while error is not None:
+        if isinstance(error, OSError | MemoryError) and not isinstance(error, FileNotFoundError):
+            return True
+        if any(word in str(error) for word in ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE")):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _digest(state: Tree) -> dict[str, int]:

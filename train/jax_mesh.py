@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from train.jax_trees import Leaf, tree
 from train.mesh import AXES, IMAGES, sizes_for, split
 from vit_jax.layers import Part
-from vit_spec import ViTConfig
+from vit_spec import InputError, ViTConfig
 
 Tree = Any
 
@@ -36,13 +36,20 @@ def join_cluster() -> None:
     """Become one of several processes, where the environment says that there are: jax finds Slurm, MPI, TPU pods itself.
 
     Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say it.
+
+    Raises:
+        InputError: one of these three without the others, or no number.
     """
     env = os.environ
     several = any(int(env.get(name, "1") or 1) > 1 for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"))
     if "JAX_COORDINATOR_ADDRESS" in env:
-        jax.distributed.initialize(
-            env["JAX_COORDINATOR_ADDRESS"], int(env["JAX_NUM_PROCESSES"]), int(env["JAX_PROCESS_ID"])
-        )
+        try:
+            count, own = (int(env[name]) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
+        except (KeyError, ValueError):
+            raise InputError(
+                "JAX_COORDINATOR_ADDRESS is set: give JAX_NUM_PROCESSES and JAX_PROCESS_ID beside it, numbers both"
+            ) from None
+        jax.distributed.initialize(env["JAX_COORDINATOR_ADDRESS"], count, own)
     elif several or "," in env.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in env:
         jax.distributed.initialize()
 

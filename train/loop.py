@@ -4,6 +4,7 @@ import math
 import signal
 from collections import deque
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from train.metrics import LEADING, better, score
 from train.pictures import SOME, marked, sheet
 from train.progress import Display
 from train.recipes import Recipe, Task
-from train.run import Run
+from train.run import Run, writing
 from train.schedule import learning_rate
 from vit_spec import InputError
 
@@ -72,8 +73,8 @@ class Engine(Protocol):
     def trace(self, folder: Path | None) -> None:
         """Begin to record with the profiler into a folder; or end it."""
 
-    def preempted(self, step: int) -> bool:
-        """Whether all processes are to stop after this step, because one of them was told to."""
+    def preempted(self) -> bool:
+        """Whether all processes are to stop after this step, because one of them was told to; to be asked in each."""
 
     def close(self) -> None:
         """Wait until what was begun is written."""
@@ -154,6 +155,7 @@ class Loop:
         self._window: list[dict[str, float]] = []  # metrics of the steps since the last record
         self._mean: dict[str, float] = {}  # the last record
         self._saved = -1  # the step of the last checkpoint
+        self._looked = False  # whether `last` is of the weights as they are
 
     def fit(self) -> None:
         """Train to the end, or until a signal asks for a stop; go on from the newest checkpoint where there is one.
@@ -166,9 +168,12 @@ class Loop:
         first, last = self.recipe.profile or (0, 0)
         tracing = False
         self._resume()
-        batches = self.train.training(seed=self.recipe.seed, first=self.done, last=self.plan.total)
-        with self.display:
+        training = self.train.training(seed=self.recipe.seed, first=self.done, last=self.plan.total)
+        with self.display, closing(training) as batches:
             try:
+                if self.done in self.plan.looks and not self._looked:  # a signal kept the run from it
+                    self._looked, self._saved = self._look(), -1
+                    self._save()
                 for step, batch in enumerate(batches, self.done):
                     if step + 1 == first:
                         self.engine.trace(self.run.path / "profile")
@@ -177,15 +182,15 @@ class Loop:
                     if self.run.shows and step in (0, self.plan.total - 1):
                         self.run.picture("shown", step + 1, sheet(batch.images[:SOME]))
                     # Asked once: what comes later waits for the next step.
-                    stopping = self.stop.requested or signal.SIGTERM * self.engine.preempted(step)
+                    stopping = self.stop.requested or signal.SIGTERM * self.engine.preempted()
                     look, save = step + 1 in self.plan.looks, step + 1 in self.plan.saves
                     while len(pending) > (0 if stopping or look or save or step + 1 == last else LAG):
                         self._settle(*pending.popleft())
                     if tracing and step + 1 == last:
                         self.engine.trace(None)
                         tracing = False
-                    if look and not stopping:
-                        self._look()
+                    self._looked = look and not stopping and self._look()
+                    stopping = stopping or self.stop.requested
                     if look or save or stopping:
                         self._save()
                     if stopping:
@@ -194,7 +199,7 @@ class Loop:
             except InputError as error:
                 while pending:
                     self._settle(*pending.popleft())
-                if self.done == self._saved or not self.done:
+                if self.done == self._saved or not self.done or self.engine.several:  # others take no part in a save now
                     raise
                 self._save()
                 raise InputError(f"{error}; {self.done} steps are saved: the same --run goes on from there") from None
@@ -232,20 +237,20 @@ class Loop:
 
     def _remedy(self) -> str:
         where = f"the weights of step {self._saved} are in {self.run.weights}"
-        if not self.run.weights.exists():
+        if self._saved < 0:
             self.engine.save(self.run.weights)  # as they were ahead of this step: from then on nothing moved
             where = f"the last good weights are in {self.run.weights}"
         return f"lower --optimizer.lr, look at the images, or leave such steps out with --non-finite skip; {where}"
 
     # Looking and saving ------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Judge the weights by the held-out images, unless there is no time for it, and keep the best."""
+    def _look(self) -> bool:
+        """Judge the weights by the held-out images and keep the best; return False where a signal left no time for it."""
         found: list[tuple[np.ndarray, ...]] = []
         shown = np.empty(0, np.uint8)  # the first images, for a picture
         for batch in self.held_out.evaluation():
             if self.stop.requested:
-                return
+                return False
             shown = batch.images[:SOME] if not found else shown
             found.append(self.engine.answer(batch))
             self.unread |= {self.held_out.examples.names[row] for row in batch.rows[~batch.read]}
@@ -262,15 +267,18 @@ class Loop:
         leading = LEADING[self.task]
         if not self.best or better(leading, self.last[leading], than=self.best[leading]):
             self.best = self.last
-            self.engine.save(self.run.best)
+            with writing(self.run.best):
+                self.engine.save(self.run.best)
+        return True
 
     def _save(self) -> None:
-        """Write the weights, and begin a checkpoint of the state and of what is known of the run so far."""
+        """Begin a checkpoint of the state and of what is known of the run so far, and write the weights."""
         if self._saved == self.done:
             return
-        self.engine.save(self.run.weights)
+        self._saved = self.done  # first of all: what cannot be written is not tried twice
         note = {
             "last": self.last,
+            "looked": self._looked,
             "best": self.best,
             "window": list(self._window),  # written later, when the window is another
             "mean": self._mean,
@@ -279,7 +287,8 @@ class Loop:
             "seconds": self.run.seconds,
         }
         self.engine.keep(self.done, note)
-        self._saved = self.done
+        with writing(self.run.weights):
+            self.engine.save(self.run.weights)
 
     def _resume(self) -> None:
         if (found := self.engine.resume()) is None:
@@ -288,6 +297,7 @@ class Loop:
         self.done, note = found
         self._saved, self.skipped, self.unread = self.done, note["skipped"], set(note["unread"])
         self.last, self.best, self._window, self._mean = (note[name] for name in ("last", "best", "window", "mean"))
+        self._looked = note["looked"]
         self.run.go_on(self.done, note["seconds"])
         self.display.say(f"going on from step {self.done:,} of {self.plan.total:,}")
 

@@ -1,15 +1,20 @@
 """A run's folder: its config, metrics, curves, weights and checkpoints."""
 
 import dataclasses
+import errno
 import json
+import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from train.events import Events
 from train.recipes import Recipe
 from vit_spec import InputError, ViTConfig
 
@@ -34,7 +39,8 @@ class Run:
     processes share a run, the first alone writes.
 
     Raises:
-        InputError: the folder holds another run, or something else; or it cannot be made.
+        InputError: the folder holds another run, or something else; or it cannot be made; by each method, a file cannot be
+            written.
     """
 
     def __init__(self, path: Path, recipe: Recipe, config: ViTConfig, data: dict[str, Any], *, writes: bool = True) -> None:
@@ -42,7 +48,7 @@ class Run:
         self.records: list[Record] = []
         self._writes, self._began = writes, time.monotonic()
         self._tensorboard, self._project = recipe.tensorboard, recipe.wandb
-        self._events: Any = None
+        self._events: Events | None = None
         self._wandb: Any = None
         text = {"recipe": dataclasses.asdict(recipe), "model": dataclasses.asdict(config), "data": data}
         self._config = json.loads(json.dumps(text))
@@ -61,7 +67,9 @@ class Run:
         try:
             there = json.loads((path / "config.json").read_text())
         except FileNotFoundError:
-            raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it") from None
+            if not {entry.name for entry in path.iterdir()} <= {_beside(path / "config.json").name}:
+                raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it") from None
+            return  # empty, or left so by a run that ended before it began
         except (OSError, ValueError) as error:
             raise InputError(f"{path / 'config.json'} cannot be read ({error}): give --run a new folder") from None
         mine, theirs = _flat(self._config), _flat(there)
@@ -78,10 +86,11 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._events is not None:
-            self._events.close()
         if self._wandb is not None:
             self._wandb.finish()
+        if self._events is not None:
+            with writing(self.path):
+                self._events.close()
 
     @property
     def seconds(self) -> float:
@@ -96,11 +105,10 @@ class Run:
         self.records = [record for record in map(_parsed, lines) if record is not None and record["step"] <= step]
         if not self._writes:
             return
-        _write(metrics, "".join(json.dumps(record) + "\n" for record in self.records))
+        _write(metrics, "".join(_line(record) for record in self.records))
         if self._tensorboard:
-            from tensorboardX import SummaryWriter
-
-            self._events = SummaryWriter(str(self.path), purge_step=step + 1 if step else None)
+            with writing(self.path):
+                self._events = Events(self.path, after=step)
         if self._project:
             import wandb
 
@@ -113,13 +121,15 @@ class Run:
         self.records.append(record)
         if not self._writes:
             return
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        file = self.path / "metrics.jsonl"
+        with writing(file), file.open("a") as lines:
+            lines.write(_line(record))
+        named = {f"{set_name}/{name}": value for name, value in metrics.items()}
         if self._events is not None:
-            for name, value in metrics.items():
-                self._events.add_scalar(f"{set_name}/{name}", value, step)
+            with writing(self.path):
+                self._events.numbers(step, named)
         if self._wandb is not None:
-            self._wandb.log({f"{set_name}/{name}": value for name, value in metrics.items()}, step=step)
+            self._wandb.log(named, step=step)
 
     @property
     def shows(self) -> bool:
@@ -128,14 +138,38 @@ class Run:
 
     def picture(self, name: str, step: int, pixels: NDArray[np.uint8]) -> None:
         """Show a picture, (H, W, 3) uint8, in TensorBoard."""
-        self._events.add_image(name, pixels, step, dataformats="HWC")
+        assert self._events is not None
+        with writing(self.path):
+            self._events.picture(step, name, pixels)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tell in a line of a file, or one in this folder, that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "see to that"
+        why = error.strerror or error
+        raise InputError(f"cannot write {path} ({why}): {remedy}, then give the same --run to go on") from None
 
 
 def _write(path: Path, text: str) -> None:
     """Write a file in one go: what is there is the old text or the new one."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text)
-    os.replace(beside, path)
+    beside = _beside(path)
+    with writing(path):
+        beside.write_text(text)
+        os.replace(beside, path)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
+def _line(record: Record) -> str:
+    """A record as JSON, which knows no NaN: what is not defined is null."""
+    undefined = {name: None for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
+    return json.dumps(record | undefined) + "\n"
 
 
 def _parsed(line: str) -> Record | None:

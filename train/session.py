@@ -4,6 +4,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from train.loop import Diverged, Engine, Loop, Plan
 from train.metrics import LEADING, shown
 from train.progress import Display
 from train.recipes import IMAGENET, RECIPES, Known, Recipe, Task, fields, model_config
-from train.run import Run
+from train.run import Run, writing
 from train.sources import Examples, Source
 from vit_spec import InputError, ViTConfig
 
@@ -63,6 +64,8 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
         folder=(path / "checkpoints").absolute(),
     )
     console = Console(quiet=not engine.first)
+    if engine.several and dry:
+        raise InputError("--dry-run is for one process alone: start it without the others")
     if engine.several and recipe.run is None:
         raise InputError("several processes share this run: name its folder with --run, the same for all of them")
     workers = usual_workers(source) if recipe.workers is None else recipe.workers
@@ -82,14 +85,23 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
         loop = Loop(
             engine, recipe, task, plan.first_step if dry else plan, train_feed, held_out, source.classes, run, display, stop
         )
+
+        def draw() -> None:
+            if run.records and engine.first:
+                with writing(path / "curves.png"):
+                    curves.draw(path / "curves.png", run.records, task, title(name, recipe, config))
+
         try:
             loop.fit()
         except Diverged as error:
+            draw()
             print(f"error: {error}", file=sys.stderr)
             return DIVERGED
-        finally:
-            if run.records and engine.first:
-                curves.draw(path / "curves.png", run.records, task, title(name, recipe, config))
+        except InputError:
+            with suppress(InputError):  # what went wrong first is what counts
+                draw()
+            raise
+        draw()
         tell(console, dried(loop, run) if dry else summary(command, loop, run))
     return SIGNALLED + loop.interrupted if loop.interrupted else 0
 

@@ -1,0 +1,31 @@
+"""What all tests share: what they compile runs for a moment, so it is compiled quickly, and once for all processes."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_quickly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let jax optimize little, and keep what it compiles in a folder of this run and not in the user's cache.
+
+    benchmarks/full_size.py and the commands that tests start compile as users do.
+    """
+    if importlib.util.find_spec("jax") is None:
+        yield
+        return
+    import jax
+
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    wanted = {
+        "jax_compilation_cache_dir": str(shared / "compiled"),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+        "jax_disable_most_optimizations": True,
+    }
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    yield
