@@ -2,9 +2,9 @@
 
 Run `python -m benchmarks.input [--images N] [--runs N]`; it prints the table of docs/training.md.  The files are made
 from the two photographs in scikit-learn, cut and resized at random.  `bare` is Pillow and no more: open, the same boxes
-and mirrors (drawn ahead), resize.  `ours` is what training does: read, make the generator, draw, crop, mirror, to an
-array.  Time is the processor's, so that other work on the machine counts less; a run takes all candidates in turn, a few
-images each, and ratios are taken within it.
+and mirrors (drawn ahead), resize, to an array.  `ours` is what training does: read, make the generator, draw, crop,
+mirror, to an array.  Time is the processor's, so that other work on the machine counts less; a run takes all candidates in
+turn, a few images each, and ratios are taken within it.
 """
 
 import argparse
@@ -62,7 +62,8 @@ def bare(paths: list[Path], filter: Filter) -> Work:
                 else:
                     shown = image.resize(SIZE, FILTERS[filter], box=boxes[row])
                 if flips[row]:
-                    shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+                    shown = shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+                np.asarray(shown)
 
     return work
 

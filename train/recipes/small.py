@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from train.augment.options import Augment
 from train.recipes.plain import IMAGENET, LIGHT
 from train.recipes.recipe import Known, Model, Optimizer, Recipe
 
@@ -45,4 +46,28 @@ def tiny_values(known: Known = IMAGENET) -> Recipe:
     return replace(tiny(known), task="values")
 
 
-RECIPES: tuple[Callable[[Known], Recipe], ...] = (tiny, tiny_labels, tiny_values)
+def cifar10(known: Known = IMAGENET) -> Recipe:
+    """A ViT of 1.2 million parameters for some ten thousand colour images of 32x32 pixels, from nothing, on two cores.
+
+    python -m train.jax --config cifar10 --data parquet:cifar10
+
+    Images are enlarged to 36x36, which makes 36 patches of 6x6: with 64 of 4x4 a step takes nearly twice as long. Muon's
+    steps carry far, and crops, mixup and smoothing keep so few images from being learnt by heart.
+
+    Hardware: 2 cores of an AMD EPYC. Time: 27 min. Accuracy: 66.1 % of CIFAR-10's 10,000 test images, after 32 epochs of
+    10,000 training images, a fifth of all (seed 0).
+    """
+    shape = ("patch_size=6", "width=128", "depth=6", "num_heads=4", "mlp_dim=512")
+    plain = ("tokens.class_token=False", "positions.kind=fixed", "positions.table=sincos_2d_big_vision", "head.pool=mean")
+    return Recipe(
+        model=Model(name="vit_ti16", image_size=(36, 36), changes=(*shape, *plain)),
+        augment=Augment(crop="resized", crop_area=(0.35, 1.0), flip=True, mixup=0.2),
+        optimizer=Optimizer(name="muon", lr=3e-3, weight_decay=0.1, beta2=0.99),
+        epochs=32,
+        label_smoothing=0.1,
+        eval_every=4,
+        save_every=2,
+    )
+
+
+RECIPES: tuple[Callable[[Known], Recipe], ...] = (tiny, tiny_labels, tiny_values, cifar10)
