@@ -9,23 +9,24 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_quickly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let jax optimize little, and keep what it compiles in a folder of this run and not in the user's cache.
+    """Let jax optimize little, here and in commands, and keep what it compiles in a folder of this run of the tests.
 
-    benchmarks/full_size.py and the commands that tests start compile as users do.
+    The benchmarks compile as users do, benchmarks/full_size.py the named models among them.
     """
-    if importlib.util.find_spec("jax") is None:
-        yield
-        return
-    import jax
-
     folder = tmp_path_factory.getbasetemp()
-    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     wanted = {
-        "jax_compilation_cache_dir": str(shared / "compiled"),
+        "jax_compilation_cache_dir": str(folder / "compiled"),
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
         "jax_disable_most_optimizations": True,
     }
-    for name, value in wanted.items():
-        jax.config.update(name, value)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in wanted.items():
+            patch.setenv(name.upper(), str(value))
+        if importlib.util.find_spec("jax") is not None:
+            import jax
+
+            for name, value in wanted.items():
+                jax.config.update(name, value)
+        yield

@@ -24,7 +24,7 @@ pytest.importorskip("grain")
 
 import parity
 from train import jax_checkpoints
-from train.cli import BAD_INPUT, Asked, parse, told
+from train.cli import BAD_INPUT, Asked, told
 from train.curves import draw
 from train.data import Batch
 from train.events import Events
@@ -75,14 +75,6 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 def weights(path: Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in parity.load(path).arrays.items()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What commands compile for these tests is kept for these tests, and not in the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -274,30 +266,16 @@ def test_a_run_that_is_told_to_stop_leaves_weights_that_load(moment: str, number
     assert weights(tmp_path / "run")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_all_processes_of_a_run_stops_the_trainer_and_not_those_that_prepare_images(
-    number: int, tmp_path: Path
-) -> None:
+def test_a_signal_to_all_processes_of_a_run_stops_the_trainer_and_not_those_that_prepare_images(tmp_path: Path) -> None:
     """As a terminal's Ctrl-C is, and many a cluster's SIGTERM."""
     process = started("--epochs", "1000", "--workers", "1", "--run", str(tmp_path / "run"), start_new_session=True)
     assert process.stdout is not None
     while " left" not in (line := process.stdout.readline()):
         assert line, process.stderr and process.stderr.read()
-    os.killpg(process.pid, number)
+    os.killpg(process.pid, signal.SIGINT)
     said, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number and "Traceback" not in errors
+    assert process.returncode == 128 + signal.SIGINT and "Traceback" not in errors
     assert "interrupted" in said and weights(tmp_path / "run")
-
-
-def test_the_command_trains_on_a_mesh_of_devices_as_on_one(tmp_path: Path) -> None:
-    arguments = ["--epochs", "1", "--run"]
-    process = started(*arguments, str(tmp_path / "4"), XLA_FLAGS="--xla_force_host_platform_device_count=4")
-    said, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert "data=4" in said
-    assert train(parse("train.jax", [*ARGUMENTS, *arguments, str(tmp_path / "1")]), JaxEngine) == 0
-    one, four = ([record["loss"] for record in records(tmp_path / count)] for count in "14")
-    assert one == pytest.approx(four, rel=1e-3)
 
 
 def test_the_command_tells_bad_input_in_one_line_and_leaves_no_folder(tmp_path: Path) -> None:
@@ -438,7 +416,8 @@ def test_a_look_that_a_signal_cut_short_is_made_up_for(
 
     with monkeypatch.context() as patch:
         patch.setattr(JaxEngine, "answer", interrupted)
-        assert trained(recipe) == 128 + signal.SIGTERM
+        for _ in range(2):  # and again, when it is made up for
+            assert trained(recipe) == 128 + signal.SIGTERM
     assert trained(recipe) == 0
     assert records(tmp_path / "run") == unbroken
 

@@ -172,7 +172,11 @@ class Loop:
         with self.display, closing(training) as batches:
             try:
                 if self.done in self.plan.looks and not self._looked:  # a signal kept the run from it
-                    self._looked, self._saved = self._look(), -1
+                    self._looked = self._look()
+                    if not self._looked:
+                        self.interrupted = self.stop.requested
+                        return
+                    self._saved = -1
                     self._save()
                 for step, batch in enumerate(batches, self.done):
                     if step + 1 == first:
