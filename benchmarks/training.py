@@ -1,9 +1,10 @@
 """What reading images costs a run: its steps fed from files against the same steps on a batch that is there already.
 
-Run `python -m benchmarks.training FOLDER [--config NAME] [--batch-size N] [--steps N] [--runs N] [--workers N]`; it prints
+Run `python -m benchmarks.training FOLDER [--config NAME] [--batch-size N] [--steps N] [--runs N] [ARGUMENT ...]`; it prints
 the table of docs/training.md.  FOLDER has class folders of JPEG files, each of which is shown as often as it takes, under
-as many names.  A run begins with nothing prepared and counts the wait for its first batch; fed and unfed runs alternate,
-and ratios are taken between neighbours.  `pipeline` is what preparing images reaches alone.
+as many names; other arguments are the trainer's.  A run begins with nothing prepared and counts the wait for its first
+batch; fed and unfed runs alternate, and ratios are taken between neighbours.  `pipeline` is what preparing images reaches
+alone.
 """
 
 import argparse
@@ -67,17 +68,17 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--workers", type=int)
-    given = parser.parse_args()
+    given, more = parser.parse_known_args()
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as place:
         repeated(given.folder, Path(place), 2 * given.batch_size * given.steps)
         batch = ["--batch-size", str(given.batch_size), "--model.image-size", "224", "224"]
-        _, recipe, source, _, _ = parse("train.jax", ["--config", given.config, "--data", f"folder:{place}", *batch])
+        asked = parse("train.jax", ["--config", given.config, "--data", f"folder:{place}", *batch, *more])
+        recipe, source = asked.recipe, asked.source
         config, _, _ = network(recipe, source, "classes")
         engine = JaxEngine(config, recipe, task="classes", rate=lambda step: 1e-4, start=None, folder=Path(place))
         answers = targets(source.train, source.classes, source.kind, "classes")
-        workers = usual_workers(source) if given.workers is None else given.workers
+        workers = usual_workers(source) if recipe.workers is None else recipe.workers
         feed = Feed(source.train, answers, config, recipe.batch_size, recipe.augment, workers=workers)
         one = next(feed.training(seed=0, first=0, last=1))
         stepped(engine, [one])
@@ -91,7 +92,8 @@ def main() -> None:
     versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "grain", "pillow"))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     print(f"{engine.hardware}, {machine}, {versions}")
-    print(f"{given.config} in batches of {given.batch_size}, {given.steps} steps a run, workers: {workers or 'threads'}\n")
+    command, length = " ".join([given.config, *more]), f"{given.steps} steps of {given.batch_size} a run"
+    print(f"{command}; {length}; workers: {workers or 'threads'}\n")
     print("| pipeline, images/s | steps on one batch | steps fed from files | fed, of unfed |\n|---|---|---|---|")
     rates = [[images / seconds for seconds in each] for each in (alone, unfed, fed)]
     ratios = [one / other for one, other in zip(unfed, fed, strict=True)]
