@@ -27,7 +27,7 @@ INTERVAL = 5  # steps between two checkpoints
 STEPS = 40
 SHAPE = ["patch_size=2", "width=32", "depth=2", "num_heads=2", "mlp_dim=64", "regularisation.drop_path=0.1"]
 LENGTHS = ["--epochs", f"{STEPS}steps", "--save-every", f"{INTERVAL}steps", "--eval-every", "20steps", "--log-every", "1"]
-SIZE = ["--batch-size", "16", "--model.image-size", "64", "64", "--model.changes", *SHAPE]
+SIZE = ["--batch-size", "16", "--model.image-size", "48", "48", "--model.changes", *SHAPE]
 ARGUMENTS = ["--config", "tiny", *SIZE, *LENGTHS, "--ema", "0.9"]
 LONGEST = 3  # seconds from the first new record to a kill
 NAMES = {signal.SIGKILL: "SIGKILL", signal.SIGTERM: "SIGTERM"}

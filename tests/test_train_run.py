@@ -403,6 +403,23 @@ def test_a_checkpoint_that_may_be_sound_is_left_where_it_is(tmp_path: Path, monk
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"7", "14"}
 
 
+def test_a_signal_that_comes_while_steps_are_under_way_waits_for_the_next(
+    unbroken: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, log = replace(LONGER, run=str(tmp_path / "run")), Run.log
+
+    def interrupted(self: Run, set_name: str, step: int, *rest: Any) -> None:
+        if step == 8:  # two steps after it have begun
+            signal.raise_signal(signal.SIGTERM)
+        log(self, set_name, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "log", interrupted)
+        assert trained(recipe) == 128 + signal.SIGTERM
+    assert trained(recipe) == 0
+    assert records(tmp_path / "run") == unbroken
+
+
 @pytest.mark.parametrize("step", [22, 67])
 def test_a_look_that_a_signal_cut_short_is_made_up_for(
     step: int, unbroken: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -185,7 +185,7 @@ class Loop:
                     pending.append((step, batch, self.engine.step(batch)))
                     if self.run.shows and step in (0, self.plan.total - 1):
                         self.run.picture("shown", step + 1, sheet(batch.images[:SOME]))
-                    # Asked once: what comes later waits for the next step.
+                    # Asked once, while all steps can still be waited for: what comes later waits for the next step.
                     stopping = self.stop.requested or signal.SIGTERM * self.engine.preempted()
                     look, save = step + 1 in self.plan.looks, step + 1 in self.plan.saves
                     while len(pending) > (0 if stopping or look or save or step + 1 == last else LAG):
@@ -194,7 +194,8 @@ class Loop:
                         self.engine.trace(None)
                         tracing = False
                     self._looked = look and not stopping and self._look()
-                    stopping = stopping or self.stop.requested
+                    if look and not self._looked:
+                        stopping = stopping or self.stop.requested  # which cut the look short
                     if look or save or stopping:
                         self._save()
                     if stopping:
