@@ -504,6 +504,12 @@ def test_a_run_does_not_wait_for_events_that_cannot_be_written(tmp_path: Path) -
     events.close()
 
 
+def test_events_are_written_without_torch(tmp_path: Path) -> None:
+    script = "import sys; from train.events import Events, Path; Events(Path(sys.argv[1])).close(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert "tensorboardX" in done.stdout.split() and "torch" not in done.stdout.split(), done.stderr
+
+
 def test_the_last_checkpoints_are_kept_and_the_best(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert trained(replace(LONGER, run=str(run), save_every="5steps", keep=2)) == 0

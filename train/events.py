@@ -1,7 +1,10 @@
 """Metrics and pictures for TensorBoard, written by the caller: tensorboardX's own writer is a thread, and where that meets
 a full disk it ends unseen, and the run waits for it for ever."""
 
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,9 @@ class Events:
     """
 
     def __init__(self, folder: Path, after: int = 0) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import SessionLog
+        with _without_torch():
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import SessionLog
 
         self._writer, self._flushed = EventsWriter(str(folder / "events")), time.monotonic()
         if after:
@@ -52,3 +56,19 @@ class Events:
         if time.monotonic() - self._flushed > KEPT_BACK:
             self._writer.flush()
             self._flushed = time.monotonic()
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Let what is imported believe that torch is not installed, unless it is in use.
+
+    tensorboardX would load it, which takes seconds, for a type that it is never given here.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
