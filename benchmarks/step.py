@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -24,12 +25,12 @@ from train.data import Batch
 from train.jax import keep_freed_memory
 from train.jax_engine import JaxEngine
 from train.needs import needs
+from train.plan import USABLE
 from train.recipes import Recipe
 from vit_spec import InputError, ViTConfig
 
 MODELS = ["vit_s16", "vit_b16", "vit_l16", "vit_h14"]
 MOST = 1024  # images a device
-USABLE = 0.9  # of a device's memory, as --plan has it
 TURNS = 7
 RESULTS = Path(__file__).parent / "results"
 
@@ -37,21 +38,18 @@ RESULTS = Path(__file__).parent / "results"
 def largest(config: ViTConfig, recipe: Recipe, room: int, sizes: dict[str, int]) -> int:
     """Return the largest batch, a power of two a device, that fits into so many bytes of each."""
     devices, images = sizes["data"] * sizes["fsdp"], MOST
-    while images > 1 and needs(config, _of(recipe, images * devices), sizes).total > USABLE * room:
+    while images > 1 and needs(config, replace(recipe, batch_size=images * devices), sizes).total > USABLE * room:
         images //= 2
     return images * devices
 
 
-def _of(recipe: Recipe, batch_size: int) -> Recipe:
-    return Recipe(batch_size=batch_size, dtype=recipe.dtype, mesh=recipe.mesh)
-
-
 def row(config_name: str, given: argparse.Namespace, room: int | None) -> str:
-    """A line of the table; of a batch that does not fit after all, half of it."""
+    """A line of the table."""
     config = vit_spec.get(config_name, num_classes=1000)
     recipe = Recipe(batch_size=given.batch_size or 8, dtype=given.dtype, mesh=given.mesh)
     if not given.batch_size and room:
-        recipe = _of(recipe, largest(config, recipe, room, dict(jax_mesh.make(given.mesh, config).shape)))
+        sizes = dict(jax_mesh.make(given.mesh, config).shape)
+        recipe = replace(recipe, batch_size=largest(config, recipe, room, sizes))
     began = time.perf_counter()
     engine = JaxEngine(config, recipe, task="classes", rate=lambda step: 1e-4, start=None, folder=RESULTS)
     rng, count = np.random.default_rng(0), recipe.batch_size

@@ -88,9 +88,10 @@ def test_float64_updates_are_those_of_the_formula(twin: str) -> None:
 
 
 def test_float64_updates_and_clipping_are_those_of_optax() -> None:
+    # As above: a few roundings of 1e-16 a step.
     grads, start = gradients().astype(np.float64), np.random.default_rng(1).standard_normal((2, 500))
     theirs = optax.chain(optax.clip_by_global_norm(CLIP), optax.adamw(rate, **OPTIONS, mask=[True, False]))
-    assert distance(of_jax(grads, start) - start, of_jax(grads, start, theirs) - start) < 1e-12
+    assert distance(of_jax(grads, start) - start, of_jax(grads, start, theirs) - start) < 1e-13
 
 
 @pytest.mark.parametrize(("steps", "bar"), [(1, 1e-12), (50, 1e-10)])

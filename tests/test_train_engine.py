@@ -180,6 +180,7 @@ def test_the_rate_is_that_of_the_step_though_one_before_it_is_left_out(name: Any
         told = float(turned.step(batch()._replace(targets=np.full((12, 5), target, np.float32)))["lr"])
         moved = np.abs(np.asarray(turned._state.params["head"]["bias"]) - before)
         assert told == pytest.approx(rate * 0.5**step, rel=1e-12)
+        # The rate of another step would be half or twice as much.
         assert np.allclose(moved, 0 if np.isnan(target) else told, rtol=1e-3, atol=0)
 
 
@@ -238,7 +239,7 @@ def test_lamb_moves_each_layer_by_the_norm_of_its_weights() -> None:
     assert float(optax.tree.norm(updates["patch_embed"]["proj"]["kernel"])) == pytest.approx(
         RATE * float(optax.tree.norm(params["patch_embed"]["proj"]["kernel"])), rel=1e-12
     )
-    # What does not decay is not scaled: Adam's first update is +1 or -1.
+    # What does not decay is not scaled: Adam's first update is +1 or -1, but for eps over the gradient, 1e-8 over 1e-3.
     assert np.allclose(np.abs(updates["blocks"]["attn"]["qkv"]["bias"]), RATE, rtol=1e-5)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from parity.__main__ import Parser
 from parity.commands.printing import say
-from train.cli import told
+from train.cli import BAD_INPUT, told
 from train.frozen import Frozen, add_arguments, gathered, named, network, pooled
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig
@@ -71,7 +71,7 @@ def predict(given: argparse.Namespace) -> int:
         draw(Path(given.maps), np.concatenate(seen)[rows], np.concatenate(maps)[rows], titles)
         if not given.json:
             say(f"wrote {given.maps}")
-    return 2 if unread else 0
+    return BAD_INPUT if unread else 0
 
 
 def _feed(paths: list[Path], config: ViTConfig, frozen: Frozen, unread: dict[int, str]) -> "Feed":
