@@ -52,7 +52,7 @@ def bare(paths: list[Path], filter: Filter) -> Work:
     """Decode, cut, resize and mirror with Pillow alone, as `ours` will draw it."""
     draws = [generator(IMAGE, 0, 0, row) for row in range(len(paths))]
     boxes = [inception_box(500, 400, rng, (0.05, 1.0)) for rng in draws]
-    flips = [rng.uniform(-1, 1, 5)[-1] < 0 for rng in draws]
+    flips = [rng.random(5)[-1] < 0.5 for rng in draws]
 
     def work(rows: list[int]) -> None:
         for row in rows:

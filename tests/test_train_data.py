@@ -101,6 +101,11 @@ def test_streams_of_random_numbers_differ_by_purpose_and_by_length() -> None:
     assert len(draws) == 5
 
 
+def test_random_numbers_are_the_same_on_every_machine_and_for_numbers_of_any_kind() -> None:
+    assert generator(3, 0, 7).random() == generator(3, np.int64(0), np.int32(7)).random() == 0.7171935017905471
+    assert generator(3, 2**80).random() != generator(3, 0).random()
+
+
 def test_held_out_images_come_once_in_order_and_the_last_batch_is_full(digits: Source) -> None:
     held = Feed(digits.held_out, targets(digits.held_out, digits.classes, digits.kind, "classes"), CONFIG, 50)
     shown = list(held.evaluation())

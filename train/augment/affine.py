@@ -14,7 +14,7 @@ def vary(image: Image.Image, options: Augment, rng: np.random.Generator) -> Imag
     Five numbers are drawn whatever the options, so that changing one option leaves the others' draws alone.  A mirror
     alone moves whole pixels; all else is bilinear.
     """
-    turn, grow, right, down, side = rng.uniform(-1, 1, 5).tolist()
+    turn, grow, right, down, side = (2 * x - 1 for x in rng.random(5).tolist())
     mirrored = options.flip and side < 0
     if not options.rotate and not options.shift and options.scale == 1:
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image
