@@ -12,7 +12,8 @@ SPLIT, ORDER, IMAGE, MIX, SHOTS = 1, 2, 3, 4, 5
 
 def generator(purpose: int, *numbers: int) -> np.random.Generator:
     """Return a fresh generator for this purpose and these numbers, the same on every machine."""
-    return np.random.Generator(np.random.PCG64(_Hashed(purpose, *numbers)))
+    hashed: Any = _Hashed(purpose, *numbers)  # numpy's stubs know no other ISeedSequence than its own
+    return np.random.Generator(np.random.PCG64(hashed))
 
 
 class _Hashed(ISeedSequence):
