@@ -26,7 +26,7 @@ from train.jax_engine import JaxEngine
 from train.jax_mesh import join_cluster
 from train.jax_program import collectives
 from train.jax_trees import tree
-from train.mesh import AXES, parse, share_batch, sizes_for, split
+from train.mesh import AXES, parse, share_batch, sizes_for, split, unsplit
 from train.recipes import Recipe
 from vit_spec import InputError
 
@@ -253,6 +253,23 @@ def test_vectors_and_tables_are_whole_along_fsdp() -> None:
     assert {name for name, axes in found.items() if "fsdp" not in axes} == {
         name for name, row in vit_spec.rows(CONFIG).items() if not row.decays
     }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (
+            {"data": 1, "fsdp": 5, "tensor": 1},
+            r"100\.0% .* not split by fsdp=5: blocks\.mlp\.fc1\.weight 32\.1%, .*, \.\.\.",
+        ),
+        ({"data": 1, "fsdp": 5, "tensor": 2}, r"100\.0% of the weights are not split by fsdp=5: .*"),
+        ({"data": 1, "fsdp": 2, "tensor": 1}, ""),
+        ({"data": 8, "fsdp": 1, "tensor": 1}, ""),
+    ],
+)
+def test_weights_that_a_mesh_leaves_whole_are_told(sizes: dict[str, int], said: str) -> None:
+    config = vit_spec.get("vit_s16", num_classes=1000)
+    assert re.fullmatch(said, unsplit(config, sizes))
 
 
 # Reading a program ----------------------------------------------------------------------------------------------------

@@ -228,7 +228,13 @@ def test_where_no_single_change_is_enough_all_together_are_named(capsys: pytest.
 
 
 def test_where_nothing_is_enough_it_says_that(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "try more devices" in planned(capsys, *LARGE, "--plan", "8x0.5GiB")[1]
+    assert "try more devices, or a smaller --batch-size" in planned(capsys, *LARGE, "--plan", "8x0.5GiB")[1]
+    assert "try more devices along fsdp" in planned(capsys, *LARGE, "--plan", "8x0.01GiB")[1]
+
+
+def test_what_a_mesh_leaves_whole_is_part_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    _, said = planned(capsys, "--mesh", "fsdp=5", "--batch-size", "5", "--plan", "5x80GiB")
+    assert "100.0% of the weights are not split by fsdp=5" in said and "fetched matrices" not in said
 
 
 def test_data_that_are_not_here_are_counted_as_imagenet_and_that_is_said() -> None:

@@ -1,6 +1,8 @@
 """Recipes and the command line: every field can be set, and what cannot be is told in a line."""
 
 import dataclasses
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -167,6 +169,12 @@ WRONG = {
     "--epochs 0": "epochs is 0.0: give more than none",
     "--held-out 1.5": "held_out is 1.5: give a share between 0 and 1",
     "--augment.scale 0.5": "augment.scale is 0.5: give a factor of 1 or more",
+    "--optimizer.lr nan": "optimizer.lr is nan: give 0 or more",
+    "--optimizer.weight-decay -1": "optimizer.weight_decay is -1.0: give 0 or more",
+    "--optimizer.eps 0": "optimizer.eps is 0.0: give a positive number",
+    "--seed 9223372036854775808": "give 0 or more, below 2^63",
+    "--config finetune": "--config finetune is for weights that are there: give --init FILE",
+    "--plan 8x80GiB --dry-run": "--plan does no step: leave out either it or --dry-run",
 }
 
 
@@ -183,6 +191,42 @@ def test_interrupted_before_the_run_the_program_leaves_with_130() -> None:
         raise KeyboardInterrupt
 
     assert main("train.jax", interrupted, []) == 130
+
+
+def test_changes_of_the_network_come_on_top_of_the_recipes_own() -> None:
+    own = parse("train.jax", ["--config", "vit_ti16"]).recipe.model.changes
+    more = parse("train.jax", ["--config", "vit_ti16", "--model.changes", "depth=2", "norms.eps=1e-5"]).recipe.model
+    assert own and more.changes == (*own, "depth=2", "norms.eps=1e-5")
+    config = model_config(more, num_outputs=10, in_channels=3, size=(32, 32))
+    assert (config.depth, config.norms.eps, config.tokens.class_token) == (2, 1e-5, False)
+
+
+def test_of_a_recipes_own_changes_weights_that_are_there_bear_regularisation_alone() -> None:
+    known = ["--init", "weights.safetensors", "--model.changes", "regularisation.attn_drop=0.1"]
+    plain, deit = (parse("train.jax", ["--config", name, *known]).recipe.model.changes for name in ("vit_b16", "deit_s16"))
+    assert plain == ("regularisation.attn_drop=0.1",)
+    assert deit == ("regularisation.drop_path=0.1", "regularisation.attn_drop=0.1")
+
+
+def test_the_commands_of_a_recipe_are_a_line_each_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main("train.jax", lambda asked: 0, ["--help"])
+    said = capsys.readouterr().out
+    commands = [line for line in said.splitlines() if "train.jax --config vit_s16" in line]
+    assert len(commands) == 2 and all(line.count("python -m") == 1 for line in commands)
+
+
+def test_who_stops_reading_is_told_nothing() -> None:
+    command = f"{sys.executable} -m train.jax --help | head -1 > /dev/null; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode in (0, 141) and not done.stderr  # 0 where all was in the pipe before head went
+
+
+def test_ctrl_c_ends_a_program_that_has_nothing_to_save_wherever_it_is() -> None:
+    lines = "import signal\nfrom train.interruption import leave_at_once\nleave_at_once()\ntry:\n"
+    lines += "    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\nprint('went on')"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
 
 
 # The network ----------------------------------------------------------------------------------------------------------

@@ -22,13 +22,16 @@ from PIL import Image
 pytest.importorskip("jax")
 pytest.importorskip("grain")
 
+import jax
+
 import parity
-from train import jax_checkpoints
+from train import jax_checkpoints, session
 from train.cli import BAD_INPUT, Asked, told
 from train.curves import draw
 from train.data import Batch
 from train.events import Events
 from train.interruption import Interruption
+from train.jax import memory_told
 from train.jax_engine import JaxEngine
 from train.loop import Plan
 from train.recipes import Augment, Model, Optimizer, Recipe, model_config
@@ -211,17 +214,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_the_step(
 def test_an_unreadable_image_ends_the_run_by_its_name_and_saves_what_was_learnt(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
-        (tmp_path / name).mkdir()
+        (tmp_path / "data" / name).mkdir(parents=True)
         for i in range(10):
-            Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(tmp_path / name / f"{i}.png")
-    (tmp_path / "a" / "3.png").write_bytes(b"")
-    recipe = replace(RECIPE, data=f"folder:{tmp_path}", batch_size=1, run=str(tmp_path / "run"), epochs=5)
+            Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(tmp_path / "data" / name / f"{i}.png")
+    (tmp_path / "data" / "a" / "3.png").write_bytes(b"")
+    recipe = replace(RECIPE, data=f"folder:{tmp_path}/data", batch_size=1, run=str(tmp_path / "run"), epochs=5)
     small = replace(recipe, model=replace(recipe.model, image_size=(8, 8)))
     with pytest.raises(
         InputError, match=r"3\.png is not an image.*; \d+ steps are saved: the same --run goes on from there"
     ):
         trained(small)
     assert weights(tmp_path / "run")
+    assert trained(replace(small, corrupt="skip")) == 0  # as the message says
 
 
 def test_where_images_are_skipped_the_run_counts_and_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -371,6 +375,21 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_taken(
     said = capsys.readouterr()
     assert f"the checkpoint of step {newest.name} is damaged" in said.err and "going on from step 22 of 67" in said.out
     assert (run / "checkpoints-damaged" / newest.name).is_dir() and records(run) == unbroken
+
+
+@pytest.mark.parametrize(("file", "left"), [("metrics/metrics", ""), ("_CHECKPOINT_METADATA", "[]")])
+def test_a_state_whose_notes_are_damaged_is_put_aside(
+    file: str, left: str, unbroken: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    recipe = replace(LONGER, run=str(run))
+    with pytest.raises(Stopped):
+        trained(recipe, cut_off_after(30, closes=True))
+    newest = max((run / "checkpoints").glob(f"*/{file}")).relative_to(run / "checkpoints").parts[0]
+    (run / "checkpoints" / newest / file).write_text(left)
+    assert trained(recipe) == 0
+    assert f"the checkpoint of step {newest} is damaged (its notes cannot be read)" in capsys.readouterr().err
+    assert (run / "checkpoints-damaged" / newest).is_dir() and records(run) == unbroken
 
 
 def test_a_run_without_a_readable_checkpoint_is_not_begun_anew_over_what_it_left(tmp_path: Path) -> None:
@@ -559,6 +578,22 @@ def test_what_the_profiler_saw_of_chosen_steps_lies_in_the_folder(tmp_path: Path
     assert trained(recipe) == 0
     [trace] = (tmp_path / "run" / "profile").rglob("*.xplane.pb")
     assert trace.stat().st_size > 10_000
+
+
+def test_weights_and_biases_without_its_package_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(InputError, match="pip install wandb"):
+        trained(replace(RECIPE, run=str(tmp_path / "run"), wandb="project"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_little_memory_is_told_in_a_line() -> None:
+    said = r"not enough memory \(RESOURCE_EXHAUSTED: Out of memory\): give a smaller --batch-size"
+    with pytest.raises(InputError, match=said), memory_told():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nat some address")
 
 
 def test_metrics_go_to_weights_and_biases_where_a_project_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

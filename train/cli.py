@@ -5,10 +5,13 @@ What is imported here loads quickly; the frameworks follow when a run starts.
 
 import contextlib
 import io
+import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from inspect import cleandoc
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
 OURS = ("--config", "--list", "--plan", "--dry-run", "--help")  # what tyro knows nothing of
+FROM_WEIGHTS = ("finetune", "linear_probe")  # recipes that mean nothing without --init
 DIGITS = Known(images=1438, channels=1, size=(8, 8))  # the default data
 
 
@@ -48,6 +52,8 @@ def main(module: str, fit: Callable[[Asked], int], arguments: Sequence[str]) -> 
             return 0
         devices, others = _taken("--plan", arguments)
         if devices is not None:
+            if "--dry-run" in others:
+                raise InputError("--plan does no step: leave out either it or --dry-run")
             from train import plan
 
             return plan.plan(parse(module, others, plan.opened), devices)
@@ -67,6 +73,9 @@ def told(run: Callable[[], int]) -> int:
     except ModuleNotFoundError as error:
         print(f"error: the package {error.name} is not installed: pip install -e '.[all]'", file=sys.stderr)
         return BAD_INPUT
+    except BrokenPipeError:  # who was to read it has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         print(
             f"error: {error.filename or 'a file'}: {error.strerror or error}; make room or change the path", file=sys.stderr
@@ -102,6 +111,8 @@ def parse(module: str, arguments: Sequence[str], opened: Callable[..., "Source"]
         hint = nearest(name, RECIPES)
         raise InputError(f"unknown recipe {name!r}{hint}; --list names all of them")
     first = _changed(module, name, RECIPES[name](DIGITS), rest)
+    if name in FROM_WEIGHTS and first.init is None:
+        raise InputError(f"--config {name} is for weights that are there: give --init FILE, hf://OWNER/NAME or timm:NAME")
     source = (opened or open_source)(first.data, first.held_out)
     known = Known(len(source.train), source.channels, source.size)
     recipe = _changed(module, name, RECIPES[name](known), rest)
@@ -119,17 +130,22 @@ def _changed(module: str, name: str, recipe: Recipe, rest: list[str]) -> Recipe:
         "--plan 64x80GiB tells what the run needs on 64 devices of 80 GiB, none of them here, and whether it fits;\n"
         "--plan 64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s also how long it takes: rates of computing at best, the\n"
         "share of it that is reached, and of sending along the mesh's axes. The data need not be here.\n\n"
-        f"{_doc(name)}"
+        # Commands one below the other would be filled into one paragraph.
+        + _doc(name).replace("\npython -m", "\n\npython -m")
     )
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             prog = f"python -m {module} [--config NAME]"
-            return tyro.cli(Recipe, prog=prog, args=rest, default=recipe, description=about)
+            changed = tyro.cli(Recipe, prog=prog, args=rest, default=recipe, description=about)
     except SystemExit as leaving:
         if leaving.code:
             raise InputError(_one_line(said.getvalue())) from None
         raise
+    own, given = recipe.model.changes, any(argument.partition("=")[0] == "--model.changes" for argument in rest)
+    if changed.init is not None:  # the network is that of the weights
+        own = tuple(change for change in own if change.startswith("regularisation."))
+    return replace(changed, model=replace(changed.model, changes=(*own, *(changed.model.changes if given else ()))))
 
 
 def _taken(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:

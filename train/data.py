@@ -8,6 +8,7 @@ the batch it falls into, nor on how many threads, processes or machines prepare 
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -33,6 +34,8 @@ Targets = NDArray[np.int32] | NDArray[np.float32]
 
 AHEAD = 256 << 20  # bytes of batches that wait for the trainer
 UNVARIED = Augment()
+# Batches that wait when a run ends lie in shared memory, which Python's tracker gives back, warning of each.
+UNTOLD = "ignore:resource_tracker:UserWarning"
 TRIES = 100  # images in a row that cannot be read, before it is the data that cannot
 
 
@@ -211,6 +214,8 @@ def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
     """Let processes begin that never see SIGINT and SIGTERM, which come to all of a group: the trainer sees to its end."""
+    if UNTOLD not in sys.warnoptions:
+        sys.warnoptions.append(UNTOLD)
     resource_tracker.ensure_running()  # when it begins, it lets both through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

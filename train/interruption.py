@@ -8,6 +8,19 @@ from typing import Self
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+def leave_at_once() -> None:
+    """Let Ctrl-C end the process as long as no `Interruption` is entered: there is nothing to save.
+
+    Python would raise an exception wherever it is, be it in a library's callback, which loses or does not survive it.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"\ninterrupted\n")
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, handle)
+
+
 class Interruption:
     """While entered, the first SIGINT or SIGTERM sets `requested` to its number; a second SIGINT leaves at once.
 

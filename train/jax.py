@@ -6,9 +6,13 @@ Inside this module `jax` would be the framework, not this file: imports are abso
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from train.cli import BAD_INPUT, Asked, main
+from train import interruption
+from train.cli import BAD_INPUT, INTERRUPTED, Asked, main
+from vit_spec import InputError
 
 
 def fit(asked: Asked) -> int:
@@ -20,7 +24,26 @@ def fit(asked: Asked) -> int:
     keep_freed_memory()
     keep_compiled_programs()
     join_cluster()
-    return train(asked, JaxEngine)
+    with memory_told():
+        return train(asked, JaxEngine)
+
+
+@contextmanager
+def memory_told() -> Iterator[None]:
+    """Tell what to do where a device has too little memory.
+
+    Raises:
+        InputError: it has.
+    """
+    import jax
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        remedy = "a smaller --batch-size, a larger --accumulate, --remat full or a --mesh with fsdp (see --plan)"
+        raise InputError(f"not enough memory ({str(error).splitlines()[0][:100]}): give {remedy}") from None
 
 
 def keep_freed_memory() -> None:
@@ -54,11 +77,11 @@ def keep_compiled_programs() -> None:
 
 
 def leave(status: int) -> None:
-    """End the process; at bad input at once, though others share the run: jax would wait for them, and they for this one.
+    """End the process; at bad input or a second Ctrl-C at once, though others share the run.
 
-    They end when they miss it.
+    jax would wait for them, and they for this one; they end when they miss it.
     """
-    if status == BAD_INPUT and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
+    if status in (BAD_INPUT, INTERRUPTED) and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -66,4 +89,5 @@ def leave(status: int) -> None:
 
 
 if __name__ == "__main__":
+    interruption.leave_at_once()
     leave(main("train.jax", fit, sys.argv[1:]))

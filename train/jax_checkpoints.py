@@ -1,5 +1,6 @@
 """The states of a run, each in a folder of its own: written while training goes on, and all there or not at all."""
 
+import json
 import logging
 import shutil
 import sys
@@ -30,7 +31,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int, rank: Callable[[Note], float | None]) -> None:
         # Orbax tells every save in ten lines, and in a hundred every failure, which it raises besides.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         policies = ocp.training.preservation_policies
         self._folder = folder
         self._kept = policies.AnyPreservationPolicy(
@@ -43,12 +45,23 @@ class Checkpoints:
         self._open()
 
     def _open(self) -> None:
+        """Let Orbax look at the folder, which reads what it notes of every state, and takes none of it for damaged."""
+        self._unnoted()
         self._checkpointer = ocp.training.Checkpointer(
             self._folder,
             preservation_policy=self._kept,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
             cleanup_tmp_directories=True,
         )
+
+    def _unnoted(self) -> None:
+        """Put aside states whose notes are no JSON objects, such as files that a power cut left empty, but for the last."""
+        notes = {int(path.name): _notes(path) for path in self._folder.glob("*") if path.name.isdigit()}
+        damaged = {step: "its notes cannot be read" for step, sound in notes.items() if not sound}
+        if damaged and len(damaged) == len(notes):
+            raise self._lost(damaged)
+        if damaged:
+            self._put_aside(damaged)
 
     def save(self, step: int, state: Tree, note: Note) -> None:
         """Begin to write; what an earlier call wrote is complete when this one begins.
@@ -102,8 +115,7 @@ class Checkpoints:
                 self._put_aside(damaged)
                 raise InputError("start all processes again: the run goes on from the state before the damaged one")
         if damaged:
-            why = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
-            raise InputError(f"no checkpoint in {self._folder} can be read ({why}): give --run a new folder")
+            raise self._lost(damaged)
         return None
 
     def _read(self, step: int, like: Tree) -> tuple[tuple[Tree, Note] | None, str]:
@@ -123,6 +135,8 @@ class Checkpoints:
             raise
         except Exception as error:  # a damaged file shows itself in more ways than can be listed
             reason = " ".join(str(error).split())[:120] or type(error).__name__
+            if isinstance(error, KeyError | TypeError):  # of the note
+                reason = "its notes are not those of a run"
             if _refused(error):
                 what = f"the checkpoint of step {step} in {self._folder} cannot be read, and may be sound ({reason})"
                 raise InputError(f"{what}: see to that, then give the same --run") from None
@@ -138,10 +152,27 @@ class Checkpoints:
                 (self._folder / str(step)).rename(place)
             print(f"the checkpoint of step {step} is damaged ({reason}); it is now in {place}", file=sys.stderr)
 
+    def _lost(self, damaged: dict[int, str]) -> InputError:
+        why = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
+        return InputError(f"no checkpoint in {self._folder} can be read ({why}): give --run a new folder")
+
     def _unwritten(self, error: Exception) -> InputError:
+        if jax.process_count() > 1 and any(word in str(error) for word in ("Gloo", "barrier", "heartbeat", "coordination")):
+            return InputError("another process of the run has ended: start all of them again, with the same --run")
         cause = " ".join(str(error).split()).rpartition('": ')[2]  # behind the files that it concerns
         why = getattr(error, "strerror", None) or cause[:120]
         return InputError(f"cannot write a checkpoint to {self._folder} ({why}): make room there, then give the same --run")
+
+
+def _notes(path: Path) -> bool:
+    """Whether what is noted beside a state can be read."""
+    try:
+        noted = [json.loads(note.read_bytes()) for note in (path / "_CHECKPOINT_METADATA", *path.glob("metrics/metrics"))]
+    except FileNotFoundError:  # another process put it aside; or its loss shows where the state is read
+        return True
+    except ValueError:
+        return False
+    return all(isinstance(each, dict) for each in noted)
 
 
 def _refused(error: BaseException | None) -> bool:

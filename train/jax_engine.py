@@ -24,7 +24,7 @@ from train.jax_checkpoints import Checkpoints
 from train.jax_optimizers import optimizer
 from train.jax_trees import tree
 from train.losses import loss_and_score, shares
-from train.mesh import share_batch
+from train.mesh import share_batch, unsplit
 from train.metrics import BATCH_SCORE, LEADING
 from train.recipes import Recipe, Task
 from vit_jax.use import quick_to_compile
@@ -103,9 +103,9 @@ class JaxEngine:
         return jax_mesh.described(self.mesh)
 
     @property
-    def whole(self) -> dict[str, float]:
-        """The weights that every device holds all of, though the mesh splits weights: share of all, by name."""
-        return jax_mesh.whole(self.mesh, self.config)
+    def unsplit(self) -> str:
+        """Which weights the mesh leaves whole where it is to split them; empty where these are few."""
+        return unsplit(self.config, self.mesh.shape)
 
     @property
     def rows(self) -> np.ndarray:

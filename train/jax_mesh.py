@@ -14,14 +14,12 @@ from flax import linen as nn
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from train.jax_trees import Leaf, tree
+from train.jax_trees import tree
 from train.mesh import AXES, IMAGES, sizes_for, split
 from vit_jax.layers import Part
 from vit_spec import InputError, ViTConfig
 
 Tree = Any
-
-WHOLE = 0.02  # of all parameters: more than this on every device of a mesh that splits them is worth a word
 
 # What modules give, where that is split by more than images: tokens (B, T, ...) before heads and hidden units are summed.
 HEADS = PartitionSpec(IMAGES, None, None, "tensor", None)
@@ -73,17 +71,6 @@ def described(mesh: Mesh) -> str:
 def parameters(mesh: Mesh, config: ViTConfig) -> Tree:
     """Return where each parameter lies, a NamedSharding each."""
     return tree(config, lambda leaf: NamedSharding(mesh, PartitionSpec(*split(leaf, config, mesh.shape))))
-
-
-def whole(mesh: Mesh, config: ViTConfig) -> dict[str, float]:
-    """Return the parameters that every device holds all of, though the mesh splits parameters: share of all, by name."""
-    if mesh.shape["fsdp"] * mesh.shape["tensor"] == 1:
-        return {}
-    places = jax.tree.leaves(parameters(mesh, config))
-    leaves = jax.tree.leaves(tree(config, lambda leaf: leaf), is_leaf=lambda node: isinstance(node, Leaf))
-    total = sum(leaf.row.size for leaf in leaves)
-    kept = {leaf.row.name: leaf.row.size / total for leaf, place in zip(leaves, places, strict=True) if not any(place.spec)}
-    return kept if sum(kept.values()) > WHOLE else {}
 
 
 def like_parameters(state: Tree, places: Tree) -> Tree:

@@ -26,6 +26,7 @@ from vit_spec import InputError
 
 # Metrics are read this many steps late, so that a device need not wait for the host between two steps.
 LAG = 2
+MOST = 10**9  # steps: more, and what was meant is another number
 
 Note = dict[str, Any]
 
@@ -42,8 +43,8 @@ class Engine(Protocol):
         """Which images of a batch this process is to feed, (B here,)."""
 
     @property
-    def whole(self) -> Mapping[str, float]:
-        """The weights that every device holds all of, though others are split: share of all, by name; none if few."""
+    def unsplit(self) -> str:
+        """Which weights the devices hold all of where they are to split them, in words; empty where these are few."""
 
     @property
     def several(self) -> bool:
@@ -96,13 +97,15 @@ class Plan:
         """The plan of a recipe for so many training images.
 
         Raises:
-            InputError: a duration that is not understood.
+            InputError: a duration that is not understood, or a run without end.
         """
         length = partial(steps, batch_size=recipe.batch_size, images=images)
         total = max(1, round(length(recipe.epochs, alone="epochs")))
+        if total > MOST:
+            raise InputError(f"--epochs {recipe.epochs} are {total:.0e} steps: give fewer than {MOST:.0e}")
 
         def every(duration: float | str) -> frozenset[int]:
-            interval = length(duration, alone="epochs", total=total)
+            interval = max(1.0, length(duration, alone="epochs", total=total))
             return frozenset({max(1, round(k * interval)) for k in range(1, int(total / interval) + 1)} | {total})
 
         return cls(
@@ -207,7 +210,8 @@ class Loop:
                 if self.done == self._saved or not self.done or self.engine.several:  # others take no part in a save now
                     raise
                 self._save()
-                raise InputError(f"{error}; {self.done} steps are saved: the same --run goes on from there") from None
+                saved = f"{self.done} steps are saved: the same --run goes on from there"
+                raise InputError(f"{error}; {saved}, once the image is as it was or with --corrupt skip") from None
             finally:
                 if tracing:
                     self.engine.trace(None)
@@ -245,7 +249,7 @@ class Loop:
         if self._saved < 0:
             self.engine.save(self.run.weights)  # as they were ahead of this step: from then on nothing moved
             where = f"the last good weights are in {self.run.weights}"
-        return f"lower --optimizer.lr, look at the images, or leave such steps out with --non-finite skip; {where}"
+        return f"look at the images, go on with --non-finite skip, or begin anew with a lower --optimizer.lr; {where}"
 
     # Looking and saving ------------------------------------------------------------------------------------------
 

@@ -10,12 +10,14 @@ import math
 import re
 from collections.abc import Mapping
 
-from train.jax_trees import Leaf
+from train.jax_trees import Leaf, tree
 from vit_spec import InputError, ViTConfig, nearest
 
 AXES = ("data", "fsdp", "tensor")
 IMAGES = ("data", "fsdp")  # what a batch is split over
 RULES = {"width": "fsdp", "pooled": "fsdp", "feature": "fsdp", "head": "tensor", "ff": "tensor"}
+
+WHOLE = 0.02  # of all parameters: more than this on every device of a mesh that splits them is worth a word
 
 Sizes = Mapping[str, int]  # how long each axis is
 
@@ -86,3 +88,17 @@ def split(leaf: Leaf, config: ViTConfig, sizes: Sizes) -> tuple[str | None, ...]
         fits = name is not None and name not in taken and config.sizes[word] % sizes[name] == 0
         taken.append(name if fits and (leaf.row.decays or name != "fsdp") else None)
     return tuple(taken)
+
+
+def unsplit(config: ViTConfig, sizes: Sizes) -> str:
+    """Say which parameters lie whole along the axis that is to split them, `fsdp` or else `tensor`; "" where few do."""
+    axis = next((name for name in ("fsdp", "tensor") if sizes[name] > 1), "")
+    leaves: list[Leaf] = []
+    tree(config, leaves.append)
+    total = sum(leaf.row.size for leaf in leaves)
+    kept = {leaf.row.name: leaf.row.size / total for leaf in leaves if axis not in split(leaf, config, sizes)}
+    if not axis or sum(kept.values()) <= WHOLE:
+        return ""
+    largest = sorted(kept.items(), key=lambda each: -each[1])[:3]
+    names = ", ".join(f"{name} {share:.1%}" for name, share in largest) + ", ..." * (len(kept) > 3)
+    return f"{sum(kept.values()):.1%} of the weights are not split by {axis}={sizes[axis]}: {names}"

@@ -112,7 +112,7 @@ def _memory(s: _Setting) -> dict[str, int]:
         "running mean": weights if s.recipe.ema else 0,
         "batch": s.recipe.accumulate * s.images * _pixels(s),
         "rounded matrices": s.narrow * sum(matrices.values()) if s.narrow < s.wide else 0,
-        "fetched matrices": _fetched(s, list(matrices)) if s.sizes["fsdp"] > 1 else 0,
+        "fetched matrices": _fetched(s, [leaf for leaf in matrices if s.parts(leaf, "fsdp") > 1]),
         "activations": s.images * _kept(s, s.recipe.remat),
         "attention weights": s.images * s.config.depth * _weights(s) if s.recipe.remat == "none" else 0,
         "a block at work": s.images * _at_work(s),

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from train.cli import Asked
 from train.loop import Plan
-from train.mesh import AXES, Sizes, share_batch, sizes_for
+from train.mesh import AXES, Sizes, share_batch, sizes_for, unsplit
 from train.needs import Needs, needs
 from train.recipes import IMAGENET, Recipe
 from train.session import network, tell, title
@@ -79,13 +79,14 @@ def plan(asked: Asked, text: str) -> int:
     sizes = sizes_for(recipe.mesh, devices.count, config)
     found = needs(config, recipe, sizes)
     axes = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    said = [*source.notes, *notes, *filter(None, [unsplit(config, sizes)])]
     share = share_batch(recipe.batch_size, recipe.accumulate, sizes)
     parts = f" in each of {recipe.accumulate} parts" if recipe.accumulate > 1 else ""
     side = "x".join(map(str, config.image_size))
     rows = {
         "run": title(asked.name, recipe, config),
         "images": f"{len(source.train):,} of {side}, {len(source.classes):,} {source.kind}",
-        **{"assumed" if not i else " " * i: note for i, note in enumerate([*source.notes, *notes])},
+        **{"assumed" if not i else " " * i: note for i, note in enumerate(said)},
         "devices": f"{devices.count} of {_size(devices.memory)}: {axes}",
         "a step": f"{recipe.batch_size:,} images, {share} on a device{parts}",
         **_memory(found),
@@ -252,7 +253,9 @@ def _verdict(found: Needs, devices: Devices, config: ViTConfig, recipe: Recipe, 
     if found.total <= USABLE * devices.memory:
         return f"fits: {_size(found.total)} of {usable}"
     largest = max(found.memory, key=found.memory.__getitem__)
-    remedies = _remedies(devices, config, recipe, sizes) or ["more devices", "a smaller --batch-size"]
+    lasting = found.state > USABLE * devices.memory  # which fewer images do not make smaller
+    others = ["more devices along fsdp"] if lasting else ["more devices", "a smaller --batch-size"]
+    remedies = _remedies(devices, config, recipe, sizes) or others
     return (
         f"does not fit: {_size(found.total)}, more than {usable}; the largest is {largest} "
         f"({_size(found.memory[largest])}); try {', or '.join(remedies)}"

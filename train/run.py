@@ -21,7 +21,10 @@ from vit_spec import InputError, ViTConfig
 Record = dict[str, Any]
 
 # What may be another when a run goes on: it decides how, where and how often, and not what is learnt.
-FREE = ("run", "workers", "mesh", "remat", "log_every", "save_every", "keep", "tensorboard", "wandb", "profile")
+FREE = (
+    *("run", "workers", "mesh", "remat", "log_every", "save_every", "keep", "tensorboard", "wandb", "profile"),
+    *("non_finite", "corrupt"),  # what is done about a step or an image that stopped the run
+)
 
 
 class Run:

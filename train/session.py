@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from train import curves, start
 from train.cli import Asked
 from train.data import Feed, num_outputs, targets, usual_workers
 from train.interruption import Interruption
-from train.loop import Diverged, Engine, Loop, Plan
+from train.loop import Diverged, Loop, Plan
 from train.metrics import LEADING, shown
 from train.progress import Display
 from train.recipes import IMAGENET, RECIPES, Known, Recipe, Task, fields, model_config
@@ -40,6 +41,8 @@ def train(asked: Asked, make_engine: Callable[..., Any]) -> int:
     Raises:
         InputError: a recipe, a data set, an image or weights that cannot be used.
     """
+    if asked.recipe.wandb and "wandb" not in sys.modules and find_spec("wandb") is None:
+        raise InputError("--wandb needs the package wandb, which is not installed: pip install wandb")
     if not asked.dry:
         return _trained(asked, make_engine)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +81,13 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
     train_feed, held_out = map(feed, (source.train, source.held_out), answers)
     data = {"task": task, "train": len(source.train), "held_out": len(source.held_out), "classes": list(source.classes)}
     with Interruption(watched=engine.several) as stop, Run(path, recipe, config, data, writes=engine.first) as run:
-        said = [*source.notes, *notes, *_scaled(name, recipe, source), *_prepared(workers, recipe), *_whole(engine)]
+        said = [
+            *source.notes,
+            *notes,
+            *_scaled(name, recipe, source),
+            *_prepared(workers, recipe),
+            *filter(None, [engine.unsplit]),
+        ]
         tell(console, overview(asked, config, plan, engine.hardware, path, said))
         share = 3 * vit_spec.flops(config) / engine.peak if engine.peak else None
         display = Display(console, plan.total, recipe.batch_size, share=share)
@@ -138,16 +147,6 @@ def _prepared(workers: int, recipe: Recipe) -> list[str]:
     if recipe.workers is not None:
         return []
     return [f"images are prepared by {f'{workers} processes' if workers else 'threads'}; --workers changes it"]
-
-
-def _whole(engine: Engine) -> list[str]:
-    if not engine.whole:
-        return []
-    largest = sorted(engine.whole.items(), key=lambda each: -each[1])[:3]
-    names = ", ".join(f"{name} {share:.1%}" for name, share in largest)
-    return [
-        f"{sum(engine.whole.values()):.1%} of the weights are whole on every device, though --mesh splits weights: {names}"
-    ]
 
 
 def title(name: str, recipe: Recipe, config: ViTConfig) -> str:

@@ -25,7 +25,10 @@ def opened(recipe: Recipe, *, num_outputs: int, in_channels: int) -> tuple[Check
     """
     name = recipe.init or ""
     path = f"hf://timm/{name.removeprefix(TIMM)}" if name.startswith(TIMM) else name
-    checkpoint = parity.load(path, given=assignments(recipe.init_set))
+    try:
+        checkpoint = parity.load(path, given=assignments(recipe.init_set))
+    except InputError as error:
+        raise type(error)(str(error).replace("--set ", "--init-set ")) from None  # as the trainer has it
     notes = [f"weights are from {name}", *(f"{each.field} is taken to be {each.value}" for each in checkpoint.assumed)]
     before, wanted = checkpoint.config, recipe.model.in_channels or in_channels
     operations: dict[str, Any] = {}

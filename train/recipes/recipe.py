@@ -1,6 +1,7 @@
 """What a run learns from, with and how: a frozen dataclass of which each field has a line of help."""
 
 import ast
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -41,7 +42,8 @@ class Model:
     in_channels: int | None = None
     """1 for grey, 3 for colour. None: what the data has."""
     changes: tuple[str, ...] = ()
-    """Any other fields of the model's config, such as: depth=4 head.pool=mean regularisation.drop_path=0.1"""
+    """Any other fields of the model's config, on top of those that the recipe changes, such as: depth=4 head.pool=mean
+    regularisation.drop_path=0.1"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +151,13 @@ class Recipe:
             ("accumulate", self.accumulate > 0, "a positive number of parts"),
             ("label_smoothing", 0 <= self.label_smoothing < 1, "a share from 0 up to 1"),
             ("ema", 0 <= self.ema < 1, "a number from 0 up to 1"),
-            ("seed", self.seed >= 0, "0 or more"),
+            ("seed", 0 <= self.seed < 2**63, "0 or more, below 2^63"),
             ("log_every", self.log_every > 0, "a positive number of steps"),
             ("keep", self.keep > 0, "1 or more"),
             ("profile", 0 < (self.profile or (1, 1))[0] <= (self.profile or (1, 1))[1], "a first step and a last one"),
+            ("optimizer.lr", 0 <= self.optimizer.lr < math.inf, "0 or more"),
+            ("optimizer.weight_decay", 0 <= self.optimizer.weight_decay < math.inf, "0 or more"),
+            ("optimizer.eps", 0 < self.optimizer.eps < math.inf, "a positive number"),
             ("optimizer.beta1", 0 < self.optimizer.beta1 < 1, "a number between 0 and 1"),
             ("optimizer.beta2", 0 < self.optimizer.beta2 < 1, "a number between 0 and 1"),
             ("optimizer.clip", self.optimizer.clip > 0, "a positive norm"),

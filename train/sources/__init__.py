@@ -1,7 +1,7 @@
 """Where images come from, each source as a training set and a held-out set with what a model should answer.
 
     digits                  1,797 handwritten digits that come with scikit-learn       digits.py
-    folder:PATH             class folders of JPEG, PNG or WebP files                   folder.py
+    folder:PATH             class folders of image files                               folder.py
     parquet:PATH            the layout of data sets on the Hugging Face hub            parquet.py
     hf://OWNER/NAME         the same, fetched from the hub                             hub.py
     npz:FILE                MedMNIST's and Keras's arrays                              npz.py

@@ -1,7 +1,7 @@
 """`folder:PATH`: class folders, PATH/CLASS/*.jpg; or PATH/train and PATH/val (valid, validation, dev, test), each so.
 
 It is how ImageNet is unpacked, and what torchvision calls an image folder.  Classes are numbered in the order of their
-names.  JPEG, PNG and WebP files count, at any depth; others are ignored, as are names that begin with a dot.
+names.  Image files (`decoding.SUFFIXES`) count, at any depth; others are ignored, as are names that begin with a dot.
 
 Splits are told by their names, in any case, training and testing among them.  A folder of such a name is a class where it
 holds images and no folders of images, and the folders beside it do too.

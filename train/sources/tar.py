@@ -1,8 +1,9 @@
 """`tar:PATTERN`: shards of WebDataset (https://github.com/webdataset/webdataset): tar files with KEY.jpg beside KEY.cls.
 
 PATTERN is a tar file, a folder of them, a glob, or a range in braces: tar:/data/train-{000000..000146}.tar.  An image is
-KEY.jpg, .jpeg, .png or .webp; its class number is the text of KEY.cls, or "label" or "cls" in KEY.json.  A key ends at the
-first dot of a name without its folders.  Splits are told by the words train, val, validation or test in the files' names.
+KEY.jpg or has another of `decoding.SUFFIXES`; its class number is the text of KEY.cls, or "label" or "cls" in KEY.json.  A
+key ends at the first dot of a name without its folders.  Splits are told by the words train, val, validation or test in the
+files' names.
 
 The headers are read once, 45 microseconds an image, a minute for ImageNet; then each image is one read.  Compressed
 archives have no such places and are refused.
