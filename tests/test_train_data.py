@@ -102,6 +102,7 @@ def test_streams_of_random_numbers_differ_by_purpose_and_by_length() -> None:
 
 
 def test_random_numbers_are_the_same_on_every_machine_and_for_numbers_of_any_kind() -> None:
+    # The number is recorded: a seed has to mean the same run wherever and whenever it is used.
     assert generator(3, 0, 7).random() == generator(3, np.int64(0), np.int32(7)).random() == 0.7171935017905471
     assert generator(3, 2**80).random() != generator(3, 0).random()
 

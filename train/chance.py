@@ -17,7 +17,7 @@ def generator(purpose: int, *numbers: int) -> np.random.Generator:
 
 
 class _Hashed(ISeedSequence):
-    """The hash of some numbers as a seed: every image has a generator, and numpy's own mixing takes five times as long."""
+    """The hash of some numbers as a seed: every image has one, and numpy's own mixing takes several times as long."""
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = tuple(map(int, numbers))  # numpy's own write themselves otherwise

@@ -66,7 +66,10 @@ def main(module: str, fit: Callable[[Asked], int], arguments: Sequence[str]) -> 
 def told(run: Callable[[], int]) -> int:
     """Return the exit status of a command; 2 for bad input, which is told in one line."""
     try:
-        return run()
+        try:
+            return run()
+        finally:
+            sys.stdout.flush()  # Python's own, at the end, would not be told in a line
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT

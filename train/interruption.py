@@ -15,7 +15,7 @@ def leave_at_once() -> None:
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        os.write(2, b"\ninterrupted\n")
+        os.write(2, b"\ninterrupted; what was saved before stays\n")
         os._exit(128 + number)
 
     signal.signal(signal.SIGINT, handle)

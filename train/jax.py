@@ -49,9 +49,8 @@ def memory_told() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Let a step on CPU use the memory of the step before; to be called ahead of jax's first use, in the thread that steps.
 
-    XLA allocates what a step needs anew each time, for vit_s16 79,000 pages, and where these are fresh from the system the
-    step takes 0.37 s instead of 0.29 s on two cores.  glibc keeps what is freed if told so, but no large array outside of
-    the main thread, in whose place jax would run the step in another.
+    XLA allocates what a step needs anew each time, and pages fresh from the system cost time.  glibc keeps what is freed if
+    told so, but no large array outside of the main thread, in whose place jax would run the step in another.
     """
     import jax
 

@@ -45,7 +45,7 @@ class Checkpoints:
         self._open()
 
     def _open(self) -> None:
-        """Let Orbax look at the folder, which reads what it notes of every state, and takes none of it for damaged."""
+        """Let Orbax look at the folder: at once it reads the notes of all states, and one that is damaged ends it."""
         self._unnoted()
         self._checkpointer = ocp.training.Checkpointer(
             self._folder,
@@ -122,6 +122,8 @@ class Checkpoints:
         """Read a state and its note, or say why it is damaged."""
         try:
             noted = self._checkpointer.metadata(step).custom_metadata
+            if not isinstance(noted, dict) or not {"version", "note", "digest"} <= noted.keys():
+                raise ValueError("its notes are not those of a run")
             if (version := noted["version"]) > VERSION:
                 raise InputError(
                     f"the checkpoint of step {step} in {self._folder} is of version {version}, and {VERSION} is the newest "
@@ -135,8 +137,6 @@ class Checkpoints:
             raise
         except Exception as error:  # a damaged file shows itself in more ways than can be listed
             reason = " ".join(str(error).split())[:120] or type(error).__name__
-            if isinstance(error, KeyError | TypeError):  # of the note
-                reason = "its notes are not those of a run"
             if _refused(error):
                 what = f"the checkpoint of step {step} in {self._folder} cannot be read, and may be sound ({reason})"
                 raise InputError(f"{what}: see to that, then give the same --run") from None
@@ -146,10 +146,11 @@ class Checkpoints:
         aside = self._folder.with_name(f"{self._folder.name}-damaged")
         aside.mkdir(exist_ok=True)
         for step, reason in damaged.items():
-            place = aside / str(step)
-            shutil.rmtree(place, ignore_errors=True)
-            with suppress(FileNotFoundError):  # another process was faster
-                (self._folder / str(step)).rename(place)
+            place, taken = aside / str(step), aside / f"{step}-{jax.process_index()}"
+            with suppress(FileNotFoundError):  # another process was faster, and what it put aside is to stay
+                (self._folder / str(step)).rename(taken)
+                shutil.rmtree(place, ignore_errors=True)
+                taken.rename(place)
             print(f"the checkpoint of step {step} is damaged ({reason}); it is now in {place}", file=sys.stderr)
 
     def _lost(self, damaged: dict[int, str]) -> InputError:
@@ -157,7 +158,7 @@ class Checkpoints:
         return InputError(f"no checkpoint in {self._folder} can be read ({why}): give --run a new folder")
 
     def _unwritten(self, error: Exception) -> InputError:
-        if jax.process_count() > 1 and any(word in str(error) for word in ("Gloo", "barrier", "heartbeat", "coordination")):
+        if jax.process_count() > 1 and "Gloo" in str(error):  # by which processes on CPUs reach each other
             return InputError("another process of the run has ended: start all of them again, with the same --run")
         cause = " ".join(str(error).split()).rpartition('": ')[2]  # behind the files that it concerns
         why = getattr(error, "strerror", None) or cause[:120]
@@ -168,7 +169,7 @@ def _notes(path: Path) -> bool:
     """Whether what is noted beside a state can be read."""
     try:
         noted = [json.loads(note.read_bytes()) for note in (path / "_CHECKPOINT_METADATA", *path.glob("metrics/metrics"))]
-    except FileNotFoundError:  # another process put it aside; or its loss shows where the state is read
+    except OSError:  # not there, or not to be read by this user: that shows where the state is read
         return True
     except ValueError:
         return False

@@ -210,8 +210,7 @@ class Loop:
                 if self.done == self._saved or not self.done or self.engine.several:  # others take no part in a save now
                     raise
                 self._save()
-                saved = f"{self.done} steps are saved: the same --run goes on from there"
-                raise InputError(f"{error}; {saved}, once the image is as it was or with --corrupt skip") from None
+                raise InputError(f"{error}; {self.done} steps are saved: the same --run goes on from there") from None
             finally:
                 if tracing:
                     self.engine.trace(None)
