@@ -1,6 +1,7 @@
 """Variation, order and targets: the same for the same seed, whatever prepares them."""
 
 import dataclasses
+import errno
 import re
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from PIL import Image
 pytest.importorskip("grain")
 
 import vit_spec
+from tests.test_train_sources import withheld
 from train.augment import fit, vary
 from train.chance import generator
 from train.data import Batch, Feed, num_outputs, targets
 from train.recipes import Augment
-from train.sources import Examples, Source, open_source
+from train.sources import Examples, Source, Unavailable, open_source
 from vit_spec import InputError
 
 CONFIG = vit_spec.get("vit_ti16", image_size=(8, 8), patch_size=4, in_channels=1, num_classes=10)
@@ -192,6 +194,22 @@ def test_a_batch_of_none_but_unreadable_images_is_skipped_too(photos: Path) -> N
     assert [source.train.names[row] for row in batch.rows] == [name]
 
 
+def test_an_image_that_stops_training_is_told_with_how_to_go_on_without(photos: Path) -> None:
+    source, name = spoilt(photos)
+    with pytest.raises(InputError, match=f"{re.escape(name)} .*; or train with --corrupt skip, which leaves damaged"):
+        batches(source, last=1, batch=9)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO, errno.ENOENT])
+def test_an_image_that_the_system_does_not_give_is_not_skipped_as_damaged(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    source, _ = spoilt(photos)
+    withheld(monkeypatch, Path(source.train.names[3]), number)  # which would stand for the damaged one
+    with pytest.raises(Unavailable, match=re.escape(source.train.names[3])):
+        batches(source, last=1, batch=9, skip=True)
+
+
 def test_where_no_image_can_be_read_skipping_ends(photos: Path) -> None:
     source, _ = spoilt(photos)
     for name in source.train.names:
@@ -260,6 +278,12 @@ def test_values_of_classes_without_numbers_are_refused(photos: Path) -> None:
     source = open_source(f"folder:{photos}", 0.25)
     with pytest.raises(InputError, match="'ant'"):
         targets(source.train, source.classes, source.kind, "values")
+
+
+@pytest.mark.parametrize("name", ["inf", "-inf", "nan", "1e400", "1e39", "1_0"])
+def test_values_of_classes_whose_names_are_no_finite_numbers_are_refused(digits: Source, name: str) -> None:
+    with pytest.raises(InputError, match=f"and '{name}' is none: rename it"):
+        targets(digits.train, (*"012345678", name), "classes", "values")
 
 
 @pytest.mark.parametrize(("kind", "task"), [("labels", "classes"), ("labels", "values"), ("values", "labels")])

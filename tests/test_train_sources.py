@@ -1,6 +1,8 @@
 """Where images come from: each layout is read as it is met, divided the same way every time, or refused in one line."""
 
+import builtins
 import csv
+import errno
 import gzip
 import io
 import os
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from train.sources import decode, open_source, read_image, stratified
+from train.sources import Unavailable, decode, open_source, read_image, stratified
 from train.sources.splitting import divided
 from vit_spec import InputError
 
@@ -44,6 +46,21 @@ def refused(spec: str, held_out: float | str | None = None) -> str:
         open_source(spec, held_out)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def withheld(monkeypatch: pytest.MonkeyPatch, file: Path, number: int = errno.EACCES) -> None:
+    """Let the system refuse a file, as to a user who may not read it: to root it would give all."""
+
+    def refusing(usual: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(path: Any, *rest: Any, **options: Any) -> Any:
+            if isinstance(path, str | os.PathLike) and os.fspath(path) == str(file):
+                raise OSError(number, os.strerror(number), str(file))
+            return usual(path, *rest, **options)
+
+        return opened
+
+    for module in (builtins, io, os):
+        monkeypatch.setattr(module, "open", refusing(module.open))
 
 
 @pytest.fixture
@@ -212,6 +229,52 @@ def test_files_in_deeper_folders_count_and_hidden_ones_do_not(photos: Path) -> N
     assert len(names) == 13 and str(photos / "ant" / "more" / "x.png") in names
 
 
+@pytest.mark.parametrize("suffix", ["jpeg", "bmp", "gif", "tif", "tiff", "TIF"])
+def test_files_of_every_suffix_are_found_and_decoded(photos: Path, suffix: str) -> None:
+    grey = picture(grey=True)  # which no palette changes
+    grey.save(photos / "ant" / f"x.{suffix}", None if suffix != "jpeg" else "PNG")
+    train = open_source(f"folder:{photos}", 0.01).train
+    [found] = [image for i, name in enumerate(train.names) if name.endswith(f"x.{suffix}") for image in [train.read(i)]]
+    assert np.array_equal(np.asarray(found.convert("L")), grey)
+
+
+def all_names(spec: str) -> list[str]:
+    source = open_source(spec, 0.25)
+    return [name for part in (source.train, source.held_out) for name in part.names]
+
+
+def test_links_to_folders_are_followed_below_a_class_as_beside_it(photos: Path, tmp_path_factory: Any) -> None:
+    more = tmp_path_factory.mktemp("more")
+    picture().save(more / "x.png")
+    (photos / "ant" / "more").symlink_to(more)
+    (photos / "dog").symlink_to(more)
+    names = all_names(f"folder:{photos}")
+    assert {str(photos / "ant" / "more" / "x.png"), str(photos / "dog" / "x.png")} <= {*names} and len(names) == 14
+
+
+@pytest.mark.parametrize("target", ["ant", "ant/deep", ".", "elsewhere"])
+def test_a_link_that_leads_back_is_refused(photos: Path, target: str, tmp_path_factory: Any) -> None:
+    (photos / "ant" / "deep").mkdir()
+    link = photos / "ant" / "deep" / "back"
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "again").symlink_to(photos / "ant")
+    link.symlink_to(elsewhere if target == "elsewhere" else photos / target)
+    assert f"{link / 'again' if target == 'elsewhere' else link} leads back to {photos}" in refused(f"folder:{photos}")
+
+
+def test_images_beside_class_folders_are_left_out_with_a_note(photos: Path) -> None:
+    picture().save(photos / "chart.png")
+    note = f"files left out: 1 in no class folder of {photos.name}, such as {photos / 'chart.png'}"
+    assert note in open_source(f"folder:{photos}").notes
+
+
+def test_files_that_are_no_images_by_their_names_are_left_out_with_a_note(photos: Path) -> None:
+    for name in ("x.heic", "y.heic", ".hidden"):
+        (photos / "bee" / name).write_bytes(b"")
+    said = f"files left out: 2 in class folders of {photos.name}, no images by their names, such as "
+    assert f"{said}{photos / 'bee' / 'x.heic'}" in open_source(f"folder:{photos}").notes
+
+
 def split_folders(photos: Path, **classes: str) -> str:
     for split, names in classes.items():
         for name in names.split():
@@ -228,6 +291,19 @@ def test_a_split_that_is_not_asked_for_is_not_looked_at(photos: Path) -> None:
     spec = split_folders(photos, train="ant bee", val="ant bee")
     (photos / "set" / "test").mkdir()  # without class folders, as ImageNet's
     assert len(open_source(spec).held_out) == 8
+
+
+def test_a_split_without_class_folders_is_told_to_hold_out_a_share(photos: Path) -> None:
+    spec = split_folders(photos, train="ant bee")
+    shutil.copytree(photos / "cat", photos / "set" / "test")
+    said = refused(spec)
+    assert f"{photos / 'set' / 'test'} holds no class folders" in said
+    assert said.endswith("or judge by a share of the training images, --held-out 0.2")
+    assert len(open_source(spec, 0.25).held_out) == 2
+
+
+def test_a_model_may_be_judged_by_images_of_one_class(photos: Path) -> None:
+    assert open_source(split_folders(photos, train="ant bee", val="bee")).held_out.answers.tolist() == [1] * 4
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
@@ -320,6 +396,12 @@ def test_an_unknown_source_names_the_nearest(spec: str, hint: str) -> None:
     assert hint in refused(spec)
 
 
+@pytest.mark.parametrize("kind", ["folder", "folder:", "hf", "csv"])
+def test_a_kind_without_a_place_is_told_that_it_must_follow(kind: str) -> None:
+    said = refused(kind)
+    assert f"{kind!r} does not say where the images are: give {kind.rstrip(':')}:" in said and "did you mean" not in said
+
+
 def test_an_unknown_option_names_the_nearest() -> None:
     assert "'lable=x' is no option of parquet:PATH" in refused("parquet:x?lable=x")
     assert "did you mean 'label'?" in refused("parquet:x?lable=x")
@@ -343,6 +425,31 @@ def test_a_file_that_cannot_be_read_is_named_with_a_remedy(photos: Path, damage:
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"x\.jpg is not there"):
         read_image(tmp_path / "x.jpg")
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EACCES, "let this user read it"), (errno.EMFILE, "ulimit -n"), (errno.EIO, "look at the disk")],
+)
+def test_what_the_system_does_not_give_is_told_with_its_reason(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    withheld(monkeypatch, photos / "ant" / "1.jpg", number)
+    with pytest.raises(Unavailable, match=rf"1\.jpg cannot be read \({os.strerror(number)}\): .*{remedy}"):
+        read_image(photos / "ant" / "1.jpg")
+
+
+def test_a_folder_where_an_image_is_expected_is_no_damage(photos: Path) -> None:
+    (photos / "ant" / "x.png").mkdir()
+    with pytest.raises(Unavailable, match=r"x\.png cannot be read \(Is a directory\): a file was expected there"):
+        read_image(photos / "ant" / "x.png")
+
+
+def test_an_image_that_points_to_where_no_file_reaches_is_damaged(tmp_path: Path) -> None:
+    # Where the first directory of a TIFF is: further than a file can be long, so that the system refuses to go there.
+    (tmp_path / "x.tif").write_bytes(b"II+\0\x08\0\0\0" + b"\xff" * 7 + b"\x7f")
+    with pytest.raises(InputError, match="replace or remove the file"):
+        read_image(tmp_path / "x.tif")
 
 
 @pytest.mark.parametrize(
@@ -579,6 +686,53 @@ def test_a_damaged_batch_is_told_by_its_name(tmp_path: Path, content: bytes) -> 
     cifar_pickles(tmp_path)
     (tmp_path / "data_batch_2").write_bytes(content)
     assert "data_batch_2 " in refused(f"cifar:{tmp_path}")
+
+
+def test_two_data_sets_of_cifar_in_one_folder_are_refused(tmp_path: Path) -> None:
+    for name in ("cifar-10", "cifar-100"):
+        (tmp_path / name).mkdir()
+        cifar_pickles(tmp_path / name, hundred=name == "cifar-100")
+    assert "cifar-10/batches.meta and " in refused(f"cifar:{tmp_path}")
+
+
+def idx_pair(folder: Path, suffix: str = "") -> None:
+    idx(folder / f"train-images-idx3-ubyte{suffix}", np.zeros((6, 4, 4), np.uint8))
+    idx(folder / f"train-labels-idx1-ubyte{suffix}", np.arange(6, dtype=np.uint8) % 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "write", "name"),
+    [
+        ("cifar", cifar_pickles, "data_batch_3"),
+        ("cifar", cifar_bytes, "data_batch_3.bin"),
+        ("cifar", cifar_bytes, "batches.meta.txt"),
+        ("idx", idx_pair, "train-images-idx3-ubyte"),
+        ("idx", lambda folder: idx_pair(folder, ".gz"), "train-labels-idx1-ubyte.gz"),
+        ("npz", lambda folder: arrays(folder, ALL), "set.npz"),
+        ("folder", lambda folder: None, ""),
+    ],
+)
+def test_a_source_that_this_user_may_not_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, write: Any, name: str
+) -> None:
+    write(tmp_path)
+    withheld(monkeypatch, tmp_path / name)
+    if kind == "folder":
+        error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+        monkeypatch.setattr(os, "scandir", lambda path: (_ for _ in ()).throw(error))
+    said = refused(f"{kind}:{tmp_path}{'/set.npz' * (kind == 'npz')}")
+    assert said == f"{tmp_path / name} cannot be read (Permission denied): let this user read it"
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_that_may_not_be_read_any_more_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any) -> None:
+    save(tmp_path / "a.npz", x_train=np.zeros((4, 8, 8), np.uint8), y_train=np.arange(4) % 2)
+    with monkeypatch.context() as before:
+        before.setattr("train.sources.splitting._first", lambda train: picture(grey=True))  # so that none is loaded
+        source = open_source(f"npz:{tmp_path / 'a.npz'}")
+    withheld(monkeypatch, tmp_path / "a.npz")
+    with pytest.raises(Unavailable, match="let this user read it"):
+        source.train.read(0)
 
 
 def test_a_folder_without_cifar_is_told_what_was_expected(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 cloudpickle = pytest.importorskip("cloudpickle")
 
-from tests.test_train_sources import DATA, encoded, needs, picture, refused
-from train.sources import chunks, open_source
+from tests.test_train_sources import DATA, encoded, needs, picture, refused, withheld
+from train.sources import Unavailable, chunks, open_source
 from train.sources.tar import braces
 from vit_spec import InputError
 
@@ -157,7 +157,7 @@ def test_several_label_columns_are_told_how_to_choose(tmp_path: Path) -> None:
 
 def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
     spec = parquet(tmp_path / "a.parquet")
-    assert "has no column 'lbl' of whole numbers: its columns are image, label; did you mean 'label'?" in refused(
+    assert "has no column 'lbl' of whole numbers or text: its columns are image, label; did you mean 'label'?" in refused(
         f"{spec}?label=lbl"
     )
 
@@ -165,6 +165,71 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) 
 def test_a_number_that_is_no_class_is_refused(tmp_path: Path) -> None:
     spec = parquet(tmp_path / "a.parquet", image_id=np.arange(12) * 1_000_000)
     assert "has the class number 11,000,000: expected class numbers from 0, below 100,000" in refused(spec)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["dog", "ant", "cat"] * 4, ("ant", "cat", "dog")),
+        (pa.array(["dog", "ant", "cat"] * 4).dictionary_encode(), ("ant", "cat", "dog")),
+        (pa.array(["dog", "ant", "cat"] * 4, pa.large_string()), ("ant", "cat", "dog")),
+        ([True, False, True] * 4, ("false", "true")),
+    ],
+    ids=["text", "categories", "large", "flags"],
+)
+def test_labels_of_text_are_classes_in_the_order_of_their_names(tmp_path: Path, labels: Any, classes: Any) -> None:
+    parquet(tmp_path / "train-0.parquet", label=labels, width=np.arange(12))
+    source = open_source(parquet(tmp_path / "test-0.parquet", PNGS[:2], label=labels[:2], width=np.arange(2)))
+    first = len(classes) - 1
+    assert source.classes == classes and source.train.answers.tolist() == [first, 0, 1] * 4
+    assert source.held_out.answers.tolist() == [first, 0]
+
+
+def test_a_label_of_text_that_is_not_trained_on_is_refused(tmp_path: Path) -> None:
+    parquet(tmp_path / "train-0.parquet", label=["a", "b"] * 6)
+    said = refused(parquet(tmp_path / "test-0.parquet", label=["a", "c"] * 6))
+    assert "test-0.parquet has the label 'c', of which no image is trained on" in said
+
+
+def test_an_empty_label_is_none(tmp_path: Path) -> None:
+    assert "has 3 rows without a label" in refused(parquet(tmp_path / "a.parquet", label=["a", "b", "c", ""] * 3))
+
+
+def test_a_label_of_another_kind_is_refused_whatever_other_numbers_there_are(tmp_path: Path) -> None:
+    spec = parquet(tmp_path / "a.parquet", label=np.arange(12) / 2, image_id=np.arange(12))
+    said = refused(spec)
+    assert "has double in its column 'label': expected whole numbers or text" in said and "PATH?label=COLUMN" in said
+
+
+def test_text_in_another_column_is_taken_where_it_is_asked_for(tmp_path: Path) -> None:
+    spec = parquet(tmp_path / "a.parquet", kind=["a", "b"] * 6)
+    assert "its columns are image, kind; one of text is chosen by PATH?label=COLUMN" in refused(spec)
+    assert open_source(f"{spec}?label=kind", 0.5).classes == ("a", "b")
+
+
+def test_a_column_of_numbers_that_is_the_only_one_is_told_to_be_taken(tmp_path: Path) -> None:
+    assert "classes are the column 'digit'" in open_source(parquet(tmp_path / "a.parquet", digit=np.arange(12) % 2)).notes
+
+
+def test_a_parquet_file_that_the_system_does_not_give_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").symlink_to("a.parquet")
+    said = refused(f"parquet:{tmp_path}")
+    assert said == f"{tmp_path}/a.parquet cannot be read (Too many levels of symbolic links): mend the link"
+
+
+def test_rows_that_may_not_be_read_any_more_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet(tmp_path / "train-0.parquet")
+    source = open_source(parquet(tmp_path / "test-0.parquet"))
+    withheld(monkeypatch, tmp_path / "train-0.parquet")
+    with pytest.raises(Unavailable, match=r"train-0\.parquet row 11 .*cannot be read \(Permission denied\): let this user"):
+        source.train.read(11)
+
+
+def test_splits_in_linked_folders_are_found(tmp_path: Path) -> None:
+    parquet(tmp_path / "disk" / "0.parquet")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train").symlink_to(tmp_path / "disk")
+    assert len(open_source(parquet(tmp_path / "set" / "test" / "0.parquet", PNGS[:3]).removesuffix("/test")).train) == 12
 
 
 def test_a_file_whose_labels_are_text_is_named(tmp_path: Path) -> None:
@@ -419,6 +484,60 @@ def test_samples_without_an_image_or_a_class_are_told(tmp_path: Path, members: d
     assert said in refused(f"tar:{shard(tmp_path / 'a.tar', members)}")
 
 
+@pytest.mark.parametrize("names", [("0.png", "0.png"), ("0.png", "0.jpg"), ("0.PNG", "0.cls", "0.png")])
+def test_two_images_under_one_key_are_refused(tmp_path: Path, names: Sequence[str]) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in (*names, "0.cls"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            archive.addfile(info, io.BytesIO(b"0"))
+    said = refused(f"tar:{tmp_path / 'a.tar'}")
+    assert f"has {', '.join((*names, '0.cls'))} together under one key: give each image a key of its own" in said
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_an_image_that_is_a_link_is_refused(tmp_path: Path, kind: bytes) -> None:
+    path = shard(tmp_path / "a.tar", samples())
+    with tarfile.open(path, "a") as archive:
+        info = tarfile.TarInfo("9.png")
+        info.type, info.linkname = kind, "000000.png"
+        archive.addfile(info)
+    assert "has 9.png as a link: pack the file" in refused(f"tar:{path}")
+
+
+def test_what_follows_a_damaged_header_is_not_lost_unsaid(tmp_path: Path) -> None:
+    path = shard(tmp_path / "a.tar", samples())
+    with tarfile.open(path) as archive:
+        at = archive.getmembers()[4].offset
+    data = bytearray(path.read_bytes())
+    data[at : at + 9] = b"123456789"
+    path.write_bytes(data)
+    assert f"goes on after its end at byte {at:,}, damaged or joined to another" in refused(f"tar:{path}")
+
+
+def test_shards_that_were_joined_are_refused(tmp_path: Path) -> None:
+    one, other = (shard(tmp_path / f"{i}.tar", samples(6 * i)) for i in range(2))
+    one.write_bytes(one.read_bytes() + other.read_bytes())
+    other.unlink()
+    assert "goes on after its end at byte" in refused(f"tar:{one}")
+
+
+def test_a_shard_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = shard(tmp_path / "a.tar", samples())
+    source = open_source(f"tar:{path}")
+    withheld(monkeypatch, path)
+    with pytest.raises(Unavailable, match=r"00000.\.png cannot be read \(Permission denied\): let this user read it"):
+        source.train.read(0)
+    assert refused(f"tar:{path}") == f"{path} cannot be read (Permission denied): let this user read it"
+
+
+def test_a_shard_that_is_cut_short_after_it_was_opened_is_named(tmp_path: Path) -> None:
+    source = open_source(f"tar:{shard(tmp_path / 'a.tar', samples())}")
+    (tmp_path / "a.tar").write_bytes(b"")
+    with pytest.raises(InputError, match=r"a\.tar 00000.\.png cannot be read \(it is cut short\): fetch the file again"):
+        source.train.read(0)
+
+
 def test_a_compressed_shard_is_told_to_be_unpacked(tmp_path: Path) -> None:
     assert "a.tar.gz is compressed" in refused(f"tar:{shard(tmp_path / 'a.tar.gz', samples(), 'w:gz')}")
 
@@ -549,16 +668,84 @@ def test_a_table_that_does_not_say_is_refused(tmp_path: Path, columns: dict[str,
     assert said in refused(table(tmp_path, columns) + options)
 
 
+@pytest.mark.parametrize("cell", ["N/A", "NULL", "-", "?", "nan", "#N/A", "<NA>", "3,5", "about 40", "none"])
+@pytest.mark.parametrize("options", ["", "?target=age", "?target=age,weight"])
+def test_a_cell_that_is_no_number_does_not_turn_numbers_into_classes(tmp_path: Path, cell: str, options: str) -> None:
+    spec = table(tmp_path, {"age": [*range(9), cell, 9, 10]} | ({"weight": range(12)} if "weight" in options else {}))
+    said = refused(spec + options)
+    assert cell in said and "'age'" in said and "row 11" in said and "take the row out" in said
+
+
+@pytest.mark.parametrize("cell", ["N/A", "null", "-", "?"])
+def test_a_class_number_that_is_missing_is_no_class(tmp_path: Path, cell: str) -> None:
+    assert f"has {cell} for 'label' in row 4: each image needs one" in refused(table(tmp_path, {"label": [0, 1, cell] * 4}))
+
+
+@pytest.mark.parametrize("column", ["age", "label"])
+@pytest.mark.parametrize("cell", ["inf", "-inf", "1e400", "Infinity"])
+def test_an_infinite_answer_is_refused_by_its_row(tmp_path: Path, column: str, cell: str) -> None:
+    said = refused(table(tmp_path, {column: [*range(11), cell]}))
+    assert f"has {cell!r} for {column!r} in row 13: expected a finite number" in said
+
+
+def test_a_column_with_decimal_commas_is_refused(tmp_path: Path) -> None:
+    assert "has '0,5' for 'age' in row 2: expected a finite number such as 0.5" in refused(
+        table(tmp_path, {"age": [f"{i},5" for i in range(12)]})
+    )
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"label": ["1", "2", "other"] * 4},
+        {"kind": ["1", "two", "three"] * 4},
+        {"character": [*"01ABCD"] * 2},
+        {"cell": ["1_0", "0_1", "1_1"] * 4},
+    ],
+    ids=["named", "mostly words", "characters", "underscores"],
+)
+def test_names_of_classes_may_be_numbers_too(tmp_path: Path, columns: dict[str, Any]) -> None:
+    source = open_source(table(tmp_path, columns), 0.25)
+    [cells] = columns.values()
+    assert (source.kind, source.classes) == ("classes", tuple(sorted({*cells})))
+
+
+def test_numbers_and_words_in_equal_parts_are_refused_with_how_to_have_them_as_classes(tmp_path: Path) -> None:
+    said = refused(table(tmp_path, {"size": ["38", "XL"] * 6}))
+    assert "has 'XL' for 'size' in row 3" in said and "if these are names of classes, call the column label" in said
+
+
+def test_images_that_the_table_does_not_name_are_left_out_with_a_note(tmp_path: Path) -> None:
+    spec = table(tmp_path, {"kind": ["ant", "bee"] * 6})
+    (tmp_path / "images_001" / "more.png").write_bytes(PNGS[0])
+    assert "files left out: 1 of the images beside the table, which it does not name" in open_source(spec, 0.25).notes
+
+
+def test_images_in_a_linked_folder_are_found(tmp_path: Path) -> None:
+    spec = table(tmp_path, {"kind": ["ant", "bee"] * 6})
+    (tmp_path / "images_001").rename(tmp_path.parent / f"{tmp_path.name}_disk")
+    (tmp_path / "images").symlink_to(tmp_path.parent / f"{tmp_path.name}_disk")
+    assert len(open_source(spec, 0.5).train) == 6
+
+
+def test_a_table_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = table(tmp_path, {"kind": ["ant", "bee"] * 6})
+    withheld(monkeypatch, tmp_path / "t.csv")
+    assert refused(spec) == f"{tmp_path / 't.csv'} cannot be read (Permission denied): let this user read it"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("file,kind\n", "has no rows"),
+        ("1.png,x\n2.png,y\n", "begins with the row of 1.png: name the columns in a row above it, such as image,label"),
+        ("x,a/1.JPG\nx,a/2.JPG\n", "begins with the row of a/1.JPG"),
         ("file,file\n1.png,x\n", "two columns of one name"),
         ("file,kind\n1.png\n", "has 1 cells in row 2"),
         ("name,kind\nx,y\n", "has no column of file names"),
         ("file,kind\n1.png,\xff\n", "cannot be read as a table"),
     ],
-    ids=["empty", "names", "short", "no image", "latin"],
+    ids=["empty", "no header", "no header, image last", "names", "short", "no image", "latin"],
 )
 def test_what_is_no_table_is_told(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "t.csv").write_text(text, encoding="latin1")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, islice
 from multiprocessing import resource_tracker
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import grain
 import numpy as np
@@ -27,7 +27,8 @@ from train.augment import Augment, Mix, augmented, fit, mix
 from train.chance import IMAGE, MIX, ORDER, generator
 from train.interruption import SIGNALS
 from train.recipes import Task
-from train.sources import Examples, Source
+from train.sources import Examples, Source, Unavailable
+from train.sources.columns import finite
 from vit_spec import InputError, ViTConfig
 
 Targets = NDArray[np.int32] | NDArray[np.float32]
@@ -62,7 +63,7 @@ def targets(examples: Examples, classes: tuple[str, ...], kind: Task, task: Task
     for the others.    values: (N, values) float32; asked of classes, the class's name read as a number, (N, 1).
 
     Raises:
-        InputError: another task of labels or values than their own, or "values" with a class whose name is no number.
+        InputError: another task of labels or values than their own, or "values" with a class whose name is no such number.
     """
     if kind != "classes":
         if task != kind:
@@ -73,10 +74,11 @@ def targets(examples: Examples, classes: tuple[str, ...], kind: Task, task: Task
         return numbers
     if task == "labels":
         return np.eye(len(classes), dtype=np.float32)[numbers]
-    try:
-        values = np.array([float(name) for name in classes], np.float32)
-    except ValueError as error:
-        raise InputError(f'--task values reads class names as numbers ({error}): rename them, or use "classes"') from None
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and what is none is nan
+        values = np.array([finite(name) for name in classes], np.float64).astype(np.float32)
+    if not np.isfinite(values).all():
+        name = classes[int(np.isfinite(values).argmin())]
+        raise InputError(f'--task values reads class names as numbers, and {name!r} is none: rename it, or use "classes"')
     return values[numbers][:, None]
 
 
@@ -100,7 +102,7 @@ class Feed:
 
     augment: how training images are varied; its `share` and `held_out_filter` are how held-out images are brought to size.
     here: which images of a batch this process prepares, (B here,); None: all.
-    skip: let another image stand for one that cannot be read, rather than raise.
+    skip: let another image stand for one that is damaged, rather than raise.
     workers: processes that prepare batches; 0: threads.
 
     Raises:
@@ -128,11 +130,12 @@ class Feed:
         """Yield the batches of steps `first` to `last` - 1, prepared ahead.
 
         Raises:
-            InputError: an image that cannot be read, when its batch is due; or, where such are skipped, many in a row.
+            InputError: an image that cannot be read, when its batch is due.  Where damaged ones are skipped: many in a row,
+                or one that the system does not give.
         """
         count, repeats, here = len(self.examples), self.augment.repeats, len(self._places)
 
-        def show(number: int) -> tuple[Batch, NDArray[np.bool_]]:
+        def show(number: int) -> tuple[Batch, NDArray[np.int64]]:
             step, place = divmod(number, here)
             epoch, place = divmod(step * self.batch_size + int(self._places[place]), count)
             row = int(_order(seed, epoch, count)[place // repeats])
@@ -157,7 +160,7 @@ class Feed:
         count = len(self.examples)
         here = len(self._places)
 
-        def show(number: int) -> tuple[Batch, NDArray[np.bool_]]:
+        def show(number: int) -> tuple[Batch, NDArray[np.int64]]:
             step, place = divmod(number, here)
             return self._shown((step * self.batch_size + int(self._places[place])) % count, self._fitted)
 
@@ -167,20 +170,26 @@ class Feed:
         size = self.config.image_size
         return np.asarray(fit(image, size, self.augment.share, self.augment.held_out_filter)).reshape(*size, -1)
 
-    def _shown(self, row: int, bring: Any) -> tuple[Batch, NDArray[np.bool_]]:
-        """One image as the model sees it; where it cannot be read, the next that can; and whether there is one."""
-        mode = "L" if self.config.in_channels == 1 else "RGB"
+    def _shown(self, row: int, bring: Any) -> tuple[Batch, NDArray[np.int64]]:
+        """One image as the model sees it, or where damaged ones are skipped, the next that can be read.
+
+        And the row of an image that stops the run; -1: none does.
+        """
+        mode, wrong = "L" if self.config.in_channels == 1 else "RGB", row
         for other in range(row, row + TRIES):
             other %= len(self.examples)
             try:
                 image = self.examples.read(other)
-            except InputError:
-                continue
+            except InputError as error:
+                if self.skip and not isinstance(error, Unavailable):
+                    continue
+                wrong = other
+                break
             pixels = bring(image if image.mode == mode else image.convert(mode))
-            return Batch(pixels, self.targets[other], np.asarray(row), np.asarray(other == row)), np.asarray(True)
+            return Batch(pixels, self.targets[other], np.asarray(row), np.asarray(other == row)), np.asarray(-1)
         # What is wrong is told where the batch is due.
         nothing = np.zeros((*self.config.image_size, self.config.in_channels), np.uint8)
-        return Batch(nothing, self.targets[row], np.asarray(row), np.asarray(False)), np.asarray(False)
+        return Batch(nothing, self.targets[row], np.asarray(row), np.asarray(False)), np.asarray(wrong)
 
     def _batches(self, show: Any, first: int, last: int) -> Iterator[Batch]:
         """Yield the batches of the images numbered `first` to `last` - 1, made ahead by threads or processes."""
@@ -197,12 +206,21 @@ class Feed:
         with closing(iter(made)) as batches:
             with _signals_held_back() if self.workers else nullcontext():
                 begun = list(islice(batches, 1))  # the workers begin with the first
-            for batch, found in chain(begun, batches):
-                if not batch.read.all() and not (self.skip and found.all()):
-                    row = int(batch.rows[~batch.read][0])
-                    self.examples.read(row)  # raises what is wrong with it
-                    raise InputError(f"{self.examples.names[row]} could not be read a moment ago: look at the disk")
+            for batch, wrong in chain(begun, batches):
+                for row in wrong[wrong >= 0].tolist():
+                    self._refuse(row)
                 yield batch
+
+    def _refuse(self, row: int) -> NoReturn:
+        """Raise what is wrong with an image."""
+        try:
+            self.examples.read(row)
+        except Unavailable:
+            raise
+        except InputError as error:
+            advice = "" if self.skip else "; or train with --corrupt skip, which leaves damaged images out"
+            raise InputError(f"{error}{advice}") from None
+        raise InputError(f"{self.examples.names[row]} could not be read a moment ago: look at the disk")
 
 
 @lru_cache(maxsize=2)  # a batch may straddle two epochs

@@ -20,10 +20,11 @@ from typing import NamedTuple
 from train.sources import cifar, digits, folder, hub, idx, npz, parquet, table, tar
 from train.sources.decoding import decode, read_image
 from train.sources.examples import Examples, Source
+from train.sources.files import Unavailable, unless_damaged
 from train.sources.splitting import Found, choose, stratified
 from vit_spec import InputError, nearest
 
-__all__ = ["Examples", "Source", "decode", "open_source", "read_image", "stratified"]
+__all__ = ["Examples", "Source", "Unavailable", "decode", "open_source", "read_image", "stratified"]
 
 
 class _Kind(NamedTuple):
@@ -61,13 +62,19 @@ def open_source(spec: str, held_out: float | str | None = None) -> Source:
         raise InputError(f"held_out is {held_out}: give a share between 0 and 1, or the name of a split")
     name, colon, where = spec.partition(":")
     kind = _KINDS.get(name)
-    if kind is None or bool(where) == (name == "digits") or (colon and not where):
+    if kind is not None and name != "digits" and not where:
+        raise InputError(f"{spec!r} does not say where the images are: give {kind.form}")
+    if kind is None or (name == "digits" and colon):
         forms = ", ".join(known.form for known in _KINDS.values())
         raise InputError(f"unknown data {spec!r}: give one of {forms}{nearest(name, _KINDS)}")
     if name == "digits":
         return choose(digits.find(), held_out)
     place, options = _options(where, kind)
-    return choose(kind.find(place, **options), held_out)
+    try:
+        return choose(kind.find(place, **options), held_out)
+    except OSError as error:
+        unless_damaged(error, error.filename or place)
+        raise
 
 
 def _options(where: str, kind: _Kind) -> tuple[str, dict[str, str]]:

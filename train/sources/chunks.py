@@ -8,7 +8,6 @@ only the blocks that the value lies in are unpacked: it compresses each 64 KB on
 unpacked whole and kept while there is room.
 """
 
-import os
 import struct
 import threading
 from collections import OrderedDict
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train.sources.decoding import said
+from train.sources.files import stretch
 
 _WHOLE = 4 << 20  # bytes of a page that is unpacked at once and kept
 _ROOM = 256 << 20  # bytes of unpacked pages that are kept in a process
@@ -69,7 +69,7 @@ class Values:
         self._pages: list[_Page] = []
         places: list[NDArray[np.int64]] = []  # of each row: page, start in it, size; size -1 where there is none
         dictionary = np.zeros((0, 3), np.int64)
-        data = _read(chunk.path, chunk.start, chunk.size)
+        data = stretch(chunk.path, chunk.start, chunk.size)
         for page in _pages(data):
             if page.count > chunk.rows or page.unpacked > chunk.unpacked or not 0 <= page.levels <= page.unpacked:
                 raise Unreadable("its page headers are damaged")
@@ -120,18 +120,18 @@ class Values:
     def _stretch(self, page: _Page, start: int, end: int) -> bytes:
         """Return bytes `start` to `end` of an unpacked page."""
         if page.codec == "UNCOMPRESSED":
-            return _read(self._path, page.start + start, end - start)
+            return stretch(self._path, page.start + start, end - start)
         if page.cuts is None:
             body = _RECENT.get((self._path, page.start), lambda: self._whole(page))
             return body[start:end]
         first, last = start // _BLOCK, -(-end // _BLOCK)
         begin, stop = int(page.cuts[first]), int(page.cuts[last])
         size = min(last * _BLOCK, page.unpacked) - first * _BLOCK
-        packed = _varint(size) + _read(self._path, page.start + begin, stop - begin)
+        packed = _varint(size) + stretch(self._path, page.start + begin, stop - begin)
         return _unpack(packed, size, "SNAPPY")[start - first * _BLOCK : end - first * _BLOCK]
 
     def _whole(self, page: _Page) -> bytes:
-        return _unpack(_read(self._path, page.start, page.packed), page.unpacked, page.codec)
+        return _unpack(stretch(self._path, page.start, page.packed), page.unpacked, page.codec)
 
 
 class _Recent:
@@ -234,17 +234,6 @@ def _hybrid(data: bytes, at: int, width: int, count: int) -> NDArray[np.int64]:
 
 
 # Bytes ----------------------------------------------------------------------------------------------------------------
-
-
-def _read(path: str, start: int, size: int) -> bytes:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        data = os.pread(file, size, start)
-    finally:
-        os.close(file)
-    if len(data) != size:
-        raise Unreadable("it is cut short")
-    return data
 
 
 def _unpack(data: bytes, size: int, codec: str) -> bytes:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train.sources.examples import Examples, Pixels, examples
+from train.sources.files import content
 from train.sources.splitting import Found, numbered
 from vit_spec import InputError
 
@@ -48,14 +49,21 @@ def find(place: str) -> Found:
     """Look into a folder.
 
     Raises:
-        InputError: no such folder, files that are missing or damaged, or a pickle that asks for more than arrays.
+        InputError: no such folder, files that are missing, damaged, or of several data sets, or a pickle that asks for more
+            than arrays.
     """
     path = Path(place).expanduser()
-    for folder in (path, *sorted(path.glob("cifar-*"))):
-        for meta, layout in _LAYOUTS.items():
-            if all((folder / name).is_file() for name in (*layout.train, layout.test)):
-                return _found(folder, folder / meta, layout)
-    raise InputError(f"{path} is no folder with CIFAR's files: expected {_EXPECTED}")
+    sets = [
+        (folder, folder / meta, layout)
+        for folder in (path, *sorted(path.glob("cifar-*")))
+        for meta, layout in _LAYOUTS.items()
+        if all((folder / name).is_file() for name in (*layout.train, layout.test))
+    ]
+    if not sets:
+        raise InputError(f"{path} is no folder with CIFAR's files: expected {_EXPECTED}")
+    if len(sets) > 1:
+        raise InputError(f"{path} holds several data sets, {sets[0][1]} and {sets[1][1]}: give each a folder of its own")
+    return _found(*sets[0])
 
 
 def _found(folder: Path, meta: Path, layout: _Layout) -> Found:
@@ -75,7 +83,7 @@ def _found(folder: Path, meta: Path, layout: _Layout) -> Found:
 
 def _names(meta: Path, key: str) -> tuple[str, ...]:
     if not key:
-        return tuple(meta.read_text().split())
+        return tuple(content(meta).decode(errors="replace").split())
     names = _unpickled(meta).get(key)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{meta} has no {key}: expected CIFAR's own file")
@@ -91,13 +99,13 @@ def _images(files: list[Path], labels: str | int) -> NDArray[np.uint8]:
 def _batch(file: Path, labels: str | int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the images (N, 3072) and the labels (N,) of a file."""
     if isinstance(labels, int):
-        data = np.fromfile(file, np.uint8)
+        data = np.frombuffer(content(file), np.uint8)
         if not len(data) or len(data) % (labels + _BYTES):
             raise InputError(f"{file} has {len(data):,} bytes, no multiple of {labels + _BYTES}: fetch it again")
         records = data.reshape(-1, labels + _BYTES)
         return records[:, labels:], records[:, labels - 1].astype(np.int64)
-    content = _unpickled(file)
-    images, answers = content.get("data"), content.get(labels)
+    batch = _unpickled(file)
+    images, answers = batch.get("data"), batch.get(labels)
     pixels = images.array if isinstance(images, _Array) else None
     if pixels is None or pixels.shape[1:] != (_BYTES,) or not isinstance(answers, list) or len(answers) != len(pixels):
         raise InputError(f"{file} has no data (N, {_BYTES}) with {labels} for each: expected CIFAR's own file")
@@ -163,12 +171,13 @@ class _Unpickler(_Machine):  # type: ignore[misc]
 
 
 def _unpickled(file: Path) -> dict[str, Any]:
+    data = content(file)
     try:
-        content = _Unpickler(io.BytesIO(file.read_bytes()), encoding="latin1").load()
+        held = _Unpickler(io.BytesIO(data), encoding="latin1").load()
     except InputError as error:
         raise InputError(f"{file} {error}") from None
     except Exception as error:  # a damaged pickle fails in as many ways as Python has exceptions
         raise InputError(f"{file} is damaged ({type(error).__name__} in its pickle): fetch it again") from None
-    if not isinstance(content, dict):
+    if not isinstance(held, dict):
         raise InputError(f"{file} holds no dictionary: expected CIFAR's own file")
-    return {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}
+    return {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in held.items()}

@@ -1,6 +1,7 @@
 """The columns of a table: how they are read, which of them are the answers, and what the answers are."""
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,14 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train.recipes import Task
+from train.sources.decoding import SUFFIXES
 from train.sources.examples import Answers
+from train.sources.files import unless_damaged
 from train.sources.splitting import numbered
 from vit_spec import InputError, nearest
 
 _FINDINGS, _NONE = "Finding Labels", "No Finding"
 _CLASSES = ("label", "class")
 _FLAGS = ("0", "1", "0.0", "1.0")
-_BLANK = ("", "nan", "na")  # what stands among numbers for none
+_BLANK = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "-", "?")  # what stands among numbers for none
 _UNKNOWN = (*_BLANK, "-1", "-1.0")  # and among flags; CheXpert has -1 for "uncertain"
 
 
@@ -52,7 +55,8 @@ def read(path: Path) -> Table:
     """Read a table of comma-separated UTF-8 whose first row names the columns.
 
     Raises:
-        InputError: no such file, another format, no rows, columns of one name, or rows that are shorter or longer.
+        InputError: no such file, another format, no rows, columns without names or of one name, or rows that
+            are shorter or longer.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -61,10 +65,13 @@ def read(path: Path) -> Table:
     except FileNotFoundError:
         raise InputError(f"{path} is not there: give csv:TABLE.csv, a table beside its images") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
+        unless_damaged(error, path)
         raise InputError(f"{path} cannot be read as a table ({error}): expected comma-separated UTF-8") from None
     if len(rows) < 2:
         raise InputError(f"{path} has no rows: expected the names of the columns, then a row for each image")
     names, *cells = rows.values()
+    if image := next((cell for cell in names if cell.lower().endswith(SUFFIXES)), None):
+        raise InputError(f"{path} begins with the row of {image}: name the columns in a row above it, such as image,label")
     if len(set(names)) < len(names):
         raise InputError(f"{path} has two columns of one name: its columns are {', '.join(names)}")
     for number, row in rows.items():
@@ -87,10 +94,13 @@ def answers(table: Table, chosen: Sequence[str] | None) -> Target:
     _refuse_gaps(table, chosen)
     name, cells = chosen[0], table.columns[chosen[0]]
     named = len(chosen) == 1 and name.lower() in _CLASSES
+    joined = len(chosen) == 1 and (name == _FINDINGS or any("|" in cell for cell in cells))
+    if not joined:
+        _refuse_text(table, chosen, named)
     if not named and all(_flags(table.columns[name]) for name in chosen):
         flags = np.array([[float(cell) for cell in table.columns[name]] for name in chosen], np.float32).T
         return Target(flags, "labels", tuple(chosen), f"labels are the columns of 0 and 1: {', '.join(chosen)}")
-    if len(chosen) == 1 and (name == _FINDINGS or any("|" in cell for cell in cells)):
+    if joined:
         return _joined(cells, name, table.path)
     numbers = [_numbers(table.columns[name]) for name in chosen]
     values = [column for column in numbers if column is not None]
@@ -140,6 +150,28 @@ def _gap(cells: Sequence[str], flags: bool) -> int | None:
     return next((place for place, cell in enumerate(cells) if cell.lower() in blank), None)
 
 
+def _refuse_text(table: Table, chosen: Sequence[str], named: bool) -> None:
+    """Refuse a cell that is no finite number in a column of numbers.
+
+    It is one where half of the cells, or of the different ones, are numbers, or would be without commas; or where all are
+    but some are not finite.
+
+    named: whether the column is by its name one of classes, which may be called by numbers and words alike.
+    """
+    for name in chosen:
+        cells, different = table.columns[name], {*table.columns[name]}
+        numbers = {cell for cell in different if finite(cell) is not None}
+        meant = {cell for cell in different if finite(cell.replace(",", "")) is not None}
+        many = 2 * len(meant) >= len(different) or 2 * sum(cell in meant for cell in cells) >= len(cells)
+        if numbers < different and (all(map(_reads, different)) or (many and not named)):
+            place = next(place for place, cell in enumerate(cells) if cell not in numbers)
+            names = "" if named else ", or if these are names of classes, call the column label"
+            raise InputError(
+                f"{table.path} has {cells[place]!r} for {name!r} in row {table.rows[place]}: expected a finite number "
+                f"such as 0.5, for this is a column of numbers; mend it or take the row out{names}"
+            )
+
+
 def _joined(cells: Sequence[str], name: str, path: Path) -> Target:
     found = [set(cell.split("|")) - {_NONE, ""} for cell in cells]
     labels = sorted(set().union(*found))
@@ -172,8 +204,19 @@ def _flags(cells: Sequence[str], also: Sequence[str] = ()) -> bool:
 
 def _numbers(cells: Sequence[str]) -> NDArray[np.float64] | None:
     """Return a column of finite numbers, (N,), or None if it is another."""
+    numbers = [number for cell in cells if (number := finite(cell)) is not None]
+    return np.array(numbers) if len(numbers) == len(cells) else None
+
+
+def finite(text: str) -> float | None:
+    """Read a finite number; return None where a text is none."""
+    return number if _reads(text) and math.isfinite(number := float(text)) else None
+
+
+def _reads(text: str) -> bool:
+    """Return whether a text is a number, be it not finite.  Python would also read 1_0 as ten."""
     try:
-        numbers = np.array([float(cell) for cell in cells])
+        float(text)
     except ValueError:
-        return None
-    return numbers if np.isfinite(numbers).all() else None
+        return False
+    return "_" not in text

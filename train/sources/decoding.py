@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from train.sources.files import unless_damaged
 from vit_spec import InputError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -25,7 +26,7 @@ def decode(source: bytes | str | os.PathLike[str], name: object) -> Image.Image:
 
     Raises:
         InputError: not there, not an image, cut short, of more than 8 bits a channel, or larger than Pillow thinks safe
-            (`PIL.Image.MAX_IMAGE_PIXELS`, 89 million pixels).
+            (`PIL.Image.MAX_IMAGE_PIXELS`, 89 million pixels).  `Unavailable` where it is the system that gives none.
     """
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
@@ -35,13 +36,12 @@ def decode(source: bytes | str | os.PathLike[str], name: object) -> Image.Image:
             if not deep:
                 image.load()
                 ImageOps.exif_transpose(image, in_place=True)
-    except FileNotFoundError:
-        raise InputError(f"{name} is not there: put it back, or take it out of the data") from None
     except UnidentifiedImageError:
         raise InputError(f"{name} is not an image that can be read: replace or remove the file") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise InputError(f"{name} has more than {_most():,} pixels: make it smaller first") from None
     except Exception as error:  # a damaged image fails in as many ways as Pillow's decoders have exceptions
+        unless_damaged(error, name)
         raise InputError(f"{name} cannot be read ({said(error)}): replace or remove the file") from None
     if deep:  # Pillow would cut these off at 255, or drop their lower bits, without a word
         raise InputError(f"{name} has more than 8 bits a channel ({deep}): convert it to 8 bits first")

@@ -1,7 +1,8 @@
 """`folder:PATH`: class folders, PATH/CLASS/*.jpg; or PATH/train and PATH/val (valid, validation, dev, test), each so.
 
 It is how ImageNet is unpacked, and what torchvision calls an image folder.  Classes are numbered in the order of their
-names.  Image files (`decoding.SUFFIXES`) count, at any depth; others are ignored, as are names that begin with a dot.
+names.  Image files (`decoding.SUFFIXES`) count, at any depth and beyond links to folders; a note says how many others are
+there.  Names that begin with a dot are ignored.
 
 Splits are told by their names, in any case, training and testing among them.  A folder of such a name is a class where it
 holds images and no folders of images, and the folders beside it do too.
@@ -16,8 +17,11 @@ from numpy.typing import NDArray
 
 from train.sources.decoding import SUFFIXES
 from train.sources.examples import Examples, Files, examples
+from train.sources.files import below
 from train.sources.splitting import SPLITS, WHOLE, Found, split_called
 from vit_spec import InputError, nearest
+
+_OR_A_SHARE = "or judge by a share of the training images, --held-out 0.2"
 
 
 def find(place: str) -> Found:
@@ -32,6 +36,8 @@ def find(place: str) -> Found:
     splits = _splits(path, _folders(path)) or {WHOLE: path}
     base = "train" if "train" in splits else next(iter(splits))
     first, classes = _class_folders(splits[base])
+    if len(classes) == 1:
+        raise InputError(f"{splits[base]} holds one class folder, {classes[0]}: a model needs two or more to tell apart")
 
     def other(split: str) -> Callable[[], Examples]:
         return lambda: _renumbered(splits[split], splits[base], classes)
@@ -60,16 +66,16 @@ def _splits(path: Path, folders: Sequence[str]) -> dict[str, Path]:
 
 
 def _holds_images(path: Path) -> bool:
-    return any(True for _ in images(str(path)))
+    return any(True for _ in below(str(path), SUFFIXES))
 
 
 def _renumbered(path: Path, base: Path, classes: tuple[str, ...]) -> Examples:
     """Return the images of another split under the class numbers of the first one."""
-    found, names = _class_folders(path)
-    if unknown := sorted(set(names) - set(classes)):
-        raise InputError(f"{path / unknown[0]} has no counterpart in {base}: both need the same classes")
+    if unknown := sorted(set(_folders(path)) - set(classes)):
+        raise InputError(f"{path / unknown[0]} has no counterpart in {base}: both need the same classes, {_OR_A_SHARE}")
+    found, names = _class_folders(path, f", {_OR_A_SHARE}")
     numbers = np.array([classes.index(name) for name in names], np.int64)
-    return Examples(found.read, numbers[found.answers], found.names)
+    return Examples(found.read, numbers[found.answers], found.names, found.notes)
 
 
 def _folders(path: Path) -> list[str]:
@@ -77,17 +83,21 @@ def _folders(path: Path) -> list[str]:
         return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
 
 
-def _class_folders(path: Path) -> tuple[Examples, tuple[str, ...]]:
-    """Return the images below a folder of class folders, and the classes' names."""
+def _class_folders(path: Path, otherwise: str = "") -> tuple[Examples, tuple[str, ...]]:
+    """Return the images below a folder of class folders, and the classes' names.
+
+    otherwise: what else can be done where there are none.
+    """
     folders = _folders(path)
     if not folders:
-        raise InputError(f"{path} holds no class folders: put images into {path}/CLASS/")
+        raise InputError(f"{path} holds no class folders: put images into {path}/CLASS/{otherwise}")
     counts: list[int] = []
+    others: list[str] = []
 
     def paths() -> Iterator[str]:
         for folder in folders:
             count = 0
-            for image in images(str(path / folder)):
+            for image in below(str(path / folder), SUFFIXES, others):
                 count += 1
                 yield f"{folder}/{image}"
             if not count:
@@ -95,19 +105,16 @@ def _class_folders(path: Path) -> tuple[Examples, tuple[str, ...]]:
             counts.append(count)
 
     reader = Files(path, paths())
-    if len(folders) == 1:
-        raise InputError(f"{path} holds one class folder, {folders[0]}: a model needs two or more to tell apart")
     answers: NDArray[np.int64] = np.repeat(np.arange(len(folders)), counts)
-    return examples(reader, answers), tuple(folders)
+    with os.scandir(path) as entries:
+        images = (entry for entry in entries if entry.name.lower().endswith(SUFFIXES) and entry.name[0] != ".")
+        loose = sorted(entry.path for entry in images if not entry.is_dir())
+    notes = (
+        *_left_out(loose, f"in no class folder of {path.name}"),
+        *_left_out(others, f"in class folders of {path.name}, no images by their names"),
+    )
+    return examples(reader, answers, notes), tuple(folders)
 
 
-def images(folder: str) -> Iterator[str]:
-    """Yield the paths of image files below a folder, relative to it, sorted, without asking for each file's kind."""
-    with os.scandir(folder) as entries:
-        found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-    for entry in found:
-        if entry.name.lower().endswith(SUFFIXES):
-            yield entry.name
-        elif entry.is_dir(follow_symlinks=False):
-            for image in images(entry.path):
-                yield f"{entry.name}/{image}"
+def _left_out(paths: Sequence[str], what: str) -> tuple[str, ...]:
+    return (f"files left out: {len(paths):,} {what}, such as {paths[0]}",) if paths else ()

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from train.sources.decoding import said
 from train.sources.examples import Examples, Pixels, examples
+from train.sources.files import unless_damaged
 from train.sources.splitting import Found, numbered
 from vit_spec import InputError
 
@@ -90,6 +91,7 @@ def _array(file: Path) -> NDArray[np.uint8]:
         else:
             data = np.memmap(file, np.uint8, "r")
     except (OSError, EOFError, ValueError, zlib.error) as error:
+        unless_damaged(error, file)
         raise InputError(f"{file} cannot be read ({said(error)}): fetch it again") from None
     start = bytes(data[:4])
     dimensions = start[3] if len(start) == 4 and start[:3] == b"\0\0\x08" else 0

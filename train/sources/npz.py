@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from train.recipes import Task
 from train.sources.decoding import said
 from train.sources.examples import Answers, Examples, Pixels, examples
+from train.sources.files import stretch, unless_damaged
 from train.sources.splitting import Found, numbered
 from vit_spec import InputError
 
@@ -117,11 +118,10 @@ def _array(path: Path, name: str) -> NDArray[np.uint8]:
             if info.compress_type != zipfile.ZIP_STORED:
                 return _without_one(np.lib.format.read_array(member, allow_pickle=False))
             header, inside = _Header.of(member), member.tell()
-    with path.open("rb") as raw:  # the zip's own header ahead of a member has two parts of any length
-        raw.seek(info.header_offset + 26)
-        named, extra = struct.unpack("<HH", raw.read(4))
-    offset = info.header_offset + 30 + named + extra + inside
-    data = np.memmap(path, np.uint8, "r")[offset : offset + math.prod(header.shape)]
+        # The zip's own header ahead of a member has two parts of any length.
+        named, extra = struct.unpack("<HH", stretch(str(path), info.header_offset + 26, 4))
+        offset = info.header_offset + 30 + named + extra + inside
+        data = np.memmap(path, np.uint8, "r")[offset : offset + math.prod(header.shape)]
     return _without_one(data.reshape(header.shape, order="F" if header.fortran else "C"))
 
 
@@ -139,4 +139,5 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     except InputError:
         raise
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        unless_damaged(error, path)
         raise InputError(f"{path} cannot be read ({said(error)}): expected an npz file, as numpy.savez writes it") from None

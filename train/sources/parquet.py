@@ -2,8 +2,9 @@
 
 PATH is a Parquet file, a glob, or a folder of files at any depth, such as data/train-00000-of-00294.parquet; splits are
 told by the words train, val, validation or test in the names.  Column `image` is a struct of `bytes` (an image file) and
-`path`, or the bytes alone; column `label` is a class number.  Options name others: parquet:PATH?label=fine_label&image=img.
-Names of the classes come from the schema's entry "huggingface", and are else their numbers.
+`path`, or the bytes alone.  Column `label` is a class number, and the classes' names come from the schema's entry
+"huggingface" or are their numbers.  Or it is text, or true and false: the different ones of the training images, in order,
+are the classes.  Options name other columns: parquet:PATH?label=fine_label&image=img.
 
 Images are read one by one in any order, as `chunks` says; the labels of a split are read when it is opened.
 """
@@ -22,6 +23,7 @@ from PIL import Image
 from train.sources.chunks import Chunk, Values
 from train.sources.decoding import decode, said
 from train.sources.examples import Examples, Lazy, Name, examples
+from train.sources.files import below, unless_damaged
 from train.sources.shards import by_split, common
 from train.sources.splitting import Found, numbered
 from vit_spec import InputError, nearest
@@ -43,22 +45,24 @@ def find(place: str, label: str | None = None, image: str | None = None) -> Foun
     shards = by_split(root, files)
     base = "train" if "train" in shards else next(iter(shards))
     schema = _opened(shards[base][0], pq.read_schema)
-    pictures, label = _image_column(schema, image, place), _label_column(schema, label, place)
+    pictures, column = _image_column(schema, image, place), _label_column(schema, label, place)
+    names = None if _whole(schema.field(column).type) else _texts(shards[base], column)
 
     def asked(chosen: list[Path]) -> Callable[[], Examples]:
-        return lambda: _part(chosen, pictures, label)
+        return lambda: _part(chosen, pictures, column, names)
 
     parts = {name: asked(chosen) for name, chosen in shards.items()}
     first = parts[base]()
-    classes = _class_names(schema, label) or numbered(first.answers, place)
-    return Found(place, parts | {base: lambda: first}, "classes", classes)
+    classes = names or _class_names(schema, column) or numbered(first.answers, place)
+    notes = () if column in (label, "label") else (f"classes are the column {column!r}",)
+    return Found(place, parts | {base: lambda: first}, "classes", classes, notes=notes)
 
 
 def _files(place: str) -> tuple[Path, list[Path]]:
     """Return the folder that the names of files count from, and the files."""
     path = Path(place).expanduser()
     if path.is_dir():
-        root, files = path, sorted(path.rglob("*.parquet"))
+        root, files = path, sorted(path / name for name in below(str(path), (".parquet",)))
     else:
         files = [path] if path.is_file() else [Path(name) for name in sorted(glob.glob(str(path)))]
         root = common(files) if files else path
@@ -75,6 +79,7 @@ def _opened(file: Path, read: Callable[..., Any], **options: Any) -> Any:
     try:
         return read(file, **options)
     except (OSError, pa.ArrowException) as error:
+        unless_damaged(error, file)
         raise InputError(f"{file} cannot be read as Parquet ({said(error)}): fetch it again") from None
 
 
@@ -97,24 +102,43 @@ def _image_column(schema: Any, asked: str | None, place: str) -> str:
 
 
 def _label_column(schema: Any, asked: str | None, place: str) -> str:
+    named = asked or "label"  # text in another column may say something else of the image
+    found = [field.name for field in schema if _whole(field.type) or (field.name == named and _text(field.type))]
+    if not asked and "label" in schema.names and "label" not in found:
+        raise InputError(
+            f"{place} has {schema.field('label').type} in its column 'label': expected whole numbers or text; "
+            "write it so, or choose another, PATH?label=COLUMN"
+        )
+    return _column("label", ("label",), asked, found, schema.names, place)
+
+
+def _whole(kind: Any) -> bool:
     import pyarrow as pa
 
-    found = [field.name for field in schema if pa.types.is_integer(field.type)]
-    return _column("label", ("label",), asked, found, schema.names, place)
+    return bool(pa.types.is_integer(kind))
+
+
+def _text(kind: Any) -> bool:
+    """Return whether a column holds names of classes: text, as it is or by number, or true and false."""
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind))
 
 
 def _column(what: str, usual: Sequence[str], asked: str | None, found: list[str], names: list[str], place: str) -> str:
     """Return the column that is asked for, or has the usual name, or is the only one that fits."""
-    holds = "bytes" if what == "image" else "whole numbers"
+    holds, chance = ("bytes", "") if what == "image" else ("whole numbers", "; one of text is chosen by PATH?label=COLUMN")
     if asked is not None and asked not in found:
         raise InputError(
-            f"{place} has no column {asked!r} of {holds}: its columns are {', '.join(names)}{nearest(asked, found)}"
+            f"{place} has no column {asked!r} of {holds}{' or text' * (what == 'label')}: "
+            f"its columns are {', '.join(names)}{nearest(asked, found)}"
         )
     chosen = [asked] if asked is not None else [name for name in usual if name in found][:1] or found
     if len(chosen) == 1:
         return chosen[0]
     if not chosen:
-        raise InputError(f"{place} has no column of {holds} for the {what}s: its columns are {', '.join(names)}")
+        raise InputError(f"{place} has no column of {holds} for the {what}s: its columns are {', '.join(names)}{chance}")
     raise InputError(f"{place} has several columns for the {what}s, {', '.join(chosen)}: choose, PATH?{what}={chosen[0]}")
 
 
@@ -127,10 +151,57 @@ def _class_names(schema: Any, label: str) -> tuple[str, ...]:
         return ()
 
 
+# Labels ---------------------------------------------------------------------------------------------------------------
+
+
+def _labels(file: Path, label: str, text: bool) -> Any:
+    """Read a column of whole numbers or of text; refuse one that is absent, has gaps, or differs from the first file's."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    schema = _opened(file, pq.read_schema)
+    if (place := schema.get_field_index(label)) < 0:
+        raise InputError(
+            f"{file} has no column {label!r}: each image needs one; without labels it cannot be trained on or judged by, "
+            "so hold out another split, or a share such as 0.2"
+        )
+    if not (_text if text else _whole)(kind := schema.field(place).type):
+        wanted = "text" if text else "whole numbers"
+        raise InputError(f"{file} has {kind} in its column {label!r}: expected {wanted}, as in the first file")
+    column = _opened(file, pq.read_table, columns=[label])[label]
+    if text:
+        column = column.cast(pa.string())
+        column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+    if column.null_count:
+        raise InputError(f"{file} has {column.null_count:,} rows without a {label}: each image needs one")
+    return column
+
+
+def _texts(files: list[Path], label: str) -> tuple[str, ...]:
+    """Return the different texts in a column, in their order."""
+    return tuple(sorted({text for file in files for text in _labels(file, label, True).unique().to_pylist()}))
+
+
+def _answers(file: Path, label: str, names: tuple[str, ...] | None) -> NDArray[np.int64]:
+    """Return the class numbers of a file's images, (N,): what is there, or where in `names` it is."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = _labels(file, label, names is not None)
+    if names is not None:
+        found = pc.index_in(column, value_set=pa.array(names, pa.string()))
+        if found.null_count:
+            other = column.filter(pc.is_null(found))[0].as_py()
+            raise InputError(f"{file} has the {label} {other!r}, of which no image is trained on: add some, or remove it")
+        column = found
+    return np.asarray(column.to_numpy(), np.int64)
+
+
 # Images ---------------------------------------------------------------------------------------------------------------
 
 
-def _part(files: list[Path], pictures: str, label: str) -> Examples:
+def _part(files: list[Path], pictures: str, label: str, names: tuple[str, ...] | None) -> Examples:
     """Read where the images of a split lie, and their labels."""
     import pyarrow.parquet as pq
 
@@ -140,11 +211,7 @@ def _part(files: list[Path], pictures: str, label: str) -> Examples:
     counts = [0]
     for file in files:
         meta, row = _opened(file, pq.read_metadata), 0
-        _whole_numbers(meta.schema.to_arrow_schema(), label, file)
-        column = _opened(file, pq.read_table, columns=[label])[label]
-        if column.null_count:
-            raise InputError(f"{file} has {column.null_count:,} rows without a {label}: each image needs one")
-        answers.append(column.to_numpy().astype(np.int64))
+        answers.append(_answers(file, label, names))
         place = next((i for i in range(meta.num_columns) if meta.schema.column(i).path == pictures), None)
         if place is None:
             raise InputError(f"{file} has no column {pictures}, which the first file has: give files of one data set")
@@ -155,19 +222,6 @@ def _part(files: list[Path], pictures: str, label: str) -> Examples:
             counts.append(meta.row_group(number).num_rows)
     reader = _Rows(chunks, np.array(groups, np.int64).reshape(-1, 2), np.cumsum(counts), pictures)
     return examples(reader, np.concatenate(answers))
-
-
-def _whole_numbers(schema: Any, label: str, file: Path) -> None:
-    """Refuse a file whose labels are absent, or other than those of the first file."""
-    import pyarrow as pa
-
-    if (place := schema.get_field_index(label)) < 0:
-        raise InputError(
-            f"{file} has no column {label!r}: each image needs one; without labels it cannot be trained on or judged by, "
-            "so hold out another split, or a share such as 0.2"
-        )
-    if not pa.types.is_integer(kind := schema.field(place).type):
-        raise InputError(f"{file} has {kind} in its column {label!r}: expected whole numbers, as in the first file")
 
 
 def _chunk(file: str, meta: Any, number: int, place: int) -> Chunk:
@@ -191,6 +245,7 @@ class _Rows:
         try:
             data = self._values[group]()[i - int(self._ends[group])]
         except Exception as error:  # a damaged page fails in as many ways as its parts can be wrong
+            unless_damaged(error, Name(self, i))
             raise InputError(f"{self.name(i)} cannot be read ({said(error)}): fetch or write the file again") from None
         if not data:
             raise InputError(f"{self.name(i)} holds no image: remove the row")

@@ -10,7 +10,7 @@ The first row names the columns.  What they hold is taken, unless options say it
 
 Answers are labels in "Finding Labels" and wherever names are joined by "|" ("No Finding": none); classes in a column called
 "label" or "class", by their numbers where they are whole numbers; labels in columns of 0 and 1; values in other columns of
-numbers; or else classes.
+numbers; or else classes.  Text among numbers is refused; see `columns`.
 
 An image is named by its path below the table's folder, or by as much of the end of that path as no other image has.
 
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from train.sources.columns import Table, answers, read
 from train.sources.decoding import SUFFIXES
 from train.sources.examples import Examples, Files, examples
-from train.sources.folder import images
+from train.sources.files import below, content
 from train.sources.splitting import SPLITS, WHOLE, Found, split_called
 from vit_spec import InputError, nearest
 
@@ -59,7 +59,7 @@ def find(
         raise InputError(f"{path} has {wrong!r} for images, groups or splits: choose ?target=COLUMN of {', '.join(left)}")
     taken = answers(table._replace(columns={name: columns[name] for name in left}), chosen)
 
-    paths = _paths(path.parent, columns[image])
+    paths, others = _paths(path.parent, columns[image])
     rows = _there(path, columns[image], paths, skip=missing == "skip")
     parts = _split(table, split, columns[image])
     numbers = np.unique(np.array(columns[groups]), return_inverse=True)[1] if groups else None
@@ -71,6 +71,8 @@ def find(
     notes = [taken.what]
     if absent := len(paths) - len(rows):
         notes.append(f"{absent:,} of {len(paths):,} images of the table are not there, and are left out")
+    if others:
+        notes.append(f"files left out: {others:,} of the images beside the table, which it does not name")
     if groups and numbers is not None:
         notes.append(f"images of one {groups!r} stay together")
     together = {name: numbers[part] for name, part in mine.items()} if numbers is not None else {}
@@ -92,18 +94,21 @@ def _image_column(table: Table) -> str:
 # Images ---------------------------------------------------------------------------------------------------------------
 
 
-def _paths(root: Path, names: Sequence[str]) -> list[str]:
-    """Return the path of each image below a folder, "" where it is not there.
+def _paths(root: Path, names: Sequence[str]) -> tuple[list[str], int]:
+    """Return the path of each image below a folder, "" where it is not there, and how many images there have no name.
 
     A name is a path below the folder, or the end of one in whole folders; without a suffix it stands for a file with one.
     """
     plain = [os.path.relpath(name, root) if os.path.isabs(name) else os.path.normpath(name) for name in names]
     found: dict[str, list[str]] = {name: [] for name in plain}
-    for path in images(str(root)):
+    count = 0
+    for path in below(str(root), SUFFIXES):
+        count += 1
         for end in _ends(path):
             if end in found:
                 found[end].append(path)
-    return [_only(root, name, found[name]) for name in plain]
+    paths = [_only(root, name, found[name]) for name in plain]
+    return paths, count - len({*paths} - {""})
 
 
 def _ends(path: str) -> Iterator[str]:
@@ -157,7 +162,7 @@ def _split(table: Table, column: str | None, names: Sequence[str]) -> dict[str, 
     lists = {split: table.path.parent / name for split, name in _LISTS.items()}
     if not all(file.is_file() for file in lists.values()):
         return {WHOLE: np.arange(len(names))}
-    listed = {split: set(file.read_text().split()) for split, file in lists.items()}
+    listed = {split: set(content(file).decode(errors="replace").split()) for split, file in lists.items()}
     rows = {
         split: np.array([i for i, name in enumerate(names) if os.path.basename(name) in mine], np.int64)
         for split, mine in listed.items()

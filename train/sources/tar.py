@@ -2,8 +2,8 @@
 
 PATTERN is a tar file, a folder of them, a glob, or a range in braces: tar:/data/train-{000000..000146}.tar.  An image is
 KEY.jpg or has another of `decoding.SUFFIXES`; its class number is the text of KEY.cls, or "label" or "cls" in KEY.json.  A
-key ends at the first dot of a name without its folders.  Splits are told by the words train, val, validation or test in the
-files' names.
+key ends at the first dot of a name without its folders.  The files of a key stand together, and one of them is an image.
+Splits are told by the words train, val, validation or test in the files' names.
 
 The headers are read once, 45 microseconds an image, a minute for ImageNet; then each image is one read.  Compressed
 archives have no such places and are refused.
@@ -24,11 +24,13 @@ from PIL import Image
 
 from train.sources.decoding import SUFFIXES, decode, said
 from train.sources.examples import Examples, Name, Texts, examples
+from train.sources.files import below, stretch, unless_damaged
 from train.sources.shards import by_split, common
 from train.sources.splitting import MOST, Found, numbered
 from vit_spec import InputError
 
 _LABELS = (".cls", ".json")
+_TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
 def find(place: str) -> Found:
@@ -53,7 +55,7 @@ def _files(place: str) -> tuple[Path, list[Path]]:
     """Return the folder that the names of files count from, and the files."""
     path = Path(place).expanduser()
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if ".tar" in file.suffixes or file.suffix == ".tgz")
+        files = sorted(path / name for name in below(str(path), _TARS))
     elif path.is_file():
         files = [path]
     elif "{" in place:
@@ -92,15 +94,15 @@ class _Members:
 
     def __call__(self, i: int) -> Image.Image:
         number, offset, size = self._places[i].tolist()
-        file = os.open(self._files[number], os.O_RDONLY)
         try:
-            data = os.pread(file, size, offset)
-        finally:
-            os.close(file)
+            data = stretch(self._files[number], offset, size)
+        except (OSError, EOFError) as error:
+            unless_damaged(error, Name(self, i))
+            raise InputError(f"{self.name(i)} cannot be read ({said(error)}): fetch the file again") from None
         return decode(data, Name(self, i))
 
     def name(self, i: int) -> str:
-        return f"{os.path.basename(self._files[self._places[i, 0]])} {self._keys[i]}"
+        return f"{Path(self._files[self._places[i, 0]]).name} {self._keys[i]}"
 
 
 def _part(files: list[Path]) -> Examples:
@@ -128,24 +130,42 @@ def _index(path: Path, without: list[str]) -> Iterator[tuple[str, tuple[int, int
 
     without: takes a file's name of each sample that has no image.
     """
-    try:
-        with tarfile.open(path, "r:") as archive:
-            members = [member for member in archive if member.isreg()]
-    except (OSError, tarfile.TarError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as a tar file ({said(error)}): replace it") from None
     with path.open("rb") as file:
         # Files of one sample stand together, and share all up to the first dot of their names.
-        for key, together in itertools.groupby(members, lambda member: _key(member.name)):
-            parts = {member.name[len(key) :].lower(): member for member in together}
-            image = next((part for suffix, part in parts.items() if suffix in SUFFIXES), None)
+        for key, together in itertools.groupby(_listed(path), lambda member: _key(member.name)):
+            members = list(together)
+            parts = {member.name[len(key) :].lower(): member for member in members}
+            pictures = [member for member in members if member.name[len(key) :].lower() in SUFFIXES]
             label = next((parts[suffix] for suffix in _LABELS if suffix in parts), None)
-            if image is None:
-                without.append(next(iter(parts.values())).name)
+            if not pictures:
+                without.append(members[0].name)
                 continue
+            if len(pictures) > 1 or len(parts) < len(members):
+                names = ", ".join(member.name for member in members[:4])
+                raise InputError(f"{path} has {names} together under one key: give each image a key of its own")
             if label is None:
-                raise InputError(f"{path} has {image.name} without {key}.cls or {key}.json: each image needs a class")
+                raise InputError(f"{path} has {pictures[0].name} without {key}.cls or {key}.json: each image needs a class")
             data = os.pread(file.fileno(), label.size, label.offset_data)
-            yield image.name, (image.offset_data, image.size), _class(data, label.name, path)
+            yield pictures[0].name, (pictures[0].offset_data, pictures[0].size), _class(data, label.name, path)
+
+
+def _listed(path: Path) -> list[tarfile.TarInfo]:
+    """Return the files in a tar file; refuse links, which hold no image, and what lies behind a damaged header."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            found = [member for member in archive if not member.isdir()]
+            end = archive.offset
+    except (OSError, tarfile.TarError, ValueError) as error:
+        unless_damaged(error, path)
+        raise InputError(f"{path} cannot be read as a tar file ({said(error)}): replace it") from None
+    with path.open("rb") as file:  # where tarfile cannot read on, it ends as if nothing followed
+        file.seek(end)
+        if any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")):
+            raise InputError(f"{path} goes on after its end at byte {end:,}, damaged or joined to another: write it anew")
+    for member in found:
+        if (member.islnk() or member.issym()) and member.name.lower().endswith((*SUFFIXES, *_LABELS)):
+            raise InputError(f"{path} has {member.name} as a link: pack the file, tar --dereference --hard-dereference")
+    return [member for member in found if member.isreg()]
 
 
 def _key(name: str) -> str:

@@ -1,0 +1,92 @@
+"""What is asked of the file system: which files there are, what is in them, and why it gives none."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from vit_spec import InputError
+
+_REMEDIES = {
+    errno.EACCES: "let this user read it",
+    errno.EPERM: "let this user read it",
+    errno.ENOENT: "put it back, or take it out of the data",
+    errno.EISDIR: "a file was expected there",
+    errno.ELOOP: "mend the link",
+    errno.EMFILE: "raise the limit of open files, ulimit -n",
+    errno.ENFILE: "raise the limit of open files, ulimit -n",
+}
+_DAMAGE = (None, errno.EINVAL)  # EINVAL: what the file holds points to where no file reaches
+
+
+class Unavailable(InputError):
+    """A file that the system does not give.  It may be whole, so that nobody may leave it out as a damaged one."""
+
+
+def unless_damaged(error: BaseException, name: object) -> None:
+    """Raise `Unavailable` for an error of the system; return where it is what the file holds that is wrong."""
+    if not isinstance(error, OSError) or error.errno in _DAMAGE:
+        return
+    reason = "is not there" if error.errno == errno.ENOENT else f"cannot be read ({os.strerror(error.errno)})"
+    remedy = _REMEDIES.get(error.errno, "look at the disk it is on")
+    raise Unavailable(f"{name} {reason}: {remedy}") from None
+
+
+def below(
+    folder: str, suffixes: tuple[str, ...], others: list[str] | None = None, links: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """Yield the paths of files below a folder, relative to it and sorted, without asking for each file's kind.
+
+    Names that begin with a dot are ignored.  Links to folders are followed.
+
+    suffixes: what the names end in, in any case.
+    others: takes the paths of files that end in none of these.
+    links: where the links lie that were followed to come here.
+
+    Raises:
+        InputError: a link that leads back to a folder above it.
+    """
+    with os.scandir(folder) as entries:
+        found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in found:
+        if entry.name.lower().endswith(suffixes):
+            yield entry.name
+        elif entry.is_dir():
+            followed = (*links, _ahead(entry.path, links)) if entry.is_symlink() else links
+            for name in below(entry.path, suffixes, others, followed):
+                yield f"{entry.name}/{name}"
+        elif others is not None:
+            others.append(entry.path)
+
+
+def _ahead(link: str, links: tuple[str, ...]) -> str:
+    """Return the folder that a link lies in; refuse a link from which one would come to it, or to those before, again."""
+    here, there = os.path.realpath(os.path.dirname(link)), os.path.realpath(link)
+    if any(os.path.commonpath([before, there]) == there for before in (*links, here)):
+        raise InputError(f"{link} leads back to {there}, which it lies in: remove the link")
+    return here
+
+
+def content(path: Path) -> bytes:
+    """Read a file."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        unless_damaged(error, path)
+        raise
+
+
+def stretch(path: str, start: int, size: int) -> bytes:
+    """Read so many bytes of a file.
+
+    Raises:
+        EOFError: it ends before.
+    """
+    file = os.open(path, os.O_RDONLY)
+    try:
+        data = os.pread(file, size, start)
+    finally:
+        os.close(file)
+    if len(data) != size:
+        raise EOFError("it is cut short")
+    return data
