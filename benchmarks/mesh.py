@@ -53,6 +53,29 @@ def table(meshes: list[str]) -> None:
             )
 
 
+def optimizers(meshes: list[str]) -> None:
+    """What each optimizer's step sends, and what a device computes of it, beyond AdamW's."""
+    from train.jax_program import program
+    from train.plan import sent
+    from train.recipes import Optimizer
+
+    print("\n| mesh | optimizer | sent by a device | as planned | operations of a device beyond AdamW's |")
+    print("|---|---|---|---|---|")
+    for mesh in meshes:
+        least = None
+        for name in ("adamw", "muon", "adafactor", "lamb"):
+            e, planned = prepared(mesh, optimizer=Optimizer(name=name))
+            made = program(e._update, e.mesh.shape)
+            flops = e._update.cost_analysis()["flops"]
+            least = flops if least is None else least
+            moved = sum(sent(*key, size, e.mesh.shape) for key, size in made.transfers.items())
+            same = "yes" if made.transfers == planned.transfers else "no"
+            print(
+                f"| {mesh} | {name} | {moved / 2**20:.1f} MiB | {same} | {round((flops - least) / 1e9, 1) + 0} GFLOP |",
+                flush=True,
+            )
+
+
 def depths(mesh: str, counts: list[int]) -> None:
     """How long the step takes to trace and to compile for so many blocks: medians of turns."""
     took: dict[int, list[float]] = {depth: [] for depth in counts}
@@ -71,7 +94,7 @@ def depths(mesh: str, counts: list[int]) -> None:
 
 
 def main() -> None:
-    """Print both tables, a row as it is known."""
+    """Print the tables, a row as it is known."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("meshes", nargs="*", default=MESHES, metavar="MESH")
     parser.add_argument("--depths", type=int, nargs="*", default=[12, 48], metavar="N")
@@ -80,6 +103,7 @@ def main() -> None:
     versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "flax", "optax"))
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}\n")
     table(given.meshes)
+    optimizers(given.meshes)
     depths(given.meshes[0], given.depths)
 
 

@@ -2,13 +2,15 @@
 
     python -m tests.meshes data=8 data=2,fsdp=2,tensor=2 ...      in float64
     python -m tests.meshes --bfloat16 data=2,fsdp=2,tensor=2      a step in bfloat16, for what XLA writes about it
+    python -m tests.meshes --parts data=2,fsdp=2,tensor=2         single updates of OPTIMIZERS, and a step of MODEL
 
-All with drop path, mixup, accumulation and a running mean.  XLA_FLAGS says how many devices there are.
+The first two with drop path, mixup, accumulation and a running mean.  XLA_FLAGS says how many devices there are.
 """
 
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +27,9 @@ from train import jax_mesh
 from train.augment import Mix
 from train.data import Batch
 from train.jax_engine import JaxEngine
+from train.jax_optimizers import optimizer
 from train.jax_program import program
+from train.jax_trees import tree
 from train.needs import needs
 from train.recipes import Augment, Optimizer, Recipe
 
@@ -43,6 +47,10 @@ RECIPE = Recipe(
     ema=0.9,
 )
 STEPS = 3
+
+OPTIMIZERS = ("muon", "adafactor", "lamb")  # those that look at more than one number at a time
+PLAIN = Recipe(batch_size=8)
+MODEL = CONFIG.replace(norms={"shared_norm": True}, attention={"qkv_bias": "qv", "proj": False})
 
 
 def engine(mesh: str, **changes: Any) -> JaxEngine:
@@ -82,6 +90,49 @@ def findings(mesh: str) -> dict[str, Any]:
     }
 
 
+def updated(name: Any, mesh: jax.sharding.Mesh | None) -> tuple[Any, Any]:
+    """An optimizer's first update of random weights, on a mesh or on one device, and the compiled program."""
+    random = np.random.default_rng(0)
+    params, grads = (
+        tree(CONFIG, lambda leaf: random.normal(size=[CONFIG.sizes.get(word, 1) for word in leaf.axes])) for _ in range(2)
+    )
+    rule = optimizer(Optimizer(name=name), CONFIG, mesh)
+    given = grads, jax.jit(rule.init)(params), params
+    places: dict[str, Any] = {}
+    if mesh is not None:
+        ours = jax_mesh.parameters(mesh, CONFIG)
+        beside = jax_mesh.like_parameters(given[1], jax.tree.map(lambda p, place: (p.shape, place), params, ours))
+        places = {"in_shardings": (ours, beside, ours), "out_shardings": (ours, beside)}
+        given = jax.device_put(given, places["in_shardings"])
+    compiled = jax.jit(partial(rule.update, rate=1.0), **places).lower(*given).compile()
+    return compiled(*given)[0], compiled
+
+
+def parts(mesh: str) -> dict[str, Any]:
+    """What the optimizers and the model's options send, and how far Muon's update is from that of one device."""
+    zeros = tree(MODEL, lambda leaf: np.zeros([MODEL.sizes.get(word, 1) for word in leaf.axes], np.float32))
+    start, recipe = held(zeros, MODEL, "jax"), replace(PLAIN, mesh=mesh)  # zeros need not be compiled, as draws do
+    e = JaxEngine(MODEL, recipe, task="classes", rate=lambda step: 1e-2, start=start, folder=Path("nowhere"))
+    sizes = dict(e.mesh.shape)
+    sent = {
+        "model": [_named(program(e._update, sizes).transfers), _named(needs(MODEL, PLAIN, sizes, scatters=False).transfers)]
+    }
+    rest = needs(CONFIG, PLAIN, sizes, wide=8).transfers
+    apart: list[float] = []
+    for name in OPTIMIZERS:
+        with jax.enable_x64(True):
+            found, compiled = updated(name, e.mesh)
+            if name == "muon":
+                alone, _ = updated(name, None)
+                apart = [
+                    float(abs(np.asarray(a) - b).max()) for a, b in zip(*map(jax.tree.leaves, (found, alone)), strict=True)
+                ]
+        wanted = needs(CONFIG, replace(PLAIN, optimizer=Optimizer(name=name)), sizes, wide=8).transfers
+        more = {key: size - rest.get(key, 0) for key, size in wanted.items()}
+        sent[name] = [_named(program(compiled, sizes).transfers), _named(more)]
+    return {"sent": sent, "apart": max(apart)}
+
+
 def _rows_of(pair: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
     """What a process would feed whose devices were these two of the mesh."""
     theirs = [mesh.devices.flat[i] for i in pair]
@@ -94,7 +145,7 @@ def _rows_of(pair: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
 
 
 def _named(transfers: dict[tuple[str, str], int]) -> dict[str, int]:
-    return {" ".join(key): size for key, size in sorted(transfers.items())}
+    return {" ".join(key): size for key, size in sorted(transfers.items()) if size}
 
 
 def _here(tree: Any) -> int:
@@ -107,6 +158,8 @@ if __name__ == "__main__":
     jax_mesh.join_cluster()
     if flag == "--bfloat16":
         engine(*meshes, dtype="bfloat16").step(batch(0, np.arange(RECIPE.batch_size)))
+    elif flag == "--parts":
+        print(json.dumps(parts(*meshes)))
     else:
         jax.config.update("jax_enable_x64", True)
         print(json.dumps({mesh: findings(mesh) for mesh in sys.argv[1:]}))

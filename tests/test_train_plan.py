@@ -170,6 +170,63 @@ def test_a_step_lasts_between_its_longest_part_and_all_its_parts() -> None:
     assert took.sending["fsdp"] == pytest.approx((gathered + summed) / 2 / 1e9)
 
 
+MESH = "data=2,fsdp=2,tensor=2"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What programs for eight simulated devices send, and what was planned: see `tests.meshes`."""
+    from tests.test_train_mesh import once  # which needs jax, as nothing else here does
+
+    return once(tmp_path_factory, 8, "--parts", MESH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["muon", "adafactor", "lamb"])
+def test_an_optimizer_of_matrices_rows_or_layers_sends_what_was_planned(name: str, compiled: dict[str, Any]) -> None:
+    sent, planned = compiled["sent"][name]
+    assert sent == planned != {}
+
+
+@pytest.mark.slow
+def test_a_shared_norm_keys_without_a_bias_and_heads_that_nothing_mixes_send_what_was_planned(
+    compiled: dict[str, Any],
+) -> None:
+    sent, planned = compiled["sent"]["model"]
+    assert sent == planned
+
+
+@pytest.mark.slow
+def test_muon_moves_the_weights_of_split_matrices_as_on_one_device(compiled: dict[str, Any]) -> None:
+    # float64, and updates near 1.  Sums in another order differ by 1e-15; each of Muon's five steps makes a small singular
+    # value, and its error, up to 3.4 times as large: 500 times in all.
+    assert compiled["apart"] < 1e-12
+
+
+def of_muon(sizes: dict[str, int]) -> dict[tuple[str, str], int]:
+    """What Muon sends of its own."""
+    rest = of(sizes).transfers
+    found = of(sizes, optimizer=Optimizer(name="muon")).transfers
+    return {key: size - rest.get(key, 0) for key, size in found.items() if size != rest.get(key)}
+
+
+def test_muons_matrices_change_hands_there_and_back_along_the_axes_that_split_them() -> None:
+    # Four devices share a matrix.  Of two blocks q, k and v are six, filled up to two for each; of the others there are
+    # two, filled up to one for each.  Both halves of `data` turn the same.
+    filled = 8 * 24 * 24 + 4 * (24 * 24 + 2 * 24 * 40)
+    part = 4 * filled // 4
+    assert of_muon(EIGHT) == {("all-to-all", "fsdp"): 2 * part, ("all-to-all", "tensor"): 2 * part}
+
+
+def test_where_matrices_are_whole_each_device_turns_some_and_fetches_what_the_others_turned() -> None:
+    assert of_muon(ONE | {"data": 2}) == {("all-gather", "data"): 4 * 2 * BLOCK}
+
+
+def test_where_there_are_fewer_matrices_than_devices_that_hold_them_whole_each_turns_all() -> None:
+    # Six matrices of q, k and v for eight devices, and two of each other kind
+    assert of_muon(ONE | {"data": 8}) == {}
+
+
 # Devices --------------------------------------------------------------------------------------------------------------
 
 

@@ -80,7 +80,7 @@ class JaxEngine:
         share_batch(recipe.batch_size, recipe.accumulate, self.mesh.shape)
         half = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
         self._model = vit_jax.ViT(config, vit_jax.Execution(dtype=half, remat=recipe.remat))
-        self._optimizer = optimizer(recipe.optimizer, config)
+        self._optimizer = optimizer(recipe.optimizer, config, self.mesh)
         self._images = jax_mesh.images(self.mesh)
         self._everywhere = NamedSharding(self.mesh, PartitionSpec())
         self._state: State = self._begin(start)

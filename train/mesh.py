@@ -38,7 +38,9 @@ def parse(text: str, devices: int) -> dict[str, int]:
         sizes[found[1]] = int(found[2])
     open_axes = [name for name, size in sizes.items() if size == -1]
     known = math.prod(size for size in sizes.values() if size > 0)
-    if len(open_axes) > 1 or devices % known or (not open_axes and known != devices):
+    if len(open_axes) > 1:
+        raise InputError(f"--mesh {text!r} leaves {' and '.join(open_axes)} open: only one of them may be -1")
+    if devices % known or (not open_axes and known != devices):
         raise InputError(
             f"--mesh {text!r} makes {known} of {devices} devices: let the lengths multiply to {devices}; one may be -1"
         )

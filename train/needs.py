@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from train.jax_trees import Leaf, tree
 from train.mesh import IMAGES, Sizes, share_batch, split
+from train.moments import kept, sent
 from train.recipes import Recipe
 from vit_spec import ViTConfig, flops
 
 BYTES = {"float32": 4, "bfloat16": 2}
-FACTORED_FROM = 32  # entries of the shorter of an array's two longest axes: big_vision/optax.py, scale_by_adafactor
 
 # What the backward pass of an activation and of what follows it needs of each hidden unit: entries in the computing type,
 # and bytes of masks.  A gate has two units for one.
@@ -27,7 +27,8 @@ class Needs:
     """What each device of a mesh holds and sends, and what all of them compute.
 
     memory: bytes a device by kind, in the order in which a step comes by them.
-    transfers: bytes a step by kind of collective and mesh axes: what is gathered, summed or sent, as it is when whole.
+    transfers: bytes a step by kind of collective and mesh axes: what is gathered, summed or sent, as it is when whole; of
+        what changes hands (all-to-all), a device's part.
     flops: floating point operations of a step, of all devices together: three forward passes' worth.
     recomputed: those that `remat` adds.
     """
@@ -108,7 +109,7 @@ def _memory(s: _Setting) -> dict[str, int]:
     gradients = weights + (s.narrow - s.wide) * sum(matrices.values())
     found = {
         "parameters": weights,
-        "optimizer": s.wide * sum(moments(s.recipe.optimizer.name, leaf, size, s.config) for leaf, size in held.items()),
+        "optimizer": s.wide * sum(kept(s.recipe.optimizer.name, leaf, size, s.config) for leaf, size in held.items()),
         "running mean": weights if s.recipe.ema else 0,
         "batch": s.recipe.accumulate * s.images * _pixels(s),
         "rounded matrices": s.narrow * sum(matrices.values()) if s.narrow < s.wide else 0,
@@ -119,24 +120,6 @@ def _memory(s: _Setting) -> dict[str, int]:
         "gradients": gradients + (weights if s.recipe.accumulate > 1 else 0),
     }
     return {name: size for name, size in found.items() if size}
-
-
-def moments(name: str, leaf: Leaf, held: int, config: ViTConfig) -> int:
-    """Return how many numbers an optimizer keeps for a parameter of which a device holds so many entries."""
-    if name == "adafactor":
-        return held + _factored(tuple(config.sizes.get(word, 1) for word in leaf.axes), held)
-    if name == "muon":
-        return held if leaf.stacked and leaf.row.decays else 2 * held
-    return {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1}[name] * held
-
-
-def _factored(shape: tuple[int, ...], held: int) -> int:
-    """Adafactor's second moments: a row and a column of the two longest axes, where they are long; every device has all.
-
-    optax, transforms/_factorized.py (arXiv 1804.04235).
-    """
-    *_, shorter, longer = sorted((1, *shape))
-    return math.prod(shape) // longer + math.prod(shape) // shorter if shorter >= FACTORED_FROM else held
 
 
 def _pixels(s: _Setting) -> int:
@@ -220,8 +203,11 @@ def _transfers(s: _Setting, scatters: bool) -> dict[tuple[str, str], int]:
     found: Counter[tuple[str, str]] = Counter()
     for leaf in s.leaves:
         found.update(_of_parameter(s, leaf, scatters))
+        found.update({key: s.wide * size for key, size in sent(s.recipe.optimizer.name, leaf, s.config, s.sizes).items()})
     if s.sizes["tensor"] > 1:
-        found["all-reduce", "tensor"] += s.recipe.accumulate * s.images * _sums(s) * s.narrow
+        each = s.recipe.accumulate * s.images * s.narrow
+        found["all-reduce", "tensor"] += each * _sums(s)
+        found["all-gather", "tensor"] += each * _joined(s)
     if s.recipe.augment.mixes and _along(s, *IMAGES):
         height, width = s.config.image_size
         image = height * width * s.config.in_channels + s.wide * s.config.num_classes
@@ -247,7 +233,7 @@ def _of_parameter(s: _Setting, leaf: Leaf, scatters: bool) -> Counter[tuple[str,
     parts, turns = s.parts(leaf, "fsdp"), s.recipe.accumulate
     if parts > 1:
         found["all-gather", "fsdp"] += 2 * turns * size if leaf.stacked else size
-    size *= turns
+    size *= turns * _times_summed(s.config, leaf)
     if parts > 1 and leaf.stacked:
         found["reduce-scatter" if scatters else "all-reduce", "fsdp"] += size
         found["all-reduce", _along(s, "data")] += size // parts
@@ -258,9 +244,22 @@ def _of_parameter(s: _Setting, leaf: Leaf, scatters: bool) -> Counter[tuple[str,
     return found
 
 
+def _times_summed(config: ViTConfig, leaf: Leaf) -> int:
+    """How often a gradient is summed: of a norm, for both halves that share it; with v's bias, a zero one for k."""
+    shared = config.norms.shared_norm and leaf.row.name.startswith("blocks.norm1.")
+    return 2 if shared or leaf.row.name == "blocks.attn.v_bias" else 1
+
+
 def _sums(s: _Setting) -> int:
     """Entries of an image that are summed along `tensor`: where heads and hidden units end, and, going back, begin."""
     c = s.config
-    blocks = c.depth * (5 if s.recipe.remat == "full" else 4) * s.tokens
+    ends = (2 if s.recipe.remat == "full" else 1) if c.attention.proj else 0
     pool = (s.tokens - c.num_prefix) + 4 if c.head.pool == "attention" else 0
-    return (blocks + pool) * c.width
+    return (c.depth * (3 + ends) * s.tokens + pool) * c.width
+
+
+def _joined(s: _Setting) -> int:
+    """Entries of an image that are fetched along `tensor`: heads, or values, that no projection mixes."""
+    c = s.config
+    apart = not c.attention.proj or c.attention.value_skip
+    return apart * c.depth * (1 if s.recipe.remat == "none" else 2) * s.tokens * c.width

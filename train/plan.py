@@ -171,16 +171,19 @@ def _operations(found: Needs, devices: Devices, recipe: Recipe) -> dict[str, str
 def _transfers(found: Needs, sizes: Sizes) -> dict[str, str]:
     if not found.transfers:
         return {}
-    moved = sum(_sent(kind, axes, size, sizes) for (kind, axes), size in found.transfers.items())
+    moved = sum(sent(kind, axes, size, sizes) for (kind, axes), size in found.transfers.items())
     rows = {"sent by a device in a step": _size(moved)}
     for (kind, axes), size in sorted(found.transfers.items(), key=lambda item: -item[1]):
         name = f"  {kind}, {_words(axes)}"
-        rows[name] = f"{_size(_sent(kind, axes, size, sizes))}, of arrays of {_size(size)}"
+        rows[name] = f"{_size(sent(kind, axes, size, sizes))}, of arrays of {_size(size)}"
     return rows
 
 
-def _sent(kind: str, axes: str, size: int, sizes: Sizes) -> float:
-    """What a device sends where devices pass data on in a ring: each part once round, or twice where it is summed too."""
+def sent(kind: str, axes: str, size: int, sizes: Sizes) -> float:
+    """Return the bytes that a device sends, for one of `Needs.transfers`, where devices pass data on in a ring.
+
+    Each part goes once round, or twice where it is summed too; of what changes hands, each part but one's own goes away.
+    """
     count = math.prod(sizes[name] for name in axes.split("+"))
     if kind == "collective-permute":
         return size
@@ -200,7 +203,7 @@ def times(found: Needs, devices: Devices, sizes: Sizes) -> Times | None:
         if None in rates:
             return None
         slowest = min(rate for rate in rates if rate is not None)
-        sending[axes] = sending.get(axes, 0.0) + _sent(kind, axes, size, sizes) / slowest
+        sending[axes] = sending.get(axes, 0.0) + sent(kind, axes, size, sizes) / slowest
     computing = (found.flops + found.recomputed) / devices.count / (devices.peak * devices.reached)
     return Times(computing, sending)
 
