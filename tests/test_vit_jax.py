@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from flax import nnx
 import vit_jax
 import vit_spec
 from tests.twins import pictures, small
+from vit_jax.layers import runs_cudnn
 from vit_spec import InputError, ViTConfig
 
 PLAIN = small(vit_spec.get("vit_s16"))
@@ -110,6 +112,14 @@ def test_how_it_runs_does_not_change_what_it_computes(execution: vit_jax.Executi
         plain, other = gradient(vit_jax.Execution()), gradient(execution)
     for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
         assert np.linalg.norm(one - two) <= 1e-12 * np.linalg.norm(one)
+
+
+@pytest.mark.parametrize(
+    ("capability", "runs"), [("9.0", True), ("8.0", True), ("12.1", True), ("7.5", False), ("gfx942", False), (None, False)]
+)
+def test_the_fused_kernel_is_taken_on_the_devices_that_run_it(capability: str | None, runs: bool) -> None:
+    device: Any = SimpleNamespace() if capability is None else SimpleNamespace(compute_capability=capability)
+    assert runs_cudnn(device) is runs
 
 
 def test_a_kernel_without_dropout_is_refused_where_there_is_some() -> None:

@@ -132,11 +132,17 @@ def activation(x: Array, kind: str) -> Array:
     return x
 
 
+def runs_cudnn(device: jax.Device) -> bool:
+    """Whether cuDNN's fused attention runs on a device: NVIDIA's from Ampere (compute capability 8.0) on."""
+    generation = str(getattr(device, "compute_capability", "")).partition(".")[0]  # AMD's are called such as gfx942
+    return generation.isdigit() and int(generation) >= 8
+
+
 def attention(part: Part, q: Array, k: Array, v: Array, rate: float, train: bool) -> Array:
     """softmax(scale q k^T) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D)."""
     scale, kind, d = part.config.scale, part.execution.attention, q.shape[-1]
     half = q.dtype in (jnp.bfloat16, jnp.float16)
-    served = jax.default_backend() == "gpu" and half and d % 8 == 0 and d <= 128 and not (rate and train)
+    served = half and d % 8 == 0 and d <= 128 and not (rate and train) and runs_cudnn(jax.local_devices()[0])
     if kind == "cudnn" and rate and train:
         raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
     if kind == "cudnn" or (kind == "auto" and served):
