@@ -29,10 +29,20 @@ def small(config: ViTConfig, depth: int = 2) -> ViTConfig:
 
 @cache
 def small_models() -> dict[str, ViTConfig]:
-    """Every distinct structure among the named models, by the names that share it."""
+    """Every distinct structure among the named models, by the names that share it.
+
+    How large a patch is, and how wide the law of a first weight, which follows the width, make no other structure.
+    """
     names: dict[ViTConfig, list[str]] = {}
     for name in vit_spec.names():
-        names.setdefault(small(vit_spec.get(name)), []).append(name)
+        config = small(vit_spec.get(name))
+        laws = {path: config.at(path) for path in ("tokens.init", "positions.table", "head.init")}
+        alike: dict[str, Any] = {"patch_size": 5, "image_size": tuple(5 * side for side in config.grid)}
+        for path, law in laws.items():
+            if str(law).startswith("normal("):
+                part, leaf = path.split(".")
+                alike.setdefault(part, {})[leaf] = "normal(0.03)"
+        names.setdefault(config.replace(**alike), []).append(name)
     return {",".join(shared): config for config, shared in names.items()}
 
 
