@@ -134,6 +134,6 @@ def test_a_twin_inside_another_module_is_drawn_by_the_same_laws() -> None:
         def __call__(self, images: Any) -> Any:
             return self.vit(self.norm(images))
 
-    params = Pair().init(jax.random.key(0), jax.numpy.zeros((1, 64, 48, 3)))["params"]
+    params = jax.jit(Pair().init)(jax.random.key(0), jax.numpy.zeros((1, 64, 48, 3)))["params"]
     assert abs(float(params["vit"]["cls_token"].mean()) - 0.5) < 5 * sqrt(1 / 12 / 64)
     assert (params["vit"]["blocks"]["ls1"]["gamma"] == np.float32(0.1)).all()

@@ -13,14 +13,15 @@ pytest.importorskip("grain")
 
 import jax.numpy as jnp
 import optax
+from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
 from parity.weights import held
 from tests.twins import perturbed
-from train.augment import Mix
+from train.augment import Mix, mixed_images, mixed_targets
 from train.data import Batch
-from train.jax_engine import JaxEngine, mixed
+from train.jax_engine import JaxEngine
 from train.jax_optimizers import optimizer
 from train.losses import loss_and_score, shares
 from train.recipes import Augment, Optimizer, Recipe
@@ -87,12 +88,12 @@ def test_mixed_images_and_targets_are_those_of_the_definition() -> None:
     images, others = rng.random((2, 3, 6, 7, 2))
     targets, theirs = rng.random((2, 3, 4))
     cut = Mix(np.float32(1), np.array([1, 2, 4, 6], np.int32), np.float32(0.6))
-    found, answers = mixed(cut, images, targets, others, theirs)
+    found, answers = mixed_images(cut, images, others), mixed_targets(cut, targets, theirs)
     wanted = images.copy()
     wanted[:, 1:4, 2:6] = others[:, 1:4, 2:6]
     assert np.array_equal(found, wanted)
     assert np.allclose(answers, np.float32(0.6) * targets + (1 - np.float32(0.6)) * theirs, rtol=1e-15)
-    blended, _ = mixed(Mix(np.float32(0.75), np.zeros(4, np.int32), np.float32(0.75)), images, targets, others, theirs)
+    blended = mixed_images(Mix(np.float32(0.75), np.zeros(4, np.int32), np.float32(0.75)), images, others)
     assert np.allclose(blended, 0.75 * images + 0.25 * others, rtol=1e-15)
 
 
@@ -161,6 +162,11 @@ def test_what_is_frozen_stays_and_has_no_part_in_the_norm() -> None:
     assert (now != before).any((1, 2, 3, 4)).tolist() == [False, False, True]
     assert float(optax.tree.norm(state.moments.mean["patch_embed"])) == 0
     assert difference(state.params, still.params) == 0
+
+
+def test_no_gradient_is_computed_of_what_is_frozen() -> None:
+    whole, head = (engine(optimizer=Optimizer(freeze=freeze)) for freeze in ((), ("[!h]*",)))
+    assert head._update.cost_analysis()["flops"] < 0.45 * whole._update.cost_analysis()["flops"]  # of three parts one
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion"])
@@ -305,6 +311,24 @@ def test_weights_are_brought_to_another_size_head_and_noise_and_it_is_said(file:
     said = "; ".join(notes)
     assert all(word in said for word in ("image_size", "pos_embed", "num_classes 5 -> 7", "in_channels"))
     parity.to_jax(checkpoint)
+
+
+def test_a_runs_folder_stands_for_its_best_weights(file: Path) -> None:
+    newest, best = file.parent / "weights.safetensors", file.parent / "best.safetensors"
+    parity.save(best, jax.tree.map(lambda x: x + 1, perturbed(CONFIG)), CONFIG, "jax")
+    file.rename(newest)
+    checkpoint, notes = opened(Recipe(init=str(file.parent)), num_outputs=5, in_channels=3)
+    assert notes[0] == f"weights are from {best}"
+    found, wanted = (each.arrays["head/bias"] for each in (checkpoint, parity.load(best)))
+    assert np.array_equal(np.asarray(found), np.asarray(wanted))
+
+
+def test_what_the_weights_do_not_tell_is_asked_for_by_the_trainers_own_option(file: Path) -> None:
+    bare = file.with_name("bare.safetensors")
+    parity.convert(file, bare, "torch")
+    save_file(load_file(bare), bare)  # without the config that lay in it
+    with pytest.raises(InputError, match="--init-set num_heads="):
+        opened(Recipe(init=str(bare)), num_outputs=5, in_channels=3)
 
 
 def test_changes_of_the_weights_themselves_are_refused(file: Path) -> None:

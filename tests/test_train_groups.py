@@ -37,6 +37,11 @@ def test_a_pattern_that_no_weight_has_is_told_with_the_nearest() -> None:
         multipliers(CONFIG, freeze=["head.*", "pach_embed.proj.weight"])
 
 
+def test_patterns_that_leave_nothing_to_learn_are_refused() -> None:
+    with pytest.raises(InputError, match=r"freeze \* holds every weight, and nothing is left to learn"):
+        multipliers(CONFIG, freeze=["*"])
+
+
 def test_the_ids_are_those_of_beit() -> None:
     # BEiT's get_num_layer_for_vit: 0 for tokens, positions and patches, i + 1 for block i, depth + 1 for all else.
     layers = {name: np.log(rates) / np.log(0.9) for name, rates in multipliers(CONFIG, layer_decay=0.9).items()}

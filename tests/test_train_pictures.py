@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.pictures import marked, sheet
+from train.augment import Mix
+from train.data import Batch
+from train.pictures import marked, sheet, shown
 
 
 def test_a_sheet_has_every_image_in_its_place_and_is_white_behind_the_last() -> None:
@@ -18,6 +20,16 @@ def test_a_sheet_has_every_image_in_its_place_and_is_white_behind_the_last() -> 
         y, x = i // 3 * 2, i % 3 * 3
         assert np.array_equal(found[y : y + 2, x : x + 3], np.broadcast_to(image, (2, 3, 3)))
     assert (found[2:, 6:] == 255).all()
+
+
+def test_images_that_are_learnt_from_mixed_are_shown_mixed() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (4, 2, 3, 1), np.uint8)
+    batch = Batch(images, np.zeros(4, np.int32), np.arange(4), np.ones(4, bool))
+    half = Mix(np.float32(0.75), np.array([0, 0, 1, 3], np.int32), np.float32(0.5))
+    wanted = np.rint(0.75 * images + 0.25 * np.roll(images, 2, 0))
+    wanted[:, 0] = np.roll(images, 2, 0)[:, 0]
+    assert np.array_equal(shown(batch, 2), images)
+    assert np.array_equal(shown(batch._replace(mix=half), 2), wanted)
 
 
 def test_the_most_seen_patch_has_the_strongest_colour() -> None:

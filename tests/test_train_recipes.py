@@ -1,6 +1,7 @@
 """Recipes and the command line: every field can be set, and what cannot be is told in a line."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 pytest.importorskip("tyro")
 
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import vit_spec
 from train.cli import DIGITS, Asked, listing, main, parse
@@ -78,12 +79,15 @@ def argument(name: str, value: Any) -> list[str]:
     return [f"--{flag}", *map(str, value if isinstance(value, tuple) else [value])]
 
 
-@pytest.mark.parametrize(("name", "value"), [each for each in fields(RECIPES["vit_s16"](DIGITS)) if each[0] != "data"])
-def test_every_field_can_be_set_on_the_command_line(name: str, value: Any) -> None:
-    wanted = other(name, value)
-    asked = parse("train.jax", ["--config", "vit_s16", *argument(name, wanted)])
-    usual = dict(fields(RECIPES["vit_s16"](Known(len(asked.source.train), 1, (8, 8)))))
-    assert dict(fields(asked.recipe)) == usual | {name: wanted} != usual
+@pytest.mark.parametrize("weights", [False, True], ids=["a network", "weights"])
+def test_every_field_can_be_set_on_the_command_line(weights: bool) -> None:
+    known = Known(1258, 1, (8, 8))  # the digits without the share that is held out below
+    usual = dict(fields(RECIPES["vit_s16"](known)))
+    wanted = {name: other(name, value) for name, value in usual.items() if name != "data"}
+    del wanted["model.name" if weights else "init"]  # which exclude each other
+    asked = parse("train.jax", ["--config", "vit_s16", *chain(*(argument(*each) for each in wanted.items()))])
+    assert dict(fields(asked.recipe)) == usual | wanted
+    assert not [name for name, value in wanted.items() if value == usual[name]]
 
 
 @pytest.mark.parametrize("form", [["--config", "tiny"], ["--config=tiny"]])
@@ -129,8 +133,10 @@ def test_handwriting_is_never_mirrored_and_photographs_are() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_says_its_command(name: str) -> None:
-    assert f"python -m train.jax --config {name}" in (RECIPES[name].__doc__ or "")
+def test_every_recipe_says_its_command_hardware_time_and_what_to_expect(name: str) -> None:
+    said = RECIPES[name].__doc__ or ""
+    assert f"python -m train.jax --config {name}" in said
+    assert re.search(r"Hardware: .*Time: .*\d.*(accuracy|auroc|error): .*(\d|none is published)", said, re.S | re.I)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -174,6 +180,8 @@ WRONG = {
     "--optimizer.eps 0": "optimizer.eps is 0.0: give a positive number",
     "--seed 9223372036854775808": "give 0 or more, below 2^63",
     "--config finetune": "--config finetune is for weights that are there: give --init FILE",
+    "--epochs 1%": "epochs is 1%, a share of what it is to say: give epochs, steps or examples",
+    "--model.name deit_s16 --init w.npz": "--model.name has no say beside --init",
     "--plan 8x80GiB --dry-run": "--plan does no step: leave out either it or --dry-run",
 }
 
@@ -206,6 +214,14 @@ def test_of_a_recipes_own_changes_weights_that_are_there_bear_regularisation_alo
     plain, deit = (parse("train.jax", ["--config", name, *known]).recipe.model.changes for name in ("vit_b16", "deit_s16"))
     assert plain == ("regularisation.attn_drop=0.1",)
     assert deit == ("regularisation.drop_path=0.1", "regularisation.attn_drop=0.1")
+
+
+def test_weights_that_are_there_keep_their_image_size_unless_another_is_asked_for() -> None:
+    sizes = [
+        parse("train.jax", ["--config", "cifar10", "--init", "weights.safetensors", *more]).recipe.model.image_size
+        for more in ([], ["--model.image-size", "64", "64"])
+    ]
+    assert sizes == [None, (64, 64)] and RECIPES["cifar10"](IMAGENET).model.image_size == (36, 36)
 
 
 def test_the_commands_of_a_recipe_are_a_line_each_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:

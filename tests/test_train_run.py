@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -211,6 +212,19 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_the_step(
     assert all(np.isfinite(array).all() for array in weights(tmp_path / "run").values())
 
 
+def test_a_run_that_a_step_stopped_goes_on_without_that_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Spoilt(JaxEngine):
+        def step(self, batch: Batch) -> Any:
+            return super().step(batch._replace(targets=batch.targets * np.nan) if int(self._state.step) == 7 else batch)
+
+    recipe = replace(RECIPE, task="values", epochs="10steps", save_every="5steps", run=str(tmp_path), tensorboard=False)
+    assert trained(recipe, Spoilt) == 1
+    assert "at step 8 " in capsys.readouterr().err
+    assert trained(replace(recipe, non_finite="skip"), Spoilt) == 0
+    said = capsys.readouterr().out
+    assert "going on from step 5 of 10" in said and "1 of the steps, whose loss or gradient was not finite" in said
+
+
 def test_an_unreadable_image_ends_the_run_by_its_name_and_saves_what_was_learnt(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
@@ -302,6 +316,27 @@ def test_a_run_has_at_least_one_step() -> None:
     assert Plan.of(replace(RECIPE, epochs=0.001), images=100).total == 1
 
 
+def test_steps_to_profile_that_the_run_does_not_have_are_refused() -> None:
+    with pytest.raises(InputError, match=re.escape("--profile 3 30 goes beyond the run, which has 20 steps")):
+        Plan.of(Recipe(epochs="20steps", profile=(3, 30)), 1000)
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "said"),
+    [
+        ("values", {"loss": "sigmoid"}, ["values are learnt by mean squared error: loss does not count"]),
+        ("values", {"label_smoothing": 0.1}, ["values are learnt by mean squared error: label_smoothing does not count"]),
+        ("classes", {"warmup": "38steps"}, ["the warm-up is no shorter than the run: the learning rate comes to 0.0005"]),
+        ("classes", {"warmup": 0.6, "cooldown": 0.6}, ["the cooldown begins within the warm-up"]),
+        ("classes", {"loss": "sigmoid", "label_smoothing": 0.1, "warmup": 0.6, "cooldown": 0.4}, []),
+    ],
+)
+def test_what_a_recipe_asks_for_in_vain_is_said(task: Any, changes: dict[str, Any], said: list[str]) -> None:
+    recipe = Recipe(epochs="20steps", **changes)
+    found = session._without_effect(recipe, task, Plan.of(recipe, 1000))
+    assert len(found) == len(said) and all(line.startswith(start) for line, start in zip(found, said, strict=True))
+
+
 def test_lengths_shorter_than_a_step_are_a_step_and_runs_without_end_are_refused() -> None:
     assert len(Plan.of(replace(RECIPE, epochs="5steps", save_every="1e-9epochs"), images=100).saves) == 5
     with pytest.raises(InputError, match=r"--epochs 1e\+30 are \S+ steps: give fewer"):
@@ -341,7 +376,7 @@ def cut_off_after(steps: int, *, closes: bool = False) -> Any:
     return Mortal
 
 
-LONGER = replace(RECIPE, epochs=3, save_every="7steps", log_every=4, tensorboard=False)
+LONGER = replace(RECIPE, save_every="7steps", log_every=4, tensorboard=False)
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +386,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return records(path)
 
 
-@pytest.mark.parametrize("steps", [3, 23, 44])
+@pytest.mark.parametrize("steps", [3, 30])
 def test_a_run_that_was_cut_off_goes_on_to_the_same_losses(
     steps: int, unbroken: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -361,8 +396,21 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_losses(
     capsys.readouterr()
     assert trained(recipe) == 0
     assert records(tmp_path / "run") == unbroken
-    went_on = re.search(r"going on from step (\d+) of 67", capsys.readouterr().out)
+    went_on = re.search(r"going on from step (\d+) of 45", capsys.readouterr().out)
     assert steps - (int(went_on[1]) if went_on else 0) <= 7
+
+
+def test_a_run_goes_on_without_the_file_of_weights_that_it_began_with(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = tmp_path / "start.safetensors"
+    shutil.copy(run / "weights.safetensors", start)
+    recipe = replace(LONGER, epochs=1, model=Model(), init=str(start), run=str(tmp_path / "run"))
+    with pytest.raises(Stopped):
+        trained(recipe, cut_off_after(10, closes=True))
+    start.unlink()
+    assert trained(recipe) == 0
+    assert "going on from step 7 of 22" in capsys.readouterr().out
 
 
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_taken(
@@ -379,7 +427,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_taken(
     largest.write_bytes(bits)
     assert trained(recipe) == 0
     said = capsys.readouterr()
-    assert f"the checkpoint of step {newest.name} is damaged" in said.err and "going on from step 22 of 67" in said.out
+    assert f"the checkpoint of step {newest.name} is damaged" in said.err and "going on from step 22 of 45" in said.out
     assert (run / "checkpoints-damaged" / newest.name).is_dir() and records(run) == unbroken
 
 
@@ -446,7 +494,7 @@ def test_a_signal_that_comes_while_steps_are_under_way_waits_for_the_next(
     assert records(tmp_path / "run") == unbroken
 
 
-@pytest.mark.parametrize("step", [22, 67])
+@pytest.mark.parametrize("step", [22, 45])
 def test_a_look_that_a_signal_cut_short_is_made_up_for(
     step: int, unbroken: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -541,7 +589,7 @@ def test_the_last_checkpoints_are_kept_and_the_best(tmp_path: Path) -> None:
     assert trained(replace(LONGER, run=str(run), save_every="5steps", keep=2)) == 0
     looks = [record for record in records(run) if record["set"] == "held_out"]
     best = max(looks, key=lambda record: record["accuracy"])["step"]
-    assert {int(path.name) for path in (run / "checkpoints").iterdir()} == {65, 67, best}
+    assert {int(path.name) for path in (run / "checkpoints").iterdir()} == {40, 45, best}
 
 
 def test_records_of_a_killed_run_that_end_in_the_middle_of_a_line_are_taken_up(
@@ -626,9 +674,19 @@ def test_tensorboard_has_a_batch_as_it_was_shown_and_where_the_network_looked(ru
     assert events.count(b"\x89PNG") == 4 and b"shown" in events and b"attention" in events
 
 
-def test_a_dry_run_does_one_step_of_the_run_and_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = replace(RECIPE, epochs=50, run=str(tmp_path / "run"))
+def test_a_dry_run_does_one_step_of_the_run_and_keeps_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, rates, step = replace(RECIPE, epochs=50, run=str(tmp_path / "run")), [], JaxEngine.step
+
+    def watched(self: JaxEngine, batch: Batch) -> Any:
+        metrics = step(self, batch)
+        rates.append(float(metrics["lr"]))
+        return metrics
+
+    monkeypatch.setattr(JaxEngine, "step", watched)
     assert train(Asked("test", recipe, open_source("digits"), "", dry=True), JaxEngine) == 0
+    assert rates == [pytest.approx(RECIPE.optimizer.lr)]  # not the zero that a warm-up begins with
     said = capsys.readouterr().out
     assert "1,123 of 64 images, 49.9" in said and "one step and a look at 64 images (loss " in said
     assert not (tmp_path / "run").exists()

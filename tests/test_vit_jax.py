@@ -1,7 +1,7 @@
 """The functional twin as JAX users use it: noise, types, scan, rematerialisation, meshes, NNX, looking inside."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,14 +50,8 @@ def test_noise_acts_in_training_alone_and_follows_its_key(kind: str) -> None:
 
 def test_patch_dropout_keeps_the_prefix_and_a_share_of_the_patches() -> None:
     config = RICH.replace(regularisation={"patch_drop": 0.5})
-    model, params = vit_jax.ViT(config), PARAMS(RICH)
-    _, state = model.apply(
-        {"params": params},
-        pictures(config, (64, 64)),
-        train=True,
-        rngs={"dropout": jax.random.key(0)},
-        mutable=["intermediates"],
-    )
+    apply = jax.jit(partial(vit_jax.ViT(config).apply, train=True, mutable=["intermediates"]))
+    _, state = apply({"params": PARAMS(RICH)}, pictures(config, (64, 64)), rngs={"dropout": jax.random.key(0)})
     assert state["intermediates"]["embed"][0].shape[1] == config.num_prefix + 8
 
 
@@ -143,7 +137,7 @@ def test_it_runs_through_the_bridge_to_nnx() -> None:
     params = jax.tree.map(lambda leaf: leaf, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     expected = vit_jax.ViT(RICH).apply({"params": params}, pictures(RICH))
     np.testing.assert_array_equal(model(pictures(RICH)), expected)
-    gradient = nnx.grad(lambda m: jnp.square(m(pictures(RICH))).sum())(model)
+    gradient = nnx.jit(nnx.grad(lambda m: jnp.square(m(pictures(RICH))).sum()))(model)
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient["blocks"]["attn"]["qkv"]))
 
 
@@ -152,8 +146,8 @@ def test_attention_maps_are_the_weights_that_the_heads_used() -> None:
         model = vit_jax.ViT(RICH)
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), PARAMS(RICH))
         x = pictures(RICH).astype(np.float64)
-        _, found = vit_jax.intermediates(model, params, x)
-        maps = vit_jax.attention_maps(model, params, x)
+        _, found = jax.jit(partial(vit_jax.intermediates, model))(params, x)
+        maps = jax.jit(partial(vit_jax.attention_maps, model))(params, x)
         heads = jnp.einsum("bhts,bshd->bthd", maps, found["blocks.1.attn.v"])
         np.testing.assert_allclose(heads, found["blocks.1.attn.heads"], rtol=1e-12, atol=1e-14)
     assert maps.shape == (2, RICH.num_heads, RICH.num_tokens, RICH.num_tokens)

@@ -16,7 +16,7 @@ from inspect import cleandoc
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
-from train.recipes import RECIPES, Known, Recipe
+from train.recipes import FROM_WEIGHTS, RECIPES, Known, Recipe
 from vit_spec import InputError, nearest
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
 OURS = ("--config", "--list", "--plan", "--dry-run", "--help")  # what tyro knows nothing of
-FROM_WEIGHTS = ("finetune", "linear_probe")  # recipes that mean nothing without --init
 DIGITS = Known(images=1438, channels=1, size=(8, 8))  # the default data
 
 
@@ -90,9 +89,12 @@ def told(run: Callable[[], int]) -> int:
 
 
 def listing() -> str:
-    """Name every recipe with the first line of its docstring."""
+    """Name every recipe with the first line of its docstring, and what judges features without training."""
     width = max(map(len, RECIPES))
-    return "\n".join(f"{name:{width}}  {_doc(name).splitlines()[0]}" for name in RECIPES)
+    rows = [f"{name:{width}}  {_doc(name).splitlines()[0]}" for name in RECIPES]
+    return "\n".join(
+        [*rows, "", "Nearest neighbours, linear and few-shot classifiers on features: python -m train.evaluate --help"]
+    )
 
 
 def parse(module: str, arguments: Sequence[str], opened: Callable[..., "Source"] | None = None) -> Asked:
@@ -145,10 +147,17 @@ def _changed(module: str, name: str, recipe: Recipe, rest: list[str]) -> Recipe:
         if leaving.code:
             raise InputError(_one_line(said.getvalue())) from None
         raise
-    own, given = recipe.model.changes, any(argument.partition("=")[0] == "--model.changes" for argument in rest)
+    given = {argument.partition("=")[0].replace("_", "-") for argument in rest if argument.startswith("--")}
+    model, own = changed.model, recipe.model.changes
     if changed.init is not None:  # the network is that of the weights
+        if "--model.name" in given:
+            raise InputError(
+                "--model.name has no say beside --init, whose weights bring their network: leave one of them out"
+            )
         own = tuple(change for change in own if change.startswith("regularisation."))
-    return replace(changed, model=replace(changed.model, changes=(*own, *(changed.model.changes if given else ()))))
+        model = model if "--model.image-size" in given else replace(model, image_size=None)
+    told = model.changes if "--model.changes" in given else ()
+    return replace(changed, model=replace(model, changes=(*own, *told)))
 
 
 def _taken(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:

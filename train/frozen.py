@@ -96,7 +96,7 @@ def opened(place: str, format: str | None = None, given: Fields | None = None) -
     said = None if place.startswith("hf://") else _run_config(run / "config.json")
     if said is not None and run == path and not (path / WEIGHTS).exists():
         raise InputError(f"{path} is a run without weights yet: they come with its first look at the held-out images")
-    checkpoint = parity.load(path / BEST if (path / BEST).is_file() else place, format=format, given=given)
+    checkpoint = parity.load(best(place), format=format, given=given)
     outputs = checkpoint.config.num_classes
     numbers = tuple(map(str, range(outputs)))
     if said is None:
@@ -112,6 +112,12 @@ def opened(place: str, format: str | None = None, given: Fields | None = None) -
         raise InputError(
             f"{run / 'config.json'} is of another version ({error}): copy the weights out of the folder to use them alone"
         ) from None
+
+
+def best(place: str) -> str:
+    """The best weights of a run, where `place` is the folder of one that has some; else the place itself."""
+    path = Path(place) / BEST
+    return str(path) if path.is_file() else place
 
 
 def _run_config(path: Path) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ def multipliers(
     freeze: patterns of names as the PyTorch twin has them: "patch_embed.*", "blocks.[0-5].*", "*.bias".
 
     Raises:
-        InputError: a pattern that no parameter has.
+        InputError: a pattern that no parameter has, or patterns that leave nothing to learn.
     """
     found: dict[str, NDArray[np.float64]] = {}
     names: list[str] = []
@@ -44,4 +44,6 @@ def multipliers(
         raise InputError(
             f"freeze has {wrong!r}, a name that no parameter has{nearest(wrong, names)}; * stands for anything"
         )
+    if not any(rates.any() for rates in found.values()):
+        raise InputError(f"freeze {' '.join(freeze)} holds every weight, and nothing is left to learn: leave some out")
     return found

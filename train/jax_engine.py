@@ -18,10 +18,10 @@ import parity
 import vit_jax
 from parity.weights import Checkpoint
 from train import jax_mesh
-from train.augment import Mix
+from train.augment import Mix, mixed_images, mixed_targets
 from train.data import Batch
 from train.jax_checkpoints import Checkpoints
-from train.jax_optimizers import optimizer
+from train.jax_optimizers import frozen, optimizer
 from train.jax_trees import tree
 from train.losses import loss_and_score, shares
 from train.mesh import share_batch, unsplit
@@ -81,6 +81,7 @@ class JaxEngine:
         half = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
         self._model = vit_jax.ViT(config, vit_jax.Execution(dtype=half, remat=recipe.remat))
         self._optimizer = optimizer(recipe.optimizer, config, self.mesh)
+        self._frozen = frozen(recipe.optimizer, config)
         self._images = jax_mesh.images(self.mesh)
         self._everywhere = NamedSharding(self.mesh, PartitionSpec())
         self._state: State = self._begin(start)
@@ -296,10 +297,14 @@ class JaxEngine:
         partners = (jnp.roll(images, repeats, axis=0), jnp.roll(targets, repeats, axis=0)) if mix is not None else None
 
         def objective(params: Tree, part: Any, noise: Array) -> tuple[Array, Array]:
+            # Nothing is computed for the gradient of what is frozen, and of what lies ahead of it.
+            params = jax.tree.map(lambda p, stays: jax.lax.stop_gradient(p) if stays else p, params, self._frozen)
             (images, targets), partners = part
             x = self._seen(images)
             if partners is not None:
-                x, targets = mixed(mix, x, targets, self._seen(partners[0]), partners[1])
+                assert mix is not None
+                x = mixed_images(mix, x, self._seen(partners[0]))
+                targets = mixed_targets(mix, targets, partners[1])
             outputs = self._apply(params, x, train=True, rngs={"dropout": noise})
             loss, score = self._scored(outputs, targets)
             return loss.mean(), score.mean()
@@ -342,13 +347,3 @@ class JaxEngine:
             params = jax.tree.map(lambda p, matrix: p.astype(narrow) if matrix else p, params, decays)
         with jax_mesh.held(self.mesh, self.config):
             return self._model.apply({"params": params}, x, **options)  # type: ignore[return-value]
-
-
-def mixed(mix: Mix | None, images: Array, targets: Array, others: Array, their_targets: Array) -> tuple[Array, Array]:
-    """Return images and targets with their partners' mixed in; see `train.augment.Mix`."""
-    assert mix is not None
-    top, left, bottom, right = mix.box
-    y, x = jnp.arange(images.shape[1])[:, None], jnp.arange(images.shape[2])
-    inside = ((top <= y) & (y < bottom) & (left <= x) & (x < right))[..., None]
-    images = jnp.where(inside, others, mix.weight * images + (1 - mix.weight) * others)
-    return images, mix.share * targets + (1 - mix.share) * their_targets

@@ -71,6 +71,11 @@ def pace(config: ViTConfig, layer_decay: float, freeze: Sequence[str]) -> Tree:
     return tree(config, spread)
 
 
+def frozen(o: Optimizer, config: ViTConfig) -> Tree:
+    """Return which parameters stay as they are, in all blocks if they are a block's."""
+    return jax.tree.map(lambda rates: not rates.any(), pace(config, o.layer_decay, o.freeze))
+
+
 def _at_a_rate(unit: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Multiply the updates of a rate of one by the rate: every rule is linear in it, decay included."""
 

@@ -17,7 +17,7 @@ from train.durations import steps
 from train.interruption import Interruption
 from train.maps import looked_at
 from train.metrics import LEADING, better, score
-from train.pictures import SOME, marked, sheet
+from train.pictures import SOME, marked, sheet, shown
 from train.progress import Display
 from train.recipes import Recipe, Task
 from train.run import Run, writing
@@ -103,6 +103,9 @@ class Plan:
         total = max(1, round(length(recipe.epochs, alone="epochs")))
         if total > MOST:
             raise InputError(f"--epochs {recipe.epochs} are {total:.0e} steps: give fewer than {MOST:.0e}")
+        if recipe.profile and recipe.profile[1] > total:
+            first, last = recipe.profile
+            raise InputError(f"--profile {first} {last} goes beyond the run, which has {total} steps: give steps of these")
 
         def every(duration: float | str) -> frozenset[int]:
             interval = max(1.0, length(duration, alone="epochs", total=total))
@@ -119,8 +122,8 @@ class Plan:
 
     @property
     def first_step(self) -> Self:
-        """The plan of the first step alone, with a look and a save behind it."""
-        return replace(self, total=1, looks=frozenset({1}), saves=frozenset({1}))
+        """The plan of one step at the full rate, with a look and a save behind it."""
+        return replace(self, total=1, warmup=0.0, cooldown=0.0, looks=frozenset({1}), saves=frozenset({1}))
 
     def rate(self, recipe: Recipe, step: Any) -> Any:
         """The learning rate of the update that follows `step` others."""
@@ -187,7 +190,7 @@ class Loop:
                         tracing = True
                     pending.append((step, batch, self.engine.step(batch)))
                     if self.run.shows and step in (0, self.plan.total - 1):
-                        self.run.picture("shown", step + 1, sheet(batch.images[:SOME]))
+                        self.run.picture("shown", step + 1, sheet(shown(batch, self.recipe.augment.repeats)[:SOME]))
                     # Asked once, while all steps can still be waited for: what comes later waits for the next step.
                     stopping = self.stop.requested or signal.SIGTERM * self.engine.preempted()
                     look, save = step + 1 in self.plan.looks, step + 1 in self.plan.saves
@@ -255,11 +258,11 @@ class Loop:
     def _look(self) -> bool:
         """Judge the weights by the held-out images and keep the best; return False where a signal left no time for it."""
         found: list[tuple[np.ndarray, ...]] = []
-        shown = np.empty(0, np.uint8)  # the first images, for a picture
+        seen = np.empty(0, np.uint8)  # the first images, for a picture
         for batch in self.held_out.evaluation():
             if self.stop.requested:
                 return False
-            shown = batch.images[:SOME] if not found else shown
+            seen = batch.images[:SOME] if not found else seen
             found.append(self.engine.answer(batch))
             self.unread |= {self.held_out.examples.names[row] for row in batch.rows[~batch.read]}
         count = len(self.held_out.examples)
@@ -270,8 +273,8 @@ class Loop:
         self.run.log("held_out", self.done, self._epoch, self.last)
         self.display.looked(self.done, self._epoch, self._mean, self.last)
         if self.run.shows and not self.engine.several:
-            maps = looked_at(self.engine.attention(shown), self.train.config)
-            self.run.picture("attention", self.done, sheet(marked(shown, maps)))
+            maps = looked_at(self.engine.attention(seen), self.train.config)
+            self.run.picture("attention", self.done, sheet(marked(seen, maps)))
         leading = LEADING[self.task]
         if not self.best or better(leading, self.last[leading], than=self.best[leading]):
             self.best = self.last

@@ -5,10 +5,24 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from train.augment import mixed_images
+from train.data import Batch
+
 Pixels = NDArray[np.uint8]
 
 MARK = np.array((209, 51, 13))  # the colour of attention
 SOME = 16  # images in a picture
+
+
+def shown(batch: Batch, repeats: int) -> Pixels:
+    """The images of a batch as the network learns from them: mixed, where they are.
+
+    Of several processes each mixes its own among themselves, so that the first few have other partners than in the step.
+    """
+    if batch.mix is None:
+        return batch.images
+    others = np.roll(batch.images, repeats, axis=0)
+    return np.rint(mixed_images(batch.mix, batch.images, others)).astype(np.uint8)
 
 
 def sheet(images: Pixels) -> Pixels:

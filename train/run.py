@@ -20,6 +20,8 @@ from vit_spec import InputError, ViTConfig
 
 Record = dict[str, Any]
 
+STATES = "checkpoints"  # the folder in a run's own from which it goes on
+
 # What may be another when a run goes on: it decides how, where and how often, and not what is learnt.
 FREE = (
     *("run", "workers", "mesh", "remat", "log_every", "save_every", "keep", "tensorboard", "wandb", "profile"),
@@ -144,6 +146,16 @@ class Run:
         assert self._events is not None
         with writing(self.path):
             self._events.picture(step, name, pixels)
+
+
+def network_of(path: Path) -> ViTConfig | None:
+    """The network of the run in a folder from whose states it can go on; None where there are none, or it is not told."""
+    if not any(state.name.isdigit() for state in (path / STATES).glob("*")):
+        return None
+    try:
+        return ViTConfig.from_json(json.dumps(json.loads((path / "config.json").read_text())["model"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # `Run` says what is wrong with the folder
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from train.loop import Diverged, Loop, Plan
 from train.metrics import LEADING, shown
 from train.progress import Display
 from train.recipes import IMAGENET, RECIPES, Known, Recipe, Task, fields, model_config
-from train.run import Run, writing
+from train.run import STATES, Run, network_of, writing
 from train.sources import Examples, Source
 from vit_spec import InputError, ViTConfig
 
@@ -54,17 +54,19 @@ def train(asked: Asked, make_engine: Callable[..., Any]) -> int:
 def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
     name, recipe, source, command, dry = asked
     task = recipe.task or source.kind
-    config, weights, notes = network(recipe, source, task)
-    plan = Plan.of(recipe, len(source.train))
     path = Path(recipe.run or f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}")
+    there = network_of(path) if recipe.init else None  # a run that goes on needs no more of the file it began with
+    config, weights, notes = (there, None, []) if there else network(recipe, source, task)
+    plan = Plan.of(recipe, len(source.train))
+    course = plan.first_step if dry else plan
     answers = [targets(examples, source.classes, source.kind, task) for examples in (source.train, source.held_out)]
     engine = make_engine(
         config,
         recipe,
         task=task,
-        rate=lambda step: plan.rate(recipe, step),
+        rate=lambda step: course.rate(recipe, step),
         start=weights,
-        folder=(path / "checkpoints").absolute(),
+        folder=(path / STATES).absolute(),
     )
     console = Console(quiet=not engine.first)
     if engine.several and dry:
@@ -86,14 +88,13 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
             *notes,
             *_scaled(name, recipe, source),
             *_prepared(workers, recipe),
+            *_without_effect(recipe, task, plan),
             *filter(None, [engine.unsplit]),
         ]
         tell(console, overview(asked, config, plan, engine.hardware, path, said))
         share = 3 * vit_spec.flops(config) / engine.peak if engine.peak else None
         display = Display(console, plan.total, recipe.batch_size, share=share)
-        loop = Loop(
-            engine, recipe, task, plan.first_step if dry else plan, train_feed, held_out, source.classes, run, display, stop
-        )
+        loop = Loop(engine, recipe, task, course, train_feed, held_out, source.classes, run, display, stop)
 
         def draw() -> None:
             if run.records and engine.first:
@@ -149,6 +150,20 @@ def _prepared(workers: int, recipe: Recipe) -> list[str]:
     return [f"images are prepared by {f'{workers} processes' if workers else 'threads'}; --workers changes it"]
 
 
+def _without_effect(recipe: Recipe, task: Task, plan: Plan) -> list[str]:
+    """What the recipe asks for and this run does not do, or not all of."""
+    said = []
+    if task == "values":
+        vain = {"loss": recipe.loss != "softmax", "label_smoothing": bool(recipe.label_smoothing)}
+        said += [f"values are learnt by mean squared error: {word} does not count" for word, there in vain.items() if there]
+    if plan.warmup >= plan.total:
+        rate = plan.rate(recipe, plan.total - 1)
+        said.append(f"the warm-up is no shorter than the run: the learning rate comes to {rate:.2g} and no further")
+    elif plan.warmup + plan.cooldown > plan.total:
+        said.append("the cooldown begins within the warm-up: the learning rate does not reach its highest")
+    return said
+
+
 def title(name: str, recipe: Recipe, config: ViTConfig) -> str:
     """What a run is, in a line."""
     return f"{name}: {vit_spec.count(config) / 1e6:.1f} M parameters, on {recipe.data}"
@@ -194,7 +209,7 @@ def summary(command: str, loop: Loop, run: Run) -> dict[str, str]:
             f"{len(loop.unread)} images: {', '.join(sorted(loop.unread)[:3])}{', ...' * (len(loop.unread) > 3)}"
         )
     if loop.skipped:
-        rows["left out"] = f"{loop.skipped} steps whose loss or gradient was not finite"
+        rows["left out"] = f"{loop.skipped} of the steps, whose loss or gradient was not finite"
     if loop.last:
         metrics = {name: value for name, value in loop.last.items() if "/" not in name}
         rows["held out"] = ", ".join(f"{name} {shown(name, value)}" for name, value in metrics.items())

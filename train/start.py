@@ -7,6 +7,7 @@ from parity import surgery
 from parity.assignments import assignments
 from parity.surgery.edit import changed
 from parity.weights import Checkpoint
+from train.frozen import best
 from train.recipes import Recipe, changes
 from vit_spec import InputError, rows
 
@@ -23,7 +24,7 @@ def opened(recipe: Recipe, *, num_outputs: int, in_channels: int) -> tuple[Check
     Raises:
         InputError: nothing there, no known weights, or a change that the weights do not bear.
     """
-    name = recipe.init or ""
+    name = best(recipe.init or "")
     path = f"hf://timm/{name.removeprefix(TIMM)}" if name.startswith(TIMM) else name
     try:
         checkpoint = parity.load(path, given=assignments(recipe.init_set))

@@ -1,6 +1,6 @@
 """Mixup (arXiv 1710.09412) and CutMix (arXiv 1905.04899): how a batch is to be mixed with itself."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,20 @@ def mix(options: Augment, size: tuple[int, int], rng: np.random.Generator) -> Mi
         weight = np.float32(max(drawn, 1 - drawn))
         return Mix(weight, nothing, weight)
     return Mix(np.float32(1), nothing, np.float32(1))
+
+
+def mixed_images(mix: Mix, images: Any, others: Any) -> Any:
+    """Return images (B, H, W, C) with their partners mixed in: arrays of numpy, or of jax, also while they are traced."""
+    xp = images.__array_namespace__()
+    top, left, bottom, right = mix.box
+    y, x = xp.arange(images.shape[1])[:, None], xp.arange(images.shape[2])
+    inside = ((top <= y) & (y < bottom) & (left <= x) & (x < right))[..., None]
+    return xp.where(inside, others, mix.weight * images + (1 - mix.weight) * others)
+
+
+def mixed_targets(mix: Mix, targets: Any, others: Any) -> Any:
+    """Return targets (B, outputs) with their partners' mixed in."""
+    return mix.share * targets + (1 - mix.share) * others
 
 
 def _cut(kept: float, size: tuple[int, int], y: float, x: float) -> Mix:

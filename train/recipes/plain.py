@@ -43,8 +43,8 @@ def vit_s16(known: Known = IMAGENET) -> Recipe:
     python -m train.jax --config vit_s16
     python -m train.jax --config vit_s16 --data parquet:imagenet-1k/data
 
-    On 1,797 handwritten digits, the default data: 97.8 % of 359 held-out images, in 88 s on 2 cores of an
-    AMD EPYC (seed 0).
+    On 1,797 handwritten digits, the default data.  Hardware: 2 cores of an AMD EPYC.  Time: 88 s.  Accuracy: 97.8 % of
+    359 held-out images (seed 0).
 
     On ImageNet-1k: 90 epochs of batches of 1,024, 10,000 steps of warm-up, 1e-3 with a cosine to 0, decay 0.1 times the
     rate.  Published: 76.5 % in 6 h 30 min on a TPU v3-8 (big_vision), 76.9 % in 5 h 41 min on 8 A100 (EIFY/mup-vit); with
@@ -57,6 +57,9 @@ def vit_ti16(known: Known = IMAGENET) -> Recipe:
     """ViT-Ti/16, the plain one with a linear head; the recipe of vit_s16.
 
     python -m train.jax --config vit_ti16 --data parquet:imagenet-1k/data
+
+    Hardware: 8 H100.  Time: 5 minutes of computing, planned with --dtype bfloat16; in truth what it takes to read 115
+    million images.  Accuracy: none is published for this recipe; DeiT's Ti has 72.2 % after 300 epochs (arXiv 2012.12877).
     """
     return _plain(known, Model(name="vit_ti16", changes=PLAIN))
 
@@ -65,6 +68,9 @@ def vit_b16(known: Known = IMAGENET) -> Recipe:
     """ViT-B/16, the plain one with a linear head; the recipe of vit_s16, in bfloat16.
 
     python -m train.jax --config vit_b16 --data parquet:imagenet-1k/data --mesh data=-1
+
+    Hardware: 8 H100.  Time: 1.1 h, planned.  Accuracy: none is published for this recipe; the first ViT-B/16 on ImageNet-1k
+    alone had 77.9 %, after fine-tuning at 384 pixels (arXiv 2010.11929, table 5).
     """
     return _plain(known, Model(name="vit_b16", changes=PLAIN), dtype="bfloat16")
 
@@ -73,6 +79,10 @@ def vit_l16(known: Known = IMAGENET) -> Recipe:
     """ViT-L/16, the plain one with a linear head; the recipe of vit_s16, in bfloat16, its weights split over devices.
 
     python -m train.jax --config vit_l16 --data parquet:imagenet-1k/data --mesh data=-1,fsdp=8
+
+    Hardware: 8 H100.  Time: 3.8 h, planned.  Accuracy: none is published for this recipe; the first ViT-L/16 on ImageNet-1k
+    alone had 76.5 %, less than B/16, after fine-tuning at 384 pixels (arXiv 2010.11929, table 5): so few images want the
+    variation of augreg_b16 or deit3_s16.
     """
     return _plain(known, Model(name="vit_l16", changes=PLAIN), dtype="bfloat16")
 

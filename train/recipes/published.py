@@ -1,6 +1,6 @@
 """Recipes as others published them, for ImageNet-1k; what departs from the original is said.
 
-Nobody here has had the hardware to repeat their numbers: they are the publications'.
+Nobody here has had the hardware to repeat their numbers on ImageNet: they are the publications'.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,11 @@ def deit_s16(known: Known = IMAGENET) -> Recipe:
     python -m train.jax --config deit_s16 --data parquet:imagenet-1k/data
 
     300 epochs of batches of 1,024, AdamW at 1e-3, label smoothing, mixup and CutMix, random erasing, repeated augmentation.
-    Published: 79.8 % (81.8 % for B, 72.2 % for Ti: --model.name deit_b16, deit_ti16), two to three days on 8 V100.
+    B and Ti: --model.name deit_b16, deit_ti16.
+
+    Hardware: 8 V100.  Time: 53 h for B, by the paper.  Accuracy: 79.8 %; 81.8 % for B, 72.2 % for Ti.  Repeated in jax by
+    affjljoo3581/deit3-jax: 79.7 % in 2 h 43 min on a TPU v4-64.
+
     RandAugment here has big_vision's sixteen operations at a fixed magnitude; DeiT draws the magnitude about 9.
     """
     return Recipe(
@@ -52,7 +56,10 @@ def deit3_s16(known: Known = IMAGENET) -> Recipe:
 
     python -m train.jax --config deit3_s16 --data parquet:imagenet-1k/data
 
-    400 epochs of batches of 2,048 at 4e-3. Published: 80.4 % after 400 epochs, 81.4 % after 800, trained at 224 pixels.
+    400 epochs of batches of 2,048 at 4e-3, at 224 pixels.
+
+    Hardware: a TPU v4-64.  Time: 2 h 38 min, by affjljoo3581/deit3-jax, which reaches 80.7 %.  Accuracy: 80.4 % by the
+    paper, 81.4 % after 800 epochs.
     """
     return Recipe(
         model=Model(name="deit3_s16", changes=("regularisation.drop_path=0.05",)),
@@ -71,7 +78,11 @@ def augreg_b16(known: Known = IMAGENET) -> Recipe:
     python -m train.jax --config augreg_b16 --data parquet:imagenet-1k/data --mesh data=-1
 
     300 epochs of batches of 4,096, Adam at 1e-3 with 10,000 steps of warm-up, decay 0.1 times the rate, stochastic depth
-    and dropout 0.1, RandAugment(2, 15), mixup 0.5: scenic's imagenet_augreg_vit_config.
+    and dropout 0.1, RandAugment(2, 15), mixup 0.5: scenic's imagenet_augreg_vit_config, which asks for each class by itself
+    (sigmoid) with a head bias that begins at -6.9; here classes compete (softmax), from zero.
+
+    Hardware: 8 H100.  Time: 3.6 h, planned with --remat dots.  Accuracy: 79.2 % for Google's own weights, of a stronger
+    variation and 20,000 steps of fine-tuning (timm's results, vit_base_patch16_224.augreg_in1k).
     """
     noise = ("regularisation.drop_path=0.1", "regularisation.mlp_drop=0.1", "regularisation.pos_drop=0.1")
     return Recipe(
@@ -93,6 +104,9 @@ def finetune(known: Known = IMAGENET) -> Recipe:
 
     AdamW with a learning rate that falls from layer to layer by 0.75 (BEiT, arXiv 2106.08254; MAE, arXiv 2111.06377),
     and half of the image at least in every crop.
+
+    Hardware: 2 cores of an AMD EPYC.  Time: 21 min, a ViT of 0.8 million parameters on 10,000 images of CIFAR-10.
+    Accuracy: from 51.8 % to 55.5 % of its 10,000 test images (seed 0).
     """
     return Recipe(
         augment=Augment(crop="resized", crop_area=(0.5, 1.0), flip=known.channels == 3),
@@ -108,6 +122,10 @@ def linear_probe(known: Known = IMAGENET) -> Recipe:
     python -m train.jax --config linear_probe --init hf://timm/vit_small_patch16_224.dino --data folder:PATH
 
     Everything but the head is frozen; SGD with momentum 0.9 and no decay, as DINO's eval_linear.py has it.
+
+    Hardware: 2 cores of an AMD EPYC.  Time: 14 min, a ViT of 0.8 million parameters on 10,000 images of CIFAR-10.
+    Accuracy: from 51.8 % to 52.4 % of its 10,000 test images (seed 0).  Published: 77.0 % on ImageNet-1k for the weights
+    above, from the tokens of the last four blocks side by side (facebookresearch/dino); here it is the last block's alone.
     """
     return Recipe(
         augment=Augment(crop="resized", crop_area=(0.08, 1.0), flip=known.channels == 3),
@@ -118,4 +136,5 @@ def linear_probe(known: Known = IMAGENET) -> Recipe:
     )
 
 
+FROM_WEIGHTS = (finetune.__name__, linear_probe.__name__)  # which mean nothing without --init
 RECIPES: tuple[Callable[[Known], Recipe], ...] = (deit_s16, deit3_s16, augreg_b16, finetune, linear_probe)

@@ -77,7 +77,8 @@ class Recipe:
 
     model: Model = field(default_factory=Model)
     init: str | None = None
-    """Weights to start from: any file or hf:// name that `python -m parity inspect` reads. None: drawn by the seed."""
+    """Weights to start from: a run's folder (its best), or any file or hf:// name that `python -m parity inspect` reads.
+    None: drawn by the seed."""
     init_set: tuple[str, ...] = ()
     """What the file of those weights does not tell of its model, such as: num_heads=4 norms.eps=1e-5"""
     data: str = "digits"
@@ -87,7 +88,7 @@ class Recipe:
     """What the model is judged by: the name of a split of the data, or a share of every class kept for it. None: the
     split that the data has for it, else 0.2."""
     corrupt: Literal["stop", "skip"] = "stop"
-    """Where an image cannot be read: stop, naming it; or skip it, naming and counting it."""
+    """Where an image is damaged: stop, naming it; or skip it, naming and counting it."""
     workers: int | None = None
     """Processes that prepare images. None: what suits the data and this machine; 0: threads of the trainer's own."""
     task: Task | None = None
@@ -179,6 +180,8 @@ def _length(name: str, duration: float | str, alone: str) -> float:
         value, unit = parse(duration, alone=alone)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
+    if name == "epochs" and unit == "share":
+        raise InputError(f"{name} is {duration}, a share of what it is to say: give epochs, steps or examples")
     if unit == "share" and value >= 1:
         raise InputError(f"{name} is {duration}: give less than all of the run")
     return value
