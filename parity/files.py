@@ -99,7 +99,7 @@ def existing(source: Source) -> Path:
     if path.exists():
         return path
     folder = path.parent
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    names = [entry.name for entry in folder.iterdir() if entry.name[0] != "."] if folder.is_dir() else []
     hint = nearest(path.name, names) or (": check the path" if folder.is_dir() else f": there is no folder {folder}")
     raise InputError(f"no file {path}{hint}")
 

@@ -196,8 +196,8 @@ def test_a_batch_of_none_but_unreadable_images_is_skipped_too(photos: Path) -> N
 
 def test_an_image_that_stops_training_is_told_with_how_to_go_on_without(photos: Path) -> None:
     source, name = spoilt(photos)
-    with pytest.raises(InputError, match=f"{re.escape(name)} .*; or train with --corrupt skip, which leaves damaged"):
-        batches(source, last=1, batch=9)
+    with pytest.raises(InputError, match=f"{re.escape(name)} .*remove the file; or leave it out$"):
+        batches(source, last=1, batch=9, advice="; or leave it out")
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO, errno.ENOENT])

@@ -182,6 +182,8 @@ WRONG = {
     "--config finetune": "--config finetune is for weights that are there: give --init FILE",
     "--epochs 1%": "epochs is 1%, a share of what it is to say: give epochs, steps or examples",
     "--model.name deit_s16 --init w.npz": "--model.name has no say beside --init",
+    "--augment.mixup -1": "error: augment.mixup is -1.0: ",
+    "--plan 8x80GiB --optimizer.freeze block.*": "freeze has 'block.*', a name that no parameter has",
     "--plan 8x80GiB --dry-run": "--plan does no step: leave out either it or --dry-run",
 }
 

@@ -235,7 +235,7 @@ def test_an_unreadable_image_ends_the_run_by_its_name_and_saves_what_was_learnt(
     recipe = replace(RECIPE, data=f"folder:{tmp_path}/data", batch_size=1, run=str(tmp_path / "run"), epochs=5)
     small = replace(recipe, model=replace(recipe.model, image_size=(8, 8)))
     with pytest.raises(
-        InputError, match=r"3\.png is not an image.*; \d+ steps are saved: the same --run goes on from there"
+        InputError, match=r"3\.png is not an image.*; or train with --corrupt skip, .*; \d+ steps are saved: the same --run"
     ):
         trained(small)
     assert weights(tmp_path / "run")
@@ -328,6 +328,7 @@ def test_steps_to_profile_that_the_run_does_not_have_are_refused() -> None:
         ("values", {"label_smoothing": 0.1}, ["values are learnt by mean squared error: label_smoothing does not count"]),
         ("classes", {"warmup": "38steps"}, ["the warm-up is no shorter than the run: the learning rate comes to 0.0005"]),
         ("classes", {"warmup": 0.6, "cooldown": 0.6}, ["the cooldown begins within the warm-up"]),
+        ("classes", {"batch_size": 2500}, ["a batch is more than all images: each is in it 2.5 times"]),
         ("classes", {"loss": "sigmoid", "label_smoothing": 0.1, "warmup": 0.6, "cooldown": 0.4}, []),
     ],
 )

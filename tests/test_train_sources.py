@@ -323,7 +323,7 @@ def test_a_single_class_is_named(photos: Path) -> None:
     (photos / "ant").rename(photos / "train")  # a folder of that name alone is a class
     for name in ("bee", "cat"):
         shutil.rmtree(photos / name)
-    assert "holds one class folder, train" in refused(f"folder:{photos}")
+    assert "holds one class, train: a model needs two or more to tell apart" in refused(f"folder:{photos}")
 
 
 def test_a_class_that_is_only_held_out_is_named(photos: Path) -> None:

@@ -248,7 +248,7 @@ def test_a_split_without_labels_is_told_to_hold_out_another(tmp_path: Path) -> N
 
 def test_a_row_without_a_label_is_refused(tmp_path: Path) -> None:
     spec = parquet(tmp_path / "a.parquet", label=pa.array([None, *range(11)], pa.int64()))
-    assert "has 1 rows without a label" in refused(spec)
+    assert "has 1 row without a label" in refused(spec)
 
 
 def test_a_row_without_an_image_is_named(tmp_path: Path) -> None:
@@ -439,10 +439,11 @@ def test_a_folder_a_glob_or_one_shard_is_divided(tmp_path: Path, form: str) -> N
 
 def test_a_class_may_stand_in_json_and_names_may_be_long(tmp_path: Path) -> None:
     folder = "long" * 40  # beyond what the first form of tar can hold
-    parts = {f"{folder}/{i}.PNG": PNGS[i] for i in range(4)} | {f"{folder}/{i}.json": b'{"label": 1}' for i in range(4)}
+    parts = {f"{folder}/{i}.PNG": PNGS[i] for i in range(4)}
+    parts |= {f"{folder}/{i}.json": b'{"label": %d}' % (i % 2) for i in range(4)}
     ordered = dict(sorted(parts.items()))
     source = open_source(f"tar:{shard(tmp_path / 'a.tar', ordered)}", 0.5)
-    assert source.classes == ("0", "1") and source.train.answers.tolist() == [1, 1]
+    assert source.classes == ("0", "1") and source.train.answers.tolist() == [int(n[-5]) % 2 for n in source.train.names]
 
 
 @pytest.mark.parametrize("form", ["{}/{{train,val}}/000.tar", "{}/*/*.tar"])
@@ -471,7 +472,7 @@ def test_braces_expand_as_in_a_shell() -> None:
 @pytest.mark.parametrize(
     ("members", "said"),
     [
-        ({"0.png": PNGS[0]}, "has 0.png without 0.cls or 0.json"),
+        ({"0.png": PNGS[0]}, "has 0.png without 0.cls or 0.json beside it"),
         ({"0.png": PNGS[0], "0.cls": b"cat"}, "has 0.cls with no class number in it"),
         ({"0.png": PNGS[0], "0.cls": b"9" * 23}, "has the class number 99,999,999,999,999,999,999,999 in 0.cls: expected"),
         ({"0.png": PNGS[0], "0.json": b'{"label": Infinity}'}, "has 0.json with no class number in it"),
@@ -513,6 +514,28 @@ def test_what_follows_a_damaged_header_is_not_lost_unsaid(tmp_path: Path) -> Non
     data[at : at + 9] = b"123456789"
     path.write_bytes(data)
     assert f"goes on after its end at byte {at:,}, damaged or joined to another" in refused(f"tar:{path}")
+
+
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_a_shard_that_is_cut_at_the_end_of_a_file_is_not_taken_for_whole(tmp_path: Path, blocks: int) -> None:
+    path = shard(tmp_path / "a.tar", samples())
+    with tarfile.open(path) as archive:
+        last = archive.getmembers()[7]  # the class of the fourth image
+    path.write_bytes(path.read_bytes()[: last.offset_data + tarfile.BLOCKSIZE] + bytes(blocks * tarfile.BLOCKSIZE))
+    assert "a.tar ends without its end marker: it is cut short or still being written" in refused(f"tar:{path}")
+
+
+def test_a_key_that_comes_back_in_a_shard_is_refused(tmp_path: Path) -> None:
+    path = shard(tmp_path / "a.tar", samples())
+    with tarfile.open(path, "a") as archive:
+        for member in archive.getmembers()[:2]:
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    assert "a.tar has 000000.png after another image of its key: give each" in refused(f"tar:{path}")
+
+
+def test_a_key_may_come_back_in_another_folder(tmp_path: Path) -> None:
+    members = {f"{folder}/{name}": data for folder in "ab" for name, data in samples().items()}
+    assert len(open_source(f"tar:{shard(tmp_path / 'a.tar', members)}", 0.5).train) == 6
 
 
 def test_shards_that_were_joined_are_refused(tmp_path: Path) -> None:
@@ -741,11 +764,13 @@ def test_a_table_that_may_not_be_read_is_told(tmp_path: Path, monkeypatch: pytes
         ("1.png,x\n2.png,y\n", "begins with the row of 1.png: name the columns in a row above it, such as image,label"),
         ("x,a/1.JPG\nx,a/2.JPG\n", "begins with the row of a/1.JPG"),
         ("file,file\n1.png,x\n", "two columns of one name"),
-        ("file,kind\n1.png\n", "has 1 cells in row 2"),
+        ("file,kind\n1.png\n", "has 1 cell in row 2"),
         ("name,kind\nx,y\n", "has no column of file names"),
+        ("file;kind\n1.png;x\n", "has its columns separated by semicolons: write it with columns separated by commas"),
+        ("file\tkind\n1.png\tx,y\n", "has its columns separated by tabs"),
         ("file,kind\n1.png,\xff\n", "cannot be read as a table"),
     ],
-    ids=["empty", "no header", "no header, image last", "names", "short", "no image", "latin"],
+    ids=["empty", "no header", "no header, image last", "names", "short", "no image", "semicolons", "tabs", "latin"],
 )
 def test_what_is_no_table_is_told(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "t.csv").write_text(text, encoding="latin1")
@@ -806,8 +831,105 @@ def test_a_gap_among_flags_is_told_with_column_row_and_remedy(tmp_path: Path, ga
     assert open_source(f"{spec}?target=mass").classes == ("mass",)
 
 
-def test_numbers_beside_minus_one_are_values_where_they_are_asked_for_alone(tmp_path: Path) -> None:
-    assert open_source(table(tmp_path, {"score": [-1, 0, 1] * 4})).kind == "values"
+@pytest.mark.parametrize("options", ["", "?target=Edema"])
+def test_an_unknown_answer_among_flags_of_one_column_is_no_value(tmp_path: Path, options: str) -> None:
+    said = refused(table(tmp_path, {"Edema": ["1.0", "0.0", "-1.0"] * 4}) + options)
+    assert "has -1.0 for 'Edema' in row 4: each image needs 0 or 1; fill it in, or take the row out" in said
+    assert said.endswith("if these are values, add 1 to all of them")
+
+
+def test_values_may_be_minus_one_beside_others(tmp_path: Path) -> None:
+    assert open_source(table(tmp_path, {"score": [-1, 0, 1, 2] * 3})).kind == "values"
+
+
+MOSTLY = {"MEL": [0, 1] * 6, "NV": [1, 0, 0] * 4}
+
+
+@pytest.mark.parametrize("cell", ["O", "None", "unknown", "2", "0.5"])
+@pytest.mark.parametrize("options", ["", "?target=MEL,NV,AK"])
+def test_a_bad_cell_among_flags_is_refused_and_loses_no_label(tmp_path: Path, cell: str, options: str) -> None:
+    said = refused(table(tmp_path, MOSTLY | {"AK": [*[0, 1] * 5, 0, cell]}) + options)
+    assert f"has {cell!r} for 'AK' in row 13: each image needs 0 or 1; mend it, or take the row out" in said
+    assert said.endswith("or leave the column out, ?target=MEL,NV")
+
+
+def test_where_every_column_of_flags_has_a_bad_cell_one_is_named(tmp_path: Path) -> None:
+    said = refused(table(tmp_path, {"MEL": [*[0, 1] * 5, 0, "O"], "NV": ["x", *[0, 1] * 5, 0], "age": range(12)}))
+    assert "has 'O' for 'MEL' in row 13: each image needs 0 or 1" in said and said.endswith(
+        "choose the answers, ?target=COLUMN"
+    )
+
+
+def test_columns_that_are_plainly_no_flags_stay_out_and_are_named(tmp_path: Path) -> None:
+    source = open_source(table(tmp_path, MOSTLY | {"age": range(20, 32), "sex": ["f", "m"] * 6}), 0.25)
+    assert "labels are the columns of 0 and 1: MEL, NV; not taken as labels: age, sex" in source.notes
+
+
+def test_several_columns_of_true_and_false_are_labels_where_they_are_asked_for(tmp_path: Path) -> None:
+    spec = table(tmp_path, {"a": ["True", "False"] * 6, "b": ["TRUE", "false", "FALSE"] * 4})
+    source = open_source(f"{spec}?target=a,b", 0.25)
+    assert (source.kind, source.classes) == ("labels", ("a", "b"))
+    assert source.train.answers.tolist() == [[i % 2 == 0, i % 3 == 0] for i in (int(n[-6:-4]) for n in source.train.names)]
+
+
+def test_a_bar_among_numbers_makes_no_labels(tmp_path: Path) -> None:
+    said = refused(table(tmp_path, {"count": [*range(11), "3|5"]}))
+    assert "has '3|5' for 'count' in row 13: expected a finite number" in said
+    assert said.endswith("or if these are labels joined by |, call the column Finding Labels")
+
+
+def test_a_column_called_label_holds_classes_whatever_its_cells(tmp_path: Path) -> None:
+    source = open_source(table(tmp_path, {"label": ["cat", "dog", "cat|dog"] * 4}), 0.25)
+    assert (source.kind, source.classes) == ("classes", ("cat", "cat|dog", "dog"))
+    assert "classes are the 3 names in 'label'; call the column Finding Labels if | joins several" in source.notes
+
+
+def test_names_that_are_joined_in_another_column_are_labels(tmp_path: Path) -> None:
+    source = open_source(table(tmp_path, {"kind": ["cat", "dog", "cat|dog"] * 4}), 0.25)
+    assert (source.kind, source.classes) == ("labels", ("cat", "dog"))
+
+
+@pytest.mark.parametrize("cell", ["", "nan", "NA"])
+def test_rows_without_a_patient_are_not_taken_for_one_patient(tmp_path: Path, cell: str) -> None:
+    said = refused(table(tmp_path, NIH | {"Patient ID": [*range(10), cell, cell]}, "Image Index"))
+    assert "has no 'Patient ID' in row 12, by which images are kept together: fill it in" in said
+
+
+def test_small_whole_numbers_are_values_with_a_hint_at_classes(tmp_path: Path) -> None:
+    hint = "values are the columns of numbers: diagnosis; call the column label if they are classes"
+    assert hint in open_source(table(tmp_path, {"diagnosis": [0, 1, 2, 3] * 3}), 0.25).notes
+
+
+def test_a_class_number_written_in_two_ways_is_refused(tmp_path: Path) -> None:
+    said = refused(table(tmp_path, {"label": ["01", "1", "2"] * 4}))
+    assert "has '01' and '1' for one number in 'label': write each class in one way" in said
+
+
+def test_classes_of_one_image_each_cannot_be_held_out(tmp_path: Path) -> None:
+    said = refused(table(tmp_path, {"label": range(12)}))
+    assert "each of its 12 classes has one image, and none can be held out: add images, or choose other answers" in said
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "tar"])
+def test_one_class_is_nothing_to_tell_apart(tmp_path: Path, kind: str) -> None:
+    spec = {
+        "csv": lambda: table(tmp_path, {"label": ["cat"] * 12}),
+        "parquet": lambda: parquet(tmp_path / "a.parquet", label=["cat"] * 12),
+        "tar": lambda: (
+            f"tar:{shard(tmp_path / 'a.tar', {'0.png': PNGS[0], '0.cls': b'3', '1.png': PNGS[1], '1.cls': b'3'})}"
+        ),
+    }[kind]()
+    assert f"holds one class, {3 if kind == 'tar' else 'cat'}: a model needs two or more to tell apart" in refused(spec)
+
+
+def test_the_index_that_pandas_writes_is_left_out_with_a_note(tmp_path: Path) -> None:
+    source = open_source(table(tmp_path, {"": range(12), "age": range(12)}), 0.25)
+    assert source.classes == ("age",) and "the column without a name, which counts the rows, is left out" in source.notes
+
+
+def test_another_column_without_a_name_is_refused(tmp_path: Path) -> None:
+    said = refused(table(tmp_path, {"": range(1, 13), "age": range(12)}))
+    assert "has a column without a name: give it one in the first row, or remove it" in said
 
 
 @pytest.mark.parametrize(("target", "options"), [("file", ""), ("split", ""), ("site", "&group=site")])

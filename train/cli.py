@@ -79,9 +79,9 @@ def told(run: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        print(
-            f"error: {error.filename or 'a file'}: {error.strerror or error}; make room or change the path", file=sys.stderr
-        )
+        remedy = "let this user at it" if isinstance(error, PermissionError) else "make room"
+        why = error.strerror or error
+        print(f"error: {error.filename or 'a file'}: {why}; {remedy} or change the path", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted; what was saved before stays", file=sys.stderr)
@@ -182,7 +182,7 @@ def _one_line(text: str) -> str:
     lines = [line.strip("│ ") for line in text.strip("\n").splitlines()[1:-1]]  # the box, or its title, is left out
     inside = dropwhile(_is_rule, lines)
     said = " ".join(takewhile(lambda line: not _is_rule(line) and not line.startswith("Got errors"), inside))
-    said = " ".join(said.split()).removeprefix("Error parsing Recipe: ").rstrip(".")
+    said = re.sub(r"^Error parsing [\w.]+: ", "", " ".join(said.split())).rstrip(".")
     near = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", "\n".join(lines))
     unknown = re.match(r"Unrecognized options: (--[\w.-]+)", said)
     ours = nearest(unknown[1], OURS) if unknown else ""

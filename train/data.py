@@ -104,6 +104,7 @@ class Feed:
     here: which images of a batch this process prepares, (B here,); None: all.
     skip: let another image stand for one that is damaged, rather than raise.
     workers: processes that prepare batches; 0: threads.
+    advice: what else can be done about a damaged image than to replace or remove it.
 
     Raises:
         InputError: a model of neither 1 nor 3 channels.
@@ -117,6 +118,7 @@ class Feed:
     here: NDArray[np.int64] | None = None
     skip: bool = False
     workers: int = 0
+    advice: str = ""
 
     def __post_init__(self) -> None:
         if self.config.in_channels not in (1, 3):
@@ -218,8 +220,7 @@ class Feed:
         except Unavailable:
             raise
         except InputError as error:
-            advice = "" if self.skip else "; or train with --corrupt skip, which leaves damaged images out"
-            raise InputError(f"{error}{advice}") from None
+            raise InputError(f"{error}{self.advice}") from None
         raise InputError(f"{self.examples.names[row]} could not be read a moment ago: look at the disk")
 
 

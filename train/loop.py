@@ -194,8 +194,9 @@ class Loop:
                     # Asked once, while all steps can still be waited for: what comes later waits for the next step.
                     stopping = self.stop.requested or signal.SIGTERM * self.engine.preempted()
                     look, save = step + 1 in self.plan.looks, step + 1 in self.plan.saves
-                    while len(pending) > (0 if stopping or look or save or step + 1 == last else LAG):
-                        self._settle(*pending.popleft())
+                    late = 0 if stopping or look or save or step + 1 == last else LAG
+                    while len(pending) > late:
+                        self._settle(*pending.popleft(), alone=len(pending) <= late)
                     if tracing and step + 1 == last:
                         self.engine.trace(None)
                         tracing = False
@@ -204,6 +205,7 @@ class Loop:
                         stopping = stopping or self.stop.requested  # which cut the look short
                     if look or save or stopping:
                         self._save()
+                        self.display.goes_on(self.done)
                     if stopping:
                         self.interrupted = int(stopping)
                         break
@@ -221,8 +223,8 @@ class Loop:
 
     # What one step leaves ----------------------------------------------------------------------------------------
 
-    def _settle(self, step: int, batch: Batch, arriving: Mapping[str, SupportsFloat]) -> None:
-        """Wait for a step's metrics, show and record them."""
+    def _settle(self, step: int, batch: Batch, arriving: Mapping[str, SupportsFloat], *, alone: bool = True) -> None:
+        """Wait for a step's metrics, show and record them; alone: see `Display.step`."""
         metrics = {name: float(value) for name, value in arriving.items()}
         self.unread |= {self.train.examples.names[row] for row in batch.rows[~batch.read]}
         self.done = step + 1
@@ -234,7 +236,7 @@ class Loop:
             self.display.say(f"{self._not_finite(step, batch, metrics)}; the step is left out")
         else:
             self._window.append(metrics)
-        self.display.step(self.done, self._epoch, metrics)
+        self.display.step(self.done, self._epoch, metrics, alone=alone)
         if self.done % self.recipe.log_every == 0 or self.done == self.plan.total:
             mean = {name: float(np.mean([m[name] for m in self._window])) for name in metrics if self._window}
             self._mean = mean | {"lr": metrics["lr"]}

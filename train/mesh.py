@@ -34,7 +34,7 @@ def parse(text: str, devices: int) -> dict[str, int]:
         if not found or found[1] in sizes:
             raise InputError(f"--mesh {text!r}: {part!r} is not understood; write such as data=-1,fsdp=4,tensor=2")
         if found[1] not in AXES:
-            raise InputError(f"--mesh has an unknown axis {found[1]!r}{nearest(found[1], AXES)}: {', '.join(AXES)} it is")
+            raise InputError(f"--mesh has an unknown axis {found[1]!r}: give {', '.join(AXES)}{nearest(found[1], AXES)}")
         sizes[found[1]] = int(found[2])
     open_axes = [name for name, size in sizes.items() if size == -1]
     known = math.prod(size for size in sizes.values() if size > 0)

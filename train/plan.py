@@ -18,6 +18,7 @@ from PIL import Image
 from rich.console import Console
 
 from train.cli import Asked
+from train.groups import multipliers
 from train.loop import Plan
 from train.mesh import AXES, Sizes, share_batch, sizes_for, unsplit
 from train.needs import Needs, needs
@@ -75,6 +76,7 @@ def plan(asked: Asked, text: str) -> int:
     task = recipe.task or source.kind
     config, _, notes = network(recipe, source, task)
     course = Plan.of(recipe, len(source.train))
+    multipliers(config, freeze=recipe.optimizer.freeze)  # which refuses what training would
     recipe = replace(recipe, task=task)
     sizes = sizes_for(recipe.mesh, devices.count, config)
     found = needs(config, recipe, sizes)
@@ -127,7 +129,7 @@ def _with_rate(devices: Devices, text: str) -> Devices:
     if (found := re.fullmatch(rf"(?:(\w+)=)?{number}GB/s", text)) and float(found[2]):
         axis = found[1] or ""
         if axis and axis not in AXES:
-            raise InputError(f"--plan has an unknown axis {axis!r}{nearest(axis, AXES)}: {', '.join(AXES)} it is")
+            raise InputError(f"--plan has an unknown axis {axis!r}: give {', '.join(AXES)}{nearest(axis, AXES)}")
         return replace(devices, links=devices.links | {axis: float(found[2]) * 1e9})
     raise InputError(f"--plan has {text!r}, which is no rate: {FORM}")
 

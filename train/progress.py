@@ -41,11 +41,15 @@ class Display:
         (first, began), (last, ended) = self._times[0], self._times[-1]
         return (last - first) * self._batch / max(ended - began, 1e-9)
 
-    def step(self, done: int, epoch: float, metrics: dict[str, float]) -> None:
-        """Show that `done` steps are done."""
-        now = time.monotonic()
-        self._first = self._first or (done, now)
-        self._times.append((done, now))
+    def step(self, done: int, epoch: float, metrics: dict[str, float], *, alone: bool = True) -> None:
+        """Show that `done` steps are done.
+
+        alone: whether that is heard by itself; of steps that are heard of at once the last tells how long they took.
+        """
+        if alone:
+            now = time.monotonic()
+            self._first = self._first or (done, now)
+            self._times.append((done, now))
         words = [
             *_words(metrics),
             f"lr {metrics['lr']:.1e}",
@@ -60,10 +64,16 @@ class Display:
         words += ["| held out:", *_words({name: value for name, value in held_out.items() if "/" not in name})]
         words += ["|", *self._pace(), f"{self._left(done)} left"]
         self._console.print("  ".join(words), highlight=False, soft_wrap=True)
-        self._times.clear()  # looking took time in which no images were learnt
+
+    def goes_on(self, done: int) -> None:
+        """Measure the pace from here: until now, time went into looking and saving, in which no images were learnt."""
+        self._times.clear()
+        self._times.append((done, time.monotonic()))
 
     def _pace(self) -> list[str]:
         pace = self.images_per_second
+        if not pace:
+            return []
         peak = [f"{pace * self._share:.0%} of peak"] if self._share is not None else []
         return [f"{pace:.0f} images/s", *peak]
 

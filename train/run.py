@@ -149,8 +149,13 @@ class Run:
 
 
 def network_of(path: Path) -> ViTConfig | None:
-    """The network of the run in a folder from whose states it can go on; None where there are none, or it is not told."""
-    if not any(state.name.isdigit() for state in (path / STATES).glob("*")):
+    """The network of the run in a folder from whose states it can go on; None where there are none, or it is not told.
+
+    Raises:
+        OSError: nobody may look whether there are some.
+    """
+    states = path / STATES
+    if not states.exists() or not any(state.name.isdigit() for state in states.iterdir()):
         return None
     try:
         return ViTConfig.from_json(json.dumps(json.loads((path / "config.json").read_text())["model"]))

@@ -28,6 +28,7 @@ from train.run import STATES, Run, network_of, writing
 from train.sources import Examples, Source
 from vit_spec import InputError, ViTConfig
 
+SKIP = "; or train with --corrupt skip, which leaves damaged images out"
 DIVERGED, SIGNALLED = 1, 128  # exit statuses; the second plus the signal's number, as a shell has it
 
 
@@ -76,9 +77,8 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
     workers = usual_workers(source) if recipe.workers is None else recipe.workers
 
     def feed(examples: Examples, answers: Any) -> Feed:
-        return Feed(
-            examples, answers, config, recipe.batch_size, recipe.augment, engine.rows, recipe.corrupt == "skip", workers
-        )
+        skip, how = recipe.corrupt == "skip", (config, recipe.batch_size, recipe.augment, engine.rows)
+        return Feed(examples, answers, *how, skip, workers, "" if skip else SKIP)
 
     train_feed, held_out = map(feed, (source.train, source.held_out), answers)
     data = {"task": task, "train": len(source.train), "held_out": len(source.held_out), "classes": list(source.classes)}
@@ -151,11 +151,13 @@ def _prepared(workers: int, recipe: Recipe) -> list[str]:
 
 
 def _without_effect(recipe: Recipe, task: Task, plan: Plan) -> list[str]:
-    """What the recipe asks for and this run does not do, or not all of."""
+    """What the recipe asks for and this run does not do, or in another way than one would think."""
     said = []
     if task == "values":
         vain = {"loss": recipe.loss != "softmax", "label_smoothing": bool(recipe.label_smoothing)}
         said += [f"values are learnt by mean squared error: {word} does not count" for word, there in vain.items() if there]
+    if plan.per_epoch < 1:
+        said.append(f"a batch is more than all images: each is in it {1 / plan.per_epoch:.1f} times")
     if plan.warmup >= plan.total:
         rate = plan.rate(recipe, plan.total - 1)
         said.append(f"the warm-up is no shorter than the run: the learning rate comes to {rate:.2g} and no further")

@@ -75,13 +75,13 @@ def deit3_s16(known: Known = IMAGENET) -> Recipe:
 def augreg_b16(known: Known = IMAGENET) -> Recipe:
     """ViT-B/16 by "How to train your ViT?" (arXiv 2106.10270), its medium variation, on ImageNet-1k alone.
 
-    python -m train.jax --config augreg_b16 --data parquet:imagenet-1k/data --mesh data=-1
+    python -m train.jax --config augreg_b16 --data parquet:imagenet-1k/data --mesh data=-1 --remat dots
 
     300 epochs of batches of 4,096, Adam at 1e-3 with 10,000 steps of warm-up, decay 0.1 times the rate, stochastic depth
     and dropout 0.1, RandAugment(2, 15), mixup 0.5: scenic's imagenet_augreg_vit_config, which asks for each class by itself
     (sigmoid) with a head bias that begins at -6.9; here classes compete (softmax), from zero.
 
-    Hardware: 8 H100.  Time: 3.6 h, planned with --remat dots.  Accuracy: 79.2 % for Google's own weights, of a stronger
+    Hardware: 8 H100.  Time: 3.6 h, planned.  Accuracy: 79.2 % for Google's own weights, of a stronger
     variation and 20,000 steps of fine-tuning (timm's results, vit_base_patch16_224.augreg_in1k).
     """
     noise = ("regularisation.drop_path=0.1", "regularisation.mlp_drop=0.1", "regularisation.pos_drop=0.1")

@@ -36,8 +36,6 @@ def find(place: str) -> Found:
     splits = _splits(path, _folders(path)) or {WHOLE: path}
     base = "train" if "train" in splits else next(iter(splits))
     first, classes = _class_folders(splits[base])
-    if len(classes) == 1:
-        raise InputError(f"{splits[base]} holds one class folder, {classes[0]}: a model needs two or more to tell apart")
 
     def other(split: str) -> Callable[[], Examples]:
         return lambda: _renumbered(splits[split], splits[base], classes)

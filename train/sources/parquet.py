@@ -174,7 +174,8 @@ def _labels(file: Path, label: str, text: bool) -> Any:
         column = column.cast(pa.string())
         column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
     if column.null_count:
-        raise InputError(f"{file} has {column.null_count:,} rows without a {label}: each image needs one")
+        rows = f"{column.null_count:,} row{'s' * (column.null_count > 1)}"
+        raise InputError(f"{file} has {rows} without a {label}: each image needs one")
     return column
 
 

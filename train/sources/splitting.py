@@ -58,10 +58,14 @@ def choose(found: Found, held_out: float | str | None) -> Source:
     held_out: see `train.sources.open_source`.
 
     Raises:
-        InputError: no such split, a split without images, or answers that are none.
+        InputError: no such split, a split without images, answers that are none, or training images of one class.
     """
     base, judge = _names(found, held_out)
     train = _checked(found, base)
+    if found.kind == "classes" and len(only := np.unique(train.answers)) == 1:
+        raise InputError(
+            f"{found.where} holds one class, {found.classes[only[0]]}: a model needs two or more to tell apart"
+        )
     notes = [*found.notes, *train.notes]
     if judge is not None:
         held = _checked(found, judge)
@@ -70,6 +74,11 @@ def choose(found: Found, held_out: float | str | None) -> Source:
     else:
         share = held_out if isinstance(held_out, float) else SHARE
         rows = divided(train.answers, found.kind, share, found.groups.get(base))
+        if found.kind == "classes" and len(train) and not len(rows[1]) and base not in found.groups:
+            raise InputError(
+                f"{found.where}: each of its {len(train)} classes has one image, and none can be held out: add images, or "
+                "choose other answers; numbers that are values stand in a column of another name than label"
+            )
         train, held = (train.take(part) for part in rows)
         notes.append(_made(found, base, len(train), len(held), share))
     for part, what in ((train, "train on"), (held, "judge the model by")):
@@ -165,7 +174,8 @@ def _untaught(train: Examples, held: Examples, classes: tuple[str, ...]) -> list
         name = classes[int(held.answers[row])]
         raise InputError(f"{held.names[row]} is of class {name!r}, of which no image is trained on: add some, or remove it")
     if len(absent := [classes[i] for i in np.flatnonzero(~taught)]):
-        return [f"{len(absent)} of {len(classes)} classes have no image, such as {absent[0]!r}"]
+        have = "has" if len(absent) == 1 else "have"
+        return [f"{len(absent)} of {len(classes)} classes {have} no image, such as {absent[0]!r}"]
     return []
 
 

@@ -8,9 +8,10 @@ The first row names the columns.  What they hold is taken, unless options say it
     group=COLUMN          images of one group stay in one split; else "Patient ID" where there is one
     missing=skip          images that are not there are left out, instead of an error
 
-Answers are labels in "Finding Labels" and wherever names are joined by "|" ("No Finding": none); classes in a column called
-"label" or "class", by their numbers where they are whole numbers; labels in columns of 0 and 1; values in other columns of
-numbers; or else classes.  Text among numbers is refused; see `columns`.
+Answers are labels in "Finding Labels", names joined by "|" ("No Finding": none); classes in a column called "label" or
+"class", by their numbers where they are whole numbers; labels in columns of 0 and 1; values in other columns of numbers;
+labels where names are joined by "|"; or else classes.  Text among numbers, and other cells in columns of 0 and 1, are
+refused; see `columns`.
 
 An image is named by its path below the table's folder, or by as much of the end of that path as no other image has.
 
@@ -25,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from train.sources.columns import Table, answers, read
+from train.sources.columns import BLANK, Table, answers, read
 from train.sources.decoding import SUFFIXES
 from train.sources.examples import Examples, Files, examples
 from train.sources.files import below, content
@@ -62,13 +63,13 @@ def find(
     paths, others = _paths(path.parent, columns[image])
     rows = _there(path, columns[image], paths, skip=missing == "skip")
     parts = _split(table, split, columns[image])
-    numbers = np.unique(np.array(columns[groups]), return_inverse=True)[1] if groups else None
+    numbers = _numbered(table, groups) if groups else None
 
     def asked(name: str) -> Callable[[], Examples]:
         return lambda: examples(Files(path.parent, (paths[row] for row in mine[name])), taken.answers[mine[name]])
 
     mine = {name: part[np.isin(part, rows)] for name, part in parts.items()}
-    notes = [taken.what]
+    notes = [*table.notes, taken.what]
     if absent := len(paths) - len(rows):
         notes.append(f"{absent:,} of {len(paths):,} images of the table are not there, and are left out")
     if others:
@@ -89,6 +90,17 @@ def _image_column(table: Table) -> str:
         f"{table.path} has no column of file names ({', '.join(SUFFIXES)}): "
         f"name one, ?image=COLUMN, of {', '.join(table.columns)}"
     )
+
+
+def _numbered(table: Table, name: str) -> NDArray[np.int64]:
+    """Return the number of each row's group, (N,); refuse a row without one, for such rows would be one group."""
+    cells = table.columns[name]
+    if (place := next((i for i, cell in enumerate(cells) if cell.lower() in BLANK), None)) is not None:
+        raise InputError(
+            f"{table.path} has no {name!r} in row {table.rows[place]}, by which images are kept together: fill it in, "
+            "with a name of its own where it is unknown, or take the row out"
+        )
+    return np.unique(np.array(cells), return_inverse=True)[1]
 
 
 # Images ---------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 PATTERN is a tar file, a folder of them, a glob, or a range in braces: tar:/data/train-{000000..000146}.tar.  An image is
 KEY.jpg or has another of `decoding.SUFFIXES`; its class number is the text of KEY.cls, or "label" or "cls" in KEY.json.  A
-key ends at the first dot of a name without its folders.  The files of a key stand together, and one of them is an image.
+key ends at the first dot of a name without its folders.  The files of a key stand together, once in a shard, and one of
+them is an image.
 Splits are told by the words train, val, validation or test in the files' names.
 
 The headers are read once, 45 microseconds an image, a minute for ImageNet; then each image is one read.  Compressed
@@ -30,6 +31,7 @@ from train.sources.splitting import MOST, Found, numbered
 from vit_spec import InputError
 
 _LABELS = (".cls", ".json")
+_END = 2 * tarfile.BLOCKSIZE  # bytes, all zero, that a tar file ends with at least
 _TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
@@ -130,6 +132,7 @@ def _index(path: Path, without: list[str]) -> Iterator[tuple[str, tuple[int, int
 
     without: takes a file's name of each sample that has no image.
     """
+    seen: set[str] = set()
     with path.open("rb") as file:
         # Files of one sample stand together, and share all up to the first dot of their names.
         for key, together in itertools.groupby(_listed(path), lambda member: _key(member.name)):
@@ -144,13 +147,19 @@ def _index(path: Path, without: list[str]) -> Iterator[tuple[str, tuple[int, int
                 names = ", ".join(member.name for member in members[:4])
                 raise InputError(f"{path} has {names} together under one key: give each image a key of its own")
             if label is None:
-                raise InputError(f"{path} has {pictures[0].name} without {key}.cls or {key}.json: each image needs a class")
+                beside = f"{key}.cls or {key}.json beside it"
+                raise InputError(f"{path} has {pictures[0].name} without {beside}: each image needs a class")
+            if key in seen:
+                raise InputError(
+                    f"{path} has {pictures[0].name} after another image of its key: give each a key of its own"
+                )
+            seen.add(key)
             data = os.pread(file.fileno(), label.size, label.offset_data)
             yield pictures[0].name, (pictures[0].offset_data, pictures[0].size), _class(data, label.name, path)
 
 
 def _listed(path: Path) -> list[tarfile.TarInfo]:
-    """Return the files in a tar file; refuse links, which hold no image, and what lies behind a damaged header."""
+    """Return the files in a tar file; refuse links, which hold no image, and what is damaged or cut short."""
     try:
         with tarfile.open(path, "r:") as archive:
             found = [member for member in archive if not member.isdir()]
@@ -162,6 +171,10 @@ def _listed(path: Path) -> list[tarfile.TarInfo]:
         file.seek(end)
         if any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")):
             raise InputError(f"{path} goes on after its end at byte {end:,}, damaged or joined to another: write it anew")
+        if file.tell() < end + _END:
+            raise InputError(
+                f"{path} ends without its end marker: it is cut short or still being written; write or fetch it anew"
+            )
     for member in found:
         if (member.islnk() or member.issym()) and member.name.lower().endswith((*SUFFIXES, *_LABELS)):
             raise InputError(f"{path} has {member.name} as a link: pack the file, tar --dereference --hard-dereference")
