@@ -145,7 +145,8 @@ def test_a_folder_that_holds_no_run_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"batch_size": 32}, "its recipe.batch_size is 64, and here it is 32"),
+        ({"batch_size": 32}, "its recipe.batch_size is 64, and here it is 32; give"),
+        ({"batch_size": 32, "seed": 7, "ema": 0.9}, "here it is 32, and recipe.ema, recipe.seed too; give the same"),
         ({"model": Model(name="vit_ti16", changes=SMALL)}, "its recipe.model.changes is "),
         ({"held_out": 0.5}, "its recipe.held_out is None, and here it is 0.5"),
         ({"optimizer": Optimizer(lr=1e-3)}, "its recipe.optimizer.lr is 0.003, and here it is 0.001"),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Self
 
 import numpy as np
@@ -79,13 +80,15 @@ class Run:
             raise InputError(f"{path / 'config.json'} cannot be read ({error}): give --run a new folder") from None
         mine, theirs = _flat(self._config), _flat(there)
         free = {f"recipe.{name}" for name in FREE}
-        for name in [*mine, *sorted(theirs.keys() - mine.keys())]:
-            if name not in free and mine.get(name, "not there") != theirs.get(name, "not there"):
-                was, now = theirs.get(name, "not there"), mine.get(name, "not there")
-                raise InputError(
-                    f"{path} holds another run: its {name} is {was}, and here it is {now}; give the same to go on, or give "
-                    "--run a new folder"
-                )
+        names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in free]
+        if differ := [name for name in names if mine.get(name, "not there") != theirs.get(name, "not there")]:
+            name, *others = differ
+            was, now = (shorten(str(each.get(name, "not there")), 80) for each in (theirs, mine))
+            too = f", and {', '.join(others[:5])}{', ...' * (len(others) > 5)} too" if others else ""
+            raise InputError(
+                f"{path} holds another run: its {name} is {was}, and here it is {now}{too}; give the same to go on, or "
+                "give --run a new folder"
+            )
 
     def __enter__(self) -> Self:
         return self
