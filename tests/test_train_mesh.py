@@ -31,7 +31,7 @@ from train.recipes import Recipe
 from vit_spec import InputError
 
 ROOT = Path(__file__).parents[1]
-MESHES = ["data=8", "fsdp=8", "tensor=8", "data=2,fsdp=2,tensor=2"]  # benchmarks/mesh.py takes all ten
+MESHES = ["data=8", "fsdp=8", "tensor=8", "data=2,fsdp=4", "data=2,fsdp=2,tensor=2"]  # benchmarks/mesh.py takes all ten
 CONFIG = vit_spec.get("vit_ti16", num_classes=10)
 
 

@@ -388,7 +388,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return records(path)
 
 
-@pytest.mark.parametrize("steps", [3, 30])
+@pytest.mark.parametrize("steps", [3, 23, 44])
 def test_a_run_that_was_cut_off_goes_on_to_the_same_losses(
     steps: int, unbroken: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
