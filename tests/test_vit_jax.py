@@ -10,6 +10,7 @@ import pytest
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 import vit_jax
@@ -114,6 +115,42 @@ def test_how_it_runs_does_not_change_what_it_computes(execution: vit_jax.Executi
 def test_the_fused_kernel_is_taken_on_the_devices_that_run_it(capability: str | None, runs: bool) -> None:
     device: Any = SimpleNamespace() if capability is None else SimpleNamespace(compute_capability=capability)
     assert runs_cudnn(device) is runs
+
+
+@pytest.mark.parametrize("side", [16, 24], ids=["5 tokens", "10 tokens"])
+def test_the_fused_kernel_is_given_what_makes_it_the_same_function(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """jax's own attention takes the kernel's place, since it takes the same arguments and runs everywhere."""
+    config = RICH.replace(image_size=(side, side), patch_size=8, tokens={"registers": 0})
+    asked = []
+
+    def anywhere(*arguments: Any, implementation: str, **options: Any) -> Any:
+        asked.append((implementation, arguments[0].shape[1]))
+        return dot_product_attention(*arguments, implementation="xla", **options)
+
+    def gradient(kind: Any, params: Any) -> Any:
+        model = vit_jax.ViT(config, vit_jax.Execution(attention=kind))
+        return jax.jit(jax.grad(lambda p: jnp.square(model.apply({"params": p}, pictures(config))).sum()))(params)
+
+    dot_product_attention = jax.nn.dot_product_attention
+    monkeypatch.setattr(jax.nn, "dot_product_attention", anywhere)
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), PARAMS(config))
+        written_out, fused = gradient("explicit", params), gradient("cudnn", params)
+        length, apart = (float(optax.tree.norm(tree)) for tree in (written_out, optax.tree.sub(written_out, fused)))
+    assert set(asked) == {("cudnn", 6 if side == 16 else 10)}  # an even number; the pooling's query is no concern of it
+    assert apart <= 2**-24 * length  # jax's own holds scores in float32
+
+
+@pytest.mark.parametrize("name", ["vit_s16", "vit_h14", "siglip_so400m14", "dinov2_s14_reg4"])
+def test_a_step_with_the_fused_kernel_is_lowered_for_nvidia(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """197, 257, 256 and 261 tokens; heads of 64, 80 and 72: what jax refuses, it refuses here."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
+    config = vit_spec.get(name, depth=2, width=vit_spec.get(name).head_dim * 2, num_heads=2, mlp_dim=16)
+    model = vit_jax.ViT(config, vit_jax.Execution(dtype=jnp.bfloat16, attention="cudnn"))
+    images = jax.ShapeDtypeStruct((2, *config.image_size, config.in_channels), jnp.float32)
+    step = jax.jit(jax.grad(lambda p, x: model.apply({"params": p}, x).astype(jnp.float32).sum()))
+    program = step.trace(jax.eval_shape(lambda: vit_jax.init(config)), images).lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmhaSoftmaxBackward" in program
 
 
 def test_a_kernel_without_dropout_is_refused_where_there_is_some() -> None:

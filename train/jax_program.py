@@ -112,7 +112,7 @@ def _collective(kind: str, result: str, starts: bool, line: str, times: int, siz
         groups = groups[groups[:, 0] != groups[:, 1]]
     else:
         groups = _groups(line, math.prod(sizes.values()))
-    if starts and kind != "all-reduce":  # operands come ahead of results
+    if starts and (kind != "all-reduce" or result.startswith("((")):  # operands come ahead of results
         result = _halves(result)[1]
     arrays = tuple(_arrays(result))
     if kind == "reduce-scatter":

@@ -141,12 +141,13 @@ def runs_cudnn(device: jax.Device) -> bool:
 def attention(part: Part, q: Array, k: Array, v: Array, rate: float, train: bool) -> Array:
     """softmax(scale q k^T) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D)."""
     scale, kind, d = part.config.scale, part.execution.attention, q.shape[-1]
-    half = q.dtype in (jnp.bfloat16, jnp.float16)
-    served = half and d % 8 == 0 and d <= 128 and not (rate and train) and runs_cudnn(jax.local_devices()[0])
     if kind == "cudnn" and rate and train:
         raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
-    if kind == "cudnn" or (kind == "auto" and served):
-        return jax.nn.dot_product_attention(q, k, v, scale=scale, implementation="cudnn")
+    half = q.dtype in (jnp.bfloat16, jnp.float16)
+    served = half and d % 8 == 0 and d <= 128 and not (rate and train) and runs_cudnn(jax.local_devices()[0])
+    among_themselves = q.shape[1] == k.shape[1]  # and not a pooling's single query, for which a kernel is not worth its start
+    if among_themselves and (kind == "cudnn" or (kind == "auto" and served)):
+        return _fused(q, k, v, scale)
     # Heads go ahead of tokens, and the softmax divides after the second product, where there is less to divide: on CPU
     # this is several times faster than jax.nn.dot_product_attention (benchmarks/attention.py).
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))  # (B, H, T, D)
@@ -159,6 +160,22 @@ def attention(part: Part, q: Array, k: Array, v: Array, rate: float, train: bool
     weights = drop(part, weights, rate, train)
     x = dot(weights.astype(v.dtype), v, (((3,), (2,)), ((0, 1), (0, 1)))) / total  # (B, H, T, D)
     return jnp.swapaxes(x.astype(v.dtype), 1, 2)
+
+
+def _fused(q: Array, k: Array, v: Array, scale: float) -> Array:
+    """The same by cuDNN's kernel, with as many queries as keys.
+
+    jax differentiates it for an even number of tokens alone (check_is_flash_attention in jax/_src/cudnn takes the stand-in
+    of a bias for one, and so refuses 197): where there is one too many, another is put beside it that the kernel is told
+    to leave out.
+    """
+    fused = partial(jax.nn.dot_product_attention, scale=scale, implementation="cudnn")
+    batch, tokens = q.shape[:2]
+    if tokens % 2 == 0:
+        return fused(q, k, v)
+    q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
+    counted = jnp.full(batch, tokens, jnp.int32)
+    return fused(q, k, v, query_seq_lengths=counted, key_value_seq_lengths=counted)[:, :tokens]
 
 
 def rotate(x: Array, tables: tuple[Array, ...], kind: str) -> Array:
