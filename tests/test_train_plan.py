@@ -270,11 +270,11 @@ def test_a_run_that_fits_says_so_and_how_long_it_takes(capsys: pytest.CaptureFix
 
 
 def test_a_run_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = planned(capsys, *LARGE, "--plan=8x40GiB")
+    status, said = planned(capsys, *LARGE, "--plan=8x24GiB")
     assert status == 1
     assert "does not fit" in said and "the largest is activations" in said
     option, value = re.findall(r"(--remat|--accumulate) (\w+) \(", said)[0]
-    assert planned(capsys, *LARGE, option, value, "--plan=8x40GiB")[0] == 0
+    assert planned(capsys, *LARGE, option, value, "--plan=8x24GiB")[0] == 0
 
 
 def test_where_no_single_change_is_enough_all_together_are_named(capsys: pytest.CaptureFixture[str]) -> None:

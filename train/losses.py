@@ -19,15 +19,11 @@ def loss_and_score(task: Task, outputs: Array, targets: Array, *, sigmoid: bool 
     values: outputs (B, values), targets (B, values); the mean square of the difference, and its mean size (MAE).
     """
     x = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
-    if task == "classes" and sigmoid:
-        wanted = jax.nn.one_hot(targets, x.shape[1]) if targets.ndim == 1 else targets
-        return _entropy(x, wanted).mean(1), (x.argmax(1) == wanted.argmax(1)).astype(x.dtype)
-    if task == "classes" and targets.ndim == 1:
-        picked = jnp.take_along_axis(x, targets[:, None], axis=1)[:, 0]
-        return jax.nn.logsumexp(x, axis=1) - picked, (x.argmax(1) == targets).astype(x.dtype)
     if task == "classes":
-        loss = jax.nn.logsumexp(x, axis=1) - (targets * x).sum(1)  # the shares sum to 1
-        return loss, (x.argmax(1) == targets.argmax(1)).astype(x.dtype)
+        # A product, and not a lookup: what leads back from one is a scatter, slow on GPU and TPU.
+        wanted = jax.nn.one_hot(targets, x.shape[1], dtype=x.dtype) if targets.ndim == 1 else targets
+        loss = _entropy(x, wanted).mean(1) if sigmoid else jax.nn.logsumexp(x, axis=1) - (wanted * x).sum(1)
+        return loss, (x.argmax(1) == wanted.argmax(1)).astype(x.dtype)  # the shares sum to 1
     if task == "labels":
         return _entropy(x, targets).mean(1), ((x > 0) == (targets > 0.5)).mean(1)
     difference = x - targets

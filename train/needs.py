@@ -17,10 +17,6 @@ from vit_spec import ViTConfig, flops
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
-# What the backward pass of an activation and of what follows it needs of each hidden unit: entries in the computing type,
-# and bytes of masks.  A gate has two units for one.
-HIDDEN = {"gelu": (4, 0), "gelu_tanh": (6, 0), "quick_gelu": (4, 0), "swiglu": (6, 0), "relu": (1, 1), "none": (1, 0)}
-
 
 @dataclass(frozen=True)
 class Needs:
@@ -139,15 +135,15 @@ def _kept(s: _Setting, remat: str) -> int:
     """Bytes of an image that the forward pass leaves for the backward pass, but for attention's weights."""
     c, (ph, pw) = s.config, s.config.patch_size
     patches = s.patches * ph * pw * c.in_channels * s.narrow
-    norm = 3 * s.tokens * c.width * _summed(s) if c.norms.after_blocks else 0
+    norm = s.tokens * c.width * s.narrow if c.norms.after_blocks else 0
     return patches + c.depth * _block(s, remat) + norm
 
 
 def _block(s: _Setting, remat: str) -> int:
     """Bytes of an image that a block keeps, but for attention's weights: what jax's linearisation of it holds on to.
 
-    A norm keeps the centred entries, these times the rate, and these times the scale; a softmax that divides last keeps
-    what it divides.  "dots" keeps what matrices give, "full" what enters.
+    Norms and activations keep what enters them, and matrices what they multiply; a softmax that divides last keeps what it
+    divides.  "dots" keeps what matrices give, "full" what enters.
     """
     c, t, tensor = s.config, s.tokens, s.sizes["tensor"]
     inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
@@ -156,12 +152,10 @@ def _block(s: _Setting, remat: str) -> int:
         return t * c.width * s.narrow
     if remat == "dots":
         return t * ((2 + scales // 2) * c.width + 3 * inner + gates * ff) * s.narrow
-    entries, masks = HIDDEN[c.mlp.activation]
     noise = c.regularisation
-    wide = 6 * c.width + (7 if c.attention.qk_norm else 1) * inner
-    narrow = (2 + scales) * c.width + 4 * inner + entries * ff
-    flags = masks * ff + (2 * c.width if noise.drop_path else 0) + (ff + c.width if noise.mlp_drop else 0)
-    return t * (wide * _summed(s) + narrow * s.narrow + flags)
+    narrow = (4 + scales) * c.width + (6 if c.attention.qk_norm else 4) * inner + (gates + 1) * ff
+    flags = (2 * c.width if noise.drop_path else 0) + (ff + c.width if noise.mlp_drop else 0)
+    return t * (inner * _summed(s) + narrow * s.narrow + flags)
 
 
 def _at_work(s: _Setting) -> int:
@@ -175,9 +169,8 @@ def _at_work(s: _Setting) -> int:
 
 def _weights(s: _Setting) -> int:
     """Bytes of an image's attention weights in a block."""
-    dropped = bool(s.config.regularisation.attn_drop)
-    rounded = s.narrow if dropped or s.narrow != _summed(s) else 0
-    return s.config.num_heads // s.sizes["tensor"] * s.tokens**2 * (_summed(s) + rounded + dropped)
+    dropped = bool(s.config.regularisation.attn_drop)  # kept with and without, and which are
+    return s.config.num_heads // s.sizes["tensor"] * s.tokens**2 * (_summed(s) * (1 + dropped) + dropped)
 
 
 def _summed(s: _Setting) -> int:

@@ -20,6 +20,10 @@ from vit_spec.laws import TRUNCATED_STD
 Shape = tuple[int, ...]
 Tables = tuple[np.ndarray, ...]
 
+# Of what is computed entry by entry the backward pass is left what enters, and computes the rest again: that takes a device
+# less time than to write the half dozen arrays that jax would keep of a norm or of a GELU, and to read them.
+_again = partial(jax.checkpoint, prevent_cse=False)
+
 
 class Part(nn.Module):
     """A module of the twin: it knows the config, and draws its parameters by the laws of `vit_spec.rows`."""
@@ -98,11 +102,16 @@ class LayerNorm(Part):
         self.bias = self.declare("bias", (self.dim,))
 
     def __call__(self, x: Array) -> Array:
-        wide = x.astype(at_least_float32(x))
-        centred = wide - wide.mean(-1, keepdims=True)
-        variance = jnp.square(centred).mean(-1, keepdims=True)
-        y = centred * lax.rsqrt(variance + self.config.norms.eps)
-        return (y * self.scale.astype(y.dtype) + self.bias.astype(y.dtype)).astype(x.dtype)
+        return _layer_norm(x, self.scale, self.bias, self.config.norms.eps)
+
+
+@partial(_again, static_argnums=3)
+def _layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+    wide = x.astype(at_least_float32(x))
+    centred = wide - wide.mean(-1, keepdims=True)
+    variance = jnp.square(centred).mean(-1, keepdims=True)
+    y = centred * lax.rsqrt(variance + eps)
+    return (y * scale.astype(y.dtype) + bias.astype(y.dtype)).astype(x.dtype)
 
 
 class LayerScale(Part):
@@ -115,6 +124,7 @@ class LayerScale(Part):
         return x * self.gamma.astype(x.dtype)
 
 
+@partial(_again, static_argnums=1)
 def activation(x: Array, kind: str) -> Array:
     """Apply the non-linearity that `Mlp.activation` names; "swiglu" folds (..., 2, ff) into (..., ff)."""
     match kind:
@@ -145,7 +155,7 @@ def attention(part: Part, q: Array, k: Array, v: Array, rate: float, train: bool
         raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
     half = q.dtype in (jnp.bfloat16, jnp.float16)
     served = half and d % 8 == 0 and d <= 128 and not (rate and train) and runs_cudnn(jax.local_devices()[0])
-    among_themselves = q.shape[1] == k.shape[1]  # and not a pooling's single query, for which a kernel is not worth its start
+    among_themselves = q.shape[1] == k.shape[1]  # and no pooling's single query, for which a kernel is not worth its start
     if among_themselves and (kind == "cudnn" or (kind == "auto" and served)):
         return _fused(q, k, v, scale)
     # Heads go ahead of tokens, and the softmax divides after the second product, where there is less to divide: on CPU
@@ -158,7 +168,8 @@ def attention(part: Part, q: Array, k: Array, v: Array, rate: float, train: bool
     total = weights.sum(-1, keepdims=True)
     part.show("weights", weights / total)
     weights = drop(part, weights, rate, train)
-    x = dot(weights.astype(v.dtype), v, (((3,), (2,)), ((0, 1), (0, 1)))) / total  # (B, H, T, D)
+    rounded = _again(lambda weights, v: dot(weights.astype(v.dtype), v, (((3,), (2,)), ((0, 1), (0, 1)))))
+    x = rounded(weights, v) / total  # (B, H, T, D)
     return jnp.swapaxes(x.astype(v.dtype), 1, 2)
 
 

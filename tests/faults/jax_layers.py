@@ -17,8 +17,8 @@ FAULTS = [
     ),
     _fault(
         name="eps outside the root",
-        old="y = centred * lax.rsqrt(variance + self.config.norms.eps)",
-        new="y = centred / (jnp.sqrt(variance) + self.config.norms.eps)",
+        old="y = centred * lax.rsqrt(variance + eps)",
+        new="y = centred / (jnp.sqrt(variance) + eps)",
         part=r"blocks\.0\.norm1",
         cause="eps is added to the standard deviation",
     ),
@@ -52,8 +52,8 @@ FAULTS = [
     ),
     _fault(
         name="norm's bias scaled too",
-        old="(y * self.scale.astype(y.dtype) + self.bias.astype(y.dtype))",
-        new="((y + self.bias.astype(y.dtype)) * self.scale.astype(y.dtype))",
+        old="(y * scale.astype(y.dtype) + bias.astype(y.dtype))",
+        new="((y + bias.astype(y.dtype)) * scale.astype(y.dtype))",
         part=r"blocks\.0\.norm1",
     ),
     _fault(
@@ -153,8 +153,8 @@ FAULTS = [
     ),
     _fault(
         name="attention weights in bfloat16",
-        old="x = dot(weights.astype(v.dtype), v,",
-        new="x = dot(weights.astype(jnp.bfloat16).astype(v.dtype), v,",
+        old="dot(weights.astype(v.dtype), v,",
+        new="dot(weights.astype(jnp.bfloat16).astype(v.dtype), v,",
         part=r"blocks\.0\.attn: heads",
     ),
     _fault(
