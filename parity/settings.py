@@ -83,6 +83,7 @@ _XLA_STRICT: dict[str, dict[str, Any]] = {  # a flag of another backend may be u
         "xla_gpu_enable_fast_min_max": False,
         "xla_gpu_ftz": False,
         "xla_gpu_deterministic_ops": True,  # switches autotuning off too
+        "xla_gpu_enable_triton_gemm": False,  # whose kernels autotuning would choose
     },
 }
 _FUSION = "xla_cpu_experimental_ynn_fusion_type"
@@ -139,7 +140,8 @@ def compiler_options(strict: bool = True) -> dict[str, Any]:
 def strict() -> Iterator[None]:
     """Set all that can be set at run time to its strict value in both frameworks, and restore it at the end.
 
-    Algorithms that have no deterministic form run all the same, with PyTorch's own warning.
+    Algorithms that have no deterministic form run all the same, with PyTorch's own warning; on a GPU PyTorch refuses them,
+    where CUBLAS_WORKSPACE_CONFIG is set or nothing ran on it yet.
     """
     jax, torch = _imported("jax"), _imported("torch")
     with ExitStack() as stack:

@@ -62,14 +62,14 @@ def _switches(torch: Any) -> Iterator[Switch]:
     yield c._get_cudnn_deterministic, c._set_cudnn_deterministic, True
     yield c._get_mkldnn_deterministic, c._set_mkldnn_deterministic, True
     if not c._get_deterministic_algorithms():
-        # PyTorch's own function imports its compiler first, which takes a second.
-        yield lambda: False, lambda on: c._set_deterministic_algorithms(on, warn_only=on), True
+        # PyTorch's own function imports its compiler first, which takes a second. Told to warn alone, it does not take the
+        # deterministic gradients that its fused attention has on GPUs.
+        warns = not _repeats_products(torch)
+        yield lambda: False, lambda on: c._set_deterministic_algorithms(on, warn_only=on and warns), True
     yield from (switch for _, switch in _reductions(torch))
     for device in ("cpu", "cuda"):
         yield partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device), False
     yield partial(_flushes, torch), torch.set_flush_denormal, False
-    if torch.cuda.is_available() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
-        yield lambda: None, _set_workspace, ":4096:8"
 
 
 def _reductions(torch: Any) -> Iterator[tuple[str, Switch]]:
@@ -159,9 +159,10 @@ def _flushes(torch: Any) -> bool:
     return not (torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 1).item()
 
 
-def _set_workspace(value: str | None) -> None:
-    """Tell cuBLAS how much to work with, without which its products are not deterministic."""
-    if value is None:
-        del os.environ["CUBLAS_WORKSPACE_CONFIG"]
-    else:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = value
+def _repeats_products(torch: Any) -> bool:
+    """Whether cuBLAS is told to add in the same order every time: it reads that once, at the first product on a GPU."""
+    if not torch.cuda.is_available():
+        return False
+    if not torch.cuda.is_initialized():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return "CUBLAS_WORKSPACE_CONFIG" in os.environ

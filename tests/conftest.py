@@ -6,6 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+# A GPU is shared by all processes of a run of the tests, and by the commands that they start: none may take most of its
+# memory at its start, as jax does.  cuBLAS reads how it is to work when PyTorch's first product on a GPU asks for it.
+# Both are set ahead of all that the tests' modules compute when they are collected.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_quickly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """A cause is planted in a model, and must be the first that is named for its outputs."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -372,7 +373,7 @@ def test_the_command_that_is_told_mends_the_file(case: str, tmp_path: Path, monk
     if case == "field":
         assert main(words[3:]) == 0
     else:
-        subprocess.run([sys.executable, *words[1:]], check=True, env={"PYTHONPATH": str(ROOT)})
+        subprocess.run([sys.executable, *words[1:]], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     state = {name: tensor.clone() for name, tensor in checkpoint().arrays.items()}
     if plant:
         plant(state)

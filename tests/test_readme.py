@@ -18,7 +18,6 @@ from parity.weights import Checkpoint, translate
 from parity.writing import write
 
 README = Path(__file__).parents[1] / "README.md"
-HERE = os.environ | {"PYTHONPATH": str(README.parent)}
 COMMANDS = re.findall(r"^python (-m parity convert .*)$", README.read_text(), re.MULTILINE)
 
 CONFIG = vit_spec.get("vit_s16", depth=2, num_classes=10)
@@ -35,9 +34,15 @@ def weights():
     }
 
 
+def started(command, folder):
+    """Run the words of a line of the README in a folder, to its end."""
+    env = os.environ | {"PYTHONPATH": str(README.parent)}
+    return subprocess.run([sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True)
+
+
 def run(command, folder):
     """Run a line of the README in a folder."""
-    done = subprocess.run([sys.executable, *shlex.split(command)], cwd=folder, env=HERE, capture_output=True, text=True)
+    done = started(shlex.split(command), folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -115,7 +120,7 @@ def ported(tmp_path_factory, weights):
 def test_the_failing_check_of_the_readme_fails_at_the_part_it_shows(ported, capsys):
     pytest.importorskip("jax")
     command = next(line for line in SHOWN if "check" in line)
-    done = subprocess.run([sys.executable, *command], cwd=ported, env=HERE, capture_output=True, text=True)
+    done = started(command, ported)
     assert done.returncode == 1
     assert "the first part that differs is blocks.0.norm1, by" in done.stdout.splitlines()[-1]
 
@@ -124,7 +129,7 @@ def test_the_diagnosis_of_the_readme_finds_what_it_shows_and_its_fix_mends_the_f
     command = next(line for line in SHOWN if "diagnose" in line)
     text = README.read_text()
     (cause,), (fix,) = re.findall(r"^(cause: .*) \(", text, re.M), re.findall(r"^  fix: python (.*)$", text, re.M)
-    done = subprocess.run([sys.executable, *command], cwd=ported, env=HERE, capture_output=True, text=True)
+    done = started(command, ported)
     assert done.returncode == 1
     assert f"\n{cause} (" in done.stdout and f"\n  fix: python {fix}\n" in done.stdout
     run(fix, ported)

@@ -278,7 +278,7 @@ def test_a_run_that_is_told_to_stop_leaves_weights_that_load(moment: str, number
         assert line, process.stderr and process.stderr.read()
     time.sleep(0.3)
     process.send_signal(number)
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=300)
     assert process.returncode == 128 + number and "Traceback" not in errors
     assert "interrupted" in said and f"python -m parity check {tmp_path / 'run'}" in said
     assert f"--run {tmp_path / 'run'}\n" in said[said.index("to go on") :]
@@ -292,14 +292,14 @@ def test_a_signal_to_all_processes_of_a_run_stops_the_trainer_and_not_those_that
     while " left" not in (line := process.stdout.readline()):
         assert line, process.stderr and process.stderr.read()
     os.killpg(process.pid, signal.SIGINT)
-    said, errors = process.communicate(timeout=60)
+    said, errors = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGINT and "Traceback" not in errors and "resource_tracker" not in errors
     assert "interrupted" in said and weights(tmp_path / "run")
 
 
 def test_the_command_tells_bad_input_in_one_line_and_leaves_no_folder(tmp_path: Path) -> None:
     process = started("--data", f"folder:{tmp_path / 'none'}", "--run", str(tmp_path / "run"))
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 2
     assert errors == f"error: {tmp_path / 'none'} is not a folder: give folder:PATH with PATH/CLASS/*.jpg inside\n"
     assert not (tmp_path / "run").exists()

@@ -117,6 +117,11 @@ def test_the_fused_kernel_is_taken_on_the_devices_that_run_it(capability: str | 
     assert runs_cudnn(device) is runs
 
 
+def test_where_a_gpu_is_at_hand_the_cpu_still_runs_in_half_precision() -> None:
+    with jax.default_device("cpu"):
+        assert jnp.isfinite(run(PLAIN, vit_jax.Execution(dtype=jnp.bfloat16))).all()
+
+
 @pytest.mark.parametrize("side", [16, 24], ids=["5 tokens", "10 tokens"])
 def test_the_fused_kernel_is_given_what_makes_it_the_same_function(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """jax's own attention takes the kernel's place, since it takes the same arguments and runs everywhere."""

@@ -112,6 +112,32 @@ def test_training_with_noise_and_checkpointing_traces_to_one_graph() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+ELSEWHERE = {
+    "plain": (PLAIN, None),
+    "rich": (RICH, None),
+    "distilled": (small(vit_spec.get("deit_s16_distilled")), None),
+    "fixed table": (small(vit_spec.get("vit_s16_plain")), None),
+    "resampled": (PLAIN, (80, 16)),
+}
+
+
+@pytest.mark.parametrize("case", ELSEWHERE)
+def test_nothing_stays_behind_on_the_cpu_where_the_model_is_elsewhere(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake tensors say which device they are on without one, and refuse to be computed with those of another."""
+    from torch._functorch import config as functorch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setattr(vit_torch.model, "initialise", lambda model: None)  # draws until all entries are within bounds
+    (config, size), rates = ELSEWHERE[case], {key: 0.1 for kind in NOISE.values() for key in kind}
+    with functorch.patch(fake_tensor_allow_meta=True), FakeTensorMode():
+        with torch.device("meta"):
+            model = vit_torch.ViT(config.replace(regularisation=rates))
+            x = torch.empty(2, config.in_channels, *(size or config.image_size))
+        logits, found = vit_torch.intermediates(model, x)
+        logits.sum().backward()
+    assert {tensor.device.type for tensor in found.values()} == {"meta"}
+
+
 def test_attention_maps_are_the_weights_that_the_heads_used() -> None:
     model, x = vit_torch.ViT(RICH).double().eval(), images(RICH).double()
     _, found = vit_torch.intermediates(model, x)

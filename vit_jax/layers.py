@@ -148,13 +148,19 @@ def runs_cudnn(device: jax.Device) -> bool:
     return generation.isdigit() and int(generation) >= 8
 
 
+def _device() -> jax.Device:
+    """The device that is computed on unless an array lies elsewhere: under `jax.default_device`, the one it names."""
+    device = jax.config.jax_default_device  # type: ignore[attr-defined]
+    return jax.local_devices(backend=device)[0] if device is None or isinstance(device, str) else device
+
+
 def attention(part: Part, q: Array, k: Array, v: Array, rate: float, train: bool) -> Array:
     """softmax(scale q k^T) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D)."""
     scale, kind, d = part.config.scale, part.execution.attention, q.shape[-1]
     if kind == "cudnn" and rate and train:
         raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
     half = q.dtype in (jnp.bfloat16, jnp.float16)
-    served = half and d % 8 == 0 and d <= 128 and not (rate and train) and runs_cudnn(jax.local_devices()[0])
+    served = half and d % 8 == 0 and d <= 128 and not (rate and train) and runs_cudnn(_device())
     among_themselves = q.shape[1] == k.shape[1]  # and no pooling's single query, for which a kernel is not worth its start
     if among_themselves and (kind == "cudnn" or (kind == "auto" and served)):
         return _fused(q, k, v, scale)
