@@ -78,10 +78,13 @@ def optimizers(meshes: list[str]) -> None:
 
 def depths(mesh: str, counts: list[int]) -> None:
     """How long the step takes to trace and to compile for so many blocks: medians of turns."""
+    import jax
+
     took: dict[int, list[float]] = {depth: [] for depth in counts}
     for turn in range(TURNS + 1):
         for depth in counts:
             e, _ = prepared(mesh, config={"depth": depth})
+            jax.block_until_ready(e._state)  # its weights are drawn in the background
             began = time.perf_counter()
             assert e._update
             if turn:  # the first pays for what is only ever done once

@@ -159,12 +159,17 @@ def _block(s: _Setting, remat: str) -> int:
 
 
 def _at_work(s: _Setting) -> int:
-    """Bytes of an image while one block goes back: what it keeps, made anew or cut out, and the gradients on their way."""
+    """Bytes of an image while one block goes back: what it keeps, made anew or cut out, and the gradients on their way.
+
+    Of norms and activations it is all that they go through: a compiler may hold that instead of computing it again.
+    """
     c, tensor = s.config, s.sizes["tensor"]
-    hidden = (2 if c.mlp.activation == "swiglu" else 1) * c.mlp_dim // tensor
-    gradients = s.tokens * (4 * c.width + 2 * hidden) * s.narrow
+    gates = 2 if c.mlp.activation == "swiglu" else 1
+    ff = c.mlp_dim // tensor
+    gone_through = s.tokens * (6 * c.width * _summed(s) + (gates + 1) * ff * s.narrow)
+    gradients = s.tokens * (4 * c.width + 2 * gates * ff) * s.narrow
     scores = c.num_heads // tensor * s.tokens**2 * _summed(s)
-    return _block(s, "none") + _weights(s) + gradients + scores
+    return _block(s, "none") + gone_through + _weights(s) + gradients + scores
 
 
 def _weights(s: _Setting) -> int:

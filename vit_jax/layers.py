@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from vit_jax.execution import Execution
 from vit_spec import InputError, Law, Row, ViTConfig, position_table, rows
@@ -146,6 +147,16 @@ def runs_cudnn(device: jax.Device) -> bool:
     """Whether cuDNN's fused attention runs on a device: NVIDIA's from Ampere (compute capability 8.0) on."""
     generation = str(getattr(device, "compute_capability", "")).partition(".")[0]  # AMD's are called such as gfx942
     return generation.isdigit() and int(generation) >= 8
+
+
+def in_rows(x: Array) -> Array:
+    """Hold tokens (B, T, width) in memory as they are written, width last.
+
+    The compiler of jax 0.12 would lay them out by images on GPUs, for the sum over images that is the gradient of learned
+    positions, and turn them around at every norm; those before it do not (and would gather images that a mesh splits).
+    """
+    turned = jax.__version_info__ >= (0, 12) and _device().platform == "gpu"
+    return with_layout_constraint(x, Layout((0, 1, 2))) if turned else x
 
 
 def _device() -> jax.Device:

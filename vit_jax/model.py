@@ -23,6 +23,7 @@ from vit_jax.layers import (
     drop,
     drop_patches,
     drop_path,
+    in_rows,
     rotate,
     scanned,
 )
@@ -233,7 +234,7 @@ class ViT(Part):
         """The blocks, and the final norm: (B, T, width) -> (B, T, width)."""
         config, noise = self.config, self.config.regularisation
         rates = jnp.linspace(0, noise.drop_path, config.depth, dtype=at_least_float32(x))
-        x, _ = self.blocks(x, rates, tables, train)
+        x, _ = self.blocks(in_rows(x), rates, tables, train)
         return self.norm(x) if self.norm is not None else x
 
     def classify(self, x: Array, train: bool) -> Array:
