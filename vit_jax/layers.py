@@ -21,8 +21,8 @@ from vit_spec.laws import TRUNCATED_STD
 Shape = tuple[int, ...]
 Tables = tuple[np.ndarray, ...]
 
-# Of what is computed entry by entry the backward pass is left what enters, and computes the rest again: that takes a device
-# less time than to write the half dozen arrays that jax would keep of a norm or of a GELU, and to read them.
+# Of a norm or an activation the backward pass is left what enters, and computes the rest again. Jax would keep half a dozen
+# arrays of each, to be written and read: twice as much for a block, in all.
 _again = partial(jax.checkpoint, prevent_cse=False)
 
 
