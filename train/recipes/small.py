@@ -13,7 +13,7 @@ def tiny(known: Known = IMAGENET) -> Recipe:
 
     python -m train.jax --config tiny
 
-    Hardware: 2 cores of an AMD EPYC. Time: 27 s. Held-out accuracy: 95.8 % (seed 0).
+    Hardware: 2 cores of an AMD EPYC. Time: 30 s. Held-out accuracy: 97.2 % (seed 0).
     """
     shape = ("patch_size=2", "width=64", "depth=4", "num_heads=4", "mlp_dim=256")
     return Recipe(
@@ -31,7 +31,7 @@ def tiny_labels(known: Known = IMAGENET) -> Recipe:
 
     python -m train.jax --config tiny_labels
 
-    Hardware: 2 cores of an AMD EPYC. Time: 25 s. Held-out AUROC: 0.998, the mean over labels (seed 0).
+    Hardware: 2 cores of an AMD EPYC. Time: 30 s. Held-out AUROC: 0.998, the mean over labels (seed 0).
     """
     return replace(tiny(known), task="labels")
 
@@ -41,7 +41,7 @@ def tiny_values(known: Known = IMAGENET) -> Recipe:
 
     python -m train.jax --config tiny_values
 
-    Hardware: 2 cores of an AMD EPYC. Time: 35 s. Held-out error: 0.70, R2 0.832 (seed 0).
+    Hardware: 2 cores of an AMD EPYC. Time: 35 s. Held-out error: 0.66, R2 0.853 (seed 0).
     """
     return replace(tiny(known), task="values")
 
