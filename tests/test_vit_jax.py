@@ -148,7 +148,7 @@ def test_the_fused_kernel_is_given_what_makes_it_the_same_function(side: int, mo
 
 @pytest.mark.parametrize("name", ["vit_s16", "vit_h14", "siglip_so400m14", "dinov2_s14_reg4"])
 def test_a_step_with_the_fused_kernel_is_lowered_for_nvidia(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """197, 257, 256 and 261 tokens; heads of 64, 80 and 72: what jax refuses, it refuses here."""
+    """197, 257, 256 and 1,374 tokens; heads of 64, 80 and 72: what jax refuses, it refuses here."""
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
     config = vit_spec.get(name, depth=2, width=vit_spec.get(name).head_dim * 2, num_heads=2, mlp_dim=16)
     model = vit_jax.ViT(config, vit_jax.Execution(dtype=jnp.bfloat16, attention="cudnn"))
