@@ -26,7 +26,7 @@ def topology(text: str) -> list[Any]:
     """Return the devices that a file describes, or that a TPU topology has."""
     from jax.experimental.topologies import get_topology_desc
 
-    if Path(text).exists():
+    if Path(text).is_file():
         described = {"topology": f"1x1x{DEVICES}", "target_config": Path(text).read_text(encoding="utf-8")}
         return list(get_topology_desc("", platform="cuda", **described).devices)
     return list(get_topology_desc(text, platform="tpu").devices)
@@ -72,7 +72,7 @@ def row(devices: list[Any], model: str, images: int, mesh: str, remat: str) -> s
     fused = "__cudnn$fmhaSoftmaxBackward" in text
     kept = planned.total - planned.state - (planned.memory.get("attention weights", 0) if fused else 0)
     sent = ["-", "-"]
-    if devices[0].platform == "gpu":  # a TPU's compiler turns collectives into loops of its own
+    if devices[0].platform == "gpu":  # a TPU's compiler writes collectives in forms that are not read
         moved = sum(program(step, sizes).transfers.values())
         sent = [f"{moved / 2**20:.1f} MiB", f"{moved / sum(planned.transfers.values()):.4f}"]
     cells = [
@@ -96,6 +96,8 @@ def main() -> None:
     parser.add_argument("--model", default="vit_b16")
     parser.add_argument("--images", type=int, default=128, help="of each device")
     given = parser.parse_args()
+    if not Path(given.devices).is_file() and ":" not in given.devices:
+        parser.error(f"{given.devices!r} is no file, and no topology such as v5e:2x4")
     os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}  # of what is not here nothing is to be looked for
     devices = topology(given.devices)
     what = f"{len(devices)} x {devices[0].device_kind}, {given.model}, {given.images} images a device, bfloat16"

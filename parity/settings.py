@@ -141,7 +141,7 @@ def strict() -> Iterator[None]:
     """Set all that can be set at run time to its strict value in both frameworks, and restore it at the end.
 
     Algorithms that have no deterministic form run all the same, with PyTorch's own warning; on a GPU PyTorch refuses them,
-    where CUBLAS_WORKSPACE_CONFIG is set or nothing ran on it yet.
+    where CUBLAS_WORKSPACE_CONFIG is set or nothing ran on it yet; it is set then, and stays, since cuBLAS reads it once.
     """
     jax, torch = _imported("jax"), _imported("torch")
     with ExitStack() as stack:

@@ -88,6 +88,23 @@ def test_strict_sets_what_was_careless_in_torch_and_restores_it(name: str, carel
     assert (before[name], during[name], after[name]) == (careless, careful, careless)
 
 
+@pytest.mark.parametrize(
+    ("set_before", "in_use", "warns"), [(True, True, False), (False, False, False), (False, True, True)]
+)
+def test_on_a_gpu_only_products_that_cannot_repeat_let_others_warn(
+    set_before: bool, in_use: bool, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if not set_before:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: in_use)
+    with strict():
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() is warns
+
+
 def test_strict_restores_after_an_exception() -> None:
     torch = pytest.importorskip("torch")
     with loose(torch):

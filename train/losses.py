@@ -20,7 +20,7 @@ def loss_and_score(task: Task, outputs: Array, targets: Array, *, sigmoid: bool 
     """
     x = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
     if task == "classes":
-        # A product, and not a lookup: what leads back from one is a scatter, slow on GPU and TPU.
+        # A product for both: the gradient of a lookup would be a scatter.
         wanted = jax.nn.one_hot(targets, x.shape[1], dtype=x.dtype) if targets.ndim == 1 else targets
         loss = _entropy(x, wanted).mean(1) if sigmoid else jax.nn.logsumexp(x, axis=1) - (wanted * x).sum(1)
         return loss, (x.argmax(1) == wanted.argmax(1)).astype(x.dtype)  # the shares sum to 1

@@ -165,8 +165,9 @@ def _at_work(s: _Setting) -> int:
     """
     c, tensor = s.config, s.sizes["tensor"]
     gates = 2 if c.mlp.activation == "swiglu" else 1
-    ff = c.mlp_dim // tensor
-    gone_through = s.tokens * (6 * c.width * _summed(s) + (gates + 1) * ff * s.narrow)
+    inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
+    normed = 2 * (c.width + (inner if c.attention.qk_norm else 0))
+    gone_through = s.tokens * (3 * normed * _summed(s) + (gates + 1) * ff * s.narrow)
     gradients = s.tokens * (4 * c.width + 2 * gates * ff) * s.narrow
     scores = c.num_heads // tensor * s.tokens**2 * _summed(s)
     return _block(s, "none") + gone_through + _weights(s) + gradients + scores

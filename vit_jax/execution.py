@@ -17,8 +17,8 @@ class Execution:
     attention: "explicit" writes the products and the softmax out; "cudnn" is the fused kernel of NVIDIA GPUs from Ampere
         on, for half precision; "auto" takes it where it serves.  The fused kernel has no attention dropout.  The single
         query of a pooling is always written out.
-    remat: what a block keeps for the backward pass: "none" recomputes nothing, "dots" keeps the matrix products of
-        weights and recomputes the rest, "full" keeps a block's input alone.
+    remat: what a block keeps for the backward pass: "none" recomputes norms and activations alone, "dots" keeps the
+        matrix products of weights and recomputes the rest, "full" keeps a block's input alone.
     unroll: blocks in one iteration of the scan; more compile longer and may run faster.
     """
 

@@ -21,8 +21,8 @@ from vit_spec.laws import TRUNCATED_STD
 Shape = tuple[int, ...]
 Tables = tuple[np.ndarray, ...]
 
-# Of a norm or an activation the backward pass is left what enters, and computes the rest again. Jax would keep half a dozen
-# arrays of each, to be written and read: twice as much for a block, in all.
+# Of a norm, an activation or a rounding the backward pass is left what enters, and computes the rest again. Jax would keep
+# up to half a dozen arrays of each, to be written and read: twice as much for a block, in all.
 _again = partial(jax.checkpoint, prevent_cse=False)
 
 
@@ -153,7 +153,8 @@ def in_rows(x: Array) -> Array:
     """Hold tokens (B, T, width) in memory as they are written, width last.
 
     The compiler of jax 0.12 would lay them out by images on GPUs, for the sum over images that is the gradient of learned
-    positions, and turn them around at every norm; those before it do not (and would gather images that a mesh splits).
+    positions, and turn them around at every norm; those before it do not (and that of 0.10, told so, gathers
+    images that a mesh splits).
     """
     turned = jax.__version_info__ >= (0, 12) and _device().platform == "gpu"
     return with_layout_constraint(x, Layout((0, 1, 2))) if turned else x
@@ -172,7 +173,7 @@ def attention(part: Part, q: Array, k: Array, v: Array, rate: float, train: bool
         raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
     half = q.dtype in (jnp.bfloat16, jnp.float16)
     served = half and d % 8 == 0 and d <= 128 and not (rate and train) and runs_cudnn(_device())
-    among_themselves = q.shape[1] == k.shape[1]  # and no pooling's single query, for which a kernel is not worth its start
+    among_themselves = q.shape[1] == k.shape[1]  # and no pooling's single query, whose gradient jax refuses
     if among_themselves and (kind == "cudnn" or (kind == "auto" and served)):
         return _fused(q, k, v, scale)
     # Heads go ahead of tokens, and the softmax divides after the second product, where there is less to divide: on CPU
