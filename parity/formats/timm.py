@@ -48,7 +48,8 @@ def settings(evidence: Evidence) -> Fields:
         raise InputError(
             "its MLPs have no biases (timm's proj_bias=False), for which ViTConfig has no word: it cannot be read"
         )
-    return timm_arguments.fields(evidence)
+    config = evidence.notes.get("config.json", {})
+    return timm_arguments.fields(config, evidence.sizes["rgb"]) if "architecture" in config else {}
 
 
 def likely(evidence: Evidence) -> Fields:
