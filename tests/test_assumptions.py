@@ -41,7 +41,7 @@ def bare(tmp_path: Path, state: dict[str, Any]) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, state: dict[str, Any]) -> Path:
     """A folder as timm writes it, without notes of ours."""
-    parity.save(f"{tmp_path / 'timm'}/", state, CONFIG, "torch", to="timm")
+    parity.write(parity.Checkpoint(CONFIG, "torch", state), f"{tmp_path / 'timm'}/", "timm")
     weights = tmp_path / "timm/model.safetensors"
     save_file(load_file(weights), weights, {"format": "pt"})
     return tmp_path / "timm"
@@ -191,7 +191,7 @@ def test_a_config_of_no_library_is_not_passed_over(bare: Path) -> None:
 
 
 def test_a_config_that_contradicts_what_was_written_with_the_weights_is_refused(tmp_path: Path, state: Any) -> None:
-    parity.save(f"{tmp_path / 'timm'}/", state, CONFIG, "torch", to="timm")
+    parity.write(parity.Checkpoint(CONFIG, "torch", state), f"{tmp_path / 'timm'}/", "timm")
     assert parity.load(tmp_path / "timm").config == CONFIG
     with pytest.raises(InputError, match="says num_heads=6, the config among its weights 3"):
         parity.load(argued(tmp_path / "timm", num_heads=6))
