@@ -64,7 +64,7 @@ Every key is a parameter, or is ignored for a stated reason, or is an error.
 
 ```python
 model = vit_torch.load("vit.pth", format="timm", given={{"norms.eps": 1e-5, "num_heads": 6}})
-model = vit_torch.load("vit/", num_classes=10, image_size=384)  # a new head, resampled positions: parity.SurgeryWarning says so
+model = vit_torch.load("vit/", num_classes=10, image_size=384)  # parity.SurgeryWarning: a new head, resampled positions
 ```
 
 A table of constants in a file (fixed sinusoids, rotary periods) must be the one that is computed here. A table of lower
