@@ -1,0 +1,359 @@
+"""timm's Vision Transformers: every architecture, and arguments that change the function but not always the keys."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.goldens.peers import float64, seeded  # noqa: I001  # ahead of timm: it mends torchvision
+import timm
+from timm.layers import GELUTanh, QuickGELU
+from timm.layers.create_act import _ACT_LAYER_DEFAULT
+from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
+from timm.models import list_models, save_for_hf
+from timm.models import vision_transformer as vit
+
+from tests.peers.zoo.judging import Other, Peer, Property
+from tests.peers.zoo.noise import perturb, uninitialised
+
+VERSION = timm.__version__
+MODULES = (
+    "vision_transformer",
+    "eva",
+    "deit",
+    "beit",
+    "naflexvit",
+    "vision_transformer_hybrid",  # these three for their keys, which might be taken for a plain ViT's
+    "vision_transformer_relpos",
+    "vision_transformer_sam",
+)
+_TOKENS = 1100  # of larger images a smaller grid is taken: attention scores take time and tell nothing more
+_VAST = r"_[1357]b_|enormous|gigantic"  # over 60 million parameters a block
+
+
+def architectures() -> list[str]:
+    """Return the names of every architecture whose block fits into memory many times over."""
+    names = [name for module in MODULES for name in list_models(module=module)]
+    return [name for name in names if not re.search(_VAST, name)]
+
+
+def peer(architecture: str, **options: Any) -> Peer:
+    """Return an architecture with arguments of its class, one block deep unless they say otherwise."""
+    label = " ".join([architecture, *(f"{key}={value!r}" for key, value in options.items())])
+    model = _model(architecture, options, label)
+    images = seeded(f"{label} images").standard_normal((1, model.in_chans, *size(model)))
+    return Peer(label, model, images, lambda module, pixels: module(pixels), PROPERTIES)
+
+
+def _model(architecture: str, options: dict[str, Any], label: str) -> nn.Module:
+    if "sapiens2" in architecture:  # it lists the heads of keys and values block by block
+        options = {"num_kv_heads": (6,), "num_heads": 12, **options}
+    with float64(), uninitialised():
+        model = timm.create_model(architecture, **{"depth": 1, **options}).eval()
+        if "img_size" not in options and _tokens(model) > _TOKENS:
+            ph, pw = model.patch_embed.patch_size
+            model = timm.create_model(architecture, **{"depth": 1, **options, "img_size": (16 * ph, 16 * pw)}).eval()
+    perturb(model, label)
+    return model
+
+
+def _tokens(model: nn.Module) -> int:
+    return getattr(getattr(model, "patch_embed", None), "num_patches", 0)
+
+
+def size(model: nn.Module) -> tuple[int, int]:
+    """Return height and width of a model's images."""
+    own = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    return tuple(own or model.pretrained_cfg["input_size"][1:])
+
+
+def patch(architecture: str) -> int:
+    """Return the side of an architecture's patches."""
+    found = re.search(r"patch(\d+)", architecture)
+    return int(found[1]) if found else 16
+
+
+# Saved ----------------------------------------------------------------------------------------------------------------
+
+
+def folder(one: Peer, path: Path) -> Path:
+    """Save a model as timm does for a hub, and return the folder."""
+    save_for_hf(one.model, path, safe_serialization=True)
+    return path
+
+
+def bare(one: Peer, path: Path) -> Path:
+    """Save a state dict alone, and return the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(one.model.state_dict(), path)
+    return path
+
+
+# What tensors do not tell --------------------------------------------------------------------------------------------
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": GELUTanh,
+    "quick_gelu": QuickGELU,
+    "relu": nn.ReLU,
+    "none": nn.Identity,
+}
+_POOLS = {"token": "token", "avg": "mean", "map": "attention", "": "none"}
+
+
+def _attention(model: nn.Module) -> nn.Module:
+    return model.blocks[0].attn
+
+
+def _eps(model: nn.Module) -> Any:
+    found = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}
+    return found.pop() if len(found) == 1 else Other(f"eps of {found}")
+
+
+def _assume_eps(model: nn.Module, value: float) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = value
+
+
+def _activation(model: nn.Module) -> Any:
+    kind = type(model.blocks[0].mlp.act)
+    if type(model.blocks[0].mlp).__name__ in ("GluMlp", "SwiGLU"):
+        return "swiglu" if kind is nn.SiLU else Other(f"gate of {kind.__name__}")
+    names = [name for name, layer in _ACTIVATIONS.items() if issubclass(kind, layer)]
+    return names[0] if names else Other(kind.__name__)
+
+
+def _assume_activation(model: nn.Module, value: str) -> None:
+    for name, module in model.named_modules():
+        if name.endswith("mlp"):
+            module.act = nn.SiLU() if value == "swiglu" else _ACTIVATIONS[value]()
+
+
+def _pool(model: nn.Module) -> Any:
+    pool = _POOLS.get(model.global_pool, Other(model.global_pool))
+    if getattr(model, "pool_include_prefix", False) and model.num_prefix_tokens and pool in ("mean", "attention"):
+        return Other(f"{pool} with prefix tokens")
+    return pool
+
+
+def _assume_pool(model: nn.Module, value: str) -> None:
+    model.global_pool = {ours: theirs for theirs, ours in _POOLS.items()}[value]
+    model.attn_pool = model.attn_pool if value == "attention" else None
+    model.pool_include_prefix = False
+
+
+def _rotary(model: nn.Module) -> Any:
+    rope = getattr(model, "rope", None)
+    if rope is None:
+        return "none"
+    if (
+        isinstance(rope, RotaryEmbeddingDinoV3)
+        and rope.rotate_half
+        and _attention(model).rotate_half
+        and (rope.grid_offset, rope.grid_indexing) == (0, "ij")
+    ):
+        return "dinov3"
+    return Other(type(rope).__name__)
+
+
+def _assume_rotary(model: nn.Module, value: str) -> None:
+    if value == "none":
+        model.rope, model.rope_mixed = None, False
+        return
+    heads = _attention(model).num_heads
+    model.rope_mixed = False
+    model.rope = RotaryEmbeddingDinoV3(model.embed_dim // heads, feat_shape=model.patch_embed.grid_size)
+    model.dynamic_img_size = False
+    model.patch_embed.output_fmt, model.patch_embed.flatten = None, True
+    for block in model.blocks:
+        block.attn.rotate_half = True
+
+
+def _base(model: nn.Module) -> Any:
+    return float(getattr(getattr(model, "rope", None), "temperature", None) or 100.0)
+
+
+def _assume_base(model: nn.Module, value: float) -> None:
+    if isinstance(rope := getattr(model, "rope", None), RotaryEmbeddingDinoV3):
+        rope.temperature = value
+        rope.reset_parameters()
+
+
+def _assume_heads(model: nn.Module, value: int) -> None:
+    for name, module in model.named_modules():
+        if name.endswith(("attn", "attn_pool")):
+            module.num_heads, module.head_dim = value, model.embed_dim // value
+            module.scale = module.head_dim**-0.5
+
+
+def _order(model: nn.Module) -> Any:
+    kind = type(model.blocks[0]).__name__
+    return "pre" if kind in ("Block", "EvaBlock") else Other(kind)
+
+
+def _assume_order(model: nn.Module, value: str) -> None:
+    for block in model.blocks:
+        block.forward = lambda x, rope=None, attn_mask=None, is_causal=False, block=block: _pre_norm(block, x, rope)
+
+
+def _pre_norm(block: nn.Module, x: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
+    x = x + block.attn(block.norm1(x), **({} if rope is None else {"rope": rope}))
+    return x + block.mlp(block.norm2(x))
+
+
+def _covers(model: nn.Module) -> Any:
+    return "none" if getattr(model, "no_embed_class", False) else "all"
+
+
+PROPERTIES = {
+    "norms.eps": Property(_eps, _assume_eps),
+    "mlp.activation": Property(_activation, _assume_activation),
+    "head.pool": Property(_pool, _assume_pool),
+    "num_heads": Property(lambda model: _attention(model).num_heads, _assume_heads),
+    "positions.rotary": Property(_rotary, _assume_rotary),
+    "positions.rotary_base": Property(_base, _assume_base),
+    "norms.order": Property(_order, _assume_order),
+    "positions.covers": Property(_covers),
+    "positions.kind": Property(lambda model: "none" if model.pos_embed is None else "learned"),
+    "image_size": Property(size),
+    "patch_size": Property(lambda model: tuple(model.patch_embed.patch_size)),
+    "in_channels": Property(lambda model: model.in_chans),
+}
+
+
+# Arguments at random -------------------------------------------------------------------------------------------------
+
+_VITS = (
+    "vit_tiny_patch16_224",
+    "vit_small_patch16_224",
+    "vit_wee_patch16_reg1_gap_256",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_xsmall_patch16_clip_224",
+    "vit_medium_patch16_gap_256",
+    "vit_base_patch16_siglip_224",
+    "flexivit_small",
+    "deit_tiny_distilled_patch16_224",
+    "deit3_small_patch16_224",
+)
+_EVAS = (
+    "vit_small_patch16_dinov3",
+    "vit_tiny_patch16_dinov3_qkvb",
+    "vit_small_plus_patch16_dinov3",
+    "vit_small_patch16_lingbot",
+    "eva02_tiny_patch14_224",
+    "vit_pe_core_tiny_patch16_384",
+    "vit_pe_spatial_tiny_patch16_512",
+    "vit_small_patch16_rope_224",
+    "vit_small_patch16_rope_ape_224",
+    "vit_small_patch16_rope_mixed_224",
+)
+_NAFLEX = ("naflexvit_base_patch16_gap", "naflexvit_base_patch16_map", "naflexvit_base_patch16_siglip")
+_NORMS = ("layernorm", "layernormfp32", "rmsnorm", "rmsnormfp32", "simplenorm")
+
+_COMMON: dict[str, tuple[Any, ...]] = {
+    "num_heads": (1, 2, 3, 4, 6, 8, 12),
+    "mlp_ratio": (1.7, 2.5, 3.3, 4.9),
+    "qkv_bias": (True, False),
+    "qk_norm": (True, False),
+    "init_values": (None, 1e-5, 0.3),
+    "class_token": (True, False),
+    "no_embed_class": (True, False),
+    "num_classes": (0, 1, 7, 1000),
+    "in_chans": (1, 2, 4, 5),
+    "patch_size": (4, 8, 12, 14, 16, (8, 16)),
+    "dynamic_img_size": (True, False),
+    "drop_path_rate": (0.1,),
+}
+_OF_VIT: dict[str, tuple[Any, ...]] = {
+    **_COMMON,
+    "global_pool": ("", "avg", "avgmax", "max", "token", "map", "prr"),
+    "pool_include_prefix": (True, False),
+    "act_layer": tuple(_ACT_LAYER_DEFAULT),
+    "norm_layer": _NORMS,
+    "embed_norm_layer": _NORMS,
+    "attn_layer": ("attn", "diff"),
+    "scale_attn_norm": (True,),
+    "scale_mlp_norm": (True,),
+    "proj_bias": (False,),
+    "pos_embed": ("learn", "none", ""),
+    "reg_tokens": (0, 1, 3, 4),
+    "pre_norm": (True, False),
+    "final_norm": (True, False),
+    "fc_norm": (True, False),
+    "dynamic_img_pad": (True,),
+    "block_fn": (vit.ResPostBlock, vit.ParallelScalingBlock, vit.ParallelThingsBlock, vit.DiffParallelScalingBlock),
+    "use_naflex": (True,),
+}
+_OF_EVA: dict[str, tuple[Any, ...]] = {
+    **_COMMON,
+    "global_pool": ("", "avg", "avgmax", "max", "token", "map"),
+    "qkv_fused": (True, False),
+    "swiglu_mlp": (True, False),
+    "swiglu_align_to": (0, 8),
+    "scale_mlp": (True, False),
+    "scale_attn_inner": (True, False),
+    "attn_type": ("eva", "rope"),
+    "attn_only_layer_scale": (True,),
+    "num_reg_tokens": (0, 1, 4),
+    "num_kv_heads": (1,),
+    "use_abs_pos_emb": (True, False),
+    "use_rot_pos_emb": (True, False),
+    "rope_type": ("cat", "mixed", "dinov3", "mrope"),
+    "rope_grid_offset": (0.5, 1.0),
+    "rope_grid_indexing": ("ij", "xy"),
+    "rope_temperature": (10.0, 37.5, 10000.0),
+    "rope_rotate_half": (True, False),
+    "rope_shift_coords": (0.2,),
+    "ref_feat_shape": ((7, 9),),
+    "use_post_norm": (True, False),
+    "use_pre_transformer_norm": (True, False),
+    "use_post_transformer_norm": (True, False),
+    "use_fc_norm": (True, False),
+    "attn_pool_num_heads": (3,),
+    "attn_pool_mlp_ratio": (2.0,),
+    "dynamic_img_pad": (True,),
+    "use_naflex": (True,),
+}
+_OF_NAFLEX: dict[str, tuple[Any, ...]] = {
+    "global_pool": ("avg", "map", "token", "max"),
+    "class_token": (True, False),
+    "reg_tokens": (0, 1, 4),
+    "pos_embed": ("learned", "factorized", "none"),
+    "rope_type": ("axial", "dinov3"),
+    "embed_proj_type": ("conv", "linear"),
+    "num_heads": (6, 8, 12),
+    "act_layer": ("gelu", "mish", "silu"),
+    "pos_embed_grid_size": ((14, 14), (9, 12)),
+}
+
+
+def drawn(seed: int) -> tuple[str, dict[str, Any]]:
+    """Return a random architecture with one to four random arguments; timm itself refuses some of the combinations."""
+    rng = np.random.default_rng([seed, 15])
+    names, options = ((_VITS, _OF_VIT), (_EVAS, _OF_EVA), (_VITS, _OF_VIT), (_EVAS, _OF_EVA), (_NAFLEX, _OF_NAFLEX))[
+        rng.integers(5)
+    ]
+    architecture = names[rng.integers(len(names))]
+    chosen = rng.choice(list(options), rng.integers(1, 5), replace=False)
+    found = {str(key): options[key][rng.integers(len(options[key]))] for key in chosen}
+    if rng.random() < 0.5 and names is not _NAFLEX:
+        side = found.get("patch_size", patch(architecture))
+        ph, pw = side if isinstance(side, tuple) else (side, side)
+        found["img_size"] = (int(rng.integers(2, 7)) * ph, int(rng.integers(2, 7)) * pw)
+    return architecture, found
+
+
+# Cases ---------------------------------------------------------------------------------------------------------------
+
+
+def cases(one: Peer, path: Path) -> Iterator[tuple[str, Path, bool]]:
+    """Save a model in each way; yield the way, what was written, and whether it is a state dict alone."""
+    with contextlib.suppress(ValueError):  # arguments that JSON cannot say
+        yield "folder", folder(one, path / "folder"), False
+    yield "bare", bare(one, path / "bare" / "model.pth"), True
