@@ -79,7 +79,11 @@ def main() -> None:
             run("transformers, drawn", of_transformers, *of_transformers.drawn(seed), note=f"#{seed} ")
     print("\n| checkpoints | right | assumed | refused | impossible | WRONG |\n| --- | --- | --- | --- | --- | --- |")
     for group, counts in totals.items():
-        print(f"| {group} | " + " | ".join(str(counts[v]) for v in ("right", "assumed", "refused", "impossible", WRONG)) + " |")
+        print(
+            f"| {group} | "
+            + " | ".join(str(counts[v]) for v in ("right", "assumed", "refused", "impossible", WRONG))
+            + " |"
+        )
     print(f"\n{time.process_time() - start:.0f} CPU seconds", file=sys.stderr)
     sys.exit(any(counts[WRONG] for counts in totals.values()))
 

@@ -28,7 +28,9 @@ from tests.goldens.golden import Array
 from tests.goldens.peers import float64
 from tests.peers.proof import relrms
 from vit_spec import InputError
+from vit_spec.config import FIELDS
 
+USUAL = "as in most models"  # the true value of a property in words, where what is assumed of it always holds
 RIGHT, REFUSED, ASSUMED, WRONG = "right", "refused", "assumed", "WRONG"
 
 # Fields that leave outputs at the model's own image size alone.
@@ -46,7 +48,8 @@ class Other:
 class Property:
     """Something that tensors do not tell of a model.
 
-    truth: the value that a live model has, as `ViTConfig` spells it, or an `Other`.
+    truth: the value that a live model has, as `ViTConfig` spells it, or an `Other`; of a property that `ViTConfig` lacks,
+        which is assumed in words, `USUAL` or an `Other`.
     assume: changes a live model to compute as an assumed value says; None where that is not needed, because every true
         value can be given to `load`.
     """
@@ -133,9 +136,9 @@ def _explained(peer: Peer, path: Path, reading: _Reading) -> tuple[str, str]:
     if unknown := [name for name in acting if name not in peer.properties]:
         return WRONG, f"this harness cannot try the assumption {', '.join(unknown)}"
     truths = {name: peer.properties[name].truth(peer.model) for name in acting}
-    false = {name: value for name, value in acting.items() if truths[name] != value}
+    false = {name: value for name, value in acting.items() if truths[name] not in (value, USUAL)}
     told = ", ".join(f"{name}={value!r} for {_word(truths[name])}" for name, value in false.items())
-    given = {name: truths[name] for name in acting if not isinstance(truths[name], Other)}
+    given = {name: truths[name] for name in acting if name in FIELDS and not isinstance(truths[name], Other)}
     changed = {name: value for name, value in false.items() if isinstance(truths[name], Other)}
     try:
         found = _read(path, peer.images, given).outputs

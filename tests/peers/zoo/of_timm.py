@@ -18,7 +18,7 @@ from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
 from timm.models import list_models, save_for_hf
 from timm.models import vision_transformer as vit
 
-from tests.peers.zoo.judging import Other, Peer, Property
+from tests.peers.zoo.judging import USUAL, Other, Peer, Property
 from tests.peers.zoo.noise import perturb, uninitialised
 
 VERSION = timm.__version__
@@ -124,7 +124,7 @@ def _assume_eps(model: nn.Module, value: float) -> None:
 def _activation(model: nn.Module) -> Any:
     kind = type(model.blocks[0].mlp.act)
     if type(model.blocks[0].mlp).__name__ in ("GluMlp", "SwiGLU"):
-        return "swiglu" if kind is nn.SiLU else Other(f"gate of {kind.__name__}")
+        return "swiglu"
     names = [name for name, layer in _ACTIVATIONS.items() if issubclass(kind, layer)]
     return names[0] if names else Other(kind.__name__)
 
@@ -132,14 +132,22 @@ def _activation(model: nn.Module) -> Any:
 def _assume_activation(model: nn.Module, value: str) -> None:
     for name, module in model.named_modules():
         if name.endswith("mlp"):
-            module.act = nn.SiLU() if value == "swiglu" else _ACTIVATIONS[value]()
+            module.act = _ACTIVATIONS[value]()
+
+
+def _gate(model: nn.Module) -> Any:
+    mlp = model.blocks[0].mlp
+    usual = type(mlp.act) is nn.SiLU and not getattr(mlp, "gate_last", False)
+    return USUAL if usual else Other(f"{type(mlp.act).__name__}, gate_last={getattr(mlp, 'gate_last', False)}")
+
+
+def _assume_gate(model: nn.Module, value: str) -> None:
+    for block in model.blocks:
+        block.mlp.act, block.mlp.gate_last = nn.SiLU(), False
 
 
 def _pool(model: nn.Module) -> Any:
-    pool = _POOLS.get(model.global_pool, Other(model.global_pool))
-    if getattr(model, "pool_include_prefix", False) and model.num_prefix_tokens and pool in ("mean", "attention"):
-        return Other(f"{pool} with prefix tokens")
-    return pool
+    return _POOLS.get(model.global_pool, Other(model.global_pool))
 
 
 def _assume_pool(model: nn.Module, value: str) -> None:
@@ -148,29 +156,51 @@ def _assume_pool(model: nn.Module, value: str) -> None:
     model.pool_include_prefix = False
 
 
+def _mean(model: nn.Module) -> Any:
+    prefix = getattr(model, "pool_include_prefix", False) and model.num_prefix_tokens and model.global_pool != "token"
+    return Other("of the prefix tokens too") if prefix else USUAL
+
+
+def _assume_mean(model: nn.Module, value: str) -> None:
+    model.pool_include_prefix = False
+
+
+def _latent(model: nn.Module) -> Any:
+    heads = model.attn_pool.num_heads
+    prefix = model.num_prefix_tokens if getattr(model, "pool_include_prefix", type(model).__name__ == "Eva") else 0
+    usual = heads == _attention(model).num_heads and not prefix and hasattr(model.attn_pool, "latent")
+    return USUAL if usual else Other(f"{type(model.attn_pool).__name__} of {heads} heads, over {prefix} prefix tokens")
+
+
+def _assume_latent(model: nn.Module, value: str) -> None:
+    pool, prefix = model.attn_pool, model.num_prefix_tokens
+    pool.num_heads, pool.head_dim = _attention(model).num_heads, model.embed_dim // _attention(model).num_heads
+    pool.scale = pool.head_dim**-0.5
+    model.pool = lambda x, pool_type=None: pool(x[:, prefix:])
+
+
 def _rotary(model: nn.Module) -> Any:
     rope = getattr(model, "rope", None)
-    if rope is None:
-        return "none"
-    if (
-        isinstance(rope, RotaryEmbeddingDinoV3)
-        and rope.rotate_half
-        and _attention(model).rotate_half
-        and (rope.grid_offset, rope.grid_indexing) == (0, "ij")
-    ):
-        return "dinov3"
-    return Other(type(rope).__name__)
+    return "none" if rope is None else "dinov3" if isinstance(rope, RotaryEmbeddingDinoV3) else Other(type(rope).__name__)
+
+
+def _rotation(model: nn.Module) -> Any:
+    rope = getattr(model, "rope", None)
+    if not isinstance(rope, RotaryEmbeddingDinoV3):
+        return USUAL  # of which `_rotary` tells
+    settings = (rope.rotate_half, _attention(model).rotate_half, rope.grid_offset, rope.grid_indexing)
+    return (
+        USUAL if settings == (True, True, 0, "ij") else Other(f"rotate_half, grid_offset, grid_indexing = {settings[1:]}")
+    )
 
 
 def _assume_rotary(model: nn.Module, value: str) -> None:
+    model.rope_mixed, base = False, _base(model)
+    model.rope = None
     if value == "none":
-        model.rope, model.rope_mixed = None, False
         return
-    heads = _attention(model).num_heads
-    model.rope_mixed = False
-    model.rope = RotaryEmbeddingDinoV3(model.embed_dim // heads, feat_shape=model.patch_embed.grid_size)
-    model.dynamic_img_size = False
-    model.patch_embed.output_fmt, model.patch_embed.flatten = None, True
+    grid, width = model.patch_embed.grid_size, model.embed_dim // _attention(model).num_heads
+    model.rope = RotaryEmbeddingDinoV3(width, temperature=base, feat_shape=None if model.dynamic_img_size else grid)
     for block in model.blocks:
         block.attn.rotate_half = True
 
@@ -194,7 +224,7 @@ def _assume_heads(model: nn.Module, value: int) -> None:
 
 def _order(model: nn.Module) -> Any:
     kind = type(model.blocks[0]).__name__
-    return "pre" if kind in ("Block", "EvaBlock") else Other(kind)
+    return USUAL if kind in ("Block", "EvaBlock") else Other(kind)
 
 
 def _assume_order(model: nn.Module, value: str) -> None:
@@ -218,7 +248,13 @@ PROPERTIES = {
     "num_heads": Property(lambda model: _attention(model).num_heads, _assume_heads),
     "positions.rotary": Property(_rotary, _assume_rotary),
     "positions.rotary_base": Property(_base, _assume_base),
-    "norms.order": Property(_order, _assume_order),
+    "rotation": Property(_rotation, _assume_rotary),
+    "order of a block": Property(_order, _assume_order),
+    "gate of an MLP": Property(_gate, _assume_gate),
+    "attention pooling": Property(_latent, _assume_latent),
+    "a pool that is a mean": Property(_mean, _assume_mean),
+    "attention.scale": Property(lambda model: None),
+    "attention.value_skip": Property(lambda model: False),
     "positions.covers": Property(_covers),
     "positions.kind": Property(lambda model: "none" if model.pos_embed is None else "learned"),
     "image_size": Property(size),

@@ -16,7 +16,7 @@ import transformers
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
-from tests.peers.zoo.judging import Other, Peer, Property
+from tests.peers.zoo.judging import USUAL, Other, Peer, Property
 from tests.peers.zoo.noise import perturb, uninitialised
 
 logging.disable_progress_bar()
@@ -67,7 +67,11 @@ def _patches(model: nn.Module, pixels: Tensor) -> Tensor:
     side = vision(model).patch_size
     batch, channels, height, width = pixels.shape
     rows, columns = height // side, width // side
-    flat = pixels.reshape(batch, channels, rows, side, columns, side).permute(0, 2, 4, 3, 5, 1).reshape(batch, rows * columns, -1)
+    flat = (
+        pixels.reshape(batch, channels, rows, side, columns, side)
+        .permute(0, 2, 4, 3, 5, 1)
+        .reshape(batch, rows * columns, -1)
+    )
     mask = torch.ones(batch, rows * columns, dtype=torch.long)
     out = model(flat, pixel_attention_mask=mask, spatial_shapes=torch.tensor([[rows, columns]] * batch))
     return out.logits if hasattr(out, "logits") else out.pooler_output
@@ -248,8 +252,26 @@ def _assume_eps(model: nn.Module, value: float) -> None:
 def _activation(model: nn.Module) -> Any:
     config = vision(model)
     if getattr(config, "use_swiglu_ffn", False) or getattr(config, "use_gated_mlp", False):
-        return "swiglu" if config.hidden_act in ("silu", "swish") else Other(f"gate of {config.hidden_act}")
+        return "swiglu"
     return _ACTIVATIONS.get(config.hidden_act, Other(config.hidden_act))
+
+
+def _gate(model: nn.Module) -> Any:
+    act = vision(model).hidden_act
+    return USUAL if act in ("silu", "swish") or not getattr(vision(model), "use_gated_mlp", False) else Other(act)
+
+
+def _assume_gate(model: nn.Module, value: str) -> None:
+    _assume_activation(model, "silu")
+
+
+def _pooler(model: nn.Module) -> Any:
+    act = getattr(model.config, "pooler_act", "tanh")
+    return USUAL if act == "tanh" else Other(act)
+
+
+def _assume_pooler(model: nn.Module, value: str) -> None:
+    model.pooler.activation = nn.Tanh()
 
 
 def _assume_activation(model: nn.Module, value: str) -> None:
@@ -268,7 +290,11 @@ PROPERTIES = {
     "mlp.activation": Property(_activation, _assume_activation),
     "num_heads": Property(lambda model: vision(model).num_attention_heads),
     "positions.rotary_base": Property(_base),
+    "attention.scale": Property(lambda model: None),
+    "attention.value_skip": Property(lambda model: False),
     "image_size": Property(size),
+    "gate of an MLP": Property(_gate, _assume_gate),
+    "activation of the pooler": Property(_pooler, _assume_pooler),
 }
 
 
@@ -289,7 +315,12 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "attention_scale": (2.0,),
 }
 _MORE: dict[str, dict[str, tuple[Any, ...]]] = {
-    "ViT": {"qkv_bias": (False,), "pooler_act": ("relu", "tanh", "gelu"), "pooler_output_size": (100,), "encoder_stride": (8,)},
+    "ViT": {
+        "qkv_bias": (False,),
+        "pooler_act": ("relu", "tanh", "gelu"),
+        "pooler_output_size": (100,),
+        "encoder_stride": (8,),
+    },
     "DeiT": {"qkv_bias": (False,), "pooler_act": ("relu", "tanh", "gelu"), "pooler_output_size": (100,)},
     "Dinov2": {
         "qkv_bias": (False,),
