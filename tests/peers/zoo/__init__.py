@@ -4,3 +4,5 @@
 what they saved through public names and holds it to the library's own output in float64.  `tests/peers/test_zoo.py`
 takes one of each distinct configuration, `benchmarks/zoo.py` all of them.
 """
+
+import tests.goldens.peers  # noqa: F401  # mends torchvision, which both libraries import

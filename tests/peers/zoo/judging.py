@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -115,7 +114,7 @@ def judge(peer: Peer, path: Path, *, bare: bool) -> Outcome:
         reading = _read(path, peer.images)
     except InputError as error:
         return Outcome(WRONG if "\n" in str(error) else REFUSED, told=str(error).replace(str(path), "FILE"))
-    except Exception as error:  # noqa: BLE001  # any other is a finding, not a failure of this harness
+    except Exception as error:  # any other is a finding, not a failure of this harness
         return Outcome(WRONG, told=f"{type(error).__name__}: {error}")
     if peer.run is None:
         return Outcome(WRONG, reading.format, float("inf"), "another model was read as a ViT")
@@ -131,25 +130,35 @@ def judge(peer: Peer, path: Path, *, bare: bool) -> Outcome:
 
 
 def _explained(peer: Peer, path: Path, reading: _Reading) -> tuple[str, str]:
-    """Return whether what was assumed accounts for the whole difference, and which assumptions do not hold."""
-    acting = {name: value for name, value in reading.assumed.items() if not name.startswith(_ELSEWHERE)}
-    if unknown := [name for name in acting if name not in peer.properties]:
-        return WRONG, f"this harness cannot try the assumption {', '.join(unknown)}"
-    truths = {name: peer.properties[name].truth(peer.model) for name in acting}
-    false = {name: value for name, value in acting.items() if truths[name] not in (value, USUAL)}
-    told = ", ".join(f"{name}={value!r} for {_word(truths[name])}" for name, value in false.items())
-    given = {name: truths[name] for name in acting if name in FIELDS and not isinstance(truths[name], Other)}
-    changed = {name: value for name, value in false.items() if isinstance(truths[name], Other)}
-    try:
-        found = _read(path, peer.images, given).outputs
-    except InputError as error:  # the truth is refused: then hold the first reading to a model of which all is as assumed
-        if any(peer.properties[name].assume is None for name in false):
-            return WRONG, f"refuses the truth: {error}"
-        found, changed = reading.outputs, false
-    distance = _distance(found, peer.outputs(_changed(peer, changed)))
+    """Return whether what was assumed accounts for the whole difference, and which assumptions do not hold.
+
+    The true values are given; what a reading with these assumes in addition is given too, until nothing is added.
+    """
+    given: dict[str, Any] = {}
+    told: dict[str, str] = {}
+    found = reading
+    while True:
+        acting = {name: value for name, value in found.assumed.items() if not name.startswith(_ELSEWHERE)}
+        if unknown := [name for name in acting if name not in peer.properties]:
+            return WRONG, f"this harness cannot try the assumption {', '.join(unknown)}"
+        truths = {name: peer.properties[name].truth(peer.model) for name in acting}
+        false = {name: value for name, value in acting.items() if truths[name] not in (value, USUAL)}
+        told |= {name: f"{name}={value!r} for {_word(truths[name])}" for name, value in false.items()}
+        known = {name: truth for name, truth in truths.items() if name in FIELDS and not isinstance(truth, Other)}
+        if known.keys() <= given.keys():
+            break
+        given |= known
+        try:
+            found = _read(path, peer.images, given)
+        except InputError as error:  # the truth is refused: hold the first reading to a model of which all is as assumed
+            if any(peer.properties[name].assume is None for name in false):
+                return WRONG, f"refuses the truth, {given}: {error}"
+            found = reading
+            break
+    distance = _distance(found.outputs, peer.outputs(_changed(peer, false)))
     if distance <= FUNCTION:
-        return ASSUMED, told
-    return WRONG, f"{distance:.1e} remain when told that it is not {told or 'anything else'}"
+        return ASSUMED, ", ".join(told.values())
+    return WRONG, f"{distance:.1e} remain when told of {', '.join(told.values()) or 'nothing'}"
 
 
 def _word(truth: Any) -> str:

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
-
-from tests.goldens.peers import float64, seeded  # noqa: I001  # ahead of timm: it mends torchvision
 import timm
+import torch
 from timm.layers import GELUTanh, QuickGELU
 from timm.layers.create_act import _ACT_LAYER_DEFAULT
 from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
 from timm.models import list_models, save_for_hf
 from timm.models import vision_transformer as vit
+from torch import nn
 
+from tests.goldens.peers import float64, seeded  # ahead of timm: it mends torchvision
 from tests.peers.zoo.judging import USUAL, Other, Peer, Property
 from tests.peers.zoo.noise import perturb, uninitialised
 
@@ -33,6 +32,7 @@ MODULES = (
     "vision_transformer_sam",
 )
 _TOKENS = 1100  # of larger images a smaller grid is taken: attention scores take time and tell nothing more
+_OVER_LARGE = r"huge|giant|so400m"
 _VAST = r"_[1357]b_|enormous|gigantic"  # over 60 million parameters a block
 
 
@@ -51,13 +51,12 @@ def peer(architecture: str, **options: Any) -> Peer:
 
 
 def _model(architecture: str, options: dict[str, Any], label: str) -> nn.Module:
-    if "sapiens2" in architecture:  # it lists the heads of keys and values block by block
-        options = {"num_kv_heads": (6,), "num_heads": 12, **options}
+    chosen = {**_one_block(architecture), **options}
     with float64(), uninitialised():
-        model = timm.create_model(architecture, **{"depth": 1, **options}).eval()
+        model = timm.create_model(architecture, **chosen).eval()
         if "img_size" not in options and _tokens(model) > _TOKENS:
             ph, pw = model.patch_embed.patch_size
-            model = timm.create_model(architecture, **{"depth": 1, **options, "img_size": (16 * ph, 16 * pw)}).eval()
+            model = timm.create_model(architecture, **{**chosen, "img_size": (16 * ph, 16 * pw)}).eval()
     perturb(model, label)
     return model
 
@@ -137,7 +136,7 @@ def _assume_activation(model: nn.Module, value: str) -> None:
 
 def _gate(model: nn.Module) -> Any:
     mlp = model.blocks[0].mlp
-    usual = type(mlp.act) is nn.SiLU and not getattr(mlp, "gate_last", False)
+    usual = _activation(model) != "swiglu" or (type(mlp.act) is nn.SiLU and not getattr(mlp, "gate_last", False))
     return USUAL if usual else Other(f"{type(mlp.act).__name__}, gate_last={getattr(mlp, 'gate_last', False)}")
 
 
@@ -393,3 +392,116 @@ def cases(one: Peer, path: Path) -> Iterator[tuple[str, Path, bool]]:
     with contextlib.suppress(ValueError):  # arguments that JSON cannot say
         yield "folder", folder(one, path / "folder"), False
     yield "bare", bare(one, path / "bare" / "model.pth"), True
+
+
+def signature(architecture: str) -> tuple[Any, ...]:
+    """Return what a reader can see of an architecture and all that it cannot: equal for those that are one case to it."""
+    with torch.device("meta"):
+        model = timm.create_model(architecture, **_one_block(architecture))
+    told = []
+    for name, each in PROPERTIES.items():
+        if name not in _SIZES:
+            with contextlib.suppress(AttributeError):  # of a class that has no such thing
+                told.append((name, each.truth(model)))
+    keys = frozenset(key for key in model.state_dict() if ".backbone." not in key)
+    return type(model).__name__, keys, *told
+
+
+_SIZES = ("image_size", "patch_size", "in_channels", "num_heads")
+
+
+def _one_block(architecture: str) -> dict[str, Any]:
+    """Return the arguments that make an architecture one block deep."""
+    if found := re.search(r"(base|large|huge|giant)_patch16_sapiens2", architecture):
+        # It lists heads of keys and values block by block: in the first block as many as of queries.
+        return {"depth": 1, "num_kv_heads": ({"base": 12, "large": 16, "huge": 16, "giant": 24}[found[1]],)}
+    return {"depth": 1}
+
+
+# One architecture of each signature, the narrowest, up to large ones: `make test` goes through these.
+DISTINCT = tuple(
+    """
+    aimv2_large_patch14_224
+    beit3_base_patch16_224
+    eva_large_patch14_196
+    flexivit_small
+    test_vit
+    test_vit2
+    test_vit3
+    test_vit4
+    deit_tiny_patch16_224
+    vit_small_patch14_dinov2
+    vit_small_patch14_reg4_dinov2
+    vit_small_patch16_18x2_224
+    vit_base_patch16_224_miil
+    vit_xsmall_patch16_clip_224
+    vit_base_patch16_clip_quickgelu_224
+    vit_base_patch16_gap_224
+    vit_small_patch16_36x1_224
+    vit_base_patch16_radio_v3
+    vit_base_patch16_reg4_gap_256
+    vit_base_patch16_rpn_224
+    vit_base_patch16_siglip_224
+    vit_base_patch16_siglip_gap_224
+    vit_base_patch16_xp_224
+    vit_base_patch32_siglip_256
+    vit_base_patch32_siglip_gap_256
+    vit_medium_patch16_gap_240
+    vit_wee_patch16_reg1_gap_256
+    vit_dwee_patch16_reg1_gap_256
+    vit_dpwee_patch16_reg1_gap_256
+    vit_intern300m_patch14_448
+    vit_small_patch8_224
+    vit_pwee_patch16_reg1_gap_256
+    vit_so150m2_patch16_reg1_gap_256
+    vit_so150m_patch16_reg4_gap_256
+    vit_so150m_patch16_reg4_map_256
+    eva02_base_patch14_224
+    eva02_base_patch14_448
+    eva02_base_patch16_clip_224
+    eva02_tiny_patch14_224
+    eva02_tiny_patch14_336
+    vit_small_patch16_dinov3
+    vit_tiny_patch16_dinov3_qkvb
+    vit_small_patch16_lingbot
+    vit_small_patch16_rope_224
+    vit_small_patch16_rope_ape_224
+    vit_small_patch16_rope_mixed_224
+    vit_small_patch16_rope_mixed_ape_224
+    vit_medium_patch16_rope_reg1_gap_256
+    vit_base_patch16_sapiens2
+    vit_small_plus_patch16_dinov3
+    vit_small_plus_patch16_dinov3_qkvb
+    vit_mediumd_patch16_rope_reg1_gap_256
+    vit_pe_core_tiny_patch16_384
+    vit_pe_lang_large_patch14_448
+    vit_pe_spatial_tiny_patch16_512
+    deit3_small_patch16_224
+    deit_tiny_distilled_patch16_224
+    beit_base_patch16_224
+    naflexvit_base_patch16_gap
+    naflexvit_base_patch16_map
+    naflexvit_base_patch16_parfac_gap
+    naflexvit_base_patch16_radio_v3
+    naflexvit_base_patch16_siglip
+    naflexvit_so150m2_patch16_reg1_gap
+    naflexvit_so150m2_patch16_reg1_map
+    vit_base_mci_224
+    test_vit_relpos
+    vit_relpos_small_patch16_224
+    vit_relpos_medium_patch16_cls_224
+    vit_relpos_base_patch16_clsgap_224
+    vit_relpos_base_patch16_plus_240
+    vit_relpos_small_patch16_rpn_224
+    vit_relpos_base_patch32_plus_rpn_256
+    vit_srelpos_small_patch16_224
+    samvit_base_patch16
+    samvit_base_patch16_224
+    """.split()
+)
+
+
+def missing() -> list[str]:
+    """Return architectures up to large ones of which `DISTINCT` has none with the same signature."""
+    known = {signature(name) for name in DISTINCT}
+    return [name for name in architectures() if not re.search(_OVER_LARGE, name) and signature(name) not in known]

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-
-from tests.goldens.peers import float64, seeded  # noqa: I001  # ahead of transformers: it mends torchvision
 import transformers
+from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
+from tests.goldens.peers import float64, seeded  # ahead of transformers: it mends torchvision
 from tests.peers.zoo.judging import USUAL, Other, Peer, Property
 from tests.peers.zoo.noise import perturb, uninitialised
 
@@ -314,6 +313,7 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "rotary_share": (0.5,),  # and fields that transformers does not know and leaves alone
     "attention_scale": (2.0,),
 }
+_POOLED = {"qkv_bias": (False,), "pooler_act": ("relu", "tanh", "gelu"), "pooler_output_size": (100,)}
 _MORE: dict[str, dict[str, tuple[Any, ...]]] = {
     "ViT": {
         "qkv_bias": (False,),
