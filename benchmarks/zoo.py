@@ -54,8 +54,7 @@ def main() -> None:
     parser.add_argument("--library", nargs="+", default=["timm", "transformers"], help="timm, transformers")
     parser.add_argument("--quiet", action="store_true", help="print WRONG rows alone")
     given = parser.parse_args()
-    totals: VERDICTS = (RIGHT, ASSUMED, REFUSED, "impossible", WRONG)
-Totals = defaultdict(Counter)
+    totals: Totals = defaultdict(Counter)
     start = time.process_time()
 
     def run(group: str, library: Any, name: str, options: dict[str, Any], note: str = "") -> None:
