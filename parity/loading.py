@@ -1,4 +1,4 @@
-"""Open weights for use as a model: with surgery where another head or image size is asked for, and what was assumed told."""
+"""Open weights for use as a model: change head or image size where asked for, and warn of what was assumed."""
 
 import os
 import sys
@@ -41,7 +41,8 @@ def for_model(
     if checkpoint.assumed:
         fields = ", ".join(f"{each.field}={each.value!r} ({each.why})" for each in checkpoint.assumed)
         _warn(f"{path} does not tell {fields}: confirm or correct with given={{FIELD: VALUE}}", AssumptionWarning)
-    config, changes = checkpoint.config, {}
+    config = checkpoint.config
+    changes: dict[str, Any] = {}
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and tuple(size) != config.image_size:
         changes["image_size"] = tuple(size)

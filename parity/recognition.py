@@ -118,7 +118,9 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
     fitting = [match for match in matches if not match.misfits]
     if not fitting:
         _refuse(candidates, arrays)
-        raise InputError(_no_format(matches, ["/".join(words) for words in arrays], name))
+        for match in matches[: "config.json" in notes]:
+            match.format.told(match.evidence)  # a refusal by what config.json says tells more than one by keys
+        raise InputError(_no_format(matches, ["/".join(words) for words in arrays], name, notes.get("config.json")))
     order = {format.name: n for n, format in enumerate(candidates)}
     # Prefer what claims the file, then what reads more of it, then the order of the formats, then the outer wrapper.
     return sorted(
@@ -149,8 +151,8 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
     if not kind and "architecture" not in config:
         some = ", ".join(map(repr, list(config)[:5]))
         raise InputError(
-            f"its config.json describes a model ({some}) and names neither a model_type of transformers nor an architecture "
-            f"of timm: move the weights away from it, and give what it says with --set"
+            f"its config.json describes a model ({some}) and names neither a model_type of transformers nor an "
+            f"architecture of timm: move the weights away from it, and give what it says with --set"
         )
     raise InputError(
         f"its config.json {said}, format {name!r} is not for that: leave --from out, or move the weights away from it"
@@ -364,16 +366,22 @@ def _fits(layout: Layout, shape: Shape, sizes: Mapping[str, int]) -> bool:
 def _refuse(candidates: list[Format], arrays: Iterable[Words]) -> None:
     """Say of a file that is known to be none of these models what it computes instead."""
     for format in candidates:
-        keys = [format.separator.join(words) for words in arrays]
+        keys = [format.separator.join(words) for words in arrays] if format.refused else []
         for pattern, what in format.refused.items():
             if key := next((key for key in keys if re.search(pattern, key)), None):
                 raise InputError(f"{key}, of format {format.name}: {what}, for which ViTConfig has no word")
 
 
-def _no_format(matches: list[Match], keys: list[str], name: str | None) -> str:
+def _no_format(matches: list[Match], keys: list[str], name: str | None, config: Mapping[str, Any] | None) -> str:
     """Say why no format fits, by the nearest."""
     if not matches:
         some = ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
+        if config:
+            kind = "model_type" if "model_type" in config else "architecture"
+            return (
+                f"its config.json is of {kind} {config[kind]!r}, which has other keys than {some}: give the config.json of "
+                f"these very weights"
+            )
         which = f"format {name!r} has no such keys" if name else "no format has such keys"
         return f"{which}: {some or 'there are none'}; `python -m parity formats` lists the formats and where their keys are"
     best = min(matches, key=lambda match: (len(match.misfits), -len(match.arrays)))

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from parity.formats.format import Evidence, Fields
+from parity.formats.format import Fields
 from vit_spec import InputError, nearest
 
 POOLS = {"token": "token", "avg": "mean", "map": "attention", "": "none"}
@@ -122,15 +122,16 @@ def architectures() -> dict[str, tuple[str, Fields]]:
     return {name: (cls, arguments) for name, (cls, arguments) in json.loads(text).items()}
 
 
-def fields(evidence: Evidence) -> Fields:
-    """Return the fields that config.json fixes; none where there is no config.json of timm's.
+def fields(whole: Mapping[str, Any], channels: int) -> Fields:
+    """Return the fields of `ViTConfig` that a config.json of timm's fixes.
+
+    Args:
+        whole: the content of config.json.
+        channels: how many the weights take.
 
     Raises:
         InputError: an architecture, a field, an argument or a value that is not known here; says which.
     """
-    whole = evidence.notes.get("config.json", {})
-    if "architecture" not in whole:
-        return {}
     name, data = whole["architecture"], whole.get("pretrained_cfg", whole)
     given = whole.get("model_args") or {} if "pretrained_cfg" in whole else {}
     for what, value in (("architecture", name), ("pretrained_cfg", data), ("model_args", given)):
@@ -150,14 +151,16 @@ def fields(evidence: Evidence) -> Fields:
         )
     data = {**data, "num_classes": whole.get("num_classes", data.get("num_classes"))}
     try:
-        found = _READ[cls](_Arguments(name, {**_from_data(data), **fixed, **given}), evidence)
+        found = _READ[cls](_Arguments(name, {**_from_data(data), **fixed, **given}))
+    except InputError:
+        raise
     except (ArithmeticError, TypeError, ValueError) as error:
         raise InputError(
             f"its config.json has arguments of the wrong type ({error}): correct it, or take it away"
         ) from None
     kernel, antialias = _RESAMPLING[not re.search(r"flexivit|radio", name)]
     resampling = {"resampling.kernel": kernel, "resampling.antialias": antialias, "resampling.align_corners": False}
-    return {**found, **resampling, "resampling.offset": 0.0, **_pixels(data, evidence.sizes["rgb"])}
+    return {**found, **resampling, "resampling.offset": 0.0, **_pixels(data, channels)}
 
 
 def _hold_to_known(what: str, found: Mapping[str, Any], known: frozenset[str]) -> None:
@@ -237,7 +240,7 @@ def _same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and bool(value == other)
 
 
-def _vit(given: _Arguments, evidence: Evidence) -> Fields:
+def _vit(given: _Arguments) -> Fields:
     """Return the fields of `VisionTransformer`."""
     given.hold_to(_VIT_ONLY)
     given.hold_to_names(_VIT, _VIT_ONLY)
@@ -270,9 +273,9 @@ def _vit(given: _Arguments, evidence: Evidence) -> Fields:
     }
 
 
-def _distilled(given: _Arguments, evidence: Evidence) -> Fields:
+def _distilled(given: _Arguments) -> Fields:
     """Return the fields of `VisionTransformerDistilled`, which ends after `norm` and knows no registers."""
-    found = _vit(given, evidence)
+    found = _vit(given)
     a = given.read(_VIT)
     for name, allowed in (("global_pool", "token"), ("reg_tokens", 0), ("class_token", True), ("no_embed_class", False)):
         if a[name] != allowed:
@@ -282,7 +285,7 @@ def _distilled(given: _Arguments, evidence: Evidence) -> Fields:
     return {**found, "tokens.distillation": True}
 
 
-def _eva(given: _Arguments, evidence: Evidence) -> Fields:
+def _eva(given: _Arguments) -> Fields:
     """Return the fields of `Eva`."""
     given.hold_to(_EVA_ONLY)
     given.hold_to_names(_EVA, _EVA_ONLY, _OF_ROTARY, {"num_kv_heads": None})
@@ -327,7 +330,7 @@ def _eva(given: _Arguments, evidence: Evidence) -> Fields:
     }
 
 
-_READ: dict[str, Callable[[_Arguments, Evidence], Fields]] = {
+_READ: dict[str, Callable[[_Arguments], Fields]] = {
     "VisionTransformer": _vit,
     "VisionTransformerDistilled": _distilled,
     "Eva": _eva,
