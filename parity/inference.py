@@ -29,6 +29,13 @@ USUAL: Fields = {
 }
 
 
+# What `ViTConfig` means by each rotation, in words, and the base that it was published with.
+ROTATIONS: dict[str, tuple[str, float]] = {
+    "axial": ("of neighbouring pairs, over columns and rows of patches counted from one", 10000.0),
+    "dinov3": ("of halves, over rows and columns of patches about the centre", 100.0),
+}
+
+
 class AssumptionWarning(UserWarning):
     """A model was made of weights that do not tell everything about it; the message names what was assumed."""
 
@@ -88,7 +95,7 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
     ]
     start = {"norms.layer_scale": published.get("norms.layer_scale", 1e-5)}
     known = {**start, **{each.field: each.value for each in assumed}, **known}
-    for found_by in (_patch, _heads, partial(_grid, format)):
+    for found_by in (_patch, _heads, _base, partial(_grid, format)):
         found = found_by(known, evidence)
         assumed += [each for each in found if each.why]
         known = {**{each.field: each.value for each in found}, **known}
@@ -99,7 +106,10 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
         raise Unfit(str(error)) from None
     if told and "config.json" in evidence.notes:
         return config, tuple(assumed)
-    for what, value in format.untold(evidence).items():
+    in_words = dict(format.untold(evidence))
+    if (rotary := config.positions.rotary) != "none" and "positions.rotary" not in {**always, **told}:
+        in_words["rotation"], _ = ROTATIONS[rotary]
+    for what, value in in_words.items():
         assumed.append(Assumption(what, value, f"as models of format {format.name}"))
     return config, tuple(assumed)
 
@@ -223,6 +233,15 @@ def _heads(known: Fields, evidence: Evidence) -> list[Assumption]:
     if inner // heads * heads != width or width % heads:
         found.append(Assumption("attention.head_dim", inner // heads, ""))
     return found
+
+
+def _base(known: Fields, evidence: Evidence) -> list[Assumption]:
+    """Return the base of a rotation, also of one that the user was the first to tell of."""
+    rotary = known.get("positions.rotary", "none")
+    if rotary not in ROTATIONS or "positions.rotary_base" in known:
+        return []
+    _, base = ROTATIONS[rotary]
+    return [Assumption("positions.rotary_base", base, f"as where rotary positions of kind {rotary!r} were published")]
 
 
 def _grid(format: Format, known: Fields, evidence: Evidence) -> list[Assumption]:

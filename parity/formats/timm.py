@@ -11,8 +11,6 @@ Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer
 timm/models/vision_transformer.py for the legacy names.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from parity.formats import timm_arguments, timm_config, torch
@@ -61,19 +59,12 @@ def likely(evidence: Evidence) -> Fields:
     axes, width = evidence.axes, evidence.sizes["width"]
     fields: dict[str, object] = {}
     if evidence.variant == "eva" and "pos_embed" not in axes:
-        fields |= {"positions.rotary": "dinov3", "positions.rotary_base": 100.0, "norms.eps": 1e-5}
+        fields |= {"positions.rotary": "dinov3", "norms.eps": 1e-5}
         fields |= {} if "attn_pool.latent" in axes else {"head.pool": "mean"}
         fields |= {"num_heads": 32 if width == 4096 else width // 64} if width % 64 == 0 else {}
     elif width == 1536 and "glu" in axes["blocks.mlp.fc1.weight"]:
         fields["num_heads"] = 24  # DINOv2's giant; SigLIP 2's, of the same width and depth, has 16
     return fields
-
-
-def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return what arguments of timm's classes change and tensors do not show."""
-    rotary = evidence.variant == "eva" and "pos_embed" not in evidence.axes
-    found = {"rotation": "of halves, over rows and columns of patches about the centre"} if rotary else {}
-    return {**torch.untold(evidence), **found}
 
 
 def objection(config: ViTConfig, table: str) -> str:
@@ -138,7 +129,7 @@ FORMAT = Format(
     objection=objection,
     assumed={"norms.eps": 1e-6, "mlp.activation": "gelu", "resampling.kernel": "bicubic", "resampling.antialias": True},
     likely=likely,
-    untold=untold,
+    untold=torch.untold,
     settings=settings,
     says=timm_config.SAYS,
     files=timm_config.files,

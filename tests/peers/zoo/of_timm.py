@@ -1,0 +1,495 @@
+"""timm's Vision Transformers: every architecture, and arguments that change the function but not always the keys."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from timm.layers import GELUTanh, QuickGELU
+from timm.layers.create_act import _ACT_LAYER_DEFAULT
+from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
+from timm.models import list_models, save_for_hf
+from timm.models import vision_transformer as vit
+from torch import nn
+
+from tests.goldens.peers import float64, seeded  # ahead of timm: it mends torchvision
+from tests.peers.zoo.judging import USUAL, Other, Peer, Property
+from tests.peers.zoo.noise import perturb, uninitialised
+
+VERSION = timm.__version__
+MODULES = (
+    "vision_transformer",
+    "eva",
+    "deit",
+    "beit",
+    "naflexvit",
+    "vision_transformer_hybrid",  # these three for their keys, which might be taken for a plain ViT's
+    "vision_transformer_relpos",
+    "vision_transformer_sam",
+)
+_TOKENS = 1100  # of larger images a smaller grid is taken: attention scores take time and tell nothing more
+_OVER_LARGE = r"huge|giant|so400m"
+_VAST = r"_[1357]b_|enormous|gigantic"  # over 60 million parameters a block
+
+
+def architectures() -> list[str]:
+    """Return the names of every architecture whose block fits into memory many times over."""
+    names = [name for module in MODULES for name in list_models(module=module)]
+    return [name for name in names if not re.search(_VAST, name)]
+
+
+def peer(architecture: str, **options: Any) -> Peer:
+    """Return an architecture with arguments of its class, one block deep unless they say otherwise."""
+    label = " ".join([architecture, *(f"{key}={value!r}" for key, value in options.items())])
+    model = _model(architecture, options, label)
+    images = seeded(f"{label} images").standard_normal((1, model.in_chans, *size(model)))
+    return Peer(label, model, images, lambda module, pixels: module(pixels), PROPERTIES)
+
+
+def _model(architecture: str, options: dict[str, Any], label: str) -> nn.Module:
+    chosen = {**_one_block(architecture), **options}
+    with float64(), uninitialised():
+        model = timm.create_model(architecture, **chosen).eval()
+        if "img_size" not in options and _tokens(model) > _TOKENS:
+            ph, pw = model.patch_embed.patch_size
+            model = timm.create_model(architecture, **{**chosen, "img_size": (16 * ph, 16 * pw)}).eval()
+    perturb(model, label)
+    return model
+
+
+def _tokens(model: nn.Module) -> int:
+    return getattr(getattr(model, "patch_embed", None), "num_patches", 0)
+
+
+def size(model: nn.Module) -> tuple[int, int]:
+    """Return height and width of a model's images."""
+    own = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    return tuple(own or model.pretrained_cfg["input_size"][1:])
+
+
+def patch(architecture: str) -> int:
+    """Return the side of an architecture's patches."""
+    found = re.search(r"patch(\d+)", architecture)
+    return int(found[1]) if found else 16
+
+
+# Saved ----------------------------------------------------------------------------------------------------------------
+
+
+def folder(one: Peer, path: Path) -> Path:
+    """Save a model as timm does for a hub, and return the folder."""
+    save_for_hf(one.model, path, safe_serialization=True)
+    return path
+
+
+def bare(one: Peer, path: Path) -> Path:
+    """Save a state dict alone, and return the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(one.model.state_dict(), path)
+    return path
+
+
+# What tensors do not tell --------------------------------------------------------------------------------------------
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": GELUTanh,
+    "quick_gelu": QuickGELU,
+    "relu": nn.ReLU,
+    "none": nn.Identity,
+}
+_POOLS = {"token": "token", "avg": "mean", "map": "attention", "": "none"}
+
+
+def _attention(model: nn.Module) -> nn.Module:
+    return model.blocks[0].attn
+
+
+def _eps(model: nn.Module) -> Any:
+    found = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}
+    return found.pop() if len(found) == 1 else Other(f"eps of {found}")
+
+
+def _assume_eps(model: nn.Module, value: float) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = value
+
+
+def _activation(model: nn.Module) -> Any:
+    kind = type(model.blocks[0].mlp.act)
+    if type(model.blocks[0].mlp).__name__ in ("GluMlp", "SwiGLU"):
+        return "swiglu"
+    names = [name for name, layer in _ACTIVATIONS.items() if issubclass(kind, layer)]
+    return names[0] if names else Other(kind.__name__)
+
+
+def _assume_activation(model: nn.Module, value: str) -> None:
+    for name, module in model.named_modules():
+        if name.endswith("mlp"):
+            module.act = _ACTIVATIONS[value]()
+
+
+def _gate(model: nn.Module) -> Any:
+    mlp = model.blocks[0].mlp
+    usual = _activation(model) != "swiglu" or (type(mlp.act) is nn.SiLU and not getattr(mlp, "gate_last", False))
+    return USUAL if usual else Other(f"{type(mlp.act).__name__}, gate_last={getattr(mlp, 'gate_last', False)}")
+
+
+def _assume_gate(model: nn.Module, value: str) -> None:
+    for block in model.blocks:
+        block.mlp.act, block.mlp.gate_last = nn.SiLU(), False
+
+
+def _pool(model: nn.Module) -> Any:
+    return _POOLS.get(model.global_pool, Other(model.global_pool))
+
+
+def _assume_pool(model: nn.Module, value: str) -> None:
+    model.global_pool = {ours: theirs for theirs, ours in _POOLS.items()}[value]
+    model.attn_pool = model.attn_pool if value == "attention" else None
+    model.pool_include_prefix = False
+
+
+def _mean(model: nn.Module) -> Any:
+    prefix = getattr(model, "pool_include_prefix", False) and model.num_prefix_tokens and model.global_pool != "token"
+    return Other("of the prefix tokens too") if prefix else USUAL
+
+
+def _assume_mean(model: nn.Module, value: str) -> None:
+    model.pool_include_prefix = False
+
+
+def _latent(model: nn.Module) -> Any:
+    heads = model.attn_pool.num_heads
+    prefix = model.num_prefix_tokens if getattr(model, "pool_include_prefix", type(model).__name__ == "Eva") else 0
+    usual = heads == _attention(model).num_heads and not prefix and hasattr(model.attn_pool, "latent")
+    return USUAL if usual else Other(f"{type(model.attn_pool).__name__} of {heads} heads, over {prefix} prefix tokens")
+
+
+def _assume_latent(model: nn.Module, value: str) -> None:
+    pool, prefix = model.attn_pool, model.num_prefix_tokens
+    pool.num_heads, pool.head_dim = _attention(model).num_heads, model.embed_dim // _attention(model).num_heads
+    pool.scale = pool.head_dim**-0.5
+    model.pool = lambda x, pool_type=None: pool(x[:, prefix:])
+
+
+def _rotary(model: nn.Module) -> Any:
+    rope = getattr(model, "rope", None)
+    return "none" if rope is None else "dinov3" if isinstance(rope, RotaryEmbeddingDinoV3) else Other(type(rope).__name__)
+
+
+def _rotation(model: nn.Module) -> Any:
+    rope = getattr(model, "rope", None)
+    if not isinstance(rope, RotaryEmbeddingDinoV3):
+        return USUAL  # of which `_rotary` tells
+    settings = (rope.rotate_half, _attention(model).rotate_half, rope.grid_offset, rope.grid_indexing)
+    return (
+        USUAL if settings == (True, True, 0, "ij") else Other(f"rotate_half, grid_offset, grid_indexing = {settings[1:]}")
+    )
+
+
+def _assume_rotary(model: nn.Module, value: str) -> None:
+    model.rope_mixed, base = False, _base(model)
+    model.rope = None
+    if value == "none":
+        return
+    grid, width = model.patch_embed.grid_size, model.embed_dim // _attention(model).num_heads
+    model.rope = RotaryEmbeddingDinoV3(width, temperature=base, feat_shape=None if model.dynamic_img_size else grid)
+    for block in model.blocks:
+        block.attn.rotate_half = True
+
+
+def _base(model: nn.Module) -> Any:
+    return float(getattr(getattr(model, "rope", None), "temperature", None) or 100.0)
+
+
+def _assume_base(model: nn.Module, value: float) -> None:
+    if isinstance(rope := getattr(model, "rope", None), RotaryEmbeddingDinoV3):
+        rope.temperature = value
+        rope.reset_parameters()
+
+
+def _assume_heads(model: nn.Module, value: int) -> None:
+    for name, module in model.named_modules():
+        if name.endswith(("attn", "attn_pool")):
+            module.num_heads, module.head_dim = value, model.embed_dim // value
+            module.scale = module.head_dim**-0.5
+
+
+def _order(model: nn.Module) -> Any:
+    kind = type(model.blocks[0]).__name__
+    return USUAL if kind in ("Block", "EvaBlock") else Other(kind)
+
+
+def _assume_order(model: nn.Module, value: str) -> None:
+    for block in model.blocks:
+        block.forward = lambda x, rope=None, attn_mask=None, is_causal=False, block=block: _pre_norm(block, x, rope)
+
+
+def _pre_norm(block: nn.Module, x: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
+    x = x + block.attn(block.norm1(x), **({} if rope is None else {"rope": rope}))
+    return x + block.mlp(block.norm2(x))
+
+
+def _covers(model: nn.Module) -> Any:
+    return "none" if getattr(model, "no_embed_class", False) else "all"
+
+
+PROPERTIES = {
+    "norms.eps": Property(_eps, _assume_eps),
+    "mlp.activation": Property(_activation, _assume_activation),
+    "head.pool": Property(_pool, _assume_pool),
+    "num_heads": Property(lambda model: _attention(model).num_heads, _assume_heads),
+    "positions.rotary": Property(_rotary, _assume_rotary),
+    "positions.rotary_base": Property(_base, _assume_base),
+    "rotation": Property(_rotation, _assume_rotary),
+    "order of a block": Property(_order, _assume_order),
+    "gate of an MLP": Property(_gate, _assume_gate),
+    "attention pooling": Property(_latent, _assume_latent),
+    "a pool that is a mean": Property(_mean, _assume_mean),
+    "attention.scale": Property(lambda model: None),
+    "attention.value_skip": Property(lambda model: False),
+    "positions.covers": Property(_covers),
+    "positions.kind": Property(lambda model: "none" if model.pos_embed is None else "learned"),
+    "image_size": Property(size),
+    "patch_size": Property(lambda model: tuple(model.patch_embed.patch_size)),
+    "in_channels": Property(lambda model: model.in_chans),
+}
+
+
+# Arguments at random -------------------------------------------------------------------------------------------------
+
+_VITS = (
+    "vit_tiny_patch16_224",
+    "vit_small_patch16_224",
+    "vit_wee_patch16_reg1_gap_256",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_xsmall_patch16_clip_224",
+    "vit_medium_patch16_gap_256",
+    "vit_base_patch16_siglip_224",
+    "flexivit_small",
+    "deit_tiny_distilled_patch16_224",
+    "deit3_small_patch16_224",
+)
+_EVAS = (
+    "vit_small_patch16_dinov3",
+    "vit_tiny_patch16_dinov3_qkvb",
+    "vit_small_plus_patch16_dinov3",
+    "vit_small_patch16_lingbot",
+    "eva02_tiny_patch14_224",
+    "vit_pe_core_tiny_patch16_384",
+    "vit_pe_spatial_tiny_patch16_512",
+    "vit_small_patch16_rope_224",
+    "vit_small_patch16_rope_ape_224",
+    "vit_small_patch16_rope_mixed_224",
+)
+_NAFLEX = ("naflexvit_base_patch16_gap", "naflexvit_base_patch16_map", "naflexvit_base_patch16_siglip")
+_NORMS = ("layernorm", "layernormfp32", "rmsnorm", "rmsnormfp32", "simplenorm")
+
+_COMMON: dict[str, tuple[Any, ...]] = {
+    "num_heads": (1, 2, 3, 4, 6, 8, 12),
+    "mlp_ratio": (1.7, 2.5, 3.3, 4.9),
+    "qkv_bias": (True, False),
+    "qk_norm": (True, False),
+    "init_values": (None, 1e-5, 0.3),
+    "class_token": (True, False),
+    "no_embed_class": (True, False),
+    "num_classes": (0, 1, 7, 1000),
+    "in_chans": (1, 2, 4, 5),
+    "patch_size": (4, 8, 12, 14, 16, (8, 16)),
+    "dynamic_img_size": (True, False),
+    "drop_path_rate": (0.1,),
+}
+_OF_VIT: dict[str, tuple[Any, ...]] = {
+    **_COMMON,
+    "global_pool": ("", "avg", "avgmax", "max", "token", "map", "prr"),
+    "pool_include_prefix": (True, False),
+    "act_layer": tuple(_ACT_LAYER_DEFAULT),
+    "norm_layer": _NORMS,
+    "embed_norm_layer": _NORMS,
+    "attn_layer": ("attn", "diff"),
+    "scale_attn_norm": (True,),
+    "scale_mlp_norm": (True,),
+    "proj_bias": (False,),
+    "pos_embed": ("learn", "none", ""),
+    "reg_tokens": (0, 1, 3, 4),
+    "pre_norm": (True, False),
+    "final_norm": (True, False),
+    "fc_norm": (True, False),
+    "dynamic_img_pad": (True,),
+    "block_fn": (vit.ResPostBlock, vit.ParallelScalingBlock, vit.ParallelThingsBlock, vit.DiffParallelScalingBlock),
+    "use_naflex": (True,),
+}
+_OF_EVA: dict[str, tuple[Any, ...]] = {
+    **_COMMON,
+    "global_pool": ("", "avg", "avgmax", "max", "token", "map"),
+    "qkv_fused": (True, False),
+    "swiglu_mlp": (True, False),
+    "swiglu_align_to": (0, 8),
+    "scale_mlp": (True, False),
+    "scale_attn_inner": (True, False),
+    "attn_type": ("eva", "rope"),
+    "attn_only_layer_scale": (True,),
+    "num_reg_tokens": (0, 1, 4),
+    "num_kv_heads": (1,),
+    "use_abs_pos_emb": (True, False),
+    "use_rot_pos_emb": (True, False),
+    "rope_type": ("cat", "mixed", "dinov3", "mrope"),
+    "rope_grid_offset": (0.5, 1.0),
+    "rope_grid_indexing": ("ij", "xy"),
+    "rope_temperature": (10.0, 37.5, 10000.0),
+    "rope_rotate_half": (True, False),
+    "rope_shift_coords": (0.2,),
+    "ref_feat_shape": ((7, 9),),
+    "use_post_norm": (True, False),
+    "use_pre_transformer_norm": (True, False),
+    "use_post_transformer_norm": (True, False),
+    "use_fc_norm": (True, False),
+    "attn_pool_num_heads": (3,),
+    "attn_pool_mlp_ratio": (2.0,),
+    "dynamic_img_pad": (True,),
+    "use_naflex": (True,),
+}
+_OF_NAFLEX: dict[str, tuple[Any, ...]] = {
+    "global_pool": ("avg", "map", "token", "max"),
+    "class_token": (True, False),
+    "reg_tokens": (0, 1, 4),
+    "pos_embed": ("learned", "factorized", "none"),
+    "rope_type": ("axial", "dinov3"),
+    "embed_proj_type": ("conv", "linear"),
+    "num_heads": (6, 8, 12),
+    "act_layer": ("gelu", "mish", "silu"),
+    "pos_embed_grid_size": ((14, 14), (9, 12)),
+}
+
+
+def drawn(seed: int) -> tuple[str, dict[str, Any]]:
+    """Return a random architecture with one to four random arguments; timm itself refuses some of the combinations."""
+    rng = np.random.default_rng([seed, 15])
+    names, options = ((_VITS, _OF_VIT), (_EVAS, _OF_EVA), (_VITS, _OF_VIT), (_EVAS, _OF_EVA), (_NAFLEX, _OF_NAFLEX))[
+        rng.integers(5)
+    ]
+    architecture = names[rng.integers(len(names))]
+    chosen = rng.choice(list(options), rng.integers(1, 5), replace=False)
+    found = {str(key): options[key][rng.integers(len(options[key]))] for key in chosen}
+    if rng.random() < 0.5 and names is not _NAFLEX:
+        side = found.get("patch_size", patch(architecture))
+        ph, pw = side if isinstance(side, tuple) else (side, side)
+        found["img_size"] = (int(rng.integers(2, 7)) * ph, int(rng.integers(2, 7)) * pw)
+    return architecture, found
+
+
+# Cases ---------------------------------------------------------------------------------------------------------------
+
+
+def cases(one: Peer, path: Path) -> Iterator[tuple[str, Path, bool]]:
+    """Save a model in each way; yield the way, what was written, and whether it is a state dict alone."""
+    with contextlib.suppress(ValueError):  # arguments that JSON cannot say
+        yield "folder", folder(one, path / "folder"), False
+    yield "bare", bare(one, path / "bare" / "model.pth"), True
+
+
+def signature(architecture: str) -> tuple[Any, ...]:
+    """Return what a reader can see of an architecture and all that it cannot: equal for those that are one case to it."""
+    with torch.device("meta"):
+        model = timm.create_model(architecture, **_one_block(architecture))
+    told = []
+    for name, each in PROPERTIES.items():
+        if name not in _SIZES:
+            with contextlib.suppress(AttributeError):  # of a class that has no such thing
+                told.append((name, each.truth(model)))
+    kind = type(model).__name__
+    if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva") or hasattr(model.patch_embed, "backbone"):
+        return (kind,)  # whose keys are not a plain ViT's: one of each will do
+    return kind, frozenset(model.state_dict()), *told
+
+
+_SIZES = ("image_size", "patch_size", "in_channels", "num_heads")
+
+
+def _one_block(architecture: str) -> dict[str, Any]:
+    """Return the arguments that make an architecture one block deep."""
+    if found := re.search(r"(base|large|huge|giant)_patch16_sapiens2", architecture):
+        # It lists heads of keys and values block by block: in the first block as many as of queries.
+        return {"depth": 1, "num_kv_heads": ({"base": 12, "large": 16, "huge": 16, "giant": 24}[found[1]],)}
+    return {"depth": 1}
+
+
+# One architecture of each signature, the narrowest, up to large ones: `make test` goes through these.
+DISTINCT = tuple(
+    """
+    aimv2_large_patch14_224
+    beit3_base_patch16_224
+    eva_large_patch14_196
+    flexivit_small
+    test_vit
+    test_vit2
+    test_vit3
+    test_vit4
+    deit_tiny_patch16_224
+    vit_small_patch14_dinov2
+    vit_small_patch14_reg4_dinov2
+    vit_small_patch16_18x2_224
+    vit_base_patch16_224_miil
+    vit_xsmall_patch16_clip_224
+    vit_base_patch16_clip_quickgelu_224
+    vit_base_patch16_gap_224
+    vit_small_patch16_36x1_224
+    vit_base_patch16_radio_v3
+    vit_base_patch16_reg4_gap_256
+    vit_base_patch16_rpn_224
+    vit_base_patch16_siglip_224
+    vit_base_patch16_siglip_gap_224
+    vit_base_patch16_xp_224
+    vit_base_patch32_siglip_256
+    vit_base_patch32_siglip_gap_256
+    vit_medium_patch16_gap_240
+    vit_wee_patch16_reg1_gap_256
+    vit_dwee_patch16_reg1_gap_256
+    vit_dpwee_patch16_reg1_gap_256
+    vit_intern300m_patch14_448
+    vit_small_patch8_224
+    vit_pwee_patch16_reg1_gap_256
+    vit_so150m2_patch16_reg1_gap_256
+    vit_so150m_patch16_reg4_gap_256
+    vit_so150m_patch16_reg4_map_256
+    eva02_base_patch14_224
+    eva02_base_patch14_448
+    eva02_base_patch16_clip_224
+    eva02_tiny_patch14_224
+    eva02_tiny_patch14_336
+    vit_small_patch16_dinov3
+    vit_tiny_patch16_dinov3_qkvb
+    vit_small_patch16_lingbot
+    vit_small_patch16_rope_224
+    vit_small_patch16_rope_ape_224
+    vit_small_patch16_rope_mixed_224
+    vit_small_patch16_rope_mixed_ape_224
+    vit_medium_patch16_rope_reg1_gap_256
+    vit_base_patch16_sapiens2
+    vit_small_plus_patch16_dinov3
+    vit_small_plus_patch16_dinov3_qkvb
+    vit_mediumd_patch16_rope_reg1_gap_256
+    vit_pe_core_tiny_patch16_384
+    vit_pe_lang_large_patch14_448
+    vit_pe_spatial_tiny_patch16_512
+    deit3_small_patch16_224
+    deit_tiny_distilled_patch16_224
+    beit_base_patch16_224
+    naflexvit_base_patch16_gap
+    vit_tiny_r_s16_p8_224
+    vit_relpos_small_patch16_224
+    samvit_base_patch16_224
+    """.split()
+)
+
+
+def missing() -> list[str]:
+    """Return architectures up to large ones of which `DISTINCT` has none with the same signature."""
+    known = {signature(name) for name in DISTINCT}
+    return [name for name in architectures() if not re.search(_OVER_LARGE, name) and signature(name) not in known]

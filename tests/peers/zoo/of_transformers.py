@@ -1,0 +1,370 @@
+"""The ViT-like classes of transformers, with their heads and with config fields that change the function."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.utils import logging
+
+from tests.goldens.peers import float64, seeded  # ahead of transformers: it mends torchvision
+from tests.peers.zoo.judging import USUAL, Other, Peer, Property
+from tests.peers.zoo.noise import perturb, uninitialised
+
+logging.disable_progress_bar()
+logging.set_verbosity_error()
+
+VERSION = transformers.__version__
+Run = Callable[[nn.Module, Tensor], Tensor]
+
+
+def output(model: nn.Module, pixels: Tensor) -> Tensor:
+    """Return what a model puts out: logits, an embedding, a pooled feature, or the first token."""
+    out = model(pixels)
+    for name in ("logits", "cls_logits", "image_embeds", "pooler_output"):
+        if getattr(out, name, None) is not None:
+            return getattr(out, name)
+    return out.last_hidden_state[:, 0]
+
+
+def _mean(model: nn.Module, pixels: Tensor) -> Tensor:
+    return model(pixels).last_hidden_state.mean(1)
+
+
+def _first(part: str) -> Run:
+    """Return the first token of a part of the model, which is what a reader of the encoder alone gets."""
+    return lambda model, pixels: getattr(model, part)(pixels).last_hidden_state[:, 0]
+
+
+def _both(model: nn.Module, pixels: Tensor) -> Tensor:
+    """Return what DeiT's two tokens say together, which a classifier with a teacher reads."""
+    return getattr(model, "deit", model)(pixels).last_hidden_state[:, :2].mean(1)
+
+
+def _tower(model: nn.Module, pixels: Tensor) -> Tensor:
+    pooled = model.vision_model(pixels).pooler_output
+    return model.visual_projection(pooled) if hasattr(model, "visual_projection") else pooled
+
+
+def _in_order(model: nn.Module, pixels: Tensor) -> Tensor:
+    """Return the class token of a masked autoencoder that masks nothing and keeps the patches in their order."""
+    encoder = getattr(model, "vit", model)
+    encoder.config.mask_ratio = encoder.embeddings.config.mask_ratio = 0.0
+    count = encoder.embeddings.position_embeddings.shape[1] - 1
+    return encoder(pixels, noise=torch.arange(count).expand(len(pixels), -1) / count).last_hidden_state[:, 0]
+
+
+def _patches(model: nn.Module, pixels: Tensor) -> Tensor:
+    """Return what SigLIP 2 computes for images, which it takes as flattened patches."""
+    side = vision(model).patch_size
+    batch, channels, height, width = pixels.shape
+    rows, columns = height // side, width // side
+    flat = (
+        pixels.reshape(batch, channels, rows, side, columns, side)
+        .permute(0, 2, 4, 3, 5, 1)
+        .reshape(batch, rows * columns, -1)
+    )
+    mask = torch.ones(batch, rows * columns, dtype=torch.long)
+    out = model(flat, pixel_attention_mask=mask, spatial_shapes=torch.tensor([[rows, columns]] * batch))
+    return out.logits if hasattr(out, "logits") else out.pooler_output
+
+
+def _normed(model: nn.Module, pixels: Tensor) -> Tensor:
+    """Return the class token that a backbone computes ahead of giving out feature maps."""
+    hidden = model(pixels, output_hidden_states=True).hidden_states[-1]
+    return (model.layernorm if hasattr(model, "layernorm") else model.norm)(hidden)[:, 0]
+
+
+_TEXT = {"num_hidden_layers": 1, "vocab_size": 99, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
+_TOWERS = {"vision_config": {"num_hidden_layers": 1}, "text_config": _TEXT}
+_DECODER = {"decoder_num_hidden_layers": 1, "decoder_hidden_size": 96, "decoder_num_attention_heads": 3}
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class of transformers.
+
+    run: what the library computes that a reading must compute too.
+    options: of its config, beside a depth of one.
+    build: arguments of the class beside the config.
+    """
+
+    name: str
+    run: Run = output
+    options: dict[str, Any] = field(default_factory=dict)
+    build: dict[str, Any] = field(default_factory=dict)
+
+
+CLASSES = {
+    label: Class(label.partition(",")[0], *rest)
+    for label, *rest in (
+        ("ViTForImageClassification",),
+        ("ViTModel",),
+        ("ViTModel, no pooler", output, {}, {"add_pooling_layer": False}),
+        ("ViTForMaskedImageModeling", _first("vit")),
+        ("DeiTForImageClassification",),
+        ("DeiTForImageClassificationWithTeacher",),
+        ("DeiTModel",),
+        ("DeiTModel, no pooler", _both, {}, {"add_pooling_layer": False}),
+        ("DeiTForMaskedImageModeling", _both),
+        ("Dinov2ForImageClassification",),
+        ("Dinov2ForImageClassification, gated", output, {"use_swiglu_ffn": True}),
+        ("Dinov2Model",),
+        ("Dinov2Backbone", _normed),
+        ("Dinov2WithRegistersForImageClassification",),
+        ("Dinov2WithRegistersModel",),
+        ("Dinov2WithRegistersBackbone", _normed),
+        ("DINOv3ViTModel",),
+        ("DINOv3ViTModel, gated", output, {"use_gated_mlp": True, "hidden_act": "silu", "num_register_tokens": 4}),
+        ("DINOv3ViTBackbone", _normed),
+        ("SiglipVisionModel",),
+        ("SiglipVisionModel, no head", _mean, {"vision_use_head": False}),
+        ("SiglipForImageClassification", output, {"vision_config": {"num_hidden_layers": 1}}),
+        ("SiglipModel", _tower, _TOWERS),
+        ("Siglip2VisionModel", _patches, {"image_size": 256}),
+        ("Siglip2ForImageClassification", _patches, {"vision_config": {"num_hidden_layers": 1}}),
+        ("CLIPVisionModel",),
+        ("CLIPVisionModelWithProjection",),
+        ("CLIPForImageClassification", output, {"vision_config": {"num_hidden_layers": 1}}),
+        ("CLIPModel", _tower, _TOWERS),
+        ("ViTMAEModel", _in_order),
+        ("ViTMAEForPreTraining", _in_order, _DECODER),
+        ("ViTMSNForImageClassification",),
+        ("ViTMSNModel",),
+        ("BeitForImageClassification",),
+        ("BeitForImageClassification, absolute", output, {"use_absolute_position_embeddings": True}),
+        ("BeitModel",),
+        ("Data2VecVisionForImageClassification",),
+        ("Data2VecVisionModel",),
+        ("IJepaForImageClassification",),
+        ("IJepaModel", _mean),
+        ("Aimv2VisionModel",),
+        ("MetaClip2VisionModel",),
+        ("MetaClip2VisionModelWithProjection",),
+        ("AltCLIPVisionModel",),
+        ("ChineseCLIPVisionModel",),
+        ("CLIPSegVisionModel",),
+        ("MLCDVisionModel",),
+        ("OwlViTVisionModel",),
+        ("BlipVisionModel",),
+        ("PixioModel",),
+        ("YolosModel",),
+        ("VitDetModel",),
+        ("ViTHybridModel",),
+    )
+    if hasattr(transformers, label.partition(",")[0])
+}
+_VISION = r"(VisionModel\w*|VisionTransformer|ForImageClassification\w*|Backbone|ForPreTraining|(?<!PreTrained)Model)$"
+
+
+def others() -> Iterator[str]:
+    """Yield the names of every other class of transformers that takes images: this imports all of them."""
+    known = {each.name for each in CLASSES.values()}
+    for name in dir(transformers):
+        cls = getattr(transformers, name, None) if re.search(_VISION, name) else None
+        if name not in known and inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel):
+            if str(cls.main_input_name).startswith("pixel_values") and not name.startswith("Auto"):
+                yield name
+
+
+_DEPTHS = ("num_hidden_layers", "encoder_layers", "num_encoder_blocks", "decoder_layers")
+
+
+def peer(label: str, **options: Any) -> Peer:
+    """Return a class of `CLASSES`, or another one, with config fields; one block deep."""
+    kind = CLASSES.get(label, Class(label))
+    name = " ".join([label, *(f"{key}={value!r}" for key, value in options.items())])
+    cls = getattr(transformers, kind.name)
+    chosen = {"num_labels": 7, **kind.options}
+    if "vision_config" in chosen:
+        chosen["vision_config"] = {**chosen["vision_config"], **options}
+    else:
+        depth = {key: 1 for key in _DEPTHS if hasattr(cls.config_class(), key)}
+        chosen = {**depth, **chosen, **options}
+    with float64(), uninitialised():
+        model = cls(cls.config_class(**chosen, attn_implementation="eager"), **kind.build).double().eval()
+    perturb(model, name)
+    config = vision(model)
+    images = seeded(f"{name} images").standard_normal((1, getattr(config, "num_channels", 3), *size(model)))
+    return Peer(name, model, images, kind.run, PROPERTIES)
+
+
+def vision(model: nn.Module) -> Any:
+    """Return a model's config, of one with two towers the vision tower's."""
+    return getattr(model.config, "vision_config", model.config)
+
+
+def size(model: nn.Module) -> tuple[int, int]:
+    """Return height and width of a model's images."""
+    own = getattr(vision(model), "image_size", 224)
+    return (own, own) if isinstance(own, int) else tuple(own)
+
+
+def cases(one: Peer, path: Path) -> Iterator[tuple[str, Path, bool]]:
+    """Save a model in each way; yield the way, what was written, and whether it is a state dict alone."""
+    one.model.save_pretrained(path / "folder")
+    yield "folder", path / "folder", False
+    saved = path / "bare" / "model.safetensors"
+    saved.parent.mkdir()
+    (path / "folder" / "model.safetensors").rename(saved)
+    yield "bare", saved, True
+    torch.save(one.model.state_dict(), path / "bare" / "state.pth")
+    yield "bare, keys in memory", path / "bare" / "state.pth", True
+
+
+# What tensors do not tell --------------------------------------------------------------------------------------------
+
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "linear": "none",
+}
+_LAYERS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "none": "linear"}
+_PLACES = ("activation_fn", "intermediate_act_fn", "activation", "act_fn", "act")
+
+
+def _eps(model: nn.Module) -> Any:
+    found = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}
+    return found.pop() if len(found) == 1 else Other(f"eps of {found}")
+
+
+def _assume_eps(model: nn.Module, value: float) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = value
+
+
+def _activation(model: nn.Module) -> Any:
+    config = vision(model)
+    if getattr(config, "use_swiglu_ffn", False) or getattr(config, "use_gated_mlp", False):
+        return "swiglu"
+    return _ACTIVATIONS.get(config.hidden_act, Other(config.hidden_act))
+
+
+def _gate(model: nn.Module) -> Any:
+    act = vision(model).hidden_act
+    return USUAL if act in ("silu", "swish") or not getattr(vision(model), "use_gated_mlp", False) else Other(act)
+
+
+def _assume_gate(model: nn.Module, value: str) -> None:
+    _assume_activation(model, "silu")
+
+
+def _pooler(model: nn.Module) -> Any:
+    act = getattr(model.config, "pooler_act", "tanh")
+    return USUAL if act == "tanh" else Other(act)
+
+
+def _assume_pooler(model: nn.Module, value: str) -> None:
+    model.pooler.activation = nn.Tanh()
+
+
+def _assume_activation(model: nn.Module, value: str) -> None:
+    for name, module in list(model.named_modules()):
+        for place in _PLACES:
+            if hasattr(module, place) and "pooler" not in name:
+                setattr(module, place, ACT2FN[_LAYERS.get(value, "silu")])
+
+
+def _base(model: nn.Module) -> Any:
+    return float(getattr(vision(model), "rope_theta", 100.0))
+
+
+PROPERTIES = {
+    "norms.eps": Property(_eps, _assume_eps),
+    "mlp.activation": Property(_activation, _assume_activation),
+    "num_heads": Property(lambda model: vision(model).num_attention_heads),
+    "positions.rotary_base": Property(_base),
+    "attention.scale": Property(lambda model: None),
+    "attention.value_skip": Property(lambda model: False),
+    "image_size": Property(size),
+    "gate of an MLP": Property(_gate, _assume_gate),
+    "activation of the pooler": Property(_pooler, _assume_pooler),
+}
+
+
+# Config fields at random ---------------------------------------------------------------------------------------------
+
+_FIELDS: dict[str, tuple[Any, ...]] = {
+    "hidden_act": tuple(name for name in ACT2FN if name not in ("prelu", "xielu")),
+    "layer_norm_eps": (1e-12, 1e-6, 1e-5, 3e-4),
+    "image_size": ([48, 80], [32, 128], 64, [240, 96]),
+    "num_channels": (1, 2, 4),
+    "num_attention_heads": (4, 6, 8, 16),
+    "intermediate_size": (1000, 3072),
+    "hidden_dropout_prob": (0.1,),
+    "attention_probs_dropout_prob": (0.1,),
+    "initializer_range": (0.1,),
+    "num_labels": (1, 3),
+    "rotary_share": (0.5,),  # and fields that transformers does not know and leaves alone
+    "attention_scale": (2.0,),
+}
+_POOLED = {"qkv_bias": (False,), "pooler_act": ("relu", "tanh", "gelu"), "pooler_output_size": (100,)}
+_MORE: dict[str, dict[str, tuple[Any, ...]]] = {
+    "ViT": {
+        "qkv_bias": (False,),
+        "pooler_act": ("relu", "tanh", "gelu"),
+        "pooler_output_size": (100,),
+        "encoder_stride": (8,),
+    },
+    "DeiT": {"qkv_bias": (False,), "pooler_act": ("relu", "tanh", "gelu"), "pooler_output_size": (100,)},
+    "Dinov2": {
+        "qkv_bias": (False,),
+        "mlp_ratio": (3,),
+        "use_swiglu_ffn": (True, False),
+        "layerscale_value": (0.1,),
+        "drop_path_rate": (0.1,),
+        "apply_layernorm": (False,),
+        "reshape_hidden_states": (False,),
+        "num_register_tokens": (0, 2),
+        "use_mask_token": (False,),
+    },
+    "DINOv3": {
+        "use_gated_mlp": (True, False),
+        "rope_theta": (37.5,),
+        "query_bias": (False,),
+        "key_bias": (True,),
+        "value_bias": (False,),
+        "proj_bias": (False,),
+        "mlp_bias": (False,),
+        "num_register_tokens": (0, 3),
+        "pos_embed_shift": (0.1,),
+        "pos_embed_rescale": (2.0,),
+        "layerscale_value": (0.1,),
+        "apply_layernorm": (False,),
+    },
+    "Siglip": {"vision_use_head": (False,)},
+    "Beit": {
+        "use_absolute_position_embeddings": (True,),
+        "use_relative_position_bias": (True,),
+        "use_shared_relative_position_bias": (True,),
+        "use_mean_pooling": (False,),
+        "layer_scale_init_value": (0.0,),
+    },
+    "Aimv2": {"use_head": (False,), "qkv_bias": (True,), "mlp_bias": (True,), "is_native": (True,)},
+}
+
+
+def drawn(seed: int) -> tuple[str, dict[str, Any]]:
+    """Return a random class with one to three random config fields."""
+    rng = np.random.default_rng([seed, 16])
+    label = list(CLASSES)[rng.integers(len(CLASSES))]
+    more = next((fields for start, fields in _MORE.items() if label.startswith(start)), {})
+    names = [*_FIELDS, *(name for name in more for _ in range(2))]
+    chosen = dict.fromkeys(names[index] for index in rng.integers(len(names), size=rng.integers(1, 4)))
+    values = {**_FIELDS, **more}
+    return label, {name: values[name][rng.integers(len(values[name]))] for name in chosen}
