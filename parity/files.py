@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from parity import containers, hub
+from parity import containers, hub, metadata
 from parity.containers import Contents
 from parity.formats import Fields
 from parity.formats import get as get_format
@@ -24,6 +24,7 @@ COMPANIONS = ("config.json", "preprocessor_config.json")  # what Hugging Face an
 Source = str | PathLike[str]
 
 _END = 1 << 20  # bytes
+_TEXT = 1 << 24  # bytes of a JSON file: the names of 21,843 classes take 3 MB in Hugging Face's config.json
 
 
 def load(path: Source, *, format: str | None = None, given: Fields | None = None) -> Checkpoint:
@@ -56,16 +57,18 @@ def checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None,
         InputError: as `load`.
     """
     name = notes.get("layout", notes.get("format", "pt"))  # where "format" has to be "pt", as it is in files of others
-    if isinstance(notes.get("config"), str) and isinstance(name, str) and name != "pt" and format is None:
+    own = isinstance(notes.get("config"), str) and isinstance(name, str) and name != "pt"
+    if own and format is None:
         config = ViTConfig.from_json(notes["config"])
         arrays = joined(contents.arrays, get_format(name).separator)
-        found = Checkpoint(config.replace(**nested(given)), name, arrays, contents.container)
+        config = config.replace(**nested(given))
+        found = Checkpoint(config, name, arrays, contents.container, metadata.assumed(notes, config, given))
     else:
         match, config, assumed = _sensible(recognise(contents.arrays, notes, format), given)
         name = match.format.full_name(config)
         found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.left)
     check(found)
-    return found
+    return metadata.attached(found, notes, given, own)
 
 
 def _sensible(matches: list[Match], given: Fields) -> tuple[Match, ViTConfig, tuple[Assumption, ...]]:
@@ -113,6 +116,8 @@ def _beside(path: Path) -> dict[str, Any]:
         of_a_model = name != "config.json" or "model_type" in found or "architecture" in found  # not of some other program
         if found and of_a_model:
             notes[name] = found
+        if {"recipe", "data"} <= found.keys():
+            notes[metadata.RUN] = found
     inside = [described(path / FLAX), _json(path / BESIDE)] if path.is_dir() else [described(path)]
     return notes | next(filter(None, inside), {})
 
@@ -142,7 +147,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(1 << 20))
+            found = json.loads(file.read(_TEXT))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON ({error}): correct it or take it away") from None
     if not isinstance(found, dict):

@@ -14,6 +14,7 @@ from typing import Any
 
 from parity.formats.format import Evidence, Fields
 from vit_spec import InputError, ViTConfig
+from vit_spec.models import IMAGENET
 
 # Architectures whose class is `VisionTransformer`, `VisionTransformerDistilled`, or `Eva` with DINOv3's positions ...
 _OURS = r"(vit|test_vit|deit3?|flexivit|eva_large)_?\w*"
@@ -91,9 +92,10 @@ def _data(cfg: Mapping[str, Any], channels: int) -> Fields:
     found: dict[str, Any] = {}
     if cfg.get("input_size"):
         found["image_size"] = tuple(cfg["input_size"][1:])
-    for name in ("mean", "std"):
-        if cfg.get(name) and len(cfg[name]) in (1, channels):
-            found[f"pixels.{name}"] = tuple(cfg[name])
+    for name in ("mean", "std"):  # timm's own where they are left out, whatever the architecture's are
+        values = cfg.get(name) or getattr(IMAGENET, name)
+        if len(values) in (1, channels):
+            found[f"pixels.{name}"] = tuple(values)
     return found
 
 
@@ -159,7 +161,6 @@ def files(config: ViTConfig) -> Mapping[str, Any]:
         "num_classes": c.num_classes,
         "input_size": [c.in_channels, *c.image_size],
         "fixed_input_size": not (eva or c.tokens.pad),
-        "interpolation": "bicubic",
         "mean": list(c.pixels.mean * (c.in_channels // len(c.pixels.mean))),
         "std": list(c.pixels.std * (c.in_channels // len(c.pixels.std))),
         "first_conv": "patch_embed.proj",
