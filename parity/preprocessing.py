@@ -64,6 +64,15 @@ class Preprocessing:
         """Whether some images lose or gain pixels after the resizing."""
         return self.resize != "squash" or self.resized != self.size
 
+    @property
+    def shifted(self) -> Literal["all", "some", "no"]:
+        """Which images the other `rounding` would cut a pixel aside: those where half of an odd margin is not even."""
+        fixed = [whole - part for whole, part in zip(self.resized, self.size, strict=True)]
+        if self.resize == "squash":
+            return "all" if any(margin > 0 and margin % 4 == 3 for margin in fixed) else "no"
+        margins = {min(self.resized) - part for part in self.size}
+        return "all" if self.resize == "shortest" and all(m > 0 and m % 4 == 3 for m in margins) else "some"
+
     def resized_to(self, height: int, width: int) -> Size:
         """Return the size that an image of this size is resized to."""
         match self.resize:

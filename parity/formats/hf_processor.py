@@ -223,10 +223,9 @@ def _processor(checkpoint: "Checkpoint") -> tuple[dict[str, Any], list[str]]:
         lost.append(f"transformers has no filter {how.filter}: {FILE} has bilinear, which smooths before it shrinks")
     elif how.filter in ("box", "hamming") and how.resize != "none":
         lost.append(f'torchvision has no filter {how.filter}: open the folder with AutoImageProcessor(..., backend="pil")')
-    if how.rounding != "down" and how.crops:
-        lost.append(
-            f"transformers rounds the corner of a crop down, here half goes to {how.rounding}: some images move by a pixel"
-        )
+    if how.rounding != "down" and how.shifted != "no":
+        moved = f"{how.shifted} images move by a pixel"
+        lost.append(f"transformers rounds the corner of a crop down, here half goes to even: {moved}")
     resized = dict(zip(("height", "width"), how.resized, strict=True))
     size = {"shortest_edge": min(how.resized)} if how.resize == "shortest" else resized
     kind = "Bit" if how.resize != "squash" else "DeiT" if how.crops else "ViT"

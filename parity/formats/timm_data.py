@@ -95,8 +95,8 @@ def _data(checkpoint: "Checkpoint") -> tuple[dict[str, Any], list[str]]:
     if filter not in FILTERS:
         lost.append(f"timm has no filter {filter}: config.json has bilinear, which smooths before it shrinks")
         filter = "bilinear"
-    if how.rounding != "even" and how.crops:
+    if how.rounding != "even" and how.shifted != "no":
         lost.append(
-            f"timm rounds the corner of a crop half to even, here it goes {how.rounding}: some images move by a pixel"
+            f"timm rounds the corner of a crop half to even, here it goes down: {how.shifted} images move by a pixel"
         )
     return {"interpolation": filter, "crop_pct": part, "crop_mode": mode}, lost
