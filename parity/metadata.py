@@ -16,6 +16,7 @@ from parity.weights import TASKS, Checkpoint
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import FIELDS
 
+LOST = "lost: "  # what a line begins with that says what a library cannot express
 RUN = "run"  # the note that is the config.json of a run of `train`
 LONGEST = 1 << 22  # bytes of JSON that all names together may take: those of ImageNet-21k take a fifth
 SHOWN = 3  # names that are printed of many
@@ -45,7 +46,7 @@ def attached(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fields, ow
     given: fields of the config that the user set.
     own: whether this project wrote the notes of the file.
     """
-    sources = (_ours if own else _nothing, _run, _timm, _hugging_face)
+    sources = (_ours, _run, _names_beside) if own else (_run, _timm, _hugging_face)
     said: dict[str, Any] = {}
     left: list[str] = []
     for source in sources:
@@ -56,6 +57,9 @@ def attached(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fields, ow
                 value = read()
             except InputError as error:
                 left.append(str(error))
+                continue
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # as JSON has types
+                left.append(f"{name}: what the files beside the weights say cannot be read ({error})")
                 continue
             if name == "left":
                 left.append(value)
@@ -84,10 +88,6 @@ def assumed(notes: Mapping[str, Any], config: ViTConfig, given: Fields) -> tuple
 
 
 Source = Iterator[tuple[str, Callable[[], Any]]]  # a field of Checkpoint, and what reads it; "left": a line for the user
-
-
-def _nothing(notes: Mapping[str, Any], config: ViTConfig) -> Source:
-    yield from ()
 
 
 def _ours(notes: Mapping[str, Any], config: ViTConfig) -> Source:
@@ -146,6 +146,15 @@ def _hugging_face(notes: Mapping[str, Any], config: ViTConfig) -> Source:
         yield "left", lambda: line
 
 
+def _names_beside(notes: Mapping[str, Any], config: ViTConfig) -> Source:
+    """Names that the user may have put into a folder which this project wrote.
+
+    Nothing else: where the preparation of images was not known, that in its JSON files is an assumption.
+    """
+    for source in (_timm, _hugging_face):
+        yield from ((name, read) for name, read in source(notes, config) if name == "labels")
+
+
 def names(names: Any, config: ViTConfig, where: str) -> tuple[str, ...] | None:
     """Return the names of the classes, in order; None where there are none.
 
@@ -200,7 +209,7 @@ def described(files: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping
         files, lost = hf_processor.described(files, checkpoint)
     else:
         return files, []
-    return files, [f"lost: {line}" for line in lost]
+    return files, [f"{LOST}{line}" for line in lost]
 
 
 def alone(checkpoint: Checkpoint) -> list[str]:

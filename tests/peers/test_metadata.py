@@ -195,7 +195,7 @@ BETWEEN: dict[str, tuple[tuple[str, str], ...]] = {
     "straight": (),
     "npz": (("npz", "google"),),
     "pth": (("pth", "torch"),),
-    "msgpack": (("msgpack", "big_vision"),),
+    "msgpack": (("msgpack", "google"),),
     "orbax": (("orbax", "jax"),),
     "dcp": (("dcp", "torch"),),
     "all": (("safetensors", "jax"), ("pth", "timm"), ("npz", "hf-vit"), ("orbax", "jax")),
