@@ -86,7 +86,7 @@ class Preprocessing:
                 return (long, side) if width <= height else (side, long)
         ratios = height / self.resized[0], width / self.resized[1]
         ratio = max(ratios) if self.resize == "border" else min(ratios)
-        return round(height / ratio), round(width / ratio)
+        return max(1, round(height / ratio)), max(1, round(width / ratio))
 
     def corner(self, height: int, width: int) -> Size:
         """Return the row and column of a resized image at which the crop begins; negative where it is padded."""

@@ -195,7 +195,10 @@ class Feed:
                     continue
                 wrong = other
                 break
-            pixels = bring(image if image.mode == mode else image.convert(mode))
+            try:
+                pixels = bring(image if image.mode == mode else image.convert(mode))
+            except InputError as error:  # a shape that nothing can be made of
+                raise InputError(f"{self.examples.names[other]}: {error}") from None
             return Batch(pixels, self.targets[other], np.asarray(row), np.asarray(other == row)), np.asarray(-1)
         # What is wrong is told where the batch is due.
         nothing = np.zeros((*self.config.image_size, self.config.in_channels), np.uint8)

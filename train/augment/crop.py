@@ -40,9 +40,9 @@ def prepared(image: Image.Image, how: Preprocessing, mean: Sequence[float] = (0.
         return _aliased(image, how, (height, width))
     if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
         raise InputError(
-            f"an image of {image.width}x{image.height} pixels would be resized to {width}x{height}: cut it first"
+            f"{image.width}x{image.height} pixels would be resized to {width}x{height}, more than is safe: crop it first"
         )
-    resized = image.resize((max(1, width), max(1, height)), FILTERS[how.filter]) if how.resize != "none" else image
+    resized = image.resize((width, height), FILTERS[how.filter]) if how.resize != "none" else image
     top, left = how.corner(resized.height, resized.width)
     if how.resize == "border":
         colour = tuple(round(255 * value) for value in mean)
