@@ -11,7 +11,7 @@ from parity import containers, hub, metadata
 from parity.containers import Contents
 from parity.formats import Fields
 from parity.formats import get as get_format
-from parity.inference import Assumption, Untold, infer, nested
+from parity.inference import Assumption, Unfit, infer, nested, told_by
 from parity.recognition import Match, joined, recognise
 from parity.weights import Checkpoint, check
 from vit_spec import InputError, ViTConfig, nearest
@@ -25,6 +25,12 @@ Source = str | PathLike[str]
 
 _END = 1 << 20  # bytes
 _TEXT = 1 << 24  # bytes of a JSON file: the names of 21,843 classes take 3 MB in Hugging Face's config.json
+
+# Of these words a config.json has at least one if it describes a model.
+_MODEL = frozenset(
+    "model_type architecture architectures hidden_size embed_dim num_heads num_attention_heads n_heads num_hidden_layers "
+    "layer_norm_eps hidden_act patch_size image_size img_size qkv_bias mlp_ratio global_pool model_args".split()
+)
 
 
 def load(path: Source, *, format: str | None = None, given: Fields | None = None) -> Checkpoint:
@@ -57,9 +63,11 @@ def checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None,
         InputError: as `load`.
     """
     name = notes.get("layout", notes.get("format", "pt"))  # where "format" has to be "pt", as it is in files of others
-    own = isinstance(notes.get("config"), str) and isinstance(name, str) and name != "pt"
-    if own and format is None:
+    if own := isinstance(notes.get("config"), str) and isinstance(name, str) and name != "pt":
+        if format not in (None, name, get_format(name).name):
+            raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from out")
         config = ViTConfig.from_json(notes["config"])
+        _hold_to_companion(config, name, contents, notes)
         arrays = joined(contents.arrays, get_format(name).separator)
         config = config.replace(**nested(given))
         found = Checkpoint(config, name, arrays, contents.container, metadata.assumed(notes, config, given))
@@ -71,19 +79,36 @@ def checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None,
     return metadata.attached(found, notes, given, own)
 
 
+def _hold_to_companion(config: ViTConfig, name: str, contents: Contents, notes: Mapping[str, Any]) -> None:
+    """Refuse a config.json of the format's library that contradicts the config that was written with the weights."""
+    format = get_format(name)
+    if not format.owns(notes.get("config.json", {})):
+        return
+    for match in recognise(contents.arrays, notes, name)[:1]:
+        for field, value in told_by(match.format, match.evidence).items():
+            if field in format.says and field != "norms.layer_scale" and config.at(field) != value:
+                raise InputError(
+                    f"its config.json says {field}={value!r}, the config among its weights {config.at(field)!r}: "
+                    f"correct config.json, or take it away"
+                )
+
+
 def _sensible(matches: list[Match], given: Fields) -> tuple[Match, ViTConfig, tuple[Assumption, ...]]:
     """Return the first reading of a file that makes a model, and that model's config.
+
+    Another format with the same keys is tried only where nothing says what the file is: a refusal by the format that
+    claims it, or whose library's config.json lies beside it, stands.
 
     Raises:
         InputError: none does, or the likeliest lacks what has to be given.
     """
-    refusals = []
+    refusals: list[InputError] = []
     for match in matches:
         try:
             return match, *infer(match.format, match.evidence, given)
-        except InputError as error:
+        except Unfit as error:
             refusals.append(error)
-            if isinstance(error, Untold):
+            if match.format.recognises(match.evidence) or "config.json" in match.evidence.notes:
                 break
     raise refusals[0]
 
@@ -113,8 +138,7 @@ def _beside(path: Path) -> dict[str, Any]:
     notes: dict[str, Any] = {}
     for name in COMPANIONS:
         found = _json(folder / name)
-        of_a_model = name != "config.json" or "model_type" in found or "architecture" in found  # not of some other program
-        if found and of_a_model:
+        if found and (name != "config.json" or _MODEL & found.keys()):  # not of some other program
             notes[name] = found
         if {"recipe", "data"} <= found.keys():
             notes[metadata.RUN] = found

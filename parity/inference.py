@@ -1,6 +1,7 @@
 """The config of weights that do not bring one: read off shapes, told by the files beside them, or assumed and said so."""
 
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -9,10 +10,13 @@ from vit_spec import InputError, ViTConfig
 from vit_spec.config import PARTS, typed
 from vit_spec.models import SIZES
 
-# What each field is where nothing tells: what most models have.  Each is printed as assumed, since it changes the function.
+# Fields that change what is computed and that no tensor shows, with what most models have.  Whatever of them neither the
+# file nor the format tells is assumed, and named.
 USUAL: Fields = {
     "positions.kind": "none",
-    "norms.layer_scale": 1e-5,
+    "positions.rotary": "none",
+    "attention.scale": None,
+    "attention.value_skip": False,
     "norms.eps": 1e-6,
     "mlp.activation": "gelu",
     "head.pool": "token",
@@ -25,15 +29,20 @@ USUAL: Fields = {
 }
 
 
-class Untold(InputError):
-    """What no reading of a file as another format would tell either."""
+class AssumptionWarning(UserWarning):
+    """A model was made of weights that do not tell everything about it; the message names what was assumed."""
+
+
+class Unfit(InputError):
+    """A format cannot be what a file shows; another one with the same keys may."""
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """A field that nothing in the file tells.
+    """Something that changes the function and that nothing in the file tells.
 
-    field, value: as in `ViTConfig`, e.g. "norms.eps", 1e-6.
+    field, value: as in `ViTConfig`, e.g. "norms.eps", 1e-6; or, where `ViTConfig` knows no other value, in words, e.g.
+        "order of a block", "each norm ahead of its half".
     why: on whose word.
     """
 
@@ -49,45 +58,60 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
         given: fields that the user set; they go before all else.
 
     Raises:
+        Unfit: no model of the format is what the file shows.
         InputError: something that must be known is not, or the file contradicts itself.
     """
-    shown = _structure(evidence)
+    shown, likely = _structure(evidence)
     always = {name: value for name, value in format.always.items() if not isinstance(value, tuple) and not callable(value)}
     given = {name: typed(name, value) for name, value in given.items()}
-    told = {name: typed(name, value) for name, value in _told(format, evidence).items()}
+    told = told_by(format, evidence)
     source = "config.json" if "config.json" in evidence.notes else "file"
     for name, value in told.items():
         if name in shown and shown[name] != value and name not in given:
             raise InputError(
                 f"its {source} says {name}={value!r}, its tensors {shown[name]!r}: give the {source} of these very weights"
             )
+    for name in shown.keys() & always.keys():
+        if shown[name] != always[name]:
+            raise Unfit(f"models of format {format.name!r} have {name}={always[name]!r}, its tensors show {shown[name]!r}")
     known = {**shown, **always, **told, **given}
     # Statistics of red, green and blue say nothing of other channels.
-    channels = (1, known.get("in_channels", format.assumed.get("in_channels", 3)))
-    published = {n: v for n, v in format.assumed.items() if not n.startswith("pixels.") or len(v) in channels}
+    guessed = {**format.assumed, **format.likely(evidence)}
+    channels = (1, known.get("in_channels", guessed.get("in_channels", 3)))
+    published = {n: v for n, v in guessed.items() if not n.startswith("pixels.") or len(v) in channels}
+    if "config.json" in evidence.notes:  # of the format's own library, whose code has one rule for all its models
+        known = {**{n: v for n, v in published.items() if n.startswith("resampling.")}, **known}
     assumed = [
         Assumption(name, value, f"as {'models of format ' + format.name if name in published else 'most models'}")
-        for name, value in {**USUAL, **published}.items()
+        for name, value in {**USUAL, **published, **likely}.items()
         if name not in known and _matters(name, known, evidence)
     ]
-    known = {**{each.field: each.value for each in assumed}, **known}
-    for step in (_patch, _heads, _grid):
-        found = step(known, evidence, given)
+    start = {"norms.layer_scale": published.get("norms.layer_scale", 1e-5)}
+    known = {**start, **{each.field: each.value for each in assumed}, **known}
+    for found_by in (_patch, _heads, partial(_grid, format)):
+        found = found_by(known, evidence)
         assumed += [each for each in found if each.why]
         known = {**{each.field: each.value for each in found}, **known}
-    config = build(known)
-    format.layouts(config)  # refuses what the format cannot be, so that another reading of the same keys may be tried
+    try:
+        config = build(known)
+        format.layouts(config)
+    except InputError as error:
+        raise Unfit(str(error)) from None
+    if told and "config.json" in evidence.notes:
+        return config, tuple(assumed)
+    for what, value in format.untold(evidence).items():
+        assumed.append(Assumption(what, value, f"as models of format {format.name}"))
     return config, tuple(assumed)
 
 
-def _told(format: Format, evidence: Evidence) -> Fields:
-    """Return what the file says of its config.
+def told_by(format: Format, evidence: Evidence) -> Fields:
+    """Return what the file, and the files beside it, say of its config.
 
     Raises:
         InputError: JSON that is not as the format's library writes it; as the format says.
     """
     try:
-        return format.settings(evidence)
+        return {name: typed(name, value) for name, value in format.settings(evidence).items()}
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # as many as JSON has types
@@ -118,8 +142,8 @@ def nested(fields: Fields) -> dict[str, Any]:
     return changes
 
 
-def _structure(evidence: Evidence) -> dict[str, Any]:
-    """Return what tensors tell by being there, and by their shapes."""
+def _structure(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what tensors tell by being there and by their shapes, and what they make likely."""
     axes, sizes = evidence.axes, evidence.sizes
     qkv = "qkv" if "blocks.attn.qkv.bias" in axes else "qv" if "blocks.attn.q_bias" in axes else "none"
     shown: dict[str, Any] = {
@@ -132,12 +156,15 @@ def _structure(evidence: Evidence) -> dict[str, Any]:
         "tokens.distillation": "dist_token" in axes,
         "tokens.patch_bias": "patch_embed.proj.bias" in axes,
         "attention.qkv_bias": qkv,
+        "attention.proj": "blocks.attn.proj.weight" in axes,
         "attention.proj_bias": "blocks.attn.proj.bias" in axes,
         "attention.qk_norm": "blocks.attn.q_norm.weight" in axes,
+        "norms.shared_norm": "blocks.norm2.weight" not in axes,
         "norms.before_blocks": "norm_pre.weight" in axes,
         "norms.after_blocks": "norm.weight" in axes,
         "norms.after_pool": "fc_norm.weight" in axes,
     }
+    likely: dict[str, Any] = {}
     if "patch" not in sizes:
         shown |= {"in_channels": sizes["rgb"], "patch_size": (sizes["ph"], sizes["pw"])}
     if "pos_embed" in axes:
@@ -145,30 +172,30 @@ def _structure(evidence: Evidence) -> dict[str, Any]:
     if "blocks.ls1.gamma" not in axes:
         shown["norms.layer_scale"] = None
     if "glu" in axes["blocks.mlp.fc1.weight"]:
-        shown["mlp.activation"] = "swiglu"
+        likely["mlp.activation"] = "swiglu"
     if "attn_pool.latent" in axes:
         shown["head.pool"] = "attention"
+    elif not shown["tokens.class_token"] or "fc_norm.weight" in axes:  # a norm after the pool is a mean's
+        likely["head.pool"] = "mean"
     if "pre_logits.weight" in axes:
         shown["head.hidden"] = sizes["feature"]
     elif sizes.get("feature") == 2 * sizes["width"]:
-        shown["head.pool"] = "token_mean"
+        likely["head.pool"] = "token_mean"
     if "head.weight" in axes:
         shown["head.bias"] = "head.bias" in axes
     if "head" in sizes:
         shown["num_heads"] = sizes["head"]
-    if "attn_pool.latent" not in axes and not shown["tokens.class_token"] and "head.pool" not in shown:
-        shown["head.pool"] = "mean"  # what else is there to pool
-    return shown
+    return shown, likely
 
 
 def _matters(name: str, known: Fields, evidence: Evidence) -> bool:
     """Whether a field that is assumed changes anything for this model."""
     if name.startswith("resampling."):
         return "pos_embed" in evidence.axes
-    return True
+    return name != "norms.layer_scale"  # whose value is where training starts
 
 
-def _patch(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]:
+def _patch(known: Fields, evidence: Evidence) -> list[Assumption]:
     """Return the channels and the patch, where a projection of flattened patches has merged them."""
     if "patch" not in evidence.sizes:
         return []
@@ -188,12 +215,12 @@ def _patch(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]
     return found
 
 
-def _heads(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]:
+def _heads(known: Fields, evidence: Evidence) -> list[Assumption]:
     """Return how many heads there are, and how wide each is where that is not their share of the width."""
     inner, width = evidence.sizes.get("inner", known["width"]), known["width"]
     found: list[Assumption] = []
     if "num_heads" in known and known["num_heads"] is None:
-        raise Untold("tensors do not tell the number of heads: give it with --set num_heads=N")
+        raise InputError("tensors do not tell the number of heads: give it with --set num_heads=N")
     if "num_heads" in known:
         heads = known["num_heads"]
     elif "dim" in evidence.sizes:
@@ -202,7 +229,7 @@ def _heads(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]
     else:
         sizes = [s for s in SIZES.values() if (s.width, s.depth) == (width, known["depth"])]
         if not sizes and inner % 64:
-            raise Untold("tensors do not tell the number of heads: give it with --set num_heads=N")
+            raise InputError("tensors do not tell the number of heads: give it with --set num_heads=N")
         heads = sizes[0].num_heads if sizes else inner // 64
         why = "as the published models of this width and depth" if sizes else "as in most models, whose heads are 64 wide"
         found.append(Assumption("num_heads", heads, why))
@@ -213,7 +240,7 @@ def _heads(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]
     return found
 
 
-def _grid(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]:
+def _grid(format: Format, known: Fields, evidence: Evidence) -> list[Assumption]:
     """Return the image size and which tokens the position table covers, from its rows."""
     ph, pw = known["patch_size"]
     prefix = known["tokens.class_token"] + known["tokens.distillation"] + known["tokens.registers"]
@@ -221,8 +248,12 @@ def _grid(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]:
         return (
             [] if "image_size" in known else [Assumption("image_size", (14 * ph, 14 * pw), "for a grid of 14 x 14 patches")]
         )
+    if "token" not in evidence.sizes:
+        raise Unfit(f"models of format {format.name!r} have a table of positions, and the file has none")
     rows = evidence.sizes["token"]
     covers = {"all": prefix, "class": int(known["tokens.class_token"]), "none": 0}
+    if isinstance(allowed := format.always.get("positions.covers"), tuple):
+        covers = {name: count for name, count in covers.items() if name in allowed}
     if "positions.covers" in known:
         covers = {known["positions.covers"]: covers[known["positions.covers"]]}
     if "image_size" in known:
@@ -235,9 +266,10 @@ def _grid(known: Fields, evidence: Evidence, given: Fields) -> list[Assumption]:
             f"an image of {height}x{width} has {cells} patches of {ph}x{pw}, the position table {rows} rows: "
             f"give the size that it was trained at with --set image_size=HxW"
         )
-    for name, count in covers.items():
-        side = isqrt(max(rows - count, 0))
-        if side and side * side == rows - count:
-            found = [Assumption("image_size", (side * ph, side * pw), "since the table's rows make a square")]
-            return [*found, Assumption("positions.covers", name, "")]
+    sides = {name: isqrt(max(rows - count, 0)) for name, count in covers.items()}
+    fitting = [name for name, count in covers.items() if sides[name] and sides[name] ** 2 == rows - count]
+    if fitting:
+        side, several = sides[fitting[0]], len({sides[name] for name in fitting}) > 1
+        found = [Assumption("image_size", (side * ph, side * pw), "since the table's rows make a square")]
+        return [*found, Assumption("positions.covers", fitting[0], "the first that makes a square" if several else "")]
     raise InputError(f"the position table has {rows} rows, which make no square: give --set image_size=HxW")

@@ -8,6 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
 from typing import Any
 
 from parity.containers.container import Stored, Words
@@ -47,6 +49,11 @@ _BESIDE = re.compile(
     r"|txt|text\w*|t|b|logit_scale|logit_bias)(\W.*)?"  # another tower
 )
 
+_RANKS = {word: n for n, word in enumerate(WRAPPERS)}
+_DEEPEST, _ROOTS = 6, 16  # wrappers around one another; places in one file where a model may lie
+_MISSING = 20  # keys of one line that a message names
+_NUMBER = re.compile(r"\d{1,9}(?!\d)")
+
 COUNTS = {"qkv": 3, "kv": 2, "glu": 2}  # axes whose length is the same in every model
 
 
@@ -80,6 +87,8 @@ class Match:
 def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: str | None = None) -> list[Match]:
     """Return the formats that a file may be in, the likeliest first.
 
+    The time it takes is proportional to the number of keys, whatever they are.
+
     Args:
         arrays: all that the file holds.
         notes: what else it holds.
@@ -88,35 +97,64 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
     Raises:
         InputError: none fits; lists what the nearest lacks and has too much.  Or a config.json of another kind of model.
     """
-    _hold_to_known(str(notes.get("config.json", {}).get("model_type", "")))
-    candidates = [get(name)] if name else [get(each) for each in formats()]
+    candidates = _candidates(notes, name)
     matches: list[Match] = []
-    for format in candidates:
-        stored = joined(arrays, format.separator)
-        for root in _roots(stored, format.separator):
+    for separator in dict.fromkeys(format.separator for format in candidates):
+        stored = joined(arrays, separator)
+        for root in _roots(stored, separator):
             inside = {key.removeprefix(root): array for key, array in stored.items() if key.startswith(root)}
-            inside = _respelled(inside, format.aliases)
-            beside = frozenset(key for key in stored if not key.startswith(root))
-            for variant in [format.variant] if format.variant else format.tables:
-                if match := _match(format.of(variant), inside, beside, notes):
-                    foreign = [f"unexpected {key}" for key in beside if not _may_lie_beside(key, root, format.separator)]
-                    matches.append(replace(match, misfits=(*match.misfits, *foreign)))
+            beside = frozenset(key for key in stored if not key.startswith(root)) if root else frozenset()
+            foreign = [f"unexpected {key}" for key in beside if not _may_lie_beside(key, root, separator)]
+            views = {}
+            for format in candidates:
+                if format.separator != separator:
+                    continue
+                aliases = tuple(format.aliases.items())
+                if aliases not in views:
+                    views[aliases] = _View(_respelled(inside, format.aliases))
+                for variant in [format.variant] if format.variant else format.tables:
+                    if match := _match(format.of(variant), views[aliases], beside, notes):
+                        matches.append(replace(match, misfits=(*match.misfits, *foreign)))
     fitting = [match for match in matches if not match.misfits]
     if not fitting:
         _refuse(candidates, arrays)
-        raise InputError(_no_format(matches, ["/".join(words) for words in arrays], name))
-    # Prefer what claims the file, then what reads more of it, then the outer wrapper, then the order of the formats.
-    return sorted(fitting, key=lambda match: (not match.format.recognises(match.evidence), -len(match.arrays)))
+        raise InputError(_no_format(matches, ["/".join(words) for words in arrays], name, notes.get("config.json")))
+    order = {format.name: n for n, format in enumerate(candidates)}
+    # Prefer what claims the file, then what reads more of it, then the order of the formats, then the outer wrapper.
+    return sorted(
+        fitting,
+        key=lambda match: (not match.format.recognises(match.evidence), -len(match.arrays), order[match.format.name]),
+    )
 
 
-def _hold_to_known(model_type: str) -> None:
-    """Refuse what Hugging Face calls by a name that no format has."""
-    known = list(dict.fromkeys(kind for name in formats() for kind in get(name).model_types))
-    if model_type and model_type not in known:
+def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
+    """Return the formats that a file may be in: beside a config.json of a library, those of that library alone.
+
+    Raises:
+        InputError: a config.json of a model that no format knows, or a format by name that is not of its library.
+    """
+    named = [get(name)] if name else [get(each) for each in formats()]
+    if not (config := notes.get("config.json", {})):
+        return named
+    kind = str(config.get("model_type", ""))
+    known = list(dict.fromkeys(each for other in formats() for each in get(other).model_types))
+    if kind and kind not in known:
         raise InputError(
-            f"its config.json is of model_type {model_type!r}, which is no ViT that is known here; "
-            f"known are {', '.join(known)}"
+            f"its config.json is of model_type {kind!r}, which is no ViT that is known here; known are {', '.join(known)}"
         )
+    found = [format for format in named if format.owns(config)]
+    if found:
+        return found
+    said = f"is of model_type {kind!r}" if kind else f"names timm's {config.get('architecture')!r}"
+    if not kind and "architecture" not in config:
+        some = ", ".join(map(repr, list(config)[:5]))
+        raise InputError(
+            f"its config.json describes a model ({some}) and names neither a model_type of transformers nor an "
+            f"architecture of timm: move the weights away from it, and give what it says with --set"
+        )
+    raise InputError(
+        f"its config.json {said}, format {name!r} is not for that: leave --from out, or move the weights away from it"
+    )
 
 
 def joined(arrays: Mapping[Words, Stored], separator: str) -> dict[str, Stored]:
@@ -145,100 +183,156 @@ def _respelled(arrays: dict[str, Stored], aliases: Mapping[str, str]) -> dict[st
     return arrays
 
 
-def _roots(keys: Iterable[str], separator: str) -> list[str]:
-    """Return what may stand in front of the model's keys: nothing, a wrapper, wrappers in wrappers."""
-    found, keys = [""], list(keys)
-    for root in found:
-        for wrapper in WRAPPERS:
-            longer = f"{root}{wrapper}{separator}"
-            if len(found) < 64 and any(key.startswith(longer) for key in keys):
-                found.append(longer)
-    return found
+def _roots(keys: Mapping[str, Any], separator: str) -> list[str]:
+    """Return what may stand in front of a model's keys: nothing, a wrapper, wrappers in wrappers; the outer first.
+
+    A root counts where a patch projection of some format lies under it.
+    """
+    found: dict[str, tuple[int, ...]] = {"": ()}
+    for key in keys:
+        root = ""
+        ranks: tuple[int, ...] = ()
+        for _ in range(_DEEPEST):
+            word, _, rest = key[len(root) :].partition(separator)
+            if not rest or word not in _RANKS:
+                break
+            root, ranks = f"{root}{word}{separator}", (*ranks, _RANKS[word])
+            found.setdefault(root, ranks)
+    anchors = _anchors(separator)
+    ordered = sorted(found, key=lambda root: (len(found[root]), found[root]))
+    return [root for root in ordered if any(root + anchor in keys for anchor in anchors)][:_ROOTS]
 
 
-def _match(format: Format, arrays: Mapping[str, Stored], beside: frozenset[str], notes: Mapping[str, Any]) -> Match | None:
+@cache
+def _anchors(separator: str) -> frozenset[str]:
+    """Return the keys of the patch projection in all tables of the formats that join keys like this."""
+    tables = [
+        (get(name), variant) for name in formats() for variant in get(name).tables if get(name).separator == separator
+    ]
+    return frozenset(
+        layout.key for format, variant in tables for layout in format.lines(variant).get("patch_embed.proj.weight", [])
+    )
+
+
+class _View:
+    """Keys by pattern: "blocks.3.norm1.bias" is block 3 of "blocks.{block}.norm1.bias"."""
+
+    def __init__(self, arrays: dict[str, Stored]) -> None:
+        self.arrays = arrays
+        self._counted: dict[frozenset[str], dict[str, dict[int, str]]] = {}
+
+    def by_block(self, prefixes: frozenset[str]) -> dict[str, dict[int, str]]:
+        """Return the keys that begin with one of `prefixes` and a number: pattern -> block -> key."""
+        if prefixes not in self._counted:
+            found: dict[str, dict[int, str]] = {}
+            for prefix in prefixes:
+                for key in self.arrays:
+                    if key.startswith(prefix) and (number := _NUMBER.match(key, len(prefix))):
+                        found.setdefault(f"{prefix}{{block}}{key[number.end() :]}", {})[int(number[0])] = key
+            self._counted[prefixes] = found
+        return self._counted[prefixes]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of a table in a file: its layout, a key that is there, and the keys that are and that are not."""
+
+    layout: Layout
+    there: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def _match(format: Format, view: _View, beside: frozenset[str], notes: Mapping[str, Any]) -> Match | None:
     """Read keys as one format; None where hardly a key is the format's."""
-    lines, shapes = format.lines(format.variant), {key: array.shape for key, array in arrays.items()}
-    sizes: dict[str, int] = dict(COUNTS)
-    if depth := _depth(lines, shapes):
-        sizes["block"] = depth
-    there: dict[str, list[Layout]] = {}
-    taken: set[str] = set()
-    whole: set[str] = set()
-    partial: list[list[str]] = []
-    for name, layouts in lines.items():
-        expanded = [(layout, _keys(layout, sizes)) for layout in layouts]
-        if full := [layout for layout, keys in expanded if keys and all(key in shapes for key in keys)]:
-            there[name] = full
-        for layout, keys in expanded:
-            taken.update(key for key in keys if key in shapes)
-            if layout in full:
-                whole.update(keys)
-            elif not full:
-                partial.append(keys)
-    # A bias of queries and values is no half of one of all three, where the format has lines for both.
-    lacking = [keys for keys in partial if any(key in taken - whole for key in keys)]
-    missing = [key for keys in lacking for key in keys if key not in shapes]
-    if "patch_embed.proj.weight" not in there or "blocks.mlp.fc2.weight" not in there:
+    table, arrays = format.lines(format.variant), view.arrays
+    layouts = [layout for found in table.values() for layout in found]
+    if not any(layout.key in arrays for layout in table["patch_embed.proj.weight"]):
         return None
-    rest = {key: array for key, array in arrays.items() if key not in taken}
-    ignored = {key: array for key, array in rest.items() if any(re.fullmatch(p, key) for p in format.ignored)}
-    extra = [key for key in rest if key not in ignored]
-    misfits = [f"missing {key}" for key in missing] + [f"unexpected {key}" for key in extra]
-    solved, axes, trouble = _solve(there, shapes, sizes)
+    blocks = view.by_block(frozenset(each.key.partition("{block}")[0] for each in layouts if "{block}" in each.key))
+    numbers = {number for pattern in {layout.key for layout in layouts} & blocks.keys() for number in blocks[pattern]}
+    numbers |= {n for layout in layouts for pattern in _patterns(layout) for n in blocks.get(pattern, ())}
+    depth = min(max(numbers) + 1, len(numbers) + _MISSING) if numbers else 0
+    lines = {name: [_line(layout, arrays, blocks, depth) for layout in found] for name, found in table.items()}
+    full = {name: [line for line in found if line.there and not line.missing] for name, found in lines.items()}
+    if not full["patch_embed.proj.weight"] or not full["blocks.mlp.fc2.weight"]:
+        return None
+    taken = {key for found in lines.values() for line in found for key in line.there}
+    whole = {key for found in full.values() for line in found for key in line.there}
+    # A bias of queries and values is no half of one of all three, where the format has lines for both.
+    partial = [line for name, found in lines.items() if not full[name] for line in found]
+    missing = [key for line in partial if any(key not in whole for key in line.there) for key in line.missing]
+    rest = [key for key in arrays if key not in taken]
+    passed = _any_of(tuple(format.ignored))
+    ignored = {key: arrays[key] for key in rest if passed.fullmatch(key)}
+    misfits = [f"missing {key}" for key in missing] + [f"unexpected {key}" for key in rest if key not in ignored]
+    there = {name: [(line.layout, arrays[line.there[0]].shape) for line in found] for name, found in full.items() if found}
+    solved, axes, trouble = _solve(there, {**COUNTS, "block": depth} if depth else COUNTS)
     evidence = Evidence(notes, beside, ignored, axes, solved, format.variant)
     return Match(format, {key: arrays[key] for key in arrays if key in taken}, evidence, (*misfits, *trouble))
 
 
-def _depth(lines: Mapping[str, list[Layout]], shapes: Shapes) -> int:
-    """Return the number of blocks that the keys spell out; 0 where they are stacked."""
-    prefixes = {
-        layout.key.partition("{block}")[0] for found in lines.values() for layout in found if "{block}" in layout.key
-    }
-    if not prefixes:
-        return 0
-    pattern = re.compile("|".join(rf"{re.escape(prefix)}(\d+)" for prefix in prefixes))
-    numbers = [int(next(filter(None, m.groups()))) for key in shapes if (m := pattern.match(key)) and len(m[0]) < 200]
-    return min(max(numbers) + 1, len(shapes)) if numbers else 0
+@cache
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Return the pattern that any of several is; one that nothing is where there are none."""
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns) or r"(?!)")
 
 
-def _keys(layout: Layout, sizes: Mapping[str, int]) -> list[str]:
-    return layout.keys(sizes) if all(word in sizes for word in layout.spelled) else []
+def _patterns(layout: Layout) -> list[str]:
+    """Return the keys of a layout with every axis spelled but the block."""
+    sizes: dict[str, int] = {word: COUNTS.get(word, 0) for word in layout.spelled}
+    return replace(layout, spellings={**layout.spellings, "block": ("{block}",)}).keys({**sizes, "block": 1})
+
+
+def _line(layout: Layout, arrays: Mapping[str, Stored], blocks: Mapping[str, Mapping[int, str]], depth: int) -> _Line:
+    """Find the keys of one line; of those that are missing no more than a message shows."""
+    there: list[str] = []
+    missing: list[str] = []
+    for pattern in _patterns(layout):
+        if "{block}" not in pattern:
+            (there if pattern in arrays else missing).append(pattern)
+            continue
+        found = blocks.get(pattern, {})
+        there += [found[number] for number in sorted(found) if number < depth]
+        if len(found) < depth:
+            lacking = (number for number in range(depth) if number not in found)
+            missing += [pattern.replace("{block}", str(number)) for number in islice(lacking, _MISSING)]
+    return _Line(layout, tuple(there), tuple(missing))
 
 
 def _solve(
-    there: Mapping[str, list[Layout]], shapes: Shapes, known: Mapping[str, int]
+    there: Mapping[str, list[tuple[Layout, Shape]]], known: Mapping[str, int]
 ) -> tuple[dict[str, int], dict[str, frozenset[str]], list[str]]:
     """Return the lengths of the axes, the axes of each parameter, and what of the arrays' shapes contradicts itself.
 
     A dimension with one unknown axis tells its length.  Lines that the lengths rule out are dropped; "inner" is the
     length of heads and their width together, which most formats keep merged, "patch" that of a flattened patch.
+
+    there: the lines of each parameter, with the shape of one of their arrays.
     """
     sizes, trouble = dict(known), []
-    open_lines = {name: list(layouts) for name, layouts in there.items()}
+    open_lines = {name: list(lines) for name, lines in there.items()}
     while True:
         before = (len(sizes), sum(map(len, open_lines.values())))
-        for name, layouts in open_lines.items():
-            fitting = [layout for layout in layouts if _fits(layout, shapes[_keys(layout, sizes)[0]], sizes)]
+        for name, lines in open_lines.items():
+            fitting = [(layout, shape) for layout, shape in lines if _fits(layout, shape, sizes)]
             if not fitting:
-                layout, shape = layouts[0], shapes[_keys(layouts[0], sizes)[0]]
+                layout, shape = lines[0]
                 trouble.append(f"misshapen {layout.key} {shape}, expected {layout.axes}")
-                fitting = []
             open_lines[name] = fitting
             if len(fitting) == 1:
-                for length, words in _dims(fitting[0], shapes[_keys(fitting[0], sizes)[0]], sizes):
+                for length, words in _dims(*fitting[0], sizes):
                     if len(words) == 1:
                         sizes[words[0]] = length
                     elif set(words) == {"head", "dim"}:
                         sizes["inner"] = length
                     elif set(words) == {"rgb", "ph", "pw"}:
                         sizes["patch"] = length
-        open_lines = {name: layouts for name, layouts in open_lines.items() if layouts}
+        open_lines = {name: lines for name, lines in open_lines.items() if lines}
         if (len(sizes), sum(map(len, open_lines.values()))) == before or trouble:
             break
     if "head" in sizes and "dim" in sizes:
         sizes["inner"] = sizes["head"] * sizes["dim"]
-    axes = {name: frozenset(layouts[0].words) for name, layouts in open_lines.items()}
+    axes = {name: frozenset(lines[0][0].words) for name, lines in open_lines.items()}
     return sizes, axes, trouble
 
 
@@ -276,10 +370,16 @@ def _refuse(candidates: list[Format], arrays: Iterable[Words]) -> None:
                 raise InputError(f"{key}, of format {format.name}: {what}, for which ViTConfig has no word")
 
 
-def _no_format(matches: list[Match], keys: list[str], name: str | None) -> str:
+def _no_format(matches: list[Match], keys: list[str], name: str | None, config: Mapping[str, Any] | None) -> str:
     """Say why no format fits, by the nearest."""
     if not matches:
         some = ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
+        if config:
+            kind = "model_type" if "model_type" in config else "architecture"
+            return (
+                f"its config.json is of {kind} {config[kind]!r}, which has other keys than {some}: give the config.json of "
+                f"these very weights"
+            )
         which = f"format {name!r} has no such keys" if name else "no format has such keys"
         return f"{which}: {some or 'there are none'}; `python -m parity formats` lists the formats and where their keys are"
     best = min(matches, key=lambda match: (len(match.misfits), -len(match.arrays)))

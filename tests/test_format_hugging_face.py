@@ -183,7 +183,10 @@ def test_images_that_are_not_normalised_are_taken_as_they_are(tmp_path):
     "fields, words",
     [
         ({"model_type": "swin"}, "model_type 'swin', which is no ViT that is known here; known are"),
-        ({"model_type": "deit"}, "model_type 'deit', format 'hf-vit' is for 'vit'"),
+        ({"model_type": "deit"}, "model_type 'deit', which has other keys than"),
+        ({"a_field_of_next_year": 1}, "a_field_of_next_year=1, which format 'hf-vit' does not know"),
+        ({"is_decoder": True}, "is_decoder=True, which format 'hf-vit' does not know"),
+        ({"qkv_bias": False}, "attention.qkv_bias='none', its tensors 'qkv'"),
         ({"hidden_act": "silu"}, "hidden_act 'silu', known here are gelu, "),
         ({"hidden_act": ["gelu"]}, r"hidden_act \['gelu'\], known here are"),
         ({"vision_config": "base"}, "vision_config 'base': an object was expected"),

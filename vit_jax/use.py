@@ -37,15 +37,35 @@ def quick_to_compile() -> dict[str, int] | None:
     return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
 
 
-def load(path: str | PathLike[str], execution: Execution | None = None) -> tuple[ViT, Params]:
+def load(
+    path: str | PathLike[str],
+    execution: Execution | None = None,
+    *,
+    format: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> tuple[ViT, Params]:
     """Return the model and the parameters that a file holds; see `parity.load` for what can be read.
+
+    Args:
+        path: a file, a folder, a run, or "hf://owner/name".
+        execution: how the model runs.
+        format: the name of the file's format; by default it is recognised.
+        given: fields of the config to set against what the file says, dotted as in {"norms.eps": 1e-5}.
+        num_classes: width of the classifier: another one than the file's is drawn anew, 0 takes it away.
+        image_size: in pixels, (height, width) or the side of a square: positions are resampled to it.
+
+    Warns:
+        parity.AssumptionWarning: names everything about the model that the file does not tell and that was assumed.
+        parity.SurgeryWarning: says what num_classes or image_size changed.
 
     Raises:
         vit_spec.InputError: no such file, or one that is not a ViT's weights.
     """
-    import parity  # the one arrow that points up: reading any format is the parity layer's work
+    import parity.loading  # the one arrow that points up: reading any format is the parity layer's work
 
-    checkpoint = parity.load(path)
+    checkpoint = parity.loading.for_model(path, format=format, given=given, num_classes=num_classes, image_size=image_size)
     return ViT(checkpoint.config, execution or Execution()), parity.to_jax(checkpoint)
 
 

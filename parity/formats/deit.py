@@ -7,7 +7,7 @@ Source: facebookresearch/deit 7e160fe, models.py, models_v2.py and main.py.
 """
 
 from parity.formats.dino import BACKBONE
-from parity.formats.facebook import ALWAYS, ASSUMED, PLAIN, argued
+from parity.formats.facebook import ALWAYS, ASSUMED, PLAIN, argued, untold
 from parity.formats.format import Evidence, Fields, Format
 from parity.formats.tables import uneven_heads
 from vit_spec import ViTConfig
@@ -55,11 +55,12 @@ FORMAT = Format(
         **ALWAYS,
         "norms.after_blocks": True,
         "norms.after_pool": False,
-        "head.pool": "token",
+        "head.pool": ("token",),
         "head.bias": True,
     },
     objection=objection,
     assumed={**ASSUMED, **PLAIN, "norms.layer_scale": 1e-4},
     settings=settings,
     recognises=recognises,
+    untold=untold,
 )

@@ -6,7 +6,7 @@ positions are resampled with DINO's offset of 0.1, and pixels are ImageNet's.  F
 Source: facebookresearch/dino 7c446df, vision_transformer.py and main_dino.py.
 """
 
-from parity.formats.facebook import ALWAYS, ASSUMED, OFFSET, argued
+from parity.formats.facebook import ALWAYS, ASSUMED, OFFSET, argued, untold
 from parity.formats.format import Evidence, Format
 from parity.formats.tables import plain, respelled, uneven_heads
 from parity.formats.torch import TABLE
@@ -48,9 +48,10 @@ FORMAT = Format(
         "norms.layer_scale": None,
         "norms.after_blocks": True,
         "norms.after_pool": False,
-        "head.pool": "token",
+        "head.pool": ("token",),
     },
     objection=lambda config, table: uneven_heads(config),
     assumed={**ASSUMED, **OFFSET},
     recognises=recognises,
+    untold=untold,
 )

@@ -10,7 +10,7 @@ Source: facebookresearch/dinov2 b8931f7, dinov2/models/vision_transformer.py, la
 import numpy as np
 
 from parity.formats.dino import BACKBONE
-from parity.formats.facebook import ALWAYS, ASSUMED, OFFSET
+from parity.formats.facebook import ALWAYS, ASSUMED, OFFSET, untold
 from parity.formats.format import Evidence, Fields, Format
 from parity.formats.tables import respelled, uneven_heads
 from vit_spec import ViTConfig
@@ -27,10 +27,14 @@ _GATE = """
 
 
 def settings(evidence: Evidence) -> Fields:
-    """Return what registers change, and the heads of the giant, whose width and depth SigLIP's giant has too."""
-    fields: dict[str, object] = {"positions.covers": "all"}
-    if "reg_token" in evidence.axes:  # dinov2/hub/backbones.py
-        fields = {"positions.covers": "class", "resampling.antialias": True, "resampling.offset": 0.0}
+    """Return which tokens have a position."""
+    return {"positions.covers": "class" if "reg_token" in evidence.axes else "all"}
+
+
+def likely(evidence: Evidence) -> Fields:
+    """Return what dinov2/hub/backbones.py sets: how tables with registers are resampled, and the heads of the giant."""
+    registers = "reg_token" in evidence.axes
+    fields: dict[str, object] = {"resampling.antialias": True, "resampling.offset": 0.0} if registers else {}
     return fields | ({"num_heads": 24} if evidence.sizes["width"] == 1536 else {})
 
 
@@ -58,10 +62,12 @@ FORMAT = Format(
         "num_classes": 0,
         "norms.after_blocks": True,
         "norms.after_pool": False,
-        "head.pool": "token",
+        "head.pool": ("token",),
     },
     objection=objection,
     assumed={**ASSUMED, **OFFSET},
+    likely=likely,
     settings=settings,
     recognises=lambda evidence: "mask_token" in evidence.ignored,
+    untold=untold,
 )

@@ -3,13 +3,16 @@
 Where a file is like timm's key by key, it is told apart only by what stands beside the weights.
 """
 
+from collections.abc import Mapping
+
 from parity.formats.format import Evidence, Fields
 from parity.formats.tables import CLASSIC
 from vit_spec.models import DINO_BICUBIC, IMAGENET, PLAIN_BICUBIC
 
 # Norms over all tokens, eps 1e-6, a class token with a position, and GELU in all its exactness: each repository's own
 # vision_transformer.py or models*.py.
-ALWAYS: Fields = {**CLASSIC, "head.hidden": None}
+# Rotary positions leave no key: timm keeps models with them under the very same names, so a file alone does not tell.
+ALWAYS: Fields = {**CLASSIC, "head.hidden": None, "positions.rotary": ("none",)}
 
 # Their data loaders normalise with ImageNet's mean and deviation.
 ASSUMED: Fields = {
@@ -24,6 +27,11 @@ PLAIN: Fields = {
     "resampling.offset": PLAIN_BICUBIC.offset,
 }
 OFFSET: Fields = {**PLAIN, "resampling.offset": DINO_BICUBIC.offset}
+
+
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return what models of other libraries with the same keys do otherwise."""
+    return {"order of a block": "each norm ahead of its half"}
 
 
 def argued(evidence: Evidence, *names: str) -> bool:

@@ -92,6 +92,9 @@ class Format:
     objection: what of a config a table cannot hold though each field is allowed: "norms.after_pool=True with ...".
     assumed: fields of the published models that neither tensors nor the file tell, as the source that the module
         names documents them.
+    likely: the same, where it depends on which tensors a file holds; goes before `assumed`.
+    untold: what the classes of the format can be that changes neither keys nor shapes and that `ViTConfig` has no word for,
+        with what is assumed of it: {"order of a block": "each norm ahead of its half"}.  Without a config.json it is named.
     settings: what the files beside the weights and other notes say of the config.
     says: the fields that `files` writes, so that any reader has them.
     files: JSON files, by name, with which the format's own library opens a folder.
@@ -115,11 +118,19 @@ class Format:
     always: Fields = field(default_factory=dict)
     objection: Callable[[ViTConfig, str], str] = no_objection
     assumed: Fields = field(default_factory=dict)
+    likely: Callable[[Evidence], Fields] = nothing
+    untold: Callable[[Evidence], Mapping[str, str]] = nothing
     settings: Callable[[Evidence], Fields] = nothing
     says: frozenset[str] = frozenset()
     files: Callable[[ViTConfig], Mapping[str, Any]] = no_files
     recognises: Callable[[Evidence], bool] = lambda evidence: False
     model_types: tuple[str, ...] = ()
+
+    def owns(self, config: Mapping[str, Any]) -> bool:
+        """Whether a config.json describes models of this format: its `model_type` is of the format's, or it is timm's."""
+        if "model_type" in config:
+            return config["model_type"] in self.model_types
+        return self.name == "timm" and "architecture" in config
 
     def of(self, variant: str) -> Self:
         """Return the format with one of its tables chosen.

@@ -41,6 +41,11 @@ def settings(evidence: Evidence) -> Fields:
             "it is a DeiTForImageClassification, which has a distillation token and classifies by the class token alone; "
             "known here is DeiTForImageClassificationWithTeacher: give that, or take classifier.* out"
         )
+    if any("pooler" in key for key in evidence.ignored) and "head.weight" not in evidence.axes:
+        raise InputError(
+            "it is a DeiTModel with a pooler, which reads the class token alone; known here are both tokens' outputs: take "
+            "pooler.* out to have those"
+        )
     return hf.settings(evidence, hf.described(evidence, NAME, TYPES, hf_vit.DEFAULTS))
 
 

@@ -20,6 +20,9 @@ DEFAULTS = {
     "layerscale_value": 1.0,
     "image_size": 224,
     "patch_size": 14,
+    "qkv_bias": True,
+    "mlp_ratio": 4,
+    "use_swiglu_ffn": False,
 }
 BODY = hf.EMBEDDINGS + hf.LAYER_SCALE
 LAYOUTS = {
@@ -73,10 +76,24 @@ def settings(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fields]:
         fields = hf.settings(evidence, told)
         fields["head.pool"] = "token_mean" if "head.weight" in evidence.axes else "token"
         if told:
+            fields["mlp_dim"] = hidden(told)
             fields["norms.layer_scale"] = told["layerscale_value"]
         return fields
 
     return read
+
+
+def hidden(told: Mapping[str, Any]) -> int:
+    """Return the width of the MLPs: a gated one has two thirds of what the ratio says, in steps of 8.
+
+    Raises:
+        InputError: a width or a ratio that is no number.
+    """
+    width, found = told.get("hidden_size", 768), told["mlp_ratio"]
+    if type(width) is not int or type(found) not in (int, float):
+        raise InputError(f"its config.json says hidden_size {width!r} and mlp_ratio {found!r}: numbers were expected")
+    whole = int(width * found)
+    return (int(whole * 2 / 3) + 7) // 8 * 8 if told["use_swiglu_ffn"] else whole
 
 
 def described(config: ViTConfig, model_type: str, model: str, **more: Any) -> dict[str, Any]:

@@ -24,6 +24,11 @@ DEFAULTS = {
     "image_size": 224,
     "patch_size": 16,
     "use_gated_mlp": False,
+    "query_bias": True,
+    "key_bias": False,
+    "value_bias": True,
+    "proj_bias": True,
+    "mlp_bias": True,
 }
 BODY = """
     patch_embed.proj.weight | embeddings.patch_embeddings.weight | width rgb ph pw
@@ -43,6 +48,7 @@ BODY = """
     norm.weight | norm.weight | width
     norm.bias   | norm.bias   | width
 """
+_BIASES = {(True, True, True): "qkv", (True, False, True): "qv", (False, False, False): "none"}
 TEXT = BODY + hf.LAYER_SCALE + hf.ATTENTION_V5
 
 
@@ -59,6 +65,13 @@ def settings(evidence: Evidence) -> Fields:
             raise InputError(
                 f"its config.json says hidden_act {told['hidden_act']!r} of a gated MLP: only 'silu' is known here"
             )
+        biases = tuple(bool(told[f"{name}_bias"]) for name in ("query", "key", "value"))
+        if biases not in _BIASES:
+            raise InputError(
+                f"its config.json says query_bias, key_bias, value_bias {biases}, for which ViTConfig has no word"
+            )
+        fields["attention.qkv_bias"] = _BIASES[biases]
+        fields["attention.proj_bias"] = bool(told["proj_bias"])
         fields["positions.rotary_base"] = told["rope_theta"]
         fields["norms.layer_scale"] = told["layerscale_value"]
     return fields

@@ -10,7 +10,7 @@ from typing import Any
 
 from parity.formats import hugging_face as hf
 from parity.formats.format import Evidence, Fields, Format
-from vit_spec import ViTConfig
+from vit_spec import InputError, ViTConfig
 
 NAME, TYPES = "hf-siglip", ("siglip", "siglip_vision_model")
 DEFAULTS = {
@@ -19,6 +19,7 @@ DEFAULTS = {
     "layer_norm_eps": 1e-6,
     "image_size": 224,
     "patch_size": 16,
+    "vision_use_head": True,
 }
 TEXT = (
     hf.TOWER
@@ -47,7 +48,12 @@ def settings(evidence: Evidence) -> Fields:
     Raises:
         InputError: the config.json of another model, or one that says what is not known here.
     """
-    return hf.settings(evidence, hf.described(evidence, NAME, TYPES, DEFAULTS))
+    told = hf.described(evidence, NAME, TYPES, DEFAULTS)
+    if told and not told["vision_use_head"]:
+        raise InputError(
+            "its config.json says vision_use_head False: only the model with its attention pooling is known here"
+        )
+    return hf.settings(evidence, told)
 
 
 def files(config: ViTConfig) -> Mapping[str, Any]:

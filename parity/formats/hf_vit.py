@@ -18,6 +18,7 @@ DEFAULTS = {
     "image_size": 224,
     "patch_size": 16,
     "pooler_act": "tanh",
+    "qkv_bias": True,
 }
 LAYOUTS = {
     "v4": (hf.EMBEDDINGS + hf.NORMS + hf.ATTENTION_V4 + hf.MLP_V4, "encoder.layer"),
@@ -49,6 +50,11 @@ def settings(evidence: Evidence) -> Fields:
     return hf.settings(evidence, told)
 
 
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return what no tensor shows of the pooler."""
+    return {"activation of the pooler": "tanh"} if "pre_logits.weight" in evidence.axes else {}
+
+
 def files(config: ViTConfig) -> Mapping[str, Any]:
     """Return the files with which transformers opens a folder."""
     architecture = "ViTForImageClassification" if config.num_classes else "ViTModel"
@@ -74,6 +80,7 @@ FORMAT = Format(
     always=ALWAYS,
     assumed=ASSUMED,
     settings=settings,
+    untold=untold,
     says=hf.SAYS,
     files=files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,

@@ -165,7 +165,32 @@ ACTIVATIONS = {
     "relu": "relu",
     "linear": "none",
 }
-SHOWN = {"hidden_size": "width", "num_hidden_layers": "depth", "num_channels": "in_channels"}  # by tensors too
+SHOWN = {  # by tensors too
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "num_channels": "in_channels",
+    "intermediate_size": "mlp_dim",
+    "num_register_tokens": "tokens.registers",
+}
+
+# Fields of config.json that leave the function alone: what acts in training, selects outputs, or is said of text.
+NEUTRAL = frozenset(
+    "_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path apply_layernorm architectures "
+    "attention_dropout attention_probs_dropout_prob attn_implementation bad_words_ids begin_suppress_tokens bos_token_id "
+    "chunk_size_feed_forward cross_attention_hidden_size decoder_hidden_size decoder_intermediate_size "
+    "decoder_num_attention_heads decoder_num_hidden_layers decoder_start_token_id diversity_penalty do_sample "
+    "drop_path_rate dropout dtype early_stopping encoder_no_repeat_ngram_size encoder_stride eos_token_id "
+    "exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout_prob id2label "
+    "initializer_factor initializer_range is_encoder_decoder label2id length_penalty logit_scale_init_value mask_ratio "
+    "max_length min_length model_type no_repeat_ngram_size norm_pix_loss num_beam_groups num_beams num_return_sequences "
+    "out_features out_indices output_attentions output_hidden_states output_scores pad_token_id pooler_output_size "
+    "pos_embed_jitter pos_embed_rescale pos_embed_shift prefix problem_type projection_dim remove_invalid_values "
+    "repetition_penalty reshape_hidden_states return_dict return_dict_in_generate sep_token_id stage_names suppress_tokens "
+    "task_specific_params temperature text_config text_config_dict text_model_config tf_legacy_loss tie_encoder_decoder "
+    "tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16 "
+    "use_cache use_mask_token vision_config vision_config_dict vocab_size".split()
+)
+UNSET = ("add_cross_attention", "is_decoder", "pruned_heads")  # change the function unless they are false or empty
 UNGATED = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")  # of mlp.activation
 
 PLAIN: Fields = {  # what all of these models are
@@ -201,10 +226,10 @@ def described(evidence: Evidence, name: str, types: tuple[str, ...], defaults: M
 
     name: the format's.
     types: the `model_type`s that it reads.
-    defaults: what transformers takes where a field is left out.
+    defaults: the fields that are read besides those that tensors show, with what transformers takes where one is left out.
 
     Raises:
-        InputError: the config.json of another model.
+        InputError: the config.json of another model, or a field that is not known here and may change the function.
     """
     whole = evidence.notes.get("config.json", {})
     if "model_type" not in whole:
@@ -214,8 +239,22 @@ def described(evidence: Evidence, name: str, types: tuple[str, ...], defaults: M
             f"its config.json is of model_type {kind!r}, format {name!r} is for {' or '.join(map(repr, types))}: "
             f"give the config.json of these very weights"
         )
-    if not isinstance(told := whole.get("vision_config", whole), dict):
-        raise InputError(f"its config.json says vision_config {told!r}: an object was expected")
+    told = dict(whole)
+    for part in ("vision_config", "vision_config_dict"):  # the latter goes before the former (CLIPConfig)
+        if whole.get(part) is not None:
+            if not isinstance(whole[part], dict):
+                raise InputError(f"its config.json says {part} {whole[part]!r}: an object was expected")
+            told = {**(told if part == "vision_config_dict" else {}), **whole[part]}
+    for fields in (whole, told):
+        known = {*NEUTRAL, *SHOWN, *defaults}
+        unknown = [key for key in fields if key not in known and not (key in UNSET and not fields[key])]
+        if unknown:
+            shown = ", ".join(f"{key}={fields[key]!r}" for key in unknown[:6])
+            more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
+            raise InputError(
+                f"its config.json has {shown}{more}, which format {name!r} does not know and which may change the "
+                f"function: take it out if it does not"
+            )
     return {**defaults, **{key: value for key, value in told.items() if value is not None}}
 
 
@@ -231,6 +270,8 @@ def settings(evidence: Evidence, told: Mapping[str, Any]) -> dict[str, Any]:
     if not told:
         return fields
     fields |= {ours: told[theirs] for theirs, ours in SHOWN.items() if theirs in told}
+    if "qkv_bias" in told:
+        fields["attention.qkv_bias"] = "qkv" if told["qkv_bias"] else "none"
     fields["num_heads"] = told["num_attention_heads"]
     fields["norms.eps"] = told["layer_norm_eps"]
     fields["image_size"] = pair(told["image_size"], "image_size")

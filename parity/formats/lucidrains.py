@@ -70,7 +70,7 @@ _CLASSES = {"vit": _VIT_IS, "simple": _SIMPLE_IS}
 
 def settings(evidence: Evidence) -> Fields:
     """Return what tensors do not show of the two classes."""
-    known = ("tokens.class_token", "attention.proj_bias")  # that tensors show
+    known = ("tokens.class_token", "attention.proj_bias", "head.pool")  # that tensors show, or that is assumed
     return {name: value for name, value in _CLASSES[evidence.variant].items() if name not in known}
 
 

@@ -8,7 +8,7 @@ Source: facebookresearch/mae efb2a80, models_mae.py, models_vit.py, main_pretrai
 """
 
 from parity.formats.dino import BACKBONE
-from parity.formats.facebook import ALWAYS, ASSUMED, PLAIN, argued
+from parity.formats.facebook import ALWAYS, ASSUMED, PLAIN, argued, untold
 from parity.formats.format import Evidence, Fields, Format
 from parity.formats.tables import uneven_heads
 from vit_spec import ViTConfig
@@ -22,8 +22,9 @@ _CLASSIFIER = """
 
 
 def settings(evidence: Evidence) -> Fields:
-    """Return how tokens are pooled: `fc_norm` is there where their mean is taken."""
-    return {"head.pool": "mean" if "fc_norm.weight" in evidence.axes else "token"}
+    """Return how tokens are pooled, where the arguments of the script lie beside the weights."""
+    said = evidence.notes.get("args/global_pool")
+    return {"head.pool": "mean" if said else "token"} if isinstance(said, bool) else {}
 
 
 def objection(config: ViTConfig, table: str) -> str:
@@ -58,4 +59,5 @@ FORMAT = Format(
     assumed={**ASSUMED, **PLAIN},
     settings=settings,
     recognises=recognises,
+    untold=untold,
 )

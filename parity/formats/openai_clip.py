@@ -67,7 +67,7 @@ FORMAT = Format(
         "norms.before_blocks": True,
         "norms.after_blocks": True,
         "norms.after_pool": False,
-        "head.pool": "token",
+        "head.pool": ("token",),
         "head.hidden": None,
         "head.bias": False,
     },

@@ -1,4 +1,4 @@
-"""timm's Vision Transformers: the state dict of `VisionTransformer` and, with DINOv3's rotary positions, of `Eva`.
+"""timm's Vision Transformers: the state dict of `VisionTransformer`, and of `Eva` with DINOv3's rotary positions or none.
 
 So are AugReg's weights, DeiT's, DINO's, DINOv2's, MAE's, CLIP's and SigLIP's as timm keeps them.  A folder with
 config.json is what timm itself writes for a hub, and `timm.create_model("local-dir:FOLDER", pretrained=True)` opens it.
@@ -13,7 +13,7 @@ timm/models/vision_transformer.py for the legacy names.
 
 import numpy as np
 
-from parity.formats import timm_config
+from parity.formats import timm_arguments, timm_config
 from parity.formats.format import Evidence, Fields, Format
 from parity.formats.tables import ORDINARY, plain, respelled, uneven_heads
 from parity.formats.torch import TABLE
@@ -26,7 +26,7 @@ _POOL = "\n".join(line for line in plain(TABLE).splitlines() if line.strip().sta
 _EVA = respelled(
     plain(TABLE),
     {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"},
-    ("pre_logits", "dist_token", "head_dist", "pos_embed", "blocks.attn.qkv.bias"),
+    ("pre_logits", "dist_token", "head_dist"),
 )
 _GATE = """
     blocks.mlp.fc1.weight | blocks.{block}.mlp.{glu}.weight | ff width
@@ -39,32 +39,47 @@ _HIDDEN = """
 
 
 def settings(evidence: Evidence) -> Fields:
-    """Return what config.json says, and what is known of the sizes that DINOv2 and DINOv3 were published in.
+    """Return what config.json says.
 
     Raises:
         InputError: MLPs without biases, or an architecture that is another function.
     """
-    axes, width = evidence.axes, evidence.sizes["width"]
-    if "blocks.mlp.fc1.bias" not in axes:
+    if "blocks.mlp.fc1.bias" not in evidence.axes:
         raise InputError(
             "its MLPs have no biases (timm's proj_bias=False), for which ViTConfig has no word: it cannot be read"
         )
+    config = evidence.notes.get("config.json", {})
+    return timm_arguments.fields(config, evidence.sizes["rgb"]) if "architecture" in config else {}
+
+
+def likely(evidence: Evidence) -> Fields:
+    """Return what models with these tensors mostly are.
+
+    Without a table of positions `Eva` is DINOv3, whose heads are 64 wide but for the 7B's.
+    """
+    axes, width = evidence.axes, evidence.sizes["width"]
     fields: dict[str, object] = {}
-    if evidence.variant == "eva":
-        fields |= {
-            "positions.kind": "none",
-            "positions.rotary": "dinov3",
-            "positions.rotary_base": 100.0,
-            "norms.eps": 1e-5,
-        }
+    if evidence.variant == "eva" and "pos_embed" not in axes:
+        fields |= {"positions.rotary": "dinov3", "positions.rotary_base": 100.0, "norms.eps": 1e-5}
         fields |= {} if "attn_pool.latent" in axes else {"head.pool": "mean"}
-        if width % 64 == 0:  # heads of 64, but for the 7B
-            fields["num_heads"] = 32 if width == 4096 else width // 64
-    elif "fc_norm.weight" in axes:  # which timm makes where it takes a mean, unless told otherwise
-        fields["head.pool"] = "mean"
-    if evidence.variant != "eva" and width == 1536 and "glu" in axes["blocks.mlp.fc1.weight"]:
+        fields |= {"num_heads": 32 if width == 4096 else width // 64} if width % 64 == 0 else {}
+    elif width == 1536 and "glu" in axes["blocks.mlp.fc1.weight"]:
         fields["num_heads"] = 24  # DINOv2's giant; SigLIP 2's, of the same width and depth, has 16
-    return {**fields, **timm_config.fields(evidence)}
+    return fields
+
+
+def untold(evidence: Evidence) -> dict[str, str]:
+    """Return what timm's arguments change and tensors do not show: block_fn, rope_*, pool_include_prefix, attn_pool_*."""
+    found = {"order of a block": "each norm ahead of its half", "gate of an MLP": "SiLU of the first half"}
+    if "glu" not in evidence.axes["blocks.mlp.fc1.weight"]:
+        del found["gate of an MLP"]
+    if evidence.variant == "eva" and "pos_embed" not in evidence.axes:
+        found["rotation"] = "of halves, over rows and columns of patches about the centre"
+    if "attn_pool.latent" in evidence.axes:
+        found["attention pooling"] = "as many heads as the blocks, over the patch tokens alone"
+    elif not {"cls_token", "reg_token"}.isdisjoint(evidence.axes):
+        found["a pool that is a mean"] = "of the patch tokens alone"
+    return found
 
 
 def objection(config: ViTConfig, table: str) -> str:
@@ -72,8 +87,9 @@ def objection(config: ViTConfig, table: str) -> str:
     c, pool = config, config.head.pool
     if what := uneven_heads(c):
         return what
-    if (c.positions.rotary == "dinov3") != (table == "eva"):
-        return f"positions.rotary={c.positions.rotary!r} in its table {table!r}"
+    if table != "eva" and (c.positions.rotary == "dinov3" or c.attention.qkv_bias == "qv"):
+        fields = f"positions.rotary={c.positions.rotary!r} with attention.qkv_bias={c.attention.qkv_bias!r}"
+        return f"{fields} in its table {table!r}"
     if c.tokens.patch_bias == c.norms.before_blocks:
         return (
             f"norms.before_blocks={c.norms.before_blocks} with tokens.patch_bias={c.tokens.patch_bias}, only one of the two"
@@ -96,12 +112,12 @@ def _vit_objection(c: ViTConfig) -> str:
 
 
 def _eva_objection(c: ViTConfig) -> str:
-    if c.positions.kind != "none":
-        return "positions.rotary='dinov3' with a table of positions"
     if c.mlp.activation not in ("gelu", "swiglu"):
-        return f"positions.rotary='dinov3' with mlp.activation={c.mlp.activation!r}"
+        return f"mlp.activation={c.mlp.activation!r} in its table 'eva'"
     if c.head.pool == "attention" and c.num_prefix:  # which timm's Eva lets the query read
-        return f"positions.rotary='dinov3' with head.pool='attention' and {c.num_prefix} tokens ahead of the patches"
+        return f"head.pool='attention' with {c.num_prefix} tokens ahead of the patches in its table 'eva'"
+    if c.positions.kind == "learned" and c.num_covered not in (0, c.num_prefix):
+        return f"positions.covers={c.positions.covers!r} with {c.tokens.registers} registers"
     return ""
 
 
@@ -114,7 +130,7 @@ FORMAT = Format(
     what="timm's state_dict, or the folder that timm.create_model opens",
     separator=".",
     tables={"vit": f"{_VIT}\n{_POOL}", "eva": _EVA + _GATE, "legacy": f"{_VIT}\n{_POOL}{_HIDDEN}"},
-    usual=lambda config: "eva" if config.positions.rotary == "dinov3" else "vit",
+    usual=lambda config: "eva" if config.positions.rotary == "dinov3" or config.attention.qkv_bias == "qv" else "vit",
     spellings={"glu": ("fc1_g", "fc1_x")},
     ignored={r"head\.bias": "zeros, where the classifier has no bias"},
     constants={"head.bias | label": _no_bias},
@@ -127,6 +143,8 @@ FORMAT = Format(
     },
     objection=objection,
     assumed={"norms.eps": 1e-6, "mlp.activation": "gelu", "resampling.kernel": "bicubic", "resampling.antialias": True},
+    likely=likely,
+    untold=untold,
     settings=settings,
     says=timm_config.SAYS,
     files=timm_config.files,

@@ -6,6 +6,7 @@ number of heads, and eps is that of torch.nn.LayerNorm.
 Source: pytorch/pytorch 2.13, torch/nn/modules/activation.py (MultiheadAttention) and normalization.py (eps 1e-5).
 """
 
+from parity.formats.facebook import untold
 from parity.formats.format import Format
 from parity.formats.tables import CLASSIC, uneven_heads
 
@@ -45,10 +46,11 @@ FORMAT = Format(
         "norms.after_blocks": True,
         "norms.after_pool": False,
         "norms.layer_scale": None,
-        "head.pool": "token",
+        "head.pool": ("token",),
         "head.hidden": None,
         "head.bias": True,
     },
     objection=lambda config, table: uneven_heads(config),
     assumed={"norms.eps": 1e-5, "mlp.activation": "gelu", "num_heads": None},
+    untold=untold,
 )

@@ -21,7 +21,8 @@ from timm.layers import GELUTanh, QuickGELU
 from timm.models import save_for_hf
 
 import parity
-from parity.formats import Evidence, timm_config
+from benchmarks.timm_architectures import TABLE, table
+from parity.formats import timm_arguments, timm_config
 from parity.formats.timm import FORMAT
 from parity.writing import write
 from tests.goldens.golden import noise
@@ -64,6 +65,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "every_token": ("vit_base_patch16_224", {"global_pool": "", "pos_embed": "none", "act_layer": "relu"}),
     "qk_norm": ("vit_base_patch16_224", {"qk_norm": True, "qkv_bias": False, "class_token": False, "global_pool": "avg"}),
     "no_final_norm": ("vit_base_patch16_224", {"final_norm": False, "act_layer": "identity"}),
+    "eva": ("eva_giant_patch14_224", {"init_values": 0.1}),
+    "rope_none": ("vit_small_patch16_rope_ape_224", {"use_rot_pos_emb": False}),
     "dinov3": ("vit_base_patch16_dinov3", ROTARY),
     "dinov3_qkvb": ("vit_base_patch16_dinov3_qkvb", {**ROTARY, "global_pool": "token", "num_classes": 0}),
     "dinov3_plus": ("vit_small_plus_patch16_dinov3_qkvb", {**ROTARY, "global_pool": "token"}),
@@ -97,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_the_twins_compute_what_timm_computes_with_its_own_folder(folder: Path, name: str) -> None:
     path, images, logits = saved(folder, name)
-    format = "timm:eva" if "dinov3" in name else "timm:vit"
+    format = "timm:eva" if "dinov3" in name or name in ("eva", "rope_none") else "timm:vit"
     prove(path, images, logits, format=format, peer=PEER, hidden=HIDDEN[name])
 
 
@@ -124,45 +127,59 @@ def test_a_written_state_dict_has_timms_keys_and_no_other(folder: Path, name: st
 # config.json --------------------------------------------------------------------------------------------------------
 
 
-def accepted(name: str) -> bool:
-    """Whether an architecture is read."""
+def told(name: str) -> dict[str, Any] | None:
+    """What is said of an architecture; None where it is refused."""
+    data = json.loads(json.dumps(timm.get_pretrained_cfg(name).to_dict()))
     try:
-        told(name, False)
+        return dict(timm_arguments.fields({"architecture": name, "pretrained_cfg": data}, 3))
     except InputError:
-        return False
-    return True
-
-
-def told(name: str, gated: bool) -> dict[str, Any]:
-    axes = {"blocks.mlp.fc1.weight": frozenset({"glu"} if gated else ()), "pos_embed": frozenset()}
-    notes = {"config.json": {"architecture": name}}
-    return dict(timm_config.fields(Evidence(notes, frozenset(), {}, axes, {"rgb": 3})))
+        return None
 
 
 NAMES = sorted({name for module in ("vision_transformer", "deit", "eva") for name in timm.list_models(module=module)})
-VITS = [name for name in NAMES if accepted(name)]
+VITS = [name for name in NAMES if told(name)]
 
 
 def test_most_architectures_are_read() -> None:
-    assert len(VITS) > 150
+    assert len(VITS) > 170
+
+
+def test_the_table_of_architectures_is_that_of_timm() -> None:
+    assert table() == json.loads(TABLE.read_text()), "python -m benchmarks.timm_architectures --write"
 
 
 @pytest.mark.parametrize("part", range(8))
 def test_the_rules_say_what_each_architecture_is(part: int) -> None:
-    activations = {torch.nn.GELU: "gelu", GELUTanh: "gelu_tanh", QuickGELU: "quick_gelu", torch.nn.SiLU: None}
+    activations = {torch.nn.GELU: "gelu", GELUTanh: "gelu_tanh", QuickGELU: "quick_gelu", torch.nn.SiLU: "swiglu"}
     pools = {"token": "token", "avg": "mean", "map": "attention"}
     for name in VITS[part::8]:
         model = timm.create_model(name, depth=1, device="meta")
         [block], act = model.blocks, next(m for m in model.blocks.modules() if type(m) in activations)
+        prefixed = model.pos_embed is not None and model.num_prefix_tokens > 0
         expected = {
+            "image_size": model.patch_embed.img_size,
+            "patch_size": model.patch_embed.patch_size,
+            "width": model.embed_dim,
             "num_heads": block.attn.num_heads,
+            "mlp_dim": block.mlp.fc2.in_features,
             "norms.eps": block.norm1.eps,
+            "norms.before_blocks": isinstance(model.norm_pre, torch.nn.LayerNorm),
+            "norms.after_blocks": isinstance(model.norm, torch.nn.LayerNorm),
+            "norms.after_pool": isinstance(model.fc_norm, torch.nn.LayerNorm),
             "head.pool": pools[model.global_pool],
             "mlp.activation": activations[type(act)],
-            "positions.covers": "none" if getattr(model, "no_embed_class", False) else "all",
+            "tokens.registers": 0
+            if model.num_prefix_tokens == 0 or "distilled" in name
+            else model.reg_token.shape[1]
+            if model.reg_token is not None
+            else 0,
+            "positions.kind": "none" if model.pos_embed is None else "learned",
+            "positions.rotary": "dinov3" if getattr(model, "rope", None) is not None else "none",
         }
-        found = told(name, expected["mlp.activation"] is None)
-        assert {key: found.get(key) for key in expected} == expected, name
+        if prefixed:
+            expected["positions.covers"] = "none" if model.no_embed_class else "all"
+        found = told(name)
+        assert found and {key: found.get(key) for key in expected} == expected, name
 
 
 @pytest.mark.parametrize(
@@ -173,7 +190,11 @@ def test_the_rules_say_what_each_architecture_is(part: int) -> None:
         ("vit_base_patch16_224", {"norm_layer": "rmsnorm"}, "norm_layer"),
         ("vit_base_patch16_224", {"act_layer": "mish"}, "act_layer"),
         ("vit_base_patch16_224", {"global_pool": "avgmax"}, "global_pool"),
-        ("vit_base_patch16_224", {"pool_include_prefix": True}, "pool_include_prefix"),
+        ("vit_base_patch16_224", {"pool_include_prefix": True, "global_pool": "avg"}, "pool_include_prefix"),
+        ("vit_base_patch16_224", {"act_layer": "silu"}, "act_layer"),
+        ("vit_base_patch16_224", {"an_argument_of_next_year": 1}, "an_argument_of_next_year"),
+        ("vit_small_patch16_rope_ape_224", {}, "use_rot_pos_emb|rope_type"),
+        ("vit_base_patch16_of_next_year", {}, "no ViT of timm 1.0.31"),
     ],
 )
 def test_a_folder_of_another_function_is_refused_by_name(
@@ -247,7 +268,6 @@ def random(config: ViTConfig) -> parity.Checkpoint:
         ({"norms": {"after_pool": True}}, "norms.after_blocks=True with norms.after_pool"),
         ({"tokens": {"patch_bias": False}}, "tokens.patch_bias"),
         ({"attention": {"head_dim": 5}}, "attention.head_dim"),
-        ({"attention": {"qkv_bias": "qv"}}, "blocks.attn.q_bias"),
         ({"attention": {"scale": 0.5}}, "attention.scale"),
         ({"attention": {"proj_bias": False}}, "attention.proj_bias"),
         ({"tokens": {"registers": 2}, "positions": {"covers": "class"}}, "positions.covers"),
