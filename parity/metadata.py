@@ -35,8 +35,13 @@ def notes(checkpoint: Checkpoint) -> dict[str, str]:
     if checkpoint.task != "classes":
         found["task"] = checkpoint.task
     if checkpoint.assumed:
-        found["assumed"] = json.dumps([{"field": each.field, "why": each.why} for each in checkpoint.assumed])
+        found["assumed"] = json.dumps([_note(each) for each in checkpoint.assumed])
     return found
+
+
+def _note(one: Assumption) -> dict[str, str]:
+    """Return an assumption without its value, which is in the config, unless it is on what has no field there."""
+    return {"field": one.field, "why": one.why} | ({} if one.field in FIELDS else {"value": str(one.value)})
 
 
 def attached(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fields, own: bool) -> Checkpoint:
@@ -78,12 +83,14 @@ def assumed(notes: Mapping[str, Any], config: ViTConfig, given: Fields) -> tuple
     """
     found = _parsed(notes.get("assumed", "[]"))
     for each in found if isinstance(found, list) else [None]:
-        if not isinstance(each, dict) or each.get("field") not in FIELDS or not isinstance(each.get("why"), str):
-            raise InputError(
-                "its note on what was assumed of its config is not as it was written: convert the source again"
-            )
+        told = each if isinstance(each, dict) else {}
+        keys = {"field", "why"} if told.get("field") in FIELDS else {"field", "why", "value"}
+        if told.keys() != keys or not all(isinstance(word, str) for word in told.values()):
+            raise InputError("its note on what was assumed is not as it was written: convert the source again")
     return tuple(
-        Assumption(each["field"], config.at(each["field"]), each["why"]) for each in found if each["field"] not in given
+        Assumption(each["field"], each["value"] if "value" in each else config.at(each["field"]), each["why"])
+        for each in found
+        if each["field"] not in given
     )
 
 
