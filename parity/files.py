@@ -11,7 +11,7 @@ from parity import containers, hub, metadata
 from parity.containers import Contents
 from parity.formats import Fields
 from parity.formats import get as get_format
-from parity.inference import Assumption, Unfit, infer, nested, told_by
+from parity.inference import Assumption, Unfit, infer, nested
 from parity.recognition import Match, joined, recognise
 from parity.weights import Checkpoint, check
 from vit_spec import InputError, ViTConfig, nearest
@@ -85,7 +85,7 @@ def _hold_to_companion(config: ViTConfig, name: str, contents: Contents, notes: 
     if not format.owns(notes.get("config.json", {})):
         return
     for match in recognise(contents.arrays, notes, name)[:1]:
-        for field, value in told_by(match.format, match.evidence).items():
+        for field, value in match.format.told(match.evidence).items():
             if field in format.says and field != "norms.layer_scale" and config.at(field) != value:
                 raise InputError(
                     f"its config.json says {field}={value!r}, the config among its weights {config.at(field)!r}: "

@@ -64,7 +64,7 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
     shown, likely = _structure(evidence)
     always = {name: value for name, value in format.always.items() if not isinstance(value, tuple) and not callable(value)}
     given = {name: typed(name, value) for name, value in given.items()}
-    told = told_by(format, evidence)
+    told = format.told(evidence)
     source = "config.json" if "config.json" in evidence.notes else "file"
     for name, value in told.items():
         if name in shown and shown[name] != value and name not in given:
@@ -102,21 +102,6 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
     for what, value in format.untold(evidence).items():
         assumed.append(Assumption(what, value, f"as models of format {format.name}"))
     return config, tuple(assumed)
-
-
-def told_by(format: Format, evidence: Evidence) -> Fields:
-    """Return what the file, and the files beside it, say of its config.
-
-    Raises:
-        InputError: JSON that is not as the format's library writes it; as the format says.
-    """
-    try:
-        return {name: typed(name, value) for name, value in format.settings(evidence).items()}
-    except InputError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # as many as JSON has types
-        what = f"what lies beside its weights cannot be a config ({type(error).__name__}: {error})"
-        raise InputError(f"{what}: correct config.json, or take it away") from None
 
 
 def build(fields: Fields) -> ViTConfig:

@@ -118,6 +118,8 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
     fitting = [match for match in matches if not match.misfits]
     if not fitting:
         _refuse(candidates, arrays)
+        for match in matches[: "config.json" in notes]:
+            match.format.told(match.evidence)  # a refusal by what config.json says tells more than one by keys
         raise InputError(_no_format(matches, ["/".join(words) for words in arrays], name, notes.get("config.json")))
     order = {format.name: n for n, format in enumerate(candidates)}
     # Prefer what claims the file, then what reads more of it, then the order of the formats, then the outer wrapper.
@@ -364,7 +366,7 @@ def _fits(layout: Layout, shape: Shape, sizes: Mapping[str, int]) -> bool:
 def _refuse(candidates: list[Format], arrays: Iterable[Words]) -> None:
     """Say of a file that is known to be none of these models what it computes instead."""
     for format in candidates:
-        keys = [format.separator.join(words) for words in arrays]
+        keys = [format.separator.join(words) for words in arrays] if format.refused else []
         for pattern, what in format.refused.items():
             if key := next((key for key in keys if re.search(pattern, key)), None):
                 raise InputError(f"{key}, of format {format.name}: {what}, for which ViTConfig has no word")

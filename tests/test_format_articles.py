@@ -174,7 +174,8 @@ def test_the_fixed_table_of_the_rectangular_model_is_written_and_not_read(tmp_pa
     table = torch.load(tmp_path / "b.pth", weights_only=True)["backbone.pos_embed"]
     config = read("article_rectangular").config
     assert np.array_equal(table[0].numpy(), vit_spec.position_table(config, config.grid)[0])
-    [line] = parity.load(tmp_path / "b.pth", format="article_rectangular", given=GIVEN["article_rectangular"]).left
+    (tmp_path / "b.pth").rename(tmp_path / "c.pth")  # away from the notes beside it
+    [line] = parity.load(tmp_path / "c.pth", given=GIVEN["article_rectangular"]).left
     assert line == "backbone.pos_embed: the fixed table, which is computed"
 
 
@@ -186,6 +187,29 @@ def test_another_table_than_the_articles_is_refused(tmp_path):
     torch.save(state, tmp_path / "c.pth")
     with pytest.raises(InputError, match=r"backbone.pos_embed is not the article's table"):
         parity.load(tmp_path / "c.pth", given=GIVEN["article_rectangular"])
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("computed", [True, False], ids=["computed", "rounded"])
+def test_a_table_of_lower_precision_than_the_weights_is_told_from_a_wrong_one(tmp_path, kind, computed):
+    path = saved(tmp_path, "article_rectangular")
+    write(load(path, "article_rectangular", GIVEN["article_rectangular"]), tmp_path / "b.pth", "article_rectangular")
+    state = {key: value.double() for key, value in torch.load(tmp_path / "b.pth", weights_only=True).items()}
+    exact, dtype = state["backbone.pos_embed"], getattr(torch, kind)
+    _, length, width = exact.shape
+    position, column = torch.arange(length, dtype=dtype)[:, None], torch.arange(width)
+    angle = position / torch.tensor(10000.0, dtype=dtype) ** (column // 2 * 2 / width).to(dtype)
+    made = torch.where(column % 2 == 0, angle.sin(), angle.cos())[None]
+    state["backbone.pos_embed"] = (made if computed else exact.to(dtype)).double()
+    torch.save(state, tmp_path / "c.pth")
+    found = parity.load(tmp_path / "c.pth", given=GIVEN["article_rectangular"])
+    [told] = [each for each in found.assumed if each.field == "position table"]
+    error = float((state["backbone.pos_embed"] - exact).abs().max())
+    assert told.value == f"exact sinusoids; the file's are rounded, by up to {error:.0e}"
+    state["backbone.pos_embed"] = exact.roll(1, 1)
+    torch.save(state, tmp_path / "d.pth")
+    with pytest.raises(InputError, match="not the article's table"):
+        parity.load(tmp_path / "d.pth", given=GIVEN["article_rectangular"])
 
 
 def test_the_multihead_article_gets_every_key_that_its_module_has(tmp_path):

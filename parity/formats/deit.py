@@ -7,9 +7,10 @@ Source: facebookresearch/deit 7e160fe, models.py, models_v2.py and main.py.
 """
 
 from parity.formats.dino import BACKBONE
-from parity.formats.facebook import ALWAYS, ASSUMED, PLAIN, argued, untold
+from parity.formats.facebook import ALWAYS, ASSUMED, PLAIN, argued
 from parity.formats.format import Evidence, Fields, Format
 from parity.formats.tables import uneven_heads
+from parity.formats.torch import untold
 from vit_spec import ViTConfig
 
 _HEAD = """

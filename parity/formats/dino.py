@@ -6,10 +6,10 @@ positions are resampled with DINO's offset of 0.1, and pixels are ImageNet's.  F
 Source: facebookresearch/dino 7c446df, vision_transformer.py and main_dino.py.
 """
 
-from parity.formats.facebook import ALWAYS, ASSUMED, OFFSET, argued, untold
+from parity.formats.facebook import ALWAYS, ASSUMED, OFFSET, argued
 from parity.formats.format import Evidence, Format
 from parity.formats.tables import plain, respelled, uneven_heads
-from parity.formats.torch import TABLE
+from parity.formats.torch import TABLE, untold
 
 BACKBONE = respelled(
     plain(TABLE),

@@ -10,9 +10,10 @@ Source: facebookresearch/dinov2 b8931f7, dinov2/models/vision_transformer.py, la
 import numpy as np
 
 from parity.formats.dino import BACKBONE
-from parity.formats.facebook import ALWAYS, ASSUMED, OFFSET, untold
+from parity.formats.facebook import ALWAYS, ASSUMED, OFFSET
 from parity.formats.format import Evidence, Fields, Format
 from parity.formats.tables import respelled, uneven_heads
+from parity.formats.torch import untold
 from vit_spec import ViTConfig
 
 _MORE = """

@@ -9,6 +9,8 @@ Source: facebookresearch/dinov3 6876159, dinov3/models/vision_transformer.py, la
 layers/rope_position_encoding.py, hub/backbones.py.
 """
 
+from collections.abc import Mapping
+
 import ml_dtypes
 import numpy as np
 
@@ -57,7 +59,7 @@ def settings(evidence: Evidence) -> Fields:
     fields: dict[str, object] = {"positions.rotary": "dinov3", "positions.rotary_base": BASE}
     if _PERIODS in evidence.ignored:
         found = _read(evidence.ignored[_PERIODS])
-        fields["positions.rotary_base"] = _base(found)
+        fields["positions.rotary_base"], _ = _base(found)
         if evidence.sizes["inner"] % (4 * len(found)) == 0:
             fields["num_heads"] = evidence.sizes["inner"] // (4 * len(found))
     return fields
@@ -67,20 +69,30 @@ def _read(array: Stored) -> Array:
     return np.asarray(array.read(0, array.size), np.float64)
 
 
-def _base(found: Array) -> float:
-    """Return the base that has these periods, exact or rounded to bfloat16."""
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return that periods are computed anew, where the file's are rounded."""
+    if _PERIODS not in evidence.ignored:
+        return {}
+    _, kind = _base(_read(evidence.ignored[_PERIODS]))
+    return {"rotary periods": f"exact; the file's are rounded to {kind}"} if kind else {}
+
+
+def _base(found: Array) -> tuple[float, str]:
+    """Return the base that has these periods, and the type that they are rounded to, "" where that is float32 or none."""
     candidates = [BASE]
     if len(found) > 1:
         implied = float(found[-1]) ** (len(found) / (len(found) - 1))
         candidates.append(float(f"{implied:.3g}"))
     for base in candidates:
         exact = periods(base, 4 * len(found))
-        rounded = exact.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
-        if np.allclose(found, exact, rtol=1e-6, atol=0) or np.array_equal(found, rounded):
-            return base
+        if np.allclose(found, exact, rtol=1e-6, atol=0):
+            return base, ""
+        for kind in (ml_dtypes.bfloat16, np.float16):
+            if np.array_equal(found, exact.astype(np.float32).astype(kind).astype(np.float64)):
+                return base, np.dtype(kind).name
     raise InputError(
         f"{_PERIODS} are not base ** (2 i / {2 * len(found)}) for any base that was tried ({candidates}), "
-        f"exact or rounded to bfloat16: it cannot be read"
+        f"exact or rounded to bfloat16 or float16: it cannot be read"
     )
 
 
@@ -125,5 +137,6 @@ FORMAT = Format(
     objection=lambda config, table: uneven_heads(config),
     assumed={**ASSUMED, "norms.eps": 1e-5, "image_size": (224, 224)},
     settings=settings,
+    untold=untold,
     recognises=lambda evidence: _PERIODS in evidence.ignored,
 )

@@ -3,8 +3,6 @@
 Where a file is like timm's key by key, it is told apart only by what stands beside the weights.
 """
 
-from collections.abc import Mapping
-
 from parity.formats.format import Evidence, Fields
 from parity.formats.tables import CLASSIC
 from vit_spec.models import DINO_BICUBIC, IMAGENET, PLAIN_BICUBIC
@@ -27,11 +25,6 @@ PLAIN: Fields = {
     "resampling.offset": PLAIN_BICUBIC.offset,
 }
 OFFSET: Fields = {**PLAIN, "resampling.offset": DINO_BICUBIC.offset}
-
-
-def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return what models of other libraries with the same keys do otherwise."""
-    return {"order of a block": "each norm ahead of its half"}
 
 
 def argued(evidence: Evidence, *names: str) -> bool:

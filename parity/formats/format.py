@@ -9,6 +9,7 @@ from typing import Any, Self
 from parity.containers.container import Stored
 from parity.layout import Array, Column, Layout, Spellings
 from vit_spec import InputError, Row, ViTConfig, nearest, rows
+from vit_spec.config import typed
 
 Fields = Mapping[str, Any]  # config field, dotted as in "norms.eps" -> value
 
@@ -131,6 +132,20 @@ class Format:
         if "model_type" in config:
             return config["model_type"] in self.model_types
         return self.name == "timm" and "architecture" in config
+
+    def told(self, evidence: Evidence) -> Fields:
+        """Return what the file, and the files beside it, say of its config.
+
+        Raises:
+            InputError: JSON that is not as the format's library writes it; as `settings` says.
+        """
+        try:
+            return {name: typed(name, value) for name, value in self.settings(evidence).items()}
+        except InputError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # as many as JSON has types
+            what = f"what lies beside its weights cannot be a config ({type(error).__name__}: {error})"
+            raise InputError(f"{what}: correct config.json, or take it away") from None
 
     def of(self, variant: str) -> Self:
         """Return the format with one of its tables chosen.

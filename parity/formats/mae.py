@@ -8,9 +8,10 @@ Source: facebookresearch/mae efb2a80, models_mae.py, models_vit.py, main_pretrai
 """
 
 from parity.formats.dino import BACKBONE
-from parity.formats.facebook import ALWAYS, ASSUMED, PLAIN, argued, untold
+from parity.formats.facebook import ALWAYS, ASSUMED, PLAIN, argued
 from parity.formats.format import Evidence, Fields, Format
 from parity.formats.tables import uneven_heads
+from parity.formats.torch import untold
 from vit_spec import ViTConfig
 
 _CLASSIFIER = """

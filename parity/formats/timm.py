@@ -11,20 +11,21 @@ Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer
 timm/models/vision_transformer.py for the legacy names.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from parity.formats import timm_arguments, timm_config
+from parity.formats import timm_arguments, timm_config, torch
 from parity.formats.format import Evidence, Fields, Format
 from parity.formats.tables import ORDINARY, plain, respelled, uneven_heads
-from parity.formats.torch import TABLE
 from parity.layout import Array
 from vit_spec import InputError, ViTConfig
 
 _POOL_MLP = ("attn_pool.mlp.fc1", "attn_pool.mlp.fc2")
-_VIT = respelled(TABLE, {}, ("pre_logits", "blocks.attn.q_bias", "blocks.attn.v_bias", *_POOL_MLP))
-_POOL = "\n".join(line for line in plain(TABLE).splitlines() if line.strip().startswith(_POOL_MLP))
+_VIT = respelled(torch.TABLE, {}, ("pre_logits", "blocks.attn.q_bias", "blocks.attn.v_bias", *_POOL_MLP))
+_POOL = "\n".join(line for line in plain(torch.TABLE).splitlines() if line.strip().startswith(_POOL_MLP))
 _EVA = respelled(
-    plain(TABLE),
+    plain(torch.TABLE),
     {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"},
     ("pre_logits", "dist_token", "head_dist"),
 )
@@ -68,18 +69,11 @@ def likely(evidence: Evidence) -> Fields:
     return fields
 
 
-def untold(evidence: Evidence) -> dict[str, str]:
-    """Return what timm's arguments change and tensors do not show: block_fn, rope_*, pool_include_prefix, attn_pool_*."""
-    found = {"order of a block": "each norm ahead of its half", "gate of an MLP": "SiLU of the first half"}
-    if "glu" not in evidence.axes["blocks.mlp.fc1.weight"]:
-        del found["gate of an MLP"]
-    if evidence.variant == "eva" and "pos_embed" not in evidence.axes:
-        found["rotation"] = "of halves, over rows and columns of patches about the centre"
-    if "attn_pool.latent" in evidence.axes:
-        found["attention pooling"] = "as many heads as the blocks, over the patch tokens alone"
-    elif not {"cls_token", "reg_token"}.isdisjoint(evidence.axes):
-        found["a pool that is a mean"] = "of the patch tokens alone"
-    return found
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return what arguments of timm's classes change and tensors do not show."""
+    rotary = evidence.variant == "eva" and "pos_embed" not in evidence.axes
+    found = {"rotation": "of halves, over rows and columns of patches about the centre"} if rotary else {}
+    return {**torch.untold(evidence), **found}
 
 
 def objection(config: ViTConfig, table: str) -> str:

@@ -153,6 +153,8 @@ def fields(whole: Mapping[str, Any], channels: int) -> Fields:
     data = {**data, "num_classes": whole.get("num_classes", data.get("num_classes"))}
     try:
         found = _READ[cls](_Arguments(name, {**_from_data(data), **fixed, **given}))
+    except InputError:
+        raise
     except (ArithmeticError, TypeError, ValueError) as error:
         raise InputError(
             f"its config.json has arguments of the wrong type ({error}): correct it, or take it away"

@@ -3,7 +3,9 @@
 The names are those of timm, DeiT, DINO and MAE.
 """
 
-from parity.formats.format import Format
+from collections.abc import Mapping
+
+from parity.formats.format import Evidence, Format
 
 TABLE = """
     patch_embed.proj.weight | patch_embed.proj.weight | width rgb ph pw
@@ -65,9 +67,26 @@ TABLE = """
     head_dist.bias           | head_dist.bias           | label
 """
 
+
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return what libraries with these keys do in several ways that tensors do not show.
+
+    In timm these are the arguments block_fn, mlp_layer, pool_include_prefix and attn_pool_num_heads.
+    """
+    found = {"order of a block": "each norm ahead of its half"}
+    if "glu" in evidence.axes["blocks.mlp.fc1.weight"]:
+        found["gate of an MLP"] = "SiLU of the first half"
+    if "attn_pool.latent" in evidence.axes:
+        found["attention pooling"] = "as many heads as the blocks, over the patch tokens alone"
+    elif not {"cls_token", "reg_token"}.isdisjoint(evidence.axes):
+        found["a pool that is a mean"] = "of the patch tokens alone"
+    return found
+
+
 FORMAT = Format(
     name="torch",
     what="state_dict of vit_torch, with timm's names",
     separator=".",
     tables={"": TABLE},
+    untold=untold,
 )

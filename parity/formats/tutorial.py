@@ -6,9 +6,9 @@ number of heads, and eps is that of torch.nn.LayerNorm.
 Source: pytorch/pytorch 2.13, torch/nn/modules/activation.py (MultiheadAttention) and normalization.py (eps 1e-5).
 """
 
-from parity.formats.facebook import untold
 from parity.formats.format import Format
 from parity.formats.tables import CLASSIC, uneven_heads
+from parity.formats.torch import untold
 
 TABLE = """
     cls_token               | cls_token               | 1 1 width

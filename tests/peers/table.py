@@ -47,9 +47,30 @@ python -m parity inspect SRC                      # what is in it, and what of i
 python -m parity check SRC --against OTHER        # the same function? both through both twins, in float64
 ```
 
-Every key is a parameter, or is ignored for a stated reason, or is an error; nothing is guessed in silence. What neither the
-tensors nor the files beside them tell is taken from what the family publishes, printed as *assumed*, and set otherwise by
-`--set norms.eps=1e-5`.
+Every key is a parameter, or is ignored for a stated reason, or is an error.
+
+## What decides how a file is read
+
+1. **Its own config.** A file that this project wrote carries its config and its format. A `config.json` beside it that
+   contradicts them is an error.
+2. **A `config.json` beside it.** The weights are read by a format of the library that it names, or not at all. timm's
+   `model_args` are followed through the constructor of the architecture's class; of transformers' config every field is
+   read, or known not to change the function. An unknown architecture, argument, field or value is an error that names it.
+3. **Its tensors,** where nothing else is there. Whatever changes the function and shows in no tensor is an *assumption*:
+   LayerNorm's eps, the activation, pooling, the number of heads, rotary positions, the order of norms in a block,
+   pixel statistics, resampling. The commands print each one, `vit_torch.load` and `vit_jax.load` warn once
+   (`parity.AssumptionWarning`) and name them all. An assumption is confirmed or corrected by `--set norms.eps=1e-5`, in
+   Python by `given={{"norms.eps": 1e-5}}`.
+
+```python
+model = vit_torch.load("vit.pth", format="timm", given={{"norms.eps": 1e-5, "num_heads": 6}})
+model = vit_torch.load("vit/", num_classes=10, image_size=384)  # parity.SurgeryWarning: a new head, resampled positions
+```
+
+A table of constants in a file (fixed sinusoids, rotary periods) must be the one that is computed here. A table of lower
+precision than the weights is accepted and reported as an assumption; another table is refused.
+
+## All formats
 
 | format | what it is | reads | writes | its config | proven against | float64 |
 | --- | --- | --- | --- | --- | --- | --- |

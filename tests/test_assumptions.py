@@ -1,0 +1,262 @@
+"""What a file does not tell of its model is named, what it tells is obeyed or refused, and nothing is read silently."""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import parity
+import vit_spec
+from parity.containers.container import Stored
+from parity.formats import get
+from parity.recognition import recognise
+from tests.twins import perturbed, pictures
+from vit_spec import InputError, ViTConfig
+
+jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
+
+import vit_jax
+import vit_torch
+
+CONFIG = vit_spec.get("vit_ti16", depth=1, num_classes=7, image_size=(48, 64), norms={"eps": 1e-5})
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, Any]:
+    return parity.to_torch(perturbed(CONFIG), CONFIG)
+
+
+@pytest.fixture
+def bare(tmp_path: Path, state: dict[str, Any]) -> Path:
+    torch.save(state, tmp_path / "bare.pth")
+    return tmp_path / "bare.pth"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, state: dict[str, Any]) -> Path:
+    """A folder as timm writes it, without notes of ours."""
+    parity.write(parity.Checkpoint(CONFIG, "torch", state), f"{tmp_path / 'timm'}/", "timm")
+    weights = tmp_path / "timm/model.safetensors"
+    save_file(load_file(weights), weights, {"format": "pt"})
+    return tmp_path / "timm"
+
+
+def changed(folder: Path, **fields: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return folder
+
+
+def argued(folder: Path, **arguments: Any) -> Path:
+    given = json.loads((folder / "config.json").read_text())["model_args"]
+    return changed(folder, model_args=given | arguments)
+
+
+# A bare file ------------------------------------------------------------------------------------------------------------
+
+
+NAMED = {
+    "norms.eps",
+    "mlp.activation",
+    "head.pool",
+    "num_heads",
+    "positions.rotary",
+    "pixels.mean",
+    "pixels.std",
+    "resampling.kernel",
+    "resampling.antialias",
+    "order of a block",
+}
+
+
+def test_everything_that_tensors_do_not_tell_is_named(bare: Path) -> None:
+    found = parity.load(bare, given={"image_size": CONFIG.image_size})
+    assert NAMED <= {each.field for each in found.assumed}
+
+
+@pytest.mark.parametrize("load", [vit_torch.load, vit_jax.load], ids=["torch", "jax"])
+def test_either_twin_warns_once_of_all_that_is_assumed_at_the_callers_line(bare: Path, load: Callable[..., Any]) -> None:
+    with pytest.warns(parity.AssumptionWarning) as caught:
+        load(bare, given={"image_size": CONFIG.image_size})
+    [warning] = caught
+    assert warning.filename == __file__
+    assert all(name in str(warning.message) for name in NAMED) and "\n" not in str(warning.message)
+
+
+def test_what_is_given_is_not_assumed_and_makes_the_function_right(bare: Path, state: dict[str, Any]) -> None:
+    given = {"image_size": CONFIG.image_size, "norms.eps": 1e-5}
+    with pytest.warns(parity.AssumptionWarning) as caught:
+        model = vit_torch.load(bare, given=given, format="timm")
+    assert "norms.eps" not in str(caught[0].message)
+    expected = vit_torch.ViT(CONFIG).eval()
+    expected.load_state_dict(state)
+    images = torch.tensor(pictures(CONFIG)).permute(0, 3, 1, 2)
+    assert torch.equal(model(images), expected(images))
+
+
+def test_a_complete_folder_is_read_without_a_warning(folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert vit_torch.load(folder).config == CONFIG.replace(regularisation=vit_spec.config.Regularisation())
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_a_norm_after_the_pool_and_a_missing_class_token_are_no_proof_of_a_mean(tmp_path: Path, positions: bool) -> None:
+    config = CONFIG.replace(
+        image_size=48,
+        tokens={"class_token": positions},
+        head={"pool": "mean"},
+        norms={"after_pool": positions, "after_blocks": not positions},
+    )
+    torch.save(parity.to_torch(perturbed(config), config), tmp_path / "bare.pth")
+    found = parity.load(tmp_path / "bare.pth")
+    assert found.config.head.pool == "mean" and "head.pool" in {each.field for each in found.assumed}
+
+
+# A head or images of another size ---------------------------------------------------------------------------------------
+
+
+def test_another_head_and_another_image_size_are_made_and_told(folder: Path) -> None:
+    with pytest.warns(parity.SurgeryWarning) as caught:
+        model = vit_torch.load(folder, num_classes=3, image_size=64)
+    assert [str(each.message).partition(": ")[2].split()[0] for each in caught] == ["image_size", "num_classes"]
+    assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
+    with pytest.warns(parity.SurgeryWarning, match="num_classes 7 -> 0"):
+        functional, params = vit_jax.load(folder, num_classes=0)
+    assert functional.apply({"params": params}, np.zeros((1, 48, 64, 3), np.float32)).shape == (1, 192)
+
+
+def test_the_head_and_the_size_that_a_file_has_change_nothing(folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert vit_torch.load(folder, num_classes=7, image_size=(48, 64)).config.num_classes == 7
+
+
+# What lies beside is obeyed or refused ----------------------------------------------------------------------------------
+
+OTHER_FUNCTIONS = [
+    {"global_pool": "avgmax"},
+    {"global_pool": "avg", "pool_include_prefix": True},
+    {"act_layer": "mish"},
+    {"act_layer": "silu"},
+    {"norm_layer": "rmsnorm"},
+    {"block_fn": "ResPostBlock"},
+    {"scale_attn_norm": True},
+    {"use_naflex": True},
+    {"a_word_of_tomorrow": 1},
+    {"num_heads": "three"},
+]
+
+
+@pytest.mark.parametrize("arguments", OTHER_FUNCTIONS, ids=str)
+def test_a_folder_of_another_function_is_refused_whatever_format_has_its_keys(folder: Path, arguments: Any) -> None:
+    for format in (None, "timm", "torch", "deit"):
+        with pytest.raises(InputError) as error:
+            parity.load(argued(folder, **arguments), format=format)
+        assert "\n" not in str(error.value)
+        assert format in ("torch", "deit") or list(arguments)[-1] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        ({"act_layer": "gelu_tanh"}, "mlp.activation", "gelu_tanh"),
+        ({"norm_layer": "layernorm"}, "norms.eps", 1e-6),
+        ({"num_heads": 6}, "num_heads", 6),
+        ({"dynamic_img_pad": True, "dynamic_img_size": True}, "tokens.pad", True),
+        ({"drop_path_rate": 0.3}, "norms.eps", 1e-5),
+    ],
+)
+def test_arguments_are_obeyed(folder: Path, arguments: Any, field: str, value: Any) -> None:
+    assert parity.load(argued(folder, **arguments)).config.at(field) == value
+
+
+def test_an_architecture_of_tomorrow_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"'vit_base_patch16_2240', which is no ViT of timm 1.0.31; did you mean"):
+        parity.load(changed(folder, architecture="vit_base_patch16_2240"))
+
+
+def test_a_config_of_no_library_is_not_passed_over(bare: Path) -> None:
+    (bare.parent / "config.json").write_text(json.dumps({"hidden_size": 192, "num_heads": 6}))
+    with pytest.raises(InputError, match="names neither a model_type of transformers nor an architecture of timm"):
+        parity.load(bare)
+    (bare.parent / "config.json").write_text(json.dumps({"compilerOptions": {}}))  # of some other program
+    assert parity.load(bare, given={"image_size": CONFIG.image_size}).config.num_heads == 3
+
+
+def test_a_config_that_contradicts_what_was_written_with_the_weights_is_refused(tmp_path: Path, state: Any) -> None:
+    parity.write(parity.Checkpoint(CONFIG, "torch", state), f"{tmp_path / 'timm'}/", "timm")
+    assert parity.load(tmp_path / "timm").config == CONFIG
+    with pytest.raises(InputError, match="says num_heads=6, the config among its weights 3"):
+        parity.load(argued(tmp_path / "timm", num_heads=6))
+
+
+def test_a_file_that_says_its_format_is_not_read_as_another(tmp_path: Path, state: Any) -> None:
+    parity.save(tmp_path / "a.safetensors", state, CONFIG, "torch")
+    assert parity.load(tmp_path / "a.safetensors", format="torch").config == CONFIG
+    with pytest.raises(InputError, match="says that it is in format 'torch', not 'timm'"):
+        parity.load(tmp_path / "a.safetensors", format="timm")
+
+
+# The cost of recognition ------------------------------------------------------------------------------------------------
+
+
+class Header(Stored):
+    """An array of which only the shape is known."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape, self.dtype = shape, np.dtype(np.float32)
+
+    def read(self, first: int, last: int) -> Any:
+        raise AssertionError("recognition reads no array")
+
+
+def ordinary(count: int) -> Iterator[str]:
+    return (f"layer{n}.weight" for n in range(count))
+
+
+def wrapped(count: int) -> Iterator[str]:
+    return ("model." * n + "x" for n in range(count))
+
+
+def of_blocks(count: int) -> Iterator[str]:
+    return (f"blocks.{n // 2}.{'norm1' if n % 2 else 'mlp.fc2'}.weight" for n in range(count))
+
+
+@pytest.mark.parametrize("keys", [ordinary, wrapped, of_blocks])
+def test_recognising_takes_time_in_proportion_to_the_keys(keys: Callable[[int], Iterator[str]]) -> None:
+    def calls(count: int) -> int:
+        arrays = {(key,): Header(4, 4) for key in keys(count)} | {("patch_embed.proj.weight",): Header(4, 3, 2, 2)}
+        total = 0
+
+        def counted(*event: Any) -> None:
+            nonlocal total
+            total += 1
+
+        sys.setprofile(counted)
+        try:
+            with pytest.raises(InputError):
+                recognise(arrays, {})
+        finally:
+            sys.setprofile(None)
+        return total
+
+    calls(10)  # what is computed once
+    few, many = calls(300), calls(1200)
+    assert many < 5 * few
+
+
+def test_every_format_has_a_key_by_which_its_files_are_found() -> None:
+    for name in ("timm", "hf-vit", "google", "jax"):
+        config = ViTConfig(image_size=32, width=64, depth=1, num_heads=1, mlp_dim=64, num_classes=3)
+        column = get(name).layouts(config)
+        arrays = {
+            (key,): Header(*layout.shape(config.sizes)) for layout in column.values() for key in layout.keys(config.sizes)
+        }
+        assert recognise(arrays, {})[0].format.name == name
