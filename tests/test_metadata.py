@@ -77,6 +77,9 @@ def test_what_was_assumed_of_a_bare_file_stays_assumed_until_the_user_says_it(tm
         again = parity.load(tmp_path / f"{number}.{container}")
         assert again.assumed == first.assumed and again.config == first.config
         first = again
+    assert [each for each in first.assumed if "." not in each.field]  # what the config has no field for
+    smaller, _ = surgery.apply(first, {"drop_head": True})
+    assert smaller.assumed == first.assumed
     told = parity.load(tmp_path / "2.pth", given={"mlp.activation": "relu"})
     write(told, tmp_path / "told.npz", "jax")
     found = parity.load(tmp_path / "told.npz")

@@ -11,6 +11,7 @@ from parity.formats import get
 from parity.layout import Array
 from parity.weights import Checkpoint, Task, edited, plan
 from vit_spec import InputError, ViTConfig
+from vit_spec.config import FIELDS
 
 Changed = tuple[Checkpoint, str]  # the new checkpoint, and what was done to the old one
 Float64 = NDArray[np.float64]
@@ -32,7 +33,7 @@ def changed(checkpoint: Checkpoint, config: ViTConfig, changes: Mapping[str, Arr
     if config.num_classes != checkpoint.config.num_classes:
         checkpoint = replace(checkpoint, labels=None)
     left = [one for one in checkpoint.assumed if not one.field.startswith(told)]
-    assumed = tuple(replace(one, value=config.at(one.field)) for one in left)
+    assumed = tuple(replace(one, value=config.at(one.field)) if one.field in FIELDS else one for one in left)
     return replace(edited(_able_to_hold(checkpoint, config), config, changes), assumed=assumed)
 
 
