@@ -75,13 +75,20 @@ def create(path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str]) -> I
     It has no place for `notes`: they are left out, and whoever calls writes them beside it.  The pieces gather in a
     scratch file as large as the arrays.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with Scratch(path, slots) as scratch:
         yield scratch
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # which is what is meant
-            save(scratch.tensors(), checkpoint_id=path, no_dist=True)
+            failures: list[BaseException] = []
+            try:
+                save(scratch.tensors(), checkpoint_id=path, no_dist=True)
+            except CheckpointException as error:  # which has those of every process: here there is one
+                failures += [failure for failure, _ in error.failures.values()]
+            if failures:  # raised out here, it keeps what it came of
+                raise failures[0]
 
 
 CONTAINER = Container(

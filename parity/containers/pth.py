@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 from parity.containers import archive, legacy, shards, zips
 from parity.containers.budget import Budget
@@ -61,13 +62,11 @@ def create(path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str]) -> I
     It has no place for `notes`: they are left out, and whoever calls writes them beside it.  The pieces gather in a
     scratch file as large as the arrays.
     """
-    import torch
-
     with Scratch(path, slots) as scratch:
         yield scratch
         tensors = OrderedDict(scratch.tensors())
         with open(path, "xb") as file:  # a file, not a path: torch would keep the path's name inside
-            torch.save(tensors, file)
+            _save(tensors, file)
 
 
 CONTAINER = Container(
@@ -79,6 +78,31 @@ CONTAINER = Container(
     create=create,
     any_order=True,
 )
+
+
+def _save(tensors: Mapping[str, Any], file: IO[bytes]) -> None:
+    """Save a state dict; a failure to write is raised as it was, and not as what torch makes of it."""
+    import torch
+
+    failures: list[OSError] = []
+
+    class Writer:
+        def write(self, data: bytes) -> int:
+            try:
+                return file.write(data)
+            except OSError as error:
+                failures.append(error)
+                raise
+
+        def flush(self) -> None:
+            file.flush()
+
+    try:
+        torch.save(tensors, Writer())  # type: ignore[arg-type]
+    except Exception:
+        if failures:
+            raise failures[0] from None
+        raise
 
 
 def _is_tar(head: bytes) -> bool:
