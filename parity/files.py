@@ -118,9 +118,7 @@ def _beside(path: Path) -> dict[str, Any]:
 
 def described(path: Path) -> dict[str, Any]:
     """Return what the file beside a file without room for its config says of it, by its fingerprint."""
-    for place in dict.fromkeys((path, path.resolve())):  # beside a link, or beside what it points to
-        if found := _json(place.with_name(f"{place.name}.{BESIDE}")) if path.is_file() else {}:
-            break
+    found = _json(path.with_name(f"{path.name}.{BESIDE}")) if path.is_file() else {}
     return dict(found.get(fingerprint(path), {})) if found else {}
 
 

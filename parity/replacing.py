@@ -29,40 +29,34 @@ def replacing(path: Path) -> Iterator[Path]:
 
     What was at `path` is exchanged for the new in one step, and the new has its permissions and, where that is allowed,
     its owner.  Before that the new is brought to the disk: a loss of power must not take both.  Where nothing can be
-    lost, that is left to the system, as cp does.  A link stays, and what it points to is replaced.
+    lost, that is left to the system, as cp does.  A link is replaced, and not what it points to: the caches of hubs are
+    made of links.
 
     Raises:
-        InputError: `path` is a device, a pipe, a socket or a link to itself.
+        InputError: `path` is a device, a pipe or a socket.
     """
-    target = resolved(path)
-    clear(target.parent)
-    with _staging(target.parent) as folder:
-        new = folder / target.name
+    check_replaceable(path)
+    clear(path.parent)
+    with _staging(path.parent) as folder:
+        new = folder / path.name
         try:
             yield new
         except InputError as error:
             raise InputError(str(error).replace(str(new), str(path))) from None
-        if os.path.lexists(target):
-            _take_permissions(new, target)
+        if os.path.lexists(path):
+            if path.exists():
+                _take_permissions(new, path)
             _sync(new)
-        if target.is_dir():
-            _exchange(new, target)
+        if os.path.lexists(path) and (path.is_dir() or new.is_dir()):
+            _exchange(new, path)
         else:
-            os.replace(new, target)
+            os.replace(new, path)
 
 
-def resolved(path: Path) -> Path:
-    """Return the path that is written when `path` is: itself, or what it links to.
-
-    Raises:
-        InputError: anything but a file or a folder is there.
-    """
-    target = Path(os.path.realpath(path))
-    if os.path.lexists(target) and not (target.is_file() or target.is_dir()):
-        raise InputError(
-            f"{path} is a device, a pipe, a socket or a link to itself, and is not replaced: give another name"
-        )
-    return target
+def check_replaceable(path: Path) -> None:
+    """Raise InputError if there is anything at a path but a file, a folder or a link."""
+    if os.path.lexists(path) and not (path.is_symlink() or path.is_file() or path.is_dir()):
+        raise InputError(f"{path} is a device, a pipe or a socket, and is not replaced: give another name")
 
 
 def clear(parent: Path) -> None:
@@ -126,7 +120,7 @@ def _locked(parent: Path) -> tuple[Path, int]:
 def _take_permissions(new: Path, old: Path) -> None:
     """Give a file or folder the permissions of the one that it replaces; new files in a folder those all old ones have."""
     _take(new, old.stat())
-    if not old.is_dir():
+    if not (old.is_dir() and new.is_dir()):
         return
     before = {entry.name: entry.stat() for entry in os.scandir(old) if entry.is_file()}
     common = 0o777
@@ -156,7 +150,7 @@ def _sync(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Swap the names of two folders, in one step where the system can."""
+    """Swap the names of a folder and of a folder or link, in one step where the system can."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     if renameat2 and renameat2(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
@@ -164,4 +158,4 @@ def _exchange(one: Path, other: Path) -> None:
     old = one.parent.with_suffix(".old")  # outside of the staging folder: nobody clears it
     os.rename(other, old)
     os.rename(one, other)
-    shutil.rmtree(old)
+    old.unlink() if old.is_symlink() else shutil.rmtree(old)

@@ -24,7 +24,7 @@ from parity.containers.safetensors import create_sharded
 from parity.files import BESIDE, COMPANIONS, FLAX, Source, described, fingerprint, load
 from parity.formats import Fields, Format, get
 from parity.layout import Array
-from parity.replacing import replacing, resolved
+from parity.replacing import check_replaceable, replacing
 from parity.weights import FLOATS, Checkpoint, Task, Tree, flatten, plan
 from vit_spec import InputError, ViTConfig, nearest
 
@@ -192,18 +192,18 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 def _free(path: Path, kind: Container, force: bool) -> None:
     """Refuse a path that must not or cannot be written to."""
-    parent = resolved(path).parent
-    if not parent.is_dir():
-        raise InputError(f"no folder {parent}: create it first")
+    if not path.parent.is_dir():
+        raise InputError(f"no folder {path.parent}: create it first")
     if not os.path.lexists(path):
         return
+    check_replaceable(path)
     if path.is_dir() and kind.suffixes and kind.name != FOLDER:
         raise InputError(
             f"{path} is a folder: give the name of a file in it, such as {path / f'weights{kind.suffixes[0]}'}"
         )
     if not force:
         raise InputError(f"{path} exists: give another name, or --force (force=True) to replace it")
-    if path.is_dir() and not _only_weights(path, kind):
+    if path.is_dir() and not path.is_symlink() and not _only_weights(path, kind):
         raise InputError(f"{path} holds more than weights, and is not replaced: give another name, or empty it yourself")
     if path.is_file() and (kind.name == FOLDER or not kind.suffixes):
         raise InputError(f"{path} is a file, and a folder is to be written: give another name")
@@ -235,7 +235,7 @@ def _room(path: Path, nbytes: int) -> Iterator[None]:
     except Exception as error:
         if not _is_full(error):
             raise
-        free = shutil.disk_usage(resolved(path).parent).free
+        free = shutil.disk_usage(path.parent).free
         raise InputError(
             f"{path} needs {nbytes:,} bytes, and its disk has {free:,} left: make room, or write elsewhere"
         ) from None

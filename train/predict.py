@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from parity.__main__ import Parser
-from parity.commands.printing import say
+from parity.terminal import complain, say
 from train.cli import BAD_INPUT, told
 from train.frozen import Frozen, add_arguments, gathered, named, network, pooled
 from train.recipes import Task
@@ -61,7 +61,7 @@ def predict(given: argparse.Namespace) -> int:
     said = {i: answers(frozen.task, names, outputs[i], given.top) for i in range(len(paths)) if i not in unread}
     for i, image in enumerate(given.images):
         if i in unread:
-            print(f"error: {unread[i]}", file=sys.stderr)
+            complain(unread[i])
         else:
             _print(image, frozen.task, said[i], given.json)
     if given.maps and said:
