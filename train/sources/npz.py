@@ -116,7 +116,7 @@ def _whole(path: Path, file: zipfile.ZipFile, name: str) -> NDArray[Any]:
         raise InputError(f"{path} has {name} of {info.file_size:,} bytes, which no images compress to so few")
     with file.open(info) as member:
         header = _Header.of(member)
-        if math.prod(header.shape) * header.dtype.itemsize + member.tell() != info.file_size:
+        if not header.dtype.hasobject and math.prod(header.shape) * header.dtype.itemsize + member.tell() != info.file_size:
             raise InputError(f"{path} has {name} {header.shape} of {header.dtype} in {info.file_size:,} bytes: replace it")
     with file.open(info) as member:
         return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
