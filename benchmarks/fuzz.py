@@ -3,7 +3,8 @@
     python -m benchmarks.fuzz --seconds 600
 
 Small valid files of every container are mutated (bits flipped, bytes replaced, runs cut out, doubled, zeroed or taken
-from another file, lengths set to extremes), opened, read in full and converted.  What counts as a failure: any exception
+from another file, lengths set to extremes), opened, read in full and converted.  So are .pth files around random programs
+of pickle instructions, which repeat themselves through the memo.  What counts as a failure: any exception
 but the project's own, an array of another shape than was declared, anything left behind, a file that takes longer than
 five seconds or more than a gigabyte.
 """
@@ -16,6 +17,7 @@ import shutil
 import tempfile
 import time
 import traceback
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from vit_spec import InputError, ViTConfig
 # One that is inferred from its tensors too, for containers without room for a config.
 CONFIG = ViTConfig(image_size=4, patch_size=2, width=64, depth=2, num_heads=1, mlp_dim=6, num_classes=3)
 LIMIT_SECONDS, LIMIT_BYTES = 5.0, 1 << 30
+PROGRAM = "pth, a random pickle"
 EXTREMES = [0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1]
 
 
@@ -83,6 +86,25 @@ def mutated(data: bytes, other: bytes, rng: random.Random) -> bytes:
     return bytes(out)
 
 
+def program(rng: random.Random) -> bytes:
+    """Return a random pickle: constants, containers, calls and the memo, many of them again and again."""
+    names = (b"cpathlib\nPosixPath\n", b"ctorch\nSize\n", b"ctorch\ndevice\n", b"c_codecs\nencode\n", b"cnumpy\ndtype\n")
+    names += (b"ccollections\nOrderedDict\n", b"cargparse\nNamespace\n", b"ctorch._utils\n_rebuild_tensor_v2\n")
+    simple = (b"N", b"K\1", b")", b"]", b"}", b"(", b"X\3\0\0\0abc", b"G" + bytes(8), b"\x8a\x09" + b"\x7f" * 9, *names)
+    acting = (b"\x85", b"\x86", b"\x87", b"t", b"l", b"R", b"R", b"\x81", b"b", b"s", b"u", b"a", b"e", b"0", b"2")
+    memo = [b"q%c" % place for place in range(4)] + [b"h%c" % place for place in range(4)] * 2
+    starts = b"".join(b"(K\1]}X\1\0\0\0aq%c0" % place for place in range(4))
+    body = [rng.choice(rng.choice((simple, acting, memo))) for _ in range(rng.choice((4, 16, 64)))]
+    return b"\x80\x02" + starts + b"".join(body) * rng.choice((1, 1, 10, 1000)) + b"."
+
+
+def programmed(target: Path, rng: random.Random) -> None:
+    """Write what torch.save would have written around a random pickle."""
+    with zipfile.ZipFile(target, "w") as file:
+        file.writestr("archive/data.pkl", program(rng))
+        file.writestr("archive/data/0", bytes(16))
+
+
 def damage(seed: Path, target: Path, other: bytes, rng: random.Random) -> None:
     """Write a damaged copy of a file, or of a folder in which one file is damaged."""
     if seed.is_dir():
@@ -122,11 +144,15 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
         end, before = time.monotonic() + given.seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         while time.monotonic() < end:
-            name = rng.choice(list(valid))
+            name = rng.choice([*valid, PROGRAM])
             work = folder / "work"
             work.mkdir()
-            target = work / valid[name].name
-            damage(valid[name], target, rng.choice(donors), rng)
+            if name == PROGRAM:
+                target = work / "program.pth"
+                programmed(target, rng)
+            else:
+                target = work / valid[name].name
+                damage(valid[name], target, rng.choice(donors), rng)
             start = time.process_time()
             try:
                 outcome = attempt(target, work)

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from parity.commands import checks, files
+from parity.terminal import complain
 from vit_spec import InputError, nearest
 
 
@@ -37,7 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
         given = _parser().parse_args(arguments)
         return COMMANDS[given.command](given)
     except (InputError, OSError) as error:
-        print("error:", *str(error).split("\n"), file=sys.stderr)
+        complain(error)
+        return 2
+    except MemoryError:
+        complain("this takes more memory than there is: give a smaller file, or use a machine with more")
         return 2
     except KeyboardInterrupt:
         return 130

@@ -5,13 +5,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from parity.localisation import Origin, Part, origins
 from parity.measures import FUNCTION, Error
 from parity.report import finite
 from parity.runs import JaxTwin, Run, Subject, TorchTwin, noise
+from parity.terminal import Terminal
 from parity.weights import Checkpoint
 from vit_spec import InputError
 from vit_spec.config import FIELDS
@@ -82,7 +82,7 @@ class Report:
             table.add_column(twin, justify="right")
         for name, values in self.differences.items():
             table.add_row(name, *(f"{value:.1e}" for value in values))
-        console = Console(width=100)
+        console = Terminal(width=100, force_terminal=False)
         with console.capture() as capture:
             console.print(table)
         fields = [f"config: {line}\n" for line in self.config]

@@ -1,6 +1,5 @@
 """Weights on disk, to read: any container, any format, held to their config."""
 
-import json
 import zlib
 from collections.abc import Mapping
 from os import PathLike
@@ -14,7 +13,7 @@ from parity.formats import get as get_format
 from parity.inference import Assumption, Unfit, infer, nested
 from parity.recognition import Match, joined, recognise
 from parity.weights import Checkpoint, check
-from vit_spec import InputError, ViTConfig, nearest
+from vit_spec import InputError, ViTConfig, bounded_json, nearest
 
 WEIGHTS = "weights.safetensors"  # what a run folder calls them
 BESIDE = "parity.json"  # the config where there is no room for it: in a folder, or after a file's own name beside it
@@ -171,9 +170,6 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(_TEXT))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON ({error}): correct it or take it away") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path} holds a JSON {type(found).__name__}, an object was expected: correct it or take it away")
-    return found
+            return bounded_json.parse_object(file.read(_TEXT + 1), longest=_TEXT)
+    except InputError as error:
+        raise InputError(f"{path} is not JSON that can be read ({error}): correct it or take it away") from None

@@ -15,6 +15,7 @@ from parity.preprocessing import Preprocessing, central
 from parity.weights import TASKS, Checkpoint
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import FIELDS
+from vit_spec.printable import printable
 
 LOST = "lost: "  # what a line begins with that says what a library cannot express
 RUN = "run"  # the note that is the config.json of a run of `train`
@@ -193,7 +194,7 @@ def names(names: Any, config: ViTConfig, where: str) -> tuple[str, ...] | None:
 
 def _task(found: Any) -> str:
     if found not in TASKS:
-        raise InputError(f"the note task: {printable(str(found))!r}, one of {', '.join(TASKS)} was expected")
+        raise InputError(f"the note task: {shortened(str(found))!r}, one of {', '.join(TASKS)} was expected")
     return str(found)
 
 
@@ -230,7 +231,7 @@ def told(checkpoint: Checkpoint) -> Iterator[str]:
     """Say what is known of classes and images, a line each."""
     if names := checkpoint.labels:
         more = ", ..." if len(names) > SHOWN else ""
-        yield f"{checkpoint.task}: {len(names):,}, {', '.join(map(printable, names[:SHOWN]))}{more}"
+        yield f"{checkpoint.task}: {len(names):,}, {', '.join(map(shortened, names[:SHOWN]))}{more}"
     if checkpoint.preprocessing:
         yield f"images: {checkpoint.preprocessing}"
 
@@ -241,7 +242,6 @@ def facts(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"task": checkpoint.task, "labels": checkpoint.labels, "preprocessing": None if how is None else asdict(how)}
 
 
-def printable(text: str, letters: int = LETTERS) -> str:
-    """Return text as a terminal may show it: control characters escaped, and cut after so many letters."""
-    cut = text if len(text) <= letters else f"{text[: letters - 1]}…"
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in cut)
+def shortened(text: str, letters: int = LETTERS) -> str:
+    """Return text as a line shows it: control characters escaped, and cut after so many letters."""
+    return printable(text if len(text) <= letters else f"{text[: letters - 1]}…")

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from parity.localisation import GRADIENT, Bisection, Origin, Part
 from parity.measures import FUNCTION, Budget, Error
+from parity.terminal import Terminal
 from vit_spec import ViTConfig
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class Report:
 
     def __str__(self) -> str:
         """The table, what explains it, and the verdict in the last line."""
-        console = Console(width=None if sys.stdout.isatty() else 100)
+        console = Terminal(width=None if sys.stdout.isatty() else 100, force_terminal=False)
         with console.capture() as capture:
             console.print(self._table())
         return "\n".join((capture.get().rstrip("\n"), *self._explained(), self.verdict))

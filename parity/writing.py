@@ -26,7 +26,7 @@ from parity.formats import Fields, Format, get
 from parity.formats.format import no_files
 from parity.layout import Array
 from parity.preprocessing import Preprocessing
-from parity.replacing import replacing
+from parity.replacing import check_replaceable, replacing
 from parity.weights import FLOATS, Answers, Checkpoint, Task, Tree, flatten, plan
 from vit_spec import InputError, ViTConfig, nearest
 
@@ -162,6 +162,8 @@ def write(
 
 # What to write, and where --------------------------------------------------------------------------------------------
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 FOLDER = "folder"  # of safetensors and the JSON files with which a format's own library opens it
 
 
@@ -218,15 +220,16 @@ def _free(path: Path, kind: Container, force: bool) -> None:
         raise InputError(f"no folder {path.parent}: create it first")
     if not os.path.lexists(path):
         return
+    check_replaceable(path)
     if path.is_dir() and kind.suffixes and kind.name != FOLDER:
         raise InputError(
             f"{path} is a folder: give the name of a file in it, such as {path / f'weights{kind.suffixes[0]}'}"
         )
     if not force:
         raise InputError(f"{path} exists: give another name, or --force (force=True) to replace it")
-    if path.is_dir() and not _only_weights(path, kind):
+    if path.is_dir() and not path.is_symlink() and not _only_weights(path, kind):
         raise InputError(f"{path} holds more than weights, and is not replaced: give another name, or empty it yourself")
-    if not path.is_dir() and (kind.name == FOLDER or not kind.suffixes):
+    if path.is_file() and (kind.name == FOLDER or not kind.suffixes):
         raise InputError(f"{path} is a file, and a folder is to be written: give another name")
 
 
@@ -248,16 +251,29 @@ def _remarks(format: Format, config: ViTConfig, says: bool) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _room(path: Path, nbytes: int) -> Iterator[None]:
-    """Say in a line what a full disk lacks."""
+    """Say in a line what a full disk lacks, whichever library met it."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    except InputError:
+        raise
+    except Exception as error:
+        if not _is_full(error):
             raise
         free = shutil.disk_usage(path.parent).free
         raise InputError(
             f"{path} needs {nbytes:,} bytes, and its disk has {free:,} left: make room, or write elsewhere"
         ) from None
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether an error, or one that it came of, says that a disk is full or a quota reached."""
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        if getattr(error, "errno", None) in _FULL or any(os.strerror(number) in str(error) for number in _FULL):
+            return True
+        error = error.__cause__ or error.__context__ or error
+    return False
 
 
 def _describe(new: Path, path: Path, notes: Mapping[str, str]) -> None:

@@ -96,7 +96,7 @@ def test_json_with_something_else_for_a_part_is_refused(part):
         ("[]", "the config is a JSON list: an object of fields was expected"),
         ('{"width": 24}', "the config lacks depth, num_heads, mlp_dim: add them"),
         (SMALL.to_json().replace('"width": 24', '"width": "24"'), "width is '24': give a whole number"),
-        (SMALL.to_json().replace("1e-06", "NaN"), "norms.eps is nan: give a finite number"),
+        (SMALL.to_json().replace("1e-06", "NaN"), "the config is not JSON (not JSON, which has no NaN)"),
     ],
 )
 def test_json_that_is_no_config_is_refused(text, message):

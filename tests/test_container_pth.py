@@ -1,6 +1,7 @@
 """PyTorch files: read without torch, bit for bit, lazily, and without ever running what is in them."""
 
 import argparse
+import contextlib
 import io
 import os
 import pickle
@@ -11,6 +12,7 @@ import tarfile
 import tracemalloc
 import warnings
 import zipfile
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 
@@ -22,7 +24,8 @@ from hypothesis import strategies as st
 
 from parity.containers import pickles
 from parity.containers.archive import Strided
-from parity.containers.container import File, Slot
+from parity.containers.checksum import Checksum, combined
+from parity.containers.container import File, Slot, Window
 from parity.containers.pth import CONTAINER
 from vit_spec import InputError
 
@@ -568,3 +571,74 @@ def test_a_pickle_with_flipped_bytes_is_refused_or_read_as_it_says(tmp_path, fli
     for place, change in flips:
         data[place % len(data)] ^= change
     opened_or_refused(archive(tmp_path / "a.pth", bytes(data)))
+
+
+# Checksums ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_checksum_of_two_pieces_follows_from_theirs():
+    data = np.random.default_rng(0).integers(0, 256, 100_003, np.uint8).tobytes()
+    for cut in (0, 1, 7, 4096, 65_537, len(data)):
+        first, second = data[:cut], data[cut:]
+        assert combined(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(data)
+
+
+def test_a_checksum_is_verified_whatever_the_order_and_overlap_of_the_pieces(tmp_path):
+    data = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
+    (tmp_path / "a").write_bytes(data.tobytes())
+    window = Window.of(File(tmp_path / "a"))
+    rng = np.random.default_rng(1)
+    for good in (True, False):
+        with contextlib.nullcontext() if good else pytest.raises(InputError, match="a checksum is wrong"):
+            checksum = Checksum(window, zlib.crc32(data) ^ (not good))
+            for _ in range(200):
+                first, last = sorted(rng.integers(0, 1001, 2).tolist())
+                checksum.add(first, data[first:last], (0, 1000))
+            checksum.add(0, data, (0, 1000))
+
+
+@pytest.mark.parametrize("view", ["whole", "a part", "transposed", "every other"])
+def test_a_flipped_bit_anywhere_in_the_data_is_refused(tmp_path, view):
+    value = (VIEWS | {"whole": lambda t: t})[view](torch.arange(60.0).reshape(3, 4, 5))
+    torch.save({"w": value, "name": "text"}, tmp_path / "a.pth")
+    whole = (tmp_path / "a.pth").read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.pth") as file:
+        infos = {info.filename: info for info in file.infolist()}
+    path = tmp_path / "b.pth"
+    for name in ("data/0", "data.pkl", "byteorder"):
+        [info] = [info for key, info in infos.items() if key.endswith(f"/{name}")]
+        start = info.header_offset + 30 + sum(struct.unpack_from("<HH", whole, info.header_offset + 26))
+        for place in range(start, start + info.file_size, 7):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << place % 8
+            path.write_bytes(damaged)
+            assert "damaged" in refusal(path) or name == "byteorder"
+
+
+def test_an_archive_without_checksums_is_read(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"w": torch.arange(6.0)}, tmp_path / "a.pth")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert np.asarray(CONTAINER.open(tmp_path / "a.pth").arrays["w",]).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("modern", [True, False])
+def test_conjugates_and_negatives_are_refused(tmp_path, modern):
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    for view in (value.conj(), value.conj().imag):
+        torch.save({"w": view}, tmp_path / "a.pth", _use_new_zipfile_serialization=modern)
+        assert "clone" in refusal(tmp_path / "a.pth")
+
+
+def test_files_older_than_the_archives_are_read_without_torch_and_when_asked_for(tmp_path):
+    torch.save(
+        {"w": torch.ones(1 << 20), "h": torch.ones(3).half()}, tmp_path / "a.pth", _use_new_zipfile_serialization=False
+    )
+    code = "import sys, resource; from pathlib import Path; from parity.containers.pth import CONTAINER as c\n"
+    code += "import numpy as np; arrays = c.open(Path(sys.argv[1])).arrays\n"
+    code += "print(np.asarray(arrays['h',]), arrays['w',].shape, 'torch' in sys.modules)"
+    command = [sys.executable, "-c", code, tmp_path / "a.pth"]
+    run = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    assert run.stdout == "[1. 1. 1.] (1048576,) False\n"

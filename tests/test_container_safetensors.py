@@ -2,7 +2,6 @@
 
 import json
 import os
-from contextlib import nullcontext
 from threading import Thread
 
 import ml_dtypes
@@ -292,13 +291,6 @@ DAMAGED = {
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_file_is_named(tmp_path, damage):
-    (tmp_path / "a.safetensors").write_bytes(DAMAGED[damage])
-    assert "is not a safetensors file, or is damaged" in refusal(CONTAINER, tmp_path / "a.safetensors")
-
-
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_file_is_named_whatever_its_library_lets_through(tmp_path, monkeypatch, damage):
-    monkeypatch.setattr("parity.containers.safetensors.safe_open", lambda *_, **__: nullcontext())
     (tmp_path / "a.safetensors").write_bytes(DAMAGED[damage])
     assert "is not a safetensors file, or is damaged" in refusal(CONTAINER, tmp_path / "a.safetensors")
 

@@ -16,6 +16,7 @@ from inspect import cleandoc
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
+from parity.terminal import complain
 from train.recipes import FROM_WEIGHTS, RECIPES, Known, Recipe
 from vit_spec import InputError, nearest
 
@@ -70,10 +71,10 @@ def told(run: Callable[[], int]) -> int:
         finally:
             sys.stdout.flush()  # Python's own, at the end, would not be told in a line
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(error)
         return BAD_INPUT
     except ModuleNotFoundError as error:
-        print(f"error: the package {error.name} is not installed: pip install -e '.[all]'", file=sys.stderr)
+        complain(f"the package {error.name} is not installed: pip install -e '.[all]'")
         return BAD_INPUT
     except BrokenPipeError:  # who was to read it has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -81,7 +82,10 @@ def told(run: Callable[[], int]) -> int:
     except OSError as error:
         remedy = "let this user at it" if isinstance(error, PermissionError) else "make room"
         why = error.strerror or error
-        print(f"error: {error.filename or 'a file'}: {why}; {remedy} or change the path", file=sys.stderr)
+        complain(f"{error.filename or 'a file'}: {why}; {remedy} or change the path")
+        return BAD_INPUT
+    except MemoryError:
+        complain("this takes more memory than there is: give less, or use a machine with more")
         return BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted; what was saved before stays", file=sys.stderr)

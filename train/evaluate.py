@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from parity.__main__ import Parser
-from parity.commands.printing import columns, say
+from parity.commands.printing import columns
+from parity.terminal import console, say
 from parity.weights import Checkpoint
 from train import probes
 from train.cli import told
@@ -179,9 +179,9 @@ def _features(looked: Network, feed: "Feed", what: str, quiet: bool) -> tuple[An
 @contextmanager
 def _bar(count: int, what: str, quiet: bool) -> Iterator[Any]:
     """Show a bar on a terminal; yield what to call with the number of images just done."""
-    console = Console(stderr=True)
+    screen = console(stderr=True)
     parts = (TextColumn(f"{what} images"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*parts, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    with Progress(*parts, console=screen, transient=True, disable=quiet or not screen.is_terminal) as bar:
         task = bar.add_task("", total=count)
         yield lambda done: bar.advance(task, done)
 

@@ -1,7 +1,6 @@
 """A trained network and nothing that trains it: opened from a run's folder or any file of weights, and shown images."""
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,7 +18,7 @@ from parity.formats import Fields
 from parity.preprocessing import Preprocessing, central
 from parity.weights import Checkpoint
 from train.recipes import Recipe, Task
-from vit_spec import InputError, ViTConfig
+from vit_spec import InputError, ViTConfig, bounded_json
 
 if TYPE_CHECKING:
     from train.data import Batch, Feed
@@ -129,10 +128,10 @@ def best(place: str) -> str:
 def _run_config(path: Path) -> dict[str, Any] | None:
     """Return the config of a run; None where there is none, or another program's."""
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        found = bounded_json.parse_object(path.read_bytes()) if path.is_file() else {}
+    except (OSError, InputError):
         return None
-    return found if isinstance(found, dict) and {"recipe", "data"} <= found.keys() else None
+    return found if {"recipe", "data"} <= found.keys() else None
 
 
 def pooled(checkpoint: Checkpoint) -> None:

@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from orbax.checkpoint import v1 as ocp
 
+from parity.terminal import note
 from vit_spec import InputError
 
 Tree = Any
@@ -151,7 +151,7 @@ class Checkpoints:
                 (self._folder / str(step)).rename(taken)
                 shutil.rmtree(place, ignore_errors=True)
                 taken.rename(place)
-            print(f"the checkpoint of step {step} is damaged ({reason}); it is now in {place}", file=sys.stderr)
+            note(f"the checkpoint of step {step} is damaged ({reason}); it is now in {place}")
 
     def _lost(self, damaged: dict[int, str]) -> InputError:
         why = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())

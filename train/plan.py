@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
 
+from parity.terminal import Terminal
 from train.cli import Asked
 from train.groups import multipliers
 from train.loop import Plan
@@ -96,7 +96,7 @@ def plan(asked: Asked, text: str) -> int:
         **_transfers(found, sizes),
         **_time(found, devices, sizes, recipe, course),
     }
-    console = Console()
+    console = Terminal()
     tell(console, rows)
     fits = found.total <= USABLE * devices.memory
     console.print(_verdict(found, devices, config, recipe, sizes), soft_wrap=True, highlight=False)

@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image
 
 from parity.__main__ import Parser
-from parity.commands.printing import say
-from parity.metadata import printable
+from parity.metadata import shortened
 from parity.preprocessing import central
+from parity.terminal import complain, say
 from parity.weights import Checkpoint
 from train.cli import BAD_INPUT, told
 from train.frozen import Frozen, add_arguments, gathered, named, network, pooled
@@ -67,7 +67,7 @@ def predict(given: argparse.Namespace) -> int:
     said = {i: answers(frozen.task, names, outputs[i], given.top) for i in range(len(paths)) if i not in unread}
     for i, image in enumerate(given.images):
         if i in unread:
-            print(f"error: {unread[i]}", file=sys.stderr)
+            complain(unread[i])
         else:
             _print(image, frozen.task, said[i], given.json)
     if given.maps and said:
@@ -127,7 +127,7 @@ def _print(image: str, task: Task, said: Said, as_json: bool) -> None:
         number = "value" if task == "values" else "probability"
         print(json.dumps({"image": image, task: [{"name": name, number: value} for name, value in said]}))
         return
-    shown = [(printable(name), value) for name, value in said]
+    shown = [(shortened(name), value) for name, value in said]
     width = max((len(name) for name, _ in shown), default=0)
     say(image, *(f"  {name:{width}}  {_number(task, value)}" for name, value in shown))
     if not said:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 import vit_spec
+from parity.terminal import Terminal, complain
 from parity.weights import Checkpoint
 from train import curves, start
 from train.cli import Asked
@@ -27,6 +28,7 @@ from train.recipes import IMAGENET, RECIPES, Known, Recipe, Task, fields, model_
 from train.run import STATES, Run, network_of, writing
 from train.sources import Examples, Source
 from vit_spec import InputError, ViTConfig
+from vit_spec.printable import printable
 
 SKIP = "; or train with --corrupt skip, which leaves damaged images out"
 DIVERGED, SIGNALLED = 1, 128  # exit statuses; the second plus the signal's number, as a shell has it
@@ -72,7 +74,7 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
         folder=(path / STATES).absolute(),
         described={"labels": source.classes if named else None, "preprocessing": preprocessing, "task": task},
     )
-    console = Console(quiet=not engine.first)
+    console = Terminal(quiet=not engine.first)
     if engine.several and dry:
         raise InputError("--dry-run is for one process alone: start it without the others")
     if engine.several and recipe.run is None:
@@ -108,7 +110,7 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
             loop.fit()
         except Diverged as error:
             draw()
-            print(f"error: {error}", file=sys.stderr)
+            complain(error)
             return DIVERGED
         except InputError:
             with suppress(InputError):  # what went wrong first is what counts
@@ -234,4 +236,10 @@ def tell(console: Console, rows: dict[str, str]) -> None:
     """A name and a text a line, aligned; lines are never broken, so that commands and paths can be copied."""
     width = max(map(len, rows))
     for name, text in rows.items():
-        console.print(Text(f"{name:{width}}  ", style="bold"), Text(text), sep="", soft_wrap=True, highlight=False)
+        console.print(
+            Text(printable(f"{name:{width}}  "), style="bold"),
+            Text(printable(text)),
+            sep="",
+            soft_wrap=True,
+            highlight=False,
+        )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self
 
+from vit_spec import bounded_json
 from vit_spec.errors import InputError, nearest
 from vit_spec.validation import coerced, hold_to_reason, hold_to_types
 
@@ -312,8 +313,8 @@ class ViTConfig:
             InputError: not JSON, an unknown or missing key, or a value that the config refuses.
         """
         try:
-            fields = json.loads(text)
-        except json.JSONDecodeError as error:
+            fields = bounded_json.parse(text)
+        except InputError as error:
             raise InputError(f"the config is not JSON ({error}): give what ViTConfig.to_json() wrote") from None
         if not isinstance(fields, dict):
             raise InputError(f"the config is a JSON {type(fields).__name__}: an object of fields was expected")

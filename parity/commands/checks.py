@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from parity.assignments import assignments
-from parity.commands.printing import facts_of, say, source, spinner, told
+from parity.commands.printing import facts_of, source, spinner, told
 from parity.files import load
+from parity.terminal import report as show
+from parity.terminal import say
 from parity.weights import Checkpoint
 from vit_spec import InputError
 
@@ -35,7 +37,7 @@ def check(given: argparse.Namespace) -> int:
         _print_json({**report.facts(), **facts_of(checkpoint)})
     else:
         say(*told(checkpoint), *(f"wrote {path}" for path in written))
-        print(report)
+        show(report)
     return 0 if report.passed else 1
 
 
@@ -62,7 +64,7 @@ def diagnose(given: argparse.Namespace) -> int:
         _print_json({**found.facts(), **facts_of(checkpoint)})
     else:
         say(*told(checkpoint))
-        print(found)
+        show(found)
     return 0 if found.passed else 1
 
 
@@ -96,7 +98,7 @@ def _verify(given: argparse.Namespace) -> int:
     if given.json:
         _print_json({"passed": all(each.passed for each in found), "files": [each.facts() for each in found]})
     else:
-        print("\n\n".join(map(str, found)))
+        show("\n\n".join(map(str, found)))
     return 0 if all(each.passed for each in found) else 1
 
 
@@ -107,7 +109,7 @@ def _table(given: argparse.Namespace) -> int:
     if given.json:
         _print_json(history.facts())
     else:
-        print(history)
+        show(history)
     return 0
 
 

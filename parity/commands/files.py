@@ -11,10 +11,11 @@ from rich.table import Table
 
 import vit_spec
 from parity import metadata, surgery
-from parity.commands.printing import columns, facts_of, say, source, told, transfer
+from parity.commands.printing import columns, facts_of, source, told, transfer
 from parity.formats import formats as format_names
 from parity.formats import get
 from parity.inspection import Entry, entries
+from parity.terminal import say
 from parity.weights import Checkpoint
 from parity.writing import write
 from vit_spec import InputError, ViTConfig

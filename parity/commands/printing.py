@@ -7,14 +7,16 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from parity import metadata
 from parity.assignments import assignments
 from parity.files import load
+from parity.terminal import console
 from parity.weights import Checkpoint
+from vit_spec.printable import printable
 
 
 def source(given: argparse.Namespace) -> Checkpoint:
@@ -52,12 +54,12 @@ def told(checkpoint: Checkpoint) -> Iterator[str]:
 @contextmanager
 def transfer(quiet: bool) -> Iterator[Any]:
     """Show a bar with GB/s on a terminal; yield what to call with the bytes done and those in all."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    screen = console(stderr=True)
+    if quiet or not screen.is_terminal:
         yield None
         return
     columns = (BarColumn(), TextColumn("{task.percentage:.0f} %  {task.fields[speed]}"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=screen, transient=True) as bar:
         task, start = bar.add_task("", total=None, speed=""), time.perf_counter()
 
         def update(done: int, total: int) -> None:
@@ -70,25 +72,12 @@ def transfer(quiet: bool) -> Iterator[Any]:
 @contextmanager
 def spinner(quiet: bool) -> Iterator[Any]:
     """Show on a terminal what is being done; yield what to call with it."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    screen = console(stderr=True)
+    if quiet or not screen.is_terminal:
         yield lambda what: None
         return
-    with console.status("") as status:
-        yield lambda what: status.update(f"{what} ...")
-
-
-def console() -> Console:
-    """A console as wide as the terminal; a pipe or a file has no width, and there no line is broken."""
-    found = Console(highlight=False, markup=False)
-    if not found.is_terminal:
-        found.width = 10_000
-    return found
-
-
-def say(*lines: Any) -> None:
-    for line in lines:
-        console().print(line)
+    with screen.status("") as status:
+        yield lambda what: status.update(Text(printable(f"{what} ...")))
 
 
 def columns(title: str | None, *columns: str) -> Table:

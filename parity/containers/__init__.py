@@ -7,6 +7,7 @@ from pathlib import Path
 
 from parity.containers import dcp as distributed
 from parity.containers import msgpack, npz, orbax, pth, safetensors
+from parity.containers.budget import Budget
 from parity.containers.container import Container, Contents, Sink, Slot, Stored
 from vit_spec import InputError, nearest
 
@@ -39,12 +40,15 @@ def named(path: Path) -> Container | None:
     return next(fitting, None)
 
 
-def open(path: Path) -> Contents:
+def open(path: Path, budget: Budget | None = None) -> Contents:
     """Read the headers of a file or folder, whatever it is called, or of the one file of weights in a folder.
+
+    budget: what that may cost; a new one by default.
 
     Raises:
         InputError: no such path, none of the containers, or a damaged one.
     """
+    budget = budget or Budget()
     if path.is_dir():
         head = b""
     elif not path.is_file():  # to read a pipe is to wait for who writes to it
@@ -54,10 +58,10 @@ def open(path: Path) -> Contents:
             head = file.read(4096)
     for container in _CONTAINERS.values():
         if container.recognises(path, head):
-            return container.open(path)
+            return container.open(path, budget)
     if path.is_dir() and len(inside := [each for each in sorted(path.iterdir()) if each.is_file() and named(each)]) == 1:
-        return open(inside[0])
+        return open(inside[0], budget)
     if not path.is_dir() and (meant := named(path)):
-        return meant.open(path)  # which says what is wrong with it
+        return meant.open(path, budget)  # which says what is wrong with it
     what = "folder" if path.is_dir() else "file"
     raise InputError(f"{path} is a {what} of no kind that is known here ({', '.join(_CONTAINERS)}), or is damaged")

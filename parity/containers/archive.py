@@ -4,17 +4,18 @@ An archive holds `data.pkl`, a pickle of everything but the numbers, and `data/<
 https://github.com/pytorch/pytorch/blob/main/torch/serialization.py and torch/_utils.py, `_rebuild_tensor_v2`.
 """
 
-import io
-import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from parity.containers.container import File, Span, Stored
+from parity.containers import zips
+from parity.containers.budget import Budget
+from parity.containers.checksum import Checked, Checksum, verify
+from parity.containers.container import Span, Stored, Window
 from parity.containers.pickles import LIMIT, Global, Table, load, table
 from parity.layout import Array
 from vit_spec import InputError
@@ -32,144 +33,101 @@ _STORAGES = {
     **{"Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64"},
     **{"ComplexFloat": "complex64", "ComplexDouble": "complex128"},
 }
-_LOCAL = 30  # bytes of a member's own header, before its name
 _HUGE = 1 << 62
 
 
-@dataclass(frozen=True)
-class Window:
-    """Some bytes of a file, as if they were one."""
-
-    file: File
-    start: int
-    length: int
-
-    @classmethod
-    def of(cls, file: File) -> "Window":
-        """Return the whole file."""
-        return cls(file, 0, file.size)
-
-    def read(self, offset: int, count: int) -> bytes:
-        """Return `count` bytes at `offset` of the window; fewer where it ends, none outside."""
-        inside = 0 <= offset < self.length
-        return self.file.read(self.start + offset, min(count, self.length - offset)) if inside else b""
-
-
-class _Stream(io.RawIOBase):
-    """A window as `zipfile` wants it."""
-
-    def __init__(self, window: Window) -> None:
-        self.window, self.place = window, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        place = offset + (0, self.place, self.window.length)[whence]
-        if place < 0:
-            raise OSError("before the start")
-        self.place = place
-        return place
-
-    def tell(self) -> int:
-        return self.place
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.window.read(self.place, len(buffer))
-        buffer[: len(data)] = data
-        self.place += len(data)
-        return len(data)
-
-
-def members(window: Window) -> dict[str, Window]:
-    """Return where the members of a zip archive lie, those that are not compressed.
-
-    Raises:
-        InputError: a damaged archive, or members that repeat a name or lie over one another.
-    """
-    path = window.file.path
-    try:
-        with zipfile.ZipFile(_Stream(window)) as archive:
-            infos, end = archive.infolist(), archive.start_dir
-    except Exception as error:  # zipfile meets damage with errors of many kinds
-        raise InputError(f"{path} is damaged ({type(error).__name__} in its zip directory): fetch it again") from None
-    infos.sort(key=lambda info: info.header_offset)
-    places: dict[str, Window] = {}
-    spans: list[tuple[int, int]] = []
-    for info in infos:
-        header = window.read(info.header_offset, _LOCAL)
-        size, extra = int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
-        start = info.header_offset + _LOCAL + size + extra
-        name = window.read(info.header_offset + _LOCAL, size)
-        if header[:4] != b"PK\3\4" or name.decode("utf-8", "replace") != info.orig_filename or info.flag_bits & 1:
-            raise InputError(f"{path} is damaged: its zip directory does not fit {info.filename!r}: fetch it again")
-        if info.filename in places:
-            raise InputError(f"{path} holds {info.filename!r} twice: do not trust it, and ask for another file")
-        spans.append((info.header_offset, start + info.compress_size))
-        stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
-        places[info.filename] = Window(window.file, window.start + start, info.file_size if stored else -1)
-    if any(a[1] > b[0] for a, b in pairwise([*spans, (end, end)])):
-        raise InputError(f"{path} has members that lie over one another: do not trust it, and ask for another file")
-    return places
-
-
-def read(window: Window) -> Any:
+def read(window: Window, budget: Budget) -> Any:
     """Return what torch.save wrote, or torch.jit.save: dictionaries, lists, `Record`s, and tensors as `Stored`.
+
+    Every member that is read is held to its checksum; a tensor's, when all of it was read.
 
     Raises:
         InputError: an archive that is damaged, or that holds or asks for anything else.
     """
-    path, places = window.file.path, members(window)
+    path, places = window.file.path, _members(window, budget)
     pickles = [name for name in places if name == "data.pkl" or (name.endswith("/data.pkl") and name.count("/") == 1)]
     if len(pickles) != 1:
         raise InputError(f"{path} has {len(pickles)} data.pkl, expected one: give a file that torch.save wrote")
     root = pickles[0].removesuffix("data.pkl")
+    summed = any(member.crc for member in places.values())  # torch leaves all at 0 after set_crc32_options(False)
 
-    def member(name: str) -> Window:
+    def member(name: str) -> zips.Member:
         place = places.get(root + name)
         if place is None:
-            raise InputError(f"{path} lacks {root + name!r}: it is incomplete, so fetch or write it again")
-        if place.length < 0:
+            raise InputError(f"{path} lacks {(root + name)[:200]!r}: it is incomplete, so fetch or write it again")
+        if place.method != zips.STORED:
             raise InputError(f"{path} has {root + name!r} compressed: unpack it and write it with torch.save again")
         return place
 
-    if f"{root}byteorder" in places:
-        order = member("byteorder")
-        if order.read(0, 16) != b"little":
-            raise InputError(
-                f"{path} was written by a big-endian machine: load it in torch and save it on a little-endian one"
-            )
+    def content(name: str) -> bytes:
+        place = member(name)
+        data = place.read(LIMIT + 1)
+        return verify(data, place.window, place.crc if summed and len(data) == place.size else None)
 
-    def storage(pid: Any) -> _Storage:
-        word, kind, key, _, count = pid
-        if word != "storage" or not isinstance(kind, Global) or not isinstance(key, str):
-            raise ValueError("not a storage")
-        dtype = _KINDS[kind.name]
+    if f"{root}byteorder" in places and content("byteorder") != b"little":
+        raise InputError(f"{path} was written by a big-endian machine: load it in torch and save it on a little-endian one")
+
+    storages: dict[str, Storage] = {}
+
+    def storage(pid: Any) -> Storage:
+        kind, key, count = named(pid)
         place = member(f"data/{key}")
-        if not isinstance(count, int) or place.length != count * (dtype.itemsize if dtype else 1):
-            raise InputError(f"{path}: storage {key!r} has {place.length} bytes, not as announced: fetch or write it again")
-        return _Storage(place, dtype)
+        if place.size != count * (1 if kind is None else kind.itemsize):
+            raise InputError(f"{path}: storage {key!r} has {place.size} bytes, not as announced: fetch or write it again")
+        if key not in storages:
+            storages[key] = Storage(place.window, kind, Checksum(place.window, place.crc) if summed else None)
+        elif storages[key].dtype != kind:
+            return Storage(place.window, kind, storages[key].checksum)
+        return storages[key]
 
-    data = member("data.pkl")
-    return load(data.read(0, LIMIT + 1), str(path), TABLE, storage)
+    return load(content("data.pkl"), str(path), TABLE, budget, storage)
+
+
+def _members(window: Window, budget: Budget) -> Mapping[str, zips.Member]:
+    try:
+        return zips.members(window, budget)
+    except InputError as error:
+        raise InputError(f"{window.file.path} is damaged ({error}): do not trust it, and fetch it again") from None
 
 
 @dataclass(frozen=True, eq=False)
-class _Storage:
+class Storage:
+    """The bytes that tensors look at.
+
+    dtype: None: bytes, of which each tensor says what they are.
+    checksum: None: the file has none.
+    """
+
     place: Window
-    dtype: np.dtype[Any] | None  # None: bytes, of which each tensor says what they are
+    dtype: np.dtype[Any] | None
+    checksum: Checksum | None
+
+
+def named(pid: Any) -> tuple[np.dtype[Any] | None, str, int]:
+    """Return the dtype, the key and the number of entries of a storage, from its persistent id.
+
+    Raises:
+        ValueError, KeyError: what is no storage.
+    """
+    word, kind, key, _, count, *_ = pid
+    if word != "storage" or not isinstance(kind, Global) or not isinstance(key, str) or type(count) is not int:
+        raise ValueError("not a storage")
+    if not 0 <= count < _HUGE:
+        raise ValueError("not a number of entries")
+    return _KINDS[kind.name], key, count
 
 
 class Strided(Stored):
     """A tensor whose entries do not follow one another, such as a transpose that was saved as a view."""
 
     def __init__(
-        self, file: File, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]
+        self, storage: Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]
     ) -> None:
-        self.file, self.offset, self.shape, self.strides, self.dtype = file, offset, shape, strides, dtype
+        self._storage, self._offset, self.shape, self.strides, self.dtype = storage, offset, shape, strides, dtype
+
+    def _span(self, shape: tuple[int, ...]) -> int:
+        """Return how many entries of the storage lie from the first to the last of such a part."""
+        return 1 + sum((n - 1) * s for n, s in zip(shape, self.strides, strict=True))
 
     def read(self, first: int, last: int) -> Array:
         if first == last:
@@ -177,8 +135,12 @@ class Strided(Stored):
         row = prod(self.shape[1:])
         top, bottom = first // row, -(-last // row)  # the rows that hold the entries; what they span is read
         shape = (bottom - top, *self.shape[1:])
-        span = np.empty(1 + sum((n - 1) * s for n, s in zip(shape, self.strides, strict=True)), self.dtype)
-        self.file.read_into(span, self.offset + top * self.strides[0] * self.dtype.itemsize)
+        span = np.empty(self._span(shape), self.dtype)
+        place = self._offset + top * self.strides[0] * self.dtype.itemsize
+        self._storage.place.file.read_into(span, self._storage.place.start + place)
+        if self._storage.checksum:
+            whole = self._offset, self._offset + self._span(self.shape) * self.dtype.itemsize
+            self._storage.checksum.add(place, span, whole)
         bits = span.view(f"u{min(8, self.dtype.itemsize)}").reshape(len(span), -1)  # numpy then copies bits, never numbers
         steps = (*(s * self.dtype.itemsize for s in self.strides), bits.itemsize)
         rows = np.lib.stride_tricks.as_strided(bits, (*shape, bits.shape[1]), steps, writeable=False)
@@ -187,12 +149,25 @@ class Strided(Stored):
 
 
 def _tensor(
-    storage: _Storage, offset: Any, shape: Any, strides: Any, *_: Any, dtype: np.dtype[Any] | None = None
+    storage: Storage,
+    offset: Any,
+    shape: Any,
+    strides: Any,
+    grad: Any = None,
+    hooks: Any = None,
+    metadata: Any = None,
+    *_: Any,
+    dtype: np.dtype[Any] | None = None,
 ) -> Stored:
     """Return the tensor that looks at a storage: held to its bytes, whatever its numbers say."""
-    dtype, path = dtype or storage.dtype, storage.place.file.path
-    if not isinstance(storage, _Storage) or dtype is None or len(shape) != len(strides) or len(shape) > 63:
+    if not isinstance(storage, Storage):
         raise ValueError("not a tensor")
+    dtype, place = dtype or storage.dtype, storage.place
+    path = place.file.path
+    if dtype is None or len(shape) != len(strides) or len(shape) > 63:
+        raise ValueError("not a tensor")
+    if metadata:  # "conj" or "neg": entries are to be conjugated or negated when they are read
+        raise InputError(f"{path} has a tensor that is of conjugates or negatives of others: save its .clone() instead")
     numbers = (offset, *shape, *strides)
     if (
         not all(type(n) is int and 0 <= n < _HUGE for n in numbers)
@@ -200,24 +175,34 @@ def _tensor(
     ):
         raise InputError(f"{path} has a tensor of impossible shape or strides: it is damaged, fetch or write it again")
     shape, strides = tuple(shape), tuple(strides)
-    start = storage.place.start + offset * dtype.itemsize
+    start = offset * dtype.itemsize
     if 0 in shape:
-        return Span(storage.place.file, storage.place.start, shape, dtype)
+        return Span(place.file, place.start, shape, dtype)
     span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    if (offset + span) * dtype.itemsize > storage.place.length:
+    if start + span * dtype.itemsize > place.length:
         raise InputError(f"{path} has a tensor {shape} that reaches beyond its storage: fetch or write it again")
     if prod(shape) > span:
         raise InputError(f"{path} has a tensor {shape} that repeats {span} entries: save its .clone() instead")
     dense = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     if all(n == 1 or a == b for n, a, b in zip(shape, strides, dense, strict=True)):
-        return Span(storage.place.file, start, shape, dtype)
-    return Strided(storage.place.file, start, shape, strides, dtype)
+        found = Span(place.file, place.start + start, shape, dtype)
+        return Checked(storage.checksum, start, found) if storage.checksum else found
+    return Strided(storage, start, shape, strides, dtype)
 
 
 def _typed(
-    storage: _Storage, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, kind: Global, *_: Any
+    storage: Storage,
+    offset: Any,
+    shape: Any,
+    strides: Any,
+    grad: Any,
+    hooks: Any,
+    kind: Global,
+    metadata: Any = None,
+    *_: Any,
 ) -> Stored:
-    return _tensor(storage, offset, shape, strides, dtype=DTYPES[kind.name.removeprefix("torch.")])
+    dtype = DTYPES[kind.name.removeprefix("torch.")]
+    return _tensor(storage, offset, shape, strides, grad, hooks, metadata, dtype=dtype)
 
 
 def _parameter(data: Stored, *_: Any) -> Stored:

@@ -11,11 +11,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Protocol
 from weakref import finalize
 
 import numpy as np
 
+from parity.containers.budget import Budget
 from parity.layout import Array
 from vit_spec import InputError
 
@@ -81,8 +83,11 @@ class File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY)
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # which does not wait for who writes to a pipe
         status = os.fstat(self._descriptor)
+        if not S_ISREG(status.st_mode):
+            os.close(self._descriptor)
+            raise InputError(f"{path} is no file: give the path of weights")
         self.size, self._modified = status.st_size, status.st_mtime_ns
         finalize(self, os.close, self._descriptor)  # and no __del__: at the interpreter's end it finds no os.close any more
 
@@ -106,6 +111,25 @@ class File:
     def read(self, offset: int, count: int) -> bytes:
         """Return `count` bytes at `offset`; fewer where the file ends."""
         return os.pread(self._descriptor, count, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Some bytes of a file, as if they were one."""
+
+    file: File
+    start: int
+    length: int
+
+    @classmethod
+    def of(cls, file: File) -> "Window":
+        """Return the whole file."""
+        return cls(file, 0, file.size)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return `count` bytes at `offset` of the window; fewer where it ends, none outside."""
+        inside = 0 <= offset < self.length
+        return self.file.read(self.start + offset, min(count, self.length - offset)) if inside else b""
 
 
 @dataclass(frozen=True)
@@ -152,13 +176,21 @@ class Sink(Protocol):
         """
 
 
+class Opener(Protocol):
+    """What reads the headers of a container."""
+
+    def __call__(self, path: Path, budget: Budget | None = None, /) -> Contents:
+        """Return what a file or folder holds; see `Container`."""
+
+
 @dataclass(frozen=True)
 class Container:
     """A kind of file or folder.
 
     name, what: as on the command line; one line for a person.
     recognises: whether a path (a file with its first 4096 bytes, or a folder and b"") is one, judged by content alone.
-    open: read its headers.  Raises InputError: damaged, hostile, or holding what cannot be read; names path and remedy.
+    open: read its headers, within a budget (by default a new one).  Raises InputError: damaged, hostile, or holding what
+        cannot be read; names path and remedy.
     suffixes: what names of such files end in; () for a folder, which has to be asked for by name.
     create: write one at a path that is free (the caller renames it when all is well): slots by key, in the order in
         which they are written, and the notes to carry, as text.  The context, left without an exception, has written all.
@@ -170,7 +202,7 @@ class Container:
     name: str
     what: str
     recognises: Callable[[Path, bytes], bool]
-    open: Callable[[Path], Contents]
+    open: Opener
     suffixes: tuple[str, ...]
     create: Callable[[Path, Mapping[str, Slot], Mapping[str, str]], AbstractContextManager[Sink]]
     any_order: bool = False

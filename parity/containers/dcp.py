@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from parity.containers.archive import DTYPES, Window, read
-from parity.containers.container import Container, Contents, File, Sink, Slot, Stored, Words
+from parity.containers.archive import DTYPES, read
+from parity.containers.budget import Budget
+from parity.containers.container import Container, Contents, File, Sink, Slot, Stored, Window, Words
 from parity.containers.pickles import LIMIT, Global, load, table
 from parity.containers.scratch import Scratch
 from parity.layout import Array
@@ -25,6 +26,9 @@ from vit_spec import InputError
 
 _METADATA = ".metadata"
 _SHARDS = 1 << 14  # of one tensor
+_DEPTH = 64  # of a state dict
+_CHUNK = 8  # objects of the budget that a part of a tensor counts as
+_PART_NODES, _PART_BYTES = 1 << 10, 1 << 16  # what opening the archive of one part may cost; torch's take a tenth of it
 _CLASSES = (
     "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties MetadataIndex StorageMeta"
 )
@@ -44,7 +48,7 @@ def recognises(path: Path, head: bytes) -> bool:
     return path.is_dir() and (path / _METADATA).is_file()
 
 
-def open_(path: Path) -> Contents:
+def open_(path: Path, budget: Budget | None = None) -> Contents:
     """Read the metadata of a distributed checkpoint.
 
     Tensors have the path that they had in the state dict.  Entries that are no tensors are pickles of anything: they
@@ -53,12 +57,12 @@ def open_(path: Path) -> Contents:
     Raises:
         InputError: a folder that is damaged or incomplete, or metadata that asks for more than their own classes.
     """
-    where = path / _METADATA
-    root = load(File(where).read(0, LIMIT + 1), str(where), _TABLE)
+    where, budget = path / _METADATA, budget or Budget()
+    root = load(File(where).read(0, LIMIT + 1), str(where), _TABLE, budget)
     try:
-        return _contents(path, root.state)
-    except InputError:
-        raise
+        return _contents(path, root.state, budget)
+    except InputError as error:
+        raise InputError(str(error) if str(path) in str(error) else f"{where}: {error}") from None
     except Exception as error:  # metadata of the right classes with anything in their places
         what = f"{where} is damaged, or of a torch that is not known ({type(error).__name__})"
         raise InputError(f"{what}: write it again") from None
@@ -71,13 +75,20 @@ def create(path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str]) -> I
     It has no place for `notes`: they are left out, and whoever calls writes them beside it.  The pieces gather in a
     scratch file as large as the arrays.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with Scratch(path, slots) as scratch:
         yield scratch
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # which is what is meant
-            save(scratch.tensors(), checkpoint_id=path, no_dist=True)
+            failures: list[BaseException] = []
+            try:
+                save(scratch.tensors(), checkpoint_id=path, no_dist=True)
+            except CheckpointException as error:  # which has those of every process: here there is one
+                failures += [failure for failure, _ in error.failures.values()]
+            if failures:  # raised out here, it keeps what it came of
+                raise failures[0]
 
 
 CONTAINER = Container(
@@ -104,7 +115,7 @@ class _Chunk:
 
     @cached_property
     def stored(self) -> Stored:
-        tensor = read(self.window)
+        tensor = read(self.window, Budget(_PART_NODES, _PART_BYTES))
         if not isinstance(tensor, Stored) or tensor.shape != self.sizes or tensor.dtype != self.dtype:
             file = self.window.file.path
             raise InputError(
@@ -139,15 +150,17 @@ class _Sharded(Stored):
         return rows.reshape(-1)[first - top * row : last - top * row].copy()
 
 
-def _contents(path: Path, state: dict[str, Any]) -> Contents:
+def _contents(path: Path, state: dict[str, Any], budget: Budget) -> Contents:
     places = {}
     for index, info in state["storage_data"].items():
+        budget.make(_CHUNK)
         offset = index.state.get("offset")
-        places[index.state["fqn"], None if offset is None else _sizes(offset)] = info.state
+        places[_name(index.state["fqn"]), None if offset is None else _place(_sizes(offset))] = info.state
     files: dict[str, File] = {}
     arrays: dict[Words, Stored] = {}
     notes: dict[str, Any] = {}
     for name, entry in state["state_dict_metadata"].items():
+        budget.make(_CHUNK, len(_name(name)))
         words = _words(name, (state.get("planner_data") or {}).get(name))
         if entry.name.endswith("BytesStorageMetadata"):
             notes["/".join(words)] = "not read"
@@ -156,18 +169,36 @@ def _contents(path: Path, state: dict[str, Any]) -> Contents:
             raise InputError(f"{path} holds {'/'.join(words)!r} twice: keep one of them")
         shape, dtype = _sizes(entry.state["size"]), _dtype(entry.state["properties"].state)
         chunks = []
+        if len(entry.state["chunks"]) > _SHARDS:
+            raise InputError(f"{path / _METADATA} cuts {name} into more than {_SHARDS} parts: write it in fewer")
         for chunk in entry.state["chunks"]:
+            budget.make(_CHUNK)
             offsets, sizes = _sizes(chunk.state["offsets"]), _sizes(chunk.state["sizes"])
-            window = _window(path, name, places.get((name, offsets)), files)
+            window = _window(path, name, places.get((name, _place(offsets))), files)
             chunks.append(_Chunk(name, offsets, sizes, dtype, window))
-        _check_cover(path, name, shape, chunks)
+        _check_cover(path, name, shape, chunks, budget)
         arrays[words] = _Sharded(shape, dtype, chunks)
     return Contents("dcp", arrays, notes)
 
 
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise ValueError("not a name")
+    return name
+
+
+def _place(offsets: tuple[int, ...]) -> str:
+    """Return offsets as a key: tuples of chosen integers can all have the same hash, and text cannot."""
+    return ",".join(map(str, offsets))
+
+
 def _words(name: str, path: Any) -> Words:
     """Return the path in the state dict that a flattened name had."""
-    return tuple(str(word) for word in path) if isinstance(path, tuple) and path else (name,)
+    if not isinstance(path, tuple) or not path:
+        return (name,)
+    if len(path) > _DEPTH or not all(isinstance(word, str) or (type(word) is int and 0 <= word < 1 << 62) for word in path):
+        raise ValueError("not a path")
+    return tuple(map(str, path))
 
 
 def _sizes(sizes: Any) -> tuple[int, ...]:
@@ -203,16 +234,22 @@ def _window(path: Path, name: str, info: dict[str, Any] | None, files: dict[str,
     return Window(files[file], offset, length)
 
 
-def _check_cover(path: Path, name: str, shape: tuple[int, ...], chunks: list[_Chunk]) -> None:
+def _check_cover(path: Path, name: str, shape: tuple[int, ...], chunks: list[_Chunk], budget: Budget) -> None:
     """Refuse chunks that do not tile the tensor: within it, disjoint, and as many entries as it has."""
-    if len(chunks) > _SHARDS or any(len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape) for chunk in chunks):
+    if any(len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape) for chunk in chunks):
         raise ValueError("chunks of other dimensions")
     starts = np.array([chunk.offsets for chunk in chunks], np.int64).reshape(len(chunks), len(shape))
     ends = starts + np.array([chunk.sizes for chunk in chunks], np.int64).reshape(starts.shape)
     tiled = sum(prod(chunk.sizes) for chunk in chunks) == prod(shape) and bool((ends <= np.array(shape, np.int64)).all())
-    if tiled and len(chunks) > 1:
+    if tiled and len(chunks) > 1 and shape:
+        order = np.argsort(starts[:, 0], kind="stable")
+        starts, ends = starts[order], ends[order]
+        # A chunk can only overlap those that begin, along the first axis, before it ends.
+        last = np.searchsorted(starts[:, 0], ends[:, 0], side="left")
+        budget.compare(int((last - np.arange(len(chunks)) - 1).clip(0).sum()) * len(shape))
         tiled = not any(
-            bool(((starts[i] < ends[i + 1 :]) & (starts[i + 1 :] < ends[i])).all(-1).any()) for i in range(len(chunks) - 1)
+            bool(((starts[i] < ends[i + 1 : last[i]]) & (starts[i + 1 : last[i]] < ends[i])).all(-1).any())
+            for i in range(len(chunks) - 1)
         )
     if not tiled:
         raise InputError(

@@ -8,6 +8,7 @@ number in a map that says so with its first key.  See https://flax.readthedocs.i
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 from parity.containers import msgpack_tokens as tokens
 from parity.containers import shards, strict
+from parity.containers.budget import Budget
 from parity.containers.container import Container, Contents, File, Sink, Slot, Span, Stored, Words
 from parity.containers.msgpack_tokens import Reader
 from parity.containers.placed import Place, placed
@@ -30,8 +32,7 @@ _PART = 2**30  # bytes; flax cuts what is larger
 _CUT = "__msgpack_chunked_array__"
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # types of extensions
 _DEPTH = 64  # of maps
-_ENTRIES = 2**18  # of all maps together; bounds, with the next, what opening a file takes
-_TEXT = 2**26  # characters of all paths and text together
+_ENTRY = 16  # objects of the budget that an entry of a map counts as
 _NAME = 4096  # bytes of a key
 _KINDS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.bool_)
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
@@ -42,23 +43,25 @@ def _recognises(path: Path, head: bytes) -> bool:
     return tokens.begins_named_map(head) or shards.recognises(path, head, SUFFIX)
 
 
-def _open(path: Path) -> Contents:
-    path = shards.find(path, SUFFIX)
-    return shards.gather(path, SUFFIX, NAME, _shard) if shards.is_index(path) else _file(path)
+def _open(path: Path, budget: Budget | None = None) -> Contents:
+    path, budget = shards.find(path, SUFFIX), budget or Budget()
+    if shards.is_index(path):
+        return shards.gather(path, SUFFIX, NAME, partial(_shard, budget=budget))
+    return _file(path, budget)
 
 
-def _shard(path: Path) -> Contents:
+def _shard(path: Path, budget: Budget) -> Contents:
     """Open one of several files, in which arrays may stand under their joined paths."""
-    contents = _file(path)
+    contents = _file(path, budget)
     arrays = {tuple("/".join(words).split("/")): array for words, array in contents.arrays.items()}
     if len(arrays) < len(contents.arrays):
         raise InputError(f"{path} holds an array twice, nested and under its joined path: fetch or write it again")
     return Contents(NAME, arrays, contents.notes)
 
 
-def _file(path: Path) -> Contents:
+def _file(path: Path, budget: Budget) -> Contents:
     reader = Reader(File(path))
-    index = _Index(reader)
+    index = _Index(reader, budget)
     try:
         top = reader.token()
         if top.kind != "map":
@@ -75,17 +78,16 @@ def _file(path: Path) -> Contents:
 class _Index:
     """What a file holds, found by walking over its maps and stepping over its arrays."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader, budget: Budget) -> None:
+        self._reader, self._budget = reader, budget
         self.arrays: dict[Words, Stored] = {}
         self.notes: dict[str, Any] = {}
-        self._entries, self._text = _ENTRIES, _TEXT  # that may still come
 
     def map(self, count: int, path: Words) -> None:
         """Take in a map of so many entries."""
-        self._entries -= count
-        if len(path) >= _DEPTH or self._entries < 0:
-            raise InputError(f"more than {_DEPTH} maps in one another, or {_ENTRIES} entries")
+        if len(path) >= _DEPTH:
+            raise InputError(f"more than {_DEPTH} maps in one another")
+        self._budget.make(_ENTRY * count)
         keys = set()
         for number in range(count):
             key = self._reader.text(self._reader.token(), _NAME)
@@ -100,9 +102,7 @@ class _Index:
             self._value((*path, key))
 
     def _value(self, path: Words) -> None:
-        self._text -= sum(map(len, path)) + len(path)
-        if self._text < 0:
-            raise InputError(f"more than {_TEXT} characters of names")
+        self._budget.make(0, sum(map(len, path)) + len(path))
         token = self._reader.token()
         if token.kind == "map":
             self.map(token.value, path)
@@ -118,8 +118,8 @@ class _Index:
         if token.kind == "value":
             return token.value
         if token.kind == "text":
-            self._text -= token.value
-            return self._reader.text(token, max(self._text, 0))
+            self._budget.make(0, token.value)
+            return self._reader.text(token, token.value)
         if token.kind == "extension" and token.code == _SCALAR:
             array = self._array(token.value)
             if array.shape:
@@ -178,9 +178,7 @@ class _Index:
         reader = self._reader
         if reader.text(reader.token(), _NAME) != name or (token := reader.token()).kind != "map":
             raise InputError(f"an array that is cut, without its {name}")
-        self._entries -= token.value
-        if self._entries < 0:
-            raise InputError(f"more than {_ENTRIES} entries")
+        self._budget.make(_ENTRY * token.value)
         found = {reader.text(reader.token(), _NAME): take() for _ in range(token.value)}
         if found.keys() != {str(number) for number in range(token.value)}:
             raise InputError(f"an array that is cut, whose {name} is not numbered")

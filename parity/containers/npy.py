@@ -1,7 +1,6 @@
 """What is in an npz file: the bytes of .npy files, each a short header and an array."""
 
 import re
-import zlib
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -10,12 +9,14 @@ import ml_dtypes
 import numpy as np
 
 from parity.containers import strict
-from parity.containers.container import File, Span, Stored
+from parity.containers.checksum import Checked, Checksum
+from parity.containers.container import Span, Stored, Window
 from parity.layout import Array
 from vit_spec import InputError
 
 MAGIC = b"\x93NUMPY"
 LIMIT = 10_000  # bytes of a header, as in numpy
+_REORDERED = 1 << 28  # bytes of an array in Fortran order, which is read whole
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _NATIVE = [np.dtype(code) for code in ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")]
@@ -107,6 +108,8 @@ def stored(source: Source, header: Header) -> Stored:
     if swapped is not None:
         array = _Swapped(array)
     if header.fortran and sum(length != 1 for length in header.shape) > 1:
+        if header.nbytes > _REORDERED:
+            raise InputError(f"an array of {header.nbytes:,} bytes in Fortran order: save it in C order")
         return _Fortran(array)
     return array
 
@@ -124,36 +127,14 @@ def text(source: Source, header: Header) -> str:
 class Plain:
     """A .npy file as it lies in another file."""
 
-    def __init__(self, file: File, start: int, size: int, crc: int) -> None:
-        self._file, self._start, self._size, self._crc = file, start, size, crc
+    def __init__(self, window: Window, checksum: Checksum) -> None:
+        self._window, self._checksum = window, checksum
 
     def head(self, count: int) -> bytes:
-        return self._file.read(self._start, min(count, self._size))
+        return self._window.read(0, count)
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Stored:
-        before = zlib.crc32(self._file.read(self._start, offset))
-        return _Checked(Span(self._file, self._start + offset, shape, dtype), before, self._crc)
-
-
-class _Checked(Span):
-    """A span whose checksum is known.
-
-    Read from first to last, in however many pieces, it is verified: reading goes on from (entries, their checksum).
-    """
-
-    def __init__(self, span: Span, before: int, crc: int) -> None:
-        super().__init__(span.file, span.offset, span.shape, span.dtype)
-        self._before, self._crc = before, crc
-        self._so_far = (0, before)  # one object, so that threads see both or neither
-
-    def read(self, first: int, last: int) -> Array:
-        out = super().read(first, last)
-        at, crc = self._so_far if first else (0, self._before)
-        if first == at:
-            self._so_far = (last, zlib.crc32(out.view(np.uint8).data, crc))
-            if last == self.size and self._so_far[1] != self._crc:
-                raise InputError(f"{self.file.path} is damaged (a checksum is wrong): fetch or write it again")
-        return out
+        return Checked(self._checksum, offset, Span(self._window.file, self._window.start + offset, shape, dtype))
 
 
 class _Swapped(Stored):

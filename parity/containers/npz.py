@@ -4,19 +4,18 @@ See https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html.  num
 two bytes of anything, `|V2`, and so does this.  Nothing is unpickled and nothing evaluated.
 """
 
-import io
-import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from parity.containers import npy, strict
-from parity.containers.container import Container, Contents, File, Sink, Slot, Stored, Words
+from parity.containers import npy, strict, zips
+from parity.containers.budget import Budget
+from parity.containers.checksum import Checksum
+from parity.containers.container import Container, Contents, File, Sink, Slot, Stored, Window, Words
 from parity.containers.inflate import Inflated
 from parity.layout import Array
 from vit_spec import InputError
@@ -25,36 +24,38 @@ NAME = "npz"
 SUFFIX = ".npz"
 
 _NOTES = "__metadata__/"  # what the names of notes begin with in the zip
-_DIRECTORY = 2**24  # bytes of a zip's directory, some 200 000 arrays; bounds what opening one takes
 _TEXT = 2**24  # bytes of all text
-_MAGIC = b"PK\3\4"
+_ENTRY = 16  # objects of the budget that an array counts as
 _RATIO = 1032  # deflate makes no more of a byte: https://zlib.net/zlib_tech.html
+_LARGE, _DENSE = 2**28, 64  # bytes from which on an array may take at most so many times its compressed size
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same arrays give the same file
 _NOTHING = Slot((0,), np.dtype(bool))
 
 
 def _recognises(path: Path, head: bytes) -> bool:
     name = head[30 : 30 + int.from_bytes(head[26:28], "little")]  # of the zip's first member
-    return head.startswith(npy.MAGIC) or (head.startswith(_MAGIC) and name.endswith(b".npy"))
+    return head.startswith(npy.MAGIC) or (head.startswith(zips.MAGIC) and name.endswith(b".npy"))
 
 
-def _open(path: Path) -> Contents:
-    file = File(path)
+def _open(path: Path, budget: Budget | None = None) -> Contents:
+    file, budget = File(path), budget or Budget()
     if file.read(0, len(npy.MAGIC)) == npy.MAGIC:
         raise InputError(f"{path} is one array without a name, or a pickle: load it where you trust it, and numpy.savez it")
     arrays: dict[Words, Stored] = {}
     notes: dict[str, Any] = {}
     try:
         room = _TEXT
-        for member in _members(file):
+        for member in zips.members(Window.of(file), budget).values():
+            budget.make(_ENTRY)
+            key = member.name.removesuffix(".npy")
             try:
-                value = member.value(file, room)
+                value = _value(member, room)
             except InputError as error:
-                raise InputError(f"{strict.quoted(member.name)}: {error}") from None
+                raise InputError(f"{strict.quoted(key)}: {error}") from None
             if isinstance(value, Stored):
-                arrays[(member.name,)] = value
+                arrays[(key,)] = value
                 continue
-            name = member.name.removeprefix(_NOTES)
+            name = key.removeprefix(_NOTES)
             if name in notes:
                 raise InputError(f"{strict.quoted(name)} is there twice")
             notes[name], room = value, room - len(value) - len(name)
@@ -63,83 +64,30 @@ def _open(path: Path) -> Contents:
     return Contents(NAME, arrays, notes)
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A file in the zip: where its bytes lie, how many they are as they lie and as they were, and what they sum to."""
-
-    name: str
-    start: int
-    packed: int
-    size: int
-    crc: int
-    deflated: bool
-
-    def value(self, file: File, room: int) -> Stored | str:
-        """Return the array, or the text, which may take `room` bytes."""
-        if self.size > _RATIO * self.packed + _RATIO:
-            raise InputError(f"{self.packed} bytes cannot be {self.size}")
-        source: npy.Source
-        if self.deflated:
-            source = Inflated(file, self.start, self.packed, self.size, self.crc)
-        else:
-            source = npy.Plain(file, self.start, self.size, self.crc)
-        header = npy.parse(source.head(npy.LIMIT))
-        if header.length + header.nbytes != self.size:
-            raise InputError(f"its {self.size} bytes are not those of {header.descr} {header.shape}")
-        if not header.is_text:
-            return npy.stored(source, header)
-        if header.shape or header.nbytes > room:
-            raise InputError("is text that is not a note: leave it out")
-        return npy.text(source, header)
-
-
-class _Bounded(io.FileIO):
-    """A file of which zipfile cannot read much at once."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is not None and size > _DIRECTORY:
-            raise InputError(f"a directory of {size} bytes")
-        return super().read(size) or b""
-
-
-def _members(file: File) -> list[_Member]:
-    """Return the members of a zip, held to their own headers and to one another."""
-    try:
-        with _Bounded(file.path) as raw, zipfile.ZipFile(raw) as archive:
-            infos, end = archive.infolist(), archive.start_dir
-    except InputError:
-        raise
-    except (zipfile.BadZipFile, NotImplementedError, struct.error, OSError, EOFError, ValueError, OverflowError) as error:
-        raise InputError(f"no zip: {error}") from None
-    members: dict[str, _Member] = {}
-    for info in sorted(infos, key=lambda info: info.header_offset, reverse=True):
-        member = _member(file, info)
-        if member.start + member.packed > end:
-            raise InputError(f"{strict.quoted(member.name)} lies over what follows it")
-        if member.name in members:
-            raise InputError(f"{strict.quoted(member.name)} is there twice")
-        members[member.name] = member
-        end = info.header_offset
-    return [members[info.filename.removesuffix(".npy")] for info in infos]
-
-
-def _member(file: File, info: zipfile.ZipInfo) -> _Member:
-    name = info.orig_filename
-    if not name.endswith(".npy") or name != info.filename:
-        raise InputError(f"{strict.quoted(name)} is no .npy file")
-    if info.flag_bits & 0x2061:  # encryption, strong encryption, a masked directory, and patches
-        raise InputError(f"{strict.quoted(name)} is encrypted")
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InputError(f"{strict.quoted(name)} is compressed in a way that numpy does not write")
-    raw = name.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
-    header = file.read(info.header_offset, 30 + len(raw)) if 0 <= info.header_offset < file.size else b""
-    if header[:4] != _MAGIC or header[30:] != raw or int.from_bytes(header[26:28], "little") != len(raw):
-        raise InputError(f"{strict.quoted(name)} is not where the zip's directory says")
-    start = info.header_offset + 30 + len(raw) + int.from_bytes(header[28:30], "little")
-    deflated = info.compress_type == zipfile.ZIP_DEFLATED
-    if not deflated and info.compress_size != info.file_size:
-        raise InputError(f"{strict.quoted(name)} has two sizes")
-    return _Member(name.removesuffix(".npy"), start, info.compress_size, info.file_size, info.CRC, deflated)
+def _value(member: zips.Member, room: int) -> Stored | str:
+    """Return the array, or the text, which may take `room` bytes."""
+    if not member.name.endswith(".npy"):
+        raise InputError("is no .npy file")
+    if member.method not in (zips.STORED, zips.DEFLATED):
+        raise InputError("is compressed in a way that numpy does not write")
+    window, packed = member.window, member.window.length
+    if member.size > _RATIO * packed + _RATIO:
+        raise InputError(f"{packed} bytes cannot be {member.size}")
+    if member.size > max(_LARGE, _DENSE * packed):
+        raise InputError(f"{packed:,} bytes that become {member.size:,}, which no weights do: save it uncompressed")
+    source: npy.Source
+    if member.method == zips.DEFLATED:
+        source = Inflated(window.file, window.start, packed, member.size, member.crc)
+    else:
+        source = npy.Plain(window, Checksum(window, member.crc))
+    header = npy.parse(source.head(npy.LIMIT))
+    if header.length + header.nbytes != member.size:
+        raise InputError(f"its {member.size} bytes are not those of {header.descr} {header.shape}")
+    if not header.is_text:
+        return npy.stored(source, header)
+    if header.shape or header.nbytes > room:
+        raise InputError("is text that is not a note: leave it out")
+    return npy.text(source, header)
 
 
 @contextmanager

@@ -4,8 +4,8 @@ The tree is in `_METADATA`, as JSON; an array's name is its keys joined with dot
 https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html.
 """
 
-import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from parity.containers.budget import Budget
 from parity.containers.container import Container, Contents, Sink, Slot, Stored, Words
 from parity.containers.scratch import Scratch
 from parity.layout import Array
-from vit_spec import InputError
+from vit_spec import InputError, bounded_json
 
 _TREE, _CHECKPOINT, _TEXTS = "_METADATA", "_CHECKPOINT_METADATA", "_strings.json"
 _CACHE = 1 << 26  # bytes of chunks kept besides the largest
@@ -30,7 +31,7 @@ def recognises(path: Path, head: bytes) -> bool:
     return path.is_dir() and (_is_part(path) or any(_is_part(folder) for folder in _folders(path)))
 
 
-def open_(path: Path) -> Contents:
+def open_(path: Path, budget: Budget | None = None) -> Contents:
     """Read the metadata of a checkpoint.
 
     path: a checkpoint with one item, an item of one with several (`checkpoint/params`), or a folder with one step.
@@ -39,27 +40,25 @@ def open_(path: Path) -> Contents:
     Raises:
         InputError: a folder that is damaged or that holds several steps or items; names them.
     """
-    ts = _tensorstore(path)
+    ts, budget = _tensorstore(path), budget or Budget()
     folder = _item(path)
-    tree = _json(folder / _TREE)
-    custom: dict[str, Any] = {}
-    for place in (folder, folder.parent):
-        if (place / _CHECKPOINT).is_file():
-            custom = _json(place / _CHECKPOINT).get("custom_metadata") or {}
-            break
+    stored = _check_files(folder, budget)
+    tree, custom = _json(folder / _TREE), _custom(folder)
     try:
-        leaves = [(_path(leaf), str(leaf["value_metadata"]["value_type"])) for leaf in tree["tree_metadata"].values()]
+        leaves = [_leaf(leaf, budget) for leaf in tree["tree_metadata"].values()]
         specs = {words: _spec(folder, words, tree) for words, kind in leaves if kind in _ARRAYS or kind == "scalar"}
         texts = [words for words, kind in leaves if kind == "string"]
-        notes = dict(custom)
     except (KeyError, TypeError, AttributeError):
         raise InputError(f"{folder / _TREE} is damaged, or of an Orbax that is not known: write it again") from None
-    notes |= {"/".join(words): text for words, text in _texts(folder, texts).items()}
+    if len(specs) + len(texts) < sum(kind in (*_ARRAYS, "scalar", "string") for _, kind in leaves):
+        raise InputError(f"{folder / _TREE} names an array twice: write it again")
+    notes = {**custom, **{"/".join(words): text for words, text in _texts(folder, texts).items()}}
 
-    pending = {words: ts.open(spec, open=True, read=True) for words, spec in specs.items()}  # all at once
     arrays: dict[Words, Stored] = {}
+    _check_described(ts, folder, specs)
+    pending = {words: ts.open(spec, open=True, read=True) for words, spec in specs.items()}  # all at once
     for words, future in pending.items():
-        arrays[words] = _opened(folder, words, specs[words], future)
+        arrays[words] = _opened(folder, words, specs[words], future, _LARGEST + _DENSE * stored)
     largest = max((array.chunk for array in arrays.values() if isinstance(array, _Zarr)), default=0)
     context = ts.Context({"cache_pool": {"total_bytes_limit": largest + _CACHE}})
     for array in arrays.values():
@@ -67,8 +66,61 @@ def open_(path: Path) -> Contents:
             array.context = context
     for words, kind in leaves:
         if kind == "scalar":
-            notes["/".join(words)] = np.asarray(arrays.pop(words)).item()
+            scalar = arrays.pop(words)
+            if scalar.shape or scalar.nbytes > _SCALAR:
+                raise InputError(f"{folder}: {'/'.join(words)} is a scalar of shape {scalar.shape}: write it again")
+            notes["/".join(words)] = np.asarray(scalar).item()
     return Contents("orbax", arrays, notes)
+
+
+def _check_files(folder: Path, budget: Budget) -> int:
+    """Return the bytes of all files in a folder; refuse anything else in it: to open a pipe is to wait for its writer."""
+    total, todo = 0, [folder]
+    while todo:
+        for entry in os.scandir(todo.pop()):
+            budget.make()
+            if entry.is_dir(follow_symlinks=False):
+                todo.append(Path(entry.path))
+            elif entry.is_file():  # a link to one is a file too: hub caches are made of links
+                total += entry.stat().st_size
+            elif not entry.is_dir():
+                raise InputError(f"{entry.path} is no file and no folder: do not trust this checkpoint, or write it again")
+    return total
+
+
+def _custom(folder: Path) -> dict[str, Any]:
+    """Return the custom metadata of a checkpoint, of which `folder` is an item or all."""
+    for place in (folder, folder.parent):
+        if (place / _CHECKPOINT).is_file():
+            custom = _json(place / _CHECKPOINT).get("custom_metadata") or {}
+            if not isinstance(custom, dict):
+                raise InputError(f"{place / _CHECKPOINT} has custom_metadata that are no JSON object: write it again")
+            return custom
+    return {}
+
+
+def _leaf(leaf: dict[str, Any], budget: Budget) -> tuple[Words, str]:
+    """Return the path of a leaf of the tree, and what it is."""
+    keys = [key["key"] for key in leaf["key_metadata"]]
+    if len(keys) > _DEPTH or not all(isinstance(key, str) or type(key) is int for key in keys):
+        raise TypeError("no path")
+    words = tuple(map(str, keys))
+    budget.make(_LEAF, sum(map(len, words)))
+    return words, str(leaf["value_metadata"]["value_type"])
+
+
+def _check_described(ts: Any, folder: Path, specs: Mapping[Words, dict[str, Any]]) -> None:
+    """Hold the description of each array to the limits of JSON before tensorstore parses it, which has none."""
+    for words, spec in specs.items():
+        name = f"{folder}: {'/'.join(words)}"
+        try:
+            text = ts.KvStore.open(spec["kvstore"]).result().read(_DESCRIPTION[spec["driver"]]).result().value
+        except Exception as error:  # tensorstore has one kind of error for damage, and several for its absence
+            raise InputError(f"{name} cannot be opened ({_line(error)}): it is incomplete, so write it again") from None
+        try:
+            bounded_json.parse_object(text)
+        except InputError as error:
+            raise InputError(f"{name} is described by what is no description ({error}): write it again") from None
 
 
 @contextmanager
@@ -112,6 +164,12 @@ CONTAINER = Container(
 
 
 _ARRAYS = {"np.ndarray", "jax.Array"}
+_DESCRIPTION = {"zarr": ".zarray", "zarr3": "zarr.json"}
+_JSON = 1 << 24  # bytes of a file of metadata
+_SCALAR = 16  # bytes at most
+_DEPTH = 64  # of the tree
+_LEAF = 64  # objects of the budget that an array counts as: tensorstore makes a store of it
+_LARGEST, _DENSE = 1 << 28, 64  # bytes of a chunk, and times of the bytes that the folder has on disk
 
 
 class _Zarr(Stored):
@@ -144,13 +202,13 @@ class _Zarr(Stored):
         return entries
 
 
-def _opened(folder: Path, words: Words, spec: dict[str, Any], future: Any) -> _Zarr:
+def _opened(folder: Path, words: Words, spec: dict[str, Any], future: Any, largest: int) -> _Zarr:
     name = f"{folder}: {'/'.join(words)}"
     try:
         array = _Zarr(name, spec, future.result())
     except Exception as error:  # as above
         raise InputError(f"{name} cannot be opened ({_line(error)}): it is incomplete, so write it again") from None
-    if array.chunk > max(array.nbytes, 1) or array.nbytes > 1 << 62:
+    if array.chunk > min(max(array.nbytes, 1), largest) or array.nbytes > 1 << 62:
         raise InputError(f"{name} has a chunk larger than itself, or an impossible shape: it is damaged, so write it again")
     return array
 
@@ -197,19 +255,19 @@ def _folders(path: Path) -> list[Path]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise InputError(f"{path} is no JSON: the checkpoint is damaged, so write it again") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path} is no JSON object: the checkpoint is damaged, so write it again")
-    return value
+        with path.open("rb") as file:
+            return bounded_json.parse_object(file.read(_JSON + 1), longest=_JSON)
+    except (OSError, InputError) as error:
+        what = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path} is no JSON object ({what}): the checkpoint is damaged, so write it again") from None
 
 
 def _texts(folder: Path, keys: list[Words]) -> dict[Words, str]:
     if not keys:
         return {}
     texts = _json(folder / _TEXTS)
-    return {words: str(texts[".".join(words)]) for words in keys if ".".join(words) in texts}
+    found = {words: texts[".".join(words)] for words in keys if ".".join(words) in texts}
+    return {words: text for words, text in found.items() if isinstance(text, str)}
 
 
 def _line(error: Exception) -> str:

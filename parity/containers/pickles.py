@@ -4,7 +4,8 @@ A pickle is a program, so no filter on its result can help.  Here its instructio
 can call are functions of this file, and what it builds are dictionaries, lists, text, numbers, `Record`s and tensors.
 
 The base is the Python version of the standard library's unpickler: the one in C lets an instruction of five bytes
-choose how much memory its memo takes, the Python one keeps the memo in a dictionary.
+choose how much memory its memo takes, the Python one keeps the memo in a dictionary.  Every instruction is counted
+against a `Budget`, and a call besides by the size of its arguments, because the memo lets a short pickle repeat long ones.
 """
 
 import io
@@ -16,11 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from parity.containers.budget import Budget
 from parity.containers.container import Stored, Words
 from vit_spec import InputError
 
 LIMIT = 1 << 24  # bytes of pickle; those of the largest published ViTs, with optimizer, are a twentieth of it
 _NODES, _DEPTH = 1 << 18, 64  # of a tree: memo references make a small pickle as large, or as endless, as it likes
+_MARKS = 1 << 10  # open at a time; each takes ten times the memory of another instruction
+_CALL = 8  # instructions that a call counts as
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -41,6 +45,8 @@ class Global:
 class Record:
     """An object of some class: its name and the state it was given."""
 
+    __slots__ = ("name", "state")
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.state: Any = None
@@ -58,38 +64,53 @@ def table(calls: Mapping[str, Callable[..., Any]], records: Iterable[str] = (), 
     }
 
 
-def load(data: bytes, where: str, known: Table, storage: Callable[[Any], Any] | None = None) -> Any:
+Storage = Callable[[Any], Any]  # what a persistent id, such as torch's storages, stands for
+
+
+def load(data: bytes, where: str, known: Table, budget: Budget, storage: Storage | None = None) -> Any:
     """Return what a pickle holds.
 
     where: the file, for messages.
     known: the stand-ins for all that it may name, besides `COMMON`.
-    storage: gives what a persistent id, such as torch's storages, stands for.
 
     Raises:
         InputError: a pickle that is damaged or too long, or that asks for anything else.
     """
+    return load_first(data, where, known, budget, storage)[0]
+
+
+def load_first(data: bytes, where: str, known: Table, budget: Budget, storage: Storage | None = None) -> tuple[Any, int]:
+    """Return what the first of several pickles holds, and the number of its bytes; the rest as `load`."""
     if len(data) > LIMIT:
         raise InputError(
             f"{where} describes its arrays in {len(data)} bytes, more than {LIMIT}: keep the weights alone in it"
         )
+    file = io.BytesIO(data)
     try:
-        return _Unpickler(data, where, {**COMMON, **known}, storage).load()
-    except InputError:
-        raise
+        return _Unpickler(file, where, {**COMMON, **known}, budget, storage).load(), file.tell()
+    except InputError as error:
+        raise InputError(_named(where, error)) from None
     except Exception as error:  # a damaged pickle fails in as many ways as Python has exceptions
         raise InputError(f"{where} is damaged ({type(error).__name__} in its pickle): fetch or write it again") from None
 
 
-def flatten(
-    tree: Any, where: str, leaf: Callable[[Any], Any] = lambda value: value
-) -> tuple[dict[Words, Stored], dict[str, Any]]:
-    """Return the arrays of a tree by path, and its text, numbers and flags by path joined with "/".
+def _named(where: str, error: InputError) -> str:
+    return str(error) if str(error).startswith(str(InputError(where))) else f"{where}: {error}"
 
-    leaf: applied to each node first, to make arrays `Stored` and objects `Record`.
+
+def flatten(tree: Any, where: str, budget: Budget) -> tuple[dict[Words, Stored], dict[str, Any]]:
+    """Return the arrays of a tree by path, and its text, numbers and flags by path joined with "/".
 
     Raises:
         InputError: a tree that is endless or too large, or has two entries under one path.
     """
+    try:
+        return _flattened(tree, where, budget)
+    except InputError as error:
+        raise InputError(_named(where, error)) from None
+
+
+def _flattened(tree: Any, where: str, budget: Budget) -> tuple[dict[Words, Stored], dict[str, Any]]:
     arrays: dict[Words, Stored] = {}
     notes: dict[str, Any] = {}
     todo: list[tuple[Words, Any]] = [((), tree)]
@@ -97,19 +118,23 @@ def flatten(
         if not todo:
             return arrays, notes
         path, node = todo.pop()
-        node = leaf(node)
         node = node.state if isinstance(node, Record) else node.name if isinstance(node, Global) else node
+        if isinstance(node, (list, tuple, dict)) and len(todo) + len(node) > _NODES:
+            break
         if isinstance(node, (list, tuple)):
             node = dict(enumerate(node))
         if isinstance(node, dict):
-            if len(path) == _DEPTH or len(todo) + len(node) > _NODES:
+            if len(path) == _DEPTH:
                 break
+            budget.make(len(node), 8 * len(node) * (len(path) + 1))
             todo += [((*path, _word(key, where)), value) for key, value in reversed(node.items())]
         elif isinstance(node, Stored):
             if path in arrays:
                 raise InputError(f"{where} holds {'/'.join(path)!r} twice: keep one of them")
+            budget.make(1, sum(map(len, path)))
             arrays[path] = node
         elif isinstance(node, (str, float, bool)) or (isinstance(node, int) and node in _INT64):
+            budget.make(1, sum(map(len, path)))
             notes["/".join(path)] = node
     raise InputError(f"{where} holds more than {_NODES} entries, or is nested endlessly: keep the weights alone in it")
 
@@ -123,12 +148,26 @@ def _word(key: Any, where: str) -> str:
 _Machine: Any = pickle._Unpickler  # whose instructions, stack and memo have no declared types
 
 
+class _Dispatch:
+    """The instructions of a machine, each counted when it is fetched."""
+
+    def __init__(self, budget: Budget, table: Mapping[int, Callable[[Any], None]]) -> None:
+        self._budget, self._table = budget, table
+
+    def __getitem__(self, code: int) -> Callable[[Any], None]:
+        self._budget.nodes -= 1
+        if self._budget.nodes < 0:
+            self._budget.make(0)  # which raises
+        return self._table[code]
+
+
 class _Unpickler(_Machine):  # type: ignore[misc]
     """The pickle machine with a short list of instructions, none of which calls anything but a `Global`."""
 
-    def __init__(self, data: bytes, where: str, known: Table, storage: Callable[[Any], Any] | None) -> None:
-        super().__init__(io.BytesIO(data), encoding="utf-8")
-        self.where, self.known, self.storage = where, known, storage
+    def __init__(self, file: io.BytesIO, where: str, known: Table, budget: Budget, storage: Storage | None) -> None:
+        super().__init__(file, encoding="utf-8")
+        self.where, self.known, self.budget, self.storage = where, known, budget, storage
+        self.dispatch = _Dispatch(budget, _INSTRUCTIONS)
 
     def refuse(self, what: str) -> InputError:
         what = what if what.isprintable() and len(what) < 200 else ascii(what[:200])
@@ -137,6 +176,7 @@ class _Unpickler(_Machine):  # type: ignore[misc]
         )
 
     def find_class(self, module: str, name: str) -> Global:
+        self.budget.make(_CALL, len(module) + len(name))
         full = f"{module}.{name}"
         if full in self.known:
             return self.known[full]
@@ -147,13 +187,24 @@ class _Unpickler(_Machine):  # type: ignore[misc]
     def persistent_load(self, pid: Any) -> Any:
         if self.storage is None:
             raise self.refuse("for an object outside it")
+        self.count(pid)
         return self.storage(pid)
 
     def reduce(self) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, Global) or function.call is None or not isinstance(arguments, tuple):
             raise self.refuse(f"to call {getattr(function, 'name', 'what is no function')}")
+        self.count(arguments)
         self.append(function.call(*arguments))
+
+    def count(self, arguments: Any) -> None:
+        """Count a call: every function of this layer makes at most a few times as much as its arguments hold."""
+        if not isinstance(arguments, tuple):
+            raise self.refuse("to call something with what is no list of arguments")
+        self.budget.make(_CALL + len(arguments))
+        text = sum(len(each) for each in arguments if isinstance(each, (str, bytes)))
+        items = sum(len(each) for each in arguments if isinstance(each, (tuple, list, dict)))
+        self.budget.make(0, text + 8 * items)
 
     def new(self) -> None:
         arguments, kind = self.stack.pop(), self.stack.pop()
@@ -182,8 +233,11 @@ class _Unpickler(_Machine):  # type: ignore[misc]
             raise self.refuse("to fill what is no dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
             # Hashing a nested tuple would walk it, however deep and however often it refers to itself.
+            # Integers beyond 64 bits can be chosen so that all of them have the same hash.
             if not isinstance(key, (str, bytes, int, float, Record, Global, type(None))):
                 raise self.refuse(f"for a dictionary with a {type(key).__name__} as a key")
+            if isinstance(key, int) and key not in _INT64:
+                raise self.refuse("for a dictionary with an integer of more than 64 bits as a key")
             self.stack[-1][key] = value
 
     def add(self) -> None:
@@ -198,21 +252,34 @@ class _Unpickler(_Machine):  # type: ignore[misc]
             raise self.refuse("to extend what is no list")
         self.stack[-1].extend(items)
 
+    def mark(self) -> None:
+        if len(self.metastack) == _MARKS:
+            raise self.refuse(f"for more than {_MARKS} lists in one another")
+        self.load_mark()
+
+    def put_far(self) -> None:
+        place = self.readline()[:-1]
+        if not place.isdigit() or len(place) > 10:  # as of keys
+            raise self.refuse("for a place in its memo that is no number of 32 bits")
+        self.memo[int(place)] = self.stack[-1]
+
     def unknown(self) -> None:
         raise self.refuse("for an instruction that files of weights do without")
 
 
 # What is left only moves text, numbers and containers about, and takes no more memory than the pickle is long.
 _PLAIN = (
-    "PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT LONG BININT BININT1 BININT2 LONG1 LONG4 FLOAT "
+    "PROTO FRAME STOP POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT LONG BININT BININT1 BININT2 LONG1 LONG4 FLOAT "
     "BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES "
-    "BINBYTES8 EMPTY_LIST LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT GET BINGET LONG_BINGET PUT BINPUT "
+    "BINBYTES8 EMPTY_LIST LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT GET BINGET LONG_BINGET BINPUT "
     "LONG_BINPUT MEMOIZE GLOBAL STACK_GLOBAL BINPERSID"
 )
 _base = _Machine.dispatch
-_Unpickler.dispatch = {
+_INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
     **dict.fromkeys(_base, _Unpickler.unknown),
     **{code: _base[code] for code in (getattr(pickle, name)[0] for name in _PLAIN.split())},
+    pickle.MARK[0]: _Unpickler.mark,
+    pickle.PUT[0]: _Unpickler.put_far,
     pickle.REDUCE[0]: _Unpickler.reduce,
     pickle.NEWOBJ[0]: _Unpickler.new,
     pickle.BUILD[0]: _Unpickler.build,
@@ -227,6 +294,8 @@ _Unpickler.dispatch = {
 
 class _Dtype:
     """A dtype of numpy's that is plain: a letter and a size, little-endian."""
+
+    __slots__ = ("dtype",)
 
     def __init__(self, code: str, *_: Any) -> None:
         if not re.fullmatch(r"[biuf][1248]", code):
@@ -252,7 +321,15 @@ def _path(*parts: str) -> str:
     return "/".join(parts).replace("//", "/")
 
 
+def _size(lengths: Any = ()) -> tuple[Any, ...]:
+    if not isinstance(lengths, (list, tuple)):
+        raise TypeError("no lengths")
+    return tuple(lengths)
+
+
 def _device(kind: str, index: int | None = None) -> str:
+    if not isinstance(kind, str) or not (index is None or (type(index) is int and index in _INT64)):
+        raise TypeError("no device")
     return kind if index is None else f"{kind}:{index}"
 
 
@@ -268,7 +345,7 @@ COMMON = table(
         "numpy._core.multiarray.scalar": _scalar,
         **{f"pathlib.{name}": _path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
         **{f"pathlib._local.{name}": _path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
-        "torch.Size": lambda sizes=(): tuple(sizes),
+        "torch.Size": _size,
         "torch.device": _device,
     },
     records=["argparse.Namespace"],

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     import torch
 
 _ALIGNMENT = 64
+_OVERHEAD, _PER_ARRAY = 1 << 16, 1 << 13  # bytes of headers and blocks that a library's file takes besides the arrays
 
 
 class Scratch:
     """Arrays in a file beside the target, which has lost its name before anything is in it: it cannot be left behind.
 
-    Its pieces come in any order and from any thread.  Its room is taken at once, so a full disk is told before work.
+    Its pieces come in any order and from any thread.  Room for it, and for the library's own file beside it, is taken at
+    once, so a full disk is told before any work.
     """
 
     def __init__(self, beside: Path, slots: Mapping[str, Slot]) -> None:
@@ -41,7 +43,7 @@ class Scratch:
         self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.unlink(name)
-            reserve(self._descriptor, beside, max(self._size, 1))
+            reserve(self._descriptor, beside, 2 * self._size + _OVERHEAD + _PER_ARRAY * len(slots))
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -73,6 +75,7 @@ class Scratch:
         """
         if self._missing:
             raise ValueError(f"{self._missing} bytes were never put")
+        os.ftruncate(self._descriptor, max(self._size, 1))  # from here on the library needs the room
         mapped = mmap.mmap(self._descriptor, max(self._size, 1))
         return {
             key: np.frombuffer(mapped, np.uint8, slot.nbytes, self._starts[key]).view(slot.dtype).reshape(slot.shape)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from parity.containers.container import Contents, Slot, Stored, Words
-from parity.containers.strict import json_object, listed, quoted
-from vit_spec import InputError
+from parity.containers.strict import listed, quoted
+from vit_spec import InputError, bounded_json
 
 INDEX = ".index.json"
 
@@ -108,7 +108,7 @@ def _parse(index: Path, suffix: str) -> tuple[dict[str, set[str]], dict[str, Any
         text = file.read(_INDEX_LIMIT + 1)
     if len(text) > _INDEX_LIMIT:
         raise InputError(f"more than {_INDEX_LIMIT} bytes are no index of shards: check the path")
-    content = json_object(text)
+    content = bounded_json.parse_object(text, longest=_INDEX_LIMIT)
     places, metadata = content.get("weight_map"), content.get("metadata", {})
     if not isinstance(places, dict) or not isinstance(metadata, dict) or not places:
         raise InputError("no index of shards, which holds a weight_map {key: file}: fetch or write it again")

@@ -1,7 +1,5 @@
-"""What a header may say: JSON without repeated keys, and shapes of arrays that can exist."""
+"""What a header may say: shapes of arrays that can exist; and its names, as they may stand in a message."""
 
-import json
-from collections import Counter
 from collections.abc import Iterable
 from math import prod
 from typing import Any
@@ -12,23 +10,6 @@ from vit_spec import InputError
 
 _DIMENSIONS = 64  # the most that numpy has
 _LISTED = 4  # names that an error spells out
-
-
-def json_object(text: bytes) -> dict[str, Any]:
-    """Return a JSON object, whose names are all different and all text.
-
-    Raises:
-        InputError: what is wrong; the caller names the file.
-    """
-    try:
-        value = json.loads(text.decode(), object_pairs_hook=_distinct, parse_constant=_no_number)
-    except InputError:
-        raise
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, an endless number; nested without end
-        raise InputError(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InputError("not a JSON object")
-    return value
 
 
 def shape(value: object, dtype: np.dtype[Any]) -> tuple[int, ...]:
@@ -56,18 +37,3 @@ def listed(names: Iterable[str]) -> str:
     ordered = sorted(names)
     rest = len(ordered) - _LISTED
     return ", ".join(map(quoted, ordered[:_LISTED])) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        raise InputError(f"{quoted(counts.most_common(1)[0][0])} is there twice")
-    for text in (*found, *found.values()):
-        if isinstance(text, str):
-            text.encode()  # half a surrogate pair cannot be printed: a ValueError
-    return found
-
-
-def _no_number(word: str) -> None:
-    raise InputError(f"not JSON: {word}")

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from parity.files import Source
 from parity.golden.file import FRAMEWORKS, Array, Golden, Record
 from parity.measures import FUNCTION, PRECISION, RATIO, SLACK, luck
+from parity.terminal import Terminal
 
 WHOLE = "gradient"  # of all parameters and the images
 
@@ -250,7 +250,7 @@ def _table(rows: Sequence[tuple[str, Golden, Record]]) -> str:
         names = (str(card.get(name, "-")) for name in ("jax", "torch", "numpy"))
         found.add_row("" if path == last else Path(path).name, *names, where, *figures, told)
         last = path
-    console = Console(width=None if sys.stdout.isatty() else 1000)  # elsewhere a row stays a line
+    console = Terminal(width=None if sys.stdout.isatty() else 1000, force_terminal=False)  # elsewhere a row stays a line
     with console.capture() as capture:
         console.print(found)
     return capture.get().rstrip("\n")

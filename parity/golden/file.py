@@ -26,7 +26,7 @@ from parity.formats import get
 from parity.golden.sketch import KEPT
 from parity.localisation import GRADIENT
 from parity.replacing import replacing
-from vit_spec import InputError, ViTConfig
+from vit_spec import InputError, ViTConfig, bounded_json
 
 Array = NDArray[Any]
 
@@ -197,7 +197,7 @@ _KINDS: dict[str, type] = {
 def _header(array: Any) -> dict[str, Any]:
     if array.dtype != np.uint8 or array.nbytes > _HEADER:
         raise InputError(f"a header of {array.nbytes} bytes of {array.dtype}")
-    header = strict.json_object(np.asarray(array).tobytes())
+    header = bounded_json.parse_object(np.asarray(array).tobytes(), longest=_HEADER)
     if (version := header.get("golden")) != _VERSION:
         raise InputError(f"a header of version {version!r}, where {_VERSION} is known: update, or record it again")
     if wrong := sorted(header.keys() ^ _KINDS.keys()):

@@ -68,7 +68,9 @@ def _ahead(link: str, links: tuple[str, ...]) -> str:
 
 
 def content(path: Path) -> bytes:
-    """Read a file."""
+    """Read a file; a pipe, of which one would wait for the writer, is none."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{path} is a device, a pipe or a socket: give a file")
     try:
         return path.read_bytes()
     except OSError as error:

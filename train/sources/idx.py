@@ -26,6 +26,7 @@ from train.sources.splitting import Found, numbered
 from vit_spec import InputError
 
 _IMAGES = re.compile(r"(?:(.+)-)?(train|t10k|test)-images[-.]idx3-ubyte(\.gz)?")
+_SMALL, _DENSE = 1 << 24, 64  # bytes that any file may become, and times its compressed size besides
 _EXPECTED = "train-images-idx3-ubyte and train-labels-idx1-ubyte, or the same with t10k, as they are or as .gz"
 
 
@@ -87,9 +88,14 @@ def _array(file: Path) -> NDArray[np.uint8]:
     try:
         if file.suffix == ".gz":
             with gzip.open(file) as packed:
-                data: NDArray[np.uint8] = np.frombuffer(packed.read(), np.uint8)
+                longest = _SMALL + _DENSE * file.stat().st_size
+                data: NDArray[np.uint8] = np.frombuffer(packed.read(longest + 1), np.uint8)
+            if len(data) > longest:
+                raise InputError(f"{file} becomes more than {longest:,} bytes, which no images do: decompress it yourself")
         else:
             data = np.memmap(file, np.uint8, "r")
+    except InputError:
+        raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
         unless_damaged(error, file)
         raise InputError(f"{file} cannot be read ({said(error)}): fetch it again") from None

@@ -10,6 +10,7 @@ What lies uncompressed in the file (numpy.savez) is mapped, and then shared by a
 
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -29,6 +30,10 @@ from train.sources.splitting import Found, numbered
 from vit_spec import InputError
 
 _LAYOUTS = ("{}_images", "{}_labels"), ("x_{}", "y_{}")
+_SMALL, _DENSE = 1 << 28, 64  # bytes that any array may become, and times its compressed size besides
+# What zipfile and numpy raise of damaged files; numpy parses headers as Python.
+_DAMAGED_ZIP = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_DAMAGED_HEADER = (tokenize.TokenError, SyntaxError, MemoryError)
 _EXPECTED = "train_images and train_labels (MedMNIST), or x_train and y_train (Keras)"
 
 
@@ -95,13 +100,26 @@ def _part(path: Path, images: str, labels: str) -> Examples:
 
 
 def _answers(path: Path, name: str) -> Answers:
-    with _opened(path) as file, file.open(f"{name}.npy") as member:
-        labels = np.lib.format.read_array(member, allow_pickle=False)
+    with _opened(path) as file:
+        labels = _whole(path, file, name)
     if labels.dtype.kind not in "biu" or labels.ndim not in (1, 2) or not labels.shape[-1]:
         raise InputError(f"{path} has {name} {labels.shape} {labels.dtype}: expected whole numbers, (N,), (N, 1) or (N, K)")
     if labels.ndim == 2 and labels.shape[1] > 1:
         return labels.astype(np.float32)
     return labels.reshape(-1).astype(np.int64)
+
+
+def _whole(path: Path, file: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    """Read an array into memory, which numpy would take before it knows how much is there."""
+    info = file.getinfo(f"{name}.npy")
+    if info.file_size > _SMALL + _DENSE * info.compress_size:
+        raise InputError(f"{path} has {name} of {info.file_size:,} bytes, which no images compress to so few")
+    with file.open(info) as member:
+        header = _Header.of(member)
+        if not header.dtype.hasobject and math.prod(header.shape) * header.dtype.itemsize + member.tell() != info.file_size:
+            raise InputError(f"{path} has {name} {header.shape} of {header.dtype} in {info.file_size:,} bytes: replace it")
+    with file.open(info) as member:
+        return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
 
 def _header(path: Path, name: str) -> _Header:
@@ -116,7 +134,7 @@ def _array(path: Path, name: str) -> NDArray[np.uint8]:
         info = file.getinfo(f"{name}.npy")
         with file.open(info) as member:
             if info.compress_type != zipfile.ZIP_STORED:
-                return _without_one(np.lib.format.read_array(member, allow_pickle=False))
+                return _without_one(_whole(path, file, name))
             header, inside = _Header.of(member), member.tell()
         # The zip's own header ahead of a member has two parts of any length.
         named, extra = struct.unpack("<HH", stretch(str(path), info.header_offset + 26, 4))
@@ -138,6 +156,6 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
             yield file
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (*_DAMAGED_ZIP, *_DAMAGED_HEADER) as error:
         unless_damaged(error, path)
         raise InputError(f"{path} cannot be read ({said(error)}): expected an npz file, as numpy.savez writes it") from None

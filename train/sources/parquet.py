@@ -10,7 +10,6 @@ Images are read one by one in any order, as `chunks` says; the labels of a split
 """
 
 import glob
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,9 +25,10 @@ from train.sources.examples import Examples, Lazy, Name, examples
 from train.sources.files import below, unless_damaged
 from train.sources.shards import by_split, common
 from train.sources.splitting import Found, numbered
-from vit_spec import InputError, nearest
+from vit_spec import InputError, bounded_json, nearest
 
 OPTIONS = ("label", "image")
+_METADATA = 1 << 24  # bytes of JSON about the columns
 
 
 def find(place: str, label: str | None = None, image: str | None = None) -> Found:
@@ -145,7 +145,9 @@ def _column(what: str, usual: Sequence[str], asked: str | None, found: list[str]
 def _class_names(schema: Any, label: str) -> tuple[str, ...]:
     """Return the names that the hub's library put into the schema, if any."""
     try:
-        feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]
+        feature = bounded_json.parse_object((schema.metadata or {})[b"huggingface"], longest=_METADATA)["info"]["features"][
+            label
+        ]
         return tuple(map(str, feature["names"]))
     except (KeyError, TypeError, ValueError):
         return ()

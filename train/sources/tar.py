@@ -12,12 +12,12 @@ archives have no such places and are refused.
 
 import glob
 import itertools
-import json
 import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from train.sources.examples import Examples, Name, Texts, examples
 from train.sources.files import below, stretch, unless_damaged
 from train.sources.shards import by_split, common
 from train.sources.splitting import MOST, Found, numbered
-from vit_spec import InputError
+from vit_spec import InputError, bounded_json
 
 _LABELS = (".cls", ".json")
 _END = 2 * tarfile.BLOCKSIZE  # bytes, all zero, that a tar file ends with at least
@@ -154,6 +154,8 @@ def _index(path: Path, without: list[str]) -> Iterator[tuple[str, tuple[int, int
                     f"{path} has {pictures[0].name} after another image of its key: give each a key of its own"
                 )
             seen.add(key)
+            if label.size > bounded_json.BYTES:
+                raise InputError(f"{path} has {label.name} of {label.size:,} bytes: a class number is expected")
             data = os.pread(file.fileno(), label.size, label.offset_data)
             yield pictures[0].name, (pictures[0].offset_data, pictures[0].size), _class(data, label.name, path)
 
@@ -164,7 +166,7 @@ def _listed(path: Path) -> list[tarfile.TarInfo]:
         with tarfile.open(path, "r:") as archive:
             found = [member for member in archive if not member.isdir()]
             end = archive.offset
-    except (OSError, tarfile.TarError, ValueError) as error:
+    except (OSError, tarfile.TarError, ValueError, RecursionError, MemoryError) as error:  # of headers about headers
         unless_damaged(error, path)
         raise InputError(f"{path} cannot be read as a tar file ({said(error)}): replace it") from None
     with path.open("rb") as file:  # where tarfile cannot read on, it ends as if nothing followed
@@ -189,12 +191,12 @@ def _key(name: str) -> str:
 def _class(data: bytes, name: str, path: Path) -> int:
     """Read a class number out of KEY.cls or KEY.json."""
     try:
-        content = json.loads(data) if name.lower().endswith(".json") else {"cls": data}
+        content: Any = bounded_json.parse_object(data) if name.lower().endswith(".json") else {"cls": data}
         given = content["label"] if "label" in content else content["cls"]
         number = int(given)
         if isinstance(given, float) and given != number:
             raise ValueError
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError):  # an InputError is a ValueError too
         raise InputError(f"{path} has {name} with no class number in it: a whole number is expected") from None
     if not 0 <= number < MOST:
         raise InputError(f"{path} has the class number {number:,} in {name}: expected class numbers from 0, below {MOST:,}")

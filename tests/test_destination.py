@@ -1,0 +1,161 @@
+"""Where weights are written: full disks, links, permissions, devices, and what a killed process left behind."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import parity
+from parity.__main__ import main
+from parity.formats import get
+from parity.replacing import clear, replacing
+from vit_spec import ViTConfig
+
+CONFIG = ViTConfig(image_size=16, patch_size=8, width=64, depth=3, num_heads=2, mlp_dim=256, num_classes=7)
+TARGETS = {
+    "safetensors": ("a.safetensors", "torch", ()),
+    "npz": ("a.npz", "torch", ()),
+    "msgpack": ("a.msgpack", "jax", ()),
+    "pth": ("a.pth", "torch", ()),
+    "dcp": ("a", "torch", ("--container", "dcp")),
+    "orbax": ("a", "jax", ("--container", "orbax")),
+    "folder": ("a/", "hf-vit", ()),
+}
+STAGING = f".parity-{'0' * 32}.partial"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    rng, column = np.random.default_rng(0), get("torch").layouts(CONFIG)
+    arrays = {
+        key: rng.standard_normal(layout.shape(CONFIG.sizes), np.float32)
+        for layout in column.values()
+        for key in layout.keys(CONFIG.sizes)
+    }
+    path = tmp_path_factory.mktemp("source") / "source.safetensors"
+    parity.save(path, arrays, CONFIG, "torch")
+    return path
+
+
+@pytest.fixture
+def small_disk(tmp_path, source):
+    """A file system on which the source fits once, and hardly more."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = source.stat().st_size * 9 // 10
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], capture_output=True
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("this user may not mount a small file system")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_full_disk_is_told_in_one_line_and_nothing_is_left(source, small_disk, kind, capfd):
+    if kind in ("pth", "dcp"):
+        pytest.importorskip("torch")
+    if kind == "orbax":
+        pytest.importorskip("orbax.checkpoint")
+    name, to, more = TARGETS[kind]
+    assert main(["convert", str(source), f"{small_disk}/{name}", "--to", to, *more]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1 and "make room" in error and ".partial" not in error
+    assert os.listdir(small_disk) == []
+
+
+def test_permissions_of_what_is_replaced_are_kept(source, tmp_path):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    parity.convert(source, path, "jax", force=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_permissions_of_a_folder_that_is_replaced_are_kept(source, tmp_path):
+    parity.convert(source, f"{tmp_path / 'a'}/", "hf-vit")
+    (tmp_path / "a").chmod(0o700)
+    for file in (tmp_path / "a").iterdir():
+        file.chmod(0o640)
+    parity.convert(source, f"{tmp_path / 'a'}/", "timm", force=True)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "a").iterdir()} == {0o640}
+
+
+def test_a_new_file_has_the_usual_permissions(source, tmp_path):
+    parity.convert(source, tmp_path / "a.safetensors", "jax")
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_a_link_to_a_folder_is_replaced_and_not_what_it_points_to(source, tmp_path):
+    parity.convert(source, f"{tmp_path / 'there'}/", "timm")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "there").iterdir()}
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    parity.convert(source, f"{tmp_path / 'link'}/", "hf-vit", force=True)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "there").iterdir()} == before
+    assert not (tmp_path / "link").is_symlink() and parity.load(tmp_path / "link").config == CONFIG
+    assert sorted(os.listdir(tmp_path)) == ["link", "there"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_is_never_replaced(source, tmp_path, kind, capfd):
+    path = tmp_path / "a.safetensors"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif os.getuid():
+        pytest.skip("only root makes a device")
+    else:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    before = path.lstat()
+    assert main(["convert", str(source), str(path), "--to", "jax", "--force"]) == 2
+    assert "a device, a pipe or a socket, and is not replaced" in capfd.readouterr().err
+    assert path.lstat() == before and os.listdir(tmp_path) == [path.name]
+
+
+def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
+    script = (
+        "import os, signal, sys; from pathlib import Path; from parity.replacing import replacing\n"
+        "with replacing(Path(sys.argv[1])) as new:\n"
+        "    new.mkdir(); (new / 'half').write_text('written'); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, tmp_path / "a"], cwd=Path(__file__).parents[1])
+    [left] = os.listdir(tmp_path)
+    assert left.endswith(".partial")
+    with replacing(tmp_path / "b") as new:
+        new.write_text("whole")
+    assert os.listdir(tmp_path) == ["b"]
+
+
+def test_what_a_living_process_writes_is_not_cleared(tmp_path):
+    with replacing(tmp_path / "a") as first:
+        first.write_text("first")
+        with replacing(tmp_path / "b") as second:
+            second.write_text("second")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "first", "b": "second"}
+
+
+@pytest.mark.parametrize("kind", ["a folder of the same name with files", "a file", "a link", "a folder of another name"])
+def test_what_is_of_somebody_else_is_not_cleared(tmp_path, kind):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ".unfinished").touch()
+    (elsewhere / "precious").write_text("kept")
+    if kind == "a file":
+        (tmp_path / STAGING).write_text("kept")
+    elif kind == "a link":
+        (tmp_path / STAGING).symlink_to(elsewhere)
+    elif kind == "a folder of another name":
+        shutil.copytree(elsewhere, tmp_path / ".parity-old.partial")
+    else:
+        (tmp_path / STAGING).mkdir()
+        (tmp_path / STAGING / "precious").write_text("kept")
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    clear(tmp_path)
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before

@@ -1,0 +1,95 @@
+"""Names from files cannot command a terminal, nor fill it."""
+
+import json
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from parity import containers
+from parity.__main__ import main
+from parity.terminal import Terminal, complain, say
+from vit_spec import InputError
+from vit_spec.printable import printable
+
+ROOT = Path(__file__).parents[1]
+EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202eabc\u2066\r\x00\x7f[/red][bold]\U000e0041\ud800:smile:\u2028"
+
+
+def harmless(text):
+    return all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_printable_text_is_left_as_it_is():
+    assert printable("blocks.0 → 3×4 žluťoučký 猫 \u00a0 \\x1b") == "blocks.0 → 3×4 žluťoučký 猫 \u00a0 \\x1b"
+
+
+def test_what_a_terminal_may_obey_is_escaped():
+    assert printable("a\x1b[31m\u202eb\n") == r"a\x1b[31m\u202eb\n"
+    assert all(printable(chr(code)).isprintable() or chr(code).isspace() for code in range(0x3000))
+    assert printable(printable(EVIL)) == printable(EVIL)
+
+
+def test_the_middle_of_a_long_text_is_left_out():
+    text = printable("begin" + "x" * 10**6 + "end", longest=100)
+    assert text.startswith("begin") and text.endswith("end") and len(text) < 200 and "999,908 characters left out" in text
+
+
+def test_an_error_is_one_harmless_line():
+    assert harmless(str(InputError(f"{EVIL} is no name"))) and "\n" not in str(InputError("a\nb"))
+
+
+def test_what_is_said_is_harmless(capfd):
+    table = Table(title=EVIL)
+    table.add_column(EVIL)
+    table.add_row(EVIL)
+    say(EVIL, table)
+    complain(EVIL)
+    out, err = capfd.readouterr()
+    assert harmless(out) and harmless(err) and err.count("\n") == 1
+    assert "[/red]" in out and ":smile:" in out
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "check"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".msgpack"])
+def test_a_key_cannot_command_the_terminal(tmp_path, command, suffix, capfd):
+    container, slot = containers.named(Path(f"a{suffix}")), containers.Slot((1,), np.dtype("f4"))
+    key = EVIL.replace("\x00", "").replace("\ud800", "").replace("/", "")
+    path = tmp_path / f"a\x1b[31m{suffix}"
+    with container.create(path, {key: slot}, {}) as sink:
+        sink.put(key, 0, np.zeros(1, np.float32))
+    more = [str(tmp_path / "b.npz"), "--to", "jax"] if command == "convert" else []
+    assert main([command, str(path), *more]) == 2
+    out, err = capfd.readouterr()
+    assert harmless(out + err) and err.count("\n") == 1 and r"\x1b[31m" in err
+
+
+def test_a_message_about_many_keys_is_capped(tmp_path, capfd):
+    header = {f"{'k' * 5000}{i}": {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i in range(500)}
+    text = json.dumps(header).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(2000))
+    assert main(["inspect", str(tmp_path / "a.safetensors")]) == 2
+    assert len(capfd.readouterr().err) < 10_000
+
+
+def test_a_string_in_a_table_keeps_its_place_without_markup():
+    terminal = Terminal(width=40, force_terminal=False)
+    with terminal.capture() as capture:
+        terminal.print("[bold]a[/bold]", Text("b"))
+    assert capture.get() == "[bold]a[/bold] b\n"
+
+
+def test_nothing_else_prints_text():
+    """`print` is for JSON alone, and a console of rich without escapes for nothing."""
+    for path in [*ROOT.glob("parity/**/*.py"), *ROOT.glob("train/**/*.py")]:
+        text = path.read_text()
+        if path.name == "terminal.py":
+            continue
+        assert not re.search(r"\bConsole\(", text), path
+        for line in re.findall(r"^.*(?<![\w.])print\(.*$", text, re.M):
+            allowed = "json.dumps" in line or "listing()" in line or "interrupted; what was saved" in line
+            assert allowed or line.rstrip().endswith("print("), f"{path}: {line}"

@@ -1,0 +1,96 @@
+"""Hostile data sets: labels, headers and compressed files that ask for much are refused in one line."""
+
+import gzip
+import io
+import os
+import struct
+import tarfile
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+from train.sources import open_source
+from vit_spec import InputError
+
+
+def refusal(spec):
+    """Return the one line with which a data set is refused, in less than 300 MB."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError) as error:
+            source = open_source(spec, None)
+            for i in range(2):
+                source.train.read(i)
+        assert tracemalloc.get_traced_memory()[1] < 3e8
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "label", [b"[" * 100_000, b'{"label": ' * 1000, b'{"label": ' + b"9" * 100_000 + b"}", b"1" * 2**21]
+)
+def test_a_label_in_a_tar_file_that_is_deep_or_long_is_refused(tmp_path, label):
+    with tarfile.open(tmp_path / "a.tar", "w") as file:
+        for name, content in (("0.png", b"png"), ("0.json", label)):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
+    assert "a.tar" in refusal(f"tar:{tmp_path / 'a.tar'}")
+
+
+def test_headers_about_headers_in_a_tar_file_are_refused(tmp_path):
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, 0
+    (tmp_path / "a.tar").write_bytes(info.tobuf() * 5000)
+    assert "a.tar" in refusal(f"tar:{tmp_path / 'a.tar'}")
+
+
+def test_images_of_idx_that_decompress_without_end_are_refused(tmp_path):
+    with gzip.open(tmp_path / "train-images-idx3-ubyte.gz", "wb", 9) as file:
+        file.write(struct.pack(">IIII", 0x803, 2**15, 28 * 28, 28))
+        for _ in range(40):
+            file.write(bytes(2**24))
+    with gzip.open(tmp_path / "train-labels-idx1-ubyte.gz", "wb") as file:
+        file.write(struct.pack(">II", 0x801, 2**15) + bytes(2**15))
+    assert "no images do" in refusal(f"idx:{tmp_path}")
+
+
+HEADERS = {
+    "left open": b"{'descr': '|u1', 'fortran_order': False, 'shape': (",
+    "of brackets": b"(" * 9000,
+    "of 2**40 entries": b"{'descr': '|u1', 'fortran_order': False, 'shape': (%d, 1048576, 8), }" % 2**20,
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_header_in_an_npz_file_that_asks_for_much_is_refused(tmp_path, header):
+    npy = b"\x93NUMPY\1\0" + struct.pack("<H", len(HEADERS[header]) + 1) + HEADERS[header] + b"\n"
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("train_images.npy", npy)
+        file.writestr("train_labels.npy", npy)
+    assert "a.npz" in refusal(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_an_array_in_an_npz_file_that_decompresses_without_end_is_refused(tmp_path):
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": (2**10, 2**10, 2**9)})
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        with file.open("train_images.npy", "w") as member:
+            member.write(head.getvalue())
+            for _ in range(2**5):
+                member.write(bytes(2**24))
+        labels = io.BytesIO()
+        np.save(labels, np.arange(2**10) % 2)
+        file.writestr("train_labels.npy", labels.getvalue())
+    assert "no images" in refusal(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_a_pipe_among_images_is_not_waited_for(tmp_path):
+    for name in "ab":
+        (tmp_path / "train" / name).mkdir(parents=True)
+        os.mkfifo(tmp_path / "train" / name / "0.png")
+    assert refusal(str(tmp_path))
