@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from parity.amplification import PASSES, amplified
+from parity.amplification import amplified
 from parity.localisation import Origin, Part, alone
 from parity.measures import FEW, FUNCTION, JUDGED, Error
 from parity.report import finite
@@ -136,16 +136,11 @@ def compare_files(
     shared = Run({name: value for name, value in runs[0][0].values.items() if name in differences})
     second_alone = TorchTwin(subjects[1], "explicit").run(backward=False, fed=shared)
     within = Run({name: value for name, value in second_alone.values.items() if name in differences})
-    rounding, each = _rounding(subjects[0], runs[0][0]), _rounding(subjects[0], shared, shared)
-    explained = FEW * rounding["logits"].relative_rms()
+    file = TorchTwin(subjects[0], "explicit")
+    explained = FEW * amplified(file, "float64", backward=False)["logits"].relative_rms()
     tolerance = max(FUNCTION, explained) if isfinite(explained) else FUNCTION
-    return Report(differences, alone(shared, within, "torch", each).origins, fields, tolerance)
-
-
-def _rounding(subject: Subject, reference: Run, fed: Run | None = None) -> dict[str, Error]:
-    """Measure what rounding makes of a file's function, or of each of its parts."""
-    twins = (TorchTwin(subject, "explicit", disturbed=("float64", seed)) for seed in range(PASSES))
-    return amplified(reference, (twin.run(backward=False, fed=fed) for twin in twins))
+    parts = alone(shared, within, "torch", amplified(file, "float64", shared, backward=False))
+    return Report(differences, parts.origins, fields, tolerance)
 
 
 def _fields(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:

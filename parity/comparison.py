@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from parity import settings
-from parity.amplification import PASSES, amplified
-from parity.localisation import GRADIENT, Bisection, Origin, alone, bisect, forward, imprecise, module_scales
+from parity.amplification import amplified
+from parity.localisation import GRADIENT, UNSEEN, Bisection, Origin, alone, bisect, forward, imprecise, module_scales
 from parity.measures import LARGEST, Array, Budget, Error
 from parity.report import Measure, Outputs, Report, Unjudged
 from parity.runs import JaxTwin, Run, Subject, TorchTwin, noise
@@ -96,9 +96,6 @@ def compare(
         warnings=_warnings(audit, dtype, strict),
         environment=environment,
     )
-
-
-UNSEEN = ("scores", "weights")  # in a fused kernel
 
 
 def _warnings(audit: tuple[Setting, ...], dtype: str, strict: bool) -> tuple[str, ...]:
@@ -190,25 +187,24 @@ class _Comparison:
         give_back(nbytes)
         return kept
 
-    def _rounding(self, twin: TorchTwin, dtype: str, reference: Run, fed: Run | None = None) -> dict[str, Error]:
+    def _rounding(
+        self, twin: TorchTwin, dtype: str, fed: Run | None = None, backward: bool | None = None
+    ) -> dict[str, Error]:
         """Measure what rounding to a type makes of every tensor of a pass in float64, or of every part that is fed."""
         self.progress(f"what rounding to {dtype} makes of " + ("each part" if fed else "these weights"))
-        disturbed = (replace(twin, disturbed=(dtype, seed)) for seed in range(PASSES))
-        backward = bool(reference.gradients)
-        return amplified(reference, (each.run(backward=backward, fed=fed) for each in disturbed))
+        return amplified(twin, dtype, fed, backward=self.backward if backward is None else backward)
 
     def _function(self, found: Found, reference: Run, jax: Run, torch: Run) -> Found:
         """Find the parts that are another function, and confirm the first by swapping; rounding may explain it all."""
-        rounding = self._rounding(self.written_out, "float64", reference)
+        rounding = self._rounding(self.written_out, "float64")
         measures = tuple(replace(m, rounding=rounding.get(m.name)) for m in found.measures)
         if self.backward:
             reference = self.written_out.run(arriving=True)
-        each, fused = (
-            self._rounding(self.written_out, "float64", reference, fed) for fed in (reference, _fused(reference))
-        )
+        fed = _fused(reference)
+        each = self._rounding(self.written_out, "float64", fed)
         self.progress("every part on its own, in float64")
-        parts = alone(reference, self.jax.run(backward=self.backward, fed=reference), "jax", each)
-        others = alone(_seen(reference, torch), self.torch.run(backward=self.backward, fed=reference), "torch", fused)
+        parts = alone(reference, self.jax.run(backward=self.backward, fed=fed), "jax", each)
+        others = alone(_seen(reference, torch), self.torch.run(backward=self.backward, fed=fed), "torch", each)
         order = {name: i for i, (name, _) in enumerate(forward(reference, jax))}
         origins = sorted(
             (*parts.origins, *others.origins), key=lambda each: (each.part.way != "forward", order.get(each.name, 0))
@@ -232,7 +228,7 @@ class _Comparison:
 
     def _precision(self, found: Found, rounded: Run) -> Found:
         """Find the parts that one twin computes more coarsely; where there are none, one side is nearer by luck."""
-        rounding = self._rounding(self._rounded, self.dtype, rounded)
+        rounding = self._rounding(self._rounded, self.dtype)
         measures = [replace(m, budget=replace(m.budget, rounding=rounding.get(m.name))) for m in found.measures]
         if self.backward:
             rounded = self._rounded.run(arriving=True)
@@ -243,7 +239,7 @@ class _Comparison:
         backward = self.backward and "gradient" not in unheld and all(np.isfinite(each).all() for each in arriving.values())
         fed = _fused(Run({name: np.nan_to_num(value) for name, value in values.items()}, {}, arriving if backward else {}))
         exact = self._rounded.run(backward=backward, fed=fed)
-        each = self._rounding(self._rounded, self.dtype, exact, fed)
+        each = self._rounding(self._rounded, self.dtype, fed, backward)
         self.progress(f"every part on its own, in {self.dtype}")
         jax, torch = (twin.run(self.dtype, backward=backward, fed=fed) for twin in (self.jax, self.torch))
         coarse = imprecise(exact, jax, torch, self.dtype, each)
@@ -278,7 +274,12 @@ def _seen(reference: Run, torch: Run) -> Run:
 
 def _fused(run: Run) -> Run:
     """What can be fed to a fused kernel: attention is one part then, from queries, keys and values to what heads give."""
-    return Run(*({n: v for n, v in each.items() if n.rpartition(".")[2] not in UNSEEN} for each in vars(run).values()))
+    values, arriving = ({n: v for n, v in each.items() if _leaf(n) not in UNSEEN} for each in (run.values, run.arriving))
+    return Run(values, {}, arriving)
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _coarser(

@@ -71,6 +71,8 @@ OPERATIONS = frozenset(
 )
 
 
+UNSEEN = ("scores", "weights")  # in a fused kernel
+
 Rounding = Mapping[str, Error]  # what rounding makes of the tensors of these names; see `parity.amplification`
 NOTHING: Rounding = {}
 
@@ -113,10 +115,12 @@ def alone(reference: Run, local: Run, twin: str, rounding: Rounding = NOTHING) -
     rounding: what rounding makes of each part that is fed the reference; see `parity.amplification`.
     """
     names, found, unjudged, worst = list(reference.values), [], {}, 0.0
+    seen = [name for name in names if name.rpartition(".")[2] not in UNSEEN]  # no gradient is handed to the others
     for name, error, scale in _all(reference, local):
         relative, factor = error.relative_rms(scale), luck(error.entries)
         if not (relative <= FUNCTION or error.explained(rounding.get(name), factor)):
-            found.append(Origin(name, Part.of(name, names), relative, twin))
+            way = seen if name.startswith(ARRIVING) else names
+            found.append(Origin(name, Part.of(name, way), relative, twin))
         elif relative > FUNCTION and not factor * rounding[name].relative_rms(scale) <= JUDGED["float64"]:
             unjudged[name] = rounding[name].relative_rms(scale)
         else:
@@ -127,7 +131,7 @@ def alone(reference: Run, local: Run, twin: str, rounding: Rounding = NOTHING) -
 def imprecise(reference: Run, jax: Run, torch: Run, dtype: str, rounding: Rounding = NOTHING) -> list[Origin]:
     """Return the parts that one twin computes more coarsely than the other, or either than the type explains.
 
-    A parameter's gradient is a sum that cancels: its error may be small by luck, so one is not held to the other.
+    Gradients cancel, and their errors may be small by luck: of them one twin is not held to the other.
 
     reference: the pass in float64 that was fed the same rounded numbers.
     rounding: what rounding to the type makes of each part that is fed them.
@@ -140,7 +144,7 @@ def imprecise(reference: Run, jax: Run, torch: Run, dtype: str, rounding: Roundi
         if other is None or not both:  # a fused kernel does not show its scores
             continue
         budget = Budget(dtype, rounding=rounding.get(name))
-        right = budget.near_enough if name.startswith(GRADIENT) else budget.holds
+        right = budget.near_enough if name.startswith((GRADIENT, ARRIVING)) else budget.holds
         if not right(of_jax, other, scale=scale):
             twin, worse = ("jax", of_jax) if of_jax.norm > other.norm else ("torch", other)
             found.append(Origin(name, Part.of(name, names), worse.relative_rms(scale), twin))

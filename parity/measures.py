@@ -47,7 +47,7 @@ TIMES = 5  # G2: units of the type that a result may be away
 LEAST = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-22}  # what underflow leaves
 # What a type holds of a value that is squared later on, and of one that is not.
 LARGEST = {"float32": (2.0**60, 2.0**120), "bfloat16": (2.0**60, 2.0**120), "float16": (2.0**15, 2.0**15)}
-ROUNDINGS = 8  # at every operation, whose effect is measured where a tensor is outside of the tolerances above
+ROUNDINGS = 16  # at every operation, whose effect is measured where a tensor is outside of the tolerances above
 FEW = math.exp(5 / math.sqrt(4))  # what of it a whole model may be away: amplified rounding points in few directions
 JUDGED = {"float64": 1e-6, "float32": 0.1, "bfloat16": 0.5, "float16": 0.5}  # a wider tolerance is no test of a formula
 
