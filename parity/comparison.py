@@ -4,8 +4,12 @@ The bars are those of `parity.measures`.  G1 judges what the forward pass names 
 parameter's gradient is a sum that cancels, whose error is large or small by luck.  All of the gradient passes through the
 rounding of the outputs, so its entries are no more independent than those.
 
+Where a tensor is outside of its tolerance, `parity.amplification` measures what rounding makes of these weights, and every
+part is judged on its own: what rounding explains in the whole model passes if no part is wrong.
+
 The reference is the PyTorch twin in float64 with its attention written out.  Held to it are the JAX twin, and the PyTorch
-twin with the fused kernel that it runs with.  Where a bar is missed, `parity.localisation` says which part is to blame.
+twin with the fused kernel that it runs with.  Where a part is wrong,
+`parity.localisation` names it.
 """
 
 from collections.abc import Callable, Iterator, Set

@@ -9,14 +9,20 @@ above it.  Weights after many optimizer steps may part by 1e-10: each step divid
 squares, which for small gradients amplifies the rounding of the step before.
 
 G1, the same quality: in float32 each side is as near to the float64 result as the other, within a factor of 2 (4 for the
-largest entry), and both are nearer than 5e-6, 20 to 30 roundings of 6e-8 with room for 3.  A function that amplifies
-rounding, as attention with large scores does, shows it in float64 too, where G0 has vouched for its formulas: it may be as
-far in float32 as its worst difference in float64 times 2^29, the ratio of the two roundings.  Luck shrinks with numbers:
+largest entry), and both are nearer than 5e-6, 20 to 30 roundings of 6e-8 with room for 3.  Luck shrinks with numbers:
 the logarithm of the ratio of two root-mean-squares over n entries scatters by 1 / sqrt(n).  A relRMS is such a ratio, and
 so is that of two errors; so both bars are widened by five of these, exp(5 / sqrt(n)): by 1.05 for ten thousand entries, by
 5 for ten, which makes 10 of the factor of 2 (as in PyTorch's own comparison of compiled with eager models,
 torch/_dynamo/utils.py `same`), and by 34 for two: the outputs of a model with one output, for two images, may both happen
 to be nearly zero.
+
+Amplified rounding.  The tolerances above are those of a function that amplifies rounding as ordinary weights do.  Where a
+tensor is outside of them, `parity.amplification` measures what `ROUNDINGS` roundings at every operation make of it in
+float64, and the tolerance is that, times `FEW`: what is amplified points in few directions, as if it had four entries.
+Such a tolerance may be wide.  So the whole is trusted only if each part on its own, fed what the reference was fed, is
+within the tolerances above, or within what rounding makes of that part alone, which is little, however much a whole model
+makes of it.  Where even that is more than `JUDGED`, or the type cannot hold the numbers (`LARGEST`), nothing can be said of
+the tensor, and the report says so.
 
 G2, half precision and TF32: as G1, with weights and images rounded to the type first, for that rounding is nobody's fault.
 Sums are kept in float32 there and only what an operation takes and gives is rounded, so five units of the type are the
@@ -47,7 +53,7 @@ TIMES = 5  # G2: units of the type that a result may be away
 LEAST = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-22}  # what underflow leaves
 # What a type holds of a value that is squared later on, and of one that is not.
 LARGEST = {"float32": (2.0**60, 2.0**120), "bfloat16": (2.0**60, 2.0**120), "float16": (2.0**15, 2.0**15)}
-ROUNDINGS = 16  # at every operation, whose effect is measured where a tensor is outside of the tolerances above
+ROUNDINGS = 16  # at every operation: right twins are within 1.1 times what 8 make, of any weights that were tried
 FEW = math.exp(5 / math.sqrt(4))  # what of it a whole model may be away: amplified rounding points in few directions
 JUDGED = {"float64": 1e-6, "float32": 0.1, "bfloat16": 0.5, "float16": 0.5}  # a wider tolerance is no test of a formula
 
@@ -155,7 +161,7 @@ class Budget:
     """What gates G1 and G2 allow two sides that are compared with the same reference.
 
     dtype: what both computed in.
-    worst: the function's own worst difference in float64, where that is all that is known of how it amplifies rounding.
+    worst: the function's own worst difference in float64, which shows how it amplifies rounding, where that is not measured.
     rounding: what it makes of `ROUNDINGS` roundings of the type at every operation, where that has been measured.
     """
 

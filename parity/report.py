@@ -137,8 +137,8 @@ class Unjudged:
         """What rounding leaves too little of; of the whole model in a coarser type, of a part on its own in float64."""
         what = "" if dtype == "float64" else " in the whole model; every part was judged on its own"
         largest = max(found.values())
-        much = f"by {largest:.0e} of its size" if math.isfinite(largest) else "which is zero otherwise"
-        return cls(dtype, tuple(found), f"which {ROUNDINGS} roundings at each operation change {much}{what}")
+        much = f"{largest:.0e} times its size" if math.isfinite(largest) else "all that is in it"
+        return cls(dtype, tuple(found), f"where {ROUNDINGS} roundings at each operation make a difference of {much}{what}")
 
     def __str__(self) -> str:
         more = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
