@@ -26,7 +26,7 @@ class Report:
     differences: name of an intermediate -> relRMS of the second file from the first, in the PyTorch and the JAX twin.
     origins: parts of the second file that differ though they are fed what the first file's parts are fed.
     config: fields in which the two configs differ.
-    tolerance: how far the outputs may differ: 1e-12, or what rounding makes of the first file's where that is more.
+    tolerance: how far the outputs may differ: 1e-12, or what rounding makes of either file's where that is more.
     """
 
     differences: dict[str, tuple[float, float]]
@@ -136,10 +136,10 @@ def compare_files(
     shared = Run({name: value for name, value in runs[0][0].values.items() if name in differences})
     second_alone = TorchTwin(subjects[1], "explicit").run(backward=False, fed=shared)
     within = Run({name: value for name, value in second_alone.values.items() if name in differences})
-    file = TorchTwin(subjects[0], "explicit")
-    explained = FEW * amplified(file, "float64", backward=False)["logits"].relative_rms()
-    tolerance = max(FUNCTION, explained) if isfinite(explained) else FUNCTION
-    parts = alone(shared, within, "torch", amplified(file, "float64", shared, backward=False))
+    twins = [TorchTwin(subject, "explicit") for subject in subjects]
+    rounding = [amplified(twin, "float64", backward=False)["logits"].relative_rms() for twin in twins]
+    tolerance = max(FUNCTION, FEW * max(rounding)) if all(map(isfinite, rounding)) else FUNCTION
+    parts = alone(shared, within, "torch", amplified(twins[0], "float64", shared, backward=False))
     return Report(differences, parts.origins, fields, tolerance)
 
 

@@ -346,18 +346,19 @@ def _log_softmax(x: Array) -> Array:
 
 
 def _refuse_nan(reference: Run) -> None:
-    """Refuse a model that returns no numbers, or has no gradient: nothing can be compared."""
-    for name, value in reference.gradients.items():
-        if np.isfinite(reference.values["loss"]).all() and not np.isfinite(value).all():
-            raise InputError(
-                f"the gradient of {name} leaves the range of float64: compare without gradients (--no-gradients)"
-            )
+    """Refuse a model that returns no numbers, or whose numbers leave float64: nothing can be compared."""
     for name, value in reference.values.items():
         if not np.isfinite(value).all():
             raise InputError(
                 f"the model computes NaN or infinities, first at {name}: look at its weights with "
                 "`python -m parity inspect SRC --values`, and give images that are normalised"
             )
+    for beyond in _unheld(reference, "float64"):
+        how = "" if beyond.names[0] in reference.values else ", or compare without gradients (--no-gradients)"
+        raise InputError(
+            f"not even float64 can tell whether the twins agree, first at {beyond.names[0]}, {beyond.why}: look at the "
+            f"weights with `python -m parity inspect SRC --values`{how}"
+        )
 
 
 def _as(value: Array, dtype: str) -> Array:

@@ -52,7 +52,12 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2
 TIMES = 5  # G2: units of the type that a result may be away
 LEAST = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-22}  # what underflow leaves
 # What a type holds of a value that is squared later on, and of one that is not.
-LARGEST = {"float32": (2.0**60, 2.0**120), "bfloat16": (2.0**60, 2.0**120), "float16": (2.0**15, 2.0**15)}
+LARGEST = {
+    "float64": (2.0**500, 2.0**1000),
+    "float32": (2.0**60, 2.0**120),
+    "bfloat16": (2.0**60, 2.0**120),
+    "float16": (2.0**15, 2.0**15),
+}
 ROUNDINGS = 16  # at every operation: right twins are within 1.1 times what 8 make, of any weights that were tried
 FEW = math.exp(5 / math.sqrt(4))  # what of it a whole model may be away: amplified rounding points in few directions
 JUDGED = {"float64": 1e-6, "float32": 0.1, "bfloat16": 0.5, "float16": 0.5}  # a wider tolerance is no test of a formula
@@ -161,7 +166,7 @@ class Budget:
     """What gates G1 and G2 allow two sides that are compared with the same reference.
 
     dtype: what both computed in.
-    worst: the function's own worst difference in float64, which shows how it amplifies rounding, where that is not measured.
+    worst: the function's own worst difference in float64, which says how it amplifies rounding, where none is measured.
     rounding: what it makes of `ROUNDINGS` roundings of the type at every operation, where that has been measured.
     """
 

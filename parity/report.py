@@ -236,7 +236,7 @@ class Report:
         return f"the first part that differs is {origin.part}, {how}; {many}"
 
     def _where(self, origin: Origin) -> str:
-        if self.parts is not None and origin.error > FUNCTION and not self._coarser:
+        if not self._coarser:
             side = ", in the way torch runs it but not written out," if self.kernel else ""
             return f"in float64{side} though both are fed the same (bar {FUNCTION:.0e})"
         return f"in {self.dtype}, where {origin.twin} is the coarser though both are fed the same"

@@ -145,9 +145,10 @@ def test_a_disturbance_is_a_few_roundings_of_each_operand() -> None:
     relative = (moved - x).abs() / x
     assert 0.5 < relative.max() / (ROUNDINGS * UNIT["float32"]) <= 1 + 1e-6
     with disturbing("float32", 0):
-        assert torch.equal(x * 1.0, moved)
-        assert torch.equal(x.view(10, 100).flatten(), x)
-        assert 0 < (torch.zeros_like(x) * 2).abs().max() <= 3 * LEAST["float32"]
+        again, viewed, zeros = x * 1.0, x.view(10, 100).flatten(), torch.zeros_like(x)
+        nothing = zeros * 2
+    assert torch.equal(again, moved) and torch.equal(viewed, x) and not zeros.any()
+    assert 0 < nothing.abs().max() <= 3 * LEAST["float32"]
 
 
 def test_what_cancels_amplifies_what_is_measured() -> None:
@@ -177,13 +178,22 @@ def test_an_infinite_error_is_explained_by_nothing() -> None:
 
 
 def test_two_files_of_one_function_pass_where_rounding_is_amplified() -> None:
-    """The position of the class token, added to it: the same function, another rounding."""
-    params = jax.tree.map(lambda array: array.astype(np.float64) * 30, perturbed(SMALL))
+    """A part of the class token that its position takes away again: the same function, another rounding."""
+    params = jax.tree.map(lambda array: array.astype(np.float64), perturbed(SMALL))
     moved = jax.tree.map(np.copy, params)
-    moved["cls_token"] += 0.1
-    moved["pos_embed"][:, :1] -= 0.1
+    moved["cls_token"] += 1e6
+    moved["pos_embed"][:, :1] -= 1e6
     report = compare_files(held(params, SMALL, "jax"), held(moved, SMALL, "jax"))
     assert report.passed, report.verdict
+    assert max(report.differences["logits"]) > FUNCTION
+
+
+def test_another_function_fails_where_rounding_is_amplified() -> None:
+    params = jax.tree.map(lambda array: array.astype(np.float64), perturbed(SMALL))
+    params["cls_token"] += 1e6
+    other = jax.tree.map(np.copy, params)
+    other["head"]["bias"] += 1e-5
+    assert not compare_files(held(params, SMALL, "jax"), held(other, SMALL, "jax")).passed
 
 
 def test_training_may_part_by_what_it_amplifies(monkeypatch: pytest.MonkeyPatch) -> None:
