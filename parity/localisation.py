@@ -137,6 +137,7 @@ def imprecise(reference: Run, jax: Run, torch: Run, dtype: str, rounding: Roundi
     rounding: what rounding to the type makes of each part that is fed them.
     """
     names, found = list(reference.values), []
+    seen = [name for name in names if name.rpartition(".")[2] not in UNSEEN]
     of_torch = {name: error for name, error, _ in _all(reference, torch)}
     for name, of_jax, scale in _all(reference, jax):
         other = of_torch.get(name)
@@ -147,7 +148,8 @@ def imprecise(reference: Run, jax: Run, torch: Run, dtype: str, rounding: Roundi
         right = budget.near_enough if name.startswith((GRADIENT, ARRIVING)) else budget.holds
         if not right(of_jax, other, scale=scale):
             twin, worse = ("jax", of_jax) if of_jax.norm > other.norm else ("torch", other)
-            found.append(Origin(name, Part.of(name, names), worse.relative_rms(scale), twin))
+            way = seen if name.startswith(ARRIVING) else names
+            found.append(Origin(name, Part.of(name, way), worse.relative_rms(scale), twin))
     return found
 
 
