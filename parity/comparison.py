@@ -4,21 +4,27 @@ The bars are those of `parity.measures`.  G1 judges what the forward pass names 
 parameter's gradient is a sum that cancels, whose error is large or small by luck.  All of the gradient passes through the
 rounding of the outputs, so its entries are no more independent than those.
 
+Where a tensor is outside of its tolerance, `parity.amplification` measures what rounding makes of these weights, and every
+part is judged on its own: what rounding explains in the whole model passes if no part is wrong.
+
 The reference is the PyTorch twin in float64 with its attention written out.  Held to it are the JAX twin, and the PyTorch
-twin with the fused kernel that it runs with.  Where a bar is missed, `parity.localisation` says which part is to blame.
+twin with the fused kernel that it runs with.  Where a part is wrong,
+`parity.localisation` names it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from parity import settings
-from parity.localisation import GRADIENT, Bisection, Origin, bisect, forward, imprecise, module_scales, origins
-from parity.measures import FUNCTION, Array, Budget, Error
-from parity.report import Measure, Outputs, Report
+from parity.amplification import amplified
+from parity.localisation import GRADIENT, UNSEEN, Bisection, Origin, alone, bisect, forward, imprecise, module_scales
+from parity.measures import LARGEST, Array, Budget, Error
+from parity.report import Measure, Outputs, Report, Unjudged
 from parity.runs import JaxTwin, Run, Subject, TorchTwin, noise
 from parity.settings import Setting
 from parity.spool import give_back, size
@@ -84,10 +90,16 @@ def compare(
         training = trajectories(config, to_jax(checkpoint), images=images, steps=steps, seed=seed)
     with settings.strict() if strict else nullcontext():
         environment = settings.environment({**settings.compiler_options(strict), **(xla_options or {})})
-    return Report(config, level, dtype, *found, training, audit, _warnings(audit, dtype, strict), environment)
-
-
-UNSEEN = ("scores", "weights")  # in a fused kernel
+    return Report(
+        config=config,
+        level=level,
+        dtype=dtype,
+        **vars(found),
+        training=training,
+        audit=audit,
+        warnings=_warnings(audit, dtype, strict),
+        environment=environment,
+    )
 
 
 def _warnings(audit: tuple[Setting, ...], dtype: str, strict: bool) -> tuple[str, ...]:
@@ -97,7 +109,16 @@ def _warnings(audit: tuple[Setting, ...], dtype: str, strict: bool) -> tuple[str
     return tuple(f"{s.name} is {s.jax} in jax and {s.torch} in torch ({s.note}): {what.format(s.strict)}" for s in apart)
 
 
-Found = tuple[tuple[Measure, ...], dict[str, Outputs], tuple[Origin, ...], Bisection | None]
+@dataclass(frozen=True)
+class Found:
+    """What a `Report` says of the gates; its fields are described there."""
+
+    measures: tuple[Measure, ...]
+    outputs: dict[str, Outputs]
+    origins: tuple[Origin, ...] = ()
+    bisection: Bisection | None = None
+    unjudged: tuple[Unjudged, ...] = ()
+    parts: float | None = None
 
 
 @dataclass(frozen=True)
@@ -131,29 +152,36 @@ class _Comparison:
         return JaxTwin(self.subject, self.options, self.strict)
 
     def measured(self, coarse: bool) -> Found:
-        """Measure, and where a bar is missed find out where it was first."""
+        """Measure, and where a tensor is outside of its tolerance find out what rounding explains, and what is wrong."""
         reference = self._run(self.written_out, "PyTorch in float64, attention written out")
         _refuse_nan(reference)
         jax = self._run(self.jax, "JAX in float64")
         torch = self._run(self.torch, "PyTorch in float64, as it runs")
-        outputs = {"jax float64": _outputs(jax, reference)}
+        outputs, rounded = {"jax float64": _outputs(jax, reference)}, reference
+        unheld: tuple[Unjudged, ...] = ()
         measures = list(_measures(reference, jax, torch))
         if coarse:
-            rounded = reference
             if self.dtype != "float32" or self.wide:
-                rounding = TorchTwin(self.subject, "explicit", self.dtype)
-                rounded = self._run(rounding, f"PyTorch in float64 on what {self.dtype} can hold")
+                rounded = self._run(self._rounded, f"PyTorch in float64 on what {self.dtype} can hold")
+                _refuse_nan(rounded)
             runs = {}
             for name, twin in (("jax", self.jax), ("torch", self.torch)):
                 runs[name] = self._run(twin, f"{name} in {self.dtype}", self.dtype)
                 outputs[f"{name} {self.dtype}"] = _outputs(runs[name], rounded)
-            measures = list(_coarser(measures, rounded, runs["jax"], runs["torch"], self.dtype))
-        whole, named = tuple(measures), {name: each for name, each in outputs.items() if each is not None}
-        if not all(m.same_function for m in whole):
-            return whole, named, *self._function(reference, jax, torch)
-        if not all(m.passed for m in whole):
-            return whole, named, self._precision(rounded, whole), None
-        return whole, named, (), None
+            unheld = tuple(_unheld(rounded, self.dtype))
+            left_out = {name for each in unheld for name in each.names}
+            measures = list(_coarser(measures, rounded, runs["jax"], runs["torch"], self.dtype, left_out))
+        found = Found(tuple(measures), {name: each for name, each in outputs.items() if each is not None}, unjudged=unheld)
+        if not all(m.same_function for m in found.measures):
+            found = self._function(found, reference, jax, torch)
+        if found.origins or all(m.passed for m in found.measures) or not all(m.same_function for m in found.measures):
+            return found
+        return self._precision(found, rounded)
+
+    @property
+    def _rounded(self) -> TorchTwin:
+        """The reference on weights and images that the coarser type can hold."""
+        return TorchTwin(self.subject, "explicit", self.dtype)
 
     def _run(self, twin: Any, what: str, dtype: str = "float64") -> Run:
         self.progress(what)
@@ -163,43 +191,80 @@ class _Comparison:
         give_back(nbytes)
         return kept
 
-    def _function(self, reference: Run, jax: Run, torch: Run) -> tuple[tuple[Origin, ...], Bisection | None]:
-        """Find the parts that are another function, and confirm the first by swapping."""
-        self.progress("every part on its own, in float64")
+    def _rounding(
+        self, twin: TorchTwin, dtype: str, fed: Run | None = None, backward: bool | None = None
+    ) -> dict[str, Error]:
+        """Measure what rounding to a type makes of every tensor of a pass in float64, or of every part that is fed."""
+        self.progress(f"what rounding to {dtype} makes of " + ("each part" if fed else "these weights"))
+        return amplified(twin, dtype, fed, backward=self.backward if backward is None else backward)
+
+    def _function(self, found: Found, reference: Run, jax: Run, torch: Run) -> Found:
+        """Find the parts that are another function, and confirm the first by swapping; rounding may explain it all."""
+        rounding = self._rounding(self.written_out, "float64")
+        measures = tuple(replace(m, rounding=rounding.get(m.name)) for m in found.measures)
         if self.backward:
             reference = self.written_out.run(arriving=True)
-        found = origins(reference, self.jax.run(backward=self.backward, fed=reference), "jax")
-        found += origins(_seen(reference, torch), self.torch.run(backward=self.backward, fed=reference), "torch")
+        fed = _fused(reference)
+        each = self._rounding(self.written_out, "float64", fed)
+        self.progress("every part on its own, in float64")
+        parts = alone(reference, self.jax.run(backward=self.backward, fed=fed), "jax", each)
+        others = alone(_seen(reference, torch), self.torch.run(backward=self.backward, fed=fed), "torch", each)
         order = {name: i for i, (name, _) in enumerate(forward(reference, jax))}
-        found.sort(key=lambda origin: (origin.part.way != "forward", order.get(origin.name, 0)))
+        origins = sorted(
+            (*parts.origins, *others.origins), key=lambda each: (each.part.way != "forward", order.get(each.name, 0))
+        )
+        unjudged = parts.unjudged | others.unjudged
+        found = replace(
+            found,
+            measures=measures,
+            origins=tuple(origins),
+            unjudged=(*found.unjudged, *([Unjudged.rounding("float64", unjudged)] if unjudged else [])),
+            parts=max(parts.worst, others.worst),
+        )
         suspect = max((jax, torch), key=lambda run: _distance(run, reference))
         stages = {"embed", *(f"blocks.{i}" for i in range(self.subject.config.depth))}
-        if _distance(suspect, reference) <= FUNCTION or not suspect.values.keys() >= stages:
-            return tuple(found), None
+        wrong = [m for m in measures if m.name == "logits" and not m.same_function]
+        if not wrong or not suspect.values.keys() >= stages:
+            return found
         self.progress("swapping twins after a block")
-        return tuple(found), bisect(reference, suspect, self.written_out, self.subject.config.depth)
+        tolerance = wrong[0].tolerance
+        return replace(found, bisection=bisect(reference, suspect, self.written_out, self.subject.config.depth, tolerance))
 
-    def _precision(self, rounded: Run, measures: tuple[Measure, ...]) -> tuple[Origin, ...]:
-        """Find the parts that one twin computes more coarsely, forward."""
+    def _precision(self, found: Found, rounded: Run) -> Found:
+        """Find the parts that one twin computes more coarsely; where there are none, one side is nearer by luck."""
+        rounding = self._rounding(self._rounded, self.dtype)
+        measures = [replace(m, budget=replace(m.budget, rounding=rounding.get(m.name))) for m in found.measures]
+        if self.backward:
+            rounded = self._rounded.run(arriving=True)
+        values, arriving = (
+            {name: _as(value, self.dtype) for name, value in each.items()} for each in (rounded.values, rounded.arriving)
+        )
+        unheld = {name for each in found.unjudged if each.dtype == self.dtype for name in each.names}
+        backward = self.backward and "gradient" not in unheld and all(np.isfinite(each).all() for each in arriving.values())
+        fed = _fused(Run({name: np.nan_to_num(value) for name, value in values.items()}, {}, arriving if backward else {}))
+        exact = self._rounded.run(backward=backward, fed=fed)
+        each = self._rounding(self._rounded, self.dtype, fed, backward)
         self.progress(f"every part on its own, in {self.dtype}")
-        handed = Run({name: _as(value, self.dtype) for name, value in rounded.values.items()})
-        exact = TorchTwin(self.subject, "explicit", self.dtype).run(backward=False, fed=handed)
-        jax, torch = (twin.run(self.dtype, backward=False, fed=handed) for twin in (self.jax, self.torch))
-        return tuple(imprecise(exact, jax, torch, measures[0].budget))
+        jax, torch = (twin.run(self.dtype, backward=backward, fed=fed) for twin in (self.jax, self.torch))
+        coarse = imprecise(exact, jax, torch, self.dtype, each)
+        origins = tuple(origin for origin in coarse if origin.name not in unheld)
+        lost = {m.name: m.budget.rounding.relative_rms(m.scale) for m in measures if m.lost}  # type: ignore[union-attr]
+        unjudged = (*found.unjudged, *([Unjudged.rounding(self.dtype, lost)] if lost else []))
+        measures = [replace(m, alone=not origins) for m in measures]
+        return replace(found, measures=tuple(measures), origins=origins, unjudged=unjudged)
 
 
 def _measures(reference: Run, jax: Run, torch: Run) -> Iterator[Measure]:
     """Each tensor in float64: whichever twin is farther from the reference; at last all parameters' gradients as one."""
     fused = dict(forward(_seen(reference, torch), torch))
     for name, error in forward(reference, jax):
-        yield Measure(name, max(error, fused.get(name, error), key=Error.relative_rms))
+        yield Measure(name, max(error, fused.get(name, error), key=attrgetter("norm")))
     yield from (Measure(name, error) for name, error in fused.items() if name not in reference.values)
     if not reference.gradients:
         return
     scales, whole = module_scales(reference.gradients), Error()
     for name, value in reference.gradients.items():
-        errors = [Error.of(run.gradients[name], value) for run in (jax, torch)]
-        worst = max(errors, key=Error.relative_rms)
+        worst = max((Error.of(run.gradients[name], value) for run in (jax, torch)), key=attrgetter("norm"))
         whole = whole.joined(worst) if name != "images" else whole
         yield Measure(f"{GRADIENT}{name}", worst, scale=scales[name])
     yield Measure("gradient", whole, entries=reference.values["logits"].size)
@@ -211,32 +276,53 @@ def _seen(reference: Run, torch: Run) -> Run:
     return replace(reference, values=values)
 
 
-def _coarser(measures: list[Measure], reference: Run, jax: Run, torch: Run, dtype: str) -> Iterator[Measure]:
-    """Add how far each twin is from the reference in a coarser type, and what that type allows."""
+def _fused(run: Run) -> Run:
+    """What can be fed to a fused kernel: attention is one part then, from queries, keys and values to what heads give."""
+    values, arriving = ({n: v for n, v in each.items() if _leaf(n) not in UNSEEN} for each in (run.values, run.arriving))
+    return Run(values, {}, arriving)
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _coarser(
+    measures: list[Measure], reference: Run, jax: Run, torch: Run, dtype: str, unheld: Set[str]
+) -> Iterator[Measure]:
+    """Add how far each twin is from the reference in a coarser type, where it holds the tensor."""
     whole = [Error(), Error()]
-    right = [m for m in measures if m.same_function]  # what differs as a function says nothing of how rounding grows
-    budgets = {
-        kind: Budget(dtype, max((m.difference for m in right if _is_gradient(m) == kind), default=0.0))
-        for kind in (False, True)
-    }
     for m in measures:
-        budget = budgets[_is_gradient(m)]
-        if m.name == "gradient":
-            yield replace(m, jax=whole[0], torch=whole[1], budget=budget)
+        if m.name == "gradient" and m.name not in unheld:
+            yield replace(m, jax=whole[0], torch=whole[1], budget=Budget(dtype))
             continue
-        kind, name = ("gradients", m.name.removeprefix(GRADIENT)) if _is_gradient(m) else ("values", m.name)
+        kind, name = ("gradients", m.name.removeprefix(GRADIENT)) if m.name.startswith(GRADIENT) else ("values", m.name)
         sides = [getattr(run, kind) for run in (jax, torch, reference)]
-        if not all(name in side for side in sides):
-            yield replace(m, budget=budget)
+        if m.name in unheld or not all(name in side for side in sides):
+            yield replace(m, budget=Budget(dtype))
             continue
         errors = [Error.of(side[name], sides[2][name]) for side in sides[:2]]
         if kind == "gradients" and name != "images":
             whole = [total.joined(error) for total, error in zip(whole, errors, strict=True)]
-        yield replace(m, jax=errors[0], torch=errors[1], budget=budget)
+        yield replace(m, jax=errors[0], torch=errors[1], budget=Budget(dtype))
 
 
-def _is_gradient(m: Measure) -> bool:
-    return m.name.startswith(GRADIENT) or m.name == "gradient"
+def _unheld(reference: Run, dtype: str) -> Iterator[Unjudged]:
+    """Return what a type cannot hold: the first tensor outside of its range, and what is computed from it.
+
+    Norms and the loss square what they are given, so values may not exceed the root of the type's largest number.
+    """
+    values, gradients = list(reference.values), [f"{GRADIENT}{name}" for name in reversed(list(reference.gradients))]
+    whole = [*gradients, "gradient"] if gradients else []
+    for i, name in enumerate(values):
+        largest = float(np.abs(reference.values[name]).max(initial=0.0))
+        if not largest <= LARGEST[dtype][name == "loss"]:
+            yield Unjudged.range(dtype, (*values[i:], *whole), largest)
+            return
+    for name in gradients:
+        largest = float(np.abs(reference.gradients[name.removeprefix(GRADIENT)]).max(initial=0.0))
+        if not largest <= LARGEST[dtype][1]:
+            yield Unjudged.range(dtype, (name, *(each for each in whole if each != name)), largest)
+            return
 
 
 def _distance(run: Run, reference: Run) -> float:
@@ -260,13 +346,19 @@ def _log_softmax(x: Array) -> Array:
 
 
 def _refuse_nan(reference: Run) -> None:
-    """Refuse a model that returns no numbers: nothing can be compared."""
+    """Refuse a model that returns no numbers, or whose numbers leave float64: nothing can be compared."""
     for name, value in reference.values.items():
         if not np.isfinite(value).all():
             raise InputError(
                 f"the model computes NaN or infinities, first at {name}: look at its weights with "
                 "`python -m parity inspect SRC --values`, and give images that are normalised"
             )
+    for beyond in _unheld(reference, "float64"):
+        how = "" if beyond.names[0] in reference.values else ", or compare without gradients (--no-gradients)"
+        raise InputError(
+            f"not even float64 can tell whether the twins agree, first at {beyond.names[0]}, {beyond.why}: look at the "
+            f"weights with `python -m parity inspect SRC --values`{how}"
+        )
 
 
 def _as(value: Array, dtype: str) -> Array:

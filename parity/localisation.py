@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.measures import FUNCTION, Budget, Error
+from parity.measures import FUNCTION, JUDGED, Budget, Error, luck
 from parity.runs import Run, TorchTwin
 
 GRADIENT = "gradient of "  # of a parameter
@@ -71,6 +71,11 @@ OPERATIONS = frozenset(
 )
 
 
+UNSEEN = ("scores", "weights")  # in a fused kernel
+
+Rounding = Mapping[str, Error]  # what rounding makes of the tensors of these names; see `parity.amplification`
+NOTHING: Rounding = {}
+
 CONSTANT = ("positions", "cosines", "sines")  # what a model may have no parameter for, so that no gradient is asked for
 
 
@@ -89,36 +94,69 @@ class Origin:
     twin: str
 
 
-def origins(reference: Run, local: Run, twin: str) -> list[Origin]:
-    """Return what differs though it was fed the reference: forward in the order of computation, then backward.
+@dataclass(frozen=True)
+class Alone:
+    """What a pass that was fed the reference says of every part on its own.
+
+    origins: what differs: forward in the order of computation, then backward.
+    unjudged: what float64 cannot tell a wrong formula in, because rounding is nearly all there is in it -> how much of it.
+    worst: the largest relRMS of all others.
+    """
+
+    origins: tuple[Origin, ...]
+    unjudged: dict[str, float]
+    worst: float
+
+
+def alone(reference: Run, local: Run, twin: str, rounding: Rounding = NOTHING) -> Alone:
+    """Judge every part by what it makes of the reference's input.
 
     local: the pass of `twin` in float64 that was fed `reference`.
+    rounding: what rounding makes of each part that is fed the reference; see `parity.amplification`.
     """
-    names, found = list(reference.values), []
-    for name, error in forward(reference, local):
-        if not error.relative_rms() <= FUNCTION:
-            found.append(Origin(name, Part.of(name, names), error.relative_rms(), twin))
-    for name, error, scale in backward(reference, local):
-        if not error.relative_rms(scale) <= FUNCTION:
-            found.append(Origin(name, Part.of(name, names), error.relative_rms(scale), twin))
-    return found
+    names, found, unjudged, worst = list(reference.values), [], {}, 0.0
+    seen = [name for name in names if name.rpartition(".")[2] not in UNSEEN]  # no gradient is handed to the others
+    for name, error, scale in _all(reference, local):
+        relative, factor = error.relative_rms(scale), luck(error.entries)
+        if not (relative <= FUNCTION or error.explained(rounding.get(name), factor)):
+            way = seen if name.startswith(ARRIVING) else names
+            found.append(Origin(name, Part.of(name, way), relative, twin))
+        elif relative > FUNCTION and not factor * rounding[name].relative_rms(scale) <= JUDGED["float64"]:
+            unjudged[name] = rounding[name].relative_rms(scale)
+        else:
+            worst = max(worst, relative)
+    return Alone(tuple(found), unjudged, worst)
 
 
-def imprecise(reference: Run, jax: Run, torch: Run, budget: Budget) -> list[Origin]:
-    """Return the parts that one twin computes more coarsely than the other, forward, each fed the same.
+def imprecise(reference: Run, jax: Run, torch: Run, dtype: str, rounding: Rounding = NOTHING) -> list[Origin]:
+    """Return the parts that one twin computes more coarsely than the other, or either than the type explains.
+
+    Gradients cancel, and their errors may be small by luck: of them one twin is not held to the other.
 
     reference: the pass in float64 that was fed the same rounded numbers.
+    rounding: what rounding to the type makes of each part that is fed them.
     """
     names, found = list(reference.values), []
-    of_torch = dict(forward(reference, torch))
-    for name, of_jax in forward(reference, jax):
-        other = of_torch[name]
-        both = name in jax.values and name in torch.values  # a fused kernel does not show its scores
-        if both and not budget.holds(of_jax, other):
-            coarser = "jax" if of_jax.relative_rms() > other.relative_rms() else "torch"
-            error = max(of_jax.relative_rms(), other.relative_rms())
-            found.append(Origin(name, Part.of(name, names), error, coarser))
+    seen = [name for name in names if name.rpartition(".")[2] not in UNSEEN]
+    of_torch = {name: error for name, error, _ in _all(reference, torch)}
+    for name, of_jax, scale in _all(reference, jax):
+        other = of_torch.get(name)
+        both = name.startswith((GRADIENT, ARRIVING)) or (name in jax.values and name in torch.values)
+        if other is None or not both:  # a fused kernel does not show its scores
+            continue
+        budget = Budget(dtype, rounding=rounding.get(name))
+        right = budget.near_enough if name.startswith((GRADIENT, ARRIVING)) else budget.holds
+        if not right(of_jax, other, scale=scale):
+            twin, worse = ("jax", of_jax) if of_jax.norm > other.norm else ("torch", other)
+            way = seen if name.startswith(ARRIVING) else names
+            found.append(Origin(name, Part.of(name, way), worse.relative_rms(scale), twin))
     return found
+
+
+def _all(reference: Run, other: Run) -> Iterator[tuple[str, Error, float]]:
+    """Compare every intermediate, and then every gradient, with its scale."""
+    yield from ((name, error, 0.0) for name, error in forward(reference, other))
+    yield from backward(reference, other)
 
 
 def forward(reference: Run, other: Run) -> Iterator[tuple[str, Error]]:
@@ -153,12 +191,10 @@ def module_scales(tensors: Mapping[str, Any]) -> dict[str, float]:
 
     Some gradients are zero but for rounding (a key's bias cannot change a softmax), and noise over noise is no measure.
     """
-    sums: dict[str, tuple[float, int]] = {}
+    sums: dict[str, Error] = {}
     for name, value in tensors.items():
-        error = Error.of(value, value)
-        squares, entries = sums.get(_module(name), (0.0, 0))
-        sums[_module(name)] = squares + error.reference_squares, entries + error.entries
-    return {name: math.sqrt(sums[_module(name)][0] / max(1, sums[_module(name)][1])) for name in tensors}
+        sums[_module(name)] = sums.get(_module(name), Error()).joined(Error.of(value, value))
+    return {name: (of := sums[_module(name)]).reference_norm / math.sqrt(max(1, of.entries)) for name in tensors}
 
 
 def _module(name: str) -> str:
@@ -181,10 +217,11 @@ class Bisection:
         return f"swap bisection: {self.stage} (outputs differ by {tried}, where the other twin takes over)"
 
 
-def bisect(reference: Run, suspect: Run, rest: TorchTwin, depth: int) -> Bisection:
+def bisect(reference: Run, suspect: Run, rest: TorchTwin, depth: int, tolerance: float = FUNCTION) -> Bisection:
     """Find the first stage of `suspect` that is wrong, in log2(depth) runs: it computes the first, `rest` the others.
 
     reference: the pass of `rest` alone.
+    tolerance: of the logits.
     """
     stages = ["embed", *(f"blocks.{i}" for i in range(depth)), "outputs"]
     runs: dict[str, float] = {}
@@ -194,7 +231,7 @@ def bisect(reference: Run, suspect: Run, rest: TorchTwin, depth: int) -> Bisecti
         handed = Run({stages[middle]: suspect.values[stages[middle]]})
         outputs = rest.run(backward=False, fed=handed).values["logits"]
         runs[stages[middle]] = Error.of(outputs, reference.values["logits"]).relative_rms()
-        if runs[stages[middle]] <= FUNCTION:
+        if runs[stages[middle]] <= tolerance:
             low = middle
         else:
             high = middle

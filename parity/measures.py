@@ -9,14 +9,20 @@ above it.  Weights after many optimizer steps may part by 1e-10: each step divid
 squares, which for small gradients amplifies the rounding of the step before.
 
 G1, the same quality: in float32 each side is as near to the float64 result as the other, within a factor of 2 (4 for the
-largest entry), and both are nearer than 5e-6, 20 to 30 roundings of 6e-8 with room for 3.  A function that amplifies
-rounding, as attention with large scores does, shows it in float64 too, where G0 has vouched for its formulas: it may be as
-far in float32 as its worst difference in float64 times 2^29, the ratio of the two roundings.  Luck shrinks with numbers:
+largest entry), and both are nearer than 5e-6, 20 to 30 roundings of 6e-8 with room for 3.  Luck shrinks with numbers:
 the logarithm of the ratio of two root-mean-squares over n entries scatters by 1 / sqrt(n).  A relRMS is such a ratio, and
 so is that of two errors; so both bars are widened by five of these, exp(5 / sqrt(n)): by 1.05 for ten thousand entries, by
 5 for ten, which makes 10 of the factor of 2 (as in PyTorch's own comparison of compiled with eager models,
 torch/_dynamo/utils.py `same`), and by 34 for two: the outputs of a model with one output, for two images, may both happen
 to be nearly zero.
+
+Amplified rounding.  The tolerances above are those of a function that amplifies rounding as ordinary weights do.  Where a
+tensor is outside of them, `parity.amplification` measures what `ROUNDINGS` roundings at every operation make of it in
+float64, and the tolerance is that, times `FEW`: what is amplified points in few directions, as if it had four entries.
+Such a tolerance may be wide.  So the whole is trusted only if each part on its own, fed what the reference was fed, is
+within the tolerances above, or within what rounding makes of that part alone, which is little, however much a whole model
+makes of it.  Where even that is more than `JUDGED`, or the type cannot hold the numbers (`LARGEST`), nothing can be said of
+the tensor, and the report says so.
 
 G2, half precision and TF32: as G1, with weights and images rounded to the type first, for that rounding is nobody's fault.
 Sums are kept in float32 there and only what an operation takes and gives is rounded, so five units of the type are the
@@ -27,7 +33,7 @@ weights start one rounding away.  Adam's first steps are the signs of gradients,
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -43,7 +49,18 @@ RATIO, RATIO_MAX = 2.0, 4.0  # G1: how much worse one side's rounding may be tha
 SLACK = 1 / 10  # G1: of the bar; a difference of a few roundings is no verdict on either side
 NOISE = 3.0  # G3
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-ROUNDINGS = 5  # G2: units of the type that a result may be away
+TIMES = 5  # G2: units of the type that a result may be away
+LEAST = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-22}  # what underflow leaves
+# What a type holds of a value that is squared later on, and of one that is not.
+LARGEST = {
+    "float64": (2.0**500, 2.0**1000),
+    "float32": (2.0**60, 2.0**120),
+    "bfloat16": (2.0**60, 2.0**120),
+    "float16": (2.0**15, 2.0**15),
+}
+ROUNDINGS = 16  # at every operation: right twins are within 1.1 times what 8 make, of any weights that were tried
+FEW = math.exp(5 / math.sqrt(4))  # what of it a whole model may be away: amplified rounding points in few directions
+JUDGED = {"float64": 1e-6, "float32": 0.1, "bfloat16": 0.5, "float16": 0.5}  # a wider tolerance is no test of a formula
 
 
 def luck(entries: int) -> float:
@@ -53,22 +70,24 @@ def luck(entries: int) -> float:
 
 @dataclass(frozen=True)
 class Error:
-    """Sums over the entries of a tensor, or of several, that is compared with a reference.
+    """Norms over the entries of a tensor, or of several, that is compared with a reference.
 
     entries: how many.
-    squares, largest, signed: of the error: sum of squares, largest size, sum.
-    own_squares, product: sum of squares of the tensor, and of its products with the reference.
-    reference_squares, reference_largest: of the reference.
+    norm, largest, signed: of the error: the Euclidean norm, the largest size, the sum.
+    own_norm, product: the norm of the tensor, and its inner product with the reference.
+    reference_norm, reference_largest: of the reference.
     tolerance: the smallest t with which |a - b| <= t + t |b| holds for every entry, as numpy's assert_allclose takes it.
+
+    Norms rather than sums of squares: the square of a gradient of 1e-170, or of an output of 1e170, is no float64.
     """
 
     entries: int = 0
-    squares: float = 0.0
+    norm: float = 0.0
     largest: float = 0.0
     signed: float = 0.0
-    own_squares: float = 0.0
+    own_norm: float = 0.0
     product: float = 0.0
-    reference_squares: float = 0.0
+    reference_norm: float = 0.0
     reference_largest: float = 0.0
     tolerance: float = 0.0
 
@@ -83,12 +102,13 @@ class Error:
             if not np.array_equal(a[~finite], reference[~finite], equal_nan=True):
                 return cls.infinite(reference.size)
             a, reference = a[finite], reference[finite]
-        error, size = a - reference, np.abs(reference)
-        if not np.isfinite(error).all():
-            return cls.infinite(reference.size)
-        sums = (np.vdot(error, error), np.abs(error).max(initial=0), error.sum(), np.vdot(a, a), np.vdot(a, reference))
-        tolerance = (np.abs(error) / (1 + size)).max(initial=0)
-        of_reference = (np.vdot(reference, reference), size.max(initial=0))
+        with np.errstate(over="ignore", invalid="ignore"):
+            error, size = a - reference, np.abs(reference)
+            if not np.isfinite(error).all():
+                return cls.infinite(reference.size)
+            sums = (_norm(error), np.abs(error).max(initial=0), error.sum(), _norm(a), np.vdot(a, reference))
+            tolerance = (np.abs(error) / (1 + size)).max(initial=0)
+        of_reference = (_norm(reference), size.max(initial=0))
         return cls(finite.size, *map(float, (*sums, *of_reference, tolerance)))
 
     @classmethod
@@ -100,20 +120,23 @@ class Error:
         """The error of both tensors as one."""
         return Error(
             self.entries + other.entries,
-            self.squares + other.squares,
+            math.hypot(self.norm, other.norm),
             max(self.largest, other.largest),
             self.signed + other.signed,
-            self.own_squares + other.own_squares,
+            math.hypot(self.own_norm, other.own_norm),
             self.product + other.product,
-            self.reference_squares + other.reference_squares,
+            math.hypot(self.reference_norm, other.reference_norm),
             max(self.reference_largest, other.reference_largest),
             max(self.tolerance, other.tolerance),
         )
 
+    def size(self, scale: float = 0.0) -> float:
+        """The norm of the reference, whose root-mean-square counts as at least `scale`."""
+        return max(self.reference_norm, scale * math.sqrt(self.entries))
+
     def relative_rms(self, scale: float = 0.0) -> float:
         """relRMS, against a root-mean-square of at least `scale`."""
-        reference = max(math.sqrt(self.reference_squares), scale * math.sqrt(self.entries))
-        return _ratio(math.sqrt(self.squares), reference)
+        return _ratio(self.norm, self.size(scale))
 
     def relative_max(self, scale: float = 0.0) -> float:
         """The largest error over the largest entry, which counts as at least `scale`."""
@@ -121,16 +144,21 @@ class Error:
 
     def bias(self, scale: float = 0.0) -> float:
         """The mean error with its sign, over the root-mean-square of the reference: what does not average out."""
-        reference = max(math.sqrt(self.reference_squares / max(self.entries, 1)), scale)
-        return math.copysign(_ratio(abs(self.signed) / max(self.entries, 1), reference), self.signed)
+        entries = max(self.entries, 1)
+        reference = max(self.reference_norm / math.sqrt(entries), scale)
+        return math.copysign(_ratio(abs(self.signed) / entries, reference), self.signed)
 
     @property
     def cosine(self) -> float:
         """The cosine between the tensor and the reference; 1 where both are zero, 0 where nothing can be said."""
-        if not math.isfinite(self.squares):
+        size = self.own_norm * self.reference_norm
+        if not math.isfinite(self.norm) or not math.isfinite(size) or not math.isfinite(self.product):
             return 0.0
-        size = math.sqrt(self.own_squares) * math.sqrt(self.reference_squares)
-        return min(1.0, self.product / size) if size else float(not self.squares)
+        return min(1.0, self.product / size) if size else float(not self.norm)
+
+    def explained(self, rounding: "Error | None", factor: float) -> bool:
+        """Whether the error is at most `factor` times what rounding makes; see `parity.amplification`."""
+        return rounding is not None and math.isfinite(rounding.norm) and self.norm <= factor * rounding.norm
 
 
 @dataclass(frozen=True)
@@ -138,21 +166,46 @@ class Budget:
     """What gates G1 and G2 allow two sides that are compared with the same reference.
 
     dtype: what both computed in.
-    worst: the function's own worst difference in float64, which says how it amplifies rounding.
+    worst: the function's own worst difference in float64, which says how it amplifies rounding, where none is measured.
+    rounding: what it makes of `ROUNDINGS` roundings of the type at every operation, where that has been measured.
     """
 
     dtype: str = "float32"
     worst: float = 0.0
+    rounding: Error | None = None
 
     @property
     def bar(self) -> float:
         """How far from the reference a function that does not amplify rounding may be."""
-        return PRECISION if self.dtype == "float32" else ROUNDINGS * UNIT[self.dtype]
+        return PRECISION if self.dtype == "float32" else TIMES * UNIT[self.dtype]
 
     @property
     def ceiling(self) -> float:
         """How far from the reference this function may be."""
-        return self.bar * max(1.0, COARSER * min(FUNCTION, self.worst) / PRECISION)
+        measured = FEW * self.rounding.relative_rms() if self.rounding and self.amplifies() else 0.0
+        return max(self.bar * max(1.0, COARSER * min(FUNCTION, self.worst) / PRECISION), measured)
+
+    def amplifies(self, scale: float = 0.0) -> bool:
+        """Whether rounding explains more than the bar allows."""
+        return self.rounding is not None and self.rounding.norm > self.bar * self.rounding.size(scale)
+
+    def near_enough(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:
+        """Whether both sides are as near to the reference as the type, and the function, allow."""
+        factor, ceiling = luck(a.entries if entries is None else entries), replace(self, rounding=None).ceiling
+        far = max(a, b, key=lambda error: error.norm)
+        if far.norm <= factor * ceiling * far.size(scale):
+            return math.isfinite(far.norm)
+        return self.amplifies(scale) and far.explained(self.rounding, FEW)
+
+    def equally_near(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:
+        """Whether neither side is much farther from the reference than the other."""
+        factor = luck(a.entries if entries is None else entries)
+        near, far = sorted((a.norm, b.norm))
+        low, high = sorted((a.largest, b.largest))
+        slack, slack_max = SLACK * self.bar * a.size(scale), SLACK * self.bar * max(a.reference_largest, scale)
+        if self.rounding is not None and math.isfinite(self.rounding.norm):
+            slack, slack_max = max(slack, SLACK * self.rounding.norm), max(slack_max, SLACK * self.rounding.largest)
+        return far <= RATIO * factor * near + slack and high <= RATIO_MAX * factor * low + slack_max
 
     def holds(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:
         """Whether both sides are near enough, and equally near.
@@ -160,19 +213,28 @@ class Budget:
         scale: the least root-mean-square that counts; see `Error.relative_rms`.
         entries: how many of the entries are independent, where that is not all of them.
         """
-        factor, slack = luck(a.entries if entries is None else entries), SLACK * self.bar
-        near, far = sorted((a.relative_rms(scale), b.relative_rms(scale)))
-        low, high = sorted((a.relative_max(scale), b.relative_max(scale)))
-        near_enough = far <= factor * self.ceiling
-        return near_enough and far <= RATIO * factor * near + slack and high <= RATIO_MAX * factor * low + slack
+        return all(test(a, b, scale=scale, entries=entries) for test in (self.near_enough, self.equally_near))
 
     def __str__(self) -> str:
-        why = "" if self.ceiling == self.bar else f", since in float64 it amplifies rounding to {self.worst:.0e}"
+        ceiling = replace(self, rounding=None).ceiling
+        why = "" if ceiling == self.bar else f", since in float64 it amplifies rounding to {self.worst:.0e}"
         return (
-            f"in {self.dtype} within {self.ceiling:.0e} of float64{why}; one side within {RATIO:.0f} times the other's "
+            f"in {self.dtype} within {ceiling:.0e} of float64{why}; one side within {RATIO:.0f} times the other's "
             f"distance, or {RATIO_MAX:.0f} times for the largest entry, and {SLACK * self.bar:.0e} more; the first three "
             "widened by exp(5 / sqrt(n)) for n entries"
         )
+
+
+def _norm(x: Array) -> float:
+    """The Euclidean norm, also where squares overflow or underflow."""
+    squares = float(np.vdot(x, x))
+    if 1e-280 < squares < 1e280:
+        return math.sqrt(squares)
+    largest = float(np.abs(x).max(initial=0.0))
+    if not 0.0 < largest < math.inf:
+        return largest
+    scaled = np.ldexp(x, -math.frexp(largest)[1])
+    return math.ldexp(math.sqrt(float(np.vdot(scaled, scaled))), math.frexp(largest)[1])
 
 
 def _ratio(error: float, reference: float) -> float:

@@ -13,7 +13,7 @@ from parity.formats import Fields, hf_processor, timm_data
 from parity.inference import Assumption
 from parity.preprocessing import Preprocessing, central
 from parity.weights import TASKS, Checkpoint
-from vit_spec import InputError, ViTConfig
+from vit_spec import InputError, ViTConfig, bounded_json
 from vit_spec.config import FIELDS
 from vit_spec.printable import printable
 
@@ -199,10 +199,9 @@ def _task(found: Any) -> str:
 
 
 def _parsed(text: Any) -> Any:
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"a note is not JSON ({error})") from None
+    if not isinstance(text, str):
+        raise InputError(f"a note is a {type(text).__name__}, JSON was expected")
+    return bounded_json.parse(text, longest=LONGEST)
 
 
 # For other libraries, and for people ----------------------------------------------------------------------------------

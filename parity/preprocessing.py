@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
-from vit_spec import InputError
+from vit_spec import InputError, bounded_json
 
 Size = tuple[int, int]  # (height, width) in pixels
 Resize = Literal["shortest", "cover", "squash", "border", "none"]
@@ -109,10 +109,8 @@ class Preprocessing:
             InputError: something else.
         """
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError, RecursionError) as error:
-            if isinstance(error, InputError):
-                raise
+            return cls(**bounded_json.parse_object(text))
+        except TypeError as error:
             raise InputError(f"its note on preprocessing cannot be read ({error}): take the note out") from None
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from parity.localisation import GRADIENT, Bisection, Origin, Part
-from parity.measures import FUNCTION, Budget, Error
+from parity.measures import FEW, FUNCTION, JUDGED, LARGEST, ROUNDINGS, Budget, Error
 from parity.terminal import Terminal
 from vit_spec import ViTConfig
 
@@ -30,6 +30,8 @@ class Measure:
     budget: what the coarser type allows.
     scale: the least root-mean-square that counts; see `Error.relative_rms`.
     entries: how many of the entries are independent, where that is not all of them.
+    rounding: what rounding makes of it in float64, where that was measured; see `parity.amplification`.
+    alone: whether every part, fed the same in the coarser type, is as near to float64 in one twin as in the other.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Measure:
     budget: Budget = field(default_factory=Budget)
     scale: float = 0.0
     entries: int | None = None
+    rounding: Error | None = None
+    alone: bool = False
 
     @property
     def difference(self) -> float:
@@ -46,16 +50,34 @@ class Measure:
         return self.function.relative_rms(self.scale)
 
     @property
+    def tolerance(self) -> float:
+        """What gate G0 allows: 1e-12, or what rounding makes of it where that is more."""
+        explained = FEW * self.rounding.relative_rms(self.scale) if self.rounding else 0.0
+        return max(FUNCTION, explained) if math.isfinite(explained) else FUNCTION
+
+    @property
     def same_function(self) -> bool:
         """Gate G0."""
-        return self.difference <= FUNCTION
+        return self.difference <= FUNCTION or self.function.explained(self.rounding, FEW)
 
     @property
     def same_precision(self) -> bool:
-        """Gate G1, or G2; one parameter's gradient is not judged."""
+        """Gate G1, or G2; one parameter's gradient is not judged.
+
+        Where rounding is amplified, its few directions make one side nearer than the other by luck: the parts decide then.
+        """
         if self.jax is None or self.torch is None or self.name.startswith(GRADIENT):
             return True
-        return self.budget.holds(self.jax, self.torch, scale=self.scale, entries=self.entries)
+        luck = self.alone and self.budget.amplifies(self.scale)
+        test = self.budget.near_enough if luck else self.budget.holds
+        return test(self.jax, self.torch, scale=self.scale, entries=self.entries)
+
+    @property
+    def lost(self) -> bool:
+        """Whether rounding to the coarser type leaves too little of it to judge, in a whole model."""
+        rounding = self.budget.rounding
+        judged = self.jax is not None and not self.name.startswith(GRADIENT)
+        return judged and rounding is not None and not rounding.relative_rms(self.scale) <= JUDGED[self.budget.dtype]
 
     @property
     def passed(self) -> bool:
@@ -66,7 +88,8 @@ class Measure:
         """Every figure, for JSON."""
         errors = {"float64": self.function, "jax": self.jax, "torch": self.torch}
         figures = {side: _figures(error, self.scale) for side, error in errors.items() if error is not None}
-        return {"name": self.name, "entries": self.function.entries, "passed": self.passed, **figures}
+        found = {"name": self.name, "entries": self.function.entries, "passed": self.passed, **figures}
+        return found | ({"tolerance": self.tolerance} if self.rounding else {})
 
 
 def _figures(error: Error, scale: float) -> dict[str, Any]:
@@ -92,6 +115,37 @@ class Outputs:
 
 
 @dataclass(frozen=True)
+class Unjudged:
+    """Tensors of which a type cannot tell whether they are right, and why; they count as neither right nor wrong.
+
+    names: the first of them first.
+    """
+
+    dtype: str
+    names: tuple[str, ...]
+    why: str
+
+    @classmethod
+    def range(cls, dtype: str, names: tuple[str, ...], largest: float) -> "Unjudged":
+        """What comes of numbers that a type cannot hold, or not square."""
+        squared = LARGEST[dtype][0] ** 2 if LARGEST[dtype][0] < LARGEST[dtype][1] else LARGEST[dtype][1]
+        why = f"where numbers reach {largest:.0e}, and {dtype} ends at {squared:.0e} for them or their squares"
+        return cls(dtype, names, why)
+
+    @classmethod
+    def rounding(cls, dtype: str, found: Mapping[str, float]) -> "Unjudged":
+        """What rounding leaves too little of; of the whole model in a coarser type, of a part on its own in float64."""
+        what = "" if dtype == "float64" else " in the whole model; every part was judged on its own"
+        largest = max(found.values())
+        much = f"{largest:.0e} times its size" if math.isfinite(largest) else "all that is in it"
+        return cls(dtype, tuple(found), f"where {ROUNDINGS} roundings at each operation make a difference of {much}{what}")
+
+    def __str__(self) -> str:
+        more = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
+        return f"not judged in {self.dtype}: {self.names[0]}{more}, {self.why}"
+
+
+@dataclass(frozen=True)
 class Report:
     """What `compare` found; print it for a table.
 
@@ -104,6 +158,8 @@ class Report:
     training: the optimizer steps of level "train".
     audit: what both frameworks were set to when the check began; `warnings` says where they differed.
     environment: versions and hardware.
+    unjudged: tensors that count as neither right nor wrong.
+    parts: where rounding is amplified, the largest relRMS of a part on its own in float64; None where none is.
     """
 
     config: ViTConfig
@@ -117,11 +173,14 @@ class Report:
     audit: tuple["Setting", ...]
     warnings: tuple[str, ...]
     environment: dict[str, Any]
+    unjudged: tuple[Unjudged, ...] = ()
+    parts: float | None = None
 
     @property
     def passed(self) -> bool:
-        """Whether every measure is through the gates of the level."""
-        return all(measure.passed for measure in self.measures) and (self.training is None or self.training.passed)
+        """Whether every measure is through the gates of the level, and no part is wrong on its own."""
+        right = all(measure.passed for measure in self.measures) and not self.origins
+        return right and (self.training is None or self.training.passed)
 
     @property
     def first(self) -> Measure | None:
@@ -144,35 +203,48 @@ class Report:
     @property
     def verdict(self) -> str:
         """One line: PASS, or FAIL and the first part that differs."""
-        if self.first is not None:
+        if self.first is not None or self.origins:
             return f"FAIL: {self._failure(self.first)}"
         if self.training is not None and not self.training.passed:
             return self.training.verdict
+        return f"PASS: {self._success()}"
+
+    def _success(self) -> str:
         worst = max(self.measures, key=lambda m: m.difference)
-        text = f"PASS: {len(self.measures)} tensors agree to {worst.difference:.1e} in float64 ({worst.name})"
-        coarse = [max(m.jax.relative_rms(m.scale), m.torch.relative_rms(m.scale)) for m in self._judged()]  # type: ignore[union-attr]
+        text = f"{len(self.measures)} tensors agree to {worst.difference:.1e} in float64 ({worst.name})"
+        if self.parts is not None:
+            text += f", which rounding explains, and each part on its own to {self.parts:.1e}"
+        coarse = [max(m.jax.relative_rms(m.scale), m.torch.relative_rms(m.scale)) for m in self._judged() if not m.lost]  # type: ignore[union-attr]
         text += f", and both twins are within {max(coarse):.1e} of it in {self.dtype}" if coarse else ""
-        return text + (f"; {self.training.verdict.removeprefix('PASS: ')}" if self.training else "")
+        text += f"; {self.training.verdict.removeprefix('PASS: ')}" if self.training else ""
+        return text + "".join(f"; {each}" for each in self.unjudged)
 
     def _judged(self) -> list[Measure]:
         return [m for m in self.measures if m.jax and m.torch and not m.name.startswith(GRADIENT)]
 
-    def _failure(self, first: Measure) -> str:
+    def _failure(self, first: Measure | None) -> str:
         if not self.origins:
+            assert first is not None
             carried = f"; no part differs when both are fed the same, so it builds up before {self.part}"
             return f"the first part that differs is {self.part}, {_missed(first)}{carried}"
         origin = self.origins[0]
         missed = sum(not m.passed for m in self.measures)
         how = "one twin alone computes it" if math.isinf(origin.error) else f"by {origin.error:.1e} {self._where(origin)}"
-        return (
-            f"the first part that differs is {origin.part}, {how}; {missed} of {len(self.measures)} tensors miss their bar"
-        )
+        many = f"{missed} of {len(self.measures)} tensors miss their bar"
+        if not missed:
+            many = "in the whole model rounding would explain it"
+        return f"the first part that differs is {origin.part}, {how}; {many}"
 
     def _where(self, origin: Origin) -> str:
-        if not all(m.same_function for m in self.measures):
+        if not self._coarser:
             side = ", in the way torch runs it but not written out," if self.kernel else ""
             return f"in float64{side} though both are fed the same (bar {FUNCTION:.0e})"
         return f"in {self.dtype}, where {origin.twin} is the coarser though both are fed the same"
+
+    @property
+    def _coarser(self) -> bool:
+        """Whether the origins are of the coarser type: those of float64 come first, and end the search."""
+        return any(m.alone is False and m.budget.rounding is not None for m in self.measures)
 
     @property
     def kernel(self) -> bool:
@@ -195,6 +267,8 @@ class Report:
                 "origins": [{**asdict(origin), "name": origin.name, "place": str(origin.part)} for origin in self.origins],
                 "bisection": asdict(self.bisection) if self.bisection else None,
                 "budgets": self.budgets(),
+                "parts": self.parts,
+                "unjudged": [{**asdict(each), "told": str(each)} for each in self.unjudged],
                 "outputs": {name: asdict(each) for name, each in self.outputs.items()},
                 "tensors": [measure.facts() for measure in self.measures],
                 "training": self.training.facts() if self.training else None,
@@ -209,8 +283,17 @@ class Report:
         """What each gate allows, and why."""
         found = {"float64": f"relRMS {FUNCTION:.0e} between the twins: rounding explains a few 1e-15"}
         for kind, measures in (("forward", self._forward()), ("gradient", self.measures[len(self._forward()) :])):
-            if measures and measures[0].jax is not None:
+            if measures and measures[0].budget.dtype == self.dtype and any(m.jax for m in measures):
                 found[f"{self.dtype}, {kind}"] = str(measures[0].budget)
+        widest = max(self.measures, key=lambda m: m.tolerance)
+        if widest.rounding:
+            told = f"up to {widest.tolerance:.0e} ({widest.name})" if widest.tolerance > FUNCTION else "no more"
+            found["float64, amplified"] = f"{told}: {_MEASURED}, and each part is held to what they make of it on its own"
+        wide = [m for m in self._judged() if m.budget.amplifies(m.scale)]
+        if wide:
+            widest = max(wide, key=lambda m: m.budget.ceiling)
+            told = f"up to {widest.budget.ceiling:.0e} ({widest.name})"
+            found[f"{self.dtype}, amplified"] = f"{told}: {_MEASURED}, and each part is held to the above on its own"
         return found
 
     def _forward(self) -> tuple[Measure, ...]:
@@ -250,6 +333,7 @@ class Report:
             yield f"bar, {gate}: {text}"
         for name, each in self.outputs.items():
             yield f"outputs of {name}: top-1 agreement {each.top1:.1%}, KL {each.kl:.1e}"
+        yield from map(str, self.unjudged)
         for line in self.warnings:
             yield f"warning: {line}"
         if self.training is not None:
@@ -262,10 +346,13 @@ class Report:
             yield str(self.bisection)
 
 
+_MEASURED = f"{FEW:.0f} times what {ROUNDINGS} roundings at each operation make of it, measured in float64"
+
+
 def _missed(m: Measure) -> str:
     """Which bar a measure misses, and by how much."""
     if not m.same_function:
-        return f"by {m.difference:.1e} in float64 (bar {FUNCTION:.0e})"
+        return f"by {m.difference:.1e} in float64 (bar {m.tolerance:.0e})"
     assert m.jax is not None and m.torch is not None
     sides = (
         f"{name} is {error.relative_rms(m.scale):.1e} (largest {error.relative_max(m.scale):.1e})"

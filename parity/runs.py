@@ -6,7 +6,7 @@ should arrive there: so every part is sent back on its own too, and what arrives
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -91,12 +91,14 @@ class Subject:
         return np.random.default_rng(self.seed + 1).standard_normal(shape)
 
     def weights(self, format: str, through: str, dtype: str | None) -> Iterator[tuple[str, Array]]:
-        """Yield the weights by key, rounded to `through`, and then in `dtype`, or where it is None in their own."""
+        """Yield the weights by key, rounded to `through`, and then in `dtype`, or where it is None in their own.
+
+        Subnormal numbers are widened all the same: XLA makes them zero on CPU before it widens them itself.
+        """
         nbytes = 0
         for key, array in translate(self.checkpoint, format):
-            narrow = (
-                array if dtype is None and array.itemsize <= FLOATS[through].itemsize else rounded(array, FLOATS[through])
-            )
+            own = dtype is None and array.itemsize <= FLOATS[through].itemsize and not _subnormal(array)
+            narrow = array if own else rounded(array, FLOATS[through])
             yield key, narrow if dtype is None else rounded(narrow, FLOATS[dtype])
             nbytes += narrow.nbytes
         give_back(nbytes)
@@ -109,12 +111,14 @@ class TorchTwin:
     attention: "explicit" shows scores and weights; "fused" is how the model runs.
     strict: whether to set the framework to strict values while it runs; see `parity.settings`.
     through: round weights and images to this type before they are widened to the type of the pass.
+    disturbed: a type and a seed: disturb all operands by a few roundings of that type; see `parity.amplification`.
     """
 
     subject: Subject
     attention: Any = "fused"
     through: str | None = None
     strict: bool = True
+    disturbed: tuple[str, int] | None = None
 
     def run(self, dtype: str = "float64", *, backward: bool = True, arriving: bool = False, fed: Run | None = None) -> Run:
         """Run it once.
@@ -138,10 +142,18 @@ class TorchTwin:
         model.load_state_dict({key: _tensor(array).to(device) for key, array in weights}, assign=True)
         images = rounded(rounded(self.subject.images, FLOATS[self.through or dtype]), FLOATS[dtype])
         x = _tensor(images).to(device).permute(0, 3, 1, 2)
-        with strict() if self.strict else nullcontext(), torch.set_grad_enabled(backward):
+        with ExitStack() as stack:
+            stack.enter_context(strict() if self.strict else nullcontext())
+            stack.enter_context(torch.set_grad_enabled(backward))
+            stack.enter_context(torch.random.fork_rng(devices=[]))  # should anything be drawn, it is the same in each pass
+            torch.manual_seed(self.subject.seed)
             x.requires_grad_(backward)
             into = {name: _tensor(value).to(device, wide).requires_grad_(backward) for name, value in _fed(fed).items()}
             masks = {name: _tensor(mask).to(device, wide) for name, mask in self.subject.masks.items()}
+            if self.disturbed:
+                from parity.amplification import disturbing
+
+                stack.enter_context(disturbing(*self.disturbed))
             logits, found = vit_torch.intermediates(model, x, {**into, **masks})
             found = {name: tensor for name, tensor in found.items() if "drop_path" not in name}
             answer = into.get("logits", logits)
@@ -219,6 +231,12 @@ class JaxTwin:
         by_name = dict(reversed(list(translate(held(by_weight, config, "jax"), "torch"))))
         values = _on_host(found) if fed else vit_jax.unstacked(_on_host(found))
         return Run(values, _on_host({**by_name, "images": by_image}), _on_host(by_fed))
+
+
+def _subnormal(array: Array) -> bool:
+    """Whether a float32 array has numbers below the least normal one; bfloat16 and float16 are widened to be seen."""
+    size = np.abs(array if array.itemsize >= 4 else rounded(array, FLOATS["float32"]))
+    return bool(((size > 0) & (size < 2.0**-126)).any())
 
 
 def _goes_on(name: str) -> bool:

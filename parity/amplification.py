@@ -1,0 +1,105 @@
+"""What a function makes of rounding: every operation of a PyTorch pass sees operands that are disturbed at random.
+
+Monte Carlo arithmetic (Parker, UCLA CSD-970002, 1997): each floating-point operand x of each operation, forward and
+backward, becomes x + d (h |x| + s), where d is uniform in [-1, 1] and drawn anew for every entry, h is `ROUNDINGS` units of
+the type and s its least normal number; d s is added to what the operation returns as well.  The pass runs in float64, so
+it differs from the undisturbed pass by what the function makes of `ROUNDINGS` roundings at every operation.
+
+A matrix product sees the rounding of its terms, a sum that cancels that of its summands, a LayerNorm of nearly constant
+tokens that of the tokens, the backward pass of a saturated softmax that of the weights.  s stands for results that
+underflow, which XLA makes zero on CPU and PyTorch keeps.  Nothing is assumed to be linear or small: where a function loses
+every digit, the disturbed pass shows it.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from parity.localisation import GRADIENT, backward, forward
+from parity.measures import LEAST, ROUNDINGS, UNIT, Error
+
+if TYPE_CHECKING:
+    from parity.runs import Run, TorchTwin
+
+PASSES = 2  # for each way of computing attention; the largest disturbance counts
+
+_EXACT = frozenset(  # operations that round nothing
+    (
+        *("_to_copy", "clone", "copy_", "cat", "stack", "detach", "lift_fresh", "constant_pad_nd", "masked_fill", "neg"),
+        *("empty_like", "zeros_like", "ones_like", "full_like", "zeros", "ones", "full", "scalar_tensor", "arange"),
+        *("select_backward", "slice_backward", "gather", "amax", "abs", "where"),
+    )
+)
+
+
+def disturbing(dtype: str, seed: int) -> Any:
+    """Return a context in which each operation of PyTorch sees operands that `ROUNDINGS` roundings of a type disturb.
+
+    dtype: the type whose roundings are meant; what runs inside should be float64.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    unit, least = ROUNDINGS * UNIT[dtype], LEAST[dtype]
+
+    class Disturbing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.generator = torch.Generator().manual_seed(seed)
+
+        def disturbed(self, x: Any) -> Any:
+            if isinstance(x, (list, tuple)):
+                return type(x)(map(self.disturbed, x))
+            if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta:
+                return x
+            return x.abs().mul_(unit).add_(least).mul_(self.drawn(x)).add_(x)
+
+        def underflowing(self, x: Any) -> Any:
+            if isinstance(x, (list, tuple)):
+                return type(x)(map(self.underflowing, x))
+            floats = isinstance(x, torch.Tensor) and x.is_floating_point() and not x.is_meta
+            return self.drawn(x).mul_(least).add_(x) if floats else x
+
+        def drawn(self, x: Any) -> Any:
+            return torch.empty_like(x).uniform_(-1, 1, generator=self.generator)
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            schema = function._schema
+            if schema.name.partition("::")[2] in _EXACT or any(each.alias_info for each in schema.returns):
+                return function(*args, **(kwargs or {}))
+            return self.underflowing(function(*map(self.disturbed, args), **(kwargs or {})))
+
+    return Disturbing()
+
+
+def amplified(twin: "TorchTwin", dtype: str, fed: "Run | None" = None, *, backward: bool = True) -> dict[str, Error]:
+    """Return how far disturbed passes are from the undisturbed one, at most, by the name of the tensor.
+
+    Attention is computed both ways, written out and by the fused kernel: the backward pass of the one takes a difference
+    of weighted means of a single product, that of the other a difference of two, and rounds more where it cancels.
+
+    The names are those of `parity.localisation`; "gradient" is the gradient by all parameters as one.
+
+    Args:
+        twin: what runs, in float64.
+        dtype: the type whose roundings are meant.
+        fed: what every part is fed; by default nothing, so that the whole model amplifies.
+        backward: whether to compute gradients.
+    """
+    largest: dict[str, Error] = {}
+    for attention in ("explicit", "fused"):
+        each = replace(twin, attention=attention)
+        reference = each.run(backward=backward, fed=fed)
+        for seed in range(PASSES):
+            run = replace(each, disturbed=(dtype, seed)).run(backward=backward, fed=fed)
+            for name, error in _distances(reference, run).items():
+                largest[name] = max(largest.get(name, error), error, key=lambda each: each.norm)
+    return largest
+
+
+def _distances(reference: "Run", run: "Run") -> dict[str, Error]:
+    found = dict(forward(reference, run)) | {name: error for name, error, _ in backward(reference, run)}
+    whole = Error()
+    for name, error in found.items():
+        if name.startswith(GRADIENT) and name != f"{GRADIENT}images":
+            whole = whole.joined(error)
+    return found | {"gradient": whole}

@@ -1,0 +1,206 @@
+"""Tolerances follow from what a function amplifies: right twins pass on any weights, and wrong ones fail on most.
+
+`python -m benchmarks.tolerances` draws 200 pairs, and plants every mistake; here are a few of each.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("optax")
+torch = pytest.importorskip("torch")
+
+from jax.experimental.compilation_cache import compilation_cache
+
+import parity.training.trajectories
+from parity.against import compare_files
+from parity.amplification import amplified, disturbing
+from parity.comparison import compare
+from parity.measures import FEW, FUNCTION, LEAST, ROUNDINGS, UNIT, Budget, Error
+from parity.report import Report
+from parity.runs import Subject, TorchTwin
+from parity.training import trajectories
+from parity.weights import held
+from tests.extreme_weights import CONFIGS, KINDS, extreme
+from tests.faults import FAULTS, planted
+from tests.twins import perturbed, pictures
+from vit_spec import InputError, ViTConfig
+
+QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
+TINY = CONFIGS["width 2, three blocks"]
+SMALL = CONFIGS["small"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Weights differ, programs do not: keep what XLA compiles."""
+    wanted = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("xla")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def checked(config: ViTConfig, params: Any, **options: Any) -> Report:
+    return compare(config, params, images=pictures(config), xla_options=QUICK, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_right_twins_pass_on_extreme_weights(kind: str) -> None:
+    report = checked(TINY, extreme(perturbed(TINY), kind, 3))
+    assert report.passed, report.verdict
+
+
+@pytest.mark.parametrize("factor", [4, 30])
+def test_right_twins_pass_where_attention_saturates(factor: int) -> None:
+    params = jax.tree.map(lambda array: array * np.float32(factor), perturbed(SMALL))
+    report = checked(SMALL, params)
+    assert report.passed, report.verdict
+    if factor == 30:
+        assert report.parts is not None and report.parts < FUNCTION
+        assert any(m.difference > FUNCTION and m.tolerance > m.difference for m in report.measures)
+        assert "float64, amplified" in report.budgets()
+
+
+ON = ("all weights times 10 to 300", "a norm's weight times 1000", "attention saturated")
+FORWARD = [f for f in FAULTS if f.level == "function" and not f.changes and not f.part.endswith("on the way back")]
+
+
+@pytest.mark.parametrize(("number", "kind"), [(number, kind) for number, kind in zip((3, 17, 29), ON, strict=True)])
+def test_a_planted_mistake_is_found_on_extreme_weights(number: int, kind: str) -> None:
+    fault = FORWARD[number]
+    params = extreme(fault.params(), kind, number)
+    with planted(fault):
+        report = compare(fault.config, params, images=fault.images(), level="function", xla_options=QUICK)
+    assert not report.passed, f"{fault.id}: {report.verdict}"
+
+
+def test_a_wrong_gradient_cannot_hide_behind_amplified_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole model would excuse 1e-8 of a gradient here; the part on its own does not."""
+    import vit_torch
+
+    right = vit_torch.ViT
+    params = jax.tree.map(lambda array: array * np.float32(100), perturbed(SMALL))
+
+    class Wrong(right):  # type: ignore[misc, valid-type]
+        def __init__(self, config: Any, execution: Any = None) -> None:
+            super().__init__(config, execution)
+            if execution.attention == "fused":
+                self.blocks[0].mlp.fc2.register_full_backward_hook(lambda module, into, out: (into[0] * (1 + 1e-9),))
+
+    monkeypatch.setattr(vit_torch, "ViT", Wrong)
+    report = checked(SMALL, params, level="function")
+    assert not report.passed
+    assert str(report.part).startswith("blocks.0.mlp")
+
+
+def test_numbers_that_float32_cannot_square_are_not_judged_in_it() -> None:
+    params = perturbed(TINY)
+    params["blocks"]["mlp"]["fc2"]["kernel"][0] *= np.float32(1e25)
+    report = checked(TINY, params)
+    assert report.passed, report.verdict
+    assert report.unjudged[0].names[0] == "blocks.0.mlp.fc2"
+    assert "not judged in float32: blocks.0.mlp.fc2 and " in report.verdict
+    judged = [m.name for m in report.measures if m.jax is not None]
+    assert "blocks.0.norm2" in judged and "blocks.0.mlp.fc2" not in judged and "logits" not in judged
+    assert report.facts()["unjudged"][0]["dtype"] == "float32"
+
+
+def test_gradients_that_float64_cannot_hold_are_refused_in_one_line() -> None:
+    params = jax.tree.map(lambda array: array.astype(np.float64) * 1e70, perturbed(TINY))
+    with pytest.raises(InputError) as error:
+        checked(TINY, params)
+    assert "\n" not in str(error.value)
+
+
+def test_float32_that_is_subnormal_reaches_float64_as_it_is() -> None:
+    params = extreme(perturbed(TINY), "all tensors subnormal", 0)
+    report = checked(TINY, params, level="function", backward=False)
+    assert report.passed and max(m.difference for m in report.measures) <= FUNCTION, report.verdict
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+def test_a_relative_error_needs_no_squares(size: float) -> None:
+    exact = np.random.default_rng(0).standard_normal(100) * size
+    error = Error.of(exact * (1 + 1e-3), exact)
+    assert error.relative_rms() == pytest.approx(1e-3)
+    assert error.joined(error).relative_rms() == pytest.approx(1e-3)
+
+
+def test_a_disturbance_is_a_few_roundings_of_each_operand() -> None:
+    x = torch.linspace(1, 2, 1000, dtype=torch.float64)
+    with disturbing("float32", 0):
+        moved = x * 1.0
+    relative = (moved - x).abs() / x
+    assert 0.5 < relative.max() / (ROUNDINGS * UNIT["float32"]) <= 1 + 1e-6
+    with disturbing("float32", 0):
+        again, viewed, zeros = x * 1.0, x.view(10, 100).flatten(), torch.zeros_like(x)
+        nothing = zeros * 2
+    assert torch.equal(again, moved) and torch.equal(viewed, x) and not zeros.any()
+    assert 0 < nothing.abs().max() <= 3 * LEAST["float32"]
+
+
+def test_what_cancels_amplifies_what_is_measured() -> None:
+    subject = Subject(held(perturbed(SMALL), SMALL, "jax"), pictures(SMALL))
+    steep = extreme(perturbed(SMALL), "attention saturated", 1)
+    found = [
+        amplified(TorchTwin(Subject(held(params, SMALL, "jax"), subject.images)), "float64")["gradient"].relative_rms()
+        for params in (perturbed(SMALL), steep)
+    ]
+    assert found[0] < 1e-13 < 10 * found[0] < found[1]
+
+
+def test_measured_rounding_widens_both_gates_of_precision() -> None:
+    exact = np.random.default_rng(0).standard_normal(10_000)
+    near, far = (Error.of(exact * (1 + relative), exact) for relative in (2e-6, 4e-5))
+    rounding = Error.of(exact * (1 + 2e-4), exact)
+    assert not Budget().near_enough(near, far)
+    assert Budget(rounding=rounding).near_enough(near, far)
+    assert not Budget(rounding=rounding).equally_near(near, far)
+    assert not Budget(rounding=near).near_enough(near, far)  # rounding explains less than the bar
+    assert Budget(rounding=rounding).ceiling == pytest.approx(FEW * 2e-4)
+
+
+def test_an_infinite_error_is_explained_by_nothing() -> None:
+    assert not Error.infinite().explained(Error.infinite(), FEW)
+    assert not Budget(rounding=Error.infinite()).holds(Error.infinite(), Error.infinite())
+
+
+def test_two_files_of_one_function_pass_where_rounding_is_amplified() -> None:
+    """A part of the class token that its position takes away again: the same function, another rounding."""
+    params = jax.tree.map(lambda array: array.astype(np.float64), perturbed(SMALL))
+    moved = jax.tree.map(np.copy, params)
+    moved["cls_token"] += 1e6
+    moved["pos_embed"][:, :1] -= 1e6
+    report = compare_files(held(params, SMALL, "jax"), held(moved, SMALL, "jax"))
+    assert report.passed, report.verdict
+    assert max(report.differences["logits"]) > FUNCTION
+
+
+def test_another_function_fails_where_rounding_is_amplified() -> None:
+    params = jax.tree.map(lambda array: array.astype(np.float64), perturbed(SMALL))
+    params["cls_token"] += 1e6
+    other = jax.tree.map(np.copy, params)
+    other["head"]["bias"] += 1e-5
+    assert not compare_files(held(params, SMALL, "jax"), held(other, SMALL, "jax")).passed
+
+
+def test_training_may_part_by_what_it_amplifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**parity.training.steps.compiler_options(), **QUICK}
+    monkeypatch.setattr(parity.training.steps, "compiler_options", lambda: options)
+    params = jax.tree.map(lambda array: array * np.float32(30), perturbed(SMALL))
+    found = trajectories(SMALL, params, steps=4)
+    assert found.same_function, found.verdict
+    assert any(p.difference > parity.training.trajectories.TRAJECTORY for p in found.partings)
+    assert not found.causes
