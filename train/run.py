@@ -36,8 +36,9 @@ class Run:
     config.json             the recipe, the model's config, and what was trained on
     metrics.jsonl           a line a record: set ("train" or "held_out"), step, epoch, metrics, seconds
     events.out.tfevents.*   the same for TensorBoard
-    weights.safetensors     the newest weights
-    best.safetensors        the best weights by the held-out images
+    weights.safetensors     the newest weights; with --ema their running mean
+    best.safetensors        the best weights by the held-out images; with --ema the best running mean
+    weights_raw.safetensors, best_raw.safetensors    with --ema: the newest and the best weights themselves
     checkpoints/            the states from which the run can go on
     curves.png              the metrics as a picture
 
@@ -51,6 +52,7 @@ class Run:
 
     def __init__(self, path: Path, recipe: Recipe, config: ViTConfig, data: dict[str, Any], *, writes: bool = True) -> None:
         self.path, self.weights, self.best = path, path / "weights.safetensors", path / "best.safetensors"
+        self.weights_raw, self.best_raw = path / "weights_raw.safetensors", path / "best_raw.safetensors"
         self.records: list[Record] = []
         self._writes, self._began = writes, time.monotonic()
         self._tensorboard, self._project = recipe.tensorboard, recipe.wandb

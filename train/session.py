@@ -21,7 +21,7 @@ from train.cli import Asked
 from train.data import Feed, num_outputs, targets, usual_workers
 from train.interruption import Interruption
 from train.loop import Diverged, Loop, Plan
-from train.metrics import LEADING, shown
+from train.metrics import LEADING, better, shown
 from train.progress import Display
 from train.recipes import IMAGENET, RECIPES, Known, Recipe, Task, fields, model_config
 from train.run import STATES, Run, network_of, writing
@@ -205,6 +205,7 @@ def dried(loop: Loop, run: Run) -> dict[str, str]:
 def summary(command: str, loop: Loop, run: Run) -> dict[str, str]:
     """What came of it, and the commands that go on from here."""
     leading, ended = LEADING[loop.task], "interrupted" if loop.interrupted else "finished"
+    mean = ", the running mean of weights (--ema)" if loop.engine.averages else ""
     rows = {ended: f"{loop.done:,} of {loop.plan.total:,} steps in {run.seconds:.0f} s"}
     if loop.unread:
         rows["not read"] = (
@@ -215,8 +216,16 @@ def summary(command: str, loop: Loop, run: Run) -> dict[str, str]:
     if loop.last:
         metrics = {name: value for name, value in loop.last.items() if "/" not in name}
         rows["held out"] = ", ".join(f"{name} {shown(name, value)}" for name, value in metrics.items())
-        rows["best"] = f"{leading} {shown(leading, loop.best[leading])}, in {run.best}"
-    rows["weights"] = f"{run.weights}, after step {loop.done:,}"
+        rows["best"] = f"{leading} {shown(leading, loop.best[leading])}, in {run.best}{mean}"
+    if loop.best_raw:
+        ahead = better(leading, loop.best_raw[leading], than=loop.best[leading])
+        rows["best raw"] = (
+            f"{leading} {shown(leading, loop.best_raw[leading])}, in {run.best_raw}, the weights themselves"
+            f"{', better than their mean' * ahead}"
+        )
+    rows["weights"] = f"{run.weights}, after step {loop.done:,}{mean}"
+    if loop.engine.averages:
+        rows["weights raw"] = f"{run.weights_raw}, after step {loop.done:,}, the weights themselves"
     if run.records:
         rows["curves"] = str(run.path / "curves.png")
     folder = shlex.quote(str(run.path))

@@ -113,7 +113,8 @@ class Recipe:
     label_smoothing: float = 0.0
     """Share of a target that is spread evenly over all classes."""
     ema: float = 0.0
-    """Memory of a running mean of the weights, per step, such as 0.9999; it is what is judged and saved. 0: none."""
+    """Memory of a running mean of the weights, per step, such as 0.9999, warmed up over the first steps. The mean is evaluated
+    and saved as weights and best, the weights themselves beside it as weights_raw and best_raw. 0: none."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What activations are computed in; weights and what the optimizer keeps are float32 always."""
     remat: Literal["none", "dots", "full"] = "none"
