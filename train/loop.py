@@ -145,8 +145,8 @@ class Plan:
 class Loop:
     """One run.  After `fit()`: `done` steps, the held-out metrics `last` and `best`, the signal that ended it or 0.
 
-    Where the engine averages, `last` and `best` are of the running mean of the weights; `last_raw` and `best_raw` are of the
-    raw weights, which are evaluated and saved beside it.  Elsewhere these two are empty.
+    Where the engine averages, `last` and `best` are of the running mean of the weights; `last_raw` and `best_raw` are of
+    the raw weights, which are evaluated and saved beside it.  Elsewhere these two are empty.
     """
 
     engine: Engine

@@ -1,15 +1,16 @@
 """One run from a recipe to its summary: data, model, engine, folder, loop, curves."""
 
+import math
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -18,18 +19,29 @@ import vit_spec
 from parity.weights import Checkpoint
 from train import curves, start
 from train.cli import Asked
-from train.data import Feed, num_outputs, targets, usual_workers
+from train.data import Feed, Targets, num_outputs, targets, usual_workers
 from train.interruption import Interruption
 from train.loop import Diverged, Loop, Plan
 from train.metrics import LEADING, better, shown
 from train.progress import Display
 from train.recipes import IMAGENET, RECIPES, Known, Recipe, Task, fields, model_config
-from train.run import STATES, Run, network_of, writing
-from train.sources import Examples, Source
+from train.recipes.plain import FEW
+from train.run import STATES, Run, network_of, new_folder, writing
+from train.sources import Examples, Source, typical_size
 from vit_spec import InputError, ViTConfig
 
 SKIP = "; or train with --corrupt skip, which leaves damaged images out"
 DIVERGED, SIGNALLED = 1, 128  # exit statuses; the second plus the signal's number, as a shell has it
+REDUCED = 4  # how many times smaller each side of an image becomes where that is said
+LARGER = "vit_ti16"  # the recipe for larger images that is named then
+
+
+class Begun(NamedTuple):
+    """The network of a run, the weights that it starts from if they are not drawn, and what is to be said of both."""
+
+    config: ViTConfig
+    weights: Checkpoint | None
+    notes: list[str]
 
 
 def train(asked: Asked, make_engine: Callable[..., Any]) -> int:
@@ -53,14 +65,25 @@ def train(asked: Asked, make_engine: Callable[..., Any]) -> int:
 
 
 def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
-    name, recipe, source, command, dry = asked
+    name, recipe, source = asked[:3]
     task = recipe.task or source.kind
-    path = Path(recipe.run or f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}")
-    there = network_of(path) if recipe.init else None  # a run that goes on needs no more of the file it began with
-    config, weights, notes = (there, None, []) if there else network(recipe, source, task)
+    # A run that goes on needs no more of the file it began with.
+    there = network_of(Path(recipe.run)) if recipe.init and recipe.run else None
+    begun = Begun(*((there, None, []) if there else network(recipe, source, task)))
     plan = Plan.of(recipe, len(source.train))
-    course = plan.first_step if dry else plan
     answers = [targets(examples, source.classes, source.kind, task) for examples in (source.train, source.held_out)]
+    now = f"{datetime.now():%Y%m%d-%H%M%S}"
+    with nullcontext(Path(recipe.run)) if recipe.run else new_folder(f"runs/{name}-{now}") as path:
+        return _carried_out(asked, make_engine, path, begun, plan, answers)
+
+
+def _carried_out(
+    asked: Asked, make_engine: Callable[..., Any], path: Path, begun: Begun, plan: Plan, answers: list[Targets]
+) -> int:
+    """Train in a folder."""
+    name, recipe, source, command, dry = asked
+    task, (config, weights, notes) = recipe.task or source.kind, begun
+    course = plan.first_step if dry else plan
     engine = make_engine(
         config,
         recipe,
@@ -82,7 +105,10 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
 
     train_feed, held_out = map(feed, (source.train, source.held_out), answers)
     data = {"task": task, "train": len(source.train), "held_out": len(source.held_out), "classes": list(source.classes)}
-    with Interruption(watched=engine.several) as stop, Run(path, recipe, config, data, writes=engine.first) as run:
+    with (
+        Interruption(watched=engine.several) as stop,
+        Run(path, recipe, config, data, source=source, writes=engine.first) as run,
+    ):
         said = [
             *source.notes,
             *notes,
@@ -91,7 +117,8 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
             *_without_effect(recipe, task, plan),
             *filter(None, [engine.unsplit]),
         ]
-        tell(console, overview(asked, config, plan, engine.hardware, path, said))
+        careful = [*_reduced(asked, config), *_selected(source, recipe), *run.said]
+        tell(console, overview(asked, config, plan, engine.hardware, path, said, careful))
         share = 3 * vit_spec.flops(config) / engine.peak if engine.peak else None
         display = Display(console, plan.total, recipe.batch_size, share=share)
         loop = Loop(engine, recipe, task, course, train_feed, held_out, source.classes, run, display, stop)
@@ -171,8 +198,44 @@ def title(name: str, recipe: Recipe, config: ViTConfig) -> str:
     return f"{name}: {vit_spec.count(config) / 1e6:.1f} M parameters, on {recipe.data}"
 
 
-def overview(asked: Asked, config: ViTConfig, plan: Plan, hardware: str, path: Path, said: list[str]) -> dict[str, str]:
-    """What is about to happen, and what was decided without being asked."""
+def _selected(source: Source, recipe: Recipe) -> list[str]:
+    """What is to be known of a result on the images by which the best weights are selected."""
+    if source.split != "test":
+        return []
+    instead = "--held-out 0.1 selects them by a tenth of the training images, and leaves the test split unseen"
+    return [f"the best weights are selected by the test split, so their result on it is too good; {instead}"]
+
+
+def _reduced(asked: Asked, config: ViTConfig) -> list[str]:
+    """What is lost of images that are resized to less than a quarter of their sides, and what loses less."""
+    name, recipe, source = asked[:3]
+    size = source.size or typical_size(source.train)
+    if size is None:
+        return []
+    factor = min(have / wanted for have, wanted in zip(size, config.image_size, strict=True))
+    if factor < REDUCED:
+        return []
+    what = f"images of {size[0]}x{size[1]} are resized to {config.image_size[0]}x{config.image_size[1]}"
+    return [f"{what}, {factor:.0f} times smaller a side: details are lost; {_larger(name, recipe, source, config)}"]
+
+
+def _larger(name: str, recipe: Recipe, source: Source, config: ViTConfig) -> str:
+    """Name the recipe for larger images, or where the recipe's are as large, the option."""
+    known = Known(len(source.train), source.channels, source.size)
+    model = RECIPES[LARGER](known).model
+    size = model_config(model, num_outputs=2, in_channels=source.channels, size=source.size).image_size
+    if recipe.init is not None or math.prod(size) <= math.prod(config.image_size):
+        twice = " ".join(str(2 * side) for side in config.image_size)
+        return f"--model.image-size {twice} keeps more, at four times the cost or more"
+    task = f" --task {recipe.task}" if recipe.task else ""
+    shorter = "" if len(source.train) >= FEW else ", and --config finetune, with --init, suits few images best"
+    return f"--config {LARGER}{task} resizes to {size[0]}x{size[1]}{shorter}"
+
+
+def overview(
+    asked: Asked, config: ViTConfig, plan: Plan, hardware: str, path: Path, said: list[str], careful: list[str]
+) -> dict[str, str]:
+    """What is about to happen, what was decided without being asked, and what to be careful about."""
     name, recipe, source = asked[:3]
     (height, width), (ph, pw), (rows, columns) = config.image_size, config.patch_size, config.grid
     channels = {1: "grey", 3: "colour"}[config.in_channels]
@@ -191,6 +254,7 @@ def overview(asked: Asked, config: ViTConfig, plan: Plan, hardware: str, path: P
         "steps": f"{plan.total:,} of {recipe.batch_size} images, {plan.total / plan.per_epoch:g} epochs",
         "learning rate": f"{o.name}, up to {o.lr:g} in {plan.warmup:.0f} steps, then {shapes[recipe.decay]}{ending}",
         **{"assumed" if not i else " " * i: note for i, note in enumerate(said)},
+        **{"warning" if not i else " " * (len(said) + i): note for i, note in enumerate(careful)},
         "folder": str(path),
     }
 
