@@ -1,21 +1,28 @@
 """A data set is known by its contents wherever it lies, and another one by what differs."""
 
 import gzip
+import json
 import os
 import pickle
 import shutil
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import vit_spec
 from train import fingerprint
 from train.fingerprint import Fingerprint, OtherData, compare, place
+from train.recipes import Recipe
+from train.run import Run
 from train.sources import open_source
+from vit_spec import InputError
 
 Maker = Callable[[Path, int], str]
 
@@ -25,6 +32,7 @@ def pixels(seed: int, count: int = 24) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, 12, 10), np.uint8)
 
 
+CONFIG = vit_spec.get("vit_ti16")
 ANSWERS = np.arange(24) % 2
 
 
@@ -233,7 +241,7 @@ def test_a_fingerprint_that_cannot_be_read_is_told_with_what_to_do(tmp_path: Pat
     source = open_source(folder(tmp_path / "data", 0))
     for text in ("", "[]", "{}", '{"sample": 3}', '{"sample": [], "answers": ["", ""], "other": 1}'):
         (tmp_path / "data.json").write_text(text)
-        with pytest.raises(fingerprint.InputError, match=r"data\.json cannot be read .* give --compare-data none"):
+        with pytest.raises(InputError, match=r"data\.json cannot be read .* give --compare-data none"):
             compare(tmp_path / "data.json", source, "sample")
         assert compare(tmp_path / "data.json", source, "none")[0] is not None
 
@@ -241,7 +249,7 @@ def test_a_fingerprint_that_cannot_be_read_is_told_with_what_to_do(tmp_path: Pat
 def test_a_file_that_has_gone_is_told_in_a_line(tmp_path: Path) -> None:
     source = open_source(folder(tmp_path / "data", 0))
     (tmp_path / "data" / "a" / "0.bmp").unlink()
-    with pytest.raises(fingerprint.InputError, match=r"0\.bmp is not there: put it back"):
+    with pytest.raises(InputError, match=r"0\.bmp is not there: put it back"):
         Fingerprint.of(source)
 
 
@@ -250,3 +258,82 @@ def test_a_place_is_the_same_however_it_is_written(tmp_path: Path, monkeypatch: 
     assert place("folder:x") == place(f"folder:{tmp_path}/y/../x") != place("folder:z")
     assert place("csv:x?target=a") == place("csv:./x?target=a") != place("csv:x?target=b")
     assert place("hf://a/b") == ("hf", "//a/b", "") and place("digits") == ("digits", "", "")
+
+
+# Beside a run -----------------------------------------------------------------------------------------------------------
+
+
+def begun(path: Path, spec: str, **changes: Any) -> list[str]:
+    """Begin a run or resume it, do nothing, and return what is said of its folder and data."""
+    recipe = replace(Recipe(data=spec, held_out=0.25), **changes)
+    source = open_source(recipe.data, recipe.held_out)
+    data = {"task": "classes", "train": len(source.train), "held_out": len(source.held_out), "classes": source.classes}
+    with Run(path, recipe, CONFIG, data, source=source) as run:
+        return run.said
+
+
+def blackened(root: Path) -> None:
+    for path in root.rglob("*.bmp"):
+        Image.new("L", (10, 12)).save(path)
+
+
+def test_a_run_resumes_with_its_data_at_another_path_and_remembers_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert begun(tmp_path / "run", folder(tmp_path / "data", 0)) == []
+    monkeypatch.chdir(tmp_path)
+    assert begun(tmp_path / "run", "folder:data") == []
+    (tmp_path / "data").rename("moved")
+    assert begun(tmp_path / "run", "folder:./moved/") == []
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]["data"] == "folder:./moved/"
+
+
+def test_a_run_whose_images_were_replaced_is_refused_unless_that_is_meant(tmp_path: Path) -> None:
+    spec, run = folder(tmp_path / "data", 0), tmp_path / "run"
+    begun(run, spec)
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    blackened(tmp_path / "data")
+    with pytest.raises(InputError) as refused:
+        begun(run, spec)
+    assert str(refused.value) == (
+        f"{run} holds another run: its data differ: the contents of a/0.bmp, and 23 more of the 24 compared; give the same "
+        "to resume, or give --run a new folder; --compare-data none accepts a change made on purpose"
+    )
+    assert before == {path: path.read_bytes() for path in run.iterdir()}
+    assert begun(run, spec, compare_data="none")[0].startswith("the data are not those that the run began with")
+    assert begun(run, spec) == []
+
+
+def test_other_data_are_refused_even_so_where_there_are_more_of_them(tmp_path: Path) -> None:
+    spec, run = folder(tmp_path / "data", 0), tmp_path / "run"
+    begun(run, spec)
+    shutil.copy(tmp_path / "data" / "a" / "0.bmp", tmp_path / "data" / "a" / "x.bmp")
+    with pytest.raises(InputError, match=r"its data differ: 24 files before and 25 files now: a/x\.bmp is new; give"):
+        begun(run, spec)
+    with pytest.raises(InputError, match=r"its data\.train is 18, and here it is 19"):
+        begun(run, spec, compare_data="none")
+
+
+def test_a_run_of_an_older_version_resumes_at_its_place_and_knows_its_data_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, run = folder(tmp_path / "data", 0), tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    begun(run, "folder:data")
+    (run / "data.json").unlink()
+    config = json.loads((run / "config.json").read_text())
+    del config["recipe"]["compare_data"]
+    (run / "config.json").write_text(json.dumps(config))
+    folder(tmp_path / "other", 0)
+    with pytest.raises(InputError, match=r"its recipe\.data is folder:data, and here it is folder:other"):
+        begun(run, "folder:other")
+    assert begun(run, spec) == ["an older version began the run: what identifies its data is recorded from now on"]
+    assert begun(run, "folder:other") == []
+
+
+def test_a_run_that_ended_before_it_began_holds_nobody_to_its_data(tmp_path: Path) -> None:
+    begun(tmp_path / "run", folder(tmp_path / "data", 0))
+    (tmp_path / "run" / "config.json").unlink()
+    assert begun(tmp_path / "run", folder(tmp_path / "other", 1)) == []
+    with pytest.raises(InputError, match="its data differ"):
+        begun(tmp_path / "run", f"folder:{tmp_path / 'data'}")

@@ -20,7 +20,7 @@ from train.run import Run, new_folder
 from vit_spec import InputError
 
 ROOT = Path(__file__).parents[1]
-HOLD = "import sys, time; from train.lock import Lock; lock = Lock(__import__('pathlib').Path(sys.argv[1])); print(1, flush=True)"
+HOLD = "import pathlib, sys, time, train.lock; lock = train.lock.Lock(pathlib.Path(sys.argv[1])); print(1, flush=True)"
 CONFIG = vit_spec.get("vit_ti16")
 
 
@@ -80,7 +80,7 @@ def test_a_run_lets_go_of_its_folder_when_it_ends_and_when_it_is_refused(tmp_pat
         assert (tmp_path / "run" / ".lock").exists()
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json"}
     for _ in range(2):  # the first refusal does not lock out the second
-        with pytest.raises(InputError, match="holds another run: its recipe.seed is 0"):
+        with pytest.raises(InputError, match=r"holds another run: its recipe\.seed is 0"):
             Run(tmp_path / "run", Recipe(seed=1), CONFIG, {})
     with run(tmp_path / "run"):
         pass

@@ -2,8 +2,8 @@
 
 The sizes and modification times of all files are asked of the file system.  Of the contents a sample is read: all of a
 small data set, and of a large one stretches of `STRETCH` bytes, evenly spread over `FILES` files that are evenly spread
-over all of them.  Every byte is read where that is asked for.  Modification times identify nothing, since a copy has others; they
-tell whether what was not sampled may have changed.
+over all of them.  Every byte is read where that is asked for.  Modification times identify nothing, since a copy has
+others; they tell whether what was not sampled may have changed.
 """
 
 import json

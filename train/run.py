@@ -108,48 +108,48 @@ class Run:
     def _begin(self, path: Path, source: Source | None, recipe: Recipe) -> None:
         """Write what the run is; refuse a folder whose run is another."""
         there = self._there(path)
-        if source is not None:
-            try:
-                found, said = fingerprint.compare(path / DATA, source, recipe.compare_data)
-            except fingerprint.OtherData as error:
-                raise self._other(f"its data differ: {error}", "; where the change is meant, --compare-data none") from None
-            if there is not None and not (path / DATA).exists():
-                self._same_place(path, there, recipe.data)
-                said = [
-                    *said,
-                    "the run was begun by an older version, and what identifies its data is recorded from now on",
-                ]
-            self.said += said
         if there is not None:
-            self._same(there)
-        if source is not None and found is not None:
+            self._same(there, "recipe.")
+        found = self._identified(path / DATA, source, recipe, there) if source is not None else None
+        if there is not None:
+            self._same(there, "")
+        if found is not None:
             _write(path / DATA, found.to_json())
         _write(path / "config.json", json.dumps(self._config, indent=1) + "\n")
 
     def _there(self, path: Path) -> dict[str, Any] | None:
         """Return the config of the run in the folder; None where there is none yet."""
         try:
-            found = json.loads((path / "config.json").read_text())
-            return dict(found)
+            return dict(json.loads((path / "config.json").read_text()))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path / 'config.json'} cannot be read ({error}): give --run a new folder") from None
 
-    def _other(self, what: str, more: str = "") -> InputError:
-        return InputError(
-            f"{self.path} holds another run: {what}; give the same to resume, or give --run a new folder{more}"
-        )
+    def _identified(
+        self, file: Path, source: Source, recipe: Recipe, there: dict[str, Any] | None
+    ) -> fingerprint.Fingerprint | None:
+        """Refuse other data than those of the run; return what identifies them, where it is to be written."""
+        if there is None:
+            return fingerprint.Fingerprint.of(source, every_byte=recipe.compare_data == "all")
+        if not file.exists():  # the place is all that is known of the data
+            was = str(_flat(there).get("recipe.data", recipe.data))
+            if fingerprint.place(was) != fingerprint.place(recipe.data) and recipe.compare_data != "none":
+                raise self._other(f"its recipe.data is {shorten(was, 80)}, and here it is {shorten(recipe.data, 80)}")
+            self.said.append("an older version began the run: what identifies its data is recorded from now on")
+        try:
+            found, said = fingerprint.compare(file, source, recipe.compare_data)
+        except fingerprint.OtherData as error:
+            raise self._other(
+                f"its data differ: {error}", "; --compare-data none accepts a change made on purpose"
+            ) from None
+        self.said += said
+        return found
 
-    def _same_place(self, path: Path, there: dict[str, Any], data: str) -> None:
-        """Refuse data at another place than those of a run that does not know what identifies them."""
-        was = _flat(there).get("recipe.data", data)
-        if fingerprint.place(was) != fingerprint.place(data):
-            raise self._other(f"its recipe.data is {shorten(str(was), 80)}, and here it is {shorten(data, 80)}")
-
-    def _same(self, there: dict[str, Any]) -> None:
-        """Refuse a folder whose run is another."""
-        mine, theirs = _flat(self._config), _flat(there)
+    def _same(self, there: dict[str, Any], part: str) -> None:
+        """Refuse a run of which a part of the config is another."""
+        flat = map(_flat, (self._config, there))
+        mine, theirs = ({name: value for name, value in each.items() if name.startswith(part)} for each in flat)
         free = {f"recipe.{name}" for name in FREE}
         names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in free]
         if differ := [name for name in names if mine.get(name, "not there") != theirs.get(name, "not there")]:
@@ -157,6 +157,11 @@ class Run:
             was, now = (shorten(str(each.get(name, "not there")), 80) for each in (theirs, mine))
             too = f", and {', '.join(others[:5])}{', ...' * (len(others) > 5)} too" if others else ""
             raise self._other(f"its {name} is {was}, and here it is {now}{too}")
+
+    def _other(self, what: str, more: str = "") -> InputError:
+        return InputError(
+            f"{self.path} holds another run: {what}; give the same to resume, or give --run a new folder{more}"
+        )
 
     def __enter__(self) -> Self:
         return self

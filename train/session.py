@@ -117,7 +117,7 @@ def _carried_out(
             *_without_effect(recipe, task, plan),
             *filter(None, [engine.unsplit]),
         ]
-        careful = [*_reduced(asked, config), *_selected(source, recipe), *run.said]
+        careful = [*_reduced(asked, config), *_selected(source), *run.said]
         tell(console, overview(asked, config, plan, engine.hardware, path, said, careful))
         share = 3 * vit_spec.flops(config) / engine.peak if engine.peak else None
         display = Display(console, plan.total, recipe.batch_size, share=share)
@@ -198,7 +198,7 @@ def title(name: str, recipe: Recipe, config: ViTConfig) -> str:
     return f"{name}: {vit_spec.count(config) / 1e6:.1f} M parameters, on {recipe.data}"
 
 
-def _selected(source: Source, recipe: Recipe) -> list[str]:
+def _selected(source: Source) -> list[str]:
     """What is to be known of a result on the images by which the best weights are selected."""
     if source.split != "test":
         return []
@@ -209,14 +209,14 @@ def _selected(source: Source, recipe: Recipe) -> list[str]:
 def _reduced(asked: Asked, config: ViTConfig) -> list[str]:
     """What is lost of images that are resized to less than a quarter of their sides, and what loses less."""
     name, recipe, source = asked[:3]
-    size = source.size or typical_size(source.train)
+    size = typical_size(source.train)  # of several images: the first may be an exception
     if size is None:
         return []
     factor = min(have / wanted for have, wanted in zip(size, config.image_size, strict=True))
     if factor < REDUCED:
         return []
     what = f"images of {size[0]}x{size[1]} are resized to {config.image_size[0]}x{config.image_size[1]}"
-    return [f"{what}, {factor:.0f} times smaller a side: details are lost; {_larger(name, recipe, source, config)}"]
+    return [f"{what}, {factor:.1f} times smaller a side: details are lost; {_larger(name, recipe, source, config)}"]
 
 
 def _larger(name: str, recipe: Recipe, source: Source, config: ViTConfig) -> str:
