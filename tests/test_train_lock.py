@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import vit_spec
-from train.lock import Lock
+from train.lock import Lock, new_folder
 from train.recipes import Recipe
-from train.run import Run, new_folder
+from train.run import Run
 from vit_spec import InputError
 
 ROOT = Path(__file__).parents[1]

@@ -28,6 +28,7 @@ import jax
 
 import parity
 from train import jax_checkpoints, session
+from train.cautions import cautions
 from train.cli import BAD_INPUT, Asked, told
 from train.curves import draw
 from train.data import Batch
@@ -312,8 +313,8 @@ def test_the_command_tells_bad_input_in_one_line_and_leaves_no_folder(tmp_path: 
 
 
 def photographs(root: Path, height: int, width: int) -> Source:
-    """Four images of a size, and one that is smaller."""
-    for i, size in enumerate([(8, 8), *[(width, height)] * 4]):
+    """Five images of a size, and one that is smaller."""
+    for i, size in enumerate([*[(width, height)] * 5, (8, 8)]):
         (root / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", size).save(root / "ab"[i % 2] / f"{i}.png")
     return open_source(f"folder:{root}", 0.4)
@@ -351,7 +352,7 @@ def test_images_that_lose_their_details_are_told_of_with_a_recipe_that_keeps_mor
     source = photographs(tmp_path, *size)
     recipe = replace(RECIPES[name](Known(3, 3)), **changes)
     config = model_config(recipe.model, num_outputs=2, in_channels=3, size=None)
-    found = session._reduced(Asked(name, recipe, source, ""), config)
+    found = cautions(Asked(name, recipe, source, ""), config)
     assert said in found[0] if said else found == []
 
 
@@ -359,7 +360,7 @@ def test_small_images_that_are_all_alike_are_told_of_too(tmp_path: Path) -> None
     for size, said in ((28, []), (40, ["--config vit_ti16 resizes to 80x80"])):
         np.savez(tmp_path / "x.npz", train_images=np.zeros((8, size, size), np.uint8), train_labels=np.arange(8) % 2)
         source, recipe = open_source(f"npz:{tmp_path / 'x.npz'}"), RECIPES["tiny"](Known(6, 1))
-        found = session._reduced(Asked("tiny", recipe, source, ""), CONFIGURED)
+        found = cautions(Asked("tiny", recipe, source, ""), CONFIGURED)
         assert len(found) == len(said) and all(what in line for what, line in zip(said, found, strict=True))
 
 
@@ -373,10 +374,12 @@ def test_weights_selected_by_the_test_split_are_told_of_with_what_to_do_instead(
         (("test",), None, False),
     ):
         np.savez(tmp_path / "x.npz", **{key: value for key, value in arrays.items() if key.partition("_")[0] in names})
-        said = session._selected(open_source(f"npz:{tmp_path / 'x.npz'}", held_out))
+        source = open_source(f"npz:{tmp_path / 'x.npz'}", held_out)
+        said = cautions(Asked("tiny", Recipe(), source, ""), CONFIGURED)
         assert bool(said) == warned
     instead = "--held-out 0.1 selects them by a tenth of the training images"
-    assert instead in session._selected(replace(open_source("digits"), split="test"))[0]
+    source = replace(open_source("digits"), split="test")
+    assert instead in cautions(Asked("tiny", Recipe(), source, ""), CONFIGURED)[0]
 
 
 def test_warnings_stand_in_the_table_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

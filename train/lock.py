@@ -1,10 +1,13 @@
-"""One trainer in a run's folder at a time: a lock that the system lifts when its process ends, however it ends."""
+"""One trainer in a run's folder at a time: a lock that the system lifts when its process ends, and folders for new runs."""
 
 import errno
 import fcntl
 import os
 import socket
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from vit_spec import InputError
@@ -37,7 +40,7 @@ class Lock:
             if self._taken():
                 break
             self._close()
-        if self.works:
+        with suppress(OSError):  # on a full disk nobody is told who holds the lock
             os.truncate(self._file, 0)
             os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
@@ -72,3 +75,29 @@ class Lock:
             if self.works:  # removed while it is locked, so that nobody locks a file that is gone
                 self._path.unlink(missing_ok=True)
             self._close()
+
+
+@contextmanager
+def new_folder(name: str) -> Iterator[Path]:
+    """Make a folder that no other run has, NAME or NAME-2, NAME-3, ...; remove it at the end if nothing came to be in it.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    for number in count(1):
+        path = Path(name if number == 1 else f"{name}-{number}")
+        above = not path.parent.exists()
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(f"cannot make the folder {path} ({error.strerror}): give another with --run") from None
+        break
+    try:
+        yield path
+    finally:
+        with suppress(OSError):  # there is something in it
+            path.rmdir()
+            if above:
+                path.parent.rmdir()

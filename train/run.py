@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Self
@@ -83,6 +82,7 @@ class Run:
         self._config = json.loads(json.dumps(text))
         if not writes:
             return  # the folder is the first process's to make and to judge
+        new = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._refuse_others(path)
@@ -95,6 +95,9 @@ class Run:
             self._begin(path, source, recipe)
         except BaseException:
             self._lock.release()
+            if new:
+                with suppress(OSError):  # there is something in it
+                    path.rmdir()
             raise
 
     def _refuse_others(self, path: Path) -> None:
@@ -226,32 +229,6 @@ class Run:
         assert self._events is not None
         with writing(self.path):
             self._events.picture(step, name, pixels)
-
-
-@contextmanager
-def new_folder(name: str) -> Iterator[Path]:
-    """Make a folder that no other run has, NAME or NAME-2, NAME-3, ...; remove it at the end if nothing came to be in it.
-
-    Raises:
-        InputError: it cannot be made.
-    """
-    for number in count(1):
-        path = Path(name if number == 1 else f"{name}-{number}")
-        above = not path.parent.exists()
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise InputError(f"cannot make the folder {path} ({error.strerror}): give another with --run") from None
-        break
-    try:
-        yield path
-    finally:
-        with suppress(OSError):  # there is something in it
-            path.rmdir()
-            if above:
-                path.parent.rmdir()
 
 
 def network_of(path: Path) -> ViTConfig | None:

@@ -1,6 +1,5 @@
 """One run from a recipe to its summary: data, model, engine, folder, loop, curves."""
 
-import math
 import shlex
 import sys
 import tempfile
@@ -18,22 +17,21 @@ from rich.text import Text
 import vit_spec
 from parity.weights import Checkpoint
 from train import curves, start
+from train.cautions import cautions
 from train.cli import Asked
 from train.data import Feed, Targets, num_outputs, targets, usual_workers
 from train.interruption import Interruption
+from train.lock import new_folder
 from train.loop import Diverged, Loop, Plan
 from train.metrics import LEADING, better, shown
 from train.progress import Display
 from train.recipes import IMAGENET, RECIPES, Known, Recipe, Task, fields, model_config
-from train.recipes.plain import FEW
-from train.run import STATES, Run, network_of, new_folder, writing
-from train.sources import Examples, Source, typical_size
+from train.run import STATES, Run, network_of, writing
+from train.sources import Examples, Source
 from vit_spec import InputError, ViTConfig
 
 SKIP = "; or train with --corrupt skip, which leaves damaged images out"
 DIVERGED, SIGNALLED = 1, 128  # exit statuses; the second plus the signal's number, as a shell has it
-REDUCED = 4  # how many times smaller each side of an image becomes where that is said
-LARGER = "vit_ti16"  # the recipe for larger images that is named then
 
 
 class Begun(NamedTuple):
@@ -117,7 +115,7 @@ def _carried_out(
             *_without_effect(recipe, task, plan),
             *filter(None, [engine.unsplit]),
         ]
-        careful = [*_reduced(asked, config), *_selected(source), *run.said]
+        careful = [*cautions(asked, config), *run.said]
         tell(console, overview(asked, config, plan, engine.hardware, path, said, careful))
         share = 3 * vit_spec.flops(config) / engine.peak if engine.peak else None
         display = Display(console, plan.total, recipe.batch_size, share=share)
@@ -196,40 +194,6 @@ def _without_effect(recipe: Recipe, task: Task, plan: Plan) -> list[str]:
 def title(name: str, recipe: Recipe, config: ViTConfig) -> str:
     """What a run is, in a line."""
     return f"{name}: {vit_spec.count(config) / 1e6:.1f} M parameters, on {recipe.data}"
-
-
-def _selected(source: Source) -> list[str]:
-    """What is to be known of a result on the images by which the best weights are selected."""
-    if source.split != "test":
-        return []
-    instead = "--held-out 0.1 selects them by a tenth of the training images, and leaves the test split unseen"
-    return [f"the best weights are selected by the test split, so their result on it is too good; {instead}"]
-
-
-def _reduced(asked: Asked, config: ViTConfig) -> list[str]:
-    """What is lost of images that are resized to less than a quarter of their sides, and what loses less."""
-    name, recipe, source = asked[:3]
-    size = typical_size(source.train)  # of several images: the first may be an exception
-    if size is None:
-        return []
-    factor = min(have / wanted for have, wanted in zip(size, config.image_size, strict=True))
-    if factor < REDUCED:
-        return []
-    what = f"images of {size[0]}x{size[1]} are resized to {config.image_size[0]}x{config.image_size[1]}"
-    return [f"{what}, {factor:.1f} times smaller a side: details are lost; {_larger(name, recipe, source, config)}"]
-
-
-def _larger(name: str, recipe: Recipe, source: Source, config: ViTConfig) -> str:
-    """Name the recipe for larger images, or where the recipe's are as large, the option."""
-    known = Known(len(source.train), source.channels, source.size)
-    model = RECIPES[LARGER](known).model
-    size = model_config(model, num_outputs=2, in_channels=source.channels, size=source.size).image_size
-    if recipe.init is not None or math.prod(size) <= math.prod(config.image_size):
-        twice = " ".join(str(2 * side) for side in config.image_size)
-        return f"--model.image-size {twice} keeps more, at four times the cost or more"
-    task = f" --task {recipe.task}" if recipe.task else ""
-    shorter = "" if len(source.train) >= FEW else ", and --config finetune, with --init, suits few images best"
-    return f"--config {LARGER}{task} resizes to {size[0]}x{size[1]}{shorter}"
 
 
 def overview(
