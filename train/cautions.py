@@ -47,5 +47,5 @@ def _larger(name: str, recipe: Recipe, source: Source, config: ViTConfig) -> str
         twice = " ".join(str(2 * side) for side in config.image_size)
         return f"--model.image-size {twice} keeps more, at four times the cost or more"
     task = f" --task {recipe.task}" if recipe.task else ""
-    shorter = "" if len(source.train) >= FEW else ", and --config finetune, with --init, suits few images best"
+    shorter = "" if len(source.train) >= FEW else ", and --config finetune with --init suits few images"
     return f"--config {LARGER}{task} resizes to {size[0]}x{size[1]}{shorter}"

@@ -30,7 +30,7 @@ from train.run import STATES, Run, network_of, writing
 from train.sources import Examples, Source
 from vit_spec import InputError, ViTConfig
 
-SKIP = "; or train with --corrupt skip, which leaves damaged images out"
+SKIP = "; or train with --corrupt skip, which leaves damaged images out; --compare-data none resumes with replaced ones"
 DIVERGED, SIGNALLED = 1, 128  # exit statuses; the second plus the signal's number, as a shell has it
 
 
