@@ -634,7 +634,7 @@ def test_a_checkpoint_of_a_newer_version_is_left_where_it_is(tmp_path: Path, mon
     with pytest.raises(Stopped):
         trained(recipe, cut_off_after(10, closes=True))
     monkeypatch.undo()
-    with pytest.raises(InputError, match=r"of step 7 .* is of version 7, and 1 is the newest known here: update"):
+    with pytest.raises(InputError, match=r"of step 7 .* is of version 7, and 2 is the newest known here: update"):
         trained(recipe)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["7"]
 

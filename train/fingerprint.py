@@ -60,13 +60,13 @@ class Fingerprint:
         parts = [source.train.files]
         if source.held_out.files is not source.train.files:
             parts.append(source.held_out.files)
-        sizes, times, names = array("q"), array("q"), _Digest()
+        sizes, times, names = array("q"), array("q"), blake2b(digest_size=16)
         for name, path in chain(*parts):
             try:
                 stat = os.stat(path)
             except OSError as error:
                 raise _unreadable(error, path) from None
-            names.add(os.fsencode(name))
+            names.update(os.fsencode(name) + b"\0")
             sizes.append(stat.st_size)
             times.append(stat.st_mtime_ns)
         total, count = sum(sizes), len(sizes)
@@ -84,7 +84,7 @@ class Fingerprint:
             (_answers(source.train), _answers(source.held_out)),
             count,
             total,
-            names.hex,
+            names.hexdigest(),
             blake2b(sizes, digest_size=16).hexdigest(),
             blake2b(times, digest_size=16).hexdigest(),
             contents.hex if every_byte else None,

@@ -1,7 +1,7 @@
 """What a source hands over: images that are read when asked for, the answers to them, and what they are called."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,6 +144,12 @@ class Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for end in self._ends[1:].tolist():  # four times as fast as by number
+            yield os.fsdecode(self._block[start:end])
+            start = end
+
     @overload
     def __getitem__(self, i: int) -> str: ...
     @overload
@@ -194,6 +200,11 @@ class Files:
         """Return the path of image i below the folder, and the path itself."""
         return self._paths[i], self.name(i)
 
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield what `stored` returns of every image."""
+        for path in self._paths:
+            yield path, os.path.join(self._root, path)
+
     def __len__(self) -> int:
         return len(self._paths)
 
@@ -206,6 +217,9 @@ class _Below(Sequence[tuple[str, str]]):
 
     def __len__(self) -> int:
         return len(self._files)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return self._files.pairs()
 
     @overload
     def __getitem__(self, i: int) -> tuple[str, str]: ...
