@@ -239,11 +239,20 @@ def test_a_sample_reads_no_more_than_its_budget(tmp_path: Path, monkeypatch: pyt
 
 def test_a_fingerprint_that_cannot_be_read_is_told_with_what_to_do(tmp_path: Path) -> None:
     source = open_source(folder(tmp_path / "data", 0))
-    for text in ("", "[]", "{}", '{"sample": 3}', '{"sample": [], "answers": ["", ""], "other": 1}'):
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"version": 1, "sample": 3}',
+        '{"version": 1, "sample": [], "answers": ["", ""], "x": 1}',
+    ):
         (tmp_path / "data.json").write_text(text)
         with pytest.raises(InputError, match=r"data\.json cannot be read .* give --compare-data none"):
             compare(tmp_path / "data.json", source, "sample")
         assert compare(tmp_path / "data.json", source, "none")[0] is not None
+    (tmp_path / "data.json").write_text(Fingerprint.of(source).to_json().replace('"version": 1', '"version": 2'))
+    with pytest.raises(InputError, match=r"cannot be read \(it is of version 2, and 1 is known here\)"):
+        compare(tmp_path / "data.json", source, "sample")
 
 
 def test_a_file_that_has_gone_is_told_in_a_line(tmp_path: Path) -> None:

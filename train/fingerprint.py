@@ -24,6 +24,7 @@ from vit_spec import InputError
 
 Compare = Literal["sample", "all", "none"]
 
+VERSION = 1  # of how a fingerprint is taken
 FILES = 1024  # files whose contents are sampled, at most
 STRETCH = 1 << 16  # bytes
 BUDGET = FILES * STRETCH  # bytes that are read for a sample
@@ -120,16 +121,18 @@ class Fingerprint:
 
     def to_json(self) -> str:
         """Return the fingerprint as JSON."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        return json.dumps({"version": VERSION} | asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Return the fingerprint that `to_json` wrote.
 
         Raises:
-            ValueError, TypeError: it is none.
+            ValueError, TypeError, KeyError, AttributeError: it is none, or one of another version.
         """
         fields: dict[str, Any] = json.loads(text)
+        if (version := fields.pop("version")) != VERSION:
+            raise ValueError(f"it is of version {version}, and {VERSION} is known here")
         sample = tuple((str(name), int(size), str(digest)) for name, size, digest in fields.pop("sample"))
         train, held_out = fields.pop("answers")
         return cls(answers=(train, held_out), sample=sample, **fields)
