@@ -134,23 +134,20 @@ def test_smoothing_spreads_a_share_over_all_classes() -> None:
 # What moves -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_running_mean_of_the_weights_is_what_is_judged_and_saved(tmp_path: Path) -> None:
-    turned = engine(ema=0.9)
-    seen = [turned._state.params]
-    for seed in range(3):
-        seen[0] = jax.tree.map(np.asarray, seen[0])
-        turned.step(batch(seed))
-        seen.append(jax.tree.map(np.asarray, turned._state.params))
-    wanted = seen[0]
-    for params in seen[1:]:
-        wanted = jax.tree.map(lambda mean, p: 0.9 * mean + 0.1 * p, wanted, params)
+def test_the_running_mean_of_the_weights_is_evaluated_and_saved_and_so_are_the_raw_weights(tmp_path: Path) -> None:
+    turned = engine(ema=0.6)
+    wanted = jax.tree.map(np.asarray, turned._state.params)
+    for step, share in enumerate((1.0, 0.9, 9 / 11, 0.75)):
+        turned.step(batch(step))
+        wanted = jax.tree.map(lambda mean, p, c=share: (1 - c) * mean + c * np.asarray(p), wanted, turned._state.params)
     assert difference(turned._state.ema, wanted) < 1e-14
-    turned.save(tmp_path / "w.safetensors")
-    assert difference(parity.to_jax(parity.load(tmp_path / "w.safetensors")), wanted) < 1e-14
-    outputs, _, _ = turned.answer(batch())
-    plain = engine()
-    plain._state = plain._state._replace(params=turned._state.ema)
-    assert np.array_equal(outputs, plain.answer(batch())[0])
+    for raw, weights in ((False, wanted), (True, turned._state.params)):
+        turned.save(tmp_path / "w.safetensors", raw=raw)
+        assert difference(parity.to_jax(parity.load(tmp_path / "w.safetensors")), weights) < 1e-14
+        plain = engine()
+        plain._state = plain._state._replace(params=turned._chosen(raw))
+        assert np.array_equal(turned.answer(batch(), raw=raw)[0], plain.answer(batch())[0])
+    assert turned.averages and not engine().averages
 
 
 def test_what_is_frozen_stays_and_has_no_part_in_the_norm() -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ import jax
 
 import parity
 from train import jax_checkpoints, session
+from train.cautions import cautions
 from train.cli import BAD_INPUT, Asked, told
 from train.curves import draw
 from train.data import Batch
@@ -35,10 +37,10 @@ from train.interruption import Interruption
 from train.jax import memory_told
 from train.jax_engine import JaxEngine
 from train.loop import Plan
-from train.recipes import Augment, Model, Optimizer, Recipe, model_config
+from train.recipes import RECIPES, Augment, Known, Model, Optimizer, Recipe, model_config
 from train.run import Run
 from train.session import train
-from train.sources import open_source
+from train.sources import Source, open_source
 from vit_spec import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +52,8 @@ RECIPE = Recipe(
     epochs=2,
     log_every=5,
 )
+CONFIGURED = model_config(RECIPES["tiny"](Known(3, 3)).model, num_outputs=10, in_channels=1, size=(8, 8))
+SPLIT = {"images": np.zeros((8, 8, 8), np.uint8), "labels": np.arange(8) % 2}
 ARGUMENTS = ["--config", "tiny", "--model.image-size", "None", "--model.changes", *SMALL, "--log-every", "5"]
 
 
@@ -98,7 +102,7 @@ def test_a_run_learns(run: Path) -> None:
 
 def test_a_run_leaves_its_config_metrics_curves_events_and_weights(run: Path) -> None:
     names = {path.name.split(".")[0] for path in run.iterdir()}
-    assert names == {"config", "metrics", "curves", "events", "weights", "best", "checkpoints"}
+    assert names == {"config", "data", "metrics", "curves", "events", "weights", "best", "checkpoints"}
 
 
 def test_the_config_says_recipe_model_and_data(run: Path) -> None:
@@ -303,6 +307,106 @@ def test_the_command_tells_bad_input_in_one_line_and_leaves_no_folder(tmp_path: 
     assert process.returncode == 2
     assert errors == f"error: {tmp_path / 'none'} is not a folder: give folder:PATH with PATH/CLASS/*.jpg inside\n"
     assert not (tmp_path / "run").exists()
+
+
+# What is warned of ----------------------------------------------------------------------------------------------------
+
+
+def photographs(root: Path, height: int, width: int) -> Source:
+    """Five images of a size, and one that is smaller."""
+    for i, size in enumerate([*[(width, height)] * 5, (8, 8)]):
+        (root / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size).save(root / "ab"[i % 2] / f"{i}.png")
+    return open_source(f"folder:{root}", 0.4)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "changes", "said"),
+    [
+        (
+            "tiny",
+            (300, 400),
+            {},
+            "300x400 are resized to 8x8, 37.5 times smaller a side: details are lost; --config vit_ti16 ",
+        ),
+        (
+            "tiny",
+            (400, 300),
+            {"task": "labels"},
+            "--config vit_ti16 --task labels resizes to 224x224, and --config finetune",
+        ),
+        ("tiny", (33, 500), {}, "images of 33x500 are resized to 8x8, 4.1 times smaller"),
+        ("tiny", (31, 500), {}, None),
+        ("vit_ti16", (800, 890), {}, None),
+        (
+            "vit_ti16",
+            (1200, 1600),
+            {},
+            "to 224x224, 5.4 times smaller a side: details are lost; --model.image-size 448 448 ",
+        ),
+    ],
+)
+def test_images_that_lose_their_details_are_told_of_with_a_recipe_that_keeps_more(
+    name: str, size: tuple[int, int], changes: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    source = photographs(tmp_path, *size)
+    recipe = replace(RECIPES[name](Known(3, 3)), **changes)
+    config = model_config(recipe.model, num_outputs=2, in_channels=3, size=None)
+    found = cautions(Asked(name, recipe, source, ""), config)
+    assert said in found[0] if said else found == []
+
+
+def test_small_images_that_are_all_alike_are_told_of_too(tmp_path: Path) -> None:
+    for size, said in ((28, []), (40, ["--config vit_ti16 resizes to 80x80"])):
+        np.savez(tmp_path / "x.npz", train_images=np.zeros((8, size, size), np.uint8), train_labels=np.arange(8) % 2)
+        source, recipe = open_source(f"npz:{tmp_path / 'x.npz'}"), RECIPES["tiny"](Known(6, 1))
+        found = cautions(Asked("tiny", recipe, source, ""), CONFIGURED)
+        assert len(found) == len(said) and all(what in line for what, line in zip(said, found, strict=True))
+
+
+def test_weights_selected_by_the_test_split_are_told_of_with_what_to_do_instead(tmp_path: Path) -> None:
+    arrays = {f"{name}_{what}": value for name in ("train", "val", "test") for what, value in SPLIT.items()}
+    for names, held_out, warned in (
+        (("train", "test"), None, True),
+        (("train", "val", "test"), "test", True),
+        (("train", "val", "test"), None, False),
+        (("train", "test"), 0.5, False),
+        (("test",), None, False),
+    ):
+        np.savez(tmp_path / "x.npz", **{key: value for key, value in arrays.items() if key.partition("_")[0] in names})
+        source = open_source(f"npz:{tmp_path / 'x.npz'}", held_out)
+        said = cautions(Asked("tiny", Recipe(), source, ""), CONFIGURED)
+        assert bool(said) == warned
+    instead = "--held-out 0.1 selects them by a tenth of the training images"
+    source = replace(open_source("digits"), split="test")
+    assert instead in cautions(Asked("tiny", Recipe(), source, ""), CONFIGURED)[0]
+
+
+def test_warnings_stand_in_the_table_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = replace(open_source("digits"), split="test")
+    recipe = replace(RECIPE, epochs="1steps", run=str(tmp_path / "run"), tensorboard=False)
+    assert train(Asked("tiny", recipe, source, ""), JaxEngine) == 0
+    assert re.search(r"^warning +the best weights are selected by the test split", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_two_runs_that_begin_in_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 1)))
+    folders: list[Path] = []
+
+    def make_engine(config: Any, recipe: Recipe, *, folder: Path, **_: Any) -> Any:
+        folders.append(folder)
+        if len(folders) < 2:
+            with pytest.raises(InputError, match="enough"):
+                trained(recipe, make_engine)
+        raise InputError("enough")
+
+    with pytest.raises(InputError, match="enough"):
+        trained(RECIPE, make_engine)
+    assert [folder.parent.name for folder in folders] == ["test-20260101-000000", "test-20260101-000000-2"]
+    assert not list(tmp_path.iterdir())
 
 
 # When things happen ---------------------------------------------------------------------------------------------------
@@ -530,7 +634,7 @@ def test_a_checkpoint_of_a_newer_version_is_left_where_it_is(tmp_path: Path, mon
     with pytest.raises(Stopped):
         trained(recipe, cut_off_after(10, closes=True))
     monkeypatch.undo()
-    with pytest.raises(InputError, match=r"of step 7 .* is of version 7, and 1 is the newest known here: update"):
+    with pytest.raises(InputError, match=r"of step 7 .* is of version 7, and 2 is the newest known here: update"):
         trained(recipe)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["7"]
 
@@ -692,3 +796,51 @@ def test_a_dry_run_does_one_step_of_the_run_and_keeps_nothing(
     said = capsys.readouterr().out
     assert "1,123 of 64 images, 49.9" in said and "one step and a look at 64 images (loss " in said
     assert not (tmp_path / "run").exists()
+
+
+# The running mean of weights ------------------------------------------------------------------------------------------
+
+
+AVERAGED = replace(LONGER, ema=0.9999)
+
+
+def test_a_run_with_a_running_mean_keeps_the_raw_weights_too_and_says_which_file_is_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "whole"
+    assert trained(replace(AVERAGED, run=str(path))) == 0
+    said = capsys.readouterr().out
+    looks = {name: [r for r in records(path) if r["set"] == name] for name in ("train", "held_out", "held_out_raw")}
+    assert [r["step"] for r in looks["held_out"]] == [r["step"] for r in looks["held_out_raw"]] == [22, 45]
+    # With a constant memory the mean is 99.6 % initial weights: it stays where it began, at a loss of log 10.
+    assert looks["held_out"][-1]["loss"] < 1.1 * looks["held_out_raw"][-1]["loss"] < 0.9 * np.log(10)
+    mean, raw = weights(path / "weights.safetensors"), weights(path / "weights_raw.safetensors")
+    assert mean.keys() == raw.keys() and any((mean[name] != raw[name]).any() for name in mean)
+    for name, what in (("", "the running mean of weights"), ("_raw", "the weights themselves")):
+        for row in ("best", "weights"):
+            (line,) = [line for line in said.splitlines() if f"{path}/{row}{name}.safetensors" in line]
+            assert what in line
+    assert "| raw weights:  loss" in said
+
+    cut = replace(AVERAGED, run=str(tmp_path / "cut"))
+    with pytest.raises(Stopped):
+        trained(cut, cut_off_after(23, closes=True))
+    assert trained(cut) == 0
+    assert records(tmp_path / "cut") == records(path)
+    for name in ("weights", "weights_raw", "best", "best_raw"):
+        whole, resumed = (weights(folder / f"{name}.safetensors") for folder in (path, tmp_path / "cut"))
+        assert all(np.array_equal(whole[key], resumed[key]) for key in whole)
+
+
+def test_a_mean_of_an_older_version_that_holds_initial_weights_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(AVERAGED, run=str(tmp_path / "run"))
+    with monkeypatch.context() as older, pytest.raises(Stopped):
+        older.setattr(jax_checkpoints, "VERSION", 1)
+        older.setattr("train.jax_engine.mean_share", lambda step, memory: 1 - memory)
+        trained(recipe, cut_off_after(23, closes=True))
+    assert trained(recipe) == 0
+    assert "the mean of weights begins anew at step 22: an older version mixed initial weights" in capsys.readouterr().out
+    looks = {r["set"]: r["loss"] for r in records(tmp_path / "run")}
+    assert looks["held_out"] < 1.1 * looks["held_out_raw"]

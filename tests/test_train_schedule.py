@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from train.schedule import learning_rate
+from train.schedule import learning_rate, mean_share
 
 rate = partial(learning_rate, peak=2.0, warmup=4, total=12)
 TABLE = {0: 0.0, 1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0, 6: 1 + 0.5**0.5, 8: 1.0, 10: 1 - 0.5**0.5, 12: 0.0, 20: 0.0}
@@ -62,3 +62,40 @@ def test_one_over_the_root_is_big_visions_whose_timescale_is_the_warm_up() -> No
     steps, warmup = np.arange(100, 5000), 100
     theirs = 3e-3 / np.sqrt(1 + (steps - warmup) / warmup)
     assert np.allclose(learning_rate(steps, peak=3e-3, warmup=warmup, total=5000, shape="rsqrt"), theirs, rtol=1e-15)
+
+
+# The running mean of weights ------------------------------------------------------------------------------------------
+
+
+def mean_of(values: list[float], memory: float) -> float:
+    """The running mean of numbers that follow an initial 1e6."""
+    mean = 1e6
+    for step, value in enumerate(values, 1):
+        mean += mean_share(step, memory=memory) * (value - mean)
+    return mean
+
+
+@pytest.mark.parametrize("memory", [0.5, 0.9, 0.9999])
+def test_nothing_of_the_initial_weights_stays_in_the_running_mean(memory: float) -> None:
+    assert mean_of([3.0], memory) == pytest.approx(3.0, rel=1e-9)
+    assert mean_of([3.0] * 20, memory) == pytest.approx(3.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("steps", [200, 1000, 10_000])
+def test_a_long_memory_reaches_back_over_a_share_of_the_steps_so_far(steps: int) -> None:
+    late = [0.0] * (steps * 3 // 4) + [1.0] * (steps // 4)
+    assert mean_of(late, 0.9999) > 0.9
+
+
+def test_once_there_were_enough_steps_the_memory_is_the_one_asked_for() -> None:
+    assert [mean_share(step, memory=0.99) for step in (1, 2, 892, 893, 10**6)] == pytest.approx([1, 0.9, 0.01, 0.01, 0.01])
+
+
+def test_both_frameworks_give_the_newest_weights_the_same_share() -> None:
+    jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
+    for step in (1, 2, 50, 5000):
+        exact = mean_share(step, memory=0.999)
+        traced = jax.jit(partial(mean_share, memory=0.999))(np.float32(step))
+        assert float(traced) == pytest.approx(float(exact), rel=2e-7)
+        mean, weights = (torch.full((), value, dtype=torch.float64) for value in (0.0, 1.0))
+        assert float(mean.lerp(weights, float(exact))) == float(exact)

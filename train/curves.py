@@ -12,7 +12,7 @@ from train.metrics import BATCH_SCORE, LEADING
 from train.recipes import Task
 from train.run import Record
 
-INK, GRID, TRAIN, HELD_OUT, RATE = "#2b2f36", "#e6e8ec", "#8fb4e3", "#1b4f9c", "#b5651d"
+INK, GRID, TRAIN, HELD_OUT, RAW, RATE = "#2b2f36", "#e6e8ec", "#8fb4e3", "#1b4f9c", "#5aa9a1", "#b5651d"
 TITLES = {"accuracy": "accuracy", "auroc": "area under the ROC curve", "mae": "mean absolute error"}
 
 
@@ -26,6 +26,9 @@ def draw(path: Path, records: list[Record], task: Task, title: str) -> None:
     leading = LEADING[task]
     _line(loss, records, "train", "loss", "training", TRAIN)
     _line(loss, records, "held_out", "loss", "held out", HELD_OUT)
+    if _points(records, "held_out_raw", "loss"):
+        _line(loss, records, "held_out_raw", "loss", "held out, raw weights", RAW)
+        _line(score, records, "held_out_raw", leading, "held out, raw weights", RAW)
     if BATCH_SCORE[task] == leading:
         _line(score, records, "train", leading, "training", TRAIN)
     _line(score, records, "held_out", leading, "held out", HELD_OUT)
@@ -52,7 +55,7 @@ def _line(axes: Axes, records: list[Record], set_name: str, metric: str, label: 
     """One metric over epochs; looks at the held-out images are few, so each gets a dot."""
     points = _points(records, set_name, metric)
     x, y = zip(*points, strict=True) if points else ((), ())
-    marker = "o" if set_name == "held_out" else None
+    marker = "o" if set_name != "train" else None
     axes.plot(x, y, color=colour, linewidth=1.8, marker=marker, markersize=4, label=label, clip_on=False, zorder=3)
 
 

@@ -19,7 +19,8 @@ from vit_spec import InputError
 Tree = Any
 Note = dict[str, Any]
 
-VERSION = 1  # of what a checkpoint holds; another where a state is made up in another way
+VERSION = 2  # of what a checkpoint holds; another where a state is made up in another way
+WARMED_UP = 2  # the version from which the running mean of weights is warmed up, and holds no initial weights
 
 
 class Checkpoints:
@@ -89,8 +90,8 @@ class Checkpoints:
         except Exception as error:
             raise self._unwritten(error) from error
 
-    def newest(self, like: Tree) -> tuple[int, Tree, Note] | None:
-        """Return the newest state that can be read, its step and note; None where there is none.
+    def newest(self, like: Tree) -> tuple[int, Tree, Note, int] | None:
+        """Return the newest state that can be read: its step, itself, its note and its version; None where there is none.
 
         like: shapes, types and shardings: a state that lay on another mesh comes onto this one.  What is damaged is put
         aside, under a name that says so, once an older state has been read.
@@ -118,8 +119,8 @@ class Checkpoints:
             raise self._lost(damaged)
         return None
 
-    def _read(self, step: int, like: Tree) -> tuple[tuple[Tree, Note] | None, str]:
-        """Read a state and its note, or say why it is damaged."""
+    def _read(self, step: int, like: Tree) -> tuple[tuple[Tree, Note, int] | None, str]:
+        """Read a state, its note and its version, or say why it is damaged."""
         try:
             noted = self._checkpointer.metadata(step).custom_metadata
             if not isinstance(noted, dict) or not {"version", "note", "digest"} <= noted.keys():
@@ -132,7 +133,7 @@ class Checkpoints:
             state = self._checkpointer.load(step, like)
             if changed := [name for name, digest in _digest(state).items() if noted["digest"].get(name) != digest]:
                 raise ValueError(f"the bits of {', '.join(changed)} have changed")
-            return (state, noted["note"]), ""
+            return (state, noted["note"], version), ""
         except InputError:
             raise
         except Exception as error:  # a damaged file shows itself in more ways than can be listed

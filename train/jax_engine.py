@@ -20,13 +20,14 @@ from parity.weights import Checkpoint
 from train import jax_mesh
 from train.augment import Mix, mixed_images, mixed_targets
 from train.data import Batch
-from train.jax_checkpoints import Checkpoints
+from train.jax_checkpoints import WARMED_UP, Checkpoints
 from train.jax_optimizers import frozen, optimizer
 from train.jax_trees import tree
 from train.losses import loss_and_score, shares
 from train.mesh import share_batch, unsplit
 from train.metrics import BATCH_SCORE, LEADING
 from train.recipes import Recipe, Task
+from train.schedule import mean_share
 from vit_jax.use import quick_to_compile
 from vit_spec import ViTConfig
 
@@ -41,7 +42,7 @@ class State(NamedTuple):
     """Everything that a step changes.
 
     params, moments: the weights, and what the optimizer keeps.
-    ema: the running mean of the weights, in their form; None without one.
+    ema: the running mean of the weights, in their form, as `train.schedule.mean_share` says; None without one.
     step: steps done, int32.
     sound: False once a loss or a gradient was not finite and the recipe does not skip such steps; then nothing moves.
     """
@@ -123,29 +124,34 @@ class JaxEngine:
             self._state, metrics = self._update(self._state, *placed)
         return metrics
 
-    def answer(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    @property
+    def averages(self) -> bool:
+        """Whether there is a running mean of the weights beside the raw ones."""
+        return self._state.ema is not None
+
+    def answer(self, batch: Batch, *, raw: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the outputs (B, num_outputs), each image's loss (B,) and whether it was read (B,).
 
-        The weights are the running mean's where there is one.
+        raw: use the raw weights, although there is a running mean.
         """
         images, targets, _ = self._place(batch)
         read = jax.make_array_from_process_local_data(self._images, batch.read)
-        outputs, losses, read = self._judge(self._judged_weights, images, targets, read)
+        outputs, losses, read = self._judge(self._chosen(raw), images, targets, read)
         return np.asarray(outputs), np.asarray(losses), np.asarray(read)
 
     def attention(self, images: np.ndarray) -> np.ndarray:
         """Return the last block's attention weights of some images (N, H, W, C) uint8: (N, heads, T, T)."""
-        return np.asarray(self._attend(self._judged_weights, images))
+        return np.asarray(self._attend(self._chosen(), images))
 
-    def save(self, path: Path) -> None:
-        """Write the weights that `answer` uses, and the config with them, as safetensors."""
-        weights = jax.tree.map(self._gathered, self._judged_weights)
+    def save(self, path: Path, *, raw: bool = False) -> None:
+        """Write the weights that `answer` uses, and the config with them, as safetensors.  raw: as for `answer`."""
+        weights = jax.tree.map(self._gathered, self._chosen(raw))
         if self.first:
             parity.save(path, weights, self.config, format="jax", force=True, **self._described)
 
-    @property
-    def _judged_weights(self) -> Tree:
-        return self._state.params if self._state.ema is None else self._state.ema
+    def _chosen(self, raw: bool = False) -> Tree:
+        """Return the running mean of the weights where there is one, unless the raw weights are asked for."""
+        return self._state.params if raw or self._state.ema is None else self._state.ema
 
     def keep(self, step: int, note: dict[str, Any]) -> None:
         """Begin to write a checkpoint: the state, and a note."""
@@ -156,7 +162,12 @@ class JaxEngine:
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._state)
         if (found := self._kept.newest(like)) is None:
             return None
-        step, self._state, note = found
+        step, self._state, note, version = found
+        if version < WARMED_UP and self.averages and mean_share(step, memory=self._recipe.ema) > 1 - self._recipe.ema:
+            copied = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=self.places.params)
+            self._state = self._state._replace(ema=copied(self._state.params))
+            remark = f"the mean of weights begins anew at step {step:,}: an older version mixed initial weights into it"
+            return step, note | {"remark": remark}
         return step, note
 
     def trace(self, folder: Path | None) -> None:
@@ -279,7 +290,7 @@ class JaxEngine:
         updates, moments = self._optimizer.update(grads, state.moments, state.params, rate=rate)
         params = optax.apply_updates(state.params, updates)
         sound = state.sound & jnp.isfinite(loss) & jnp.isfinite(norm)
-        moved = State(params, moments, self._averaged(state.ema, params), state.step + 1, sound)
+        moved = State(params, moments, self._averaged(state.ema, params, state.step + 1), state.step + 1, sound)
         skipped = self._recipe.non_finite == "skip"
         stays = state._replace(step=state.step + skipped, sound=state.sound & skipped)
         after = jax.tree.map(lambda new, old: jnp.where(sound, new, old), moved, stays)
@@ -326,9 +337,12 @@ class JaxEngine:
         total, _ = jax.lax.scan(add, nothing, (jnp.arange(n), parts))
         return jax.tree.map(lambda x: x / n, total)
 
-    def _averaged(self, ema: Tree, params: Tree) -> Tree:
-        decay = self._recipe.ema
-        return jax.tree.map(lambda mean, p: decay * mean + (1 - decay) * p, ema, params) if ema is not None else None
+    def _averaged(self, ema: Tree, params: Tree, step: Array) -> Tree:
+        if ema is None:
+            return None
+        share = mean_share(step.astype(float), memory=self._recipe.ema)
+        # In float32, 0.9999 mean + 0.0001 p is not p where the mean is: its two factors do not add up to 1.
+        return jax.tree.map(lambda mean, p: (mean + share * (p - mean)).astype(p.dtype), ema, params)
 
     def _judged(self, params: Tree, images: Array, targets: Array, read: Array) -> tuple[Array, Array, Array]:
         outputs = self._apply(params, self._seen(images))

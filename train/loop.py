@@ -56,13 +56,17 @@ class Engine(Protocol):
         A loss or gradient that is not finite changes nothing; unless such steps are skipped, nothing does from then on.
         """
 
-    def answer(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    @property
+    def averages(self) -> bool:
+        """Whether there is a running mean of the weights, which is used unless raw weights are asked for."""
+
+    def answer(self, batch: Batch, *, raw: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the model's outputs (B, num_outputs), each image's loss (B,), and whether it was read (B,)."""
 
     def attention(self, images: np.ndarray) -> np.ndarray:
         """Return the last block's attention weights of some images (N, H, W, C) uint8: (N, heads, T, T)."""
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, *, raw: bool = False) -> None:
         """Write the weights: completely, or not at all."""
 
     def keep(self, step: int, note: Note) -> None:
@@ -139,7 +143,11 @@ class Plan:
 
 @dataclass
 class Loop:
-    """One run.  After `fit()`: `done` steps, the held-out metrics `last` and `best`, the signal that ended it or 0."""
+    """One run.  After `fit()`: `done` steps, the held-out metrics `last` and `best`, the signal that ended it or 0.
+
+    Where the engine averages, `last` and `best` are of the running mean of the weights; `last_raw` and `best_raw` are of
+    the raw weights, which are evaluated and saved beside it.  Elsewhere these two are empty.
+    """
 
     engine: Engine
     recipe: Recipe
@@ -156,6 +164,8 @@ class Loop:
         self.done, self.interrupted = 0, 0
         self.last: dict[str, float] = {}
         self.best: dict[str, float] = {}
+        self.last_raw: dict[str, float] = {}
+        self.best_raw: dict[str, float] = {}
         self.unread: set[str] = set()  # images that could not be read
         self.skipped = 0  # steps left out, since a number in them was not finite
         self._window: list[dict[str, float]] = []  # metrics of the steps since the last record
@@ -251,7 +261,7 @@ class Loop:
     def _remedy(self) -> str:
         where = f"the weights of step {self._saved} are in {self.run.weights}"
         if self._saved < 0:
-            self.engine.save(self.run.weights)  # as they were ahead of this step: from then on nothing moved
+            self._write_weights()  # as they were ahead of this step: from then on nothing moved
             where = f"the last good weights are in {self.run.weights}"
         return f"look at the images, go on with --non-finite skip, or begin anew with a lower --optimizer.lr; {where}"
 
@@ -260,29 +270,53 @@ class Loop:
     def _look(self) -> bool:
         """Judge the weights by the held-out images and keep the best; return False where a signal left no time for it."""
         found: list[tuple[np.ndarray, ...]] = []
+        raw: list[tuple[np.ndarray, ...]] = []
         seen = np.empty(0, np.uint8)  # the first images, for a picture
         for batch in self.held_out.evaluation():
             if self.stop.requested:
                 return False
             seen = batch.images[:SOME] if not found else seen
             found.append(self.engine.answer(batch))
+            if self.engine.averages:
+                raw.append(self.engine.answer(batch, raw=True))
             self.unread |= {self.held_out.examples.names[row] for row in batch.rows[~batch.read]}
-        count = len(self.held_out.examples)
-        outputs, losses, read = (np.concatenate(parts)[:count] for parts in zip(*found, strict=True))
-        loss = float(losses[read].mean(dtype=np.float64))
-        judged = score(self.task, outputs[read], self.held_out.targets[read], self.classes)
-        self.last = {"loss": loss, **judged}
+        self.last = self._scored(found)
         self.run.log("held_out", self.done, self._epoch, self.last)
-        self.display.looked(self.done, self._epoch, self._mean, self.last)
+        if raw:
+            self.last_raw = self._scored(raw)
+            self.run.log("held_out_raw", self.done, self._epoch, self.last_raw)
+        self.display.looked(self.done, self._epoch, self._mean, self.last, self.last_raw)
         if self.run.shows and not self.engine.several:
             maps = looked_at(self.engine.attention(seen), self.train.config)
             self.run.picture("attention", self.done, sheet(marked(seen, maps)))
-        leading = LEADING[self.task]
-        if not self.best or better(leading, self.last[leading], than=self.best[leading]):
+        if self._improves(self.last, self.best):
             self.best = self.last
             with writing(self.run.best):
                 self.engine.save(self.run.best)
+        if raw and self._improves(self.last_raw, self.best_raw):
+            self.best_raw = self.last_raw
+            with writing(self.run.best_raw):
+                self.engine.save(self.run.best_raw, raw=True)
         return True
+
+    def _scored(self, found: list[tuple[np.ndarray, ...]]) -> dict[str, float]:
+        """Return the metrics of all held-out images, of what `answer` returned for each batch."""
+        count = len(self.held_out.examples)
+        outputs, losses, read = (np.concatenate(parts)[:count] for parts in zip(*found, strict=True))
+        loss = float(losses[read].mean(dtype=np.float64))
+        return {"loss": loss, **score(self.task, outputs[read], self.held_out.targets[read], self.classes)}
+
+    def _improves(self, metrics: dict[str, float], best: dict[str, float]) -> bool:
+        leading = LEADING[self.task]
+        return not best or better(leading, metrics[leading], than=best[leading])
+
+    def _write_weights(self) -> None:
+        """Write the newest weights: the running mean, and the raw ones too, where the engine averages."""
+        with writing(self.run.weights):
+            self.engine.save(self.run.weights)
+        if self.engine.averages:
+            with writing(self.run.weights_raw):
+                self.engine.save(self.run.weights_raw, raw=True)
 
     def _save(self) -> None:
         """Begin a checkpoint of the state and of what is known of the run so far, and write the weights."""
@@ -293,6 +327,8 @@ class Loop:
             "last": self.last,
             "looked": self._looked,
             "best": self.best,
+            "last_raw": self.last_raw,
+            "best_raw": self.best_raw,
             "window": list(self._window),  # written later, when the window is another
             "mean": self._mean,
             "unread": sorted(self.unread),
@@ -300,8 +336,7 @@ class Loop:
             "seconds": self.run.seconds,
         }
         self.engine.keep(self.done, note)
-        with writing(self.run.weights):
-            self.engine.save(self.run.weights)
+        self._write_weights()
 
     def _resume(self) -> None:
         if (found := self.engine.resume()) is None:
@@ -311,8 +346,11 @@ class Loop:
         self._saved, self.skipped, self.unread = self.done, note["skipped"], set(note["unread"])
         self.last, self.best, self._window, self._mean = (note[name] for name in ("last", "best", "window", "mean"))
         self._looked = note["looked"]
+        self.last_raw, self.best_raw = (note.get(name, {}) for name in ("last_raw", "best_raw"))  # older notes lack them
         self.run.go_on(self.done, note["seconds"])
         self.display.say(f"going on from step {self.done:,} of {self.plan.total:,}")
+        if "remark" in note:
+            self.display.say(note["remark"])
 
     @property
     def _epoch(self) -> float:

@@ -58,10 +58,22 @@ class Display:
         ]
         self._progress.update(self._task, completed=done, what=f"epoch {epoch:.1f}", text="  ".join(words))
 
-    def looked(self, done: int, epoch: float, train: dict[str, float], held_out: dict[str, float]) -> None:
-        """Leave a line about the training so far and the held-out images."""
+    def looked(
+        self,
+        done: int,
+        epoch: float,
+        train: dict[str, float],
+        held_out: dict[str, float],
+        raw: dict[str, float] | None = None,
+    ) -> None:
+        """Leave a line about the training so far and the held-out images.
+
+        raw: the held-out metrics of the raw weights, where those in `held_out` are of their running mean.
+        """
         words = [f"epoch {epoch:5.1f}", f"step {done:{len(str(self._total))}}/{self._total}", *_words(train)]
-        words += ["| held out:", *_words({name: value for name, value in held_out.items() if "/" not in name})]
+        for title, metrics in {"held out": held_out, "raw weights": raw}.items():
+            if metrics:
+                words += [f"| {title}:", *_words({name: value for name, value in metrics.items() if "/" not in name})]
         words += ["|", *self._pace(), f"{self._left(done)} left"]
         self._console.print("  ".join(words), highlight=False, soft_wrap=True)
 

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Self
@@ -15,18 +15,24 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from train import fingerprint
 from train.events import Events
+from train.lock import NAME as LOCK
+from train.lock import Lock
 from train.recipes import Recipe
+from train.sources import Source
 from vit_spec import InputError, ViTConfig
 
 Record = dict[str, Any]
 
 STATES = "checkpoints"  # the folder in a run's own from which it goes on
+DATA = "data.json"
 
 # What may be another when a run goes on: it decides how, where and how often, and not what is learnt.
 FREE = (
     *("run", "workers", "mesh", "remat", "log_every", "save_every", "keep", "tensorboard", "wandb", "profile"),
     *("non_finite", "corrupt"),  # what is done about a step or an image that stopped the run
+    *("data", "compare_data"),  # where the data lie: what they are is told by their fingerprint
 )
 
 
@@ -34,24 +40,40 @@ class Run:
     """The folder of one run.
 
     config.json             the recipe, the model's config, and what was trained on
+    data.json               what identifies the data, see `train.fingerprint`
     metrics.jsonl           a line a record: set ("train" or "held_out"), step, epoch, metrics, seconds
     events.out.tfevents.*   the same for TensorBoard
-    weights.safetensors     the newest weights
-    best.safetensors        the best weights by the held-out images
+    weights.safetensors     the newest weights; with --ema their running mean
+    best.safetensors        the best weights by the held-out images; with --ema the best running mean
+    weights_raw.safetensors, best_raw.safetensors    with --ema: the newest and the best weights themselves
     checkpoints/            the states from which the run can go on
     curves.png              the metrics as a picture
 
-    The folder is made, or one is taken up again that the same recipe made for the same model and data.  Where several
-    processes share a run, the first alone writes.
+    The folder is made, or one is taken up again that the same recipe made for the same model and data.  It is locked until
+    the run is left.  Where several processes share a run, the first alone locks and writes.
+
+    source: the data that `data` tells of; None: they are not identified by their contents.
+    said: what is to be told of the folder and the data.
 
     Raises:
-        InputError: the folder holds another run, or something else; or it cannot be made; by each method, a file cannot be
-            written.
+        InputError: the folder holds another run, or something else, or another trainer uses it; or it cannot be made; by
+            each method, a file cannot be written.
     """
 
-    def __init__(self, path: Path, recipe: Recipe, config: ViTConfig, data: dict[str, Any], *, writes: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        recipe: Recipe,
+        config: ViTConfig,
+        data: dict[str, Any],
+        *,
+        source: Source | None = None,
+        writes: bool = True,
+    ) -> None:
         self.path, self.weights, self.best = path, path / "weights.safetensors", path / "best.safetensors"
+        self.weights_raw, self.best_raw = path / "weights_raw.safetensors", path / "best_raw.safetensors"
         self.records: list[Record] = []
+        self.said: list[str] = []
         self._writes, self._began = writes, time.monotonic()
         self._tensorboard, self._project = recipe.tensorboard, recipe.wandb
         self._events: Events | None = None
@@ -60,45 +82,103 @@ class Run:
         self._config = json.loads(json.dumps(text))
         if not writes:
             return  # the folder is the first process's to make and to judge
+        new = not path.exists()
         try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            self._same(path)
+            path.mkdir(parents=True, exist_ok=True)
+            self._refuse_others(path)
         except OSError as error:
             raise InputError(f"cannot make the folder {path} ({error.strerror}): give another with --run") from None
+        self._lock = Lock(path)
+        try:
+            if not self._lock.works:
+                self.said.append(f"{path} is on a file system without locks: see to it that no other trainer uses it")
+            self._begin(path, source, recipe)
+        except BaseException:
+            self._lock.release()
+            if new:
+                with suppress(OSError):  # there is something in it
+                    path.rmdir()
+            raise
+
+    def _refuse_others(self, path: Path) -> None:
+        """Refuse a folder that neither holds a run nor was left by one that ended before it began."""
+        files = (path / "config.json", path / DATA)
+        if not files[0].exists():
+            left = {LOCK, DATA, *(_beside(file).name for file in files)}
+            if not {entry.name for entry in path.iterdir()} <= left:
+                raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it")
+
+    def _begin(self, path: Path, source: Source | None, recipe: Recipe) -> None:
+        """Write what the run is; refuse a folder whose run is another."""
+        there = self._there(path)
+        if there is not None:
+            self._same(there, "recipe.")
+        found = self._identified(path / DATA, source, recipe, there) if source is not None else None
+        if there is not None:
+            self._same(there, "")
+        if found is not None:
+            _write(path / DATA, found.to_json())
         _write(path / "config.json", json.dumps(self._config, indent=1) + "\n")
 
-    def _same(self, path: Path) -> None:
-        """Refuse a folder whose run is another."""
+    def _there(self, path: Path) -> dict[str, Any] | None:
+        """Return the config of the run in the folder; None where there is none yet."""
         try:
-            there = json.loads((path / "config.json").read_text())
+            return dict(json.loads((path / "config.json").read_text()))
         except FileNotFoundError:
-            if not {entry.name for entry in path.iterdir()} <= {_beside(path / "config.json").name}:
-                raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it") from None
-            return  # empty, or left so by a run that ended before it began
-        except (OSError, ValueError) as error:
+            return None
+        except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{path / 'config.json'} cannot be read ({error}): give --run a new folder") from None
-        mine, theirs = _flat(self._config), _flat(there)
+
+    def _identified(
+        self, file: Path, source: Source, recipe: Recipe, there: dict[str, Any] | None
+    ) -> fingerprint.Fingerprint | None:
+        """Refuse other data than those of the run; return what identifies them, where it is to be written."""
+        if there is None:
+            return fingerprint.Fingerprint.of(source, every_byte=recipe.compare_data == "all")
+        if not file.exists():  # the place is all that is known of the data
+            was = str(_flat(there).get("recipe.data", recipe.data))
+            if fingerprint.place(was) != fingerprint.place(recipe.data) and recipe.compare_data != "none":
+                raise self._other(f"its recipe.data is {shorten(was, 80)}, and here it is {shorten(recipe.data, 80)}")
+            self.said.append("an older version began the run: what identifies its data is recorded from now on")
+        try:
+            found, said = fingerprint.compare(file, source, recipe.compare_data)
+        except fingerprint.OtherData as error:
+            raise self._other(
+                f"its data differ: {error}", "; --compare-data none accepts a change made on purpose"
+            ) from None
+        self.said += said
+        return found
+
+    def _same(self, there: dict[str, Any], part: str) -> None:
+        """Refuse a run of which a part of the config is another."""
+        flat = map(_flat, (self._config, there))
+        mine, theirs = ({name: value for name, value in each.items() if name.startswith(part)} for each in flat)
         free = {f"recipe.{name}" for name in FREE}
         names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in free]
         if differ := [name for name in names if mine.get(name, "not there") != theirs.get(name, "not there")]:
             name, *others = differ
             was, now = (shorten(str(each.get(name, "not there")), 80) for each in (theirs, mine))
             too = f", and {', '.join(others[:5])}{', ...' * (len(others) > 5)} too" if others else ""
-            raise InputError(
-                f"{path} holds another run: its {name} is {was}, and here it is {now}{too}; give the same to go on, or "
-                "give --run a new folder"
-            )
+            raise self._other(f"its {name} is {was}, and here it is {now}{too}")
+
+    def _other(self, what: str, more: str = "") -> InputError:
+        return InputError(
+            f"{self.path} holds another run: {what}; give the same to resume, or give --run a new folder{more}"
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._wandb is not None:
-            self._wandb.finish()
-        if self._events is not None:
-            with writing(self.path):
-                self._events.close()
+        try:
+            if self._wandb is not None:
+                self._wandb.finish()
+            if self._events is not None:
+                with writing(self.path):
+                    self._events.close()
+        finally:
+            if self._writes:
+                self._lock.release()
 
     @property
     def seconds(self) -> float:

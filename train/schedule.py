@@ -1,4 +1,4 @@
-"""The learning rate, a pure function of the step that both trainers share."""
+"""The learning rate and the share of the running mean, pure functions of the step that both trainers share."""
 
 from typing import Any, Literal
 
@@ -30,3 +30,17 @@ def learning_rate(
     if shape == "rsqrt":
         rate = rate * xp.sqrt(max(warmup, 1) / xp.maximum(step, max(warmup, 1)))
     return rate * xp.clip((total - step) / cooldown, 0.0, 1.0) if cooldown else rate
+
+
+def mean_share(step: Any, *, memory: float) -> Any:
+    """Return the share c of the newest weights in the running mean of weights after update `step`, counted from 1:
+
+        mean <- mean + c (weights - mean),   c = max(1 - memory, 9 / (step + 8))
+
+    The memory is warmed up: it is 0 at first, so that nothing of the initial weights stays in the mean, and it reaches back
+    over a ninth of the updates so far, until that is 1 / (1 - memory) updates.  With the memory constant, a mean of 0.9999
+    would be 98 % initial weights after 200 updates; with Adam's bias correction it would weigh all 200 alike.  The rule is
+    that of TensorFlow's `ExponentialMovingAverage(num_updates)`, one update earlier.  `step` is as for `learning_rate`.
+    """
+    xp = step.__array_namespace__() if hasattr(step, "__array_namespace__") else np
+    return xp.maximum(1 - memory, 9 / (step + 8))

@@ -4,12 +4,12 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -18,11 +18,13 @@ import vit_spec
 from parity.terminal import Terminal, complain
 from parity.weights import Checkpoint
 from train import curves, start
+from train.cautions import cautions
 from train.cli import Asked
-from train.data import Feed, held_out, num_outputs, targets, usual_workers
+from train.data import Feed, Targets, held_out, num_outputs, targets, usual_workers
 from train.interruption import Interruption
+from train.lock import new_folder
 from train.loop import Diverged, Loop, Plan
-from train.metrics import LEADING, shown
+from train.metrics import LEADING, better, shown
 from train.progress import Display
 from train.recipes import IMAGENET, RECIPES, Known, Recipe, Task, fields, model_config
 from train.run import STATES, Run, network_of, writing
@@ -30,8 +32,16 @@ from train.sources import Examples, Source
 from vit_spec import InputError, ViTConfig
 from vit_spec.printable import printable
 
-SKIP = "; or train with --corrupt skip, which leaves damaged images out"
+SKIP = "; or train with --corrupt skip, which leaves damaged images out; --compare-data none resumes with replaced ones"
 DIVERGED, SIGNALLED = 1, 128  # exit statuses; the second plus the signal's number, as a shell has it
+
+
+class Begun(NamedTuple):
+    """The network of a run, the weights that it starts from if they are not drawn, and what is to be said of both."""
+
+    config: ViTConfig
+    weights: Checkpoint | None
+    notes: list[str]
 
 
 def train(asked: Asked, make_engine: Callable[..., Any]) -> int:
@@ -55,14 +65,25 @@ def train(asked: Asked, make_engine: Callable[..., Any]) -> int:
 
 
 def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
-    name, recipe, source, command, dry = asked
+    name, recipe, source = asked[:3]
     task = recipe.task or source.kind
-    path = Path(recipe.run or f"runs/{name}-{datetime.now():%Y%m%d-%H%M%S}")
-    there = network_of(path) if recipe.init else None  # a run that goes on needs no more of the file it began with
-    config, weights, notes = (there, None, []) if there else network(recipe, source, task)
+    # A run that goes on needs no more of the file it began with.
+    there = network_of(Path(recipe.run)) if recipe.init and recipe.run else None
+    begun = Begun(*((there, None, []) if there else network(recipe, source, task)))
     plan = Plan.of(recipe, len(source.train))
-    course = plan.first_step if dry else plan
     answers = [targets(examples, source.classes, source.kind, task) for examples in (source.train, source.held_out)]
+    now = f"{datetime.now():%Y%m%d-%H%M%S}"
+    with nullcontext(Path(recipe.run)) if recipe.run else new_folder(f"runs/{name}-{now}") as path:
+        return _carried_out(asked, make_engine, path, begun, plan, answers)
+
+
+def _carried_out(
+    asked: Asked, make_engine: Callable[..., Any], path: Path, begun: Begun, plan: Plan, answers: list[Targets]
+) -> int:
+    """Train in a folder."""
+    name, recipe, source, command, dry = asked
+    task, (config, weights, notes) = recipe.task or source.kind, begun
+    course = plan.first_step if dry else plan
     named = len(source.classes) == config.num_classes  # classes that are read as a number have one output together
     preprocessing = held_out(config, recipe.augment)
     engine = make_engine(
@@ -87,7 +108,10 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
 
     train_feed, held_out_feed = map(feed, (source.train, source.held_out), answers)
     data = {"task": task, "train": len(source.train), "held_out": len(source.held_out), "classes": list(source.classes)}
-    with Interruption(watched=engine.several) as stop, Run(path, recipe, config, data, writes=engine.first) as run:
+    with (
+        Interruption(watched=engine.several) as stop,
+        Run(path, recipe, config, data, source=source, writes=engine.first) as run,
+    ):
         said = [
             *source.notes,
             *notes,
@@ -96,7 +120,8 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
             *_without_effect(recipe, task, plan),
             *filter(None, [engine.unsplit]),
         ]
-        tell(console, overview(asked, config, plan, engine.hardware, path, said))
+        careful = [*cautions(asked, config), *run.said]
+        tell(console, overview(asked, config, plan, engine.hardware, path, said, careful))
         share = 3 * vit_spec.flops(config) / engine.peak if engine.peak else None
         display = Display(console, plan.total, recipe.batch_size, share=share)
         loop = Loop(engine, recipe, task, course, train_feed, held_out_feed, source.classes, run, display, stop)
@@ -176,8 +201,10 @@ def title(name: str, recipe: Recipe, config: ViTConfig) -> str:
     return f"{name}: {vit_spec.count(config) / 1e6:.1f} M parameters, on {recipe.data}"
 
 
-def overview(asked: Asked, config: ViTConfig, plan: Plan, hardware: str, path: Path, said: list[str]) -> dict[str, str]:
-    """What is about to happen, and what was decided without being asked."""
+def overview(
+    asked: Asked, config: ViTConfig, plan: Plan, hardware: str, path: Path, said: list[str], careful: list[str]
+) -> dict[str, str]:
+    """What is about to happen, what was decided without being asked, and what to be careful about."""
     name, recipe, source = asked[:3]
     (height, width), (ph, pw), (rows, columns) = config.image_size, config.patch_size, config.grid
     channels = {1: "grey", 3: "colour"}[config.in_channels]
@@ -196,6 +223,7 @@ def overview(asked: Asked, config: ViTConfig, plan: Plan, hardware: str, path: P
         "steps": f"{plan.total:,} of {recipe.batch_size} images, {plan.total / plan.per_epoch:g} epochs",
         "learning rate": f"{o.name}, up to {o.lr:g} in {plan.warmup:.0f} steps, then {shapes[recipe.decay]}{ending}",
         **{"assumed" if not i else " " * i: note for i, note in enumerate(said)},
+        **{"warning" if not i else " " * (len(said) + i): note for i, note in enumerate(careful)},
         "folder": str(path),
     }
 
@@ -210,6 +238,7 @@ def dried(loop: Loop, run: Run) -> dict[str, str]:
 def summary(command: str, loop: Loop, run: Run) -> dict[str, str]:
     """What came of it, and the commands that go on from here."""
     leading, ended = LEADING[loop.task], "interrupted" if loop.interrupted else "finished"
+    mean = ", the running mean of weights (--ema)" if loop.engine.averages else ""
     rows = {ended: f"{loop.done:,} of {loop.plan.total:,} steps in {run.seconds:.0f} s"}
     if loop.unread:
         rows["not read"] = (
@@ -220,8 +249,16 @@ def summary(command: str, loop: Loop, run: Run) -> dict[str, str]:
     if loop.last:
         metrics = {name: value for name, value in loop.last.items() if "/" not in name}
         rows["held out"] = ", ".join(f"{name} {shown(name, value)}" for name, value in metrics.items())
-        rows["best"] = f"{leading} {shown(leading, loop.best[leading])}, in {run.best}"
-    rows["weights"] = f"{run.weights}, after step {loop.done:,}"
+        rows["best"] = f"{leading} {shown(leading, loop.best[leading])}, in {run.best}{mean}"
+    if loop.best_raw:
+        ahead = better(leading, loop.best_raw[leading], than=loop.best[leading])
+        rows["best raw"] = (
+            f"{leading} {shown(leading, loop.best_raw[leading])}, in {run.best_raw}, the weights themselves"
+            f"{', better than their mean' * ahead}"
+        )
+    rows["weights"] = f"{run.weights}, after step {loop.done:,}{mean}"
+    if loop.engine.averages:
+        rows["weights raw"] = f"{run.weights_raw}, after step {loop.done:,}, the weights themselves"
     if run.records:
         rows["curves"] = str(run.path / "curves.png")
     folder = shlex.quote(str(run.path))

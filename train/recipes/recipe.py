@@ -87,6 +87,9 @@ class Recipe:
     held_out: float | str | None = None
     """What the model is judged by: the name of a split of the data, or a share of every class kept for it. None: the
     split that the data has for it, else 0.2."""
+    compare_data: Literal["sample", "all", "none"] = "sample"
+    """How a run that resumes knows its data, which may lie elsewhere by then. sample: by names, sizes and answers, and a
+    sample of contents. all: by every byte, from the run's beginning. none: go on with data changed on purpose."""
     corrupt: Literal["stop", "skip"] = "stop"
     """Where an image is damaged: stop, naming it; or skip it, naming and counting it."""
     workers: int | None = None
@@ -113,7 +116,8 @@ class Recipe:
     label_smoothing: float = 0.0
     """Share of a target that is spread evenly over all classes."""
     ema: float = 0.0
-    """Memory of a running mean of the weights, per step, such as 0.9999; it is what is judged and saved. 0: none."""
+    """Memory of a running mean of the weights, per step, such as 0.9999, warmed up over the first steps. The mean is
+    evaluated and saved as weights and best, the weights themselves beside it as weights_raw and best_raw. 0: none."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What activations are computed in; weights and what the optimizer keeps are float32 always."""
     remat: Literal["none", "dots", "full"] = "none"

@@ -21,10 +21,11 @@ from train.sources import cifar, digits, folder, hub, idx, npz, parquet, table, 
 from train.sources.decoding import decode, read_image
 from train.sources.examples import Examples, Source
 from train.sources.files import Unavailable, unless_damaged
-from train.sources.splitting import Found, choose, stratified
+from train.sources.splitting import Found, choose, stratified, typical_size
 from vit_spec import InputError, nearest
 
 __all__ = ["Examples", "Source", "Unavailable", "decode", "open_source", "read_image", "stratified"]
+__all__ += ["typical_size"]
 
 
 class _Kind(NamedTuple):

@@ -70,7 +70,8 @@ def _found(folder: Path, meta: Path, layout: _Layout) -> Found:
     def part(names: tuple[str, ...]) -> Examples:
         files = [folder / name for name in names]
         answers = np.concatenate([_batch(file, layout.labels)[1] for file in files])
-        reader = Pixels(partial(_images, files, layout.labels), f"{folder / names[0].rstrip('1')} image")
+        where = f"{folder / names[0].rstrip('1')} image"
+        reader = Pixels(partial(_images, files, layout.labels), where, [(file.name, str(file)) for file in files])
         return examples(reader, answers)
 
     def asked(names: tuple[str, ...]) -> Callable[[], Examples]:

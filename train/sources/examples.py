@@ -1,7 +1,7 @@
 """What a source hands over: images that are read when asked for, the answers to them, and what they are called."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from train.recipes import Task
 from train.sources.decoding import decode
 
 Answers = NDArray[np.int64] | NDArray[np.float32]
+Stored = Sequence[tuple[str, str]]
 T = TypeVar("T")
 
 
@@ -27,12 +28,16 @@ class Examples:
     answers: (N,) int64 class numbers; (N, K) float32 of 0 and 1 for labels; (N, K) float32 for values.
     names: what image i is called in messages.
     notes: what was decided about these images without being asked, a sentence each.
+    files: name and path of each file that the images lie in; the name is what stays where the data set is moved or copied.
+    rows: which of the images of these files they are, (N,) int64; None: all, in order.
     """
 
     read: Callable[[int], Image.Image]
     answers: Answers
     names: Sequence[str]
     notes: tuple[str, ...] = ()
+    files: Stored = ()
+    rows: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -41,7 +46,8 @@ class Examples:
         """Return the examples of these rows, in their order."""
         chosen = np.asarray(rows, np.int64)
         names = Names(partial(_taken, self.names.__getitem__, chosen), len(chosen))
-        return Examples(partial(_taken, self.read, chosen), self.answers[chosen], names)
+        among = chosen if self.rows is None else self.rows[chosen]
+        return Examples(partial(_taken, self.read, chosen), self.answers[chosen], names, files=self.files, rows=among)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Source:
     channels: 1 grey, 3 colour, as the first image is.
     size: height and width of the images where all are alike and small: known without decoding one, or of the first.
     notes: what was decided about the data without being asked, a sentence each.
+    split: which split of the data is held out; None: a share of the training images.
     """
 
     train: Examples
@@ -62,10 +69,17 @@ class Source:
     channels: int
     size: tuple[int, int] | None
     notes: tuple[str, ...]
+    split: str | None = None
 
 
 class Reader(Protocol):
-    """Images by number, and what they are called.  Pickled it is small, for it opens its files where it reads them."""
+    """Images by number, and what they are called.  Pickled it is small, for it opens its files where it reads them.
+
+    files: as of `Examples`.
+    """
+
+    @property
+    def files(self) -> Stored: ...
 
     def __call__(self, i: int) -> Image.Image: ...
 
@@ -84,7 +98,19 @@ class Name:
 
 def examples(reader: Reader, answers: Answers, notes: tuple[str, ...] = ()) -> Examples:
     """The images of a reader with their answers."""
-    return Examples(reader, answers, Names(reader.name, len(answers)), notes)
+    return Examples(reader, answers, Names(reader.name, len(answers)), notes, reader.files)
+
+
+def stored(paths: Iterable[str | Path], what: str = "") -> Stored:
+    """Return files with what their paths have below their common folder for names; one file alone may have any.
+
+    what: which part of the files the images are, if not all.
+    """
+    several = list(dict.fromkeys(map(str, paths)))
+    if len(several) < 2:
+        return [(what, path) for path in several]
+    root = os.path.commonpath(several)
+    return [(f"{os.path.relpath(path, root)}{f' {what}' if what else ''}", path) for path in several]
 
 
 class Names(Sequence[str]):
@@ -117,6 +143,12 @@ class Texts(Sequence[str]):
 
     def __len__(self) -> int:
         return len(self._ends) - 1
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for end in self._ends[1:].tolist():  # four times as fast as by number
+            yield os.fsdecode(self._block[start:end])
+            start = end
 
     @overload
     def __getitem__(self, i: int) -> str: ...
@@ -159,8 +191,43 @@ class Files:
     def name(self, i: int) -> str:
         return os.path.join(self._root, self._paths[i])
 
+    @property
+    def files(self) -> Stored:
+        """Each image's file by its path below the folder."""
+        return _Below(self)
+
+    def stored(self, i: int) -> tuple[str, str]:
+        """Return the path of image i below the folder, and the path itself."""
+        return self._paths[i], self.name(i)
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield what `stored` returns of every image."""
+        for path in self._paths:
+            yield path, os.path.join(self._root, path)
+
     def __len__(self) -> int:
         return len(self._paths)
+
+
+class _Below(Sequence[tuple[str, str]]):
+    """The files of `Files`: a million pairs at once would take two hundred megabytes."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return self._files.pairs()
+
+    @overload
+    def __getitem__(self, i: int) -> tuple[str, str]: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[tuple[str, str]]: ...
+    def __getitem__(self, i: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
+        rows = range(len(self))[i]
+        return [self[row] for row in rows] if isinstance(rows, range) else self._files.stored(rows)
 
 
 class Pixels:
@@ -168,10 +235,11 @@ class Pixels:
 
     load: gives the array; called once in each process, and not before an image is read.
     where: what the array is called in messages.
+    files: as of `Examples`.
     """
 
-    def __init__(self, load: Callable[[], NDArray[np.uint8]], where: str) -> None:
-        self._array, self._where = Lazy(load), where
+    def __init__(self, load: Callable[[], NDArray[np.uint8]], where: str, files: Stored = ()) -> None:
+        self._array, self._where, self.files = Lazy(load), where, files
 
     def __call__(self, i: int) -> Image.Image:
         return Image.fromarray(self._array()[i])

@@ -10,6 +10,7 @@ holds images and no folders of images, and the folders beside it do too.
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,7 @@ def _renumbered(path: Path, base: Path, classes: tuple[str, ...]) -> Examples:
         raise InputError(f"{path / unknown[0]} has no counterpart in {base}: both need the same classes, {_OR_A_SHARE}")
     found, names = _class_folders(path, f", {_OR_A_SHARE}")
     numbers = np.array([classes.index(name) for name in names], np.int64)
-    return Examples(found.read, numbers[found.answers], found.names, found.notes)
+    return replace(found, answers=numbers[found.answers])
 
 
 def _folders(path: Path) -> list[str]:

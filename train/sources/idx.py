@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train.sources.decoding import said
-from train.sources.examples import Examples, Pixels, examples
+from train.sources.examples import Examples, Pixels, examples, stored
 from train.sources.files import unless_damaged
 from train.sources.splitting import Found, numbered
 from vit_spec import InputError
@@ -67,7 +67,8 @@ def _part(file: Path, swapped: bool) -> Examples:
         )
     if not len(images):
         raise InputError(f"{file} holds no images: fetch it again")
-    return examples(Pixels(partial(_images, file, swapped), f"{file} image"), answers.astype(np.int64))
+    files = stored([file], file.name.removesuffix(".gz"))
+    return examples(Pixels(partial(_images, file, swapped), f"{file} image", files), answers.astype(np.int64))
 
 
 def _labels(file: Path) -> Path:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from train.recipes import Task
 from train.sources.decoding import said
-from train.sources.examples import Answers, Examples, Pixels, examples
+from train.sources.examples import Answers, Examples, Pixels, examples, stored
 from train.sources.files import stretch, unless_damaged
 from train.sources.splitting import Found, numbered
 from vit_spec import InputError
@@ -96,7 +96,7 @@ def _part(path: Path, images: str, labels: str) -> Examples:
         )
     if len(answers) != header.shape[0]:
         raise InputError(f"{path} has {header.shape[0]:,} {images} but {len(answers):,} {labels}: one for each is needed")
-    return examples(Pixels(partial(_array, path, images), f"{path} {images}"), answers)
+    return examples(Pixels(partial(_array, path, images), f"{path} {images}", stored([path], images)), answers)
 
 
 def _answers(path: Path, name: str) -> Answers:

@@ -21,7 +21,7 @@ from PIL import Image
 
 from train.sources.chunks import Chunk, Values
 from train.sources.decoding import decode, said
-from train.sources.examples import Examples, Lazy, Name, examples
+from train.sources.examples import Examples, Lazy, Name, examples, stored
 from train.sources.files import below, unless_damaged
 from train.sources.shards import by_split, common
 from train.sources.splitting import Found, numbered
@@ -242,6 +242,7 @@ class _Rows:
     def __init__(self, chunks: list[Chunk], groups: NDArray[np.int64], ends: NDArray[np.int64], pictures: str) -> None:
         self._chunks, self._groups, self._ends, self._pictures = chunks, groups, ends, pictures
         self._values = [Lazy(partial(Values, chunk)) for chunk in chunks]
+        self.files = stored((chunk.path for chunk in chunks), pictures)
 
     def __call__(self, i: int) -> Image.Image:
         group = self._group(i)

@@ -24,6 +24,7 @@ HELD_OUT = (*VALIDATION, "test")
 SPLITS = ("train", *HELD_OUT)
 SMALL = 64  # pixels: data whose first image is no larger are taken as small images all alike
 FIRST = 100  # images of which one has to be readable
+LOOKED_AT = 5  # images whose sizes are asked for
 WHOLE = ""  # the name of the one part of data that come without splits
 
 
@@ -92,7 +93,7 @@ def choose(found: Found, held_out: float | str | None) -> Source:
         size = (height, width) if max(first.size) <= SMALL else None
         small = f" of {height}x{width} pixels" if size else ""
         notes.append(f"images are taken as {'grey' if grey else 'colour'}{small}, as the first one is")
-    return Source(train, held, found.kind, found.classes, 1 if grey else 3, size, tuple(notes))
+    return Source(train, held, found.kind, found.classes, 1 if grey else 3, size, tuple(notes), judge)
 
 
 def _first(train: Examples) -> Image.Image:
@@ -101,6 +102,18 @@ def _first(train: Examples) -> Image.Image:
         with contextlib.suppress(InputError):
             return train.read(row)
     return train.read(0)
+
+
+def typical_size(examples: Examples) -> tuple[int, int] | None:
+    """Return the median height and width of some images, evenly spread over all; None where none of them can be read."""
+    sizes = []
+    for row in sorted({*np.linspace(0, len(examples) - 1, LOOKED_AT).round().astype(int).tolist()}):
+        with contextlib.suppress(InputError):
+            sizes.append(examples.read(row).size)
+    if not sizes:
+        return None
+    width, height = np.median(sizes, axis=0).astype(int).tolist()
+    return height, width
 
 
 def numbered(answers: Answers, where: object) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from train.sources.decoding import SUFFIXES, decode, said
-from train.sources.examples import Examples, Name, Texts, examples
+from train.sources.examples import Examples, Name, Texts, examples, stored
 from train.sources.files import below, stretch, unless_damaged
 from train.sources.shards import by_split, common
 from train.sources.splitting import MOST, Found, numbered
@@ -93,6 +93,7 @@ class _Members:
 
     def __init__(self, files: list[str], places: NDArray[np.int64], keys: Texts) -> None:
         self._files, self._places, self._keys = files, places, keys  # places: file, offset, size
+        self.files = stored(files)
 
     def __call__(self, i: int) -> Image.Image:
         number, offset, size = self._places[i].tolist()
