@@ -24,7 +24,7 @@ from parity.files import checkpoint
 from parity.formats import formats, get
 from vit_spec import InputError
 
-ORDINARY = {"timm": "vit_b16", "hf-vit": "vit_b16", "torchvision": "vit_l16", "google": "vit_h14", "big_vision": "vit_l16"}
+ORDINARY = {"timm": "vit_b16", "hf-vit": "vit_b16", "torchvision": "vit_l16", "google": "vit_h14", "jax": "vit_l16"}
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from parity import containers, hub
+from parity import containers, hub, metadata
 from parity.containers import Contents
 from parity.formats import Fields
 from parity.formats import get as get_format
@@ -24,6 +24,7 @@ COMPANIONS = ("config.json", "preprocessor_config.json")  # what Hugging Face an
 Source = str | PathLike[str]
 
 _END = 1 << 20  # bytes
+_TEXT = 1 << 24  # bytes of a JSON file: the names of 21,843 classes take 3 MB in Hugging Face's config.json
 
 # Of these words a config.json has at least one if it describes a model.
 _MODEL = frozenset(
@@ -62,19 +63,20 @@ def checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None,
         InputError: as `load`.
     """
     name = notes.get("layout", notes.get("format", "pt"))  # where "format" has to be "pt", as it is in files of others
-    if isinstance(notes.get("config"), str) and isinstance(name, str) and name != "pt":
+    if own := isinstance(notes.get("config"), str) and isinstance(name, str) and name != "pt":
         if format not in (None, name, get_format(name).name):
             raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from out")
         config = ViTConfig.from_json(notes["config"])
         _hold_to_companion(config, name, contents, notes)
         arrays = joined(contents.arrays, get_format(name).separator)
-        found = Checkpoint(config.replace(**nested(given)), name, arrays, contents.container)
+        config = config.replace(**nested(given))
+        found = Checkpoint(config, name, arrays, contents.container, metadata.assumed(notes, config, given))
     else:
         match, config, assumed = _sensible(recognise(contents.arrays, notes, format), given)
         name = match.format.full_name(config)
         found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.left)
     check(found)
-    return found
+    return metadata.attached(found, notes, given, own)
 
 
 def _hold_to_companion(config: ViTConfig, name: str, contents: Contents, notes: Mapping[str, Any]) -> None:
@@ -138,6 +140,8 @@ def _beside(path: Path) -> dict[str, Any]:
         found = _json(folder / name)
         if found and (name != "config.json" or _MODEL & found.keys()):  # not of some other program
             notes[name] = found
+        if {"recipe", "data"} <= found.keys():
+            notes[metadata.RUN] = found
     inside = [described(path / FLAX), _json(path / BESIDE)] if path.is_dir() else [described(path)]
     return notes | next(filter(None, inside), {})
 
@@ -167,7 +171,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(1 << 20))
+            found = json.loads(file.read(_TEXT))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON ({error}): correct it or take it away") from None
     if not isinstance(found, dict):

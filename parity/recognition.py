@@ -251,8 +251,7 @@ def _match(format: Format, view: _View, beside: frozenset[str], notes: Mapping[s
     if not any(layout.key in arrays for layout in table["patch_embed.proj.weight"]):
         return None
     blocks = view.by_block(frozenset(each.key.partition("{block}")[0] for each in layouts if "{block}" in each.key))
-    numbers = {number for pattern in {layout.key for layout in layouts} & blocks.keys() for number in blocks[pattern]}
-    numbers |= {n for layout in layouts for pattern in _patterns(layout) for n in blocks.get(pattern, ())}
+    numbers = {n for layout in layouts for pattern in _patterns(layout) for n in blocks.get(pattern, ())}
     depth = min(max(numbers) + 1, len(numbers) + _MISSING) if numbers else 0
     lines = {name: [_line(layout, arrays, blocks, depth) for layout in found] for name, found in table.items()}
     full = {name: [line for line in found if line.there and not line.missing] for name, found in lines.items()}
@@ -279,10 +278,15 @@ def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{pattern})" for pattern in patterns) or r"(?!)")
 
 
-def _patterns(layout: Layout) -> list[str]:
+def _patterns(layout: Layout) -> tuple[str, ...]:
     """Return the keys of a layout with every axis spelled but the block."""
-    sizes: dict[str, int] = {word: COUNTS.get(word, 0) for word in layout.spelled}
-    return replace(layout, spellings={**layout.spellings, "block": ("{block}",)}).keys({**sizes, "block": 1})
+    return _spelled(layout.key, tuple(layout.spellings.items()))
+
+
+@cache
+def _spelled(key: str, spellings: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[str, ...]:
+    layout = Layout(key, (), {**dict(spellings), "block": ("{block}",)})
+    return tuple(layout.keys({**dict.fromkeys(layout.spelled, 0), **COUNTS, "block": 1}))
 
 
 def _line(layout: Layout, arrays: Mapping[str, Stored], blocks: Mapping[str, Mapping[int, str]], depth: int) -> _Line:

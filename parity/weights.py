@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import ml_dtypes
 import numpy as np
@@ -18,12 +18,16 @@ from parity.containers.container import Stored
 from parity.formats import Format, get
 from parity.inference import Assumption
 from parity.layout import Array, Axis, Column, Layout, Place, Read, Sizes, parts, runs
+from parity.preprocessing import Preprocessing
 from vit_spec import InputError, ViTConfig, rows
 
 if TYPE_CHECKING:
     import torch
 
 Tree = Mapping[str, Any]  # key -> array, or nested; of numpy, jax or torch
+
+Answers = Literal["classes", "labels", "values"]
+TASKS: tuple[Answers, ...] = get_args(Answers)
 
 _PLAUSIBLE = 50  # times as many arrays as there are may be missing by mistake
 
@@ -38,8 +42,11 @@ class Checkpoint:
     format: the name of the format that the arrays are in, with its variant where it has several: "google:linen".
     arrays: key -> array, exactly as the format has them; of a file, read when they are used.
     container: what the file was, e.g. "safetensors".
-    assumed: what of the config nothing in the file told.
+    assumed: what of the config nothing in the file told, nor in the file that it was converted from.
     left: what of the file is not of this model, each in a line with the reason.
+    labels: the names of the outputs, (num_classes,); None where they have none.
+    preprocessing: how an image becomes the pixels that `config.pixels` normalizes; None where nothing tells.
+    task: what the outputs are: logits of classes of which one holds, or of labels each for itself, or values.
     """
 
     config: ViTConfig
@@ -48,6 +55,9 @@ class Checkpoint:
     container: str = ""
     assumed: tuple[Assumption, ...] = ()
     left: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = field(default=None, repr=False)
+    preprocessing: Preprocessing | None = None
+    task: Answers = "classes"
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from parity import containers
+from parity import containers, metadata
 from parity.containers import Container, Sink, Slot
 from parity.containers.container import Span
 from parity.containers.safetensors import create_sharded
 from parity.files import BESIDE, COMPANIONS, FLAX, Source, described, fingerprint, load
 from parity.formats import Fields, Format, get
+from parity.formats.format import no_files
 from parity.layout import Array
+from parity.preprocessing import Preprocessing
 from parity.replacing import replacing
-from parity.weights import FLOATS, Checkpoint, Task, Tree, flatten, plan
+from parity.weights import FLOATS, Answers, Checkpoint, Task, Tree, flatten, plan
 from vit_spec import InputError, ViTConfig, nearest
 
 PROJECT = "twin-vision-transformers"
@@ -53,7 +55,17 @@ class Written:
     remarks: tuple[str, ...]
 
 
-def save(path: Source, weights: Tree, config: ViTConfig, format: str, *, force: bool = False) -> None:
+def save(
+    path: Source,
+    weights: Tree,
+    config: ViTConfig,
+    format: str,
+    *,
+    force: bool = False,
+    labels: Sequence[str] | None = None,
+    preprocessing: Preprocessing | None = None,
+    task: Answers = "classes",
+) -> None:
     """Write weights, nested or flat: completely, or not at all.
 
     Args:
@@ -62,11 +74,17 @@ def save(path: Source, weights: Tree, config: ViTConfig, format: str, *, force: 
         config: the model.
         format: the name of the weights' format, e.g. "jax"; see `parity.formats`.
         force: replace a file that is there.
+        labels, preprocessing, task: as of `Checkpoint`.
 
     Raises:
-        InputError: a path that cannot be written to, an unknown format, or weights that are not the config's.
+        InputError: a path that cannot be written to, an unknown format, weights that are not the config's, or labels that
+            are not one for each output.
     """
-    write(Checkpoint(config, format, flatten(weights, get(format))), path, format, force=force)
+    names = metadata.names(labels, config, "labels")
+    checkpoint = Checkpoint(
+        config, format, flatten(weights, get(format)), labels=names, preprocessing=preprocessing, task=task
+    )
+    write(checkpoint, path, format, force=force)
 
 
 def convert(
@@ -124,10 +142,11 @@ def write(
         InputError: a path that cannot be written to, a format that cannot hold the config, weights that are not its.
     """
     slash, path, format = str(path).endswith("/"), Path(path), get(to)
-    kind = _kind(path, slash, container, format, checkpoint.config, shard)
+    kind, unsaid = _kind(path, slash, container, format, checkpoint, shard)
     tasks = plan(checkpoint, to, None if dtype is None else _dtype(dtype))
     name = format.full_name(checkpoint.config)
     notes = {"config": checkpoint.config.to_json(), "format": name, "version": written_by()}
+    notes |= metadata.notes(checkpoint)
     slots = {task.key: Slot(task.shape, task.dtype) for task in tasks}
     total = sum(slot.nbytes for slot in slots.values())
     _free(path, kind, force)
@@ -137,7 +156,8 @@ def write(
         _read_back(kind, new, slots, digests, _Meter(2 * total, progress, total))
         if not kind.carries_notes:
             _describe(new, path, notes)
-    return Written(path, name, kind.name, total, _remarks(format, checkpoint.config, kind.name == FOLDER))
+    remarks = _remarks(format, checkpoint.config, kind.name == FOLDER)
+    return Written(path, name, kind.name, total, (*remarks, *unsaid))
 
 
 # What to write, and where --------------------------------------------------------------------------------------------
@@ -145,13 +165,16 @@ def write(
 FOLDER = "folder"  # of safetensors and the JSON files with which a format's own library opens it
 
 
-def _kind(path: Path, slash: bool, name: str | None, format: Format, config: ViTConfig, shard: int) -> Container:
-    """Return the container to write."""
+def _kind(
+    path: Path, slash: bool, name: str | None, format: Format, checkpoint: Checkpoint, shard: int
+) -> tuple[Container, list[str]]:
+    """Return the container to write, and lines on what of the classes and images its readers will not know."""
+    alone = [] if format.files is no_files else metadata.alone(checkpoint)
     if name is not None:
-        return containers.get(name)
+        return containers.get(name), alone
     if (found := containers.named(path)) and not slash:
-        return found
-    files = format.files(config)
+        return found, alone
+    files, unsaid = metadata.described(format.files(checkpoint.config), checkpoint)
     suffixes = [suffix for each in containers.containers() for suffix in containers.get(each).suffixes]
     if not files or (path.suffix and not slash):
         hint = nearest(path.suffix, suffixes) if path.suffix else ""
@@ -178,7 +201,8 @@ def _kind(path: Path, slash: bool, name: str | None, format: Format, config: ViT
     entries = r"model[\w-]*\.safetensors(\.index\.json)?|" + "|".join(
         map(re.escape, (FLAX, f"{FLAX}.{BESIDE}", *COMPANIONS))
     )
-    return replace(weights, name=FOLDER, create=create, open=containers.open, carries_notes=True, entries=entries)
+    folder = replace(weights, name=FOLDER, create=create, open=containers.open, carries_notes=True, entries=entries)
+    return folder, unsaid
 
 
 def _dtype(name: str) -> np.dtype[Any]:

@@ -14,10 +14,11 @@ from PIL import Image
 
 pytest.importorskip("grain")
 
+import parity
 import vit_spec
 from parity import drawn
 from parity.weights import edited
-from parity.writing import write
+from parity.writing import convert, write
 from train.augment import Augment, fit
 from train.frozen import network, opened
 from train.predict import TOGETHER, answers, main
@@ -173,6 +174,32 @@ def test_a_bare_file_has_class_numbers(tmp_path: Path, photos: list[str], said: 
     write(drawn.weights(CONFIG, 0), tmp_path / "bare.pth", "torch")
     [found] = objects(said(tmp_path / "bare.pth", "--set", "num_heads=2", photos[0], "--json"))
     assert {each["name"] for each in found["classes"]} == {"0", "1", "2"}
+
+
+def test_a_converted_run_has_its_classes_and_its_preprocessing(tmp_path: Path, photos: list[str], said: Main) -> None:
+    run = a_run(tmp_path / "run", recipe=Recipe(data="folder:fruit", augment=Augment(share=0.5, held_out_filter="box")))
+    convert(run, tmp_path / "a.npz", "torch")
+    convert(tmp_path / "a.npz", tmp_path / "b.pth", "timm")
+    assert said(run, photos[3]) == said(tmp_path / "b.pth", photos[3])
+
+
+def test_what_nothing_tells_is_said_beside_the_answers(
+    tmp_path: Path, photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    weights = parity.to_torch(drawn.weights(CONFIG, 0))
+    torch.save(weights, tmp_path / "bare.pth")
+    assert main([str(tmp_path / "bare.pth"), photos[0], "--set", "num_heads=2", "--twin", "torch"]) == 0
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == 2 and "mlp.activation='gelu'" in notes[0] and "num_heads" not in notes[0]
+    assert "how images are prepared: assumed, shorter side to 8 (bicubic)" in notes[1]
+
+
+def test_names_that_a_terminal_would_obey_are_escaped(tmp_path: Path, photos: list[str], said: Main) -> None:
+    names = ("\x1b[2J", "a\nb", "c" * 500)
+    write(replace(drawn.weights(CONFIG, 0), labels=names), tmp_path / "odd.npz", "jax")
+    text = said(tmp_path / "odd.npz", photos[0])
+    assert r"\x1b[2J" in text and r"a\nb" in text and "\x1b" not in text and max(map(len, text.splitlines())) < 100
 
 
 def test_names_of_classes_come_from_a_file(run: Path, photos: list[str], said: Main) -> None:

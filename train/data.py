@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from train.augment import Augment, Mix, augmented, fit, mix
+from parity.preprocessing import Preprocessing, central
+from train.augment import Augment, Mix, augmented, mix, prepared
 from train.chance import IMAGE, MIX, ORDER, generator
 from train.interruption import SIGNALS
 from train.recipes import Task
@@ -87,6 +88,11 @@ def num_outputs(classes: tuple[str, ...], kind: Task, task: Task) -> int:
     return 1 if (kind, task) == ("classes", "values") else len(classes)
 
 
+def held_out(config: ViTConfig, augment: Augment) -> Preprocessing:
+    """Return how a run prepares the images that it does not train on."""
+    return central(config.image_size, augment.share, augment.held_out_filter)
+
+
 def usual_workers(source: Source) -> int:
     """How many processes prepare images unless a number is asked for.
 
@@ -100,7 +106,8 @@ def usual_workers(source: Source) -> int:
 class Feed:
     """A set of images with their targets, brought to the size and the channels of a model, in batches.
 
-    augment: how training images are varied; its `share` and `held_out_filter` are how held-out images are brought to size.
+    augment: how training images are varied; its `share` and `held_out_filter` are how held-out images are prepared.
+    preprocessing: how held-out images are prepared instead; None: as `augment` says.
     here: which images of a batch this process prepares, (B here,); None: all.
     skip: let another image stand for one that is damaged, rather than raise.
     workers: processes that prepare batches; 0: threads.
@@ -119,6 +126,7 @@ class Feed:
     skip: bool = False
     workers: int = 0
     advice: str = ""
+    preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
         if self.config.in_channels not in (1, 3):
@@ -169,8 +177,8 @@ class Feed:
         yield from self._batches(show, 0, -(-count // self.batch_size) * here)
 
     def _fitted(self, image: Image.Image) -> NDArray[np.uint8]:
-        size = self.config.image_size
-        return np.asarray(fit(image, size, self.augment.share, self.augment.held_out_filter)).reshape(*size, -1)
+        how = self.preprocessing or held_out(self.config, self.augment)
+        return np.asarray(prepared(image, how, self.config.pixels.mean)).reshape(*how.size, -1)
 
     def _shown(self, row: int, bring: Any) -> tuple[Batch, NDArray[np.int64]]:
         """One image as the model sees it, or where damaged ones are skipped, the next that can be read.
@@ -187,7 +195,10 @@ class Feed:
                     continue
                 wrong = other
                 break
-            pixels = bring(image if image.mode == mode else image.convert(mode))
+            try:
+                pixels = bring(image if image.mode == mode else image.convert(mode))
+            except InputError as error:  # a shape that nothing can be made of
+                raise InputError(f"{self.examples.names[other]}: {error}") from None
             return Batch(pixels, self.targets[other], np.asarray(row), np.asarray(other == row)), np.asarray(-1)
         # What is wrong is told where the batch is due.
         nothing = np.zeros((*self.config.image_size, self.config.in_channels), np.uint8)

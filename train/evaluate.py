@@ -74,8 +74,8 @@ def evaluate(given: argparse.Namespace) -> int:
     for what, examples, answers in zip(
         ("training", "held-out"), (source.train, source.held_out), asked.answers, strict=True
     ):
-        how = (checkpoint.config, frozen.batch_size, frozen.augment)
-        feed = Feed(examples, answers, *how, skip=asked.skip, workers=workers)
+        how, size = frozen.preprocessing, frozen.batch_size
+        feed = Feed(examples, answers, frozen.shown, size, skip=asked.skip, workers=workers, preprocessing=how)
         sets.append(_features(looked, feed, what, given.json))
     features, read = zip(*sets, strict=True)
     seen = asked._replace(answers=[answers[there] for answers, there in zip(asked.answers, read, strict=True)])

@@ -16,10 +16,10 @@ import parity
 from parity.assignments import assignments
 from parity.files import WEIGHTS
 from parity.formats import Fields
+from parity.preprocessing import Preprocessing, central
 from parity.weights import Checkpoint
-from train.augment.options import Augment
 from train.recipes import Recipe, Task
-from vit_spec import InputError
+from vit_spec import InputError, ViTConfig
 
 if TYPE_CHECKING:
     from train.data import Batch, Feed
@@ -36,7 +36,7 @@ class Frozen:
 
     task: what the outputs are; "classes" where nothing says it.
     names: of the outputs, (num_outputs,); their numbers where they have none.
-    augment: its `share` and `held_out_filter` are how held-out images were brought to size.
+    preprocessing: how images are prepared; timm's way, of all of the image, where nothing says it.
     batch_size: images shown at once.
     data, held_out: what the run was trained on and judged by; None of a bare file.
     corrupt: what the run did where an image could not be read.
@@ -45,11 +45,20 @@ class Frozen:
     checkpoint: Checkpoint
     task: Task
     names: tuple[str, ...]
-    augment: Augment
+    preprocessing: Preprocessing
     batch_size: int
     data: str | None = None
     held_out: float | str | None = None
     corrupt: Literal["stop", "skip"] = "stop"
+
+    @property
+    def shown(self) -> ViTConfig:
+        """The config at the size in which images are shown: positions are resampled where it is not the config's own.
+
+        Raises:
+            InputError: a size that the model's patches do not divide.
+        """
+        return self.checkpoint.config.replace(image_size=self.preprocessing.size)
 
 
 class Network(Protocol):
@@ -97,17 +106,14 @@ def opened(place: str, format: str | None = None, given: Fields | None = None) -
     if said is not None and run == path and not (path / WEIGHTS).exists():
         raise InputError(f"{path} is a run without weights yet: they come with its first look at the held-out images")
     checkpoint = parity.load(best(place), format=format, given=given)
-    outputs = checkpoint.config.num_classes
-    numbers = tuple(map(str, range(outputs)))
+    outputs, task = checkpoint.config.num_classes, checkpoint.task
+    numbers = ("value",) if (outputs, task) == (1, "values") else tuple(map(str, range(outputs)))
+    how = checkpoint.preprocessing or central(checkpoint.config.image_size)
+    known = (checkpoint, task, checkpoint.labels or numbers, how)
     if said is None:
-        return Frozen(checkpoint, "classes", numbers, Augment(), Recipe().batch_size)
+        return Frozen(*known, Recipe().batch_size)
     try:
-        recipe, data = said["recipe"], said["data"]
-        augment = Augment(**{name: recipe["augment"][name] for name in ("share", "held_out_filter")})
-        classes = tuple(data["classes"])
-        names = classes if len(classes) == outputs else ("value",) if outputs == 1 else numbers
-        shown = (recipe[name] for name in ("batch_size", "data", "held_out", "corrupt"))
-        return Frozen(checkpoint, data["task"], names, augment, *shown)
+        return Frozen(*known, *(said["recipe"][name] for name in ("batch_size", "data", "held_out", "corrupt")))
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{run / 'config.json'} is of another version ({error}): copy the weights out of the folder to use them alone"

@@ -1,7 +1,7 @@
 """The functional twin in training: its state on a mesh of devices, and the two compiled functions that use it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +60,7 @@ class JaxEngine:
     rate: the learning rate of the step that follows so many others; it is traced.
     start: the weights to start from; None: drawn by the recipe's seed.
     folder: where checkpoints are kept.
+    described: names of classes and the like, which files of weights are to hold, as `parity.save` takes them.
 
     Raises:
         InputError: a mesh that is not understood or does not fit; a batch that it does not divide.
@@ -74,6 +75,7 @@ class JaxEngine:
         rate: Callable[[Array], Array],
         start: Checkpoint | None,
         folder: Path,
+        described: Mapping[str, Any] | None = None,
     ) -> None:
         self.config, self._recipe, self._task, self._rate, self._folder = config, recipe, task, rate, folder
         self.mesh = jax_mesh.make(recipe.mesh, config)
@@ -86,6 +88,7 @@ class JaxEngine:
         self._everywhere = NamedSharding(self.mesh, PartitionSpec())
         self._state: State = self._begin(start)
         self._checkpoints: Checkpoints | None = None
+        self._described = described or {}
         self._asked = 0  # how often, whether to stop
 
     @property
@@ -138,7 +141,7 @@ class JaxEngine:
         """Write the weights that `answer` uses, and the config with them, as safetensors."""
         weights = jax.tree.map(self._gathered, self._judged_weights)
         if self.first:
-            parity.save(path, weights, self.config, format="jax", force=True)
+            parity.save(path, weights, self.config, format="jax", force=True, **self._described)
 
     @property
     def _judged_weights(self) -> Tree:

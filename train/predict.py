@@ -6,6 +6,7 @@ What is imported here loads quickly; the framework follows when the arguments ar
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ from PIL import Image
 
 from parity.__main__ import Parser
 from parity.commands.printing import say
+from parity.metadata import printable
+from parity.preprocessing import central
+from parity.weights import Checkpoint
 from train.cli import BAD_INPUT, told
 from train.frozen import Frozen, add_arguments, gathered, named, network, pooled
 from train.recipes import Task
@@ -41,11 +45,13 @@ def predict(given: argparse.Namespace) -> int:
     if given.maps:
         _writable(Path(given.maps))
     frozen = named(given)
-    config = frozen.checkpoint.config
+    config = frozen.shown
     pooled(frozen.checkpoint)
     if not config.num_classes:
         raise InputError(f"{given.weights} has no head: python -m train.evaluate says what its features are worth")
     names = _names(Path(given.classes), config) if given.classes else frozen.names
+    for line in _assumed(frozen.checkpoint):
+        print(line, file=sys.stderr)
     looked, seen, maps = network(frozen.checkpoint, given.twin), [], []
 
     def look(batch: "Batch") -> Any:
@@ -75,7 +81,10 @@ def predict(given: argparse.Namespace) -> int:
 
 
 def _feed(paths: list[Path], config: ViTConfig, frozen: Frozen, unread: dict[int, str]) -> "Feed":
-    """The images as held-out images of a run are fed; in `unread` comes what is wrong with those that cannot be read."""
+    """Return the images, prepared as the model was trained to see them.
+
+    unread: gets what is wrong with those that cannot be read, by number.
+    """
     from train.data import Feed
     from train.sources import Examples, read_image
 
@@ -88,7 +97,8 @@ def _feed(paths: list[Path], config: ViTConfig, frozen: Frozen, unread: dict[int
 
     nothing = np.zeros(len(paths), np.int64)
     examples = Examples(read, nothing, [str(path) for path in paths])
-    return Feed(examples, nothing.astype(np.int32), config, min(TOGETHER, len(paths)), frozen.augment)
+    size, how = min(TOGETHER, len(paths)), frozen.preprocessing
+    return Feed(examples, nothing.astype(np.int32), config, size, preprocessing=how)
 
 
 def answers(task: Task, names: tuple[str, ...], output: Any, top: int) -> Said:
@@ -117,10 +127,21 @@ def _print(image: str, task: Task, said: Said, as_json: bool) -> None:
         number = "value" if task == "values" else "probability"
         print(json.dumps({"image": image, task: [{"name": name, number: value} for name, value in said]}))
         return
-    width = max((len(name) for name, _ in said), default=0)
-    say(image, *(f"  {name:{width}}  {_number(task, value)}" for name, value in said))
+    shown = [(printable(name), value) for name, value in said]
+    width = max((len(name) for name, _ in shown), default=0)
+    say(image, *(f"  {name:{width}}  {_number(task, value)}" for name, value in shown))
     if not said:
         say("  no label above one half")
+
+
+def _assumed(checkpoint: Checkpoint) -> Iterator[str]:
+    """Say what changes the answers and was told by nothing."""
+    if checkpoint.assumed:
+        fields = ", ".join(f"{each.field}={each.value!r}" for each in checkpoint.assumed)
+        yield f"note: the file does not tell {fields}: assumed; --set FIELD=VALUE says otherwise"
+    if checkpoint.preprocessing is None:
+        how = central(checkpoint.config.image_size)
+        yield f"note: the file does not tell how images are prepared: assumed, {how}"
 
 
 def _number(task: Task, value: float) -> str:
@@ -163,7 +184,7 @@ def _parser() -> Parser:
     add_arguments(parser)
     parser.add_argument("images", metavar="IMAGE", nargs="+", help="an image file: JPEG, PNG, WebP, BMP, GIF or TIFF")
     parser.add_argument("--top", type=_positive, default=5, metavar="N", help="classes to name; by default 5")
-    text = "names of the classes, one a line; by default the run's, or their numbers"
+    text = "names of the classes, one a line; by default those of the weights, or their numbers"
     parser.add_argument("--classes", metavar="FILE", help=text)
     text = "write a picture of the images, each beside the last block's attention"
     parser.add_argument("--maps", metavar="PATH.png", help=text)

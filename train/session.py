@@ -18,7 +18,7 @@ import vit_spec
 from parity.weights import Checkpoint
 from train import curves, start
 from train.cli import Asked
-from train.data import Feed, num_outputs, targets, usual_workers
+from train.data import Feed, held_out, num_outputs, targets, usual_workers
 from train.interruption import Interruption
 from train.loop import Diverged, Loop, Plan
 from train.metrics import LEADING, shown
@@ -35,9 +35,9 @@ DIVERGED, SIGNALLED = 1, 128  # exit statuses; the second plus the signal's numb
 def train(asked: Asked, make_engine: Callable[..., Any]) -> int:
     """Train as asked and return the exit status: 0; 1 when the loss diverged; 130 after Ctrl-C, 143 after SIGTERM.
 
-    make_engine: called with (config, recipe, task=..., rate=..., start=..., folder=...), where rate gives the learning
-        rate of a step, start is the checkpoint to begin from, or None, and folder is where states are kept; it returns a
-        `train.loop.Engine`.
+    make_engine: called with (config, recipe, task=..., rate=..., start=..., folder=..., described=...), where rate gives
+        the learning rate of a step, start is the checkpoint to begin from, or None, folder is where states are kept, and
+        described is what files of weights say of classes and images; it returns a `train.loop.Engine`.
 
     Raises:
         InputError: a recipe, a data set, an image or weights that cannot be used.
@@ -61,6 +61,8 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
     plan = Plan.of(recipe, len(source.train))
     course = plan.first_step if dry else plan
     answers = [targets(examples, source.classes, source.kind, task) for examples in (source.train, source.held_out)]
+    named = len(source.classes) == config.num_classes  # classes that are read as a number have one output together
+    preprocessing = held_out(config, recipe.augment)
     engine = make_engine(
         config,
         recipe,
@@ -68,6 +70,7 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
         rate=lambda step: course.rate(recipe, step),
         start=weights,
         folder=(path / STATES).absolute(),
+        described={"labels": source.classes if named else None, "preprocessing": preprocessing, "task": task},
     )
     console = Console(quiet=not engine.first)
     if engine.several and dry:
@@ -80,7 +83,7 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
         skip, how = recipe.corrupt == "skip", (config, recipe.batch_size, recipe.augment, engine.rows)
         return Feed(examples, answers, *how, skip, workers, "" if skip else SKIP)
 
-    train_feed, held_out = map(feed, (source.train, source.held_out), answers)
+    train_feed, held_out_feed = map(feed, (source.train, source.held_out), answers)
     data = {"task": task, "train": len(source.train), "held_out": len(source.held_out), "classes": list(source.classes)}
     with Interruption(watched=engine.several) as stop, Run(path, recipe, config, data, writes=engine.first) as run:
         said = [
@@ -94,7 +97,7 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
         tell(console, overview(asked, config, plan, engine.hardware, path, said))
         share = 3 * vit_spec.flops(config) / engine.peak if engine.peak else None
         display = Display(console, plan.total, recipe.batch_size, share=share)
-        loop = Loop(engine, recipe, task, course, train_feed, held_out, source.classes, run, display, stop)
+        loop = Loop(engine, recipe, task, course, train_feed, held_out_feed, source.classes, run, display, stop)
 
         def draw() -> None:
             if run.records and engine.first:

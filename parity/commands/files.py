@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 import vit_spec
-from parity import surgery
+from parity import metadata, surgery
 from parity.commands.printing import columns, facts_of, say, source, told, transfer
 from parity.formats import formats as format_names
 from parity.formats import get
@@ -51,7 +51,7 @@ def convert(given: argparse.Namespace) -> int:
     say(
         *told(found),
         *(f"changed: {change}" for change in changes),
-        *(f"note: {remark}" for remark in written.remarks),
+        *(remark if remark.startswith(metadata.LOST) else f"note: {remark}" for remark in written.remarks),
         f"{given.target}: format {written.format}, {written.nbytes:,} bytes of weights, read back{speed}",
     )
     return 0

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from parity import metadata
 from parity.assignments import assignments
 from parity.files import load
 from parity.weights import Checkpoint
@@ -29,12 +30,14 @@ def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
         "config": asdict(checkpoint.config),
         "assumed": [asdict(each) for each in checkpoint.assumed],
         "left": list(checkpoint.left),
+        **metadata.facts(checkpoint),
     }
 
 
 def told(checkpoint: Checkpoint) -> Iterator[str]:
     """Say what was read, what of it was assumed, and what was left."""
     yield f"read: format {checkpoint.format}, container {checkpoint.container}"
+    yield from metadata.told(checkpoint)
     reasons: dict[str, list[str]] = {}
     for each in checkpoint.assumed:
         reasons.setdefault(each.why, []).append(f"{each.field}={each.value!r}")

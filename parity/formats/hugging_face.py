@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.formats import hf_processor
 from parity.formats.format import Evidence, Fields
 from parity.layout import Array
 from vit_spec import InputError, ViTConfig
@@ -309,18 +310,7 @@ def pixels(evidence: Evidence) -> dict[str, Any]:
     Raises:
         InputError: what are not numbers.
     """
-    told = evidence.notes.get("preprocessor_config.json", {})
-    if told.get("do_normalize") is False:
-        return {"pixels.mean": (0.0,), "pixels.std": (1.0,)}
-    if "image_mean" not in told or "image_std" not in told:
-        return {}
-    fields = {}
-    for ours, theirs in (("pixels.mean", "image_mean"), ("pixels.std", "image_std")):
-        values = told[theirs] if isinstance(told[theirs], list) else [told[theirs]]
-        if not values or not all(type(value) in (int, float) for value in values):
-            raise InputError(f"its preprocessor_config.json says {theirs} {told[theirs]!r}: numbers were expected")
-        fields[ours] = tuple(values[:1] if len(set(values)) == 1 else values)
-    return fields
+    return hf_processor.pixels(evidence.notes)
 
 
 # config.json, written -------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any
 
 from parity.formats.format import Fields
 from vit_spec import InputError, nearest
+from vit_spec.models import IMAGENET
 
 POOLS = {"token": "token", "avg": "mean", "map": "attention", "": "none"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "identity": "none"}
@@ -190,10 +191,12 @@ def _from_data(data: Mapping[str, Any]) -> Fields:
 
 
 def _pixels(data: Mapping[str, Any], channels: int) -> Fields:
-    """Return what images are normalised by."""
+    """Return what images are normalised by; timm's own default where it is left out, whatever the architecture's is."""
     found: dict[str, Any] = {}
     for name in ("mean", "std"):
-        if data.get(name) is not None:
+        if data.get(name) is None:
+            found |= {f"pixels.{name}": getattr(IMAGENET, name)} if channels == 3 else {}
+        else:
             values = data[name] if isinstance(data[name], list) else [data[name]]
             if len(values) not in (1, channels) or not all(type(value) in (int, float) for value in values):
                 raise InputError(f"its config.json says {name} {data[name]!r}: 1 or {channels} numbers were expected")

@@ -46,7 +46,6 @@ def files(config: ViTConfig) -> Mapping[str, Any]:
         "num_classes": c.num_classes,
         "input_size": [c.in_channels, *c.image_size],
         "fixed_input_size": not (eva or c.tokens.pad),
-        "interpolation": "bicubic",
         "mean": list(c.pixels.mean * (c.in_channels // len(c.pixels.mean))),
         "std": list(c.pixels.std * (c.in_channels // len(c.pixels.std))),
         "first_conv": "patch_embed.proj",

@@ -11,6 +11,7 @@ from parity.formats import get
 from parity.layout import Array
 from parity.weights import Checkpoint, Task, edited, plan
 from vit_spec import InputError, ViTConfig
+from vit_spec.config import FIELDS
 
 Changed = tuple[Checkpoint, str]  # the new checkpoint, and what was done to the old one
 Float64 = NDArray[np.float64]
@@ -22,9 +23,17 @@ def float64(array: Array) -> Float64:
 
 
 def changed(checkpoint: Checkpoint, config: ViTConfig, changes: Mapping[str, Array], told: Iterable[str]) -> Checkpoint:
-    """Return the edited checkpoint; fields that were told, or whose part was, are no longer assumed."""
-    left = [one for one in checkpoint.assumed if not one.field.startswith(tuple(told))]
-    assumed = tuple(replace(one, value=config.at(one.field)) for one in left)
+    """Return the edited checkpoint; fields that were told, or whose part was, are no longer assumed.
+
+    Images are prepared at the new size where that was told.  The names of outputs stay as long as their number does.
+    """
+    told, how = tuple(told), checkpoint.preprocessing
+    if how and "image_size" in told:
+        checkpoint = replace(checkpoint, preprocessing=how.at(config.image_size))
+    if config.num_classes != checkpoint.config.num_classes:
+        checkpoint = replace(checkpoint, labels=None)
+    left = [one for one in checkpoint.assumed if not one.field.startswith(told)]
+    assumed = tuple(replace(one, value=config.at(one.field)) if one.field in FIELDS else one for one in left)
     return replace(edited(_able_to_hold(checkpoint, config), config, changes), assumed=assumed)
 
 

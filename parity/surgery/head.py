@@ -1,5 +1,7 @@
 """No classifier, or a new one."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from parity.surgery.edit import Changed, Float64, changed
@@ -18,7 +20,8 @@ def drop_head(checkpoint: Checkpoint) -> Changed:
     if not before.num_classes:
         raise InputError("there is no head to drop: num_classes is 0 already")
     stays = "; pre_logits stays" if before.head.hidden else ""
-    return changed(checkpoint, before.replace(num_classes=0), {}, ()), f"num_classes {before.num_classes} -> 0{stays}"
+    done = f"num_classes {before.num_classes} -> 0{stays}{_nameless(checkpoint)}"
+    return changed(replace(checkpoint, labels=None, task="classes"), before.replace(num_classes=0), {}, ()), done
 
 
 def new_head(checkpoint: Checkpoint, num_classes: int, init: str | None = None, seed: int = 0) -> Changed:
@@ -41,7 +44,12 @@ def new_head(checkpoint: Checkpoint, num_classes: int, init: str | None = None, 
     laws = {name: row.law for name, row in rows(config).items() if name.startswith("head") and row.law}
     heads = {name: rounded(_draw(law, rows(config)[name].shape, rng), kind) for name, law in laws.items()}
     done = f"num_classes {before.num_classes} -> {num_classes}; new: {', '.join(heads)}, {config.head.init}, seed {seed}"
-    return changed(checkpoint, config, heads, ("num_classes", "head.init")), done
+    done += _nameless(checkpoint)
+    return changed(replace(checkpoint, labels=None, task="classes"), config, heads, ("num_classes", "head.init")), done
+
+
+def _nameless(checkpoint: Checkpoint) -> str:
+    return f"; its {len(checkpoint.labels)} labels are gone" if checkpoint.labels else ""
 
 
 def _draw(law: Law, shape: tuple[int, ...], rng: np.random.Generator) -> Float64:

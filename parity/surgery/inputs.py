@@ -73,7 +73,10 @@ def resize(
         matrices = resampling_matrices(before.replace(resampling=config.resampling), config.grid)
         changes[TABLE] = _other_grid(parameter(checkpoint, TABLE), before, *matrices)
         done.append(f"{TABLE} {_said(before.grid)} -> {_said(config.grid)}, {_said(config.resampling)}")
-    return changed(checkpoint, config, changes, told), "; ".join(done) or f"{', '.join(told)}: as before"
+    after = changed(checkpoint, config, changes, told)
+    if after.preprocessing != checkpoint.preprocessing:
+        done.append(f"images: {after.preprocessing}")
+    return after, "; ".join(done) or f"{', '.join(told)}: as before"
 
 
 def _mode(name: str) -> Resampling:

@@ -12,14 +12,14 @@ from PIL import Image
 
 from train.augment.affine import vary
 from train.augment.colour import colour_jitter, three_augment
-from train.augment.crop import cut, fit, inception_box, resized_box, simple_crop
+from train.augment.crop import cut, fit, inception_box, prepared, resized_box, simple_crop
 from train.augment.erase import random_erase
 from train.augment.mix import Mix, mix, mixed_images, mixed_targets
 from train.augment.options import Augment
 from train.augment.randaugment import randaugment
 
 __all__ = ["Augment", "Mix", "augmented", "colour_jitter", "cropped", "fit", "mix", "mixed_images", "mixed_targets"]
-__all__ += ["randaugment", "random_erase", "three_augment", "vary"]
+__all__ += ["prepared", "randaugment", "random_erase", "three_augment", "vary"]
 
 
 def augmented(

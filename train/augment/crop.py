@@ -1,25 +1,24 @@
 """Cutting a part out of an image and bringing it to the size of a model.
 
-Sizes are (height, width) in pixels, boxes (left, top, right, bottom) as Pillow's.  A cut and its resizing are one step:
-no image is made between them, and where a filter reaches over the edge of the cut it sees the image's own pixels there.
+Sizes are (height, width) in pixels, boxes (left, top, right, bottom) as Pillow's.  A cut at random and its resizing are one
+step: no image is made between them, and where a filter reaches over the edge of the cut it sees the image's own pixels
+there.  What is not random is resized first and cut then, as timm and transformers do it, to the last bit.
 JPEG's reduced decoding (`Image.draft`) and `reducing_gap` are not used: both change what a filter sees.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
+from parity.preprocessing import Preprocessing, central
 from train.augment.options import Filter
+from vit_spec import InputError
 
 Box = tuple[int, int, int, int]
-FILTERS = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-}
+FILTERS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")}
 ASPECT = (3 / 4, 4 / 3)  # width over height, least and greatest
 # From a pixel's edge to its centre, less a bit: no rounding shall take a place at a centre for one before it.
 HALF = 0.5 - 2**-20
@@ -28,19 +27,38 @@ HALF = 0.5 - 2**-20
 # Not random -----------------------------------------------------------------------------------------------------------
 
 
-def fit(image: Image.Image, size: tuple[int, int], share: float = 1.0, filter: Filter = "bicubic") -> Image.Image:
-    """Bring the middle of an image to `size`: the largest part of that shape, its sides times `share`.
+def prepared(image: Image.Image, how: Preprocessing, mean: Sequence[float] = (0.5,)) -> Image.Image:
+    """Prepare an image as a model was trained to see it: resized by Pillow, and cut to `how.size`.
 
-    It is what resizing an image to cover size / share and cutting `size` out of the middle gives, but for the roundings
-    of the size between and of the cut's corner to whole pixels, which move the picture by a pixel at most.
+    mean: of the model's input, the colour of a border.
+
+    Raises:
+        InputError: an image so long that resizing it would take more memory than Pillow thinks safe.
+    """
+    height, width = how.resized_to(image.height, image.width)
+    if how.filter == "bilinear_aliased":
+        return _aliased(image, how, (height, width))
+    if width * height > (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise InputError(
+            f"{image.width}x{image.height} pixels would be resized to {width}x{height}, more than is safe: crop it first"
+        )
+    resized = image.resize((width, height), FILTERS[how.filter]) if how.resize != "none" else image
+    top, left = how.corner(resized.height, resized.width)
+    if how.resize == "border":
+        colour = tuple(round(255 * value) for value in mean)
+        whole = Image.new(image.mode, how.size[::-1], colour[0] if image.mode == "L" else (colour * 3)[:3])
+        whole.paste(resized, (-left, -top))
+        return whole
+    return resized.crop((left, top, left + how.size[1], top + how.size[0]))
+
+
+def fit(image: Image.Image, size: tuple[int, int], share: float = 1.0, filter: Filter = "bicubic") -> Image.Image:
+    """Bring the middle of an image to `size`, by timm's rule: resized to cover size / share, and `size` cut out of it.
+
     timm's crop_pct is the share; big_vision's resize_small(256)|central_crop(224) is share 224/256 with filter "box".
     Pillow's box takes each pixel wholly or not at all, where TensorFlow's area takes those at its edges in part.
     """
-    if filter == "bilinear_aliased":
-        (height, width), (rows, columns) = size, (image.height, image.width)
-        scale = share * min(columns / width, rows / height)
-        return _sampled(image, ((columns - scale * width) / 2, (rows - scale * height) / 2), (scale, scale), size)
-    return ImageOps.fit(image, size[::-1], FILTERS[filter], bleed=(1 - share) / 2)
+    return prepared(image, central(size, share, filter))
 
 
 def cut(image: Image.Image, box: Box, size: tuple[int, int], filter: Filter) -> Image.Image:
@@ -119,6 +137,14 @@ def simple_crop(image: Image.Image, size: tuple[int, int], rng: np.random.Genera
 
 
 # Without smoothing ----------------------------------------------------------------------------------------------------
+
+
+def _aliased(image: Image.Image, how: Preprocessing, resized: tuple[int, int]) -> Image.Image:
+    """Resize and cut in one step, with TensorFlow's resize without antialias."""
+    (rows, columns), (height, width) = how.size, resized
+    down, across = image.height / height, image.width / width
+    corner = (image.width - across * columns) / 2, (image.height - down * rows) / 2
+    return _sampled(image, corner, (across, down), how.size)
 
 
 def _sampled(

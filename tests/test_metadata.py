@@ -1,0 +1,389 @@
+"""Names of classes, preparation of images and assumptions: they travel with weights, and what does not is said."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import parity
+from parity import drawn, metadata, surgery
+from parity.__main__ import main
+from parity.inference import Assumption
+from parity.preprocessing import Preprocessing, central, floored, share
+from parity.weights import Checkpoint
+from parity.writing import write
+from vit_spec import InputError, get
+
+CONFIG = get("vit_ti16", image_size=(32, 48), patch_size=8, width=24, depth=2, num_heads=3, mlp_dim=40, num_classes=4)
+SQUARE = CONFIG.replace(image_size=(32, 32))
+NAMES = ("red fox", "crane", "crane", 'ünïcödé 猫 "x"\x1b[31m')
+HOW = Preprocessing(size=(32, 48), resize="squash", resized=(36, 54), filter="lanczos", rounding="down")
+ASSUMED = (Assumption("mlp.activation", "gelu", "as most models"), Assumption("image_size", (32, 48), "since it is so"))
+CONTAINERS = [
+    ("safetensors", "jax"),
+    ("npz", "torch"),
+    ("pth", "timm"),
+    ("msgpack", "jax"),
+    ("orbax", "jax"),
+    ("dcp", "torch"),
+]
+
+
+def described(config: Any = CONFIG, **more: Any) -> Checkpoint:
+    """Drawn weights with everything that may travel."""
+    fields = {"labels": NAMES, "preprocessing": HOW, "task": "labels", "assumed": ASSUMED, **more}
+    return replace(drawn.weights(config, 0), **fields)
+
+
+def said(checkpoint: Checkpoint) -> tuple[Any, ...]:
+    return checkpoint.labels, checkpoint.preprocessing, checkpoint.task, checkpoint.assumed
+
+
+# Through files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("container", "format"), CONTAINERS)
+def test_every_container_brings_them_back(container: str, format: str, tmp_path: Path) -> None:
+    if container in ("orbax", "dcp"):
+        pytest.importorskip({"orbax": "orbax.checkpoint", "dcp": "torch"}[container])
+    write(described(), tmp_path / "weights", format, container=container)
+    found = parity.load(tmp_path / "weights")
+    assert said(found) == said(described()) and not found.left
+
+
+def test_shards_bring_them_back(tmp_path: Path) -> None:
+    write(described(SQUARE, preprocessing=None), f"{tmp_path / 'folder'}/", "timm", shard=30_000)
+    assert len(list((tmp_path / "folder").glob("*.safetensors"))) > 1
+    assert parity.load(tmp_path / "folder").labels == NAMES
+
+
+def test_a_file_without_them_is_read(tmp_path: Path) -> None:
+    write(drawn.weights(CONFIG, 0), tmp_path / "weights.npz", "jax")
+    assert said(parity.load(tmp_path / "weights.npz")) == (None, None, "classes", ())
+
+
+def test_what_was_assumed_of_a_bare_file_stays_assumed_until_the_user_says_it(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save(parity.to_torch(drawn.weights(SQUARE, 0)), tmp_path / "bare.pth")
+    first = parity.load(tmp_path / "bare.pth", given={"num_heads": 3, "norms.eps": 1e-5})
+    fields = {each.field for each in first.assumed}
+    assert {"mlp.activation", "head.pool"} <= fields and not {"num_heads", "norms.eps"} & fields
+    for number, (format, container) in enumerate((("jax", "npz"), ("google", "safetensors"), ("torch", "pth"))):
+        write(first, tmp_path / f"{number}.{container}", format)
+        again = parity.load(tmp_path / f"{number}.{container}")
+        assert again.assumed == first.assumed and again.config == first.config
+        first = again
+    assert [each for each in first.assumed if "." not in each.field]  # what the config has no field for
+    smaller, _ = surgery.apply(first, {"drop_head": True})
+    assert smaller.assumed == first.assumed
+    told = parity.load(tmp_path / "2.pth", given={"mlp.activation": "relu"})
+    write(told, tmp_path / "told.npz", "jax")
+    found = parity.load(tmp_path / "told.npz")
+    assert found.config.mlp.activation == "relu" and {each.field for each in found.assumed} == fields - {"mlp.activation"}
+
+
+def test_the_names_of_21843_classes_travel(tmp_path: Path) -> None:
+    config = SQUARE.replace(num_classes=21_843)
+    names = tuple(f"class number {n} with a name of some forty letters" for n in range(21_843))
+    write(described(config, labels=names, task="classes", assumed=()), f"{tmp_path / 'folder'}/", "hf-vit")
+    for path in tmp_path.glob("folder/model.safetensors"):
+        parity.convert(path, tmp_path / "weights.pth", "torch")
+        parity.convert(tmp_path / "weights.pth", tmp_path / "weights.npz", "jax")
+    assert parity.load(tmp_path / "weights.npz").labels == names
+    (tmp_path / "folder" / "model.safetensors").unlink()
+    write(replace(drawn.weights(config, 0)), tmp_path / "folder" / "model.pth", "hf-vit")
+    (tmp_path / "folder" / "model.pth.parity.json").unlink()
+    assert parity.load(tmp_path / "folder").labels == names  # of config.json, 3 MB
+
+
+# What other libraries wrote -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Checkpoint]:
+    """Read a folder of transformers or timm in which some fields are other ones, and ours are gone."""
+
+    def read(format: str = "hf-vit", processor: Any = None, **changes: Any) -> Checkpoint:
+        write(drawn.weights(SQUARE, 0), f"{tmp_path / 'folder'}/", format)
+        path = tmp_path / "folder"
+        weights = {key: np.asarray(array) for key, array in parity.load(path).arrays.items()}
+        (path / "model.safetensors").unlink()
+        np.savez(path / "model.npz", **weights)
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, **changes}))
+        if processor is not None:
+            (path / "preprocessor_config.json").write_text(json.dumps(processor))
+        return parity.load(path)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ({"0": "a", "1": "b", "2": "c", "3": "a"}, ("a", "b", "c", "a")),
+        ({"3": "d", "0": "a", "2": "c", "1": "b"}, ("a", "b", "c", "d")),
+        ({"0": 5, "1": 6.5, "2": "", "3": "x\n"}, ("5", "6.5", "", "x\n")),
+        ({str(n): f"LABEL_{n}" for n in range(4)}, None),
+    ],
+)
+def test_id2label_is_read(folder: Any, names: Any, found: Any) -> None:
+    assert folder(id2label=names).labels == found
+
+
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        ({"0": "a", "1": "b"}, "2 names, and the model has 4 outputs"),
+        ({str(n): "x" for n in range(100_000)}, "100,000 names, and the model has 4 outputs"),
+        ({"0": "a", "1": "b", "2": "c", "4": "e"}, "its numbers are not those from 0 to 3"),
+        ({"0": "a", "1": "b", "2": ["c"], "3": "d"}, "one of the names is a list"),
+        ({"0": "a", "1": "b", "2": None, "3": "d"}, "one of the names is a NoneType"),
+        ({"0": "a", "1": "b", "2": True, "3": "d"}, "one of the names is a bool"),
+        ({"0": "a", "1": "b", "2": "c", "3": "d" * (5 << 20)}, "the names take more than 4 MiB"),
+        ("abcd", "a str, and a list was expected"),
+    ],
+)
+def test_names_that_cannot_be_read_are_said_and_the_weights_are_read(folder: Any, names: Any, line: str) -> None:
+    found = folder(id2label=names)
+    assert found.labels is None and [each for each in found.left if "id2label of config.json: " in each and line in each]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"), [(["a", "b", "c", "d"], tuple("abcd")), ({"0": "a", "1": "b", "2": "c", "3": "d"}, tuple("abcd"))]
+)
+def test_label_names_are_read_and_descriptions_are_said_to_be_left(folder: Any, names: Any, found: Any) -> None:
+    checkpoint = folder("timm", label_names=names, label_descriptions={"a": "the first letter"})
+    assert checkpoint.labels == found and any("label_descriptions" in line for line in checkpoint.left)
+
+
+@pytest.mark.parametrize(
+    ("problem", "task"),
+    [(None, "classes"), ("regression", "values"), ("multi_label_classification", "labels")],
+)
+def test_what_the_outputs_are_is_read_and_written(folder: Any, problem: Any, task: str, tmp_path: Path) -> None:
+    found = folder(problem_type=problem)
+    assert found.task == task
+    write(found, f"{tmp_path / 'back'}/", "hf-vit")
+    assert json.loads((tmp_path / "back" / "config.json").read_text()).get("problem_type") == problem
+    [line] = [line for line in write(found, f"{tmp_path / 'timm'}/", "timm").remarks if "outputs that are" in line] or [""]
+    assert bool(line) == (task != "classes")
+
+
+VIT = {"image_processor_type": "ViTImageProcessor"}
+
+
+@pytest.mark.parametrize(
+    ("processor", "how"),
+    [
+        (VIT, Preprocessing(size=(224, 224), resize="squash", resized=(224, 224), filter="bilinear", rounding="down")),
+        (
+            {"feature_extractor_type": "ViTFeatureExtractor", "size": 32, "resample": 3},
+            Preprocessing(size=(32, 32), resize="squash", resized=(32, 32), rounding="down"),
+        ),
+        (
+            {"image_processor_type": "CLIPImageProcessorFast", "size": 40, "crop_size": 32},
+            Preprocessing(size=(32, 32), resize="shortest", resized=(40, 40), rounding="down"),
+        ),
+        (
+            {**VIT, "do_resize": False, "do_center_crop": True, "crop_size": {"height": 32, "width": 40}},
+            Preprocessing(size=(32, 40), resize="none", resized=(32, 40), filter="bilinear", rounding="down"),
+        ),
+    ],
+)
+def test_processors_of_transformers_are_read_with_their_defaults(folder: Any, processor: Any, how: Preprocessing) -> None:
+    assert folder(processor=processor).preprocessing == how
+
+
+@pytest.mark.parametrize(
+    ("processor", "line"),
+    [
+        ({"image_processor_type": "ConvNextImageProcessor", "size": 32}, "of a ConvNextImageProcessor"),
+        ({**VIT, "size": {"shortest_edge": 32}}, "does not crop"),
+        ({**VIT, "size": {"shortest_edge": 32, "longest_edge": 40}}, "one side, or height and width"),
+        ({**VIT, "do_resize": False}, "neither resizes nor crops"),
+        ({**VIT, "size": 32, "do_pad": True, "pad_size": 40}, "do_pad=True"),
+        ({**VIT, "size": 32, "resample": 9}, "resample 9"),
+        ({**VIT, "size": 32, "resample": [1]}, "cannot be read"),
+        ({**VIT, "size": -1}, "preprocessing.size is (-1, -1)"),
+        ({**VIT, "size": 10**9}, "preprocessing.size is"),
+        ({"image_processor_type": "DINOv3ViTImageProcessor", "size": 32}, "resizes in float32"),
+    ],
+)
+def test_a_processor_that_is_not_known_is_said(folder: Any, processor: Any, line: str) -> None:
+    found = folder(processor={**processor, "image_mean": [0.5] * 3, "image_std": [0.5] * 3})
+    assert [each for each in found.left if line in each]
+
+
+def test_a_factor_of_its_own_goes_into_mean_and_std(folder: Any) -> None:
+    pixels = folder(
+        processor={**VIT, "rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [0.5] * 3}
+    ).config.pixels
+    x = np.arange(256)
+    np.testing.assert_allclose((x / 255 - pixels.mean[0]) / pixels.std[0], (x / 127.5 - 1) / 0.5, atol=1e-14)
+
+
+def test_timms_own_defaults_are_known(folder: Any) -> None:
+    found = folder("timm", pretrained_cfg={"input_size": [3, 32, 32]})
+    assert found.preprocessing == central((32, 32), 0.875) and found.config.pixels.mean == (0.485, 0.456, 0.406)
+    assert not [each for each in found.assumed if each.field.startswith("pixels")]
+
+
+# What cannot be written -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("format", "more", "line"),
+    [
+        ("hf-vit", {"preprocessing": None}, "nothing says how images are prepared"),
+        ("timm", {"preprocessing": None}, "nothing says how images are prepared"),
+        ("hf-vit", {"preprocessing": central((32, 48))}, "no processor of transformers prepares images like this"),
+        ("timm", {"preprocessing": replace(HOW, resized=(36, 60))}, "timm has no word for a preparation"),
+        ("timm", {"preprocessing": replace(HOW, resize="none")}, "timm has no word for a preparation"),
+        ("timm", {"preprocessing": HOW.at((16, 24))}, "--image-size 16x24"),
+        ("hf-vit", {"preprocessing": replace(HOW, filter="bilinear_aliased")}, "has no filter bilinear_aliased"),
+        ("timm", {"preprocessing": replace(HOW, filter="bilinear_aliased")}, "has no filter bilinear_aliased"),
+        ("hf-vit", {"preprocessing": replace(HOW, filter="box")}, 'backend="pil"'),
+        ("hf-vit", {}, "1 classes have the name of another"),
+        ("timm", {}, "no word for outputs that are labels"),
+    ],
+)
+def test_what_a_library_cannot_say_is_said_in_a_line(format: str, more: Any, line: str, tmp_path: Path) -> None:
+    written = write(described(**more), f"{tmp_path / 'folder'}/", format)
+    assert len([each for each in written.remarks if each.startswith("lost: ") and line in each and "\n" not in each]) == 1
+    assert said(parity.load(tmp_path / "folder")) == said(described(**more))  # our own notes keep it
+
+
+def test_nothing_is_said_where_nothing_is_lost(tmp_path: Path) -> None:
+    checkpoint = described(labels=tuple("abcd"), task="classes", assumed=())
+    for format in ("hf-vit", "timm"):
+        assert not [each for each in write(checkpoint, f"{tmp_path / format}/", format).remarks if "lost" in each]
+    for format in ("jax", "torch"):
+        assert not write(checkpoint, tmp_path / f"{format}.npz", format).remarks
+
+
+def test_a_file_of_another_library_keeps_them_in_our_notes_alone(tmp_path: Path) -> None:
+    remarks = write(described(), tmp_path / "weights.pth", "hf-vit").remarks
+    assert any("names of classes and preparation of images: in our metadata alone" in each for each in remarks)
+
+
+@pytest.mark.parametrize("note", ["labels", "preprocessing", "task"])
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": 1}', "[1, 2]", '"x"', "null", "NaN", "7"])
+def test_notes_that_were_not_written_here_are_said(note: str, text: str, tmp_path: Path) -> None:
+    write(described(), tmp_path / "weights.npz", "jax")
+    notes = {"config": CONFIG.to_json(), "format": "jax", note: text}
+    arrays = dict(np.load(tmp_path / "weights.npz"))
+    whole = {key: array for key, array in arrays.items() if not key.startswith("__metadata__")}
+    whole |= {f"__metadata__/{name}": np.frombuffer(value.encode(), np.uint8) for name, value in notes.items()}
+    found = metadata.attached(drawn.weights(CONFIG, 0), notes, {}, True)
+    assert said(found)[:3] == (None, None, "classes")
+    assert found.left or text == "null"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[" * 100_000, "[1]", '[{"field": "nothing", "why": ""}]', '[{"field": "width"}]']
+)
+def test_assumptions_that_were_not_written_here_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"^[^\n]*note[^\n]*$"):
+        metadata.assumed({"assumed": text}, CONFIG, {})
+
+
+def test_notes_of_others_that_have_our_words_are_not_ours(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    write(drawn.weights(CONFIG, 0), tmp_path / "ours.npz", "timm")
+    weights = {key: np.asarray(array) for key, array in parity.load(tmp_path / "ours.npz").arrays.items()}
+    save_file(weights, tmp_path / "theirs.safetensors", {"labels": json.dumps(NAMES), "task": "labels", "format": "pt"})
+    found = parity.load(tmp_path / "theirs.safetensors", given={"num_heads": 3, "image_size": (32, 48)})
+    assert found.labels is None and found.task == "classes"
+
+
+def test_labels_to_save_are_one_for_each_output(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="2 names, and the model has 4 outputs"):
+        parity.save(tmp_path / "w.npz", drawn.weights(CONFIG, 0).arrays, CONFIG, "jax", labels=["a", "b"])
+
+
+# Surgery --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operations", "count"), [({"drop_head": True}, 0), ({"num_classes": 4}, 4), ({"num_classes": 9}, 9)]
+)
+def test_another_head_has_no_names_and_that_is_said(operations: Any, count: int) -> None:
+    found, lines = surgery.apply(described(), operations)
+    assert (found.config.num_classes, found.labels, found.task) == (count, None, "classes")
+    assert "its 4 labels are gone" in lines[0]
+
+
+def test_another_size_shows_the_same_part_of_an_image_and_that_is_said() -> None:
+    found, lines = surgery.apply(described(), {"image_size": (64, 96)})
+    assert found.preprocessing == replace(HOW, size=(64, 96), resized=(72, 108))
+    assert "images: resized to 72x108" in lines[0]
+    assert found.labels == NAMES and surgery.apply(described(), {"in_channels": 1})[0].preprocessing == HOW
+
+
+# For people -----------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_them_and_escapes_what_a_terminal_would_obey(tmp_path: Path, capsys: Any) -> None:
+    write(described(labels=(NAMES[3], *NAMES[:3])), tmp_path / "weights.npz", "jax")
+    assert main(["inspect", str(tmp_path / "weights.npz")]) == 0
+    shown = capsys.readouterr().out
+    assert r'labels: 4, ünïcödé 猫 "x"\x1b[31m, red fox, crane, ...' in shown and "\x1b" not in shown
+    assert "images: resized to 36x54 whatever the shape (lanczos), then 32x48 out of the middle" in shown
+    assert "assumed, as most models: mlp.activation='gelu'" in shown
+    assert main(["inspect", str(tmp_path / "weights.npz"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert tuple(found["labels"]) == (NAMES[3], *NAMES[:3]) and found["preprocessing"]["resized"] == [36, 54]
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_every_share_that_timm_uses_is_found_again() -> None:
+    sides = (16, 64, 98, 224, 240, 256, 336, 378, 384, 448, 512, 518)
+    for side in sides:
+        for part in (0.7, 0.8, 0.875, 0.89, 0.9, 0.94, 0.95, 0.96, 0.965, 0.98, 1.0, 1.1):
+            for size in ((side, side), (side, side + 32)):
+                resized = floored(size, part)
+                found = share(size, resized)
+                assert found is not None and floored(size, found) == resized and len(str(found)) <= len(str(part)) + 2
+    assert share((224, 224), (256, 300)) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "image", "resized", "corner"),
+    [
+        (central((224, 224), 0.875), (427, 640), (256, 383), (16, 80)),  # margins 32 and 159: half is 79.5
+        (replace(central((224, 224), 0.875), rounding="down"), (427, 640), (256, 383), (16, 79)),
+        (central((224, 224), 1.0), (224, 200), (250, 224), (13, 0)),
+        (central((48, 80), 1.0), (427, 640), (53, 80), (2, 0)),  # 53.375 rows; half of 5 rounds to even
+        (central((40, 40), 1.25), (100, 100), (32, 32), (-4, -4)),
+        (replace(central((40, 40)), resize="border"), (100, 50), (40, 20), (0, -10)),
+        (HOW, (100, 100), (36, 54), (2, 3)),
+    ],
+)
+def test_sizes_and_corners_are_rounded_as_the_libraries_do(
+    how: Preprocessing, image: Any, resized: Any, corner: Any
+) -> None:
+    assert how.resized_to(*image) == resized and how.corner(*resized) == corner
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("size", (0, 4)),
+        ("size", (4,)),
+        ("resized", (4, 1 << 20)),
+        ("resize", "stretch"),
+        ("filter", "x"),
+        ("rounding", "up"),
+    ],
+)
+def test_a_field_out_of_range_is_refused_in_a_line(field: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"^preprocessing\.{field} is [^\n]*: give [^\n]*$"):
+        replace(HOW, **{field: value})
