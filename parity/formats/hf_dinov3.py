@@ -77,6 +77,11 @@ def settings(evidence: Evidence) -> Fields:
     return fields
 
 
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return what hidden_act changes in a gated MLP and no tensor shows."""
+    return {"gate of an MLP": "SiLU of the first half"} if "glu" in evidence.axes["blocks.mlp.fc1.weight"] else {}
+
+
 def files(config: ViTConfig) -> Mapping[str, Any]:
     """Return the files with which transformers opens a folder."""
     qkv_bias = config.attention.qkv_bias
@@ -131,6 +136,7 @@ FORMAT = Format(
         "pixels.std": IMAGENET.std,
     },
     settings=settings,
+    untold=untold,
     says=hf.SAYS | {"tokens.registers", "positions.rotary_base"},
     files=files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,

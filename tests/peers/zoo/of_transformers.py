@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,16 @@ def peer(label: str, **options: Any) -> Peer:
     perturb(model, name)
     config = vision(model)
     images = seeded(f"{name} images").standard_normal((1, getattr(config, "num_channels", 3), *size(model)))
-    return Peer(name, model, images, kind.run, PROPERTIES)
+    found = Peer(name, model, images, kind.run, PROPERTIES)
+    return found if label in CLASSES or _computes(found) else replace(found, run=None)
+
+
+def _computes(one: Peer) -> bool:
+    """Return whether a class gives out anything that a ViT does; others take more than images, or give out maps."""
+    try:
+        return one.outputs().ndim == 2
+    except Exception:  # as many as there are classes
+        return False
 
 
 def vision(model: nn.Module) -> Any:
