@@ -516,7 +516,7 @@ def test_a_small_cause_is_told_from_rounding_where_the_outputs_are_exact() -> No
     right = PLAIN.replace(norms={"eps": 1.1e-6})
     logits = in_float64(right, checkpoint().arrays, pictures())
     found = diagnose(checkpoint(), expected(pictures(), logits, PLAIN), pairs=20)
-    assert found.before < 1e-6 and found.matched[0].names == ("LayerNorm eps is 1.1e-06",), found.verdict
+    assert found.before < 5e-6 and found.matched[0].names == ("LayerNorm eps is 1.1e-06",), found.verdict
 
 
 @pytest.mark.parametrize(("change", "digits"), [(lambda x: x.round(4), "4 decimals"), (short, "5 significant digits")])

@@ -79,15 +79,16 @@ def written(outputs: Array) -> Written:
         return Written()
     unit = UNIT["float32"] if narrowest(values) == "float32" else UNIT["float64"]
     largest = float(np.abs(values).max())
+    found = [Written()]
     for count in DIGITS:
         scaled = values * 10.0**count
-        if (
-            4 * unit * largest * 10.0**count < 1 / 50
-            and (np.abs(scaled - np.rint(scaled)) <= 4 * unit * np.abs(scaled)).all()
-        ):
-            return Written(f"{count} decimals", 0.5 * 10.0**-count / size)
+        near = np.abs(scaled - np.rint(scaled)) <= 4 * unit * np.abs(scaled)
+        if 4 * unit * largest * 10.0**count < 1 / 50 and near.all():
+            found.append(Written(f"{count} decimals", 0.5 * 10.0**-count / size))
+            break
     for count in DIGITS:
         short = np.array([float(f"{value:.{count - 1}e}") for value in values])
         if 10.0**-count > 50 * unit and (np.abs(short - values) <= 4 * unit * np.abs(values)).all():
-            return Written(f"{count} significant digits", 0.5 * 10.0 ** (1 - count))
-    return Written()
+            found.append(Written(f"{count} significant digits", 0.5 * 10.0 ** (1 - count)))
+            break
+    return max(found, key=lambda each: each.error)  # five digits of a small number have many decimals
