@@ -163,6 +163,8 @@ def _surgery(group: argparse._ArgumentGroup) -> None:
     bias = group.add_mutually_exclusive_group()
     bias.add_argument("--add-key-bias", action="store_true", help="add a bias of keys, of zeros")
     bias.add_argument("--drop-key-bias", action="store_true", help="leave the bias of keys out, which no softmax sees")
+    text = "change the weights as this cause of `diagnose` says, as it names it; again for others, ahead of the rest"
+    group.add_argument("--mend", action="append", default=[], metavar="CAUSE", help=text)
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -1,10 +1,8 @@
 """A cause is planted in a model, and must be the first that is named for its outputs."""
 
 import json
-import os
+import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,17 @@ import vit_torch
 from parity import Checkpoint
 from parity.__main__ import main
 from parity.diagnosis import Diagnosis, Source, against, diagnose, expected, read
+from parity.diagnosis.catalogue import catalogue
+from parity.diagnosis.local import in_blocks, operations
+from parity.diagnosis.mend import mend
+from parity.diagnosis.search import Search
+from parity.diagnosis.trial import Hypothesis, Trial
+from parity.formats import get
+from parity.surgery.edit import float64
+from parity.weights import flatten, parameter
 from tests.twins import perturbed, small
 from vit_spec import InputError, ViTConfig
 
-ROOT = Path(__file__).parents[1]
 PLAIN = small(vit_spec.get("vit_s16"))
 MEAN = PLAIN.replace(head={"pool": "mean"})
 SCALED = small(vit_spec.get("deit3_s16"))
@@ -125,6 +130,10 @@ def _both(*plants: Plant) -> Plant:
             one(state)
 
     return plant
+
+
+def _transpose_in_block_1(state: State) -> None:
+    state["blocks.1.attn.proj.weight"] = state["blocks.1.attn.proj.weight"].T
 
 
 def _swap_q_and_k(state: State) -> None:
@@ -358,27 +367,185 @@ def test_another_file_shows_which_field_differs() -> None:
 # Remedies -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["field", "weights", "structure"])
+@pytest.mark.parametrize("case", ["field", "weights", "structure", "one block"])
 def test_the_command_that_is_told_mends_the_file(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right, plant = {
         "field": (PLAIN.replace(pixels={"mean": (0.0,), "std": (1.0,)}, norms={"eps": 1e-3}), None),
         "weights": (PLAIN.replace(norms={"eps": 1e-3}), _swap_q_and_k),
         "structure": (PLAIN.replace(norms={"after_blocks": False}), None),
+        "one block": (PLAIN, _transpose_in_block_1),
     }[case]
     images = pictures()
     parity.save(tmp_path / "vit.safetensors", dict(checkpoint().arrays), PLAIN, "torch")
     found = diagnosis(PLAIN, right, plant, source=Source("vit.safetensors"))
     words = shlex.split(found.remedy)
     monkeypatch.chdir(tmp_path)
-    if case == "field":
-        assert main(words[3:]) == 0
-    else:
-        subprocess.run([sys.executable, *words[1:]], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert words[:3] == ["python", "-m", "parity"] and main(words[3:]) == 0
     state = {name: tensor.clone() for name, tensor in checkpoint().arrays.items()}
     if plant:
         plant(state)
     mended = parity.load("FIXED.safetensors")
     assert diagnose(mended, expected(images, answers(right, state, images), right)).passed
+
+
+def test_weights_are_mended_by_a_cause_in_the_format_that_they_are_in() -> None:
+    file = checkpoint()
+    mended, lines = mend(Checkpoint(PLAIN, "jax", flatten(parity.to_jax(file), get("jax"))), [BGR])
+    assert (mended.format, lines) == ("jax", [f"mended: {BGR}"])
+    before, after = (parity.to_torch(each) for each in (file, mended))
+    assert torch.equal(after.pop("patch_embed.proj.weight"), before.pop("patch_embed.proj.weight").flip(1))
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+BGR = "channels come in reverse, BGR"
+
+
+@pytest.mark.parametrize(
+    ("cause", "message"), [("channels come in reverse", "did you mean"), ("zzz", "as `python -m parity")]
+)
+def test_a_cause_that_is_none_is_refused(cause: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        mend(checkpoint(), [cause])
+
+
+# Every hypothesis runs ------------------------------------------------------------------------------------------------
+
+STRUCTURES = {
+    "plain": PLAIN,
+    "layer scale": SCALED,
+    "gated": GATED,
+    "rotary": ROTARY,
+    "rotary of DINOv3": small(vit_spec.get("dinov3_s16")),
+    "distilled": DISTILLED,
+    "fixed positions": FIXED,
+    "norms of queries": NORMED,
+    "attention pooling": small(vit_spec.get("siglip_b16")),
+    "hidden layer": PLAIN.replace(head={"hidden": 12}),
+    "features": PLAIN.replace(num_classes=0, head={"pool": "none"}),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_every_cause_of_the_catalogue_can_be_run(name: str) -> None:
+    """By itself, and together with one that takes away what it is about; see `Search.attempt`."""
+    config = STRUCTURES[name]
+    images = pictures(config)[:1]
+    logits = answers(config, checkpoint(config).arrays, images) + 1
+    expectations = expected(images, logits, config)
+    trial = Trial(
+        config, {n: float64(parameter(checkpoint(config), n)) for n in vit_spec.rows(config)}, expectations.images, None
+    )
+    search = Search(trial, expectations)
+    causes = catalogue(trial)
+    assert len([cause for cause in causes if search.attempt((cause,))]) > len(causes) / 2
+    for one in [cause for cause in causes if TAKES_AWAY.search(cause.name)]:
+        for other in causes[:: 3 if one.patch else 1]:
+            search.attempt((one, other))
+    for cause in [*in_blocks(config, causes), *operations(config)][::5]:
+        search.attempt((cause,))
+    assert search.discarded == []
+
+
+TAKES_AWAY = re.compile(
+    r"TF32 was used by all|^activations are bf|layout is none|no final norm|first block|no norm ahead|no class"
+)
+
+
+def test_a_hypothesis_that_fails_is_discarded_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: Any) -> None:
+        raise RuntimeError("a patch that fits no model")
+
+    causes = [Hypothesis("it is broken", "broken", patch=broken)]
+    monkeypatch.setattr("parity.diagnosis.search.catalogue", lambda trial: [*catalogue(trial)[:5], *causes])
+    found = diagnosis(PLAIN, PLAIN, _noise, pairs=5)
+    assert found.discarded[0] == "it is broken: RuntimeError: a patch that fits no model"
+    assert "causes could not be run, the first: it is broken" in str(found)
+
+
+def short(x: np.ndarray) -> np.ndarray:
+    """Numbers as "%.4e" prints them."""
+    return np.array([float(f"{value:.4e}") for value in x.ravel()]).reshape(x.shape)
+
+
+# Precision ------------------------------------------------------------------------------------------------------------
+
+
+def in_float64(config: ViTConfig, state: State, images: np.ndarray) -> np.ndarray:
+    model = vit_torch.ViT(config).eval().double()
+    model.load_state_dict({name: tensor.double() for name, tensor in state.items()})
+    pixels = [np.array(values) for values in (config.pixels.mean, config.pixels.std)]
+    with torch.no_grad():
+        return model(torch.tensor((images / 255 - pixels[0]) / pixels[1]).permute(0, 3, 1, 2)).numpy()
+
+
+def finer() -> tuple[State, Checkpoint]:
+    """Weights in float64, and the file that holds them in float32."""
+    generator = torch.Generator().manual_seed(1)
+    state = {
+        name: tensor.double() * (1 + 1e-7 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64))
+        for name, tensor in checkpoint().arrays.items()
+    }
+    return state, Checkpoint(PLAIN, "torch", {name: tensor.float() for name, tensor in state.items()})
+
+
+def test_weights_that_were_rounded_afterwards_leave_what_rounding_explains() -> None:
+    state, file = finer()
+    right = PLAIN.replace(mlp={"activation": "quick_gelu"})
+    found = diagnose(file, expected(pictures(), in_float64(right, state, pictures()), PLAIN), pairs=20)
+    assert found.matched[0].names == ("activation is quick_gelu",), found.verdict
+    assert 1e-9 < found.after < found.bar < 5e-6 and "rounding to float32" in found.precision
+
+
+def test_weights_that_were_rounded_afterwards_match() -> None:
+    state, file = finer()
+    found = diagnose(file, expected(pictures(), in_float64(PLAIN, state, pictures()), PLAIN), pairs=20)
+    assert found.passed and 1e-9 < found.before < found.bar and "rounding to float32" in found.precision
+
+
+def test_weights_that_were_rounded_to_bfloat16_match_as_far_as_they_can() -> None:
+    state = checkpoint().arrays
+    file = Checkpoint(PLAIN, "torch", {name: tensor.bfloat16() for name, tensor in state.items()})
+    plant = {name: tensor.clone() for name, tensor in state.items()}
+    _swap_q_and_k(plant)
+    found = diagnose(file, expected(pictures(), answers(PLAIN, plant, pictures()), PLAIN), pairs=20)
+    assert found.matched[0].families == ("order of q, k, v",), found.verdict
+    assert "the rounding of the weights to bfloat16" in found.precision
+
+
+def test_a_small_cause_is_told_from_rounding_where_the_outputs_are_exact() -> None:
+    right = PLAIN.replace(norms={"eps": 1.1e-6})
+    logits = in_float64(right, checkpoint().arrays, pictures())
+    found = diagnose(checkpoint(), expected(pictures(), logits, PLAIN), pairs=20)
+    assert found.before < 5e-6 and found.matched[0].names == ("LayerNorm eps is 1.1e-06",), found.verdict
+
+
+@pytest.mark.parametrize(("change", "digits"), [(lambda x: x.round(4), "4 decimals"), (short, "5 significant digits")])
+def test_outputs_that_were_printed_are_judged_by_their_digits(change: Callable[[Any], Any], digits: str) -> None:
+    logits = change(in_float64(PLAIN, checkpoint().arrays, pictures()))
+    found = diagnose(checkpoint(), expected(pictures(), logits, PLAIN), pairs=20)
+    assert found.passed and digits in found.precision
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_outputs_of_a_narrower_type_are_recognised_in_a_wider_one(kind: Any) -> None:
+    logits = answers(PLAIN, checkpoint().arrays, pictures()).astype(kind).astype(np.float64)
+    assert expected(pictures(), logits, PLAIN).dtype == np.dtype(kind).name
+
+
+# Images that say their size -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(32, 48), (64, 16)])
+def test_the_size_of_a_model_is_that_of_the_expected_images(size: tuple[int, int], tmp_path: Path, capsys: Any) -> None:
+    config = PLAIN.replace(image_size=size, num_heads=2)
+    file, images = checkpoint(config), pictures(config)
+    right = config.replace(norms={"eps": 1e-3})
+    torch.save({name: tensor.clone() for name, tensor in file.arrays.items()}, tmp_path / "vit.pth")
+    np.savez(tmp_path / "expected.npz", images=images, logits=answers(right, file.arrays, images))
+    source = ["diagnose", str(tmp_path / "vit.pth"), "--logits", str(tmp_path / "expected.npz"), "--set", "num_heads=2"]
+    assert main([*source, "--pairs", "5"]) == 1
+    told = capsys.readouterr().out
+    assert f"--set image_size={size[0]}x{size[1]}" in told and "FOUND: LayerNorm eps is 0.001" in told
 
 
 # What is given --------------------------------------------------------------------------------------------------------

@@ -45,8 +45,13 @@ def diagnose(given: argparse.Namespace) -> int:
     """Find out why SRC does not give the outputs that it should: which cause explains it, and what mends it."""
     from parity import diagnosis
 
-    checkpoint = source(given)
-    named = diagnosis.Source(given.source, given.format, assignments(given.set))
+    said = assignments(given.set)
+    if given.logits:
+        checkpoint = diagnosis.load(given.source, given.logits, format=given.format, given=said)
+    else:
+        checkpoint = source(given)
+    said |= {each.field: each.value for each in checkpoint.assumed if each.why == diagnosis.AS_SHOWN}
+    named = diagnosis.Source(given.source, given.format, said)
     with _frameworks("diagnose runs the PyTorch twin"), spinner(quiet=given.json) as progress:
         if given.against:
             found = diagnosis.against(

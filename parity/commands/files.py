@@ -28,7 +28,9 @@ def convert(given: argparse.Namespace) -> int:
     get(given.to)  # a misspelt name is told before files are looked at
     shard, start = _bytes(given.shard), time.perf_counter()
     found = source(given)
-    checkpoint, changes = surgery.apply(found, _operations(given))
+    mended, causes = _mended(found, given.mend)
+    checkpoint, changes = surgery.apply(mended, _operations(given))
+    changes = [*causes, *changes]
     with transfer(quiet=given.json) as progress:
         written = write(
             checkpoint,
@@ -105,6 +107,15 @@ def models(given: argparse.Namespace) -> int:
 
 
 # What is given --------------------------------------------------------------------------------------------------------
+
+
+def _mended(checkpoint: Checkpoint, causes: list[str]) -> tuple[Checkpoint, list[str]]:
+    """Return the weights with the causes of a diagnosis taken into account, and what was done."""
+    if not causes:
+        return checkpoint, []
+    from parity.diagnosis.mend import mend  # with it the catalogue, which no other conversion needs
+
+    return mend(checkpoint, causes)
 
 
 def _operations(given: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from parity.diagnosis.catalogue import catalogue
-from parity.diagnosis.expectations import Expected, narrowest
+from parity.diagnosis.expectations import Expected
+from parity.diagnosis.precision import narrowest, rounded_weights
 from parity.diagnosis.remedy import Source, remedy
 from parity.diagnosis.report import Cause, Diagnosis
 from parity.diagnosis.search import Finding, Found, Progress, Search
@@ -127,7 +128,7 @@ def _diagnose(
     found = search.run()
     matched = tuple(_cause(each, checkpoint, source) for each in found.matches)
     wrong = found.before.error > found.bar
-    where = suspect(search.trial, search.few, found.bar) if wrong and (expected.intermediates or not matched) else None
+    where = _suspect(search, found) if wrong and (expected.intermediates or not matched) else ""
     hints = _hints(trial, expected, found) if wrong and not matched else ()
     return Diagnosis(
         matched=matched,
@@ -139,9 +140,27 @@ def _diagnose(
         pairs=found.pairs,
         runners_up=tuple(_cause(each, checkpoint, source) for each in found.others),
         apart=_apart(found) if len(matched) > 1 else "",
-        suspect=str(where or ""),
+        suspect=where,
+        precision=_precision(expected, found),
         remarks=(*expected.remarks, *hints),
+        discarded=found.discarded,
     )
+
+
+def _suspect(search: Search, found: Found) -> str:
+    """The first layer that differs, by more than rounding where even the first ones differ by that."""
+    bar = max([found.bar, *(level.tolerance for level in search.levels)])
+    return str(suspect(search.trial, search.few, bar, search.places.outputs()))
+
+
+def _precision(expected: Expected, found: Found) -> str:
+    """How precise the expected outputs are, and what follows from that."""
+    text = f"the expected outputs hold numbers of {expected.digits}, and are compared to {found.bar:.0e}"
+    if not found.level:
+        return text
+    left = found.matches[0].error if found.matches else found.before.error
+    why = f"the difference of {left:.1e} that is left is what {found.level.what} makes ({found.level.error:.1e}, estimated)"
+    return f"the expected outputs hold numbers of {expected.digits}; {why}"
 
 
 def _cause(finding: Finding, checkpoint: Checkpoint, source: Source) -> Cause:
@@ -172,9 +191,9 @@ def _hints(trial: Trial, expected: Expected, found: Found) -> tuple[str, ...]:
         hints.append(f"images {repeated[0]} and {repeated[1]} are equal and their outputs are not: dropout was left on")
     elif not found.others or found.others[0].error > NOISE * found.before.error:
         hints.append("what is left looks like noise: if the expected outputs change from run to run, dropout was left on")
-    kinds = {narrowest(array) for array in trial.weights.values()}
-    if kinds <= {"bfloat16", "float16"}:
-        hints.append(f"all weights are {' and '.join(sorted(kinds))} numbers: those of the expected outputs may be finer")
+    kind = rounded_weights(trial.weights.values())
+    if kind:
+        hints.append(f"all weights are {kind} numbers: those of the expected outputs may be finer")
     return tuple(hints)
 
 

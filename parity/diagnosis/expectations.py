@@ -8,14 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from parity import containers
+from parity import containers, files
+from parity.diagnosis.precision import Written, narrowest, written
+from parity.files import Source
+from parity.formats import Fields
+from parity.inference import Assumption
 from parity.layout import Array
 from parity.measures import TRAJECTORY, Budget
+from parity.weights import Checkpoint
 from vit_spec import InputError, ViTConfig
 
 IMAGES, LOGITS = "images", "logits"
+AS_SHOWN = "as the expected images are"  # why a size is assumed
 PART = re.compile(
-    r"(patch_embed|tokens|positions|embed|blocks\.\d+|norm_pre|norm|pool|attn_pool|fc_norm|pre_logits|head)\b.*"
+    r"(patch_embed|tokens|positions|cosines|sines|embed|blocks\.\d+|norm_pre|norm|pool|attn_pool|fc_norm|pre_logits|"
+    r"hidden|head|head_dist)\b.*"
 )
 
 
@@ -27,6 +34,7 @@ class Expected:
     normalised: which of the two.
     logits: float64, (B, num_classes), or whatever the config's head gives.
     dtype: the narrowest type that holds every entry of the logits.
+    written: to how many digits the logits were rounded.
     intermediates: named as `vit_torch.intermediates` names them.
     remarks: how the file was read.
     """
@@ -37,21 +45,28 @@ class Expected:
     dtype: str
     intermediates: dict[str, Array] = field(default_factory=dict, repr=False)
     remarks: tuple[str, ...] = ()
+    written: Written = field(default_factory=Written)
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def bar(self) -> float:
-        """The relRMS within which a model of the same function is: what the type of the logits allows.
+        """The relRMS within which a model of the same function is: what the type and the digits of the logits allow.
 
         In float64 two models part by 1e-15 or so, and 1e-10 leaves room for functions that amplify it.
         """
-        return TRAJECTORY if self.dtype == "float64" else Budget(self.dtype).bar
+        of_type = TRAJECTORY if self.dtype == "float64" else Budget(self.dtype).bar
+        return max(of_type, self.written.error)
+
+    @property
+    def digits(self) -> str:
+        """What the logits are, in words."""
+        return f"{self.written.digits} of {self.dtype}" if self.written.digits else self.dtype
 
     def first(self, count: int) -> "Expected":
         """Return the first images alone."""
-        intermediates = {name: array[:count] for name, array in self.intermediates.items()}
+        intermediates = {name: array[: min(count, len(array))] for name, array in self.intermediates.items()}
         return replace(self, images=self.images[:count], logits=self.logits[:count], intermediates=intermediates)
 
 
@@ -64,9 +79,7 @@ def read(path: str | Path, config: ViTConfig) -> Expected:
     Raises:
         InputError: no such file, a damaged one, or arrays that are not this config's.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"no file {path}: give an .npz file with {IMAGES!r} and {LOGITS!r}")
+    path = _existing(path)
     stored = {".".join(words): array for words, array in containers.open(path).arrays.items()}
     for name in (IMAGES, LOGITS):
         if name not in stored:
@@ -82,29 +95,105 @@ def read(path: str | Path, config: ViTConfig) -> Expected:
     return replace(found, remarks=(*found.remarks, *remarks))
 
 
+def load(source: Source, path: str | Path, *, format: str | None = None, given: Fields | None = None) -> Checkpoint:
+    """Open weights whose expected outputs are in the file `path`, as `parity.load` does.
+
+    The size of the images, where neither the weights nor `given` say it, is that of the images in the file.
+
+    Raises:
+        InputError: as `parity.load`.
+    """
+    given, sizes = dict(given or {}), _sizes(path)
+    found, refused = None, None
+    try:
+        found = files.load(source, format=format, given=given)
+    except InputError as error:
+        refused = error
+    told = found is not None and all(each.field != "image_size" for each in found.assumed)
+    for size in () if told or "image_size" in given else sizes:
+        try:
+            sized = files.load(source, format=format, given={**given, "image_size": size})
+        except InputError:
+            continue  # the images are of another size than the weights, whose positions are resampled
+        if found is None or found.config.image_size != size:
+            found = replace(sized, assumed=(*sized.assumed, Assumption("image_size", size, AS_SHOWN)))
+        break
+    if found is None:
+        raise refused or InputError(f"{source} cannot be read")
+    return found
+
+
+def _sizes(path: str | Path) -> Iterator[tuple[int, int]]:
+    """Yield the sizes that the images of a file may have: channels last, then first."""
+    stored = {".".join(words): array for words, array in containers.open(_existing(path)).arrays.items()}
+    shape = tuple(stored[IMAGES].shape) if IMAGES in stored else ()
+    if len(shape) == 4:
+        order = [shape[1:3], shape[2:4]]
+        yield from order if shape[3] <= shape[1] else order[::-1]
+
+
+def _existing(path: str | Path) -> Path:
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no file {path}: give an .npz file with {IMAGES!r} and {LOGITS!r}")
+    return path
+
+
 def expected(images: Any, logits: Any, config: ViTConfig, intermediates: dict[str, Any] | None = None) -> Expected:
     """Return arrays as what is expected of a config's model.
 
     Raises:
         InputError: images or outputs that are not this config's, or not finite.
     """
-    pictures, remarks = _images(np.asarray(images), config)
-    answers = np.asarray(logits)
+    pictures, remarks = _images(_numbers(images, IMAGES), config)
+    answers = _numbers(logits, LOGITS)
     for name, array in {IMAGES: pictures, LOGITS: answers}.items():
-        if not np.isfinite(array.astype(np.float64)).all():
-            count = int((~np.isfinite(array.astype(np.float64))).sum())
-            raise InputError(f"{name} have {count} entries that are NaN or infinite: make them again without")
-    if len(answers) != len(pictures):
-        raise InputError(f"{len(pictures)} images and {len(answers)} rows of logits: give one row for each image")
+        _finite(name, array)
+    if not answers.ndim or len(answers) != len(pictures):
+        rows = len(answers) if answers.ndim else "no"
+        raise InputError(f"{len(pictures)} images and {rows} rows of logits: give one row for each image")
     if config.num_classes and answers.shape[-1] != config.num_classes:
         raise InputError(
             f"logits have shape {answers.shape}: the model of the weights gives {config.num_classes} for each image"
         )
+    if not answers.any():
+        raise InputError("logits are all zero, and nothing can be compared with them: give those of a model")
     normalised = not (pictures.min(initial=0) >= 0 and pictures.max(initial=0) <= 1)
-    inner = {name: np.asarray(array, np.float64) for name, array in (intermediates or {}).items()}
-    kind = narrowest(answers)
+    inner = {name: _intermediate(name, array, len(pictures)) for name, array in (intermediates or {}).items()}
     said = "normalised" if normalised else "pixels"
-    return Expected(pictures, normalised, answers.astype(np.float64), kind, inner, (f"images are {said}", *remarks))
+    told = (f"images are {said}", *remarks)
+    return Expected(
+        pictures,
+        normalised,
+        answers.astype(np.float64),
+        narrowest(answers),
+        inner,
+        told,
+        written(answers.astype(np.float64)),
+    )
+
+
+def _numbers(array: Any, name: str) -> Array:
+    found = np.asarray(array)
+    try:
+        found.astype(np.float64, casting="same_kind" if found.dtype.kind in "c" else "unsafe")
+    except (TypeError, ValueError):
+        raise InputError(f"{name} are of type {found.dtype}: give an array of real numbers") from None
+    return found
+
+
+def _finite(name: str, array: Array) -> None:
+    if count := int((~np.isfinite(array.astype(np.float64))).sum()):
+        raise InputError(f"{name} have {count} entries that are NaN or infinite: make them again without")
+
+
+def _intermediate(name: str, array: Any, count: int) -> Array:
+    """Return the expected intermediate of a name, float64, one for each image; a constant of the model is one for all."""
+    found = _numbers(array, name).astype(np.float64)
+    _finite(name, found)
+    if not found.ndim or len(found) not in (1, count):
+        raise InputError(f"{name} has shape {found.shape}: its first axis is to be that of the {count} images")
+    return found
 
 
 def _images(images: Array, config: ViTConfig) -> tuple[Array, tuple[str, ...]]:
@@ -119,6 +208,8 @@ def _images(images: Array, config: ViTConfig) -> tuple[Array, tuple[str, ...]]:
     config.grid_of(*images.shape[2:])
     order = "channels last" if last else "channels first"
     if images.dtype.kind in "ui":
+        if images.min() < 0 or images.max() > np.iinfo(np.uint8).max:
+            raise InputError(f"images are {images.dtype} from {images.min()} to {images.max()}: give pixels from 0 to 255")
         return images / np.iinfo(np.uint8).max, (order,)
     return images.astype(np.float64), (order,)
 
@@ -130,14 +221,3 @@ def _fitting(shape: tuple[int, ...], config: ViTConfig) -> Iterator[bool]:
     if shape[1:3] == config.image_size != shape[2:4]:
         yield True
     raise InputError(f"images have shape {shape}: where their channels are cannot be told; give images of another size")
-
-
-def narrowest(logits: Array) -> str:
-    """Return the narrowest type that holds every entry: outputs that were computed in it and written in a wider one."""
-    import ml_dtypes
-
-    wide = logits.astype(np.float64)
-    types: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
-    with np.errstate(over="ignore"):
-        held = (name for name, kind in types.items() if np.array_equal(wide.astype(kind).astype(np.float64), wide))
-        return next(held, "float64")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from parity.diagnosis.mend import cause_named, mendable
 from parity.diagnosis.trial import Hypothesis
 from parity.formats import Fields, get
 from parity.inference import nested
@@ -31,14 +32,17 @@ class Source:
 def remedy(causes: Iterable[Hypothesis], checkpoint: Checkpoint, source: Source) -> str:
     """Return the command that mends the weights, and in words what no command can mend."""
     causes = tuple(causes)
-    fields = {name: value for cause in causes for name, value in cause.fields.items()}
-    edits = [edit for cause in causes for edit in cause.edits]
     cures = list(dict.fromkeys(cause.cure for cause in causes if cause.cure))
-    if fields and not edits and _may_be_told(fields, checkpoint):
-        return "; ".join([_convert(fields, source), *cures])
-    if fields or edits:
-        return "; ".join([_python(fields, edits, source), *cures])
-    return "; ".join(cures)
+    mended = [cause for cause in causes if (cause.fields or cause.edits) and not cause.cure]
+    if not mended:
+        return "; ".join(cures)
+    fields = {name: value for cause in mended for name, value in cause.fields.items()}
+    if not any(cause.edits for cause in mended) and _may_be_told(fields, checkpoint):
+        return "; ".join([_convert(fields, (), source), *cures])
+    known = mendable(checkpoint.config)
+    named = [cause for cause in mended if cause_named(cause.name, known, checkpoint.config) is not None]
+    told = {name: value for cause in mended if cause not in named for name, value in cause.fields.items()}
+    return "; ".join([_convert(told, [cause.name for cause in named], source), *cures])
 
 
 def _may_be_told(fields: Fields, checkpoint: Checkpoint) -> bool:
@@ -51,38 +55,18 @@ def _may_be_told(fields: Fields, checkpoint: Checkpoint) -> bool:
     return layouts.keys() == rows(checkpoint.config).keys()
 
 
-def _convert(fields: Fields, source: Source) -> str:
-    """The weights as they are, with another config."""
+def _convert(fields: Fields, causes: Iterable[str], source: Source) -> str:
+    """The command that writes the weights with another config, and with causes taken into account."""
     words = ["python", "-m", "parity", "convert", source.name, FIXED, "--to", "torch"]
     words += ["--from", source.format] if source.format else []
     for name, value in {**(source.given or {}), **fields}.items():
-        words += ["--set", f"{name}={_spelled(value)}"]
+        words += ["--set", f"{name}={_spelled(name, value)}"]
+    for name in causes:
+        words += ["--mend", name]
     return shlex.join(words)
 
 
-def _spelled(value: Any) -> str:
+def _spelled(name: str, value: Any) -> str:
+    if name in ("image_size", "patch_size"):
+        return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return f"({', '.join(map(repr, value))},)" if isinstance(value, tuple) else str(value)
-
-
-def _python(fields: Fields, edits: list[Any], source: Source) -> str:
-    """A line of Python, on the command line."""
-    made: dict[str, str] = {}
-    for edit in edits:
-        before = made.get(edit.parameter, f"p({edit.parameter!r})")
-        made[edit.parameter] = edit.code.format(w=before if edit.parameter not in made else f"({before})")
-    options = f", format={source.format!r}" if source.format else ""
-    options += f", given={dict(source.given)!r}" if source.given else ""
-    changes = ", ".join(f"{part}={value!r}" for part, value in nested(fields).items())
-    config = f"c.config.replace({changes})" if changes else "c.config"
-    arrays = ", ".join(f"{name!r}: ({code}).astype(kind)" for name, code in made.items())
-    lines = (
-        "import numpy as np, parity",
-        "from parity.surgery.edit import changed",
-        "from parity.weights import parameter",
-        f"c = parity.load({source.name!r}{options})",
-        "p = lambda name: parameter(c, name)",
-        "kind = p('patch_embed.proj.weight').dtype",
-        f"c = changed(c, {config}, {{{arrays}}}, ())",
-        f"parity.write(c, {FIXED!r}, 'torch')",
-    )
-    return shlex.join(["python", "-c", "; ".join(lines)])

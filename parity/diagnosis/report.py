@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+SHOWN = 5  # causes that the outputs do not tell apart, with what to do about each
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -37,7 +39,9 @@ class Diagnosis:
     apart: what would tell several matches apart.
     suspect: the first layer that differs, or that is suspected.
     evidence: how single parameters differ from those of the other model.
+    precision: how precise the expected outputs are, and what explains the difference that is left.
     remarks: how the expected outputs were read, and hints.
+    discarded: causes that could not be run, each with the reason.
     """
 
     matched: tuple[Cause, ...]
@@ -51,7 +55,9 @@ class Diagnosis:
     apart: str = ""
     suspect: str = ""
     evidence: tuple[str, ...] = ()
+    precision: str = ""
     remarks: tuple[str, ...] = ()
+    discarded: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -71,7 +77,7 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """One line: the cause, or that there is none, or that none was found."""
-        bar = f"bar {self.bar:.0e}, expected outputs are {self.dtype}"
+        bar = f"tolerance {self.bar:.0e}, expected outputs are {self.dtype}"
         if self.passed and not self.matched:
             return f"MATCH: nothing is wrong, {self.outputs} outputs agree to {self.before:.1e} ({bar})"
         if self.passed:
@@ -92,9 +98,11 @@ class Diagnosis:
     def _lines(self) -> Iterator[str]:
         yield from (f"note: {remark}" for remark in self.remarks)
         yield from (f"evidence: {line}" for line in self.evidence)
-        for each in self.matched:
+        for each in self.matched[:SHOWN]:
             yield f"cause: {each} (relRMS {each.error:.1e})"
             yield f"  fix: {each.remedy}"
+        if more := self.matched[SHOWN:]:
+            yield f"or: {'; or '.join(map(str, more))}"
         if self.apart:
             yield f"note: {self.apart}"
         if self.suspect and not self.passed:
@@ -102,5 +110,9 @@ class Diagnosis:
         if not self.passed:
             yield from (f"runner-up: {each} (relRMS {each.error:.1e})" for each in self.runners_up[:3])
             pairs = f"; of causes there are {self.pairs:,} pairs" if self.pairs else ""
+            if self.discarded:
+                yield f"note: {len(self.discarded)} causes could not be run, the first: {self.discarded[0]}"
             yield f"{self.tried:,} models run, {self.outputs:,} outputs compared{pairs}"
+        if self.precision:
+            yield f"precision: {self.precision}"
         yield self.verdict

@@ -1,86 +1,128 @@
 """Where to look when no cause is found, or before one is sought: the first layer that is under suspicion."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from parity.diagnosis.expectations import Expected
 from parity.diagnosis.trial import Hypothesis, Trial, model_of, shown
 from parity.layout import Array
-from parity.measures import Error
+from parity.measures import FUNCTION, Error
 from parity.weights import FLOATS, rounded
 from vit_spec import rows
 
-STEP = 1e-4  # of an output's size, to see what the logits do
+CONSTANT = ("tokens", "positions", "cosines", "sines")  # intermediates that hardly depend on the weights
+CLEAR = 0.9  # share of the squared difference that the logits alone must show for a layer, to name it without reserve
 
 
 @dataclass(frozen=True)
 class Suspect:
     """A layer, and what speaks against it.
 
-    seen: whether its own output was compared; otherwise it is the one whose size would explain most of the difference.
-    value: relRMS of its output where that was seen, otherwise the share of the squared difference that it explains.
+    seen: whether its own output was compared; otherwise changes of it would explain most of the difference of the logits.
+    value: relRMS of its output where that was seen, otherwise the share of the squared difference that is explained.
+    after: the last layer that agrees ahead of it, where outputs were compared.
     """
 
     name: str
     seen: bool
     value: float
+    after: str = ""
 
     def __str__(self) -> str:
         if self.seen:
-            return f"the first layer that differs is {self.name}, by {self.value:.1e}"
-        if self.value < 1 / 2:
+            agrees = f"; {self.after} agrees" if self.after else ""
+            return f"the first layer that differs is {self.name}, by {self.value:.1e}{agrees}"
+        if self.value < CLEAR:
             return (
-                f"no layer stands out; {self.name} comes first, its size would explain {self.value:.0%} of the difference"
+                f"the logits alone do not tell the layer; likeliest is {self.name}, a change of which would explain "
+                f"{self.value:.0%} of the difference. Add intermediates to the expected outputs, such as blocks.0 (the "
+                "output of the first block), and the first that differs is named"
             )
-        return f"{self.name}: the size of its output alone would explain {self.value:.0%} of the difference"
+        return f"{self.name}: a change of its output alone would explain {self.value:.0%} of the difference"
 
 
-def suspect(trial: Trial, expected: Expected, bar: float) -> Suspect:
-    """Return the first layer whose output is not as expected, or by the logits alone the likeliest."""
+def suspect(trial: Trial, expected: Expected, bar: float, places: Iterable[tuple[str, Array]]) -> Suspect:
+    """Return the first layer whose output is not as expected, or by the logits alone the likeliest.
+
+    places: layers, and what the logits are when something is changed there.
+    """
     found = intermediates(trial)
-    logits = found.pop("logits")
-    if expected.intermediates:
-        for name, value in found.items():
-            if name in expected.intermediates:
-                error = Error.of(value, expected.intermediates[name]).relative_rms()
-                if not error <= bar:
-                    return Suspect(name, True, error)
-        return Suspect("logits", True, Error.of(logits, expected.logits).relative_rms())
+    logits = found["logits"]
+    if errors := list(_errors(found, expected)):
+        return _first(errors, Error.of(logits, expected.logits).relative_rms(), bar)
     missing = (expected.logits - logits).ravel()
-    shares = {name: _share(effect.ravel(), missing) for name, effect in _effects(trial, found, logits)}
+    shares: dict[str, float] = {}
+    for name, outputs in places:
+        if name and outputs.shape == logits.shape and np.isfinite(outputs).all():
+            shares[name] = max(shares.get(name, 0.0), _share((outputs - logits).ravel(), missing))
+    if not shares:
+        return Suspect("logits", False, 0.0)
     likeliest = max(shares, key=lambda each: shares[each])
     return Suspect(likeliest, False, shares[likeliest])
 
 
+def first_that_differs(trial: Trial, expected: Expected, bar: float) -> str:
+    """Return the first layer whose output is not as expected; nothing where no expected intermediate tells it."""
+    if not expected.intermediates:
+        return ""
+    found = intermediates(trial)
+    errors = list(_errors(found, expected))
+    return _first(errors, Error.of(found["logits"], expected.logits).relative_rms(), bar).name if errors else ""
+
+
+def _first(errors: list[tuple[str, float]], of_logits: float, bar: float) -> Suspect:
+    after = ""
+    for name, error in [*errors, ("logits", of_logits)]:
+        if not error <= bar:
+            return Suspect(name, True, error, after)
+        after = name
+    return Suspect("logits", True, of_logits, errors[-1][0])
+
+
+def _errors(found: Mapping[str, Array], expected: Expected) -> Iterator[tuple[str, float]]:
+    """Yield how far each intermediate is from the expected one, in the order of computation, where both are there."""
+    for name, value in found.items():
+        if name in expected.intermediates and (theirs := aligned(expected.intermediates[name], value.shape)) is not None:
+            yield name, Error.of(value, theirs).relative_rms()
+
+
+def aligned(array: Array, shape: tuple[int, ...]) -> Array | None:
+    """Return an intermediate in the twins' shape: with heads merged or split, ahead of the tokens or after them."""
+    if array.shape == shape:
+        return array
+    if array.ndim == len(shape) == 4 and array.swapaxes(1, 2).shape == shape:
+        return array.swapaxes(1, 2)
+    merged = array.size == math.prod(shape) and array.shape[:2] == shape[:2]
+    return array.reshape(shape) if merged else None
+
+
+def consistent(trial: Trial, expected: Expected, bar: float) -> bool:
+    """Whether a model gives the expected intermediates, as far as it has them."""
+    return all(error <= bar for _, error in _errors(intermediates(trial), expected))
+
+
+def is_exact(trial: Trial, expected: Expected) -> bool:
+    """Whether a model's intermediates agree with some of the expected ones to the last digits of float64.
+
+    The expected outputs then come from the very weights, and were computed in float64, at least up to there.
+    """
+    of_weights = [error for name, error in _errors(intermediates(trial), expected) if name not in CONSTANT]
+    return any(error <= FUNCTION for error in of_weights)
+
+
 def intermediates(trial: Trial) -> dict[str, Array]:
     """Return every named intermediate of a trial, and the logits, float64."""
-    return {name: tensor.double().numpy() for name, tensor in _run(trial).items()}
-
-
-def _run(trial: Trial, fed: Mapping[str, Any] | None = None) -> dict[str, Any]:
     import torch
 
     import vit_torch
 
     model = model_of(trial)
     with torch.inference_mode():
-        logits, found = vit_torch.intermediates(model, shown(trial, model), fed)
-    return {**found, "logits": logits}
-
-
-def _effects(trial: Trial, found: Mapping[str, Array], logits: Array) -> Iterator[tuple[str, Array]]:
-    """What the logits do when the output of one layer grows."""
-    import torch
-
-    halves = [f"blocks.{n}.{half}" for n in range(trial.config.depth) for half in ("attn", "mlp")]
-    for name in ("patch_embed", "positions", *halves, "norm", "attn_pool", "fc_norm", "pre_logits", "head"):
-        if name in found:
-            kind = trial.weights["patch_embed.proj.weight"].dtype
-            grown = torch.from_numpy((found[name] * (1 + STEP)).astype(kind))
-            yield name, _run(trial, {name: grown})["logits"].double().numpy() - logits
+        logits, found = vit_torch.intermediates(model, shown(trial, model))
+    return {name: tensor.double().numpy() for name, tensor in {**found, "logits": logits}.items()}
 
 
 def _share(effect: Array, missing: Array) -> float:

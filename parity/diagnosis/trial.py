@@ -1,7 +1,6 @@
 """One way in which the expected outputs may have come about, and the PyTorch twin that computes it."""
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -12,33 +11,51 @@ from parity.formats import Fields, get
 from parity.inference import nested
 from parity.layout import Layout
 from parity.measures import Array
+from parity.weights import FLOATS, rounded
 from vit_spec import InputError, Pixels, ViTConfig, rows
 
 if TYPE_CHECKING:
     import torch
 
+CURE = "correct the code that made the expected outputs, then make them again"
 CACHED = 256 << 20  # bytes of tokens that are kept because several trials share the blocks
 
 Weights = Mapping[str, Array]  # parameter -> array with the axes of its row
 Patch = Callable[[Any], None]  # changes a `vit_torch.ViT` in place
 
 
+class Inapplicable(Exception):
+    """A cause that says nothing of this model: it lacks the part that the cause is about."""
+
+
 @dataclass(frozen=True)
 class Edit:
     """One parameter made of what the file has.
 
-    code: a numpy expression with {w} for the parameter; p("pos_embed") is another one of the file, np is numpy.  What is
-        tried is this text, and so is the remedy.
+    code: a numpy expression with {w} for the parameter; p("pos_embed") is another one of the file, np is numpy, and
+        rounded and FLOATS are those of `parity.weights`.
     """
 
     parameter: str
     code: str
 
     def of(self, weights: Weights) -> Array:
-        """Return the new parameter."""
-        names = {"np": np, "p": weights.__getitem__, "w": weights.get(self.parameter)}
+        """Return the new parameter.
+
+        Raises:
+            KeyError: these weights lack a parameter that the code reads.
+        """
+        names: dict[str, Any] = {"np": np, "p": weights.__getitem__, "rounded": rounded, "FLOATS": FLOATS}
+        if "{w}" in self.code:
+            names["w"] = weights[self.parameter]
         made: Array = np.asarray(eval(self.code.format(w="w"), {}, names))
         return made
+
+    def confined(self, number: int) -> "Edit":
+        """Return the edit of one block's share of a parameter whose first axis is the blocks'."""
+        whole = f"({self.code}).reshape({{w}}.shape)"
+        first, last = f"{{w}}[:{number}]", f"{{w}}[{number + 1}:]"
+        return Edit(self.parameter, f"np.concatenate([{first}, {whole}[{number}:{number + 1}], {last}])")
 
 
 @dataclass(frozen=True)
@@ -75,6 +92,8 @@ class Hypothesis:
     rounding: as in `Trial`.
     tail: whether nothing changes ahead of the final norm.
     cure: what to do where no other file would help.
+    by_block: whether the patch changes each block by itself, so that one block alone may have it.
+    where: the layer that is changed, where it is one.
     """
 
     name: str
@@ -86,13 +105,30 @@ class Hypothesis:
     rounding: str = ""
     tail: bool = False
     cure: str = ""
+    by_block: bool = False
+    where: str = ""
+
+    def confined(self, number: int) -> "Hypothesis | None":
+        """Return the same cause in one block alone; None where it cannot be of one."""
+        from parity.diagnosis.variants import only
+
+        name = f"in block {number} alone, {self.name}"
+        if self.patch is not None:
+            patch = only(self.patch, number)
+            return replace(self, name=name, patch=patch, where=f"blocks.{number}") if self.by_block else None
+        elsewhere = self.fields or self.images or self.rounding or self.family == "order of blocks"
+        if elsewhere or not all(edit.parameter.startswith("blocks.") for edit in self.edits):
+            return None
+        places = {edit.parameter.removeprefix("blocks.").rpartition(".")[0] for edit in self.edits}
+        where = f"blocks.{number}.{places.pop()}" if len(places) == 1 else f"blocks.{number}"
+        return replace(self, name=name, edits=tuple(edit.confined(number) for edit in self.edits), where=where)
 
     def apply(self, trial: Trial) -> Trial | None:
         """Return the trial in which this is true; None where it is so already, or cannot be of this model."""
         try:
-            config = trial.config.replace(**nested(self.fields))
+            config = trial.config.replace(**nested(self.fields)) if self.fields else trial.config
             made = {edit.parameter: edit.of(trial.weights) for edit in self.edits}
-        except (InputError, ValueError, IndexError, KeyError):
+        except (InputError, ValueError, IndexError, KeyError):  # shapes and parts that another cause has changed
             return None
         weights = _held({**trial.weights, **made}, config)
         if weights is None or (self.rounding and trial.rounding):
@@ -171,14 +207,33 @@ def model_of(trial: Trial) -> Any:
     dtype = trial.rounding if trial.rounding in ("bfloat16", "float16") else None
     explicit = bool(trial.patches) or not trial.rounding  # patches reach in; fused kernels round as others' do
     model = _skeleton(trial.config, dtype, "explicit" if explicit else "fused")
-    model = deepcopy(model) if trial.patches else model  # they leave marks
-    model.load_state_dict(_state_dict(trial), assign=True)
+    model = _cloned(model) if trial.patches else model  # they leave marks
+    _load(model, _state_dict(trial))
     for patch in trial.patches:
         patch(model)
     return model
 
 
-@lru_cache(maxsize=128)
+def _cloned(module: Any) -> Any:
+    """Return a copy of a module whose attributes, hooks and parts may be changed; `deepcopy` takes ten times as long."""
+    new = object.__new__(type(module))
+    new.__dict__ = {name: value.copy() if isinstance(value, dict) else value for name, value in vars(module).items()}
+    new._modules = {name: part if part is None else _cloned(part) for name, part in module._modules.items()}
+    return new
+
+
+def _load(model: Any, state: "dict[str, torch.Tensor]") -> None:
+    """Give a model its weights, which have the names and shapes of its own, without the checks that take longer."""
+    import torch
+
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                tensor = state[f"{prefix}.{name}" if prefix else name]
+                module._parameters[name] = torch.nn.Parameter(tensor, requires_grad=False)
+
+
+@lru_cache(maxsize=512)
 def _skeleton(config: ViTConfig, dtype: str | None, attention: Any) -> Any:
     """The twin without weights: to build one takes longer than to run it where it is small."""
     import torch

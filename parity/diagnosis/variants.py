@@ -1,21 +1,91 @@
-"""What other implementations compute and no config says: each changes one model of the PyTorch twin, in place."""
+"""Computations of other implementations that no config names: patches that change one model of the PyTorch twin in place.
 
-from collections.abc import Callable
+Blocks, norms, activations, tokens, pooling and outputs are here; `attention_variants` has attention and rotary positions,
+`roundings` has lower precision.
+"""
+
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from parity.diagnosis.trial import Patch
+from parity.diagnosis.trial import Inapplicable, Patch
 
-if TYPE_CHECKING:
-    from torch import Tensor
+Change = Callable[[str, Any], Any]  # the name of an intermediate and its value, to the value that is used instead
+Forward = Callable[[Any, Any, Any], Any]  # block, tokens (B, T, width), rotary tables, to tokens
 
-    Mixing = Callable[[Tensor], Tensor]  # scores (B, H, T, S) to weights
+
+def kept(part: Any, change: Change) -> None:
+    """Replace what a part of the model computes under a name by change(name, value); later changes see earlier values."""
+    keep, show = part.keep, part.show
+    part.keep = lambda name, value: keep(name, change(name, value))
+    part.show = lambda name, value: show(name, change(name, value))
+
+
+def at(name: str, function: Callable[[Any], Any]) -> Patch:
+    """Return the patch that replaces the intermediate `name` by function(intermediate).
+
+    name: as `vit_torch.intermediates` names it; "blocks.*.attn" stands for that of every block.
+    """
+
+    def patch(model: Any) -> None:
+        modules = dict(model.named_modules())
+        for one in _expanded(name, model):
+            owner, _, leaf = one.rpartition(".")
+            if one in modules:
+                modules[one].register_forward_hook(lambda module, inputs, output: function(output))
+            elif hasattr(modules.get(owner), "keep"):
+                kept(modules[owner], _named(leaf, function))
+            else:
+                raise Inapplicable(f"this model has no {one}")
+
+    return patch
+
+
+def _named(leaf: str, function: Callable[[Any], Any]) -> Change:
+    return lambda name, value: function(value) if name == leaf else value
+
+
+def _expanded(name: str, model: Any) -> Iterator[str]:
+    if "*" not in name:
+        yield name
+        return
+    for number in range(len(model.blocks)):
+        yield name.replace("*", str(number))
+
+
+def only(patch: Patch, number: int) -> Patch:
+    """Return a patch of blocks, norms or attention confined to one block."""
+
+    def confined(model: Any) -> None:
+        patch(_Block(model, number))
+
+    return confined
+
+
+class _Block:
+    """One block in the place of a whole model, as far as a patch looks at it."""
+
+    def __init__(self, model: Any, number: int) -> None:
+        block = model.blocks[number]
+        self.config, self.blocks = model.config, [block]
+        self.modules, self.named_modules = block.modules, block.named_modules
+
+
+def there(part: Any, what: str) -> Any:
+    """Return a part of a model.
+
+    Raises:
+        Inapplicable: there is none.
+    """
+    if part is None:
+        raise Inapplicable(f"this model has no {what}")
+    return part
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------------
 
 
-def blocks(forward: Callable[[Any, Any, Any], Any]) -> Patch:
+def blocks(forward: Forward) -> Patch:
     """Every block computes forward(block, x, tables): (B, T, width) -> (B, T, width)."""
 
     def patch(model: Any) -> None:
@@ -25,7 +95,7 @@ def blocks(forward: Callable[[Any, Any, Any], Any]) -> Patch:
     return patch
 
 
-def _block(forward: Callable[[Any, Any, Any], Any], block: Any, x: Any, rate: float, tables: Any) -> Any:
+def _block(forward: Forward, block: Any, x: Any, rate: float, tables: Any) -> Any:
     return forward(block, x, tables)
 
 
@@ -45,8 +115,14 @@ def _norm2(block: Any, x: Any) -> Any:
 
 def post_norm(block: Any, x: Any, tables: Any) -> Any:
     """Norms after the sums."""
-    x = block.norm1(x + _attn(block, x, tables))
+    x = block.keep("sum", block.norm1(x + _attn(block, x, tables)))
     return _norm2(block, x + _mlp(block, x))
+
+
+def res_post_norm(block: Any, x: Any, tables: Any) -> Any:
+    """Norms after attention and MLP, ahead of the sums (Swin v2, timm's ResPostBlock)."""
+    x = block.keep("sum", x + block.norm1(_attn(block, x, tables)))
+    return x + _norm2(block, _mlp(block, x))
 
 
 def parallel(block: Any, x: Any, tables: Any) -> Any:
@@ -56,27 +132,43 @@ def parallel(block: Any, x: Any, tables: Any) -> Any:
 
 def swapped_halves(block: Any, x: Any, tables: Any) -> Any:
     """The MLP first."""
-    x = x + _mlp(block, block.norm1(x))
+    x = block.keep("sum", x + _mlp(block, block.norm1(x)))
     return x + _attn(block, _norm2(block, x), tables)
 
 
-def residual(first: str, second: str) -> Callable[[Any, Any, Any], Any]:
-    """What is added to each half: "x" what entered it, "norm" that normalised, "none" nothing, "start" the block's own."""
+def swapped_halves_with_norms(block: Any, x: Any, tables: Any) -> Any:
+    """The MLP first, each half with its own norm."""
+    x = block.keep("sum", x + _mlp(block, _norm2(block, x)))
+    return x + _attn(block, block.norm1(x), tables)
+
+
+def residual(first: str, second: str) -> Forward:
+    """Add to the halves: "x" what entered, "norm" that normalised, "none" nothing, "start" the block's, "double" 2 x."""
 
     def forward(block: Any, x: Any, tables: Any) -> Any:
         start, y = x, block.norm1(x)
-        x = _attn(block, y, tables) + {"x": x, "norm": y, "none": 0}[first]
+        x = block.keep("sum", _attn(block, y, tables) + {"x": x, "norm": y, "none": 0, "double": 2 * x}[first])
         y = _norm2(block, x)
-        return _mlp(block, y) + {"x": x, "norm": y, "none": 0, "start": start}[second]
+        return _mlp(block, y) + {"x": x, "norm": y, "none": 0, "start": start, "double": 2 * x}[second]
 
     return forward
 
 
-def without_norm(first: bool) -> Callable[[Any, Any, Any], Any]:
+def skipped(first: bool, second: bool) -> Forward:
+    """Blocks without attention, without the MLP, or without both."""
+
+    def forward(block: Any, x: Any, tables: Any) -> Any:
+        x = x if first else x + _attn(block, block.norm1(x), tables)
+        return x if second else x + _mlp(block, _norm2(block, x))
+
+    return forward
+
+
+def without_norm(first: bool) -> Forward:
     """The norm ahead of attention, or of the MLP, left out."""
 
     def forward(block: Any, x: Any, tables: Any) -> Any:
-        x = x + _attn(block, x if first else block.norm1(x), tables)
+        x = block.keep("sum", x + _attn(block, x if first else block.norm1(x), tables))
         return x + _mlp(block, _norm2(block, x) if first else x)
 
     return forward
@@ -85,21 +177,38 @@ def without_norm(first: bool) -> Callable[[Any, Any, Any], Any]:
 # Norms ----------------------------------------------------------------------------------------------------------------
 
 
-def norms(forward: Callable[[Any, Any], Any]) -> Patch:
-    """Every norm computes forward(norm, x), ahead of its weight and bias."""
+def norms(forward: Callable[[Any, Any], Any], where: str | tuple[str, ...] = "") -> Patch:
+    """Every norm computes forward(norm, x), ahead of its weight and bias.
+
+    where: the end of the names of those that do; by default all.
+    """
 
     def patch(model: Any) -> None:
-        from vit_torch.layers import LayerNorm
-
-        for module in model.modules():
-            if isinstance(module, LayerNorm):
-                setattr(module, "forward", partial(_norm, forward, module))  # noqa: B010 (a method)
+        for norm in _layer_norms(model, where):
+            norm.forward = partial(_norm, forward, norm)
 
     return patch
 
 
+def _layer_norms(model: Any, where: str | tuple[str, ...]) -> list[Any]:
+    from vit_torch.layers import LayerNorm
+
+    found = [module for name, module in model.named_modules() if isinstance(module, LayerNorm) and name.endswith(where)]
+    return there(found or None, f"norm {where}")  # type: ignore[no-any-return]
+
+
 def _norm(forward: Callable[[Any, Any], Any], norm: Any, x: Any) -> Any:
     return forward(norm, x).to(x.dtype) * norm.weight.to(x.dtype) + norm.bias.to(x.dtype)
+
+
+def whole_norms(forward: Callable[[Any, Any], Any], where: str | tuple[str, ...] = "") -> Patch:
+    """Every norm computes forward(norm, x), its weight and bias included."""
+
+    def patch(model: Any) -> None:
+        for norm in _layer_norms(model, where):
+            norm.forward = partial(forward, norm)
+
+    return patch
 
 
 def unbiased(norm: Any, x: Any) -> Any:
@@ -122,6 +231,31 @@ def no_mean(norm: Any, x: Any) -> Any:
     return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
 
 
+def rms_norm(norm: Any, x: Any) -> Any:
+    """RMSNorm (arXiv 1910.07467): no mean, no bias."""
+    return no_mean(norm, x) * norm.weight.to(x.dtype)
+
+
+def no_variance(norm: Any, x: Any) -> Any:
+    """The mean subtracted, and no division."""
+    return x - x.mean(-1, keepdim=True)
+
+
+def weight_plus_one(norm: Any, x: Any) -> Any:
+    """A weight that counts from zero."""
+    import torch.nn.functional as F
+
+    return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype) + 1, norm.bias.to(x.dtype), norm.eps)
+
+
+def bias_scaled(norm: Any, x: Any) -> Any:
+    """The bias added ahead of the weight."""
+    import torch.nn.functional as F
+
+    plain = F.layer_norm(x, norm.normalized_shape, None, None, norm.eps)
+    return (plain + norm.bias.to(x.dtype)) * norm.weight.to(x.dtype)
+
+
 def fast_variance(norm: Any, x: Any) -> Any:
     """E[x^2] - E[x]^2 in float32."""
     import torch
@@ -136,78 +270,38 @@ def one_eps(where: str, eps: float) -> Patch:
     """Another eps in the norms of one name."""
 
     def patch(model: Any) -> None:
-        for name, module in model.named_modules():
-            if name.rpartition(".")[2] == where:
-                module.eps = eps
+        for norm in [each for name, each in model.named_modules() if name.rpartition(".")[2] == where]:
+            norm.eps = eps
 
     return patch
 
 
-# Attention ------------------------------------------------------------------------------------------------------------
+# The MLP --------------------------------------------------------------------------------------------------------------
 
 
-def mixing(weights: "Mixing") -> Patch:
-    """Every attention of a block mixes values by weights(scores)."""
+def activation(function: Callable[[Any], Any]) -> Patch:
+    """Every MLP of a block computes function in the place of its activation; of a gated one, for the gate's silu."""
 
     def patch(model: Any) -> None:
         for block in model.blocks:
-            block.attn.tap = _heads(block.attn, weights)
+            _activated(block.mlp, function)
 
     return patch
 
 
-def _heads(part: Any, weights: "Mixing") -> Callable[[str, Any], Any]:
+def _activated(mlp: Any, function: Callable[[Any], Any]) -> None:
     seen: dict[str, Any] = {}
+    mlp.fc1.register_forward_hook(lambda module, inputs, output: seen.update(x=output))
 
-    def tap(name: str, value: Any) -> Any:
-        seen[name] = value
-        if name != "heads":
+    def change(name: str, value: Any) -> Any:
+        if name != "activation":
             return value
-        mixed = weights(seen["scores"]).to(value.dtype) @ seen["v"].transpose(1, 2)  # (B, H, T, D)
-        return mixed.transpose(1, 2)
+        if mlp.config.mlp.activation != "swiglu":
+            return function(seen["x"])
+        gate, linear = seen["x"].unbind(-2)
+        return function(gate) * linear
 
-    return tap
-
-
-def causal(scores: "Tensor") -> "Tensor":
-    """No token sees those after it."""
-    import torch
-
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return scores.masked_fill(hidden, -torch.inf).softmax(-1)
-
-
-def tables(change: Callable[["Tensor", "Tensor", Any], tuple["Tensor", "Tensor"]]) -> Patch:
-    """Queries and keys are turned by change(cosines, sines, model)."""
-
-    def patch(model: Any) -> None:
-        before = model.embed
-
-        def embed(images: Any) -> Any:
-            x, (cos, sin) = before(images)
-            return x, change(cos, sin, model)
-
-        model.embed = embed
-
-    return patch
-
-
-def shifted(sign: int) -> Callable[["Tensor", "Tensor", Any], tuple["Tensor", "Tensor"]]:
-    """Rotary positions of patches counted from one more or one less; the first patch's angle is one step."""
-
-    def change(cos: Any, sin: Any, model: Any) -> Any:
-        n = model.config.num_prefix
-        c, s = cos[:, n : n + 1], sign * sin[:, n : n + 1]
-        turned = cos * c - sin * s, sin * c + cos * s
-        return tuple(_joined(before, after, n) for before, after in zip((cos, sin), turned, strict=True))
-
-    return change
-
-
-def _joined(before: Any, after: Any, n: int) -> Any:
-    import torch
-
-    return torch.cat([before[:, :n], after[:, n:]], 1)
+    kept(mlp, change)
 
 
 # Positions, tokens and outputs ----------------------------------------------------------------------------------------
@@ -215,19 +309,42 @@ def _joined(before: Any, after: Any, n: int) -> Any:
 
 def rolled(steps: int) -> Patch:
     """Every row of the position table one place further."""
+    return at("positions", lambda table: table.roll(steps, 1))
+
+
+def embedded(change: Callable[[Any, int], Any]) -> Patch:
+    """Every sequence is change(tokens (B, T, width), number of prefix tokens), ahead of the positions."""
 
     def patch(model: Any) -> None:
-        before = model.positions
-        model.positions = lambda x, grid: before(x, grid).roll(steps, 1)
+        at("tokens", lambda x: change(x, model.config.num_prefix))(model)
 
     return patch
+
+
+def by_columns(x: Any, grid: tuple[int, int], prefix: int) -> Any:
+    """Return tokens (B, T, width) with the patches column by column."""
+    import torch
+
+    head, body = x[:, :prefix], x[:, prefix:]
+    body = body.unflatten(1, grid).transpose(1, 2).flatten(1, 2)
+    return torch.cat([head, body], 1)
+
+
+def patches_by_columns(model: Any) -> None:
+    """Patches cut column by column."""
+    before = model.patch_embed.forward
+
+    def forward(images: Any) -> Any:
+        return by_columns(before(images), model.config.grid_of(*images.shape[2:]), 0)
+
+    model.patch_embed.forward = forward
 
 
 def pool(pooled: Callable[[Any, int], Any]) -> Patch:
     """The feature is pooled(tokens, number of prefix tokens)."""
 
     def patch(model: Any) -> None:
-        model.pool = lambda x: pooled(x, model.config.num_prefix)
+        model.pool = lambda x: model.keep("pool", pooled(x, model.config.num_prefix))
 
     return patch
 
@@ -255,53 +372,33 @@ def heads(change: Callable[[Any, Any], Any]) -> Patch:
     return patch
 
 
-def linear_hidden(model: Any) -> None:
-    """No tanh after the hidden layer of the head."""
-
-    def output(x: Any, head: Any) -> Any:
-        x = model.pre_logits(x if model.fc_norm is None else model.fc_norm(x))
-        return x if head is None else head(x)
-
-    model.output = output
-
-
-# Rounding -------------------------------------------------------------------------------------------------------------
-
-
-def tf32(layers: bool, attention: bool, projection: bool) -> Patch:
-    """Both factors of products have ten bits behind the point, as in the TF32 of Nvidia's tensor cores.
-
-    layers, attention: the products of linear layers, and those of attention.
-    projection: of the patch projection, which elsewhere is a convolution with a setting of its own.
-    """
+def twice(name: str) -> Patch:
+    """The module of this name applied to its own output as well."""
 
     def patch(model: Any) -> None:
-        from vit_torch.layers import Linear
-
-        linear = [m for m in model.modules() if isinstance(m, Linear)] if layers else []
-        for module in [*linear, *([model.patch_embed.proj] if projection else [])]:
-            module.weight.data = _ten_bits(module.weight.data)
-            module.register_forward_pre_hook(lambda _, inputs: (_ten_bits(inputs[0]), *inputs[1:]))
-        for block in model.blocks if attention else ():
-            block.attn.tap = _rounded_attention(block.attn)
+        module = there(getattr(model, name), name)
+        before = module.forward
+        module.forward = lambda x: before(before(x))
 
     return patch
 
 
-def _rounded_attention(part: Any) -> Callable[[str, Any], Any]:
-    seen: dict[str, Any] = {}
-
-    def tap(name: str, value: Any) -> Any:
-        seen[name] = _ten_bits(value) if name in ("q", "k", "v", "weights") else value
-        if name == "heads":
-            return (seen["weights"] @ seen["v"].transpose(1, 2)).transpose(1, 2)
-        return seen[name]
-
-    return tap
+def normed_again(model: Any) -> None:
+    """The final norm applied again to the pooled feature."""
+    norm, before = there(model.norm, "norm"), model.pool
+    model.pool = lambda x: norm(before(x))
 
 
-def _ten_bits(x: Any) -> Any:
-    import torch
+def hidden(function: Callable[[Any], Any]) -> Patch:
+    """Another function in the place of tanh after the hidden layer of the head."""
 
-    bits = x.to(torch.float32).contiguous().view(torch.int32)
-    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32).to(x.dtype)
+    def patch(model: Any) -> None:
+        layer = there(model.pre_logits, "hidden layer")
+
+        def output(x: Any, head: Any) -> Any:
+            x = function(layer(x if model.fc_norm is None else model.fc_norm(x)))
+            return x if head is None else head(x)
+
+        model.output = output
+
+    return patch
