@@ -2,13 +2,13 @@
 
 Monte Carlo arithmetic (Parker, UCLA CSD-970002, 1997): each floating-point operand x of each operation, forward and
 backward, becomes x + d (h |x| + s), where d is uniform in [-1, 1] and drawn anew for every entry, h is `ROUNDINGS` units of
-the type and s as many times its least normal number; d s is added to what the operation returns as well.  The pass runs in float64, so
-it differs from the undisturbed pass by what the function makes of `ROUNDINGS` roundings at every operation.
+the type and s as many times its least normal number; d s is added to what the operation returns as well.  The pass runs in
+float64, so it differs from the undisturbed pass by what the function makes of `ROUNDINGS` roundings at every operation.
 
 A matrix product sees the rounding of its terms, a sum that cancels that of its summands, a LayerNorm of nearly constant
-tokens that of the tokens and of their mean, the backward pass of a saturated softmax that of the weights.  s stands for results that
-underflow, which XLA makes zero on CPU and PyTorch keeps.  Nothing is assumed to be linear or small: where a function loses
-every digit, the disturbed pass shows it.
+tokens that of the tokens and of their mean, the backward pass of a saturated softmax that of the weights.  s stands for
+results that underflow, which XLA makes zero on CPU and PyTorch keeps.  Nothing is assumed to be linear or small: where a
+function loses every digit, the disturbed pass shows it.
 """
 
 from dataclasses import replace

@@ -185,7 +185,7 @@ def test_an_infinite_error_is_explained_by_nothing() -> None:
 
 def test_two_files_of_one_function_pass_where_rounding_is_amplified() -> None:
     """A part of the class token that its position takes away again: the same function, another rounding."""
-    params = jax.tree.map(lambda array: array.astype(np.float64), perturbed(SMALL))
+    params = jax.tree.map(lambda array: array.astype(np.float64) / 3, perturbed(SMALL))  # so that no sum is exact
     moved = jax.tree.map(np.copy, params)
     moved["cls_token"] += 1e6
     moved["pos_embed"][:, :1] -= 1e6
