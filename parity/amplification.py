@@ -2,13 +2,13 @@
 
 Monte Carlo arithmetic (Parker, UCLA CSD-970002, 1997): each floating-point operand x of each operation, forward and
 backward, becomes x + d (h |x| + s), where d is uniform in [-1, 1] and drawn anew for every entry, h is `ROUNDINGS` units of
-the type and s its least normal number; d s is added to what the operation returns as well.  The pass runs in float64, so
-it differs from the undisturbed pass by what the function makes of `ROUNDINGS` roundings at every operation.
+the type and s as many times its least normal number; d s is added to what the operation returns as well.  The pass runs in
+float64, so it differs from the undisturbed pass by what the function makes of `ROUNDINGS` roundings at every operation.
 
 A matrix product sees the rounding of its terms, a sum that cancels that of its summands, a LayerNorm of nearly constant
-tokens that of the tokens, the backward pass of a saturated softmax that of the weights.  s stands for results that
-underflow, which XLA makes zero on CPU and PyTorch keeps.  Nothing is assumed to be linear or small: where a function loses
-every digit, the disturbed pass shows it.
+tokens that of the tokens and of their mean, the backward pass of a saturated softmax that of the weights.  s stands for
+results that underflow, which XLA makes zero on CPU and PyTorch keeps.  Nothing is assumed to be linear or small: where a
+function loses every digit, the disturbed pass shows it.
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ def disturbing(dtype: str, seed: int) -> Any:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    unit, least = ROUNDINGS * UNIT[dtype], LEAST[dtype]
+    unit, least = ROUNDINGS * UNIT[dtype], ROUNDINGS * LEAST[dtype]
 
     class Disturbing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __init__(self) -> None:
@@ -59,6 +59,11 @@ def disturbing(dtype: str, seed: int) -> Any:
             floats = isinstance(x, torch.Tensor) and x.is_floating_point() and not x.is_meta
             return self.drawn(x).mul_(least).add_(x) if floats else x
 
+        def shifted(self, weight: Any, x: Any, mean: Any, root: Any) -> Any:
+            """Add what rounding of the mean does to normalised tokens, which no disturbance of the tokens shows."""
+            shift = self.drawn(mean).mul_(unit).mul_(mean.abs()).mul_(root)
+            return x + (shift if weight is None else shift * weight), mean, root
+
         def drawn(self, x: Any) -> Any:
             return torch.empty_like(x).uniform_(-1, 1, generator=self.generator)
 
@@ -66,7 +71,10 @@ def disturbing(dtype: str, seed: int) -> Any:
             schema = function._schema
             if schema.name.partition("::")[2] in _EXACT or any(each.alias_info for each in schema.returns):
                 return function(*args, **(kwargs or {}))
-            return self.underflowing(function(*map(self.disturbed, args), **(kwargs or {})))
+            found = function(*map(self.disturbed, args), **(kwargs or {}))
+            if function is torch.ops.aten.native_layer_norm.default:
+                found = self.shifted(args[2], *found)
+            return self.underflowing(found)
 
     return Disturbing()
 

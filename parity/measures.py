@@ -50,7 +50,7 @@ SLACK = 1 / 10  # G1: of the bar; a difference of a few roundings is no verdict 
 NOISE = 3.0  # G3
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 TIMES = 5  # G2: units of the type that a result may be away
-LEAST = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-22}  # what underflow leaves
+LEAST = {"float64": 2.0**-1022, "float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-25}  # what underflow leaves
 # What a type holds of a value that is squared later on, and of one that is not.
 LARGEST = {
     "float64": (2.0**500, 2.0**1000),
@@ -203,8 +203,8 @@ class Budget:
         near, far = sorted((a.norm, b.norm))
         low, high = sorted((a.largest, b.largest))
         slack, slack_max = SLACK * self.bar * a.size(scale), SLACK * self.bar * max(a.reference_largest, scale)
-        if self.rounding is not None and math.isfinite(self.rounding.norm):
-            slack, slack_max = max(slack, SLACK * self.rounding.norm), max(slack_max, SLACK * self.rounding.largest)
+        if self.rounding is not None and self.amplifies(scale) and math.isfinite(self.rounding.norm):
+            slack, slack_max = self.rounding.norm, self.rounding.largest  # which may hit one side alone, as underflow does
         return far <= RATIO * factor * near + slack and high <= RATIO_MAX * factor * low + slack_max
 
     def holds(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:

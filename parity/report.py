@@ -64,12 +64,12 @@ class Measure:
     def same_precision(self) -> bool:
         """Gate G1, or G2; one parameter's gradient is not judged.
 
-        Where rounding is amplified, its few directions make one side nearer than the other by luck: the parts decide then.
+        Where no part is coarser in one twin than in the other, one side of the whole is nearer by luck: rounding that is
+        amplified points in few directions.
         """
         if self.jax is None or self.torch is None or self.name.startswith(GRADIENT):
             return True
-        luck = self.alone and self.budget.amplifies(self.scale)
-        test = self.budget.near_enough if luck else self.budget.holds
+        test = self.budget.near_enough if self.alone else self.budget.holds
         return test(self.jax, self.torch, scale=self.scale, entries=self.entries)
 
     @property

@@ -15,17 +15,18 @@ torch = pytest.importorskip("torch")
 
 from jax.experimental.compilation_cache import compilation_cache
 
-import parity.training.trajectories
+import parity.training.steps
 from parity.against import compare_files
 from parity.amplification import amplified, disturbing
 from parity.comparison import compare
-from parity.measures import FEW, FUNCTION, LEAST, ROUNDINGS, UNIT, Budget, Error
+from parity.measures import FEW, FUNCTION, LEAST, ROUNDINGS, TRAJECTORY, UNIT, Budget, Error
 from parity.report import Report
 from parity.runs import Subject, TorchTwin
 from parity.training import trajectories
 from parity.weights import held
 from tests.extreme_weights import CONFIGS, KINDS, extreme
 from tests.faults import FAULTS, planted
+from tests.faults.outcomes import named
 from tests.twins import perturbed, pictures
 from vit_spec import InputError, ViTConfig
 
@@ -73,17 +74,22 @@ def test_right_twins_pass_where_attention_saturates(factor: int) -> None:
         assert "float64, amplified" in report.budgets()
 
 
-ON = ("all weights times 10 to 300", "a norm's weight times 1000", "attention saturated")
-FORWARD = [f for f in FAULTS if f.level == "function" and not f.changes and not f.part.endswith("on the way back")]
+ON = {
+    "queries and keys swapped": "all weights times 10 to 300",
+    "biases of linear maps dropped": "a norm's weight times 1000",
+    "registers ahead of the class token": "outliers of 10 to 10,000 times",
+    "softmax over queries": "attention saturated",
+}
 
 
-@pytest.mark.parametrize(("number", "kind"), [(number, kind) for number, kind in zip((3, 17, 29), ON, strict=True)])
-def test_a_planted_mistake_is_found_on_extreme_weights(number: int, kind: str) -> None:
-    fault = FORWARD[number]
-    params = extreme(fault.params(), kind, number)
+@pytest.mark.parametrize("name", ON)
+def test_a_planted_mistake_is_found_on_extreme_weights(name: str) -> None:
+    fault = next(fault for fault in FAULTS if fault.name == name)
+    params = extreme(fault.params(), ON[name], 0)
     with planted(fault):
-        report = compare(fault.config, params, images=fault.images(), level="function", xla_options=QUICK)
-    assert not report.passed, f"{fault.id}: {report.verdict}"
+        report = compare(fault.config, params, images=fault.images(), level="function", backward=False, xla_options=QUICK)
+    assert not report.passed, report.verdict
+    assert named(fault, report), report.verdict
 
 
 def test_a_wrong_gradient_cannot_hide_behind_amplified_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +154,7 @@ def test_a_disturbance_is_a_few_roundings_of_each_operand() -> None:
         again, viewed, zeros = x * 1.0, x.view(10, 100).flatten(), torch.zeros_like(x)
         nothing = zeros * 2
     assert torch.equal(again, moved) and torch.equal(viewed, x) and not zeros.any()
-    assert 0 < nothing.abs().max() <= 3 * LEAST["float32"]
+    assert 0 < nothing.abs().max() <= 3 * ROUNDINGS * LEAST["float32"]
 
 
 def test_what_cancels_amplifies_what_is_measured() -> None:
@@ -158,7 +164,7 @@ def test_what_cancels_amplifies_what_is_measured() -> None:
         amplified(TorchTwin(Subject(held(params, SMALL, "jax"), subject.images)), "float64")["gradient"].relative_rms()
         for params in (perturbed(SMALL), steep)
     ]
-    assert found[0] < 1e-13 < 10 * found[0] < found[1]
+    assert 10 * found[0] < 1e-12 < found[1]
 
 
 def test_measured_rounding_widens_both_gates_of_precision() -> None:
@@ -179,7 +185,7 @@ def test_an_infinite_error_is_explained_by_nothing() -> None:
 
 def test_two_files_of_one_function_pass_where_rounding_is_amplified() -> None:
     """A part of the class token that its position takes away again: the same function, another rounding."""
-    params = jax.tree.map(lambda array: array.astype(np.float64), perturbed(SMALL))
+    params = jax.tree.map(lambda array: array.astype(np.float64) / 3, perturbed(SMALL))  # so that no sum is exact
     moved = jax.tree.map(np.copy, params)
     moved["cls_token"] += 1e6
     moved["pos_embed"][:, :1] -= 1e6
@@ -202,5 +208,5 @@ def test_training_may_part_by_what_it_amplifies(monkeypatch: pytest.MonkeyPatch)
     params = jax.tree.map(lambda array: array * np.float32(30), perturbed(SMALL))
     found = trajectories(SMALL, params, steps=4)
     assert found.same_function, found.verdict
-    assert any(p.difference > parity.training.trajectories.TRAJECTORY for p in found.partings)
+    assert any(p.difference > TRAJECTORY for p in found.partings)
     assert not found.causes
