@@ -79,16 +79,17 @@ def written(outputs: Array) -> Written:
         return Written()
     unit = UNIT["float32"] if narrowest(values) == "float32" else UNIT["float64"]
     largest = float(np.abs(values).max())
-    found = [Written()]
+    decimals, digits = Written(), Written()
     for count in DIGITS:
         scaled = values * 10.0**count
         near = np.abs(scaled - np.rint(scaled)) <= 4 * unit * np.abs(scaled)
         if 4 * unit * largest * 10.0**count < 1 / 50 and near.all():
-            found.append(Written(f"{count} decimals", 0.5 * 10.0**-count / size))
+            decimals = Written(f"{count} decimals", 0.5 * 10.0**-count / size)
             break
     for count in DIGITS:
         short = np.array([float(f"{value:.{count - 1}e}") for value in values])
         if 10.0**-count > 50 * unit and (np.abs(short - values) <= 4 * unit * np.abs(values)).all():
-            found.append(Written(f"{count} significant digits", 0.5 * 10.0 ** (1 - count)))
+            digits = Written(f"{count} significant digits", 0.5 * 10.0 ** (1 - count))
             break
-    return max(found, key=lambda each: each.error)  # five digits of a small number have many decimals
+    # Each fits the other with more of them: five digits of a small number are many decimals.
+    return digits if digits.error > 10 * decimals.error else decimals
