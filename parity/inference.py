@@ -78,7 +78,7 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
             raise InputError(
                 f"its {source} says {name}={value!r}, its tensors {shown[name]!r}: give the {source} of these very weights"
             )
-    for name in shown.keys() & always.keys():
+    for name in sorted(shown.keys() & always.keys()):
         if shown[name] != always[name]:
             raise Unfit(f"models of format {format.name!r} have {name}={always[name]!r}, its tensors show {shown[name]!r}")
     known = {**shown, **always, **told, **given}
@@ -104,8 +104,6 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
         format.layouts(config)
     except InputError as error:
         raise Unfit(str(error)) from None
-    if told and "config.json" in evidence.notes:
-        return config, tuple(assumed)
     in_words = dict(format.untold(evidence))
     if (rotary := config.positions.rotary) != "none" and "positions.rotary" not in {**always, **told}:
         in_words["rotation"], _ = ROTATIONS[rotary]

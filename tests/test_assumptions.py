@@ -177,6 +177,21 @@ def test_arguments_are_obeyed(folder: Path, arguments: Any, field: str, value: A
     assert parity.load(argued(folder, **arguments)).config.at(field) == value
 
 
+def test_what_timms_training_keeps_beside_weights_is_obeyed(tmp_path: Path, state: dict[str, Any]) -> None:
+    given = {
+        "model_kwargs": {"img_size": [48, 64], "act_layer": "quick_gelu", "embed_dim": 192, "depth": 1, "num_heads": 3}
+    }
+    kept = {"arch": "vit_small_patch16_224", "state_dict": state, "args": given, "epoch": 3}
+    torch.save(kept, tmp_path / "a.pth")
+    found = parity.load(tmp_path / "a.pth")
+    assert (found.config.norms.eps, found.config.mlp.activation, found.config.num_heads) == (1e-6, "quick_gelu", 3)
+    assert {each.field for each in found.assumed} <= {"pixels.mean", "pixels.std"}
+    given["act_layer"] = "mish"
+    torch.save(kept, tmp_path / "b.pth")
+    with pytest.raises(InputError, match="act_layer='mish'"):
+        parity.load(tmp_path / "b.pth")
+
+
 def test_an_architecture_of_tomorrow_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match=r"'vit_base_patch16_2240', which is no ViT of timm 1.0.31; did you mean"):
         parity.load(changed(folder, architecture="vit_base_patch16_2240"))

@@ -79,7 +79,8 @@ def settings(evidence: Evidence) -> Fields:
 
 def untold(evidence: Evidence) -> Mapping[str, str]:
     """Return what hidden_act changes in a gated MLP and no tensor shows."""
-    return {"gate of an MLP": "SiLU of the first half"} if "glu" in evidence.axes["blocks.mlp.fc1.weight"] else {}
+    gated = "glu" in evidence.axes["blocks.mlp.fc1.weight"] and not hf.model_type(evidence)
+    return {"gate of an MLP": "SiLU of the first half"} if gated else {}
 
 
 def files(config: ViTConfig) -> Mapping[str, Any]:

@@ -52,7 +52,8 @@ def settings(evidence: Evidence) -> Fields:
 
 def untold(evidence: Evidence) -> Mapping[str, str]:
     """Return what no tensor shows of the pooler."""
-    return {"activation of the pooler": "tanh"} if "pre_logits.weight" in evidence.axes else {}
+    pooled = "pre_logits.weight" in evidence.axes and not hf.model_type(evidence)
+    return {"activation of the pooler": "tanh"} if pooled else {}
 
 
 def files(config: ViTConfig) -> Mapping[str, Any]:

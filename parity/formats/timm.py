@@ -38,7 +38,7 @@ _HIDDEN = """
 
 
 def settings(evidence: Evidence) -> Fields:
-    """Return what config.json says.
+    """Return what config.json says, or what timm's train.py keeps beside weights.
 
     Raises:
         InputError: MLPs without biases, or an architecture that is another function.
@@ -47,8 +47,7 @@ def settings(evidence: Evidence) -> Fields:
         raise InputError(
             "its MLPs have no biases (timm's proj_bias=False), for which ViTConfig has no word: it cannot be read"
         )
-    config = evidence.notes.get("config.json", {})
-    return timm_arguments.fields(config, evidence.sizes["rgb"]) if "architecture" in config else {}
+    return timm_arguments.told(evidence.notes, evidence.sizes["rgb"])
 
 
 def likely(evidence: Evidence) -> Fields:
@@ -129,9 +128,9 @@ FORMAT = Format(
     objection=objection,
     assumed={"norms.eps": 1e-6, "mlp.activation": "gelu", "resampling.kernel": "bicubic", "resampling.antialias": True},
     likely=likely,
-    untold=torch.untold,
+    untold=lambda evidence: {} if timm_arguments.describes(evidence.notes) else torch.untold(evidence),
     settings=settings,
     says=timm_config.SAYS,
     files=timm_config.files,
-    recognises=lambda evidence: "architecture" in evidence.notes.get("config.json", {}),
+    recognises=lambda evidence: timm_arguments.describes(evidence.notes),
 )

@@ -123,6 +123,38 @@ def architectures() -> dict[str, tuple[str, Fields]]:
     return {name: (cls, arguments) for name, (cls, arguments) in json.loads(text).items()}
 
 
+def describes(notes: Mapping[str, Any]) -> bool:
+    """Whether notes name an architecture: config.json does, and so do the checkpoints of timm's train.py."""
+    if config := notes.get("config.json"):
+        return "architecture" in config
+    return isinstance(notes.get("arch"), str) and notes["arch"] in architectures()
+
+
+def told(notes: Mapping[str, Any], channels: int) -> Fields:
+    """Return the fields that config.json fixes, or what train.py keeps; none where neither is there.
+
+    train.py keeps the architecture as `arch` and its own arguments, of which model_kwargs and gp (global_pool) reach the
+    model (timm train.py, create_model).  It does not keep the size of images that an architecture's weights have.
+
+    Raises:
+        InputError: as `fields`.
+    """
+    if not describes(notes):
+        return {}
+    if config := notes.get("config.json"):
+        return fields(config, channels)
+    start = "args/model_kwargs/"
+    given: dict[str, Any] = {}
+    for name, value in notes.items():
+        if name.startswith(start):
+            argument, _, place = name.removeprefix(start).partition("/")  # a list is kept by its places: img_size/0
+            given[argument] = [*given.get(argument, []), value] if place else value
+    data = {"global_pool": notes["args/gp"]} if notes.get("args/gp") else {}
+    found = fields({"architecture": notes["arch"], "pretrained_cfg": data, "model_args": given}, channels)
+    unknown = {"num_classes", "in_channels", "pixels.mean", "pixels.std", *([] if "img_size" in given else ["image_size"])}
+    return {name: value for name, value in found.items() if name not in unknown}
+
+
 def fields(whole: Mapping[str, Any], channels: int) -> Fields:
     """Return the fields of `ViTConfig` that a config.json of timm's fixes.
 
@@ -234,8 +266,8 @@ class _Arguments:
     def refuse(self, name: str, more: str = "") -> None:
         """Refuse an argument as it is."""
         raise InputError(
-            f"its config.json makes timm's {self.architecture} with {name}={self.values.get(name)!r}{more}, for which "
-            f"ViTConfig has no word: it cannot be read"
+            f"it is timm's {self.architecture} with {name}={self.values.get(name)!r}{more}, for which ViTConfig has no word: "
+            f"it cannot be read"
         )
 
 
