@@ -186,7 +186,7 @@ def test_what_timms_training_keeps_beside_weights_is_obeyed(tmp_path: Path, stat
     found = parity.load(tmp_path / "a.pth")
     assert (found.config.norms.eps, found.config.mlp.activation, found.config.num_heads) == (1e-6, "quick_gelu", 3)
     assert {each.field for each in found.assumed} <= {"pixels.mean", "pixels.std"}
-    given["act_layer"] = "mish"
+    given["model_kwargs"]["act_layer"] = "mish"
     torch.save(kept, tmp_path / "b.pth")
     with pytest.raises(InputError, match="act_layer='mish'"):
         parity.load(tmp_path / "b.pth")

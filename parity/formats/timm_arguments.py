@@ -266,8 +266,8 @@ class _Arguments:
     def refuse(self, name: str, more: str = "") -> None:
         """Refuse an argument as it is."""
         raise InputError(
-            f"it is timm's {self.architecture} with {name}={self.values.get(name)!r}{more}, for which ViTConfig has no word: "
-            f"it cannot be read"
+            f"it is timm's {self.architecture} with {name}={self.values.get(name)!r}{more}, for which ViTConfig has no "
+            f"word: it cannot be read"
         )
 
 
