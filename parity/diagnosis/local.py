@@ -51,7 +51,7 @@ def sites(c: ViTConfig) -> Iterator[str]:
     """Yield the intermediates on which an operation is tried; "blocks.*.attn" stands for that of every block."""
     yield "patch_embed"
     if c.positions.kind != "none":
-        yield "positions"
+        yield from ("tokens", "positions")
     if c.norms.before_blocks:
         yield "norm_pre"
     yield "embed"
