@@ -83,14 +83,15 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
             raise Unfit(f"models of format {format.name!r} have {name}={always[name]!r}, its tensors show {shown[name]!r}")
     known = {**shown, **always, **told, **given}
     # Statistics of red, green and blue say nothing of other channels.
-    guessed = {**format.assumed, **format.likely(evidence)}
+    guessed = {**format.assumed, **likely, **format.likely(evidence)}
     channels = (1, known.get("in_channels", guessed.get("in_channels", 3)))
     published = {n: v for n, v in guessed.items() if not n.startswith("pixels.") or len(v) in channels}
     if "config.json" in evidence.notes:  # of the format's own library, whose code has one rule for all its models
         known = {**{n: v for n, v in published.items() if n.startswith("resampling.")}, **known}
+    of_format = f"models of format {format.name}"
     assumed = [
-        Assumption(name, value, f"as {'models of format ' + format.name if name in published else 'most models'}")
-        for name, value in {**USUAL, **published, **likely}.items()
+        Assumption(name, value, f"as {'most models' if name not in published or name in likely else of_format}")
+        for name, value in {**USUAL, **published}.items()
         if name not in known and _matters(name, known, evidence)
     ]
     start = {"norms.layer_scale": published.get("norms.layer_scale", 1e-5)}

@@ -167,7 +167,7 @@ def test_a_hidden_layer_is_not_written_to_where_timm_would_leave_it_out(tmp_path
 
 
 def test_weights_that_timm_cannot_be_are_read_as_the_twins(tmp_path: Path) -> None:
-    config = small("vit_b16", norms={"after_pool": True})
+    config = small("vit_b16", norms={"after_pool": True}, head={"hidden": 7})
     found = parity.load(saved(tmp_path, drawn(config, "torch")), given={"num_heads": 2, "head.pool": "mean"})
     assert found.format == "torch"
 

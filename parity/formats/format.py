@@ -93,7 +93,8 @@ class Format:
     objection: what of a config a table cannot hold though each field is allowed: "norms.after_pool=True with ...".
     assumed: fields of the published models that neither tensors nor the file tell, as the source that the module
         names documents them.
-    likely: the same, where it depends on which tensors a file holds; goes before `assumed`.
+    likely: the same, where it depends on which tensors a file holds; goes before `assumed`, and before what these tensors
+        make likely in any format.
     untold: what the classes of the format can be that changes neither keys nor shapes and that `ViTConfig` has no word for,
         with what is assumed of it: {"order of a block": "each norm ahead of its half"}.  Without a config.json it is named.
     settings: what the files beside the weights and other notes say of the config.

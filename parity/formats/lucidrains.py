@@ -110,5 +110,6 @@ FORMAT = Format(
     },
     objection=objection,
     assumed={"norms.eps": 1e-5, "mlp.activation": "gelu"},
+    likely=lambda evidence: {"head.pool": _CLASSES[evidence.variant]["head.pool"]},
     settings=settings,
 )
