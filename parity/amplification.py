@@ -7,8 +7,8 @@ float64, so it differs from the undisturbed pass by what the function makes of `
 
 A matrix product sees the rounding of its terms, a sum that cancels that of its summands, a LayerNorm of nearly constant
 tokens that of the tokens and of their mean, the backward pass of a saturated softmax that of the weights.  s stands for
-results that underflow, which XLA makes zero on CPU and PyTorch keeps.  Nothing is assumed to be linear or small: where a
-function loses every digit, the disturbed pass shows it.
+results that underflow, which XLA makes zero on CPU and PyTorch keeps; a zero stays one.  Nothing is assumed to be linear or
+small: where a function loses every digit, the disturbed pass shows it.
 """
 
 from dataclasses import replace
@@ -26,7 +26,21 @@ _EXACT = frozenset(  # operations that round nothing
     (
         *("_to_copy", "clone", "copy_", "cat", "stack", "detach", "lift_fresh", "constant_pad_nd", "masked_fill", "neg"),
         *("empty_like", "zeros_like", "ones_like", "full_like", "zeros", "ones", "full", "scalar_tensor", "arange"),
-        *("select_backward", "slice_backward", "gather", "amax", "abs", "where"),
+        *(
+            "select_backward",
+            "slice_backward",
+            "gather",
+            "amax",
+            "abs",
+            "where",
+            "gt",
+            "ge",
+            "lt",
+            "le",
+            "eq",
+            "ne",
+            "rand",
+        ),
     )
 )
 
@@ -51,13 +65,13 @@ def disturbing(dtype: str, seed: int) -> Any:
                 return type(x)(map(self.disturbed, x))
             if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta:
                 return x
-            return x.abs().mul_(unit).add_(least).mul_(self.drawn(x)).add_(x)
+            return x.abs().mul_(unit).add_(x != 0, alpha=least).mul_(self.drawn(x)).add_(x)
 
         def underflowing(self, x: Any) -> Any:
             if isinstance(x, (list, tuple)):
                 return type(x)(map(self.underflowing, x))
             floats = isinstance(x, torch.Tensor) and x.is_floating_point() and not x.is_meta
-            return self.drawn(x).mul_(least).add_(x) if floats else x
+            return self.drawn(x).mul_(x != 0).mul_(least).add_(x) if floats else x
 
         def shifted(self, weight: Any, x: Any, mean: Any, root: Any) -> Any:
             """Add what rounding of the mean does to normalised tokens, which no disturbance of the tokens shows."""

@@ -157,7 +157,9 @@ class Error:
         return min(1.0, self.product / size) if size else float(not self.norm)
 
     def explained(self, rounding: "Error | None", factor: float) -> bool:
-        """Whether the error is at most `factor` times what rounding makes; see `parity.amplification`."""
+        """Whether the error is at most `factor` times what rounding makes, or what float64's underflow leaves."""
+        if self.largest <= ROUNDINGS * LEAST["float64"]:
+            return True
         return rounding is not None and math.isfinite(rounding.norm) and self.norm <= factor * rounding.norm
 
 
