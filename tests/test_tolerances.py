@@ -180,12 +180,12 @@ def test_what_cancels_amplifies_what_is_measured() -> None:
 def test_measured_rounding_widens_both_gates_of_precision() -> None:
     exact = np.random.default_rng(0).standard_normal(10_000)
     near, far = (Error.of(exact * (1 + relative), exact) for relative in (2e-6, 4e-5))
-    rounding = Error.of(exact * (1 + 2e-4), exact)
+    rounding = Error.of(exact * (1 + 1e-5), exact)
     assert not Budget().near_enough(near, far)
     assert Budget(rounding=rounding).near_enough(near, far)
     assert not Budget(rounding=rounding).equally_near(near, far)
     assert not Budget(rounding=near).near_enough(near, far)  # rounding explains less than the bar
-    assert Budget(rounding=rounding).ceiling == pytest.approx(FEW * 2e-4)
+    assert Budget(rounding=rounding).ceiling == pytest.approx(FEW * 1e-5)
 
 
 def test_an_infinite_error_is_explained_by_nothing() -> None:
