@@ -23,7 +23,7 @@ import numpy as np
 from parity import settings
 from parity.amplification import amplified
 from parity.localisation import GRADIENT, UNSEEN, Bisection, Origin, alone, bisect, forward, imprecise, module_scales
-from parity.measures import LARGEST, Array, Budget, Error
+from parity.measures import LARGEST, POWERS, Array, Budget, Error
 from parity.report import Measure, Outputs, Report, Unjudged
 from parity.runs import JaxTwin, Run, Subject, TorchTwin, noise
 from parity.settings import Setting
@@ -246,10 +246,12 @@ class _Comparison:
         each = self._rounding(self._rounded, self.dtype, fed, backward)
         self.progress(f"every part on its own, in {self.dtype}")
         jax, torch = (twin.run(self.dtype, backward=backward, fed=fed) for twin in (self.jax, self.torch))
-        coarse = imprecise(exact, jax, torch, self.dtype, each)
+        coarse, parts = imprecise(exact, jax, torch, self.dtype, each)
         origins = tuple(origin for origin in coarse if origin.name not in unheld)
         lost = {m.name: m.budget.rounding.relative_rms(m.scale) for m in measures if m.lost}  # type: ignore[union-attr]
-        unjudged = (*found.unjudged, *([Unjudged.rounding(self.dtype, lost)] if lost else []))
+        unjudged = found.unjudged
+        unjudged += (Unjudged.rounding(self.dtype, lost, whole=True),) if lost else ()
+        unjudged += (Unjudged.rounding(self.dtype, parts),) if parts else ()
         measures = [replace(m, alone=not origins) for m in measures]
         return replace(found, measures=tuple(measures), origins=origins, unjudged=unjudged)
 
@@ -309,19 +311,24 @@ def _coarser(
 def _unheld(reference: Run, dtype: str) -> Iterator[Unjudged]:
     """Return what a type cannot hold: the first tensor outside of its range, and what is computed from it.
 
-    Norms and the loss square what they are given, so values may not exceed the root of the type's largest number.
+    Norms and the loss square what they are given, and the gradient of a norm divides by the cube of its deviation.
     """
     values, gradients = list(reference.values), [f"{GRADIENT}{name}" for name in reversed(list(reference.gradients))]
     whole = [*gradients, "gradient"] if gradients else []
+    squared, cubed = POWERS[dtype]
+    largest = {name: float(np.abs(value).max(initial=0.0)) for name, value in reference.values.items()}
     for i, name in enumerate(values):
-        largest = float(np.abs(reference.values[name]).max(initial=0.0))
-        if not largest <= LARGEST[dtype][name == "loss"]:
-            yield Unjudged.range(dtype, (*values[i:], *whole), largest)
+        if not largest[name] <= LARGEST[dtype] ** (1 if name == "loss" else 1 / squared):
+            yield Unjudged.range(dtype, (*values[i:], *whole), name, largest[name], squared)
+            return
+    for name in values[:-1] if gradients else ():
+        if not largest[name] <= LARGEST[dtype] ** (1 / cubed):
+            yield Unjudged.range(dtype, tuple(whole), name, largest[name], cubed)
             return
     for name in gradients:
-        largest = float(np.abs(reference.gradients[name.removeprefix(GRADIENT)]).max(initial=0.0))
-        if not largest <= LARGEST[dtype][1]:
-            yield Unjudged.range(dtype, (name, *(each for each in whole if each != name)), largest)
+        size = float(np.abs(reference.gradients[name.removeprefix(GRADIENT)]).max(initial=0.0))
+        if not size <= LARGEST[dtype] ** (1 / squared):
+            yield Unjudged.range(dtype, (name, *(each for each in whole if each != name)), name, size, squared)
             return
 
 

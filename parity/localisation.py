@@ -128,15 +128,19 @@ def alone(reference: Run, local: Run, twin: str, rounding: Rounding = NOTHING) -
     return Alone(tuple(found), unjudged, worst)
 
 
-def imprecise(reference: Run, jax: Run, torch: Run, dtype: str, rounding: Rounding = NOTHING) -> list[Origin]:
+def imprecise(
+    reference: Run, jax: Run, torch: Run, dtype: str, rounding: Rounding = NOTHING
+) -> tuple[list[Origin], dict[str, float]]:
     """Return the parts that one twin computes more coarsely than the other, or either than the type explains.
+
+    The second of what is returned are parts to which rounding leaves too little to judge -> how much it makes of them.
 
     Gradients cancel, and their errors may be small by luck: of them one twin is not held to the other.
 
     reference: the pass in float64 that was fed the same rounded numbers.
     rounding: what rounding to the type makes of each part that is fed them.
     """
-    names, found = list(reference.values), []
+    names, found, lost = list(reference.values), [], {}
     seen = [name for name in names if name.rpartition(".")[2] not in UNSEEN]
     of_torch = {name: error for name, error, _ in _all(reference, torch)}
     for name, of_jax, scale in _all(reference, jax):
@@ -150,7 +154,9 @@ def imprecise(reference: Run, jax: Run, torch: Run, dtype: str, rounding: Roundi
             twin, worse = ("jax", of_jax) if of_jax.norm > other.norm else ("torch", other)
             way = seen if name.startswith(ARRIVING) else names
             found.append(Origin(name, Part.of(name, way), worse.relative_rms(scale), twin))
-    return found
+        elif budget.amplifies(scale) and not rounding[name].relative_rms(scale) <= JUDGED[dtype]:
+            lost[name] = rounding[name].relative_rms(scale)
+    return found, lost
 
 
 def _all(reference: Run, other: Run) -> Iterator[tuple[str, Error, float]]:

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from parity.localisation import GRADIENT, Bisection, Origin, Part
-from parity.measures import FEW, FUNCTION, JUDGED, LARGEST, ROUNDINGS, Budget, Error
+from parity.measures import FEW, FUNCTION, JUDGED, ROUNDINGS, Budget, Error
 from parity.terminal import Terminal
 from vit_spec import ViTConfig
 
@@ -52,8 +52,7 @@ class Measure:
     @property
     def tolerance(self) -> float:
         """What gate G0 allows: 1e-12, or what rounding makes of it where that is more."""
-        explained = FEW * self.rounding.relative_rms(self.scale) if self.rounding else 0.0
-        return max(FUNCTION, explained) if math.isfinite(explained) else FUNCTION
+        return max(FUNCTION, FEW * self.rounding.relative_rms(self.scale) if self.rounding else 0.0)
 
     @property
     def same_function(self) -> bool:
@@ -126,19 +125,20 @@ class Unjudged:
     why: str
 
     @classmethod
-    def range(cls, dtype: str, names: tuple[str, ...], largest: float) -> "Unjudged":
-        """What comes of numbers that a type cannot hold, or not square."""
-        squared = LARGEST[dtype][0] ** 2 if LARGEST[dtype][0] < LARGEST[dtype][1] else LARGEST[dtype][1]
-        why = f"where numbers reach {largest:.0e}, and {dtype} ends at {squared:.0e} for them or their squares"
-        return cls(dtype, names, why)
+    def range(cls, dtype: str, names: tuple[str, ...], at: str, largest: float, power: int) -> "Unjudged":
+        """What comes of numbers, the first at an intermediate or a gradient, of which a type cannot hold this power."""
+        what = {1: "", 2: " squared", 3: " cubed"}[power]
+        place = "there" if at == names[0] else f"at {at}"
+        return cls(dtype, names, f"since numbers{what} are more than {dtype} holds: they reach {largest:.0e} {place}")
 
     @classmethod
-    def rounding(cls, dtype: str, found: Mapping[str, float]) -> "Unjudged":
-        """What rounding leaves too little of; of the whole model in a coarser type, of a part on its own in float64."""
-        what = "" if dtype == "float64" else " in the whole model; every part was judged on its own"
+    def rounding(cls, dtype: str, found: Mapping[str, float], *, whole: bool = False) -> "Unjudged":
+        """What rounding leaves too little of, in the whole model or in a part on its own."""
+        what = "in the whole model; its parts are judged on their own" if whole else "in a part on its own"
         largest = max(found.values())
         much = f"{largest:.0e} times its size" if math.isfinite(largest) else "all that is in it"
-        return cls(dtype, tuple(found), f"where {ROUNDINGS} roundings at each operation make a difference of {much}{what}")
+        why = f"where {ROUNDINGS} roundings at each operation make a difference of {much}, {what}"
+        return cls(dtype, tuple(found), why)
 
     def __str__(self) -> str:
         more = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
