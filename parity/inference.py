@@ -151,7 +151,6 @@ def _structure(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
         "tokens.patch_bias": "patch_embed.proj.bias" in axes,
         "attention.qkv_bias": qkv,
         "attention.proj": "blocks.attn.proj.weight" in axes,
-        "attention.proj_bias": "blocks.attn.proj.bias" in axes,
         "attention.qk_norm": "blocks.attn.q_norm.weight" in axes,
         "norms.shared_norm": "blocks.norm2.weight" not in axes,
         "norms.before_blocks": "norm_pre.weight" in axes,
@@ -161,6 +160,8 @@ def _structure(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
     likely: dict[str, Any] = {}
     if "patch" not in sizes:
         shown |= {"in_channels": sizes["rgb"], "patch_size": (sizes["ph"], sizes["pw"])}
+    if shown["attention.proj"]:
+        shown["attention.proj_bias"] = "blocks.attn.proj.bias" in axes
     if "pos_embed" in axes:
         shown["positions.kind"] = "learned"
     if "blocks.ls1.gamma" not in axes:

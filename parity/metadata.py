@@ -201,7 +201,10 @@ def _task(found: Any) -> str:
 def _parsed(text: Any) -> Any:
     if not isinstance(text, str):
         raise InputError(f"a note is a {type(text).__name__}, JSON was expected")
-    return bounded_json.parse(text, longest=LONGEST)
+    try:
+        return bounded_json.parse(text, longest=LONGEST)
+    except InputError as error:
+        raise InputError(f"a note cannot be read ({error}): take the note out") from None
 
 
 # For other libraries, and for people ----------------------------------------------------------------------------------

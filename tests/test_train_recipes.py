@@ -28,6 +28,7 @@ OTHERS: dict[str, Any] = {  # where doubling would leave the range, or there is 
     "corrupt": "skip",
     "workers": 3,
     "task": "labels",
+    "compare_data": "all",
     "augment.crop": "inception",
     "augment.crop_area": (0.1, 0.9),
     "augment.filter": "box",

@@ -16,7 +16,7 @@ from PIL import Image
 from parity.__main__ import Parser
 from parity.metadata import shortened
 from parity.preprocessing import central
-from parity.terminal import complain, say
+from parity.terminal import complain, note, say
 from parity.weights import Checkpoint
 from train.cli import BAD_INPUT, told
 from train.frozen import Frozen, add_arguments, gathered, named, network, pooled
@@ -51,7 +51,7 @@ def predict(given: argparse.Namespace) -> int:
         raise InputError(f"{given.weights} has no head: python -m train.evaluate says what its features are worth")
     names = _names(Path(given.classes), config) if given.classes else frozen.names
     for line in _assumed(frozen.checkpoint):
-        print(line, file=sys.stderr)
+        note(line)
     looked, seen, maps = network(frozen.checkpoint, given.twin), [], []
 
     def look(batch: "Batch") -> Any:
