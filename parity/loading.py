@@ -40,7 +40,8 @@ def for_model(
     checkpoint = load(path, format=format, given=given)
     if checkpoint.assumed:
         fields = ", ".join(f"{each.field}={each.value!r} ({each.why})" for each in checkpoint.assumed)
-        _warn(f"{path} does not tell {fields}: confirm or correct with given={{FIELD: VALUE}}", AssumptionWarning)
+        told = f"{path} does not tell all of its model; assumed: {fields}. Confirm or correct with given={{FIELD: VALUE}}"
+        _warn(told, AssumptionWarning)
     config = checkpoint.config
     changes: dict[str, Any] = {}
     size = (image_size, image_size) if isinstance(image_size, int) else image_size

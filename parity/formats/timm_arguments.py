@@ -247,9 +247,11 @@ class _Arguments:
 
     def __init__(self, architecture: str, values: Mapping[str, Any]) -> None:
         self.architecture, self.values = architecture, values
+        self._defaults: dict[str, Any] = {}
 
     def read(self, defaults: Fields) -> dict[str, Any]:
         """Return the arguments that have these names, those left out with their defaults."""
+        self._defaults |= defaults
         return {name: self.values.get(name, default) for name, default in defaults.items()}
 
     def hold_to(self, allowed: Mapping[str, tuple[Any, ...]]) -> None:
@@ -266,8 +268,8 @@ class _Arguments:
     def refuse(self, name: str, more: str = "") -> None:
         """Refuse an argument as it is."""
         raise InputError(
-            f"it is timm's {self.architecture} with {name}={self.values.get(name)!r}{more}, for which ViTConfig has no "
-            f"word: it cannot be read"
+            f"it is timm's {self.architecture} with {name}={self.values.get(name, self._defaults.get(name))!r}{more}, for "
+            f"which ViTConfig has no word: it cannot be read"
         )
 
 
