@@ -53,6 +53,8 @@ def disturbing(dtype: str, seed: int) -> Any:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
+    # They take 1 + erf(x), which cancels far below zero, or erfc(x), which does not.
+    cancelling = (torch.ops.aten.gelu.default, torch.ops.aten.gelu_backward.default)
     unit, least = ROUNDINGS * UNIT[dtype], ROUNDINGS * LEAST[dtype]
 
     class Disturbing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -88,6 +90,8 @@ def disturbing(dtype: str, seed: int) -> Any:
             found = function(*map(self.disturbed, args), **(kwargs or {}))
             if function is torch.ops.aten.native_layer_norm.default:
                 found = self.shifted(args[2], *found)
+            if function in cancelling:
+                found = found + self.drawn(found).mul_(unit).mul_(args[0].abs())
             return self.underflowing(found)
 
     return Disturbing()

@@ -111,6 +111,16 @@ def test_a_wrong_gradient_cannot_hide_behind_amplified_rounding(monkeypatch: pyt
     assert str(report.part).startswith("blocks.0.mlp")
 
 
+def test_a_gelu_far_below_zero_is_not_a_difference() -> None:
+    """erf(x) + 1 is zero in PyTorch where JAX's erfc(-x) is 1e-44; with one channel there is nothing else in the tensor."""
+    config = CONFIGS["width 1"]
+    params = perturbed(config)
+    params["blocks"]["mlp"]["fc1"]["kernel"][...] = 0
+    params["blocks"]["mlp"]["fc1"]["bias"][...] = -13.9
+    report = checked(config, params)
+    assert report.passed, report.verdict
+
+
 def test_numbers_that_float32_cannot_square_are_not_judged_in_it() -> None:
     params = perturbed(TINY)
     params["blocks"]["mlp"]["fc2"]["kernel"][0] *= np.float32(1e25)
