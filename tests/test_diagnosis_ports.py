@@ -14,9 +14,13 @@ import torch.nn.functional as F
 import vit_spec
 import vit_torch
 from parity.diagnosis import Diagnosis, diagnose, expected
+from parity.diagnosis.score_bias import score_biases
+from parity.diagnosis.trial import Trial
+from parity.surgery.edit import float64
+from parity.weights import parameter
 from tests.test_diagnosis import PLAIN, ROTARY, answers, checkpoint, pictures
 from tests.twins import small
-from vit_spec import ViTConfig
+from vit_spec import ViTConfig, rows
 
 LAYERS, MODEL = vit_torch.layers, vit_torch.model
 MEAN = PLAIN.replace(head={"pool": "mean"})
@@ -146,3 +150,46 @@ def test_an_intermediate_tells_registers_ahead_of_the_class_token_from_pooling_t
 
 
 MEANS, STDS = (torch.tensor(values)[:, None, None] for values in (REGISTERS.pixels.mean, REGISTERS.pixels.std))
+
+
+def _biased(config: ViTConfig, shared: bool, seen: list[Any]) -> Any:
+    """Attention with a table of relative positions, as BEiT and Swin have it; `seen` gets its weights."""
+    (height, width), rng = config.grid, np.random.default_rng(5)
+    y, x = np.indices(config.grid).reshape(2, -1)
+    dy, dx = (place[:, None] - place for place in (y, x))
+    tables = rng.normal(0, 1, (config.depth, config.num_heads, 2 * height - 1, 2 * width - 1))
+    bias = rng.normal(0, 1, (config.depth, config.num_heads, config.num_tokens, config.num_tokens))
+    bias[:, :, config.num_prefix :, config.num_prefix :] = tables[:, :, dy, dx]
+
+    def attention(part: Any, q: Any, k: Any, v: Any, rate: float) -> Any:
+        scores = torch.einsum("bthd,bshd->bhts", q, k) * part.config.scale
+        own = bias[0 if shared else len(seen) % config.depth]
+        weights = (scores + torch.tensor(own, dtype=scores.dtype)).softmax(-1)
+        seen.append(weights)
+        return torch.einsum("bhts,bshd->bthd", weights, v)
+
+    return attention
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_dropped_bias_of_relative_positions_is_named_where_weights_of_attention_are_expected(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All blocks' weights are given where the tables differ; of shared tables the first block's are enough."""
+    file, images, seen = checkpoint(PLAIN), pictures(PLAIN), list[Any]()
+    with monkeypatch.context() as patch:
+        patch.setattr(MODEL, "attention", _biased(PLAIN, shared, seen))
+        logits = answers(PLAIN, file.arrays, images)
+    inner = {f"blocks.{n}.attn.weights": weights.numpy() for n, weights in enumerate(seen[: 1 if shared else None])}
+    found = diagnose(file, expected(images, logits, PLAIN, inner), pairs=20)
+    assert [cause.families for cause in found.matched] == [("bias of the scores",)], found.verdict
+    assert "every block" in found.verdict and found.discarded == ()
+
+
+def test_weights_of_attention_on_one_image_tell_no_bias() -> None:
+    config, images = PLAIN, pictures(PLAIN)[:1]
+    weights = {name: float64(parameter(checkpoint(config), name)) for name in rows(config)}
+    alone = expected(
+        images, np.ones((1, config.num_classes)), config, {"blocks.0.attn.weights": np.full((1, 2, 7, 7), 1 / 7)}
+    )
+    assert not list(score_biases(Trial(config, weights, alone.images, None), alone))

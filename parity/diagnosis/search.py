@@ -13,6 +13,7 @@ from parity.diagnosis.expectations import Expected
 from parity.diagnosis.order import likeliest_pairs
 from parity.diagnosis.places import Places
 from parity.diagnosis.precision import Level, rounded_weights
+from parity.diagnosis.score_bias import score_biases
 from parity.diagnosis.solving import Unknown
 from parity.diagnosis.suspects import consistent, is_exact
 from parity.diagnosis.trial import Hypothesis, Inapplicable, Runner, Trial
@@ -144,7 +145,7 @@ class Search:
         tried = self._singles()
         singles = self._distinct(tried)
         matches, total = self._confirmed(tried), 0
-        stages: list[Callable[[], list[Finding]]] = [lambda: self.solved(solving.fields(self.trial))]
+        stages: list[Callable[[], list[Finding]]] = [lambda: self.solved(solving.fields(self.trial)), self._biases]
         if near is None:
             stages += [lambda: self._pairs(singles), self.places.factors, self.places.changes]
             total = len(singles) * (len(singles) - 1) // 2
@@ -288,6 +289,9 @@ class Search:
             start, best = min(known, key=lambda pair: pair[1].error)
             found.append(solving.solve(unknown, start, best, self.run_one, self.few.logits, self.bar))
         return found
+
+    def _biases(self) -> list[Finding]:
+        return self.each("biases of the scores", list(score_biases(self.whole, self.expected)))
 
     def run_one(self, hypothesis: Hypothesis) -> Finding | None:
         """Run one cause; where it changes nothing the model is as it was."""
