@@ -17,7 +17,7 @@ FAULTS = [
     ),
     _fault(
         name="eps outside the root",
-        old="y = centred * lax.rsqrt(variance + eps)",
+        old="y = centred * (1 / jnp.sqrt(variance + eps))",
         new="y = centred / (jnp.sqrt(variance) + eps)",
         part=r"blocks\.0\.norm1",
         cause="eps is added to the standard deviation",
@@ -107,8 +107,8 @@ FAULTS = [
     ),
     _fault(
         name="no scale of scores",
-        old="scores = scale * dot(q, k,",
-        new="scores = dot(q, k,",
+        old="q = (scale * q.astype(at_least_float32(q))).astype(q.dtype)",
+        new="",
         part=r"blocks\.0\.attn: scores",
         cause="score scale is 1",
     ),
