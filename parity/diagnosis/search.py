@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from parity.diagnosis import solving
-from parity.diagnosis.catalogue import ROUNDINGS, catalogue, is_rare
+from parity.diagnosis.catalogue import LOWER, ROUNDINGS, catalogue, is_rare
 from parity.diagnosis.expectations import Expected
 from parity.diagnosis.order import likeliest_pairs
 from parity.diagnosis.places import Places
@@ -23,6 +23,7 @@ from vit_spec import InputError, flops
 
 EXPLAINED = 1 / 3  # of the error may be left by a rounding, which no two machines repeat to the bit; 8/9 of its square go
 COARSE = 1 / 10  # of the error may be left by a cause that is judged by what a coarser type explains; 99% of its square go
+# Also by the rounding of one place to a lower type: of numbers near the middle of two of this type, two machines take two.
 ENOUGH = 64  # outputs that a search looks at, if there are so many; all are looked at before a match is told
 FREE = 4e11  # multiplications and additions that the search for pairs may take, if that makes more than FEWEST
 FEWEST, MOST = 200, 2_000  # pairs; they come in an order in which the right one is early
@@ -199,8 +200,10 @@ class Search:
         """Whether nothing is left to explain."""
         if finding.error <= self.bar:
             return True
-        rounded = all(cause.family in ROUNDINGS for cause in finding.causes)
-        return rounded and finding.error <= EXPLAINED * before
+        if not all(cause.family.startswith((*ROUNDINGS, LOWER)) for cause in finding.causes):
+            return False
+        whole = all(cause.family in ROUNDINGS for cause in finding.causes)
+        return finding.error <= (EXPLAINED if whole else COARSE) * before
 
     def _level(self, error: float) -> Level | None:
         return next((level for level in self.levels if level.explains(error)), None)
