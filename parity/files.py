@@ -169,7 +169,6 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        with path.open("rb") as file:
-            return bounded_json.parse_object(file.read(_TEXT + 1), longest=_TEXT)
+        return bounded_json.read_object(path, longest=_TEXT)
     except InputError as error:
         raise InputError(f"{path} is not JSON that can be read ({error}): correct it or take it away") from None

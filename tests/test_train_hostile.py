@@ -1,4 +1,4 @@
-"""Hostile data sets: labels, headers and compressed files that ask for much are refused in one line."""
+"""Hostile data sets and run folders: whatever asks for much memory or time is refused in one line."""
 
 import gzip
 import io
@@ -7,26 +7,41 @@ import struct
 import tarfile
 import tracemalloc
 import zipfile
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
+import vit_spec
+from parity.golden.subject import read_subject
+from train import fingerprint
+from train.recipes import Recipe
+from train.run import STATES, Run, network_of
 from train.sources import open_source
 from vit_spec import InputError
 
+CONFIG = vit_spec.get("vit_ti16")
 
-def refusal(spec):
-    """Return the one line with which a data set is refused, in less than 300 MB."""
+
+@contextmanager
+def refused():
+    """Hold what happens to one line of refusal, in less than 300 MB."""
     tracemalloc.start()
     try:
         with pytest.raises(InputError) as error:
-            source = open_source(spec, None)
-            for i in range(2):
-                source.train.read(i)
+            yield error
         assert tracemalloc.get_traced_memory()[1] < 3e8
     finally:
         tracemalloc.stop()
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and str(error.value).isprintable()
+
+
+def refusal(spec):
+    """Return the one line with which a data set is refused."""
+    with refused() as error:
+        source = open_source(spec, None)
+        for i in range(2):
+            source.train.read(i)
     return str(error.value)
 
 
@@ -94,3 +109,78 @@ def test_a_pipe_among_images_is_not_waited_for(tmp_path):
         (tmp_path / "train" / name).mkdir(parents=True)
         os.mkfifo(tmp_path / "train" / name / "0.png")
     assert refusal(str(tmp_path))
+
+
+# Run folders ----------------------------------------------------------------------------------------------------------
+
+
+def deep(path):
+    path.write_bytes(b'{"a":' * 10**5 + b"1" + b"}" * 10**5)
+
+
+def endless(path):
+    with path.open("wb") as file:
+        file.write(b"{")
+        file.truncate(2**37)
+
+
+def of_many_values(path):
+    path.write_bytes(b'{"a": [' + b"0," * 2**22 + b"0]}")
+
+
+BOMBS = {"deep": deep, "endless": endless, "of many values": of_many_values, "a pipe": os.mkfifo}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_hostile_config_of_a_run_is_refused(tmp_path, bomb):
+    BOMBS[bomb](tmp_path / "config.json")
+    with refused() as error:
+        Run(tmp_path, Recipe(), CONFIG, {})
+    assert "config.json cannot be read" in str(error.value)
+    (tmp_path / STATES / "1").mkdir(parents=True)
+    assert network_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_hostile_fingerprint_is_refused(tmp_path, bomb):
+    BOMBS[bomb](tmp_path / "data.json")
+    source = open_source("digits", None)
+    with refused() as error:
+        fingerprint.compare(tmp_path / "data.json", source, "sample")
+    assert "data.json cannot be read" in str(error.value)
+
+
+@pytest.mark.parametrize("bomb", ["endless", "a pipe", "of many lines"])
+def test_hostile_metrics_are_refused(tmp_path, bomb):
+    with Run(tmp_path, Recipe(), CONFIG, {}) as run:
+        file = tmp_path / "metrics.jsonl"
+        file.write_bytes(b"{}\n" * 2**21) if bomb == "of many lines" else BOMBS[bomb](file)
+        with refused() as error:
+            run.go_on(0, 0)
+    assert "metrics.jsonl" in str(error.value)
+
+
+def test_lines_of_metrics_that_hold_no_record_are_left_out(tmp_path):
+    lines = [b"[" * 10**5, b"1", b"null", b'{"set": "train"}', b'{"step": "1"}', b'{"step": 1}', b'{"step": 1', b"\xff"]
+    with Run(tmp_path, Recipe(), CONFIG, {}) as run:
+        (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
+        run.go_on(1, 0)
+        assert run.records == [{"step": 1}]
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "metrics/metrics", "state/_METADATA", "state/_sharding"])
+def test_a_hostile_note_beside_a_state_is_refused_before_orbax_parses_it(tmp_path, name, bomb):
+    checkpoints = pytest.importorskip("train.jax_checkpoints")
+    (tmp_path / "1" / name).parent.mkdir(parents=True)
+    BOMBS[bomb](tmp_path / "1" / name)
+    with refused() as error:
+        checkpoints.Checkpoints(tmp_path, keep=1, rank=lambda note: None)
+    assert "its notes cannot be read" in str(error.value)
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_hostile_config_for_a_golden_is_refused(tmp_path, bomb):
+    BOMBS[bomb](tmp_path / "config.json")
+    with refused():
+        read_subject(str(tmp_path / "config.json"))

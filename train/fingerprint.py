@@ -20,7 +20,7 @@ import numpy as np
 
 from train.sources import Source
 from train.sources.files import unless_damaged
-from vit_spec import InputError
+from vit_spec import InputError, bounded_json
 
 Compare = Literal["sample", "all", "none"]
 
@@ -29,6 +29,7 @@ FILES = 1024  # files whose contents are sampled, at most
 STRETCH = 1 << 16  # bytes
 BUDGET = FILES * STRETCH  # bytes that are read for a sample
 BLOCK = 1 << 20  # bytes read at once
+_LONGEST = 1 << 24  # bytes of a fingerprint as JSON: names of 4096 bytes, each byte an escape of six, take so many
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,14 @@ class Fingerprint:
         return json.dumps({"version": VERSION} | asdict(self), indent=1) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the fingerprint that `to_json` wrote.
+    def read(cls, file: Path) -> Self:
+        """Return the fingerprint in a file to which `to_json` was written.
 
         Raises:
+            OSError: no such file, or none that may be read.
             ValueError, TypeError, KeyError, AttributeError: it is none, or one of another version.
         """
-        fields: dict[str, Any] = json.loads(text)
+        fields = bounded_json.read_object(file, longest=_LONGEST)
         if (version := fields.pop("version")) != VERSION:
             raise ValueError(f"it is of version {version}, and {VERSION} is known here")
         sample = tuple((str(name), int(size), str(digest)) for name, size, digest in fields.pop("sample"))
@@ -234,7 +236,7 @@ def compare(file: Path, source: Source, how: Compare) -> tuple[Fingerprint | Non
     """
     now = Fingerprint.of(source, every_byte=how == "all")
     try:
-        was = Fingerprint.from_json(file.read_text())
+        was = Fingerprint.read(file)
     except FileNotFoundError:
         return now, []
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -255,8 +255,7 @@ def _folders(path: Path) -> list[Path]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            return bounded_json.parse_object(file.read(_JSON + 1), longest=_JSON)
+        return bounded_json.read_object(path, longest=_JSON)
     except (OSError, InputError) as error:
         what = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path} is no JSON object ({what}): the checkpoint is damaged, so write it again") from None
