@@ -58,7 +58,7 @@ def open_(path: Path, budget: Budget | None = None) -> Contents:
     _check_described(ts, folder, specs)
     pending = {words: ts.open(spec, open=True, read=True) for words, spec in specs.items()}  # all at once
     for words, future in pending.items():
-        arrays[words] = _opened(folder, words, specs[words], future, _LARGEST + _DENSE * stored)
+        arrays[words] = _opened(folder, words, specs[words], future, stored, budget)
     largest = max((array.chunk for array in arrays.values() if isinstance(array, _Zarr)), default=0)
     context = ts.Context({"cache_pool": {"total_bytes_limit": largest + _CACHE}})
     for array in arrays.values():
@@ -169,6 +169,8 @@ _JSON = 1 << 24  # bytes of a file of metadata
 _SCALAR = 16  # bytes at most
 _DEPTH = 64  # of the tree
 _LEAF = 64  # objects of the budget that an array counts as: tensorstore makes a store of it
+_PIECE = 16  # and a chunk that may be missing: it is looked for
+_PLACE = 16  # bytes that a shard says of a chunk in it
 _LARGEST, _DENSE = 1 << 28, 64  # bytes of a chunk, and times of the bytes that the folder has on disk
 
 
@@ -181,6 +183,8 @@ class _Zarr(Stored):
         self.name, self.spec = name, spec
         self.shape, self.dtype = tuple(store.shape), np.dtype(store.dtype.numpy_dtype)
         self.chunk = prod(store.chunk_layout.read_chunk.shape or ()) * self.dtype.itemsize
+        shard = prod(store.chunk_layout.write_chunk.shape or ()) * self.dtype.itemsize
+        self.index = _PLACE * (shard // max(self.chunk, 1)) if shard > self.chunk else 0  # bytes, of each shard
 
     @cached_property
     def _store(self) -> Any:
@@ -202,14 +206,19 @@ class _Zarr(Stored):
         return entries
 
 
-def _opened(folder: Path, words: Words, spec: dict[str, Any], future: Any, largest: int) -> _Zarr:
+def _opened(folder: Path, words: Words, spec: dict[str, Any], future: Any, stored: int, budget: Budget) -> _Zarr:
+    """Return an array, held to the bytes that are stored of all."""
     name = f"{folder}: {'/'.join(words)}"
     try:
         array = _Zarr(name, spec, future.result())
     except Exception as error:  # as above
         raise InputError(f"{name} cannot be opened ({_line(error)}): it is incomplete, so write it again") from None
-    if array.chunk > min(max(array.nbytes, 1), largest) or array.nbytes > 1 << 62:
+    if array.chunk > min(max(array.nbytes, 1), _LARGEST + _DENSE * stored) or array.nbytes > 1 << 62:
         raise InputError(f"{name} has a chunk larger than itself, or an impossible shape: it is damaged, so write it again")
+    if array.index > stored:
+        raise InputError(f"{name} has shards whose index is not there: it is damaged, so write it again")
+    if spec["fill_missing_data_reads"]:  # of others the first that is missing ends reading
+        budget.make(_PIECE * (array.nbytes // max(array.chunk, 1)))
     return array
 
 
