@@ -633,20 +633,18 @@ def zarr_shard(folder):
     return path
 
 
-@hostile("orbax: a FIFO for a chunk")
-def fifo_chunk(folder):
-    path = orbax(folder)
-    (path / "params" / "w" / "0").unlink()
-    os.mkfifo(path / "params" / "w" / "0")
-    return path
+def _fifo_for(name):
+    def write(folder):
+        path = orbax(folder)
+        (path / "params" / "w" / name).unlink()
+        os.mkfifo(path / "params" / "w" / name)
+        return path
+
+    return write
 
 
-@hostile("orbax: a FIFO for .zarray")
-def fifo_zarray(folder):
-    path = orbax(folder)
-    (path / "params" / "w" / ".zarray").unlink()
-    os.mkfifo(path / "params" / "w" / ".zarray")
-    return path
+FILES["orbax: a FIFO for a chunk"] = _fifo_for("0")
+FILES["orbax: a FIFO for .zarray"] = _fifo_for(".zarray")
 
 
 @hostile("orbax: a folder in itself")

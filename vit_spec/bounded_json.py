@@ -83,12 +83,12 @@ def read_bytes(path: Path, *, longest: int = BYTES) -> bytes:
         OSError: no such file, or none that may be read.
     """
     with open(path, "rb", opener=_unwaiting) as file:
-        if not S_ISREG(os.fstat(file.fileno()).st_mode):
+        status = os.fstat(file.fileno())
+        if not S_ISREG(status.st_mode):
             raise InputError("it is a pipe, a device or a socket: give a file")
-        found = file.read(longest + 1)
-    if len(found) > longest:
-        raise InputError(f"it has more than {longest:,} bytes")
-    return found
+        if status.st_size > longest:
+            raise InputError(f"it has more than {longest:,} bytes")
+        return file.read(status.st_size)  # which takes as much memory as is asked for, be there less
 
 
 def _unwaiting(path: str, flags: int) -> int:
