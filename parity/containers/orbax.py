@@ -303,12 +303,20 @@ def _save(path: Path, tree: Any, arrays: Mapping[str, Array], notes: Mapping[str
     context.memory.write_concurrent_bytes = max((array.nbytes for array in arrays.values()), default=0) + 1
     context.memory.deepcopy_host_arrays = False  # nobody else changes them
     context.array.saving.use_ocdbt = False  # whose store keeps all that it was given in memory until it is committed
-    log = logging.getLogger("absl")
-    level = log.level
-    log.setLevel(logging.ERROR)  # Orbax warns that there is no OCDBT
+    with warnings.catch_warnings(), _unlogged("absl", "asyncio"), context:
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # Orbax's own, about its own parts
+        ocp.save(path.absolute(), fill(tree), custom_metadata=dict(notes))
+
+
+@contextmanager
+def _unlogged(*names: str) -> Iterator[None]:
+    """Keep logs silent: Orbax warns that there is no OCDBT, and tells a failure, which it raises, in hundreds of lines."""
+    logs = [logging.getLogger(name) for name in names]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), context:
-            warnings.filterwarnings("ignore", category=DeprecationWarning)  # Orbax's own, about its own parts
-            ocp.save(path.absolute(), fill(tree), custom_metadata=dict(notes))
+        yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
