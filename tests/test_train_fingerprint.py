@@ -124,6 +124,20 @@ def test_the_same_data_at_another_path_are_the_same(kind: str, tmp_path: Path, m
     assert first.differs(Fingerprint.read(tmp_path / "data.json")) == ""
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("change", ["the contents", "the size"])
+def test_files_of_one_name_in_two_splits_are_told_apart(split: str, change: str, tmp_path: Path) -> None:
+    for each in ("train", "test"):
+        folder(tmp_path / each, 0)
+    spec = f"folder:{tmp_path}"
+    first = taken(spec, held_out="test")
+    path = next((tmp_path / split / "a").iterdir())
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data if change == "the contents" else data + b"\0")
+    assert path.name in first.differs(taken(spec, held_out="test"))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_contents_of_the_same_sizes_and_times_are_other_data(kind: str, tmp_path: Path) -> None:
     spec = KINDS[kind](tmp_path / "data", 0)

@@ -100,19 +100,19 @@ class Fingerprint:
 
     def differs(self, now: "Fingerprint") -> str:
         """Say in what another fingerprint differs from this one, which was taken before; "" where in nothing."""
-        was = {name: (size, digest) for name, size, digest in self.sample}
-        there = {name: (size, digest) for name, size, digest in now.sample}
         if self.files != now.files or self.names != now.names:
             return f"{_count(self)} before and {_count(now)} now{_other_names(self, now)}"
-        sizes = [name for name, (size, _) in was.items() if name in there and there[name][0] != size]
+        # Of the same names in the same order the same are sampled.  Two splits may have files of one name.
+        pairs = list(zip(self.sample, now.sample, strict=False))
+        sizes = [(name, size, then[1]) for (name, size, _), then in pairs if then[1] != size]
         if self.sizes != now.sizes:
             if not sizes:
                 return f"the sizes of its files, {self.size:,} bytes together before and {now.size:,} now"
-            name = sizes[0]
-            return f"{_called(name)} had {was[name][0]:,} bytes and has {there[name][0]:,}{_more(sizes, len(was))}"
-        changed = [name for name, (_, digest) in was.items() if name in there and there[name][1] != digest]
+            name, had, has = sizes[0]
+            return f"{_called(name)} had {had:,} bytes and has {has:,}{_more(len(sizes), len(pairs))}"
+        changed = [name for (name, _, digest), then in pairs if then[2] != digest]
         if changed:
-            return f"the contents of {_called(changed[0])}{_more(changed, len(was))}"
+            return f"the contents of {_called(changed[0])}{_more(len(changed), len(pairs))}"
         if self.contents is not None and now.contents is not None and self.contents != now.contents:
             return "the contents of its files, though not of those that are sampled"
         for before, after, which in zip(self.answers, now.answers, ("training", "held-out"), strict=True):
@@ -208,8 +208,8 @@ def _called(name: str) -> str:
     return name or "its file"
 
 
-def _more(names: list[str], count: int) -> str:
-    return f", and {len(names) - 1:,} more of the {count:,} compared" if len(names) > 1 else ""
+def _more(different: int, count: int) -> str:
+    return f", and {different - 1:,} more of the {count:,} compared" if different > 1 else ""
 
 
 def _other_names(was: Fingerprint, now: Fingerprint) -> str:
