@@ -73,6 +73,9 @@ def checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None,
     else:
         match, config, assumed = _sensible(recognise(contents.arrays, notes, format), given)
         name = match.format.full_name(config)
+        if match.others:
+            told = f"not {', '.join(match.others)}, of the same file: save that alone to read it"
+            assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", told))
         found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.left)
     check(found)
     return metadata.attached(found, notes, given, own)

@@ -124,10 +124,12 @@ def architectures() -> dict[str, tuple[str, Fields]]:
 
 
 def describes(notes: Mapping[str, Any]) -> bool:
-    """Whether notes name an architecture: config.json does, and so do the checkpoints of timm's train.py."""
+    """Whether notes name an architecture and its arguments: config.json does, and so do checkpoints of timm's train.py."""
     if config := notes.get("config.json"):
         return "architecture" in config
-    return isinstance(notes.get("arch"), str) and notes["arch"] in architectures()
+    name = notes.get("arch")
+    argued = any(note.startswith("args/") for note in notes) and notes.get("args/model", name) == name
+    return isinstance(name, str) and name in architectures() and argued
 
 
 def told(notes: Mapping[str, Any], channels: int) -> Fields:
@@ -183,6 +185,11 @@ def fields(whole: Mapping[str, Any], channels: int) -> Fields:
             f"its config.json names timm's {name}, a {cls}, for which ViTConfig has no word: it cannot be read"
         )
     data = {**data, "num_classes": whole.get("num_classes", data.get("num_classes"))}
+    classes = given.get("num_classes") or data["num_classes"]
+    if data["num_classes"] is not None and classes != data["num_classes"]:  # timm then draws another classifier
+        raise InputError(
+            f"its config.json says num_classes {data['num_classes']!r}, its model_args {classes!r}: correct one of the two"
+        )
     try:
         found = _READ[cls](_Arguments(name, {**_from_data(data), **fixed, **given}))
     except InputError:
