@@ -8,7 +8,7 @@ from typing import Any
 
 from parity import containers, hub, metadata
 from parity.containers import Contents
-from parity.formats import Fields
+from parity.formats import Fields, hf_processor, open_clip_config
 from parity.formats import get as get_format
 from parity.inference import Assumption, Unfit, infer, nested
 from parity.recognition import Match, joined, recognise
@@ -18,7 +18,7 @@ from vit_spec import InputError, ViTConfig, bounded_json, nearest
 WEIGHTS = "weights.safetensors"  # what a run folder calls them
 BESIDE = "parity.json"  # the config where there is no room for it: in a folder, or after a file's own name beside it
 FLAX = "flax_model.msgpack"  # what transformers calls the weights of its Flax models
-COMPANIONS = ("config.json", "preprocessor_config.json")  # what Hugging Face and timm keep beside weights
+COMPANIONS = ("config.json", *hf_processor.FILES, open_clip_config.FILE)  # what libraries keep beside weights
 
 Source = str | PathLike[str]
 
@@ -84,7 +84,7 @@ def checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None,
 def _hold_to_companion(config: ViTConfig, name: str, contents: Contents, notes: Mapping[str, Any]) -> None:
     """Refuse a config.json of the format's library that contradicts the config that was written with the weights."""
     format = get_format(name)
-    if not format.owns(notes.get("config.json", {})):
+    if not format.owns(notes):
         return
     for match in recognise(contents.arrays, notes, name)[:1]:
         for field, value in match.format.told(match.evidence).items():
@@ -110,7 +110,7 @@ def _sensible(matches: list[Match], given: Fields) -> tuple[Match, ViTConfig, tu
             return match, *infer(match.format, match.evidence, given)
         except Unfit as error:
             refusals.append(error)
-            if match.format.recognises(match.evidence) or "config.json" in match.evidence.notes:
+            if match.format.recognises(match.evidence) or match.format.owns(match.evidence.notes):
                 break
     raise refusals[0]
 

@@ -127,9 +127,10 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
     fitting = [match for match in matches if not match.misfits]
     if not fitting:
         _refuse(candidates, arrays)
-        for match in matches[: "config.json" in notes]:
-            match.format.told(match.evidence)  # a refusal by what config.json says tells more than one by keys
-        raise InputError(_no_format(matches, ["/".join(words) for words in arrays], name, notes.get("config.json")))
+        for match in matches[:1]:
+            if match.format.owns(notes):
+                match.format.told(match.evidence)  # a refusal by what the file beside says tells more than one by keys
+        raise InputError(_no_format(matches, ["/".join(words) for words in arrays], name, notes))
     order = {format.name: n for n, format in enumerate(candidates)}
     # Prefer what claims the file, then what reads more of it, then the order of the formats, then the outer wrapper.
     return sorted(
@@ -139,13 +140,17 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
 
 
 def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
-    """Return the formats that a file may be in: beside a config.json of a library, those of that library alone.
+    """Return the formats that a file may be in: beside the JSON file of a library, those of that library alone.
 
     Raises:
         InputError: a config.json of a model that no format knows, or a format by name that is not of its library.
     """
     named = [get(name)] if name else [get(each) for each in formats()]
-    if not (config := notes.get("config.json", {})):
+    if found := [format for format in named if format.owns(notes)]:
+        return found
+    config = notes.get("config.json") or {}
+    files = [file for file in {get(each).described_in: None for each in formats()} if notes.get(file)]
+    if not files:
         return named
     kind = str(config.get("model_type", ""))
     known = list(dict.fromkeys(each for other in formats() for each in get(other).model_types))
@@ -153,9 +158,8 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
         raise InputError(
             f"its config.json is of model_type {kind!r}, which is no ViT that is known here; known are {', '.join(known)}"
         )
-    found = [format for format in named if format.owns(config)]
-    if found:
-        return found
+    if not config:
+        raise InputError(f"its {files[0]} is not for format {name!r}: leave --from out, or move the weights away from it")
     said = f"is of model_type {kind!r}" if kind else f"names timm's {config.get('architecture')!r}"
     if not kind and "architecture" not in config:
         some = ", ".join(map(repr, list(config)[:5]))
@@ -396,16 +400,15 @@ def _refuse(candidates: list[Format], arrays: Iterable[Words]) -> None:
                 raise InputError(f"{key}, of format {format.name}: {what}, for which ViTConfig has no word")
 
 
-def _no_format(matches: list[Match], keys: list[str], name: str | None, config: Mapping[str, Any] | None) -> str:
+def _no_format(matches: list[Match], keys: list[str], name: str | None, notes: Mapping[str, Any]) -> str:
     """Say why no format fits, by the nearest."""
     if not matches:
         some = ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
-        if config:
-            kind = "model_type" if "model_type" in config else "architecture"
-            return (
-                f"its config.json is of {kind} {config[kind]!r}, which has other keys than {some}: give the config.json of "
-                f"these very weights"
-            )
+        for file in {get(each).described_in: None for each in formats()}:
+            if config := notes.get(file):
+                kind = next((word for word in ("model_type", "architecture") if word in config), "")
+                what = f"is of {kind} {config[kind]!r}, which" if kind else "describes a model that"
+                return f"its {file} {what} has other keys than {some}: give the {file} of these very weights"
         which = f"format {name!r} has no such keys" if name else "no format has such keys"
         return f"{which}: {some or 'there are none'}; `python -m parity formats` lists the formats and where their keys are"
     best = min(matches, key=lambda match: (len(match.misfits), -len(match.arrays)))
