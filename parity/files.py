@@ -8,7 +8,7 @@ from typing import Any
 
 from parity import containers, hub, metadata
 from parity.containers import Contents
-from parity.formats import Fields
+from parity.formats import Fields, hf_processor, open_clip_config
 from parity.formats import get as get_format
 from parity.inference import Assumption, Unfit, infer, nested
 from parity.recognition import Match, joined, recognise
@@ -18,7 +18,7 @@ from vit_spec import InputError, ViTConfig, bounded_json, nearest
 WEIGHTS = "weights.safetensors"  # what a run folder calls them
 BESIDE = "parity.json"  # the config where there is no room for it: in a folder, or after a file's own name beside it
 FLAX = "flax_model.msgpack"  # what transformers calls the weights of its Flax models
-COMPANIONS = ("config.json", "preprocessor_config.json")  # what Hugging Face and timm keep beside weights
+COMPANIONS = ("config.json", *hf_processor.FILES, open_clip_config.FILE)  # what libraries keep beside weights
 
 Source = str | PathLike[str]
 
@@ -73,6 +73,9 @@ def checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None,
     else:
         match, config, assumed = _sensible(recognise(contents.arrays, notes, format), given)
         name = match.format.full_name(config)
+        if match.others:
+            told = f"not {', '.join(match.others)}, of the same file: save that alone to read it"
+            assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", told))
         found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.left)
     check(found)
     return metadata.attached(found, notes, given, own)
@@ -81,7 +84,7 @@ def checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None,
 def _hold_to_companion(config: ViTConfig, name: str, contents: Contents, notes: Mapping[str, Any]) -> None:
     """Refuse a config.json of the format's library that contradicts the config that was written with the weights."""
     format = get_format(name)
-    if not format.owns(notes.get("config.json", {})):
+    if not format.owns(notes):
         return
     for match in recognise(contents.arrays, notes, name)[:1]:
         for field, value in match.format.told(match.evidence).items():
@@ -107,7 +110,7 @@ def _sensible(matches: list[Match], given: Fields) -> tuple[Match, ViTConfig, tu
             return match, *infer(match.format, match.evidence, given)
         except Unfit as error:
             refusals.append(error)
-            if match.format.recognises(match.evidence) or "config.json" in match.evidence.notes:
+            if match.format.recognises(match.evidence) or match.format.owns(match.evidence.notes):
                 break
     raise refusals[0]
 
@@ -169,7 +172,6 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        with path.open("rb") as file:
-            return bounded_json.parse_object(file.read(_TEXT + 1), longest=_TEXT)
+        return bounded_json.read_object(path, longest=_TEXT)
     except InputError as error:
         raise InputError(f"{path} is not JSON that can be read ({error}): correct it or take it away") from None

@@ -72,7 +72,7 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
     always = {name: value for name, value in format.always.items() if not isinstance(value, tuple) and not callable(value)}
     given = {name: typed(name, value) for name, value in given.items()}
     told = format.told(evidence)
-    source = "config.json" if "config.json" in evidence.notes else "file"
+    source = format.described_in if format.owns(evidence.notes) else "file"
     for name, value in told.items():
         if name in shown and shown[name] != value and name not in given:
             raise InputError(
@@ -86,7 +86,7 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
     guessed = {**format.assumed, **likely, **format.likely(evidence)}
     channels = (1, known.get("in_channels", guessed.get("in_channels", 3)))
     published = {n: v for n, v in guessed.items() if not n.startswith("pixels.") or len(v) in channels}
-    if "config.json" in evidence.notes:  # of the format's own library, whose code has one rule for all its models
+    if format.owns(evidence.notes):  # of the format's own library, whose code has one rule for all its models
         known = {**{n: v for n, v in published.items() if n.startswith("resampling.")}, **known}
     of_format = f"models of format {format.name}"
     assumed = [

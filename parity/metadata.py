@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from parity.formats import Fields, hf_processor, timm_data
+from parity.formats import Fields, get, hf_processor, open_clip_config, timm_data
 from parity.inference import Assumption
 from parity.preprocessing import Preprocessing, central
 from parity.weights import TASKS, Checkpoint
@@ -52,7 +52,9 @@ def attached(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fields, ow
     given: fields of the config that the user set.
     own: whether this project wrote the notes of the file.
     """
-    sources = (_ours, _run, _names_beside) if own else (_run, _timm, _hugging_face)
+    of_open_clip = open_clip_config.FILE in notes and get(checkpoint.format).described_in == open_clip_config.FILE
+    theirs = (_open_clip,) if of_open_clip else (_timm, _hugging_face)
+    sources = (_ours, _run, _names_beside) if own else (_run, *theirs)
     said: dict[str, Any] = {}
     left: list[str] = []
     for source in sources:
@@ -68,7 +70,7 @@ def attached(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fields, ow
                 left.append(f"{name}: what the files beside the weights say cannot be read ({error})")
                 continue
             if name == "left":
-                left.append(value)
+                left += [value] if value else []
             elif value is not None:
                 said[name] = value
     if how := said.get("preprocessing"):
@@ -95,7 +97,9 @@ def assumed(notes: Mapping[str, Any], config: ViTConfig, given: Fields) -> tuple
     )
 
 
-Source = Iterator[tuple[str, Callable[[], Any]]]  # a field of Checkpoint, and what reads it; "left": a line for the user
+Source = Iterator[
+    tuple[str, Callable[[], Any]]
+]  # a field of Checkpoint, and what reads it; "left": a line for the user or ""
 
 
 def _ours(notes: Mapping[str, Any], config: ViTConfig) -> Source:
@@ -138,20 +142,23 @@ def _timm(notes: Mapping[str, Any], config: ViTConfig) -> Source:
         return
     yield "labels", lambda: names(timm_data.labels(found), config, "label_names of config.json")
     yield "preprocessing", lambda: timm_data.preprocessing(found)
-    if line := timm_data.unread(found):
-        yield "left", lambda: line
+    yield "left", lambda: timm_data.unread(found)
 
 
 def _hugging_face(notes: Mapping[str, Any], config: ViTConfig) -> Source:
-    """What transformers' config.json and preprocessor_config.json say."""
+    """What transformers' config.json and the file of its image processor say."""
     found = notes.get("config.json") or {}
     if "model_type" in found:
         yield "labels", lambda: names(hf_processor.labels(found), config, "id2label of config.json")
         if config.num_classes:
             yield "task", lambda: hf_processor.task(found, config.num_classes)
     yield "preprocessing", lambda: hf_processor.preprocessing(notes)
-    if line := hf_processor.unlike(notes):
-        yield "left", lambda: line
+    yield "left", lambda: hf_processor.unlike(notes)
+
+
+def _open_clip(notes: Mapping[str, Any], config: ViTConfig) -> Source:
+    """What open_clip_config.json says."""
+    yield "preprocessing", lambda: open_clip_config.preprocessing(notes)
 
 
 def _names_beside(notes: Mapping[str, Any], config: ViTConfig) -> Source:

@@ -45,9 +45,10 @@ WRAPPERS = (
 _BESIDE = re.compile(
     r"(optimizer\w*|opt|state|opt_state\w*|lr_scheduler\w*|scheduler\w*|loss_scaler|scaler|amp|rng\w*|step|global_step|epoch\w*"
     r"|iteration|args|config|hyper_parameters|callbacks|loops|batch_stats|cache"  # the state of a training run
-    r"|head\W(mlp|last_layer)|dino_\w+|ibot_\w+|center|predictor|decoder\w*|mask_token"  # what pre-training alone needs
+    r"|head\W(mlp|last_layer)|dino_\w+|ibot_\w+|center|mask_token"  # what pre-training alone needs
     r"|txt|text\w*|t|b|logit_scale|logit_bias)(\W.*)?"  # another tower
 )
+_PARTS = re.compile(r"(predictor|decoder\w*)(\W.*)?")  # of pre-training alone too, or what a model's outputs come from
 
 _RANKS = {word: n for n, word in enumerate(WRAPPERS)}
 _DEEPEST, _ROOTS = 6, 16  # wrappers around one another; places in one file where a model may lie
@@ -65,12 +66,16 @@ class Match:
     arrays: those of the parameters, by key as the format has it, without wrappers.
     evidence: what the file shows of the model.
     misfits: in words, why it is not this format after all.
+    wrapper: what the keys stood behind; "" for nothing.
+    others: what lies beside that could be meant as well, or as a part of the model: other weights, a predictor, a decoder.
     """
 
     format: Format
     arrays: Mapping[str, Stored]
     evidence: Evidence
     misfits: tuple[str, ...]
+    wrapper: str = ""
+    others: tuple[str, ...] = ()
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -104,7 +109,10 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
         for root in _roots(stored, separator):
             inside = {key.removeprefix(root): array for key, array in stored.items() if key.startswith(root)}
             beside = frozenset(key for key in stored if not key.startswith(root)) if root else frozenset()
-            foreign = [f"unexpected {key}" for key in beside if not _may_lie_beside(key, root, separator)]
+            aside = {key: _aside(key, root, separator) for key in beside}
+            foreign = [f"unexpected {key}" for key, words in aside.items() if not _may_lie_beside(words, separator)]
+            others = tuple(sorted({words[0] for words in aside.values() if _may_be_meant(words, separator)}))
+            wrapper = root.removesuffix(separator)
             views = {}
             for format in candidates:
                 if format.separator != separator:
@@ -114,13 +122,15 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
                     views[aliases] = _View(_respelled(inside, format.aliases))
                 for variant in [format.variant] if format.variant else format.tables:
                     if match := _match(format.of(variant), views[aliases], beside, notes):
-                        matches.append(replace(match, misfits=(*match.misfits, *foreign)))
+                        misfits = (*match.misfits, *foreign)
+                        matches.append(replace(match, misfits=misfits, wrapper=wrapper, others=others))
     fitting = [match for match in matches if not match.misfits]
     if not fitting:
         _refuse(candidates, arrays)
-        for match in matches[: "config.json" in notes]:
-            match.format.told(match.evidence)  # a refusal by what config.json says tells more than one by keys
-        raise InputError(_no_format(matches, ["/".join(words) for words in arrays], name, notes.get("config.json")))
+        for match in matches[:1]:
+            if match.format.owns(notes):
+                match.format.told(match.evidence)  # a refusal by what the file beside says tells more than one by keys
+        raise InputError(_no_format(matches, ["/".join(words) for words in arrays], name, notes))
     order = {format.name: n for n, format in enumerate(candidates)}
     # Prefer what claims the file, then what reads more of it, then the order of the formats, then the outer wrapper.
     return sorted(
@@ -130,13 +140,17 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
 
 
 def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
-    """Return the formats that a file may be in: beside a config.json of a library, those of that library alone.
+    """Return the formats that a file may be in: beside the JSON file of a library, those of that library alone.
 
     Raises:
         InputError: a config.json of a model that no format knows, or a format by name that is not of its library.
     """
     named = [get(name)] if name else [get(each) for each in formats()]
-    if not (config := notes.get("config.json", {})):
+    if found := [format for format in named if format.owns(notes)]:
+        return found
+    config = notes.get("config.json") or {}
+    files = [file for file in {get(each).described_in: None for each in formats()} if notes.get(file)]
+    if not files:
         return named
     kind = str(config.get("model_type", ""))
     known = list(dict.fromkeys(each for other in formats() for each in get(other).model_types))
@@ -144,9 +158,8 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
         raise InputError(
             f"its config.json is of model_type {kind!r}, which is no ViT that is known here; known are {', '.join(known)}"
         )
-    found = [format for format in named if format.owns(config)]
-    if found:
-        return found
+    if not config:
+        raise InputError(f"its {files[0]} is not for format {name!r}: leave --from out, or move the weights away from it")
     said = f"is of model_type {kind!r}" if kind else f"names timm's {config.get('architecture')!r}"
     if not kind and "architecture" not in config:
         some = ", ".join(map(repr, list(config)[:5]))
@@ -169,12 +182,23 @@ def joined(arrays: Mapping[Words, Stored], separator: str) -> dict[str, Stored]:
     return {key.replace(".", "/"): array for key, array in flat.items()} if dotted else flat
 
 
-def _may_lie_beside(key: str, root: str, separator: str) -> bool:
-    """Whether a key, from where it leaves the way to the weights, is a wrapper's or what is known to lie there."""
+def _aside(key: str, root: str, separator: str) -> list[str]:
+    """Return the words of a key from where it leaves the way to the weights."""
     words, way = key.split(separator), root.split(separator)
     while words and way and words[0] == way[0]:
         words, way = words[1:], way[1:]
-    return bool(words) and (words[0] in WRAPPERS or _BESIDE.fullmatch(separator.join(words)) is not None)
+    return words
+
+
+def _may_lie_beside(words: list[str], separator: str) -> bool:
+    """Whether words from where a key leaves the way to the weights are a wrapper's or what is known to lie there."""
+    return _BESIDE.fullmatch(separator.join(words)) is not None or _may_be_meant(words, separator)
+
+
+def _may_be_meant(words: list[str], separator: str) -> bool:
+    """Whether such a key is of weights that could be read as well, or of what may be a part of the model."""
+    key = separator.join(words)
+    return (bool(words) and words[0] in WRAPPERS and not _BESIDE.fullmatch(key)) or _PARTS.fullmatch(key) is not None
 
 
 def _respelled(arrays: dict[str, Stored], aliases: Mapping[str, str]) -> dict[str, Stored]:
@@ -376,16 +400,15 @@ def _refuse(candidates: list[Format], arrays: Iterable[Words]) -> None:
                 raise InputError(f"{key}, of format {format.name}: {what}, for which ViTConfig has no word")
 
 
-def _no_format(matches: list[Match], keys: list[str], name: str | None, config: Mapping[str, Any] | None) -> str:
+def _no_format(matches: list[Match], keys: list[str], name: str | None, notes: Mapping[str, Any]) -> str:
     """Say why no format fits, by the nearest."""
     if not matches:
         some = ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
-        if config:
-            kind = "model_type" if "model_type" in config else "architecture"
-            return (
-                f"its config.json is of {kind} {config[kind]!r}, which has other keys than {some}: give the config.json of "
-                f"these very weights"
-            )
+        for file in {get(each).described_in: None for each in formats()}:
+            if config := notes.get(file):
+                kind = next((word for word in ("model_type", "architecture") if word in config), "")
+                what = f"is of {kind} {config[kind]!r}, which" if kind else "describes a model that"
+                return f"its {file} {what} has other keys than {some}: give the {file} of these very weights"
         which = f"format {name!r} has no such keys" if name else "no format has such keys"
         return f"{which}: {some or 'there are none'}; `python -m parity formats` lists the formats and where their keys are"
     best = min(matches, key=lambda match: (len(match.misfits), -len(match.arrays)))

@@ -212,6 +212,27 @@ def legacy_storage(folder):
     return folder / "a.pth"
 
 
+def shared(rest=b"tQ"):
+    """Return a pickle of 4000 tensors that look at one storage of 4 MiB."""
+    one = tensor(shape=(SHARED,), stride=(1,), count=SHARED).replace(b"tQ", rest)
+    return b"\x80\x02}(" + b"".join(dumped(f"w{number}") + one for number in range(4000)) + b"u."
+
+
+SHARED = 1 << 20
+
+
+@hostile("pth: a storage that is the tensors of a large model")
+def shared_storage(folder):
+    return archive(folder / "a.pth", shared(), [bytes(4 * SHARED)])
+
+
+@hostile("legacy pth: a storage that is the tensors of a large model")
+def shared_legacy_storage(folder):
+    end = pickle.dumps(["0"], 2) + struct.pack("<q", SHARED) + bytes(4 * SHARED)
+    (folder / "a.pth").write_bytes(LEGACY + shared(b"NtQ") + end)
+    return folder / "a.pth"
+
+
 # Folders of torch.distributed ------------------------------------------------------------------------------------------
 
 HOME = "torch.distributed.checkpoint"
@@ -282,6 +303,14 @@ def colliding_offsets(folder):
     return distributed(folder, shape=(2**40,), chunks=[((k * PRIME,), (1,)) for k in range(2)] * 8000)
 
 
+@hostile("dcp: parts that are one place of the file")
+def shared_place(folder):
+    data = b"\x80\x02" + tensor(shape=(SHARED,), stride=(1,), count=SHARED) + b"."
+    content = archive(folder / "part", data, [bytes(4 * SHARED)]).read_bytes()
+    chunks = [((number * SHARED,), (SHARED,)) for number in range(4000)]
+    return distributed(folder, shape=(4000 * SHARED,), chunks=chunks, content=content)
+
+
 @hostile("dcp: a shape of NaN")
 def shape_of_nan(folder):
     return distributed(folder, shape=(float("nan"),))
@@ -339,6 +368,28 @@ def fortran(folder):
         member.write(head.getvalue())
         for _ in range(2**8):
             member.write(bytes(2**24))
+    return folder / "a.npz"
+
+
+@hostile("npz: many compressed arrays of zeros")
+def many_zeros(folder):
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (2**26 - 32,)})
+    with zipfile.ZipFile(folder / "a.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a.npy", head.getvalue() + bytes(2**28 - 128))
+        info = file.getinfo("a.npy")
+    data = (folder / "a.npz").read_bytes()
+    begin = data.index(b"PK\1\2")
+    member, entry = data[:begin], data[begin : data.index(b"PK\5\6")]
+    members, entries = bytearray(), bytearray()
+    for number in range(40):
+        name = bytes([ord("0") + number]) + b".npy"
+        place = struct.pack("<I", len(members))
+        members += member.replace(b"a.npy", name, 1)
+        entries += (entry[:42] + place + entry[46:]).replace(b"a.npy", name, 1)
+    assert info.compress_size < 2**19
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 40, 40, len(entries), len(members), 0)
+    (folder / "a.npz").write_bytes(bytes(members + entries) + end)
     return folder / "a.npz"
 
 
@@ -509,7 +560,6 @@ def gz_chunk(folder):
 
 @hostile("orbax: a chunk of zstd blocks that repeat a byte")
 def zstd_chunk(folder):
-    frame = struct.pack("<I", 0xFD2FB528) + bytes([0b10000000 | 0, 0x38]) + struct.pack("<I", 0)  # no single segment
     frame = struct.pack("<I", 0xFD2FB528) + bytes([0x00, 0x58])  # window of 2 MiB, size unknown
     block = ((131072 << 3) | (1 << 1)).to_bytes(3, "little") + b"\0"
     last = ((131072 << 3) | (1 << 1) | 1).to_bytes(3, "little") + b"\0"
@@ -540,20 +590,61 @@ def list_keys(folder):
     return path
 
 
-@hostile("orbax: a FIFO for a chunk")
-def fifo_chunk(folder):
-    path = orbax(folder)
+def _of_zeros(folder, shape, chunks):
+    """Write an Orbax folder without any chunk, for which zeros stand."""
+    path = orbax(folder, shape=shape, chunks=chunks)
+    tree = json.loads((path / "params" / "_METADATA").read_text())
+    (path / "params" / "_METADATA").write_text(json.dumps(tree | {"store_array_data_equal_to_fill_value": False}))
     (path / "params" / "w" / "0").unlink()
-    os.mkfifo(path / "params" / "w" / "0")
     return path
 
 
-@hostile("orbax: a FIFO for .zarray")
-def fifo_zarray(folder):
+@hostile("orbax: 2**24 chunks that are not there")
+def missing_chunks(folder):
+    return _of_zeros(folder, (2**24,), (1,))
+
+
+@hostile("orbax: 2**40 zeros that are not there")
+def missing_zeros(folder):
+    return _of_zeros(folder, (2**40,), (2**24,))
+
+
+@hostile("orbax: a shard of 2**30 chunks")
+def zarr_shard(folder):
     path = orbax(folder)
+    tree = json.loads((path / "params" / "_METADATA").read_text())
+    (path / "params" / "_METADATA").write_text(json.dumps(tree | {"use_zarr3": True}))
     (path / "params" / "w" / ".zarray").unlink()
-    os.mkfifo(path / "params" / "w" / ".zarray")
+    plain = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    sharding = {"chunk_shape": [1], "codecs": plain, "index_codecs": plain, "index_location": "start"}
+    described = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [2**30],
+        "data_type": "float32",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2**30]}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": 0,
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+    }
+    (path / "params" / "w" / "zarr.json").write_text(json.dumps(described))
+    (path / "params" / "w" / "c").mkdir()
+    (path / "params" / "w" / "c" / "0").write_bytes(bytes(100))
     return path
+
+
+def _fifo_for(name):
+    def write(folder):
+        path = orbax(folder)
+        (path / "params" / "w" / name).unlink()
+        os.mkfifo(path / "params" / "w" / name)
+        return path
+
+    return write
+
+
+FILES["orbax: a FIFO for a chunk"] = _fifo_for("0")
+FILES["orbax: a FIFO for .zarray"] = _fifo_for(".zarray")
 
 
 @hostile("orbax: a folder in itself")

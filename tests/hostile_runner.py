@@ -40,19 +40,24 @@ def limit(name):
 
 
 def refusals(path):
-    """Open a file as weights, and read the arrays of its container; return the messages of what was refused."""
-    found = []
+    """Open a file as weights, and read the arrays of its container.
+
+    Return the messages of what was refused, and the bytes of the arrays that were not.
+    """
+    found, nbytes = [], 0
     try:
         parity.load(path)
     except InputError as error:
         found.append(str(error))
     try:
-        for array in containers.open(path).arrays.values():
+        arrays = containers.open(path).arrays.values()
+        nbytes = sum(array.nbytes for array in arrays)
+        for array in arrays:
             for first in range(0, min(array.size, SHOWN), 1 << 20):
                 np.asarray(array.read(first, min(array.size, first + (1 << 20))))
     except InputError as error:
         found.append(str(error))
-    return found
+    return found, nbytes
 
 
 def attempt(name, folder):
@@ -61,7 +66,7 @@ def attempt(name, folder):
     before, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     limit(name)
     try:
-        found = {"refused": refusals(path)}
+        found = dict(zip(("refused", "bytes"), refusals(path), strict=True))
     except BaseException as error:
         found = {"error": f"{type(error).__name__}: {error}"[:500]}
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak

@@ -119,6 +119,25 @@ def test_a_norm_after_the_pool_and_a_missing_class_token_are_no_proof_of_a_mean(
     assert found.config.head.pool == "mean" and "head.pool" in {each.field for each in found.assumed}
 
 
+def test_a_choice_among_several_weights_in_one_file_is_named_and_stays_named(tmp_path: Path, state: Any) -> None:
+    averaged = {key: tensor + 1 for key, tensor in state.items()}
+    torch.save({"model": state, "model_ema": averaged, "optimizer": {"moment": torch.ones(3)}}, tmp_path / "both.pth")
+    given = {"image_size": CONFIG.image_size}
+    with pytest.warns(parity.AssumptionWarning, match=r"weights='model_ema' \(not model, of the same file"):
+        vit_torch.load(tmp_path / "both.pth", given=given)
+    parity.convert(tmp_path / "both.pth", tmp_path / "one.safetensors", "jax", given=given)
+    [kept] = [each for each in parity.load(tmp_path / "one.safetensors").assumed if each.field == "weights"]
+    assert kept.value == "model_ema"
+
+
+@pytest.mark.parametrize("part", ["predictor.weight", "decoder.layers.0.weight"])
+def test_what_may_follow_the_weights_in_their_model_is_named(tmp_path: Path, state: Any, part: str) -> None:
+    whole = {f"backbone.{key}": tensor for key, tensor in state.items()} | {part: torch.ones(3, 7)}
+    torch.save(whole, tmp_path / "whole.pth")
+    with pytest.warns(parity.AssumptionWarning, match=f"weights='backbone' .not {part.partition('.')[0]},"):
+        vit_torch.load(tmp_path / "whole.pth", given={"image_size": CONFIG.image_size})
+
+
 # A head or images of another size ---------------------------------------------------------------------------------------
 
 
@@ -190,6 +209,19 @@ def test_what_timms_training_keeps_beside_weights_is_obeyed(tmp_path: Path, stat
     torch.save(kept, tmp_path / "b.pth")
     with pytest.raises(InputError, match="act_layer='mish'"):
         parity.load(tmp_path / "b.pth")
+
+
+@pytest.mark.parametrize("args", [None, {"model": "vit_base_patch16_224", "lr": 0.1}])
+def test_an_architecture_without_its_arguments_is_no_proof(tmp_path: Path, state: dict[str, Any], args: Any) -> None:
+    kept = {"arch": "vit_base_patch16_clip_224", "state_dict": state, **({"args": args} if args else {})}
+    torch.save(kept, tmp_path / "a.pth")
+    found = parity.load(tmp_path / "a.pth", given={"image_size": CONFIG.image_size})
+    assert NAMED <= {each.field for each in found.assumed}
+
+
+def test_a_number_of_classes_that_contradicts_the_arguments_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="says num_classes 9, its model_args 7: correct one of the two"):
+        parity.load(argued(changed(folder, num_classes=9), num_classes=7))
 
 
 def test_an_architecture_of_tomorrow_is_refused(folder: Path) -> None:

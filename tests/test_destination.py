@@ -1,5 +1,7 @@
 """Where weights are written: full disks, links, permissions, devices, and what a killed process left behind."""
 
+import errno
+import logging
 import os
 import shutil
 import stat
@@ -68,6 +70,20 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_left(source, small_disk,
     error = capfd.readouterr().err
     assert error.count("\n") == 1 and "make room" in error and ".partial" not in error
     assert os.listdir(small_disk) == []
+
+
+def test_what_orbax_logs_of_a_failure_is_not_shown(source, tmp_path, monkeypatch, capfd):
+    ocp = pytest.importorskip("orbax.checkpoint").v1
+
+    def failing(*_, **__):
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).error("hundreds of lines")
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(ocp, "save", failing)
+    assert main(["convert", str(source), str(tmp_path / "a"), "--to", "jax", "--container", "orbax"]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1 and "Input/output error" in error and os.listdir(tmp_path) == []
 
 
 def test_permissions_of_what_is_replaced_are_kept(source, tmp_path):

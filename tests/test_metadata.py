@@ -103,16 +103,23 @@ def test_the_names_of_21843_classes_travel(tmp_path: Path) -> None:
 # What other libraries wrote -------------------------------------------------------------------------------------------
 
 
+def written(path: Path, format: str = "hf-vit", **files: Any) -> Path:
+    """A folder of transformers or timm, without notes of ours, with more JSON files."""
+    write(drawn.weights(SQUARE, 0), f"{path}/", format)
+    weights = {key: np.asarray(array) for key, array in parity.load(path).arrays.items()}
+    (path / "model.safetensors").unlink()
+    np.savez(path / "model.npz", **weights)
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return path
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[..., Checkpoint]:
     """Read a folder of transformers or timm in which some fields are other ones, and ours are gone."""
 
     def read(format: str = "hf-vit", processor: Any = None, **changes: Any) -> Checkpoint:
-        write(drawn.weights(SQUARE, 0), f"{tmp_path / 'folder'}/", format)
-        path = tmp_path / "folder"
-        weights = {key: np.asarray(array) for key, array in parity.load(path).arrays.items()}
-        (path / "model.safetensors").unlink()
-        np.savez(path / "model.npz", **weights)
+        path = written(tmp_path / "folder", format)
         config = json.loads((path / "config.json").read_text())
         (path / "config.json").write_text(json.dumps({**config, **changes}))
         if processor is not None:
@@ -120,6 +127,26 @@ def folder(tmp_path: Path) -> Callable[..., Checkpoint]:
         return parity.load(path)
 
     return read
+
+
+NESTED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 40, "width": 40}, "image_mean": [0.1] * 3}
+
+
+@pytest.mark.parametrize("config", [{"image_processor": NESTED}, {"processor_class": "AutoProcessor"}])
+def test_a_processor_in_processor_config_goes_first_as_in_transformers(tmp_path: Path, config: dict[str, Any]) -> None:
+    path = written(tmp_path / "folder", processor_config=config)
+    found, nested = parity.load(path), "image_processor" in config
+    assert found.preprocessing is not None and found.preprocessing.resized == ((40, 40) if nested else (32, 32))
+    assert (found.config.pixels.mean == (0.1,)) == nested
+
+
+def test_what_is_wrong_in_processor_config_is_said_of_that_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"processor_config\.json says image_processor 'ViT': an object was expected"):
+        parity.load(written(tmp_path / "text", processor_config={"image_processor": "ViT"}))
+    path = written(
+        tmp_path / "class", processor_config={"image_processor": NESTED | {"image_processor_type": "NewProcessor"}}
+    )
+    assert any(line.startswith("processor_config.json is of a NewProcessor") for line in parity.load(path).left)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,22 @@ def test_the_same_data_at_another_path_are_the_same(kind: str, tmp_path: Path, m
     (tmp_path / "here").rename(tmp_path / "moved")
     monkeypatch.chdir(tmp_path)
     assert first.differs(taken(spec.replace(f"{tmp_path}/here", "moved"))) == ""
-    assert first.differs(Fingerprint.from_json(first.to_json())) == ""
+    (tmp_path / "data.json").write_text(first.to_json())
+    assert first.differs(Fingerprint.read(tmp_path / "data.json")) == ""
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("change", ["the contents", "the size"])
+def test_files_of_one_name_in_two_splits_are_told_apart(split: str, change: str, tmp_path: Path) -> None:
+    for each in ("train", "test"):
+        folder(tmp_path / each, 0)
+    spec = f"folder:{tmp_path}"
+    first = taken(spec, held_out="test")
+    path = next((tmp_path / split / "a").iterdir())
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data if change == "the contents" else data + b"\0")
+    assert path.name in first.differs(taken(spec, held_out="test"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

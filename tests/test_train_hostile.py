@@ -1,32 +1,49 @@
-"""Hostile data sets: labels, headers and compressed files that ask for much are refused in one line."""
+"""Hostile data sets and run folders: whatever asks for much memory or time is refused in one line."""
 
 import gzip
 import io
 import os
+import pickle
 import struct
 import tarfile
 import tracemalloc
 import zipfile
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from train.sources import open_source
+import vit_spec
+from parity.golden.subject import read_subject
+from train import fingerprint
+from train.recipes import Recipe
+from train.run import STATES, Run, network_of
+from train.sources import open_source, read_image
 from vit_spec import InputError
 
+CONFIG = vit_spec.get("vit_ti16")
 
-def refusal(spec):
-    """Return the one line with which a data set is refused, in less than 300 MB."""
+
+@contextmanager
+def refused():
+    """Hold what happens to one line of refusal, in less than 300 MB."""
     tracemalloc.start()
     try:
         with pytest.raises(InputError) as error:
-            source = open_source(spec, None)
-            for i in range(2):
-                source.train.read(i)
+            yield error
         assert tracemalloc.get_traced_memory()[1] < 3e8
     finally:
         tracemalloc.stop()
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and str(error.value).isprintable()
+
+
+def refusal(spec):
+    """Return the one line with which a data set is refused."""
+    with refused() as error:
+        source = open_source(spec, None)
+        for i in range(2):
+            source.train.read(i)
     return str(error.value)
 
 
@@ -94,3 +111,199 @@ def test_a_pipe_among_images_is_not_waited_for(tmp_path):
         (tmp_path / "train" / name).mkdir(parents=True)
         os.mkfifo(tmp_path / "train" / name / "0.png")
     assert refusal(str(tmp_path))
+
+
+def member(name, data, kind=tarfile.REGTYPE):
+    """Return a file of a tar file, its header and its blocks."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type = len(data), kind
+    return info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+
+
+def field(key):
+    """Return a field of a header about another, without a value: its length, with the digits that say it, and its name."""
+    return b"%d %s=\n" % (len(key) + 5, key)
+
+
+@pytest.mark.parametrize("fields", [40_000, 4_000, 300])
+def test_a_header_about_all_files_of_a_tar_file_is_not_copied_to_each(tmp_path, fields):
+    about = b"".join(field(b"%05d" % number) for number in range(fields))
+    files = b"".join(member(f"{number}.png", b"") for number in range(3000))
+    (tmp_path / "a.tar").write_bytes(member("about", about, tarfile.XGLTYPE) + files + bytes(1024))
+    assert "a.tar cannot be read" in refusal(f"tar:{tmp_path / 'a.tar'}")
+
+
+def test_a_name_of_gigabytes_in_a_tar_file_is_refused(tmp_path):
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 2**36
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(2**37)
+    assert "a header of 68,719,476,736 bytes" in refusal(f"tar:{tmp_path / 'a.tar'}")
+
+
+@pytest.mark.parametrize("pattern", ["{0..99999999}.tar", "{0..1048575}{0..1048575}.tar"])
+def test_a_pattern_of_very_many_shards_is_refused(tmp_path, pattern):
+    refusal(f"tar:{tmp_path}/{pattern}")
+
+
+def pickled(text):
+    """Return the instructions that push a text and keep it as number 0."""
+    return b"X" + struct.pack("<I", len(text)) + text + b"q\0"
+
+
+def integer(value):
+    return pickle.dumps(value, 2)[2:-1]
+
+
+RECONSTRUCT = b"cnumpy.core.multiarray\n_reconstruct\n"
+PICKLES = {
+    "a text encoded again and again": pickled(b"x" * 2**20) + b"c_codecs\nencode\nq\1(" + b"h\1h\0\x85R" * 8000 + b"l",
+    "a nested tuple as a key": b")q\0" + b"h\0h\0\x86q\0" * 60 + b"0}h\0Ns",
+    "integer keys that collide": b"}(" + b"".join(integer(k * (2**61 - 1)) + b"N" for k in range(1, 40_000)) + b"u",
+    "a bytearray": b"\x96" + struct.pack("<Q", 2**40),
+    "marks": b"(" * 2**22,
+    "dictionaries": b"(" + b"}" * 2**23 + b"l",
+    "the state of a function": b"c_codecs\nencode\n(NX\1\0\0\0a}tb",
+    "a state of something else": b"}X\4\0\0\0data" + RECONSTRUCT + b")RNbs",
+    "a shape of something else": b"}X\4\0\0\0data" + RECONSTRUCT + b")R(K\1]K\1\x89Ntbs",
+}
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_hostile_pickle_of_cifar_is_refused(tmp_path, name):
+    for file in ("train", "test"):
+        (tmp_path / file).write_bytes(b"\x80\x02" + PICKLES[name] + b".")
+    assert f"{tmp_path / 'train'}" in refusal(f"cifar:{tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["train", "train.bin"])
+def test_a_file_of_cifar_larger_than_memory_is_refused(tmp_path, name):
+    for each in ("train", "test") if name == "train" else ("train.bin", "test.bin"):
+        with (tmp_path / each).open("wb") as file:
+            file.truncate(3074 * 2**26)
+    assert f"{tmp_path / name}" in refusal(f"cifar:{tmp_path}")
+
+
+@pytest.mark.parametrize("bomb", ["endless", "a pipe"])
+def test_a_table_larger_than_memory_or_a_pipe_is_refused(tmp_path, bomb):
+    BOMBS[bomb](tmp_path / "a.csv")
+    assert "a.csv" in refusal(f"csv:{tmp_path / 'a.csv'}")
+
+
+def parquet(path, label, image):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"label": label(pa), "image": image(pa)}
+    pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=["label"])
+
+
+def test_a_parquet_file_of_more_rows_than_bytes_is_refused(tmp_path):
+    rows = 2**24
+    parquet(tmp_path / "a.parquet", lambda pa: np.zeros(rows, np.int64), lambda pa: pa.nulls(rows, pa.binary()))
+    assert "rows in" in refusal(f"parquet:{tmp_path}")
+
+
+def test_a_long_text_that_parquet_says_very_often_is_refused(tmp_path):
+    texts, rng = ["x" * 500_000], np.random.default_rng(0)
+    one = lambda pa: pa.DictionaryArray.from_arrays(pa.array(np.zeros(2000, np.int32)), pa.array(texts))  # noqa: E731
+    parquet(tmp_path / "a.parquet", one, lambda pa: pa.array([rng.bytes(9) for _ in range(2000)]))
+    assert "1,000,000,000 bytes of text" in refusal(f"parquet:{tmp_path}")
+
+
+def test_images_in_parquet_that_decompress_without_end_are_refused(tmp_path):
+    parquet(tmp_path / "a.parquet", lambda pa: pa.array([0, 0, 1, 1]), lambda pa: pa.array([bytes(2**27)] * 4))
+    assert "which no images do" in refusal(f"parquet:{tmp_path}")
+
+
+def test_a_jpeg_of_very_many_scans_is_refused(tmp_path):
+    file = io.BytesIO()
+    Image.new("L", (64, 64)).save(file, "JPEG", progressive=True)
+    start, *scans = file.getvalue().split(b"\xff\xda")
+    repeated = [*scans[:1], *scans[1:2] * 200, *scans[1:]]
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xda".join([start, *repeated]))
+    (tmp_path / "video.jpg").write_bytes(file.getvalue() + b"\xff\xda" * 200)  # as phones append one
+    with refused() as error:
+        read_image(tmp_path / "a.jpg")
+    assert "100 scans" in str(error.value) and read_image(tmp_path / "video.jpg").size == (64, 64)
+
+
+def test_a_pipe_for_an_image_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with refused() as error:
+        read_image(tmp_path / "a.png")
+    assert "a.png cannot be read" in str(error.value)
+
+
+# Run folders ----------------------------------------------------------------------------------------------------------
+
+
+def deep(path):
+    path.write_bytes(b'{"a":' * 10**5 + b"1" + b"}" * 10**5)
+
+
+def endless(path):
+    with path.open("wb") as file:
+        file.write(b"{")
+        file.truncate(2**37)
+
+
+def of_many_values(path):
+    path.write_bytes(b'{"a": [' + b"0," * 2**22 + b"0]}")
+
+
+BOMBS = {"deep": deep, "endless": endless, "of many values": of_many_values, "a pipe": os.mkfifo}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_hostile_config_of_a_run_is_refused(tmp_path, bomb):
+    BOMBS[bomb](tmp_path / "config.json")
+    with refused() as error:
+        Run(tmp_path, Recipe(), CONFIG, {})
+    assert "config.json cannot be read" in str(error.value)
+    (tmp_path / STATES / "1").mkdir(parents=True)
+    assert network_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_hostile_fingerprint_is_refused(tmp_path, bomb):
+    BOMBS[bomb](tmp_path / "data.json")
+    source = open_source("digits", None)
+    with refused() as error:
+        fingerprint.compare(tmp_path / "data.json", source, "sample")
+    assert "data.json cannot be read" in str(error.value)
+
+
+@pytest.mark.parametrize("bomb", ["endless", "a pipe", "of many lines"])
+def test_hostile_metrics_are_refused(tmp_path, bomb):
+    with Run(tmp_path, Recipe(), CONFIG, {}) as run:
+        file = tmp_path / "metrics.jsonl"
+        file.write_bytes(b"{}\n" * 2**21) if bomb == "of many lines" else BOMBS[bomb](file)
+        with refused() as error:
+            run.go_on(0, 0)
+    assert "metrics.jsonl" in str(error.value)
+
+
+def test_lines_of_metrics_that_hold_no_record_are_left_out(tmp_path):
+    lines = [b"[" * 10**5, b"1", b"null", b'{"set": "train"}', b'{"step": "1"}', b'{"step": 1}', b'{"step": 1', b"\xff"]
+    with Run(tmp_path, Recipe(), CONFIG, {}) as run:
+        (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
+        run.go_on(1, 0)
+        assert run.records == [{"step": 1}]
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "metrics/metrics", "state/_METADATA", "state/_sharding"])
+def test_a_hostile_note_beside_a_state_is_refused_before_orbax_parses_it(tmp_path, name, bomb):
+    checkpoints = pytest.importorskip("train.jax_checkpoints")
+    (tmp_path / "1" / name).parent.mkdir(parents=True)
+    BOMBS[bomb](tmp_path / "1" / name)
+    with refused() as error:
+        checkpoints.Checkpoints(tmp_path, keep=1, rank=lambda note: None)
+    assert "its notes cannot be read" in str(error.value)
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_hostile_config_for_a_golden_is_refused(tmp_path, bomb):
+    BOMBS[bomb](tmp_path / "config.json")
+    with refused():
+        read_subject(str(tmp_path / "config.json"))

@@ -20,7 +20,7 @@ import numpy as np
 
 from train.sources import Source
 from train.sources.files import unless_damaged
-from vit_spec import InputError
+from vit_spec import InputError, bounded_json
 
 Compare = Literal["sample", "all", "none"]
 
@@ -29,6 +29,7 @@ FILES = 1024  # files whose contents are sampled, at most
 STRETCH = 1 << 16  # bytes
 BUDGET = FILES * STRETCH  # bytes that are read for a sample
 BLOCK = 1 << 20  # bytes read at once
+_LONGEST = 1 << 24  # bytes of a fingerprint as JSON: names of 4096 bytes, each byte an escape of six, take so many
 
 
 @dataclass(frozen=True)
@@ -99,19 +100,19 @@ class Fingerprint:
 
     def differs(self, now: "Fingerprint") -> str:
         """Say in what another fingerprint differs from this one, which was taken before; "" where in nothing."""
-        was = {name: (size, digest) for name, size, digest in self.sample}
-        there = {name: (size, digest) for name, size, digest in now.sample}
         if self.files != now.files or self.names != now.names:
             return f"{_count(self)} before and {_count(now)} now{_other_names(self, now)}"
-        sizes = [name for name, (size, _) in was.items() if name in there and there[name][0] != size]
+        # Of the same names in the same order the same are sampled.  Two splits may have files of one name.
+        pairs = list(zip(self.sample, now.sample, strict=False))
+        sizes = [(name, size, then[1]) for (name, size, _), then in pairs if then[1] != size]
         if self.sizes != now.sizes:
             if not sizes:
                 return f"the sizes of its files, {self.size:,} bytes together before and {now.size:,} now"
-            name = sizes[0]
-            return f"{_called(name)} had {was[name][0]:,} bytes and has {there[name][0]:,}{_more(sizes, len(was))}"
-        changed = [name for name, (_, digest) in was.items() if name in there and there[name][1] != digest]
+            name, had, has = sizes[0]
+            return f"{_called(name)} had {had:,} bytes and has {has:,}{_more(len(sizes), len(pairs))}"
+        changed = [name for (name, _, digest), then in pairs if then[2] != digest]
         if changed:
-            return f"the contents of {_called(changed[0])}{_more(changed, len(was))}"
+            return f"the contents of {_called(changed[0])}{_more(len(changed), len(pairs))}"
         if self.contents is not None and now.contents is not None and self.contents != now.contents:
             return "the contents of its files, though not of those that are sampled"
         for before, after, which in zip(self.answers, now.answers, ("training", "held-out"), strict=True):
@@ -124,13 +125,14 @@ class Fingerprint:
         return json.dumps({"version": VERSION} | asdict(self), indent=1) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the fingerprint that `to_json` wrote.
+    def read(cls, file: Path) -> Self:
+        """Return the fingerprint in a file to which `to_json` was written.
 
         Raises:
+            OSError: no such file, or none that may be read.
             ValueError, TypeError, KeyError, AttributeError: it is none, or one of another version.
         """
-        fields: dict[str, Any] = json.loads(text)
+        fields = bounded_json.read_object(file, longest=_LONGEST)
         if (version := fields.pop("version")) != VERSION:
             raise ValueError(f"it is of version {version}, and {VERSION} is known here")
         sample = tuple((str(name), int(size), str(digest)) for name, size, digest in fields.pop("sample"))
@@ -206,8 +208,8 @@ def _called(name: str) -> str:
     return name or "its file"
 
 
-def _more(names: list[str], count: int) -> str:
-    return f", and {len(names) - 1:,} more of the {count:,} compared" if len(names) > 1 else ""
+def _more(different: int, count: int) -> str:
+    return f", and {different - 1:,} more of the {count:,} compared" if different > 1 else ""
 
 
 def _other_names(was: Fingerprint, now: Fingerprint) -> str:
@@ -234,7 +236,7 @@ def compare(file: Path, source: Source, how: Compare) -> tuple[Fingerprint | Non
     """
     now = Fingerprint.of(source, every_byte=how == "all")
     try:
-        was = Fingerprint.from_json(file.read_text())
+        was = Fingerprint.read(file)
     except FileNotFoundError:
         return now, []
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from train.data import Batch, Feed
 
 TWINS = ("jax", "torch")  # in the order in which they are taken where none is asked for
+_CONFIG = 1 << 24  # bytes of a run's config.json: the names of 21,843 classes take 3 MB
 BEST = "best.safetensors"  # what a run's folder calls the weights that did best on the held-out images
 
 Array = NDArray[np.float32]
@@ -128,7 +129,7 @@ def best(place: str) -> str:
 def _run_config(path: Path) -> dict[str, Any] | None:
     """Return the config of a run; None where there is none, or another program's."""
     try:
-        found = bounded_json.parse_object(path.read_bytes()) if path.is_file() else {}
+        found = bounded_json.read_object(path, longest=_CONFIG) if path.is_file() else {}
     except (OSError, InputError):
         return None
     return found if {"recipe", "data"} <= found.keys() else None

@@ -1,6 +1,5 @@
 """The states of a run, each in a folder of its own: written while training goes on, and all there or not at all."""
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -14,11 +13,12 @@ from jax import Array
 from orbax.checkpoint import v1 as ocp
 
 from parity.terminal import note
-from vit_spec import InputError
+from vit_spec import InputError, bounded_json
 
 Tree = Any
 Note = dict[str, Any]
 
+_JSON = 1 << 26  # bytes of a file that Orbax keeps beside arrays, whatever its number of devices
 VERSION = 2  # of what a checkpoint holds; another where a state is made up in another way
 WARMED_UP = 2  # the version from which the running mean of weights is warmed up, and holds no initial weights
 
@@ -56,8 +56,11 @@ class Checkpoints:
         )
 
     def _unnoted(self) -> None:
-        """Put aside states whose notes are no JSON objects, such as files that a power cut left empty, but for the last."""
-        notes = {int(path.name): _notes(path) for path in self._folder.glob("*") if path.name.isdigit()}
+        """Put aside states whose notes are no JSON objects, such as files that a power cut left empty, but for the last.
+
+        Orbax parses them without limits on their length or depth.
+        """
+        notes = {int(path.name): _notes(path) for path in self._folder.glob("*") if path.name.isdecimal()}
         damaged = {step: "its notes cannot be read" for step, sound in notes.items() if not sound}
         if damaged and len(damaged) == len(notes):
             raise self._lost(damaged)
@@ -168,13 +171,16 @@ class Checkpoints:
 
 def _notes(path: Path) -> bool:
     """Whether what is noted beside a state can be read."""
-    try:
-        noted = [json.loads(note.read_bytes()) for note in (path / "_CHECKPOINT_METADATA", *path.glob("metrics/metrics"))]
-    except OSError:  # not there, or not to be read by this user: that shows where the state is read
-        return True
-    except ValueError:
-        return False
-    return all(isinstance(each, dict) for each in noted)
+    state = path / "state"
+    files = (path / "_CHECKPOINT_METADATA", path / "metrics" / "metrics", state / "_METADATA", state / "_sharding")
+    for file in (*files, *(state / "array_metadatas").glob("process_*")):
+        try:
+            bounded_json.read_object(file, longest=_JSON, undefined=True)
+        except OSError:  # not there, or not to be read by this user: that shows where the state is read
+            continue
+        except InputError:
+            return False
+    return True
 
 
 def _refused(error: BaseException | None) -> bool:

@@ -21,12 +21,13 @@ from parity.weights import Checkpoint
 from train.cli import BAD_INPUT, told
 from train.frozen import Frozen, add_arguments, gathered, named, network, pooled
 from train.recipes import Task
-from vit_spec import InputError, ViTConfig
+from vit_spec import InputError, ViTConfig, bounded_json
 
 if TYPE_CHECKING:
     from train.data import Batch, Feed
 
 TOGETHER = 8  # images shown at once: the attention weights of more would take much memory
+_NAMES = 1 << 24  # bytes of a file of names; those of 21,843 classes take 0.5 MB
 NAME = 20  # letters of a name that fit above an image
 
 Said = list[tuple[str, float]]  # names of classes, labels or values, with their probability or the value
@@ -162,8 +163,8 @@ def _title(task: Task, said: Said) -> str:
 def _names(path: Path, config: ViTConfig) -> tuple[str, ...]:
     """Read the names of the classes, one a line."""
     try:
-        names = tuple(path.read_text().splitlines())
-    except (OSError, UnicodeDecodeError) as error:
+        names = tuple(bounded_json.read_bytes(path, longest=_NAMES).decode().splitlines())
+    except (OSError, ValueError) as error:  # of bytes that are no text, too
         raise InputError(f"{path} cannot be read ({error}): give a text file with a class a line") from None
     if len(names) != config.num_classes:
         raise InputError(

@@ -21,12 +21,14 @@ from train.lock import NAME as LOCK
 from train.lock import Lock
 from train.recipes import Recipe
 from train.sources import Source
-from vit_spec import InputError, ViTConfig
+from vit_spec import InputError, ViTConfig, bounded_json
 
 Record = dict[str, Any]
 
 STATES = "checkpoints"  # the folder in a run's own from which it goes on
 DATA = "data.json"
+_CONFIG = 1 << 24  # bytes of config.json: the names of 21,843 classes take 3 MB
+_METRICS, _RECORDS = 1 << 27, 1 << 20  # bytes and lines of metrics.jsonl: more than any run has
 
 # What may be another when a run goes on: it decides how, where and how often, and not what is learnt.
 FREE = (
@@ -123,10 +125,10 @@ class Run:
     def _there(self, path: Path) -> dict[str, Any] | None:
         """Return the config of the run in the folder; None where there is none yet."""
         try:
-            return dict(json.loads((path / "config.json").read_text()))
+            return bounded_json.read_object(path / "config.json", longest=_CONFIG)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, InputError) as error:
             raise InputError(f"{path / 'config.json'} cannot be read ({error}): give --run a new folder") from None
 
     def _identified(
@@ -189,8 +191,7 @@ class Run:
         """Take the records up at `step`, `seconds` after the beginning: what was recorded later is recorded anew."""
         self._began = time.monotonic() - seconds
         metrics = self.path / "metrics.jsonl"
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        self.records = [record for record in map(_parsed, lines) if record is not None and record["step"] <= step]
+        self.records = [record for record in _recorded(metrics) if record["step"] <= step]
         if not self._writes:
             return
         _write(metrics, "".join(_line(record) for record in self.records))
@@ -241,7 +242,8 @@ def network_of(path: Path) -> ViTConfig | None:
     if not states.exists() or not any(state.name.isdigit() for state in states.iterdir()):
         return None
     try:
-        return ViTConfig.from_json(json.dumps(json.loads((path / "config.json").read_text())["model"]))
+        said = bounded_json.read_object(path / "config.json", longest=_CONFIG)
+        return ViTConfig.from_json(json.dumps(said["model"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None  # `Run` says what is wrong with the folder
 
@@ -275,12 +277,27 @@ def _line(record: Record) -> str:
     return json.dumps(record | undefined) + "\n"
 
 
-def _parsed(line: str) -> Record | None:
-    """A record, or None where the line was cut off."""
+def _recorded(metrics: Path) -> Iterator[Record]:
+    """Yield the records of a file; a line that holds none, such as one that was cut off, is left out.
+
+    Raises:
+        InputError: it is no file, or longer than the metrics of any run.
+    """
     try:
-        return json.loads(line)
-    except ValueError:
-        return None
+        data = bounded_json.read_bytes(metrics, longest=_METRICS)
+        if (count := data.count(b"\n")) > _RECORDS:
+            raise InputError(f"it has {count:,} lines")
+    except FileNotFoundError:
+        return
+    except (OSError, InputError) as error:
+        raise InputError(f"{metrics} cannot be read ({error}): take it out of the folder to resume without it") from None
+    for line in data.splitlines():
+        try:
+            record = bounded_json.parse_object(line)
+        except InputError:
+            continue
+        if isinstance(record.get("step"), int):
+            yield record
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, Any]:

@@ -5,6 +5,9 @@ that follows: callers may walk the value recursively, copy it and print it.
 """
 
 import json
+import os
+from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from vit_spec.errors import InputError
@@ -14,10 +17,11 @@ VALUES = 1 << 22  # objects, lists, and their items
 DEPTH = 64  # objects and lists in one another
 
 
-def parse(text: str | bytes, *, longest: int = BYTES) -> Any:
+def parse(text: str | bytes, *, longest: int = BYTES, undefined: bool = False) -> Any:
     """Return what a JSON text holds.
 
     longest: characters or bytes that the text may have.
+    undefined: whether NaN and infinities are read, which JSON has not and Python writes all the same.
 
     Raises:
         InputError: text that is not JSON or not UTF-8, that is too long, too deep or of too many values, or that holds
@@ -32,8 +36,8 @@ def parse(text: str | bytes, *, longest: int = BYTES) -> Any:
         value = json.loads(
             text if isinstance(text, str) else text.decode(),
             object_pairs_hook=_distinct,
-            parse_constant=_refused,
-            parse_float=_finite,
+            parse_constant=None if undefined else _refused,
+            parse_float=None if undefined else _finite,
         )
         _check_depth(value)
     except InputError:
@@ -49,16 +53,46 @@ def parse(text: str | bytes, *, longest: int = BYTES) -> Any:
     return value
 
 
-def parse_object(text: str | bytes, *, longest: int = BYTES) -> dict[str, Any]:
-    """Return the object that a JSON text holds.
+def parse_object(text: str | bytes, *, longest: int = BYTES, undefined: bool = False) -> dict[str, Any]:
+    """Return the object that a JSON text holds; the arguments as of `parse`.
 
     Raises:
         InputError: as `parse`; or another value than an object.
     """
-    value = parse(text, longest=longest)
+    value = parse(text, longest=longest, undefined=undefined)
     if not isinstance(value, dict):
         raise InputError(f"a JSON {type(value).__name__}, an object was expected")
     return value
+
+
+def read_object(path: Path, *, longest: int = BYTES, undefined: bool = False) -> dict[str, Any]:
+    """Return the object that a JSON file holds; the arguments as of `parse`.
+
+    Raises:
+        InputError: as `parse_object`; or something that is no file, such as a pipe.  The caller names the path.
+        OSError: no such file, or none that may be read.
+    """
+    return parse_object(read_bytes(path, longest=longest), longest=longest, undefined=undefined)
+
+
+def read_bytes(path: Path, *, longest: int = BYTES) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        InputError: more than `longest` bytes; or no file but, say, a pipe, whose writer one would wait for.
+        OSError: no such file, or none that may be read.
+    """
+    with open(path, "rb", opener=_unwaiting) as file:
+        status = os.fstat(file.fileno())
+        if not S_ISREG(status.st_mode):
+            raise InputError("it is a pipe, a device or a socket: give a file")
+        if status.st_size > longest:
+            raise InputError(f"it has more than {longest:,} bytes")
+        return file.read(status.st_size)  # which takes as much memory as is asked for, be there less
+
+
+def _unwaiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -306,7 +306,7 @@ class ViTConfig:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str | bytes) -> Self:
         """Return the config that `to_json` wrote; fields left out take their defaults.
 
         Raises:

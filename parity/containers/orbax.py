@@ -58,7 +58,7 @@ def open_(path: Path, budget: Budget | None = None) -> Contents:
     _check_described(ts, folder, specs)
     pending = {words: ts.open(spec, open=True, read=True) for words, spec in specs.items()}  # all at once
     for words, future in pending.items():
-        arrays[words] = _opened(folder, words, specs[words], future, _LARGEST + _DENSE * stored)
+        arrays[words] = _opened(folder, words, specs[words], future, stored, budget)
     largest = max((array.chunk for array in arrays.values() if isinstance(array, _Zarr)), default=0)
     context = ts.Context({"cache_pool": {"total_bytes_limit": largest + _CACHE}})
     for array in arrays.values():
@@ -169,6 +169,8 @@ _JSON = 1 << 24  # bytes of a file of metadata
 _SCALAR = 16  # bytes at most
 _DEPTH = 64  # of the tree
 _LEAF = 64  # objects of the budget that an array counts as: tensorstore makes a store of it
+_PIECE = 16  # and a chunk that may be missing: it is looked for
+_PLACE = 16  # bytes that a shard says of a chunk in it
 _LARGEST, _DENSE = 1 << 28, 64  # bytes of a chunk, and times of the bytes that the folder has on disk
 
 
@@ -181,6 +183,8 @@ class _Zarr(Stored):
         self.name, self.spec = name, spec
         self.shape, self.dtype = tuple(store.shape), np.dtype(store.dtype.numpy_dtype)
         self.chunk = prod(store.chunk_layout.read_chunk.shape or ()) * self.dtype.itemsize
+        shard = prod(store.chunk_layout.write_chunk.shape or ()) * self.dtype.itemsize
+        self.index = _PLACE * (shard // max(self.chunk, 1)) if shard > self.chunk else 0  # bytes, of each shard
 
     @cached_property
     def _store(self) -> Any:
@@ -202,14 +206,19 @@ class _Zarr(Stored):
         return entries
 
 
-def _opened(folder: Path, words: Words, spec: dict[str, Any], future: Any, largest: int) -> _Zarr:
+def _opened(folder: Path, words: Words, spec: dict[str, Any], future: Any, stored: int, budget: Budget) -> _Zarr:
+    """Return an array, held to the bytes that are stored of all."""
     name = f"{folder}: {'/'.join(words)}"
     try:
         array = _Zarr(name, spec, future.result())
     except Exception as error:  # as above
         raise InputError(f"{name} cannot be opened ({_line(error)}): it is incomplete, so write it again") from None
-    if array.chunk > min(max(array.nbytes, 1), largest) or array.nbytes > 1 << 62:
+    if array.chunk > min(max(array.nbytes, 1), _LARGEST + _DENSE * stored) or array.nbytes > 1 << 62:
         raise InputError(f"{name} has a chunk larger than itself, or an impossible shape: it is damaged, so write it again")
+    if array.index > stored:
+        raise InputError(f"{name} has shards whose index is not there: it is damaged, so write it again")
+    if spec["fill_missing_data_reads"]:  # of others the first that is missing ends reading
+        budget.make(_PIECE * (array.nbytes // max(array.chunk, 1)))
     return array
 
 
@@ -255,8 +264,7 @@ def _folders(path: Path) -> list[Path]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            return bounded_json.parse_object(file.read(_JSON + 1), longest=_JSON)
+        return bounded_json.read_object(path, longest=_JSON)
     except (OSError, InputError) as error:
         what = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path} is no JSON object ({what}): the checkpoint is damaged, so write it again") from None
@@ -295,12 +303,20 @@ def _save(path: Path, tree: Any, arrays: Mapping[str, Array], notes: Mapping[str
     context.memory.write_concurrent_bytes = max((array.nbytes for array in arrays.values()), default=0) + 1
     context.memory.deepcopy_host_arrays = False  # nobody else changes them
     context.array.saving.use_ocdbt = False  # whose store keeps all that it was given in memory until it is committed
-    log = logging.getLogger("absl")
-    level = log.level
-    log.setLevel(logging.ERROR)  # Orbax warns that there is no OCDBT
+    with warnings.catch_warnings(), _unlogged("absl", "asyncio"), context:
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # Orbax's own, about its own parts
+        ocp.save(path.absolute(), fill(tree), custom_metadata=dict(notes))
+
+
+@contextmanager
+def _unlogged(*names: str) -> Iterator[None]:
+    """Keep logs silent: Orbax warns that there is no OCDBT, and tells a failure, which it raises, in hundreds of lines."""
+    logs = [logging.getLogger(name) for name in names]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), context:
-            warnings.filterwarnings("ignore", category=DeprecationWarning)  # Orbax's own, about its own parts
-            ocp.save(path.absolute(), fill(tree), custom_metadata=dict(notes))
+        yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)

@@ -67,27 +67,41 @@ def table(calls: Mapping[str, Callable[..., Any]], records: Iterable[str] = (), 
 Storage = Callable[[Any], Any]  # what a persistent id, such as torch's storages, stands for
 
 
-def load(data: bytes, where: str, known: Table, budget: Budget, storage: Storage | None = None) -> Any:
+def load(data: bytes, where: str, known: Table, budget: Budget, storage: Storage | None = None, **options: Any) -> Any:
     """Return what a pickle holds.
 
     where: the file, for messages.
     known: the stand-ins for all that it may name, besides `COMMON`.
+    options: as of `load_first`.
 
     Raises:
         InputError: a pickle that is damaged or too long, or that asks for anything else.
     """
-    return load_first(data, where, known, budget, storage)[0]
+    return load_first(data, where, known, budget, storage, **options)[0]
 
 
-def load_first(data: bytes, where: str, known: Table, budget: Budget, storage: Storage | None = None) -> tuple[Any, int]:
-    """Return what the first of several pickles holds, and the number of its bytes; the rest as `load`."""
-    if len(data) > LIMIT:
+def load_first(
+    data: bytes,
+    where: str,
+    known: Table,
+    budget: Budget,
+    storage: Storage | None = None,
+    *,
+    longest: int = LIMIT,
+    encoding: str = "utf-8",
+) -> tuple[Any, int]:
+    """Return what the first of several pickles holds, and the number of its bytes; the rest as `load`.
+
+    longest: bytes that it may have.
+    encoding: of the text of Python 2.
+    """
+    if len(data) > longest:
         raise InputError(
-            f"{where} describes its arrays in {len(data)} bytes, more than {LIMIT}: keep the weights alone in it"
+            f"{where} describes its arrays in {len(data)} bytes, more than {longest}: keep the weights alone in it"
         )
     file = io.BytesIO(data)
     try:
-        return _Unpickler(file, where, {**COMMON, **known}, budget, storage).load(), file.tell()
+        return _Unpickler(file, where, {**COMMON, **known}, budget, storage, encoding).load(), file.tell()
     except InputError as error:
         raise InputError(_named(where, error)) from None
     except Exception as error:  # a damaged pickle fails in as many ways as Python has exceptions
@@ -164,8 +178,10 @@ class _Dispatch:
 class _Unpickler(_Machine):  # type: ignore[misc]
     """The pickle machine with a short list of instructions, none of which calls anything but a `Global`."""
 
-    def __init__(self, file: io.BytesIO, where: str, known: Table, budget: Budget, storage: Storage | None) -> None:
-        super().__init__(file, encoding="utf-8")
+    def __init__(
+        self, file: io.BytesIO, where: str, known: Table, budget: Budget, storage: Storage | None, encoding: str
+    ) -> None:
+        super().__init__(file, encoding=encoding)
         self.where, self.known, self.budget, self.storage = where, known, budget, storage
         self.dispatch = _Dispatch(budget, _INSTRUCTIONS)
 

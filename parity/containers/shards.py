@@ -104,11 +104,7 @@ def write_index(path: Path, files: Mapping[str, list[str]], slots: Mapping[str, 
 
 def _parse(index: Path, suffix: str) -> tuple[dict[str, set[str]], dict[str, Any]]:
     """Return the keys of each file, and the index's own notes."""
-    with open(index, "rb") as file:
-        text = file.read(_INDEX_LIMIT + 1)
-    if len(text) > _INDEX_LIMIT:
-        raise InputError(f"more than {_INDEX_LIMIT} bytes are no index of shards: check the path")
-    content = bounded_json.parse_object(text, longest=_INDEX_LIMIT)
+    content = bounded_json.read_object(index, longest=_INDEX_LIMIT)
     places, metadata = content.get("weight_map"), content.get("metadata", {})
     if not isinstance(places, dict) or not isinstance(metadata, dict) or not places:
         raise InputError("no index of shards, which holds a weight_map {key: file}: fetch or write it again")

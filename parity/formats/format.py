@@ -102,6 +102,7 @@ class Format:
     files: JSON files, by name, with which the format's own library opens a folder.
     recognises: whether a file of these very keys is this format's rather than another's.
     model_types: what Hugging Face's config.json calls the format's models.
+    described_in: the JSON file in which the format's library describes a model.
     """
 
     name: str
@@ -127,9 +128,16 @@ class Format:
     files: Callable[[ViTConfig], Mapping[str, Any]] = no_files
     recognises: Callable[[Evidence], bool] = lambda evidence: False
     model_types: tuple[str, ...] = ()
+    described_in: str = "config.json"
 
-    def owns(self, config: Mapping[str, Any]) -> bool:
-        """Whether a config.json describes models of this format: its `model_type` is of the format's, or it is timm's."""
+    def owns(self, notes: Fields) -> bool:
+        """Whether a JSON file beside weights describes a model of this format.
+
+        A config.json does where its `model_type` is of the format's, or where it is timm's.
+        """
+        config = notes.get(self.described_in) or {}
+        if self.described_in != "config.json":
+            return bool(config)
         if "model_type" in config:
             return config["model_type"] in self.model_types
         return self.name == "timm" and "architecture" in config
@@ -146,7 +154,7 @@ class Format:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # as many as JSON has types
             what = f"what lies beside its weights cannot be a config ({type(error).__name__}: {error})"
-            raise InputError(f"{what}: correct config.json, or take it away") from None
+            raise InputError(f"{what}: correct {self.described_in}, or take it away") from None
 
     def of(self, variant: str) -> Self:
         """Return the format with one of its tables chosen.

@@ -1,8 +1,9 @@
 """What transformers' JSON files say of images and of classes, both ways: preprocessor_config.json, id2label.
 
-Fields that are left out have the defaults of the processor's class.  The file does not choose who resizes: transformers 5
-takes torchvision where it is installed, whose kernels differ from Pillow's by one level of 255 in some pixels (two where
-they enlarge), and Pillow where it is told `backend="pil"`.
+A model that takes text too has its image processor in processor_config.json instead, which transformers reads first where
+both are there.  Fields that are left out have the defaults of the processor's class.  The files do not choose who resizes:
+transformers 5 takes torchvision where it is installed, whose kernels differ from Pillow's by one level of 255 in some
+pixels (two where they enlarge), and Pillow where it is told `backend="pil"`.
 
 Sources: huggingface/transformers 5.23 image_processing_backends.py, image_processing_utils.py,
 models/auto/image_processing_auto.py, models/*/image_processing_*.py, pipelines/image_classification.py.
@@ -18,7 +19,8 @@ from vit_spec.models import CLIP, IMAGENET
 if TYPE_CHECKING:
     from parity.weights import Checkpoint
 
-FILE = "preprocessor_config.json"
+FILE, NESTED = "preprocessor_config.json", "processor_config.json"
+FILES = (FILE, NESTED)
 RESAMPLE: dict[int, Filter] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # as PIL
 PROBLEMS = {"single_label_classification": "classes", "multi_label_classification": "labels", "regression": "values"}
 
@@ -57,13 +59,27 @@ _HARMLESS = frozenset(
 )
 
 
+def source(notes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the file that describes the image processor, and what it says; {} where there is none.
+
+    Raises:
+        InputError: a processor_config.json whose image processor is no object.
+    """
+    nested = notes.get(NESTED) or {}
+    if "image_processor" not in nested:
+        return FILE, notes.get(FILE) or {}
+    if not isinstance(found := nested["image_processor"], dict):
+        raise InputError(f"its {NESTED} says image_processor {found!r}: an object was expected")
+    return NESTED, found
+
+
 def told(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return preprocessor_config.json with the defaults of its class; {} where there is none.
+    """Return what describes the image processor with the defaults of its class; {} where nothing does.
 
     Raises:
         InputError: a class that is not known here, or a field of it.
     """
-    found, config = notes.get(FILE), notes.get("config.json") or {}
+    (file, found), config = source(notes), notes.get("config.json") or {}
     if not found:
         return {}
     name = (
@@ -75,25 +91,25 @@ def told(notes: Mapping[str, Any]) -> dict[str, Any]:
     for ending in ("Fast", "Pil", "ImageProcessor", "FeatureExtractor"):
         kind = kind.removesuffix(ending)
     if kind not in CLASSES:
-        raise InputError(f"{FILE} is of a {name}, known here are those of {', '.join(CLASSES)}")
+        raise InputError(f"{file} is of a {name}, known here are those of {', '.join(CLASSES)}")
     given = {key: value for key, value in found.items() if value is not None}
     known = {*CLASSES["Bit"], "default_to_square"} | _HARMLESS
     if strange := [key for key, value in given.items() if key not in known and value is not False]:
         strange = [key for key in strange if key != "pad_size"]  # which `do_pad` alone makes count
         if strange:
-            raise InputError(f"{FILE} says {strange[0]}={given[strange[0]]!r}, which is not known here")
+            raise InputError(f"{file} says {strange[0]}={given[strange[0]]!r}, which is not known here")
     return {**CLASSES[kind], **given}
 
 
 def pixels(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `ViTConfig.pixels` as preprocessor_config.json says it, by field; {} where there is none.
+    """Return `ViTConfig.pixels` as the image processor's file says it, by field; {} where there is none.
 
     A factor f other than 1/255 goes into both: (f x - mean) / std = (x / 255 - mean / 255 f) / (std / 255 f).
 
     Raises:
         InputError: what are not numbers.
     """
-    found = notes.get(FILE)
+    file, found = source(notes)
     if not found:
         return {}
     try:
@@ -106,13 +122,13 @@ def pixels(notes: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     factor = read["rescale_factor"] if read["do_rescale"] is not False else 1
     if type(factor) not in (int, float) or not factor > 0:
-        raise InputError(f"its {FILE} says rescale_factor {factor!r}: a positive number was expected")
+        raise InputError(f"its {file} says rescale_factor {factor!r}: a positive number was expected")
     scale = 1.0 if factor == 1 / 255 else 255 * factor
     fields = {}
     for ours, theirs in (("pixels.mean", "image_mean"), ("pixels.std", "image_std")):
         values = read[theirs] if isinstance(read[theirs], list) else [read[theirs]]
         if not values or not all(type(value) in (int, float) for value in values):
-            raise InputError(f"its {FILE} says {theirs} {read[theirs]!r}: numbers were expected")
+            raise InputError(f"its {file} says {theirs} {read[theirs]!r}: numbers were expected")
         fields[ours] = tuple(value / scale for value in (values[:1] if len(set(values)) == 1 else values))
     return fields
 
@@ -123,44 +139,46 @@ def preprocessing(notes: Mapping[str, Any]) -> Preprocessing | None:
     Raises:
         InputError: a preparation for which there is no word here.
     """
+    file, _ = source(notes)
     if not (read := told(notes)):
         return None
     if read["resample"] not in RESAMPLE:
-        raise InputError(f"{FILE} says resample {read['resample']!r}: a number from 0 to 5 was expected")
+        raise InputError(f"{file} says resample {read['resample']!r}: a number from 0 to 5 was expected")
     filter, crop = RESAMPLE[read["resample"]], None
     if read["do_center_crop"]:
-        crop = _two(read["crop_size"], True, "crop_size")
+        crop = _two(read["crop_size"], True, f"{file} says crop_size")
     if not read["do_resize"]:
         if crop is None:
-            raise InputError(f"{FILE} neither resizes nor crops: images must have their size already")
+            raise InputError(f"{file} neither resizes nor crops: images must have their size already")
         return Preprocessing(size=crop, resize="none", resized=crop, filter=filter, rounding="down")
     size = read["size"]
     if isinstance(size, dict) and size.keys() == {"shortest_edge"}:
         size, square = size["shortest_edge"], False
     else:
         square = not isinstance(size, int) or read.get("default_to_square", True)
-    resized = _two(size, True, "size")
+    resized = _two(size, True, f"{file} says size")
     if not square and crop is None:
-        raise InputError(f"{FILE} resizes the shorter side to {size} and does not crop: its outputs have many sizes")
+        raise InputError(f"{file} resizes the shorter side to {size} and does not crop: its outputs have many sizes")
     how: Resize = "squash" if square else "shortest"
     return Preprocessing(size=crop or resized, resize=how, resized=resized, filter=filter, rounding="down")
 
 
-def _two(value: Any, square: bool, name: str) -> tuple[int, int]:
-    """Return a size as (height, width)."""
+def _two(value: Any, square: bool, said: str) -> tuple[int, int]:
+    """Return a size as (height, width); `said` begins the message where it is none."""
     if isinstance(value, dict) and value.keys() == {"height", "width"}:
         value = [value["height"], value["width"]]
     sides = [value, value] if isinstance(value, int) and square else value
     if not isinstance(sides, list) or [type(side) for side in sides] != [int, int]:
-        raise InputError(f"{FILE} says {name} {value!r}: one side, or height and width were expected")
+        raise InputError(f"{said} {value!r}: one side, or height and width were expected")
     return sides[0], sides[1]
 
 
 def unlike(notes: Mapping[str, Any]) -> str:
     """Say in what the processor differs though its fields are read; "" where it does not."""
-    if "DINOv3ViT" not in str((notes.get(FILE) or {}).get("image_processor_type")):
+    file, found = source(notes)
+    if "DINOv3ViT" not in str(found.get("image_processor_type")):
         return ""
-    return f"{FILE}: its processor resizes in float32, and here pixels are rounded to 8 bits after that"
+    return f"{file}: its processor resizes in float32, and here pixels are rounded to 8 bits after that"
 
 
 def labels(config: Mapping[str, Any]) -> Any:

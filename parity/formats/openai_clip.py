@@ -2,11 +2,13 @@
 
 The shared embedding is its classifier: a matrix that multiplies from the right, without a bias.  OpenCLIP keeps the same
 names, for images that are not square too; its own models take the exact GELU, OpenAI's x * sigmoid(1.702 x), which files
-tell only where they hold what OpenAI's archives do.  The text tower is neither read nor written.
+tell only where they hold what OpenAI's archives do, or where open_clip_config.json lies beside them.  The text tower is
+neither read nor written.
 
 Sources: openai/CLIP d05afc4, clip/model.py; mlfoundations/open_clip, src/open_clip/transformer.py.
 """
 
+from parity.formats import open_clip_config
 from parity.formats.format import Evidence, Fields, Format
 from parity.formats.tables import CLASSIC, uneven_heads
 from vit_spec.models import CLIP
@@ -45,8 +47,13 @@ _OPENAI = {"input_resolution", "context_length", "vocab_size"}  # clip/model.py,
 
 
 def settings(evidence: Evidence) -> Fields:
-    """Return the activation, where the file is OpenAI's own."""
-    return {"mlp.activation": "quick_gelu"} if _OPENAI & evidence.ignored.keys() else {}
+    """Return what open_clip_config.json says, or the activation where the file is OpenAI's own.
+
+    Raises:
+        InputError: as `open_clip_config.fields`.
+    """
+    own: Fields = {"mlp.activation": "quick_gelu"} if _OPENAI & evidence.ignored.keys() else {}
+    return open_clip_config.fields(evidence.notes) or own
 
 
 FORMAT = Format(
@@ -79,4 +86,5 @@ FORMAT = Format(
         "pixels.std": CLIP.std,
     },
     settings=settings,
+    described_in=open_clip_config.FILE,
 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parity.formats.format import Fields
-from parity.formats.timm_arguments import ACTIVATIONS, POOLS
+from parity.formats.timm_constructors import ACTIVATIONS, POOLS
 from vit_spec import InputError, ViTConfig
 
 SAYS = frozenset({"norms.eps", "mlp.activation", "head.pool", "num_heads", "norms.layer_scale", "image_size"})

@@ -131,7 +131,7 @@ class Golden:
         path = existing(path)
         if not path.is_file():
             raise InputError(f"{path} is no file: give the golden file that `python -m parity golden record` wrote")
-        arrays = {name: array for (name,), array in containers.get("npz").open(path).arrays.items()}
+        arrays = {".".join(words): array for words, array in containers.open(path).arrays.items()}
         if "header" not in arrays:
             raise InputError(f"{path} is no golden file: give one that `python -m parity golden record` wrote")
         try:

@@ -13,7 +13,7 @@ from parity.formats import Fields
 from parity.golden.file import Array, Golden
 from parity.runs import Subject
 from parity.weights import Checkpoint, check, parameter
-from vit_spec import InputError, ViTConfig, nearest, rows
+from vit_spec import InputError, ViTConfig, bounded_json, nearest, rows
 from vit_spec.config import FIELDS
 
 
@@ -32,8 +32,8 @@ def read_subject(text: str, *, format: str | None = None, given: Fields | None =
     path = Path(text)
     if text.endswith(".json"):
         try:
-            return ViTConfig.from_json(existing(path).read_text())
-        except (InputError, UnicodeDecodeError) as error:
+            return ViTConfig.from_json(bounded_json.read_bytes(existing(path)))
+        except InputError as error:
             raise InputError(str(error) if text in str(error) else f"{text}: {error}") from None
     if not path.exists() and path.name == text and not path.suffix:
         raise InputError(

@@ -81,7 +81,7 @@ def _outputs(report: Report, run: str) -> dict[str, Array]:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     try:
-        contents = containers.get("npz").open(path)
+        contents = containers.open(path)
         arrays = {".".join(words): np.asarray(array) for words, array in contents.arrays.items()}
         header = bounded_json.parse_object(contents.notes["header"], longest=_HEADER)
         if not {"digest", "environment", "distances"} <= header.keys():

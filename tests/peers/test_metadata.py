@@ -7,6 +7,7 @@ left is float32 through three blocks.  transformers' own choice is torchvision, 
 import functools
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,20 @@ def test_images_smaller_than_the_model_are_shown_as_the_pipeline_shows_them(plac
     folder = from_transformers(place, "smaller", "Dinov2ForImageClassification", image_size=98, patch_size=14, mlp_ratio=2)
     expected, checkpoint = by_transformers(folder, photo(place, "wide")), parity.load(folder)
     assert (checkpoint.config.image_size, checkpoint.preprocessing.size) == ((98, 98), (56, 56))
+    assert same(expected, by_us(folder, photo(place, "wide")))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_processor_that_is_nested_is_read_as_the_pipeline_reads_it(place: Path, both: bool, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(from_transformers(place, "Bit"), tmp_path / "folder"))
+    images = transformers.CLIPImageProcessor(size=91, crop_size=64, resample=2, **HALF)
+    words = transformers.CLIPTokenizer(vocab={"<|startoftext|>": 0, "<|endoftext|>": 1}, merges=[])
+    transformers.CLIPProcessor(images, words).save_pretrained(folder)
+    if not both:
+        (folder / "preprocessor_config.json").unlink()
+    assert "image_processor" in json.loads((folder / "processor_config.json").read_text())
+    expected = by_transformers(folder, photo(place, "wide"))
+    assert parity.load(folder).preprocessing.resized == (91, 91)
     assert same(expected, by_us(folder, photo(place, "wide")))
 
 

@@ -213,7 +213,7 @@ def changes(model: Model) -> dict[str, Any]:
             raise InputError(f"--model.changes has {change!r}: write FIELD=VALUE, such as depth=4 or head.pool=mean")
         try:
             value = ast.literal_eval(text)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two of a text of brackets
             value = text  # a word, such as the name of a pooling
         part, _, leaf = path.rpartition(".")
         if part:

@@ -23,6 +23,7 @@ from train.sources.files import stretch
 
 _WHOLE = 4 << 20  # bytes of a page that is unpacked at once and kept
 _ROOM = 256 << 20  # bytes of unpacked pages that are kept in a process
+_DENSE = 64  # bytes that a packed one may become, besides
 _BLOCK = 1 << 16  # bytes that Snappy compresses on their own
 
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3  # parquet.thrift, PageType
@@ -69,6 +70,8 @@ class Values:
         self._pages: list[_Page] = []
         places: list[NDArray[np.int64]] = []  # of each row: page, start in it, size; size -1 where there is none
         dictionary = np.zeros((0, 3), np.int64)
+        if chunk.unpacked > _ROOM + _DENSE * chunk.size:
+            raise Unreadable(f"{chunk.size:,} bytes would become {chunk.unpacked:,}, which no images do")
         data = stretch(chunk.path, chunk.start, chunk.size)
         for page in _pages(data):
             if page.count > chunk.rows or page.unpacked > chunk.unpacked or not 0 <= page.levels <= page.unpacked:

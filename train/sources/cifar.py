@@ -4,12 +4,10 @@ As pickles: data_batch_1 to data_batch_5, test_batch, batches.meta; for CIFAR-10
 As bytes: data_batch_1.bin to data_batch_5.bin, test_batch.bin, batches.meta.txt; for CIFAR-100 train.bin, test.bin,
 fine_label_names.txt.  PATH is that folder, or the one that the archive was unpacked in.
 
-The pickles come from strangers, and a pickle is a program: what they name is looked up among three stand-ins of this
-file, and all else is refused.  Images are held in the memory of each process that reads them, 154 MB.
+The pickles come from strangers, and a pickle is a program: they are read as data, see
+`parity.containers.pickles`.  Images are held in the memory of each process that reads them, 154 MB.
 """
 
-import io
-import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from parity.containers.budget import BYTES, Budget
+from parity.containers.pickles import Record, load, table
 from train.sources.examples import Examples, Pixels, examples
 from train.sources.files import content
 from train.sources.splitting import Found, numbered
@@ -100,14 +100,13 @@ def _images(files: list[Path], labels: str | int) -> NDArray[np.uint8]:
 def _batch(file: Path, labels: str | int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the images (N, 3072) and the labels (N,) of a file."""
     if isinstance(labels, int):
-        data = np.frombuffer(content(file), np.uint8)
+        data = np.frombuffer(content(file, _LONGEST), np.uint8)
         if not len(data) or len(data) % (labels + _BYTES):
             raise InputError(f"{file} has {len(data):,} bytes, no multiple of {labels + _BYTES}: fetch it again")
         records = data.reshape(-1, labels + _BYTES)
         return records[:, labels:], records[:, labels - 1].astype(np.int64)
     batch = _unpickled(file)
-    images, answers = batch.get("data"), batch.get(labels)
-    pixels = images.array if isinstance(images, _Array) else None
+    pixels, answers = _pixels(batch.get("data"), file), batch.get(labels)
     if pixels is None or pixels.shape[1:] != (_BYTES,) or not isinstance(answers, list) or len(answers) != len(pixels):
         raise InputError(f"{file} has no data (N, {_BYTES}) with {labels} for each: expected CIFAR's own file")
     if not all(isinstance(answer, int) for answer in answers):
@@ -118,67 +117,35 @@ def _batch(file: Path, labels: str | int) -> tuple[NDArray[np.uint8], NDArray[np
 # Pickles --------------------------------------------------------------------------------------------------------------
 
 
-class _Array:
-    """Stands for an array; its state is (version, shape, dtype, whether in Fortran's order, bytes)."""
-
-    array: NDArray[np.uint8] | None = None
-
-    def __init__(self, *_: Any) -> None:
-        """As numpy's `_reconstruct` is called: with a class, a shape and a letter, all of them for nothing."""
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, kind, fortran, data = state
-        if not isinstance(kind, _Bytes) or fortran:
-            raise ValueError("an array that is not uint8, row by row")
-        data = data.encode("latin1") if isinstance(data, str) else data  # text in Python 2
-        self.array = np.frombuffer(data, np.uint8).reshape(shape)
-
-
-class _Bytes:
-    """Stands for the dtype uint8."""
-
-    def __init__(self, code: Any, *_: Any) -> None:
-        if code not in ("u1", "|u1"):
-            raise ValueError(f"an array of {code!r}")
-
-    def __setstate__(self, state: Any) -> None:
-        """A dtype's state says how its bytes lie, which for one byte is no question."""
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    """Stands for `_codecs.encode`, by which Python 3 puts bytes into the pickles of Python 2."""
-    if encoding != "latin1":
-        raise ValueError(f"text in {encoding!r}")
-    return text.encode("latin1")
-
-
-_STAND_INS: dict[str, Any] = {
-    "numpy.core.multiarray._reconstruct": _Array,
-    "numpy._core.multiarray._reconstruct": _Array,
-    "numpy.ndarray": _Array,
-    "numpy.dtype": _Bytes,
-    "_codecs.encode": _encode,
-}
-_Machine: Any = pickle._Unpickler  # the one in C lets five bytes ask for gigabytes
-
-
-class _Unpickler(_Machine):  # type: ignore[misc]
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _STAND_INS[f"{module}.{name}"]
-        except KeyError:
-            called = ascii(f"{module}.{name}")
-            raise InputError(f"asks to call {called}, which CIFAR's files never do: fetch them again") from None
-
-
 def _unpickled(file: Path) -> dict[str, Any]:
-    data = content(file)
+    data = content(file, _LONGEST)
+    budget = Budget(nbytes=BYTES + len(data))  # Python 3 writes bytes as text, which is encoded once
     try:
-        held = _Unpickler(io.BytesIO(data), encoding="latin1").load()
+        held = load(data, str(file), _TABLE, budget, longest=_LONGEST, encoding="latin1")
     except InputError as error:
-        raise InputError(f"{file} {error}") from None
-    except Exception as error:  # a damaged pickle fails in as many ways as Python has exceptions
-        raise InputError(f"{file} is damaged ({type(error).__name__} in its pickle): fetch it again") from None
+        raise InputError(
+            f"{str(error).partition(': weights never')[0]}: CIFAR's files never do, fetch them again"
+        ) from None
     if not isinstance(held, dict):
         raise InputError(f"{file} holds no dictionary: expected CIFAR's own file")
     return {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in held.items()}
+
+
+def _pixels(found: Any, file: Path) -> NDArray[np.uint8] | None:
+    """Return the array of a pickle, whose state is (version, shape, dtype, whether in Fortran's order, bytes)."""
+    if not isinstance(found, Record) or found.name != _ARRAY:
+        return None
+    try:
+        _, shape, kind, fortran, data = found.state
+        data = data.encode("latin1") if isinstance(data, str) else data  # text in Python 2
+        if kind.dtype == np.uint8 and not fortran:
+            return np.frombuffer(data, np.uint8).reshape(shape)
+    except (ValueError, TypeError, AttributeError):  # anything may stand in their places
+        pass
+    raise InputError(f"{file} has an array that is not uint8, row by row: expected CIFAR's own file")
+
+
+_ARRAY = "numpy.ndarray"
+_LONGEST = 1 << 28  # bytes of a file; CIFAR-100's training images take 155 MB
+_RECONSTRUCT = {f"numpy.{core}.multiarray._reconstruct": lambda *_: Record(_ARRAY) for core in ("core", "_core")}
+_TABLE = table(_RECONSTRUCT, values=[_ARRAY])

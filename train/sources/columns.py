@@ -1,6 +1,7 @@
 """The columns of a table: how they are read, which of them are the answers, and what the answers are."""
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from train.recipes import Task
 from train.sources.decoding import SUFFIXES
 from train.sources.examples import Answers
-from train.sources.files import unless_damaged
+from train.sources.files import content
 from train.sources.splitting import numbered
 from vit_spec import InputError, nearest
 
@@ -23,6 +24,7 @@ _WORDS = {"true": "1", "false": "0"}
 BLANK = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "-", "?")  # what stands among numbers for none
 _UNKNOWN = (*BLANK, "-1", "-1.0")  # and among flags; CheXpert has -1 for "uncertain"
 _SEPARATORS = {";": "semicolons", "\t": "tabs"}
+_LONGEST = 1 << 28  # bytes of a table; that of ChestX-ray14, of 112,120 images, takes 8 MB
 _FEW = 20  # whole numbers, of which a note asks whether they are classes
 
 
@@ -64,13 +66,10 @@ def read(path: Path) -> Table:
             count the rows from 0, or rows that are shorter or longer.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            stripped = ([cell.strip() for cell in row] for row in csv.reader(file, strict=True))
-            rows = {number: row for number, row in enumerate(stripped, 1) if any(row)}
-    except FileNotFoundError:
-        raise InputError(f"{path} is not there: give csv:TABLE.csv, a table beside its images") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        unless_damaged(error, path)
+        lines = io.StringIO(content(path, _LONGEST).decode("utf-8-sig"), newline="")
+        stripped = ([cell.strip() for cell in row] for row in csv.reader(lines, strict=True))
+        rows = {number: row for number, row in enumerate(stripped, 1) if any(row)}
+    except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as a table ({error}): expected comma-separated UTF-8") from None
     if len(rows) < 2:
         raise InputError(f"{path} has no rows: expected the names of the columns, then a row for each image")

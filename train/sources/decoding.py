@@ -3,16 +3,21 @@
 import io
 import math
 import os
+import re
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from train.sources.files import unless_damaged
-from vit_spec import InputError
+from vit_spec import InputError, bounded_json
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # Of the many formats that Pillow opens, those that photographs come in: EPS, for one, would start another program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+_LONGEST = 1 << 30  # bytes of a file
+_SCANS = 100  # of a JPEG, each of which goes over all pixels; writers make ten
+_SCAN, _END = b"\xff\xda", b"\xff\xd9"
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 _GREY = ("1", "L", "LA", "La")
 
 
@@ -29,8 +34,11 @@ def decode(source: bytes | str | os.PathLike[str], name: object) -> Image.Image:
             (`PIL.Image.MAX_IMAGE_PIXELS`, 89 million pixels).  `Unavailable` where it is the system that gives none.
     """
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
+        data = source if isinstance(source, bytes) else bounded_json.read_bytes(Path(source), longest=_LONGEST)
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             deep = _deep(image)
+            if data.count(_SCAN) > _SCANS and _scans(data) > _SCANS:
+                raise InputError(f"a JPEG of more than {_SCANS} scans")
             if image.width * image.height > _most():
                 raise Image.DecompressionBombError  # up to twice as many Pillow only warns
             if not deep:
@@ -51,6 +59,15 @@ def decode(source: bytes | str | os.PathLike[str], name: object) -> Image.Image:
 def read_image(path: Path | str) -> Image.Image:
     """Decode an image file; see `decode`."""
     return decode(path, path)
+
+
+def _scans(data: bytes) -> int:
+    """Return how many scans a JPEG has: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, B.1.1."""
+    at, count = 2, 0
+    while (marker := _MARKER.search(data, at)) and marker[0] != _END:
+        count += marker[0] == _SCAN
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+    return count
 
 
 def _most() -> float:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from vit_spec import InputError
+from vit_spec import InputError, bounded_json
 
 _REMEDIES = {
     errno.EACCES: "let this user read it",
@@ -67,12 +67,16 @@ def _ahead(link: str, links: tuple[str, ...]) -> str:
     return here
 
 
-def content(path: Path) -> bytes:
-    """Read a file; a pipe, of which one would wait for the writer, is none."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise InputError(f"{path} is a device, a pipe or a socket: give a file")
+def content(path: Path, longest: int = 1 << 20) -> bytes:
+    """Read a file of at most `longest` bytes; a pipe, of which one would wait for the writer, is none.
+
+    Raises:
+        InputError: another thing than a file, or a longer one.
+    """
     try:
-        return path.read_bytes()
+        return bounded_json.read_bytes(path, longest=longest)
+    except InputError as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
     except OSError as error:
         unless_damaged(error, path)
         raise
@@ -86,6 +90,8 @@ def stretch(path: str, start: int, size: int) -> bytes:
     """
     file = os.open(path, os.O_RDONLY)
     try:
+        if start + size > os.fstat(file).st_size:  # before memory is taken for it
+            raise EOFError("it is cut short")
         data = os.pread(file, size, start)
     finally:
         os.close(file)

@@ -29,6 +29,7 @@ from vit_spec import InputError, bounded_json, nearest
 
 OPTIONS = ("label", "image")
 _METADATA = 1 << 24  # bytes of JSON about the columns
+_DENSE = 64  # bytes of text that a byte of the file may stand for
 
 
 def find(place: str, label: str | None = None, image: str | None = None) -> Found:
@@ -162,7 +163,9 @@ def _labels(file: Path, label: str, text: bool) -> Any:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    schema = _opened(file, pq.read_schema)
+    meta, schema = _opened(file, pq.read_metadata), _opened(file, pq.read_schema)
+    if meta.num_rows > (size := file.stat().st_size):
+        raise InputError(f"{file} has {meta.num_rows:,} rows in {size:,} bytes, which no images fit into: fetch it again")
     if (place := schema.get_field_index(label)) < 0:
         raise InputError(
             f"{file} has no column {label!r}: each image needs one; without labels it cannot be trained on or judged by, "
@@ -171,14 +174,30 @@ def _labels(file: Path, label: str, text: bool) -> Any:
     if not (_text if text else _whole)(kind := schema.field(place).type):
         wanted = "text" if text else "whole numbers"
         raise InputError(f"{file} has {kind} in its column {label!r}: expected {wanted}, as in the first file")
-    column = _opened(file, pq.read_table, columns=[label])[label]
+    repeated = [label] if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
+    column = _opened(file, pq.read_table, columns=[label], read_dictionary=repeated)[label]
     if text:
+        _check_texts(file, label, column)
         column = column.cast(pa.string())
         column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
     if column.null_count:
         rows = f"{column.null_count:,} row{'s' * (column.null_count > 1)}"
         raise InputError(f"{file} has {rows} without a {label}: each image needs one")
     return column
+
+
+def _check_texts(file: Path, label: str, column: Any) -> None:
+    """Refuse a column that says a few long texts very often, each of which would be made anew."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    total = 0
+    for chunk in column.chunks:
+        if pa.types.is_dictionary(chunk.type) and not pa.types.is_boolean(chunk.type.value_type):
+            lengths = pc.take(pc.binary_length(chunk.dictionary), chunk.indices)
+            total += pc.sum(pc.cast(lengths, pa.int64())).as_py() or 0
+    if total > _METADATA + _DENSE * file.stat().st_size:
+        raise InputError(f"{file} has {total:,} bytes of text in its column {label!r}: names of classes are expected there")
 
 
 def _texts(files: list[Path], label: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import re
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,10 @@ from vit_spec import InputError, bounded_json
 
 _LABELS = (".cls", ".json")
 _END = 2 * tarfile.BLOCKSIZE  # bytes, all zero, that a tar file ends with at least
+_FILES = 1 << 16  # shards that a pattern may name
+_HEADER = 1 << 16  # bytes of a header about a header, such as a long name
+_GLOBAL = 1 << 8  # fields that are said of all files; git writes one
+_ABOUT = {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
 _TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
@@ -61,7 +65,9 @@ def _files(place: str) -> tuple[Path, list[Path]]:
     elif path.is_file():
         files = [path]
     elif "{" in place:
-        files = [Path(name) for name in dict.fromkeys(braces(str(path)))]
+        files = [Path(name) for name in dict.fromkeys(itertools.islice(braces(str(path)), _FILES + 1))]
+        if len(files) > _FILES:
+            raise InputError(f"{place} is more than {_FILES:,} files: give a range of shards that are there")
     else:
         files = [Path(name) for name in sorted(glob.glob(str(path)))]
     if not files:
@@ -83,7 +89,10 @@ def braces(pattern: str) -> Iterator[str]:
     ends = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
     words = match[1].split(",")
     if ends:
-        words = [str(number).zfill(len(ends[1])) for number in range(int(ends[1]), int(ends[2]) + 1)]
+        first, last = int(ends[1]), int(ends[2])
+        if last - first >= _FILES:
+            raise InputError(f"{pattern} is more than {_FILES:,} files: give a range of shards that are there")
+        words = [str(number).zfill(len(ends[1])) for number in range(first, last + 1)]
     for word in words:
         yield from braces(pattern[: match.start()] + word + pattern[match.end() :])
 
@@ -161,11 +170,39 @@ def _index(path: Path, without: list[str]) -> Iterator[tuple[str, tuple[int, int
             yield pictures[0].name, (pictures[0].offset_data, pictures[0].size), _class(data, label.name, path)
 
 
-def _listed(path: Path) -> list[tarfile.TarInfo]:
+class _Header(tarfile.TarInfo):
+    """A member's header; one about another header, which is read at once, is held to a length."""
+
+    @classmethod
+    def frombuf(cls, *arguments: Any) -> "_Header":
+        found = super().frombuf(*arguments)
+        if found.type in _ABOUT and found.size > _HEADER:
+            raise InputError(f"a header of {found.size:,} bytes about another")
+        return found
+
+
+class _File(NamedTuple):
+    """A file in a tar file.  What tarfile keeps of one besides is a hundred times as much where a header asks for it."""
+
+    name: str
+    offset_data: int
+    size: int
+
+
+def _listed(path: Path) -> list[_File]:
     """Return the files in a tar file; refuse links, which hold no image, and what is damaged or cut short."""
+    found: list[_File] = []
+    links: list[str] = []
     try:
-        with tarfile.open(path, "r:") as archive:
-            found = [member for member in archive if not member.isdir()]
+        with tarfile.open(path, "r:", tarinfo=_Header) as archive:
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # which would keep them all
+                if len(archive.pax_headers) > _GLOBAL:  # of which each header that follows gets a copy
+                    raise InputError(f"{len(archive.pax_headers):,} fields of all its files")
+                if member.islnk() or member.issym():
+                    links += [member.name] if member.name.lower().endswith((*SUFFIXES, *_LABELS)) else []
+                elif member.isreg():
+                    found.append(_File(member.name, member.offset_data, member.size))
             end = archive.offset
     except (OSError, tarfile.TarError, ValueError, RecursionError, MemoryError) as error:  # of headers about headers
         unless_damaged(error, path)
@@ -178,10 +215,9 @@ def _listed(path: Path) -> list[tarfile.TarInfo]:
             raise InputError(
                 f"{path} ends without its end marker: it is cut short or still being written; write or fetch it anew"
             )
-    for member in found:
-        if (member.islnk() or member.issym()) and member.name.lower().endswith((*SUFFIXES, *_LABELS)):
-            raise InputError(f"{path} has {member.name} as a link: pack the file, tar --dereference --hard-dereference")
-    return [member for member in found if member.isreg()]
+    if links:
+        raise InputError(f"{path} has {links[0]} as a link: pack the file, tar --dereference --hard-dereference")
+    return found
 
 
 def _key(name: str) -> str:

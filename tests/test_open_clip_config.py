@@ -1,0 +1,124 @@
+"""open_clip_config.json beside OpenCLIP's weights is obeyed or refused, and leaves nothing to assume."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import parity
+from parity import drawn
+from parity.preprocessing import central
+from parity.weights import translate
+from vit_spec import InputError, get
+
+CONFIG = get(
+    "clip_b16",
+    depth=1,
+    width=192,
+    num_heads=6,
+    mlp_dim=518,
+    num_classes=40,
+    image_size=(32, 48),
+    norms={"eps": 1e-3},
+    mlp={"activation": "gelu_tanh"},
+    pixels={"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)},
+)
+TOWER: dict[str, Any] = {
+    "image_size": [32, 48],
+    "layers": 1,
+    "width": 192,
+    "head_width": 32,
+    "mlp_ratio": 2.7,
+    "patch_size": 16,
+    "norm_kwargs": {"eps": 1e-3},
+    "act_kwargs": {"approximate": "tanh"},
+}
+TEXT = {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12}
+IMAGES: dict[str, Any] = {
+    "mean": [0.1, 0.2, 0.3],
+    "std": [0.4, 0.5, 0.6],
+    "interpolation": "bicubic",
+    "resize_mode": "shortest",
+}
+
+
+def folder(path: Path, tower: Any = None, images: Any = None, **model: Any) -> Path:
+    """A folder as OpenCLIP's push_to_hf_hub.py writes it, but for the text tower."""
+    keys = dict(translate(drawn.weights(CONFIG, 0), "openai-clip"))
+    save_file({**keys, "logit_scale": np.ones((), np.float32)}, path / "open_clip_model.safetensors")
+    cfg = {"embed_dim": 40, "vision_cfg": {**TOWER, **(tower or {})}, "text_cfg": TEXT, **model}
+    content = {"model_cfg": cfg, "preprocess_cfg": {**IMAGES, **(images or {})}}
+    (path / "open_clip_config.json").write_text(json.dumps(content))
+    return path
+
+
+def test_it_tells_the_whole_model_and_its_images(tmp_path: Path) -> None:
+    found = parity.load(folder(tmp_path))
+    told = "image_size patch_size width depth num_heads mlp_dim num_classes head.pool mlp.activation norms.eps pixels.mean"
+    assert all(found.config.at(name) == CONFIG.at(name) for name in [*told.split(), "pixels.std"])
+    assert not found.assumed
+    assert found.preprocessing == central((32, 48), filter="bicubic")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"tower": {"act_kwargs": None}}, "mlp.activation", "gelu"),
+        ({"tower": {"act_kwargs": None}, "quick_gelu": True}, "mlp.activation", "quick_gelu"),
+        ({"tower": {"norm_kwargs": None}}, "norms.eps", 1e-5),
+        ({"tower": {"head_width": 64}}, "num_heads", 3),
+        ({"images": {"mean": [0.5, 0.5, 0.5]}}, "pixels.mean", (0.5,)),
+        ({"images": {"std": None}}, "pixels.std", get("clip_b16").pixels.std),
+        ({"tower": {"final_ln_after_pool": True, "patch_dropout": 0.5}}, "head.pool", "token"),
+    ],
+)
+def test_its_fields_are_obeyed(tmp_path: Path, changes: dict[str, Any], field: str, value: Any) -> None:
+    assert parity.load(folder(tmp_path, **changes)).config.at(field) == value
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tower": {"pool_type": "avg"}}, "vision_cfg.pool_type 'avg', for which ViTConfig has no word"),
+        ({"tower": {"qk_norm": True}}, "vision_cfg.qk_norm True"),
+        ({"tower": {"timm_model_name": "vit_base_patch16_224"}}, "vision_cfg.timm_model_name 'vit_base_patch16_224'"),
+        ({"tower": {"act_kwargs": {"slope": 1}}}, "vision_cfg.act_kwargs"),
+        ({"tower": {"a_word_of_tomorrow": 1}}, "'a_word_of_tomorrow' in vision_cfg, which is not known here"),
+        ({"tower": {"layers": [3, 4, 6, 3]}}, "vision_cfg.layers"),
+        ({"tower": {"width": "192"}}, "vision_cfg.width '192'"),
+        ({"tower": {"mlp_ratio": 4.0}}, "open_clip_config.json says mlp_dim=768, its tensors 518"),
+        ({"tower": {"layers": 2}}, "open_clip_config.json says depth=2, its tensors 1"),
+        ({"vision_cfg": None}, "says vision_cfg None: an object was expected"),
+        ({"fused": True}, "'fused' in model_cfg"),
+        ({"images": {"mean": "grey"}}, "says mean 'grey': 3 numbers were expected"),
+    ],
+)
+def test_what_it_says_of_another_function_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        parity.load(folder(tmp_path, **changes))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "images", [{"resize_mode": "longest"}, {"interpolation": "nearest"}, {"interpolation": "bilinear"}], ids=str
+)
+def test_a_preparation_without_a_word_here_is_said_not_to_be_read(tmp_path: Path, images: dict[str, str]) -> None:
+    found = parity.load(folder(tmp_path, images=images))
+    assert found.preprocessing is None and next(iter(images)) in found.left[-1]
+
+
+def test_a_config_json_of_the_same_model_in_transformers_does_not_stand_in_its_way(tmp_path: Path) -> None:
+    (folder(tmp_path) / "config.json").write_text(json.dumps({"model_type": "clip", "vision_config": {"hidden_size": 192}}))
+    assert parity.load(tmp_path).config.norms.eps == 1e-3
+
+
+def test_it_is_held_against_weights_of_another_library(tmp_path: Path) -> None:
+    folder(tmp_path)
+    save_file(dict(translate(drawn.weights(CONFIG, 0), "torch")), tmp_path / "open_clip_model.safetensors")
+    with pytest.raises(InputError, match=r"open_clip_config\.json describes a model that has other keys"):
+        parity.load(tmp_path)
+    with pytest.raises(InputError, match=r"open_clip_config\.json is not for format 'torch'"):
+        parity.load(tmp_path, format="torch")
