@@ -19,6 +19,7 @@ WEIGHTS = "weights.safetensors"  # what a run folder calls them
 BESIDE = "parity.json"  # the config where there is no room for it: in a folder, or after a file's own name beside it
 FLAX = "flax_model.msgpack"  # what transformers calls the weights of its Flax models
 COMPANIONS = ("config.json", *hf_processor.FILES, open_clip_config.FILE)  # what libraries keep beside weights
+ADAPTER = "adapter_config.json"  # what PEFT keeps beside an adapter, which transformers adds to the weights it finds there
 
 Source = str | PathLike[str]
 
@@ -137,6 +138,11 @@ def existing(source: Source) -> Path:
 def _beside(path: Path) -> dict[str, Any]:
     """Return what the files beside weights say: by the name of the file, and of our own what it holds."""
     folder = path if path.is_dir() else path.parent
+    if (folder / ADAPTER).is_file():
+        raise InputError(
+            f"{folder / ADAPTER} says that an adapter belongs to these weights, without which they are another function: "
+            f"merge it into them, or take it away"
+        )
     notes: dict[str, Any] = {}
     for name in COMPANIONS:
         found = _json(folder / name)

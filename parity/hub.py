@@ -15,7 +15,10 @@ PREFIX = "hf://"
 
 _FORM = "hf://owner/name, hf://owner/name@revision or hf://owner/name/path/of/a/file"
 _NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.+-]+)*)", re.ASCII)
-_BESIDE = ["config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json"]
+_BESIDE = [
+    *("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json"),
+    "adapter_config.json",  # because of which weights are refused
+]
 _SAFE = ["*.safetensors", "*.safetensors.index.json"]
 _KINDS = [_SAFE, ["*.msgpack", "*.msgpack.index.json"], ["*.npz"], ["*.bin", "*.bin.index.json"], ["*.pth"]]
 SECONDS = 3.0

@@ -164,6 +164,14 @@ def test_preprocessor_config_json_tells_the_pixels(tmp_path):
     assert (config.pixels.mean, config.pixels.std) == ((0.1, 0.2, 0.2), (0.5,))
 
 
+def test_weights_with_an_adapter_beside_them_are_refused(tmp_path):
+    """transformers adds it to the weights as it loads them."""
+    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(InputError, match=r"adapter_config\.json says that an adapter belongs to these weights"):
+        parity.load(path, given=HEADS)
+
+
 @pytest.mark.parametrize("mean", [[], ["a"], {}, [[0.5]]])
 def test_a_mean_that_is_no_number_is_refused(tmp_path, mean):
     path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
