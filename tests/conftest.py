@@ -11,6 +11,8 @@ import pytest
 # Both are set ahead of all that the tests' modules compute when they are collected.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: PyTorch's threads would wait for those of the others
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

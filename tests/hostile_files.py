@@ -360,13 +360,13 @@ def endless_directory(folder):
 @hostile("npz: a compressed array in Fortran order")
 def fortran(folder):
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": True, "shape": (2**15, 2**15)})
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": True, "shape": (2**14, 2**14)})
     with (
-        zipfile.ZipFile(folder / "a.npz", "w", zipfile.ZIP_DEFLATED) as file,
-        file.open("a.npy", "w", force_zip64=True) as member,
+        zipfile.ZipFile(folder / "a.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file,
+        file.open("a.npy", "w") as member,
     ):
         member.write(head.getvalue())
-        for _ in range(2**8):
+        for _ in range(2**6):
             member.write(bytes(2**24))
     return folder / "a.npz"
 
@@ -551,10 +551,10 @@ def endless_chunk(folder):
     return orbax(folder, shape=(2**40,), chunks=(2**40,))
 
 
-@hostile("orbax: a chunk that decompresses to 4 GiB")
+@hostile("orbax: a chunk that decompresses to 1 GiB")
 def gz_chunk(folder):
-    packer = zlib.compressobj(9)
-    packed = b"".join(packer.compress(bytes(2**24)) for _ in range(2**8)) + packer.flush()
+    packer = zlib.compressobj(1)
+    packed = b"".join(packer.compress(bytes(2**24)) for _ in range(2**6)) + packer.flush()
     return orbax(folder, compressor={"id": "zlib", "level": 1}, chunk=packed)
 
 

@@ -13,30 +13,17 @@ pytest.importorskip("flax")
 pytest.importorskip("optax")
 torch = pytest.importorskip("torch")
 
-from jax.experimental.compilation_cache import compilation_cache
-
 from tests.faults import FAULTS, Fault, planted
 from tests.faults.outcomes import checked, diagnosed, explained, named
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Most faults are in PyTorch alone: keep what XLA compiles, and compile no twin twice."""
-    wanted = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("xla")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before, threads = {name: getattr(jax.config, name) for name in wanted}, torch.get_num_threads()
-    torch.set_num_threads(1)  # for models this small a second one only waits
-    for name, value in wanted.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+def _one_thread() -> Iterator[None]:
+    """For models this small a second thread only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 SOME = FAULTS[::5]

@@ -143,13 +143,21 @@ def test_every_array_comes_back_bit_for_bit(checkpoint: parity.Checkpoint, tmp_p
     assert all(np.array_equal(back[key], checkpoint.arrays[key]) for key in back)
 
 
-@needs_the_file
-@pytest.mark.slow
-@pytest.mark.parametrize("run", [through_torch, through_jax])
-def test_a_twin_is_right_as_often_as_its_own_code(run: Any, checkpoint: parity.Checkpoint) -> None:
+@pytest.fixture(scope="module")
+def photographs() -> tuple[np.ndarray, np.ndarray]:
+    """The test images of CIFAR-10, (10000, 32, 32, 3), and their labels."""
     parquet = pytest.importorskip("pyarrow.parquet")
     image = pytest.importorskip("PIL.Image")
     table = parquet.read_table(DATA / "cifar10" / "test-00000-of-00001.parquet").to_pydict()
-    images = np.stack([np.asarray(image.open(io.BytesIO(each["bytes"]))) for each in table["image"]])
-    found = np.concatenate([run(checkpoint, part).argmax(1) for part in np.split(images, 10)])
-    assert np.mean(found == np.array(table["label"])) == ACCURACY
+    images = [np.asarray(image.open(io.BytesIO(each["bytes"]))) for each in table["image"]]
+    return np.stack(images), np.array(table["label"])
+
+
+@needs_the_file
+@pytest.mark.slow
+def test_it_is_right_as_often_as_its_own_code(checkpoint: parity.Checkpoint, photographs: Any) -> None:
+    images, labels = photographs
+    found = np.concatenate([through_torch(checkpoint, part).argmax(1) for part in np.split(images, 10)])
+    assert np.mean(found == labels) == ACCURACY
+    first = slice(0, 1000)
+    assert np.array_equal(through_jax(checkpoint, images[first]).argmax(1), found[first])

@@ -3,7 +3,6 @@
 `python -m benchmarks.tolerances` draws 200 pairs, and plants every mistake; here are a few of each.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 jax = pytest.importorskip("jax")
 pytest.importorskip("optax")
 torch = pytest.importorskip("torch")
-
-from jax.experimental.compilation_cache import compilation_cache
 
 import parity.training.steps
 from parity.against import compare_files
@@ -33,24 +30,6 @@ from vit_spec import InputError, ViTConfig
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
 TINY = CONFIGS["width 2, three blocks"]
 SMALL = CONFIGS["small"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Weights differ, programs do not: keep what XLA compiles."""
-    wanted = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("xla")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for name, value in wanted.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 def checked(config: ViTConfig, params: Any, **options: Any) -> Report:
