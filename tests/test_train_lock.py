@@ -67,6 +67,9 @@ def test_a_process_that_was_started_meanwhile_does_not_inherit_the_lock(tmp_path
             pytest.skip("the system does not list the children of a process")
         while not (child := children.read_text().split()):
             assert process.poll() is None
+        command = Path(f"/proc/{child[0]}/cmdline")
+        while not command.read_bytes().endswith(b"-c\0import time; time.sleep(600)\0"):  # a fork as yet, of the same files
+            assert process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.wait()
         Lock(tmp_path).release()
