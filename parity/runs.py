@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.disturbance import disturbing
 from parity.measures import Array
 from parity.settings import compiler_options, strict
 from parity.spool import give_back, spooled
@@ -111,7 +112,7 @@ class TorchTwin:
     attention: "explicit" shows scores and weights; "fused" is how the model runs.
     strict: whether to set the framework to strict values while it runs; see `parity.settings`.
     through: round weights and images to this type before they are widened to the type of the pass.
-    disturbed: a type and a seed: disturb all operands by a few roundings of that type; see `parity.amplification`.
+    disturbed: a type and a seed: disturb all operands by a few roundings of that type; see `parity.disturbance`.
     """
 
     subject: Subject
@@ -151,8 +152,6 @@ class TorchTwin:
             into = {name: _tensor(value).to(device, wide).requires_grad_(backward) for name, value in _fed(fed).items()}
             masks = {name: _tensor(mask).to(device, wide) for name, mask in self.subject.masks.items()}
             if self.disturbed:
-                from parity.amplification import disturbing
-
                 stack.enter_context(disturbing(*self.disturbed))
             logits, found = vit_torch.intermediates(model, x, {**into, **masks})
             found = {name: tensor for name, tensor in found.items() if "drop_path" not in name}

@@ -14,8 +14,9 @@ torch = pytest.importorskip("torch")
 
 import parity.training.steps
 from parity.against import compare_files
-from parity.amplification import amplified, disturbing
+from parity.amplification import amplified
 from parity.comparison import compare
+from parity.disturbance import disturbing
 from parity.measures import FEW, FUNCTION, LEAST, ROUNDINGS, TRAJECTORY, UNIT, Budget, Error
 from parity.report import Report
 from parity.runs import Subject, TorchTwin
