@@ -14,8 +14,9 @@ from flax import nnx
 
 import vit_jax
 import vit_spec
+from tests.extreme_weights import drawn
 from tests.twins import pictures, small
-from vit_jax.layers import runs_cudnn
+from vit_jax.layers import _layer_norm, runs_cudnn
 from vit_spec import InputError, ViTConfig
 
 PLAIN = small(vit_spec.get("vit_s16"))
@@ -249,3 +250,20 @@ def test_a_named_model_at_full_size_has_the_shapes_of_its_rows(name: str) -> Non
     config = vit_spec.get(name)
     params = jax.eval_shape(lambda: vit_jax.init(config))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == vit_spec.count(config)
+
+
+def test_scores_of_billions_give_finite_outputs() -> None:
+    _, _, config, params, images = drawn(91)  # weights times 10 to 300, whose scores reach 3e9
+    assert np.isfinite(jax.jit(vit_jax.ViT(config).apply)({"params": params}, images)).all()
+
+
+def test_the_gradient_of_a_norm_keeps_both_terms_where_float32_nearly_overflows() -> None:
+    x, ahead = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+
+    def gradient(dtype: Any) -> np.ndarray:
+        arrays = [jnp.asarray(each, dtype) for each in (1e13 * x, np.ones(8), np.zeros(8), ahead)]
+        return np.asarray(jax.grad(lambda x, scale, bias, y: jnp.vdot(_layer_norm(x, scale, bias, 1e-6), y))(*arrays))
+
+    with jax.enable_x64(True):
+        right = gradient(np.float64)
+    assert np.linalg.norm(gradient(np.float32) - right) <= 1e-5 * np.linalg.norm(right)

@@ -8,7 +8,7 @@ from parity.diagnosis.settings import settings
 from parity.diagnosis.trial import Hypothesis, Trial
 
 ROUNDINGS = ("dtype rounding", "TF32")  # families that explain a difference without a formula being wrong
-LOWER = "precision of "  # how the families begin of which one place is rounded to a lower type
+LOWER = "precision of "  # begins the names of families in which one place is rounded to a lower type
 
 RARE = re.compile(  # families and names that are tried in pairs after all others
     r"LayerNorm formula of one norm:.*|formula of q_norm and k_norm:.*|precision of .*|merged heads:.*|order of patches:.*"
