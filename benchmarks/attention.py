@@ -6,10 +6,12 @@ Run `python -m benchmarks.attention`; it prints both times and their ratio, the 
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from flax import linen as nn
 
 import vit_jax
 import vit_spec
@@ -31,7 +33,7 @@ def main() -> None:
     part = Part(config, vit_jax.Execution(attention="explicit"))
     shape = (32, config.num_tokens, config.num_heads, config.head_dim)
     q, k, v = np.random.default_rng(0).standard_normal((3, *shape)).astype(np.float32)
-    ours = jax.jit(lambda q, k, v: attention(part, q, k, v, 0.0, False))
+    ours = jax.jit(partial(nn.apply(partial(attention, rate=0.0, train=False), part), {}))
     theirs = jax.jit(jax.nn.dot_product_attention)
     np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), rtol=1e-4, atol=1e-5)
     pairs = [(seconds(theirs, q, k, v), seconds(ours, q, k, v)) for _ in range(PAIRS)]
