@@ -1,8 +1,10 @@
 """What all tests share: what they compile runs for a moment, so it is compiled quickly, and once for all processes."""
 
+import gc
 import importlib.util
 import os
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import pytest
 
@@ -11,8 +13,13 @@ import pytest
 # Both are set ahead of all that the tests' modules compute when they are collected.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# On CPU, XLA writes fused loops by way of MLIR, which takes more than half of the time of a compilation.  It ends a process
+# whose XLA_FLAGS hold a name that it does not know, so versions that were not tried are not given this one.
+if importlib.util.find_spec("jaxlib") is not None and tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 13):
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: PyTorch's threads would wait for those of the others
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+gc.set_threshold(100_000, 50, 100)  # what jax traces are many objects, and few of them are garbage
 
 
 @pytest.fixture(scope="session", autouse=True)

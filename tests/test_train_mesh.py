@@ -37,7 +37,8 @@ CONFIG = vit_spec.get("vit_ti16", num_classes=10)
 
 def started(module: str, *arguments: str, devices: int, **environment: str) -> subprocess.Popen[str]:
     """A python module with so many simulated devices; it compiles quickly and not well."""
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    simulated = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {simulated} {environment.pop('XLA_FLAGS', '')}"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"} | environment
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -187,10 +188,7 @@ def test_a_cluster_that_is_described_in_part_is_told(beside: dict[str, str], mon
 
 @pytest.mark.slow
 def test_weights_and_their_gradients_travel_in_bfloat16_where_the_model_computes_in_it(tmp_path: Path) -> None:
-    flags = (
-        f"--xla_force_host_platform_device_count=8 --xla_dump_to={tmp_path} --xla_dump_hlo_pass_re=spmd-partitioning "
-        "--xla_dump_hlo_module_re=.*_train.* --xla_backend_optimization_level=0"
-    )
+    flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_pass_re=spmd-partitioning --xla_dump_hlo_module_re=.*_train.*"
     ended(started("tests.meshes", "--bfloat16", "data=2,fsdp=2,tensor=2", devices=8, XLA_FLAGS=flags))
     # XLA for CPU widens them afterwards: what counts is what the partitioner wrote.
     text = next(tmp_path.glob("*after_spmd-partitioning*")).read_text()
