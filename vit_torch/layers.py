@@ -199,7 +199,12 @@ def check_images(images: Tensor, config: ViTConfig) -> None:
 
 @torch.no_grad()
 def initialise(model: Part) -> None:
-    """Draw every parameter anew, by the laws of `vit_spec.rows`, from PyTorch's global generator."""
+    """Draw every parameter anew, by the laws of `vit_spec.rows`, from PyTorch's global generator.
+
+    Parameters on the meta device hold nothing, and stay as they are.
+    """
+    if next(model.parameters()).is_meta:
+        return
     declared = rows(model.config)
     for name, parameter in model.named_parameters():
         words = name.split(".")
