@@ -255,7 +255,7 @@ def _grid(format: Format, known: Fields, evidence: Evidence) -> list[Assumption]
     if "token" not in evidence.sizes:
         raise Unfit(f"models of format {format.name!r} have a table of positions, and the file has none")
     rows = evidence.sizes["token"]
-    covers = {"all": prefix, "class": int(known["tokens.class_token"]), "none": 0}
+    covers = {"all": prefix, "none": 0, "class": int(known["tokens.class_token"])}  # the last, where there is none
     if isinstance(allowed := format.always.get("positions.covers"), tuple):
         covers = {name: count for name, count in covers.items() if name in allowed}
     if "positions.covers" in known:

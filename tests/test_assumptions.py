@@ -119,6 +119,14 @@ def test_a_norm_after_the_pool_and_a_missing_class_token_are_no_proof_of_a_mean(
     assert found.config.head.pool == "mean" and "head.pool" in {each.field for each in found.assumed}
 
 
+def test_a_table_of_patches_alone_is_read_where_registers_are_the_only_tokens_ahead_of_them(tmp_path: Path) -> None:
+    tokens = {"class_token": False, "registers": 4}
+    config = vit_spec.get("vit_ti16", depth=1, tokens=tokens, positions={"covers": "none"}, head={"pool": "mean"})
+    torch.save(parity.to_torch(perturbed(config), config), tmp_path / "a.pth")
+    found = parity.load(tmp_path / "a.pth").config
+    assert (found.tokens, found.positions, found.image_size) == (config.tokens, config.positions, config.image_size)
+
+
 def test_a_choice_among_several_weights_in_one_file_is_named_and_stays_named(tmp_path: Path, state: Any) -> None:
     averaged = {key: tensor + 1 for key, tensor in state.items()}
     torch.save({"model": state, "model_ema": averaged, "optimizer": {"moment": torch.ones(3)}}, tmp_path / "both.pth")
