@@ -12,7 +12,7 @@ twin with the fused kernel that it runs with.  Where a part is wrong,
 `parity.localisation` names it.
 """
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -23,7 +23,7 @@ import numpy as np
 from parity import settings
 from parity.amplification import amplified
 from parity.localisation import GRADIENT, UNSEEN, Bisection, Origin, alone, bisect, forward, imprecise, module_scales
-from parity.measures import LARGEST, POWERS, Array, Budget, Error
+from parity.measures import LARGEST, POWERS, SWAMPED, Array, Budget, Error
 from parity.report import Measure, Outputs, Report, Unjudged
 from parity.runs import JaxTwin, Run, Subject, TorchTwin, noise
 from parity.settings import Setting
@@ -201,7 +201,9 @@ class _Comparison:
     def _function(self, found: Found, reference: Run, jax: Run, torch: Run) -> Found:
         """Find the parts that are another function, and confirm the first by swapping; rounding may explain it all."""
         rounding = self._rounding(self.written_out, "float64")
-        measures = tuple(replace(m, rounding=rounding.get(m.name)) for m in found.measures)
+        measures = [replace(m, rounding=rounding.get(m.name)) for m in found.measures]
+        measures = list(_swamped(measures, "float64", rounding))
+        lost = {m.name: rounding[m.name].relative_rms(m.scale) for m in measures if not m.within and m.same_function}
         if self.backward:
             reference = self.written_out.run(arriving=True)
         fed = _fused(reference)
@@ -216,9 +218,13 @@ class _Comparison:
         unjudged = parts.unjudged | others.unjudged
         found = replace(
             found,
-            measures=measures,
+            measures=tuple(measures),
             origins=tuple(origins),
-            unjudged=(*found.unjudged, *([Unjudged.rounding("float64", unjudged)] if unjudged else [])),
+            unjudged=(
+                *found.unjudged,
+                *([Unjudged.rounding("float64", lost, whole=True)] if lost else []),
+                *([Unjudged.rounding("float64", unjudged)] if unjudged else []),
+            ),
             parts=max(parts.worst, others.worst),
         )
         suspect = max((jax, torch), key=lambda run: _distance(run, reference))
@@ -234,6 +240,7 @@ class _Comparison:
         """Find the parts that one twin computes more coarsely; where there are none, one side is nearer by luck."""
         rounding = self._rounding(self._rounded, self.dtype)
         measures = [replace(m, budget=replace(m.budget, rounding=rounding.get(m.name))) for m in found.measures]
+        measures = list(_swamped(measures, self.dtype, rounding))
         if self.backward:
             rounded = self._rounded.run(arriving=True)
         values, arriving = (
@@ -248,12 +255,22 @@ class _Comparison:
         jax, torch = (twin.run(self.dtype, backward=backward, fed=fed) for twin in (self.jax, self.torch))
         coarse, parts = imprecise(exact, jax, torch, self.dtype, each)
         origins = tuple(origin for origin in coarse if origin.name not in unheld)
+        measures = [replace(m, alone=not origins) for m in measures]
         lost = {m.name: m.budget.rounding.relative_rms(m.scale) for m in measures if m.lost}  # type: ignore[union-attr]
         unjudged = found.unjudged
         unjudged += (Unjudged.rounding(self.dtype, lost, whole=True),) if lost else ()
         unjudged += (Unjudged.rounding(self.dtype, parts),) if parts else ()
-        measures = [replace(m, alone=not origins) for m in measures]
         return replace(found, measures=tuple(measures), origins=origins, unjudged=unjudged)
+
+
+def _swamped(measures: Iterable[Measure], dtype: str, rounding: Mapping[str, Error]) -> Iterator[Measure]:
+    """Mark what is computed from a tensor that rounding to a type swamps; the gradient as a whole, from any gradient."""
+    forward = backward = False
+    for m in measures:
+        gradient = m.name.startswith(GRADIENT)
+        yield replace(m, swamped=(*m.swamped, dtype)) if forward or (backward and not gradient) else m
+        swamps = m.name in rounding and not rounding[m.name].relative_rms(m.scale) <= SWAMPED
+        forward, backward = forward or (swamps and not gradient), backward or (swamps and gradient)
 
 
 def _measures(reference: Run, jax: Run, torch: Run) -> Iterator[Measure]:

@@ -22,7 +22,9 @@ float64, and the tolerance is that, times `FEW`: what is amplified points in few
 Such a tolerance may be wide.  So the whole is trusted only if each part on its own, fed what the reference was fed, is
 within the tolerances above, or within what rounding makes of that part alone, which is little, however much a whole model
 makes of it.  Where even that is more than `JUDGED`, or the type cannot hold the numbers (`LARGEST`), nothing can be said of
-the tensor, and the report says so.
+the tensor, and the report says so.  Nor can it of what is computed from a tensor that rounding changes by more than
+`SWAMPED`: functions bend over such a distance, the gradient of a norm is as large as its deviation happens to be small,
+and the next pass may be a hundred times farther off than those that were measured.
 
 G2, half precision and TF32: as G1, with weights and images rounded to the type first, for that rounding is nobody's fault.
 Sums are kept in float32 there and only what an operation takes and gives is rounded, so five units of the type are the
@@ -57,6 +59,7 @@ POWERS = {"float64": (2, 3), "float32": (2, 3), "bfloat16": (2, 3), "float16": (
 ROUNDINGS = 16  # at every operation: right twins are within 1.1 times what 8 make, of any weights that were tried
 FEW = math.exp(5 / math.sqrt(4))  # what of it a whole model may be away: amplified rounding points in few directions
 JUDGED = {"float64": 1e-6, "float32": 0.1, "bfloat16": 0.5, "float16": 0.5}  # a wider tolerance is no test of a formula
+SWAMPED = 0.1  # relRMS up to which what follows in a whole model is about linear in the roundings ahead of it
 
 
 def luck(entries: int) -> float:
@@ -200,9 +203,12 @@ class Budget:
         factor = luck(a.entries if entries is None else entries)
         near, far = sorted((a.norm, b.norm))
         low, high = sorted((a.largest, b.largest))
-        slack, slack_max = SLACK * self.bar * a.size(scale), SLACK * self.bar * max(a.reference_largest, scale)
+        size_max = max(a.reference_largest, scale)
+        slack, slack_max = SLACK * self.bar * a.size(scale), SLACK * self.bar * size_max
         if self.rounding is not None and self.amplifies(scale):
             slack, slack_max = self.rounding.norm, self.rounding.largest  # which may hit one side alone, as underflow does
+        elif self.rounding is not None and self.rounding.largest > self.bar * size_max:
+            slack_max = self.rounding.largest  # all of it in few entries, as where two scores of a softmax are nearly equal
         return far <= RATIO * factor * near + slack and high <= RATIO_MAX * factor * low + slack_max
 
     def holds(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:

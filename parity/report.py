@@ -31,6 +31,7 @@ class Measure:
     scale: the least root-mean-square that counts; see `Error.relative_rms`.
     entries: how many of the entries are independent, where that is not all of them.
     rounding: what rounding makes of it in float64, where that was measured; see `parity.amplification`.
+    swamped: the types whose rounding changes something that it is computed from by more than `SWAMPED`.
     alone: whether every part, fed the same in the coarser type, is as near to float64 in one twin as in the other.
     """
 
@@ -42,6 +43,7 @@ class Measure:
     scale: float = 0.0
     entries: int | None = None
     rounding: Error | None = None
+    swamped: tuple[str, ...] = ()
     alone: bool = False
 
     @property
@@ -56,12 +58,22 @@ class Measure:
 
     @property
     def same_function(self) -> bool:
-        """Gate G0."""
+        """Gate G0; what is computed from what float64's rounding swamps is not judged."""
+        return self.within or "float64" in self.swamped
+
+    @property
+    def within(self) -> bool:
+        """Whether the twins are within the tolerance in float64."""
         return self.difference <= FUNCTION or self.function.explained(self.rounding, FEW)
 
     @property
     def same_precision(self) -> bool:
-        """Gate G1, or G2; one parameter's gradient is not judged.
+        """Gate G1, or G2; one parameter's gradient is not judged, nor what is computed from what rounding swamps."""
+        return self.equally_precise or self.budget.dtype in self.swamped
+
+    @property
+    def equally_precise(self) -> bool:
+        """Whether both twins are as near to float64 as the coarser type allows, and as each other.
 
         Where no part is coarser in one twin than in the other, one side of the whole is nearer by luck: rounding that is
         amplified points in few directions.
@@ -75,8 +87,9 @@ class Measure:
     def lost(self) -> bool:
         """Whether rounding to the coarser type leaves too little of it to judge, in a whole model."""
         rounding = self.budget.rounding
-        judged = self.jax is not None and not self.name.startswith(GRADIENT)
-        return judged and rounding is not None and not rounding.relative_rms(self.scale) <= JUDGED[self.budget.dtype]
+        if self.jax is None or self.name.startswith(GRADIENT) or rounding is None:
+            return False
+        return not rounding.relative_rms(self.scale) <= JUDGED[self.budget.dtype] or not self.equally_precise
 
     @property
     def passed(self) -> bool:
