@@ -131,7 +131,14 @@ def main() -> None:
             found = measured(first, folder / "jax.safetensors", "jax")
             print(f"torch -> jax: {found['seconds']:.0f} s, {found['anonymous'] >> 20} MiB anonymous")
             return
-        for name, path, to in (("torch -> jax", first, "jax"), ("jax -> torch", folder / "jax.safetensors", "torch")):
+        zipped = folder / "torch.pth"
+        convert(first, zipped, "torch")
+        directions = (
+            ("torch -> jax", first, "jax"),
+            ("jax -> torch", folder / "jax.safetensors", "torch"),
+            ("torch in .pth, whose CRCs are checked -> jax", zipped, "jax"),
+        )
+        for name, path, to in directions:
             ratios, speeds, peaks = [], [], []
             for _ in range(given.runs):
                 copy = folder / "copy"
