@@ -183,7 +183,7 @@ class Budget:
     @property
     def ceiling(self) -> float:
         """How far from the reference this function may be."""
-        measured = FEW * self.rounding.relative_rms() if self.rounding and self.amplifies() else 0.0
+        measured = FEW * self.rounding.relative_rms() if self.rounding else 0.0
         return max(self.bar * max(1.0, COARSER * min(FUNCTION, self.worst) / PRECISION), measured)
 
     def amplifies(self, scale: float = 0.0) -> bool:
@@ -196,7 +196,7 @@ class Budget:
         far = max(a, b, key=lambda error: error.norm)
         if far.norm <= factor * ceiling * far.size(scale):
             return math.isfinite(far.norm)
-        return self.amplifies(scale) and far.explained(self.rounding, FEW)
+        return far.explained(self.rounding, FEW)
 
     def equally_near(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:
         """Whether neither side is much farther from the reference than the other."""
