@@ -64,7 +64,7 @@ UNLUCKY = {
 @pytest.mark.parametrize("seed", UNLUCKY, ids=UNLUCKY.values())
 def test_right_twins_pass_where_one_of_them_is_unlucky(seed: int) -> None:
     _, _, config, params, images = drawn(seed)
-    report = compare(config, params, images=images, xla_options=QUICK)
+    report = compare(config, params, images=images, backward=seed == 161, xla_options=QUICK)
     assert report.passed, report.verdict
 
 
