@@ -196,7 +196,7 @@ class Budget:
         far = max(a, b, key=lambda error: error.norm)
         if far.norm <= factor * ceiling * far.size(scale):
             return math.isfinite(far.norm)
-        return far.explained(self.rounding, FEW)
+        return self.amplifies(scale) and far.explained(self.rounding, FEW)
 
     def equally_near(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:
         """Whether neither side is much farther from the reference than the other."""

@@ -14,7 +14,7 @@ import pytest
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # On CPU, XLA writes fused loops by way of MLIR, which takes more than half of the time of a compilation.  It ends a process
-# whose XLA_FLAGS hold a name that it does not know, so versions that were not tried are not given this one.
+# whose XLA_FLAGS hold a name that it does not know, so versions that may lack this one are not given it.
 if importlib.util.find_spec("jaxlib") is not None and tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 13):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: PyTorch's threads would wait for those of the others
