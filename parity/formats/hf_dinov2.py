@@ -54,6 +54,11 @@ ASSUMED: Fields = {
 }
 
 
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return what no tensor shows: RF-DETR's backbones have these keys, and their blocks attend within windows."""
+    return {} if hf.model_type(evidence) else {"windows of attention": "none"}
+
+
 def usual(config: ViTConfig) -> str:
     """Return the table that transformers writes."""
     gated = "-gated" if config.mlp.activation == "swiglu" else ""
@@ -154,6 +159,7 @@ FORMAT = Format(
     objection=objection,
     assumed=ASSUMED,
     settings=settings(NAME, TYPES),
+    untold=untold,
     says=hf.SAYS,
     files=files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,

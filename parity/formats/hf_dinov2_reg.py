@@ -45,6 +45,7 @@ FORMAT = Format(
     objection=dinov2.objection,
     assumed={**dinov2.ASSUMED, "resampling.antialias": True},
     settings=dinov2.settings(NAME, TYPES),
+    untold=dinov2.untold,
     says=hf.SAYS | {"tokens.registers"},
     files=files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,

@@ -43,6 +43,7 @@ CLASSES = (
     "Data2VecVisionModel",
     "IJepaForImageClassification",
     "Aimv2VisionModel",
+    "RfDetrDinov2Backbone",
 )
 SEEDS = (3, 4, 8, 9, 13, 14, 45, 195, 276, 297)  # for which timm takes the arguments together
 

@@ -76,6 +76,11 @@ def _patches(model: nn.Module, pixels: Tensor) -> Tensor:
     return out.logits if hasattr(out, "logits") else out.pooler_output
 
 
+def _encoder(model: nn.Module, pixels: Tensor) -> Tensor:
+    """Return the pooled token of the encoder of an image captioner, which is a ViT's with its pooler."""
+    return model.encoder(pixels).pooler_output
+
+
 def _normed(model: nn.Module, pixels: Tensor) -> Tensor:
     """Return the class token that a backbone computes ahead of giving out feature maps."""
     hidden = model(pixels, output_hidden_states=True).hidden_states[-1]
@@ -84,6 +89,10 @@ def _normed(model: nn.Module, pixels: Tensor) -> Tensor:
 
 _TEXT = {"num_hidden_layers": 1, "vocab_size": 99, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
 _TOWERS = {"vision_config": {"num_hidden_layers": 1}, "text_config": _TEXT}
+_CAPTIONER = {
+    "encoder": {"model_type": "vit", "num_hidden_layers": 1},
+    "decoder": {"model_type": "bert", "num_hidden_layers": 1, "vocab_size": 99},  # as wide: nothing lies between them
+}
 _DECODER = {"decoder_num_hidden_layers": 1, "decoder_hidden_size": 96, "decoder_num_attention_heads": 3}
 
 
@@ -154,6 +163,10 @@ CLASSES = {
         ("MLCDVisionModel",),
         ("OwlViTVisionModel",),
         ("BlipVisionModel",),
+        ("VisionEncoderDecoderModel", _encoder, _CAPTIONER),
+        ("RfDetrDinov2Backbone", _normed, {"image_size": 168}),
+        ("Tipsv2VisionModel",),
+        ("Tipsv2VisionBackbone", _normed),
         ("PixioModel",),
         ("YolosModel",),
         ("VitDetModel",),
@@ -174,6 +187,7 @@ def others() -> Iterator[str]:
                 yield name
 
 
+_PARTS = ("vision_config", "encoder")  # where a larger model's config has its ViT's
 _DEPTHS = ("num_hidden_layers", "encoder_layers", "num_encoder_blocks", "decoder_layers")
 
 
@@ -183,8 +197,8 @@ def peer(label: str, **options: Any) -> Peer:
     name = " ".join([label, *(f"{key}={value!r}" for key, value in options.items())])
     cls = getattr(transformers, kind.name)
     chosen = {"num_labels": 7, **kind.options}
-    if "vision_config" in chosen:
-        chosen["vision_config"] = {**chosen["vision_config"], **options}
+    if part := next((name for name in _PARTS if name in chosen), ""):
+        chosen[part] = {**chosen[part], **options}
     else:
         depth = {key: 1 for key in _DEPTHS if hasattr(cls.config_class(), key)}
         chosen = {**depth, **chosen, **options}
@@ -206,8 +220,8 @@ def _computes(one: Peer) -> bool:
 
 
 def vision(model: nn.Module) -> Any:
-    """Return a model's config, of one with two towers the vision tower's."""
-    return getattr(model.config, "vision_config", model.config)
+    """Return a ViT's config, of a larger model that of its vision tower or of its encoder."""
+    return next((getattr(model.config, name) for name in _PARTS if hasattr(model.config, name)), model.config)
 
 
 def size(model: nn.Module) -> tuple[int, int]:
@@ -289,6 +303,18 @@ def _assume_activation(model: nn.Module, value: str) -> None:
                 setattr(module, place, ACT2FN[_LAYERS.get(value, "silu")])
 
 
+def _windows(model: nn.Module) -> Any:
+    count = getattr(model.config, "num_windows", 1)
+    return USUAL if count == 1 else Other(f"{count} x {count}")
+
+
+def _assume_no_windows(model: nn.Module, value: str) -> None:
+    for module in model.modules():
+        if hasattr(module, "num_windows"):
+            module.num_windows = 1
+    model.config.num_windows = 1
+
+
 def _base(model: nn.Module) -> Any:
     return float(getattr(vision(model), "rope_theta", 100.0))
 
@@ -303,6 +329,8 @@ PROPERTIES = {
     "image_size": Property(size),
     "gate of an MLP": Property(_gate, _assume_gate),
     "activation of the pooler": Property(_pooler, _assume_pooler),
+    "windows of attention": Property(_windows, _assume_no_windows),
+    "weights": Property(lambda model: USUAL),  # `run` computes what they do
 }
 
 
