@@ -72,6 +72,7 @@ NAMED = {
     "resampling.kernel",
     "resampling.antialias",
     "order of a block",
+    "norms without weights",
 }
 
 

@@ -14,6 +14,7 @@ from timm.layers.create_act import _ACT_LAYER_DEFAULT
 from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
 from timm.models import list_models, save_for_hf
 from timm.models import vision_transformer as vit
+from timm.models.qwen3_vit import Qwen3VitEncoder
 from torch import nn
 
 from tests.goldens.peers import float64, seeded  # ahead of timm: it mends torchvision
@@ -27,6 +28,7 @@ MODULES = (
     "deit",
     "beit",
     "naflexvit",
+    "qwen3_vit",
     "vision_transformer_hybrid",  # these three for their keys, which might be taken for a plain ViT's
     "vision_transformer_relpos",
     "vision_transformer_sam",
@@ -55,19 +57,27 @@ def _model(architecture: str, options: dict[str, Any], label: str) -> nn.Module:
     with float64(), uninitialised():
         model = timm.create_model(architecture, **chosen).eval()
         if "img_size" not in options and _tokens(model) > _TOKENS:
-            ph, pw = model.patch_embed.patch_size
+            ph, pw = _trunk(model).patch_embed.patch_size
             model = timm.create_model(architecture, **{**chosen, "img_size": (16 * ph, 16 * pw)}).eval()
     perturb(model, label)
     return model
 
 
+def _trunk(model: nn.Module) -> nn.Module:
+    """Return what holds the blocks: a classifier of Qwen3's tower has the tower as a part."""
+    return getattr(model, "encoder", model)
+
+
 def _tokens(model: nn.Module) -> int:
-    return getattr(getattr(model, "patch_embed", None), "num_patches", 0)
+    return getattr(getattr(_trunk(model), "patch_embed", None), "num_patches", 0)
 
 
 def size(model: nn.Module) -> tuple[int, int]:
     """Return height and width of a model's images."""
-    own = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    if isinstance(_trunk(model), Qwen3VitEncoder):  # whose images may have any size: the one of its positions
+        side = _trunk(model).pos_embed_grid_size * _trunk(model).patch_embed.patch_size[0]
+        return side, side
+    own = getattr(getattr(_trunk(model), "patch_embed", None), "img_size", None)
     return tuple(own or model.pretrained_cfg["input_size"][1:])
 
 
@@ -106,7 +116,7 @@ _POOLS = {"token": "token", "avg": "mean", "map": "attention", "": "none"}
 
 
 def _attention(model: nn.Module) -> nn.Module:
-    return model.blocks[0].attn
+    return _trunk(model).blocks[0].attn
 
 
 def _eps(model: nn.Module) -> Any:
@@ -121,9 +131,12 @@ def _assume_eps(model: nn.Module, value: float) -> None:
 
 
 def _activation(model: nn.Module) -> Any:
-    kind = type(model.blocks[0].mlp.act)
-    if type(model.blocks[0].mlp).__name__ in ("GluMlp", "SwiGLU"):
+    mlp = _trunk(model).blocks[0].mlp
+    kind = type(mlp.act)
+    if type(mlp).__name__ in ("GluMlp", "SwiGLU"):
         return "swiglu"
+    if getattr(mlp.act, "approximate", "none") == "tanh":
+        return "gelu_tanh"
     names = [name for name, layer in _ACTIVATIONS.items() if issubclass(kind, layer)]
     return names[0] if names else Other(kind.__name__)
 
@@ -135,13 +148,13 @@ def _assume_activation(model: nn.Module, value: str) -> None:
 
 
 def _gate(model: nn.Module) -> Any:
-    mlp = model.blocks[0].mlp
+    mlp = _trunk(model).blocks[0].mlp
     usual = _activation(model) != "swiglu" or (type(mlp.act) is nn.SiLU and not getattr(mlp, "gate_last", False))
     return USUAL if usual else Other(f"{type(mlp.act).__name__}, gate_last={getattr(mlp, 'gate_last', False)}")
 
 
 def _assume_gate(model: nn.Module, value: str) -> None:
-    for block in model.blocks:
+    for block in _trunk(model).blocks:
         block.mlp.act, block.mlp.gate_last = nn.SiLU(), False
 
 
@@ -179,12 +192,12 @@ def _assume_latent(model: nn.Module, value: str) -> None:
 
 
 def _rotary(model: nn.Module) -> Any:
-    rope = getattr(model, "rope", None)
+    rope = getattr(_trunk(model), "rope", None)
     return "none" if rope is None else "dinov3" if isinstance(rope, RotaryEmbeddingDinoV3) else Other(type(rope).__name__)
 
 
 def _rotation(model: nn.Module) -> Any:
-    rope = getattr(model, "rope", None)
+    rope = getattr(_trunk(model), "rope", None)
     if not isinstance(rope, RotaryEmbeddingDinoV3):
         return USUAL  # of which `_rotary` tells
     settings = (rope.rotate_half, _attention(model).rotate_half, rope.grid_offset, rope.grid_indexing)
@@ -195,6 +208,9 @@ def _rotation(model: nn.Module) -> Any:
 
 def _assume_rotary(model: nn.Module, value: str) -> None:
     model.rope_mixed, base = False, _base(model)
+    if isinstance(_trunk(model), Qwen3VitEncoder):
+        _trunk(model).rope.get_embed = lambda shape: None  # which it asks, whether or not there is a rotation
+        return
     model.rope = None
     if value == "none":
         return
@@ -205,7 +221,7 @@ def _assume_rotary(model: nn.Module, value: str) -> None:
 
 
 def _base(model: nn.Module) -> Any:
-    return float(getattr(getattr(model, "rope", None), "temperature", None) or 100.0)
+    return float(getattr(getattr(_trunk(model), "rope", None), "temperature", None) or 100.0)
 
 
 def _assume_base(model: nn.Module, value: float) -> None:
@@ -222,18 +238,34 @@ def _assume_heads(model: nn.Module, value: int) -> None:
 
 
 def _order(model: nn.Module) -> Any:
-    kind = type(model.blocks[0]).__name__
+    kind = type(_trunk(model).blocks[0]).__name__
     return USUAL if kind in ("Block", "EvaBlock") else Other(kind)
 
 
 def _assume_order(model: nn.Module, value: str) -> None:
-    for block in model.blocks:
+    for block in _trunk(model).blocks:
         block.forward = lambda x, rope=None, attn_mask=None, is_causal=False, block=block: _pre_norm(block, x, rope)
 
 
 def _pre_norm(block: nn.Module, x: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
     x = x + block.attn(block.norm1(x), **({} if rope is None else {"rope": rope}))
     return x + block.mlp(block.norm2(x))
+
+
+def _bare_norms(model: nn.Module) -> Any:
+    found = [name for name, module in model.named_modules() if _weightless(module)]
+    return Other(f"those of {', '.join(found)}") if found else USUAL
+
+
+def _weightless(module: nn.Module) -> bool:
+    return "Norm" in type(module).__name__ and getattr(module, "weight", None) is None
+
+
+def _assume_no_bare_norms(model: nn.Module, value: str) -> None:
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if _weightless(child):
+                setattr(module, name, nn.Identity())
 
 
 def _covers(model: nn.Module) -> Any:
@@ -249,6 +281,7 @@ PROPERTIES = {
     "positions.rotary_base": Property(_base, _assume_base),
     "rotation": Property(_rotation, _assume_rotary),
     "order of a block": Property(_order, _assume_order),
+    "norms without weights": Property(_bare_norms, _assume_no_bare_norms),
     "gate of an MLP": Property(_gate, _assume_gate),
     "attention pooling": Property(_latent, _assume_latent),
     "a pool that is a mean": Property(_mean, _assume_mean),
@@ -257,7 +290,7 @@ PROPERTIES = {
     "positions.covers": Property(_covers),
     "positions.kind": Property(lambda model: "none" if model.pos_embed is None else "learned"),
     "image_size": Property(size),
-    "patch_size": Property(lambda model: tuple(model.patch_embed.patch_size)),
+    "patch_size": Property(lambda model: tuple(_trunk(model).patch_embed.patch_size)),
     "in_channels": Property(lambda model: model.in_chans),
 }
 
@@ -417,6 +450,8 @@ def _one_block(architecture: str) -> dict[str, Any]:
     if found := re.search(r"(base|large|huge|giant)_patch16_sapiens2", architecture):
         # It lists heads of keys and values block by block: in the first block as many as of queries.
         return {"depth": 1, "num_kv_heads": ({"base": 12, "large": 16, "huge": 16, "giant": 24}[found[1]],)}
+    if architecture.startswith("qwen3_vit"):
+        return {"depth": 1, "pos_embed_grid_size": 16}
     return {"depth": 1}
 
 
@@ -484,6 +519,8 @@ DISTINCT = tuple(
     naflexvit_base_patch16_gap
     vit_tiny_r_s16_p8_224
     vit_relpos_small_patch16_224
+    qwen3_vit_88m
+    qwen3_vit_88m_enc
     samvit_base_patch16_224
     """.split()
 )
