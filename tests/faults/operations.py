@@ -417,6 +417,8 @@ def _left(trial: Trial, causes: Any, truth: np.ndarray) -> float:
 def _names(suspect: str, fault: Drawn) -> bool:
     """Whether a suspect names the block of a fault, or outside of the blocks what comes right after it."""
     said = suspect.removeprefix("the first layer that differs is ").split(",")[0].split(":")[0].split(" ")[0]
+    if fault.call[:2] == ("", "tensor"):  # a table of rotary positions, which attention reads, in the first block first
+        return said in ("blocks.0", "blocks.0.attn")
     if fault.layer.startswith("blocks."):
         return said.split(".")[:2] == fault.layer.split(".")[:2]
     return not said.startswith("blocks.") or (fault.layer in ("", "patch_embed", "patch_embed.proj") and said == "blocks.0")
