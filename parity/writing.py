@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -164,6 +163,8 @@ def write(
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+_FEW_FILES = 1000  # fewer may be what a write ended for
+
 FOLDER = "folder"  # of safetensors and the JSON files with which a format's own library opens it
 
 
@@ -259,10 +260,11 @@ def _room(path: Path, nbytes: int) -> Iterator[None]:
     except Exception as error:
         if not _is_full(error):
             raise
-        free = shutil.disk_usage(path.parent).free
-        raise InputError(
-            f"{path} needs {nbytes:,} bytes, and its disk has {free:,} left: make room, or write elsewhere"
-        ) from None
+        disk = os.statvfs(path.parent)
+        left = f"has {disk.f_bavail * disk.f_frsize:,} left"
+        if disk.f_files and disk.f_favail < _FEW_FILES:  # counted after what was begun is gone
+            left += f", in {disk.f_favail:,} files at most"
+        raise InputError(f"{path} needs {nbytes:,} bytes, and its disk {left}: make room, or write elsewhere") from None
 
 
 def _is_full(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -44,19 +45,25 @@ def source(tmp_path_factory):
     return path
 
 
+@contextmanager
+def mounted(disk, options):
+    """A file system of its own at a new folder, as long as the block lasts."""
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk]
+    done = shutil.which("mount") and subprocess.run(command, capture_output=True)
+    if not done or done.returncode:
+        pytest.skip("this user may not mount a small file system")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
 @pytest.fixture
 def small_disk(tmp_path, source):
     """A file system on which the source fits once, and hardly more."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    size = source.stat().st_size * 9 // 10
-    mounted = shutil.which("mount") and subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], capture_output=True
-    )
-    if not mounted or mounted.returncode:
-        pytest.skip("this user may not mount a small file system")
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
+    with mounted(tmp_path / "disk", f"size={source.stat().st_size * 9 // 10}") as disk:
+        yield disk
 
 
 @pytest.mark.parametrize("kind", TARGETS)
@@ -70,6 +77,23 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_left(source, small_disk,
     error = capfd.readouterr().err
     assert error.count("\n") == 1 and "make room" in error and ".partial" not in error
     assert os.listdir(small_disk) == []
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_disk_that_can_hold_no_more_files_is_told_in_one_line_and_nothing_is_left(source, tmp_path, kind, capfd):
+    if kind in ("pth", "dcp"):
+        pytest.importorskip("torch")
+    if kind == "orbax":
+        pytest.importorskip("orbax.checkpoint")
+    name, to, more = TARGETS[kind]
+    told = 0
+    for inodes in (1, 2, 3, 8, 40):  # the folder itself takes one
+        with mounted(tmp_path / f"{inodes}", f"size=1g,nr_inodes={inodes}") as disk:
+            status = main(["convert", str(source), f"{disk}/{name}", "--to", to, *more])
+            error = capfd.readouterr().err
+            assert status == 0 or (error.count("\n") == 1 and "files" in error and os.listdir(disk) == []), (inodes, error)
+            told += status == 2
+    assert told
 
 
 def test_what_orbax_logs_of_a_failure_is_not_shown(source, tmp_path, monkeypatch, capfd):

@@ -131,7 +131,8 @@ def create(path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str]) -> I
     the largest array in memory, compressed, for it writes each in one chunk.
 
     Raises:
-        InputError: an array without entries, which Orbax does not keep, or one that is also a folder of others.
+        InputError: an array without entries, which Orbax does not keep, or one that is also a folder of others; a disk
+            that has no room for so many files.
     """
     if empty := [key for key, slot in slots.items() if 0 in slot.shape]:
         raise InputError(f"Orbax keeps no array without entries: leave out {', '.join(empty)}, or write safetensors")
@@ -146,6 +147,7 @@ def create(path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str]) -> I
         if leaf in node:
             raise InputError(f"{key!r} would be both an array and a group: rename one of them")
         node[leaf] = key
+    _check_inodes(path, slots)
     with Scratch(path, slots) as scratch:
         yield scratch
         _save(path, nested, scratch.arrays(), notes)
@@ -288,6 +290,21 @@ def _tensorstore(path: Path) -> Any:
     except ImportError:
         raise InputError(f"{path} is an Orbax checkpoint: to read it, pip install orbax-checkpoint") from None
     return tensorstore
+
+
+def _check_inodes(path: Path, slots: Mapping[str, Slot]) -> None:
+    """Refuse a disk that cannot hold so many files.
+
+    tensorstore's threads go on for a while after one of them has failed: they print what they meet, and write into a folder
+    that is being removed.
+    """
+    # Of each array: its folder, zarr.json, c, and a folder or a file for each axis.  Then groups, and what Orbax adds.
+    groups = {"/".join(key.split("/")[: n + 1]) for key in slots for n in range(key.count("/"))}
+    needed = sum(3 + len(slot.shape) for slot in slots.values()) + len(groups) + 20
+    disk = os.statvfs(path.parent)
+    if disk.f_files and disk.f_favail < needed:  # file systems that need no inodes say 0
+        left = f"its disk has room for {disk.f_favail:,}"
+        raise InputError(f"{path} takes up to {needed:,} files and folders, {left}: delete some there, or write elsewhere")
 
 
 def _save(path: Path, tree: Any, arrays: Mapping[str, Array], notes: Mapping[str, str]) -> None:
