@@ -35,6 +35,7 @@ def compiled_quickly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
         "jax_disable_most_optimizations": True,
+        "jax_traceback_in_locations_limit": 0,  # where in Python an operation came from, which no test reads
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in wanted.items():

@@ -71,8 +71,8 @@ TABLE = """
 def untold(evidence: Evidence) -> Mapping[str, str]:
     """Return what libraries with these keys do in several ways that tensors do not show.
 
-    In timm these are the arguments block_fn, mlp_layer, pool_include_prefix and attn_pool_num_heads; and Qwen3's vision tower
-    normalises what it has pooled with a norm that has no weights.
+    In timm these are the arguments block_fn, mlp_layer, pool_include_prefix and attn_pool_num_heads; and a classifier
+    on Qwen3's vision tower normalises what it has pooled with a norm that has no weights.
     """
     found = {"order of a block": "each norm ahead of its half", "norms without weights": "none"}
     if "glu" in evidence.axes["blocks.mlp.fc1.weight"]:
