@@ -4,8 +4,10 @@ From 1.0 on, patches are normalised ahead of their projection and after it, whic
 recognised and refused.  A ViT of that library with pool="mean" averages its class token too; files do not tell, and
 the class token is what is read.
 
-Source: vit-pytorch 0.40.2 and 1.9.2 (registry), vit_pytorch/vit.py and simple_vit.py.
+Source: vit-pytorch 0.40.2 and 1.9.2 (registry), vit_pytorch/vit.py, simple_vit.py and ats_vit.py.
 """
+
+from collections.abc import Mapping
 
 from parity.formats.format import Evidence, Fields, Format
 from parity.formats.tables import ORDINARY, UNGATED, respelled
@@ -74,6 +76,11 @@ def settings(evidence: Evidence) -> Fields:
     return {name: value for name, value in _CLASSES[evidence.variant].items() if name not in known}
 
 
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return what no tensor shows: the ViT of ats_vit.py has the keys of vit.py, and samples tokens from block to block."""
+    return {"tokens that blocks leave out": "none"} if evidence.variant == "vit" else {}
+
+
 def objection(config: ViTConfig, table: str) -> str:
     """Say what of a config vit-pytorch's classes cannot be."""
     if (config.num_heads, config.head_dim) == (1, config.width):
@@ -112,4 +119,5 @@ FORMAT = Format(
     assumed={"norms.eps": 1e-5, "mlp.activation": "gelu"},
     likely=lambda evidence: {"head.pool": _CLASSES[evidence.variant]["head.pool"]},
     settings=settings,
+    untold=untold,
 )

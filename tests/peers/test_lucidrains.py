@@ -63,6 +63,18 @@ def test_vit_pytorch_loads_what_is_written_bit_for_bit(name: str, tmp_path: Path
     assert all(torch.equal(found[key], theirs[key]) for key in theirs)
 
 
+@PLAIN
+def test_that_no_block_leaves_tokens_out_is_named_for_another_vit_with_the_same_keys_does(tmp_path: Path) -> None:
+    from vit_pytorch.ats_vit import ViT as Sampling
+
+    kept = {"max_tokens_per_depth": (8, 4)}  # of 15 patches
+    sampling = Sampling(**SIZES, **kept, dim_head=6)
+    torch.save(sampling.state_dict(), tmp_path / "sampling.pth")
+    assert sampling.state_dict().keys() == model("vit").state_dict().keys()
+    found = {each.field: each.value for each in parity.load(tmp_path / "sampling.pth", given=GIVEN).assumed}
+    assert found["tokens that blocks leave out"] == "none"
+
+
 @NORMED
 @pytest.mark.parametrize("name", CASES)
 def test_norms_around_the_projection_of_patches_are_refused_with_the_reason(name: str, tmp_path: Path) -> None:
