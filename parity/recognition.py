@@ -287,7 +287,7 @@ def _match(format: Format, view: _View, beside: frozenset[str], notes: Mapping[s
     partial = [line for name, found in lines.items() if not full[name] for line in found]
     missing = [key for line in partial if any(key not in whole for key in line.there) for key in line.missing]
     rest = [key for key in arrays if key not in taken]
-    passed = _any_of(tuple(format.ignored))
+    passed = _any_of(tuple(format.passed))
     ignored = {key: arrays[key] for key in rest if passed.fullmatch(key)}
     misfits = [f"missing {key}" for key in missing] + [f"unexpected {key}" for key in rest if key not in ignored]
     there = {name: [(line.layout, arrays[line.there[0]].shape) for line in found] for name, found in full.items() if found}

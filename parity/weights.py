@@ -185,7 +185,7 @@ def check(checkpoint: Checkpoint) -> dict[str, np.dtype[Any]]:
         if len(seen) > 1:
             wrong["of a wrong dtype"].append(f"{place.key} is {' and '.join(sorted(seen))}, expected one of them")
         dtypes[name] = FLOATS[seen.pop()] if seen else FLOATS["float32"]
-    extra = [key for key in arrays if key not in expected and not any(re.fullmatch(p, key) for p in format.ignored)]
+    extra = [key for key in arrays if key not in expected and not any(re.fullmatch(p, key) for p in format.passed)]
     wrong["unexpected"] = [f"{key!r} {_facts(arrays[key])[0] or ''}".strip() for key in extra]
 
     if lists := [f"{len(keys)} {what}: {'; '.join(keys)}" for what, keys in wrong.items() if keys]:

@@ -92,6 +92,21 @@ def test_blocks_in_chunks_are_read_as_blocks(tmp_path: Path) -> None:
     assert np.array_equal(found.arrays["blocks.1.attn.qkv.weight"], state["blocks.1.attn.qkv.weight"])
 
 
+@pytest.mark.parametrize("part", ["adapter.down.weight", "mlp.c_fc.lora_A", "ln_attn.weight", "attn.head_scale"])
+def test_what_an_image_tower_alone_has_more_is_not_taken_for_the_text_tower(tmp_path: Path, part: str) -> None:
+    key = f"transformer.resblocks.0.{part}"
+    path = saved(tmp_path, {**drawn(small("clip_b32"), "openai-clip:tower"), key: np.ones(3, np.float32)})
+    with pytest.raises(InputError, match=f"unexpected {key}"):
+        parity.load(path, given={"num_heads": 2})
+
+
+@pytest.mark.parametrize("key", ["decoder_head.weight", "decoder_conv.0.weight", "decoder_embed.2.weight"])
+def test_a_decoder_that_is_not_maes_is_refused(tmp_path: Path, key: str) -> None:
+    path = saved(tmp_path, {**drawn(small("vit_b16", num_classes=0), "timm"), key: np.ones(3, np.float32)})
+    with pytest.raises(InputError, match=f"unexpected {key}"):
+        parity.load(path, given={"num_heads": 2})
+
+
 # DINOv3's constants -------------------------------------------------------------------------------------------------
 
 

@@ -84,6 +84,7 @@ class Format:
     respelled: by table, what it spells otherwise.
     aliases: regular expressions of what else stands at the beginning of keys that are read -> what the tables have there.
     ignored: regular expressions of keys that hold no parameter, each with the reason.
+    alone: the tables of files that hold parameters and nothing else, in which no key is ignored.
     refused: regular expressions of keys of models that compute something else, each with what that is.
     constants: `key | axes`, or a key alone -> the array that readers expect there, or one for each of several keys, as it
         follows from the config; None where they expect none.  `table: key | axes` where one table alone has the key.
@@ -115,6 +116,7 @@ class Format:
     respelled: Mapping[str, Spellings] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
+    alone: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Callable[[ViTConfig], Array | None]] = field(default_factory=dict)
     copies: str = ""
@@ -129,6 +131,11 @@ class Format:
     recognises: Callable[[Evidence], bool] = lambda evidence: False
     model_types: tuple[str, ...] = ()
     described_in: str = "config.json"
+
+    @property
+    def passed(self) -> Mapping[str, str]:
+        """What of `ignored` holds for the chosen table."""
+        return {} if self.variant in self.alone else self.ignored
 
     def owns(self, notes: Fields) -> bool:
         """Whether a JSON file beside weights describes a model of this format.

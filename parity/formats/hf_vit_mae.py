@@ -33,6 +33,8 @@ def files(config: ViTConfig) -> Mapping[str, Any]:
     return hf.folder(config, "bicubic", hf.config_json(config, "vit_mae", "ViTMAEModel", **more))
 
 
+DECODER = r"decoder\.(mask_token|decoder_(pos_embed|(embed|norm|pred)\.(weight|bias)|(layers|encoder\.layer)\.\d+\..*))"
+
 FORMAT = Format(
     name=NAME,
     what="encoder of ViTMAE of Hugging Face transformers",
@@ -41,7 +43,7 @@ FORMAT = Format(
     usual=hf.usual,
     spellings=hf.V4,
     respelled=hf.RESPELLED,
-    ignored={r"decoder\..*": "the decoder of pre-training"},
+    ignored={DECODER: "the decoder of pre-training"},
     always=hf_vit.ALWAYS,
     assumed={**hf_vit.ASSUMED, "pixels.mean": IMAGENET.mean, "pixels.std": IMAGENET.std},
     settings=settings,

@@ -22,6 +22,9 @@ _CLASSIFIER = """
 """
 
 
+DECODER = r"decoder_(pos_embed|(embed|norm|pred)\.(weight|bias)|blocks\.\d+\..*)"  # others have decoders of their own
+
+
 def settings(evidence: Evidence) -> Fields:
     """Return how tokens are pooled, where the arguments of the script lie beside the weights."""
     said = evidence.notes.get("args/global_pool")
@@ -48,7 +51,7 @@ FORMAT = Format(
     what="MAE's encoder, also beside its decoder or fine-tuned",
     separator=".",
     tables={"": BACKBONE + _CLASSIFIER},
-    ignored={r"mask_token": "what the decoder reads in place of a hidden patch", r"decoder_.*": "MAE's decoder"},
+    ignored={r"mask_token": "what the decoder reads in place of a hidden patch", DECODER: "MAE's decoder"},
     always={
         **ALWAYS,
         "positions.covers": "all",

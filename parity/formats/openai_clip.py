@@ -67,6 +67,7 @@ FORMAT = Format(
         r"logit_scale|logit_bias": "how images and texts are compared",
         r"input_resolution|context_length|vocab_size": "a size",
     },
+    alone=("tower",),  # whose blocks have the text tower's keys: what else is there is the image tower's
     always={
         **CLASSIC,
         "tokens.patch_bias": False,
