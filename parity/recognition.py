@@ -6,7 +6,7 @@ Wrappers are peeled, and what lies beside the weights is told and not read.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -43,14 +43,19 @@ WRAPPERS = (
 
 # What may stand beside weights, and is told and not read.  Anything else there is an error: it may be half the model.
 _BESIDE = re.compile(
-    r"(optimizer\w*|opt|state|opt_state\w*|lr_scheduler\w*|scheduler\w*|loss_scaler|scaler|amp|rng\w*|step|global_step|epoch\w*"
-    r"|iteration|args|config|hyper_parameters|callbacks|loops|batch_stats|cache"  # the state of a training run
-    r"|head\W(mlp|last_layer)|dino_\w+|ibot_\w+|center|mask_token"  # what pre-training alone needs
-    r"|txt|text\w*|t|b|logit_scale|logit_bias)(\W.*)?"  # another tower
+    r"(optimizer\w*|opt|opt_state\w*|state\W(step|param_states)|lr_scheduler\w*|scheduler\w*|loss_scaler|rng\w*|step"
+    r"|global_step|epoch\w*|iteration|args|config|hyper_parameters|callbacks|loops"  # the state of a training run
+    r"|dino_\w+|ibot_\w+|mask_token"  # what pre-training alone needs
+    r"|txt|text|text_(model|encoder|tower|projection)|logit_scale|logit_bias)(\W.*)?"  # another tower
 )
-_PARTS = re.compile(r"(predictor|decoder\w*)(\W.*)?")  # of pre-training alone too, or what a model's outputs come from
+_TEXT = re.compile(r"[tb]")  # temperature and bias of the comparison with texts, beside "img"
+_DINO = re.compile(r"head\W(mlp|last_layer)(\W.*)?")  # of pre-training alone, where there is a last layer
+# Of a training run or of pre-training too, or what a model's outputs come from: that it is not read is an assumption.
+_PARTS = re.compile(r"(predictor|decoder\w*|head\Wmlp|scaler|amp|state|batch_stats|cache|center|text\w*|[tb])(\W.*)?")
+_MOMENTS = re.compile(r"opt.*")  # keeps arrays by the names of the parameters, which are no weights
 
 _RANKS = {word: n for n, word in enumerate(WRAPPERS)}
+_LONGEST = 8  # words of the key of a patch projection, at most
 _DEEPEST, _ROOTS = 6, 16  # wrappers around one another; places in one file where a model may lie
 _MISSING = 20  # keys of one line that a message names
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
@@ -67,7 +72,7 @@ class Match:
     evidence: what the file shows of the model.
     misfits: in words, why it is not this format after all.
     wrapper: what the keys stood behind; "" for nothing.
-    others: what lies beside that could be meant as well, or as a part of the model: other weights, a predictor, a decoder.
+    others: what lies beside that could be meant as well, or as a part of the model: other weights, a predictor, a scaler.
     """
 
     format: Format
@@ -110,9 +115,13 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
             inside = {key.removeprefix(root): array for key, array in stored.items() if key.startswith(root)}
             beside = frozenset(key for key in stored if not key.startswith(root)) if root else frozenset()
             aside = {key: _aside(key, root, separator) for key in beside}
-            foreign = [f"unexpected {key}" for key, words in aside.items() if not _may_lie_beside(words, separator)]
-            others = tuple(sorted({words[0] for words in aside.values() if _may_be_meant(words, separator)}))
             wrapper = root.removesuffix(separator)
+            inert = _inert(aside.values(), wrapper, separator)
+            doubtful = {key: words for key, words in aside.items() if not inert(words)}
+            foreign = [f"unexpected {key}" for key, words in doubtful.items() if not _may_be_meant(words, separator)]
+            meant = {words[0] for words in doubtful.values() if _may_be_meant(words, separator)}
+            copies = {words[0] for words in aside.values() if _holds_weights(words, separator)}
+            others = tuple(sorted(meant | copies))
             views = {}
             for format in candidates:
                 if format.separator != separator:
@@ -190,15 +199,30 @@ def _aside(key: str, root: str, separator: str) -> list[str]:
     return words
 
 
-def _may_lie_beside(words: list[str], separator: str) -> bool:
-    """Whether words from where a key leaves the way to the weights are a wrapper's or what is known to lie there."""
-    return _BESIDE.fullmatch(separator.join(words)) is not None or _may_be_meant(words, separator)
+def _inert(beside: Iterable[list[str]], wrapper: str, separator: str) -> Callable[[list[str]], bool]:
+    """Return whether words from where a key leaves the way to the weights are of what has no part in the model.
+
+    beside: the words of all such keys.
+    wrapper: the way to the weights.
+    """
+    keys = (separator.join(words) for words in beside)
+    patterns = [_BESIDE]
+    patterns += [_TEXT] if wrapper.split(separator)[-1] == "img" else []
+    patterns += [_DINO] if any(key.startswith(f"head{separator}last_layer") for key in keys) else []
+    return lambda words: any(pattern.fullmatch(separator.join(words)) for pattern in patterns)
 
 
 def _may_be_meant(words: list[str], separator: str) -> bool:
-    """Whether such a key is of weights that could be read as well, or of what may be a part of the model."""
-    key = separator.join(words)
-    return (bool(words) and words[0] in WRAPPERS and not _BESIDE.fullmatch(key)) or _PARTS.fullmatch(key) is not None
+    """Whether such words are of weights that could be read as well, or of what may be a part of the model."""
+    return (bool(words) and words[0] in WRAPPERS) or _PARTS.fullmatch(separator.join(words)) is not None
+
+
+def _holds_weights(words: list[str], separator: str) -> bool:
+    """Whether such words end in the key of a patch projection, as those of averaged weights in a callback's state do."""
+    if _MOMENTS.fullmatch(words[0] if words else ""):
+        return False
+    anchors = _anchors(separator)
+    return any(separator.join(words[first:]) in anchors for first in range(max(0, len(words) - _LONGEST), len(words)))
 
 
 def _respelled(arrays: dict[str, Stored], aliases: Mapping[str, str]) -> dict[str, Stored]:

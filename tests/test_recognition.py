@@ -81,6 +81,30 @@ def test_what_may_be_half_of_the_model_is_never_left_beside(tmp_path, state, mor
         parity.load(saved(tmp_path, {**prefixed("encoder.", features), more: torch.ones(3)}))
 
 
+def chosen(checkpoint):
+    return [each.why for each in checkpoint.assumed if each.field == "weights"]
+
+
+@pytest.mark.parametrize(
+    "more", ["head.mlp.0.weight", "scaler.weight", "center", "state.mean", "cache.keys", "text_head.bias", "b"]
+)
+def test_what_lies_beside_and_may_be_a_part_of_the_model_is_named(tmp_path, state, more):
+    part = more.split(".")[0]
+    checkpoint = parity.load(saved(tmp_path, {**prefixed("backbone.", state), more: torch.ones(3)}))
+    assert chosen(checkpoint) == [f"not {part}, of the same file: save that alone to read it"]
+
+
+def test_what_only_pre_training_has_beside_a_backbone_is_not(tmp_path, state):
+    head = {"head.mlp.0.weight": torch.ones(3), "head.last_layer.weight_g": torch.ones(3)}
+    assert not chosen(parity.load(saved(tmp_path, {"teacher": {**prefixed("backbone.", state), **head}, "epoch": 3})))
+
+
+def test_averaged_weights_in_a_callback_are_named_and_moments_are_not(tmp_path, state):
+    run = {"optimizer_states": [prefixed("model.", state)], "callbacks": {"EMA": {"weights": prefixed("model.", state)}}}
+    checkpoint = parity.load(saved(tmp_path, {"state_dict": prefixed("model.", state), **run}))
+    assert chosen(checkpoint) == ["not callbacks, of the same file: save that alone to read it"]
+
+
 def test_a_key_too_many_and_a_key_too_few_are_named(tmp_path, state):
     damaged = {key: tensor for key, tensor in state.items() if key != "blocks.1.norm2.bias"} | {"extra": torch.ones(2)}
     with pytest.raises(InputError) as error:
