@@ -219,6 +219,22 @@ def test_a_pooler_with_another_activation_is_refused(tmp_path):
         parity.load(path)
 
 
+@pytest.mark.parametrize("name", ["hf-vit", "hf-deit"])
+@pytest.mark.parametrize("part", ["pooler", "decoder"])
+def test_a_layer_that_the_librarys_class_does_not_use_is_named(tmp_path, name, part):
+    key = f"{name.removeprefix('hf-')}.pooler.dense.weight" if part == "pooler" else "decoder.0.weight"
+    path = plain(tmp_path, CONFIGS[name], name, **{key: np.ones((12, 12), np.float32)})
+    assert part in {each.field for each in parity.load(path, given=HEADS).assumed}
+    described(tmp_path, model_type=name.removeprefix("hf-"), image_size=12, patch_size=4, num_attention_heads=3)
+    assert part not in {each.field for each in parity.load(path).assumed}  # transformers' classes leave it out
+
+
+def test_a_decoder_that_is_not_that_of_masked_pre_training_is_refused(tmp_path):
+    path = plain(tmp_path, CONFIGS["hf-vit-mae"], "hf-vit-mae", "vit.", **{"decoder.2.weight": np.ones(3, np.float32)})
+    with pytest.raises(InputError, match=r"unexpected decoder\.2\.weight"):
+        parity.load(path, given=HEADS)
+
+
 def test_a_gated_dinov3_with_another_activation_is_refused(tmp_path):
     path = plain(tmp_path, CONFIGS["hf-dinov3"].replace(mlp={"activation": "swiglu"}), "hf-dinov3")
     described(tmp_path, model_type="dinov3_vit", image_size=12, patch_size=4, use_gated_mlp=True, hidden_act="gelu")

@@ -73,6 +73,7 @@ FORMAT = Format(
     always={**hf_vit.ALWAYS, "tokens.distillation": True, "positions.covers": "all"},
     assumed={**hf_vit.ASSUMED, "pixels.mean": IMAGENET.mean, "pixels.std": IMAGENET.std},
     settings=settings,
+    untold=hf.unread,
     says=hf.SAYS,
     files=files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,

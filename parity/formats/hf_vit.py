@@ -51,9 +51,9 @@ def settings(evidence: Evidence) -> Fields:
 
 
 def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return what no tensor shows of the pooler."""
+    """Return what no tensor shows of the pooler, and of what else lies behind the model."""
     pooled = "pre_logits.weight" in evidence.axes and not hf.model_type(evidence)
-    return {"activation of the pooler": "tanh"} if pooled else {}
+    return {**({"activation of the pooler": "tanh"} if pooled else {}), **hf.unread(evidence)}
 
 
 def files(config: ViTConfig) -> Mapping[str, Any]:

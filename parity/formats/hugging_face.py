@@ -8,6 +8,7 @@ The model of a classifier stands behind a prefix; "-bare" tables are those of a 
 Sources: huggingface/transformers src/transformers/models/*/{configuration,modeling}_*.py, releases 4.57 and 5.23.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -214,6 +215,15 @@ SAYS = frozenset(
     "image_size patch_size in_channels width depth num_heads mlp_dim num_classes attention.qkv_bias mlp.activation "
     "norms.eps norms.layer_scale pixels.mean pixels.std".split()
 )
+
+
+def unread(evidence: Evidence) -> Mapping[str, str]:
+    """Return the layers behind the model that are not read, each of no effect in transformers' own classes.
+
+    People's own classes have them under the same names, and use them: no config.json says that it is one of transformers'.
+    """
+    found = {key.split(".")[-3] for key in evidence.ignored if re.search(r"\b(pooler\.dense|decoder\.0)\.\w+$", key)}
+    return {} if model_type(evidence) else dict.fromkeys(sorted(found), "of no effect on what the model puts out")
 
 
 def model_type(evidence: Evidence) -> str:

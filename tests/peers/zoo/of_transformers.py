@@ -334,6 +334,8 @@ PROPERTIES = {
     "gate of an MLP": Property(_gate, _assume_gate),
     "activation of the pooler": Property(_pooler, _assume_pooler),
     "windows of attention": Property(_windows, _assume_no_windows),
+    "pooler": Property(lambda model: USUAL),
+    "decoder": Property(lambda model: USUAL),
     "weights": Property(lambda model: USUAL),  # `run` computes what they do
 }
 
