@@ -205,11 +205,14 @@ def test_arguments_are_obeyed(folder: Path, arguments: Any, field: str, value: A
     assert parity.load(argued(folder, **arguments)).config.at(field) == value
 
 
+# What timm's train.py keeps of its arguments, but for most of those that act in training.
+TRAIN_PY = {"eval_metric": "top1", "checkpoint_hist": 10, "recovery_interval": 0, "train_interpolation": "random"}
+
+
 def test_what_timms_training_keeps_beside_weights_is_obeyed(tmp_path: Path, state: dict[str, Any]) -> None:
-    given = {
-        "model_kwargs": {"img_size": [48, 64], "act_layer": "quick_gelu", "embed_dim": 192, "depth": 1, "num_heads": 3}
-    }
-    kept = {"arch": "vit_small_patch16_224", "state_dict": state, "args": given, "epoch": 3}
+    sizes = {"img_size": [48, 64], "embed_dim": 192, "depth": 1, "num_heads": 3}
+    given = {**TRAIN_PY, "model": "vit_small_patch16_224", "model_kwargs": {"act_layer": "quick_gelu", **sizes}}
+    kept = {"arch": "vit_small_patch16_224", "state_dict": state, "args": given, "epoch": 3, "version": 2}
     torch.save(kept, tmp_path / "a.pth")
     found = parity.load(tmp_path / "a.pth")
     assert (found.config.norms.eps, found.config.mlp.activation, found.config.num_heads) == (1e-6, "quick_gelu", 3)
@@ -220,9 +223,22 @@ def test_what_timms_training_keeps_beside_weights_is_obeyed(tmp_path: Path, stat
         parity.load(tmp_path / "b.pth")
 
 
-@pytest.mark.parametrize("args", [None, {"model": "vit_base_patch16_224", "lr": 0.1}])
-def test_an_architecture_without_its_arguments_is_no_proof(tmp_path: Path, state: dict[str, Any], args: Any) -> None:
-    kept = {"arch": "vit_base_patch16_clip_224", "state_dict": state, **({"args": args} if args else {})}
+CLIP = "vit_base_patch16_clip_224"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"args": {"model": "vit_base_patch16_224", "lr": 0.1}},
+        {"args": {"arch": CLIP, "lr": 0.1}},  # of other scripts, which may have told the model more
+        {"args": {"model": CLIP, "lr": 0.1}, "version": 2},
+        {"args": {**TRAIN_PY, "model": CLIP}},
+        {"args": {**TRAIN_PY, "model": "vit_base_patch16_224"}, "version": 2},
+    ],
+)
+def test_an_architecture_without_its_arguments_is_no_proof(tmp_path: Path, state: dict[str, Any], more: Any) -> None:
+    kept = {"arch": CLIP, "state_dict": state, **more}
     torch.save(kept, tmp_path / "a.pth")
     found = parity.load(tmp_path / "a.pth", given={"image_size": CONFIG.image_size})
     assert NAMED <= {each.field for each in found.assumed}

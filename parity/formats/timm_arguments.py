@@ -23,6 +23,9 @@ from vit_spec.models import IMAGENET
 
 _RESAMPLING = ("bilinear", False), ("bicubic", True)  # of flexivit and RADIO, and of all others: kernel, antialias
 
+# Arguments that train.py has a value for, whatever is asked of it.
+_TRAIN_PY = ("model", "eval_metric", "checkpoint_hist", "recovery_interval", "train_interpolation")
+
 # Keys of config.json: what is read, and what does not change the function.
 _ROOT = frozenset("architecture num_classes num_features global_pool label_names label_descriptions labels model_args "
                   "pretrained_cfg license tags library_name".split())  # fmt: skip
@@ -42,12 +45,15 @@ def architectures() -> dict[str, tuple[str, Fields]]:
 
 
 def describes(notes: Mapping[str, Any]) -> bool:
-    """Whether notes name an architecture and its arguments: config.json does, and so do checkpoints of timm's train.py."""
+    """Whether notes name an architecture and its arguments: config.json does, and so do checkpoints of timm's train.py.
+
+    Those of other scripts may have `arch` and `args` as well, and do not tell what else went into the model.
+    """
     if config := notes.get("config.json"):
         return "architecture" in config
     name = notes.get("arch")
-    argued = any(note.startswith("args/") for note in notes) and notes.get("args/model", name) == name
-    return isinstance(name, str) and name in architectures() and argued
+    train_py = notes.get("version") == 2 and all(f"args/{argument}" in notes for argument in _TRAIN_PY)
+    return isinstance(name, str) and name in architectures() and train_py and notes.get("args/model") == name
 
 
 def told(notes: Mapping[str, Any], channels: int) -> Fields:
