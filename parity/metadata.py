@@ -154,6 +154,7 @@ def _hugging_face(notes: Mapping[str, Any], config: ViTConfig) -> Source:
             yield "task", lambda: hf_processor.task(found, config.num_classes)
     yield "preprocessing", lambda: hf_processor.preprocessing(notes)
     yield "left", lambda: hf_processor.unlike(notes)
+    yield "left", lambda: hf_processor.padded(notes)
 
 
 def _open_clip(notes: Mapping[str, Any], config: ViTConfig) -> Source:

@@ -73,6 +73,14 @@ class Preprocessing:
         margins = {min(self.resized) - part for part in self.size}
         return "all" if self.resize == "shortest" and all(m > 0 and m % 4 == 3 for m in margins) else "some"
 
+    @property
+    def pads_unevenly(self) -> bool:
+        """Whether some images gain an odd number of rows or columns when they are cut: half of it is no whole pixel."""
+        margins = [part - whole for part, whole in zip(self.size, self.resized, strict=True)]
+        if self.resize in ("squash", "border"):
+            return any(margin > 0 and margin % 2 == 1 for margin in margins)
+        return self.resize == "none" or min(self.resized) < max(self.size)
+
     def resized_to(self, height: int, width: int) -> Size:
         """Return the size that an image of this size is resized to."""
         match self.resize:

@@ -12,6 +12,7 @@ import pytest
 import parity
 from parity import drawn, metadata, surgery
 from parity.__main__ import main
+from parity.formats import timm_config
 from parity.inference import Assumption
 from parity.preprocessing import Preprocessing, central, floored, share
 from parity.weights import Checkpoint
@@ -254,6 +255,35 @@ def test_a_factor_of_its_own_goes_into_mean_and_std(folder: Any) -> None:
     np.testing.assert_allclose((x / 255 - pixels.mean[0]) / pixels.std[0], (x / 127.5 - 1) / 0.5, atol=1e-14)
 
 
+@pytest.mark.parametrize("off", [False, None, 0])
+def test_a_flag_that_is_null_or_zero_is_off(folder: Any, off: Any) -> None:
+    clip = {"image_processor_type": "CLIPImageProcessor", "size": {"height": 32, "width": 32}}
+    found = folder(processor={**clip, "do_normalize": off, "do_center_crop": off, "do_pad": off})
+    assert (found.config.pixels.mean, found.config.pixels.std) == ((0.0,), (1.0,))
+    assert found.preprocessing == Preprocessing(size=(32, 32), resize="squash", resized=(32, 32), rounding="down")
+
+
+@pytest.mark.parametrize(("size", "said"), [(31, True), (30, False), (32, False), (33, False)])
+def test_an_odd_margin_is_said_where_transformers_does_it_in_two_ways(folder: Any, size: int, said: bool) -> None:
+    found = folder(processor={**VIT, "size": size, "do_center_crop": True, "crop_size": 32})
+    assert any("padded by an odd number" in each for each in found.left) == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data", "size"),
+    [
+        ({"img_size": 32}, {"fixed_input_size": True, "input_size": [3, 224, 224]}, 32),
+        ({"img_size": [32, 32]}, {"fixed_input_size": True}, 32),
+        ({"img_size": 32}, {"fixed_input_size": False, "input_size": [3, 48, 48]}, 48),
+        ({"img_size": 32, "dynamic_img_size": True}, {"fixed_input_size": True, "input_size": [3, 48, 48]}, 48),
+    ],
+)
+def test_images_have_the_size_that_timm_gives_them(folder: Any, arguments: Any, data: Any, size: int) -> None:
+    given = timm_config.files(SQUARE)["config.json"]["model_args"] | arguments
+    found = folder("timm", model_args=given, pretrained_cfg={**data, "crop_pct": 1.0, "num_classes": 4})
+    assert (found.config.image_size, found.preprocessing) == ((32, 32), central((size, size)))
+
+
 def test_timms_own_defaults_are_known(folder: Any) -> None:
     found = folder("timm", pretrained_cfg={"input_size": [3, 32, 32]})
     assert found.preprocessing == central((32, 32), 0.875) and found.config.pixels.mean == (0.485, 0.456, 0.406)
@@ -275,6 +305,7 @@ def test_timms_own_defaults_are_known(folder: Any) -> None:
         ("hf-vit", {"preprocessing": replace(HOW, filter="bilinear_aliased")}, "has no filter bilinear_aliased"),
         ("timm", {"preprocessing": replace(HOW, filter="bilinear_aliased")}, "has no filter bilinear_aliased"),
         ("hf-vit", {"preprocessing": replace(HOW, filter="box")}, 'backend="pil"'),
+        ("hf-vit", {"preprocessing": replace(HOW, resized=(29, 54))}, "padded by an odd number of pixels"),
         ("hf-vit", {}, "1 classes have the name of another"),
         ("timm", {}, "no word for outputs that are labels"),
     ],

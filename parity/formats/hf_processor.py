@@ -59,6 +59,12 @@ _HARMLESS = frozenset(
 )
 
 
+_PADDED = (
+    "where an image is padded by an odd number of pixels, transformers puts one more at the bottom and on the right, as is "
+    'done here, and with backend="pil" at the top and on the left'
+)
+
+
 def source(notes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name of the file that describes the image processor, and what it says; {} where there is none.
 
@@ -92,13 +98,19 @@ def told(notes: Mapping[str, Any]) -> dict[str, Any]:
         kind = kind.removesuffix(ending)
     if kind not in CLASSES:
         raise InputError(f"{file} is of a {name}, known here are those of {', '.join(CLASSES)}")
-    given = {key: value for key, value in found.items() if value is not None}
+    given = _given(found)
     known = {*CLASSES["Bit"], "default_to_square"} | _HARMLESS
     if strange := [key for key, value in given.items() if key not in known and value is not False]:
         strange = [key for key in strange if key != "pad_size"]  # which `do_pad` alone makes count
         if strange:
             raise InputError(f"{file} says {strange[0]}={given[strange[0]]!r}, which is not known here")
     return {**CLASSES[kind], **given}
+
+
+def _given(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are set.  A flag that is null is off: transformers keeps it, and asks whether it is true."""
+    flags = {key: bool(value) for key, value in found.items() if key.startswith("do_")}
+    return {key: value for key, value in found.items() if value is not None} | flags
 
 
 def pixels(notes: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,12 +127,12 @@ def pixels(notes: Mapping[str, Any]) -> dict[str, Any]:
     try:
         read = told(notes)
     except InputError:  # of another class, but these fields are the same in all
-        read = {**_ALL, **{key: value for key, value in found.items() if value is not None}}
-    if read["do_normalize"] is False:
+        read = {**_ALL, **_given(found)}
+    if not read["do_normalize"]:
         read |= {"image_mean": [0.0], "image_std": [1.0]}
     if "image_mean" not in read or "image_std" not in read:
         return {}
-    factor = read["rescale_factor"] if read["do_rescale"] is not False else 1
+    factor = read["rescale_factor"] if read["do_rescale"] else 1
     if type(factor) not in (int, float) or not factor > 0:
         raise InputError(f"its {file} says rescale_factor {factor!r}: a positive number was expected")
     scale = 1.0 if factor == 1 / 255 else 255 * factor
@@ -179,6 +191,15 @@ def unlike(notes: Mapping[str, Any]) -> str:
     if "DINOv3ViT" not in str(found.get("image_processor_type")):
         return ""
     return f"{file}: its processor resizes in float32, and here pixels are rounded to 8 bits after that"
+
+
+def padded(notes: Mapping[str, Any]) -> str:
+    """Say of a processor that pads that its two backends differ; "" where it does not pad, or cannot be read."""
+    try:
+        how = preprocessing(notes)
+    except InputError:
+        return ""
+    return f"{source(notes)[0]}: {_PADDED}" if how and how.pads_unevenly else ""
 
 
 def labels(config: Mapping[str, Any]) -> Any:
@@ -244,6 +265,8 @@ def _processor(checkpoint: "Checkpoint") -> tuple[dict[str, Any], list[str]]:
     if how.rounding != "down" and how.shifted != "no":
         moved = f"{how.shifted} images move by a pixel"
         lost.append(f"transformers rounds the corner of a crop down, here half goes to even: {moved}")
+    if how.pads_unevenly:
+        lost.append(_PADDED)
     resized = dict(zip(("height", "width"), how.resized, strict=True))
     size = {"shortest_edge": min(how.resized)} if how.resize == "shortest" else resized
     kind = "Bit" if how.resize != "squash" else "DeiT" if how.crops else "ViT"

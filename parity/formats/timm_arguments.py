@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from parity.formats import timm_constructors
+from parity.formats import timm_constructors, timm_data
 from parity.formats.format import Fields
 from vit_spec import InputError, nearest
 from vit_spec.models import IMAGENET
@@ -110,7 +110,8 @@ def fields(whole: Mapping[str, Any], channels: int) -> Fields:
         raise InputError(
             f"its config.json says num_classes {data['num_classes']!r}, its model_args {classes!r}: correct one of the two"
         )
-    found = timm_constructors.fields(cls, name, {**_from_data(data), **fixed, **given})
+    taken = {**timm_data.card(whole), "num_classes": data["num_classes"]}
+    found = timm_constructors.fields(cls, name, {**_from_data(taken), **fixed, **given})
     kernel, antialias = _RESAMPLING[not re.search(r"flexivit|radio", name)]
     resampling = {"resampling.kernel": kernel, "resampling.antialias": antialias, "resampling.align_corners": False}
     return {**found, **resampling, "resampling.offset": 0.0, **_pixels(data, channels)}

@@ -21,9 +21,22 @@ SHARE = 0.875
 
 
 def card(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what config.json says of the data, wherever it stands in it."""
+    """Return what config.json says of the data, wherever it stands in it, as timm takes it.
+
+    The size of images that is an argument of the model goes before that of the data, of a model that takes no other
+    (_hub.py, _parse_model_cfg): exports of earlier versions kept the size of the weights that training began with.
+    """
     found = config.get("pretrained_cfg", config)
-    return found if isinstance(found, dict) else {}
+    found = dict(found) if isinstance(found, dict) else {}
+    given = config.get("model_args") if "pretrained_cfg" in config else None
+    given = given if isinstance(given, dict) else {}
+    if given.get("dynamic_img_size") or given.get("use_naflex"):
+        found["fixed_input_size"] = False
+    if given.get("img_size") is not None and found.get("fixed_input_size"):
+        size = given["img_size"]
+        channels = (found.get("input_size") or [3])[0]
+        found["input_size"] = [channels, *(size if isinstance(size, list) else [size, size])]
+    return found
 
 
 def labels(config: Mapping[str, Any]) -> Any:

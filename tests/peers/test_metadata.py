@@ -203,6 +203,33 @@ def test_a_processor_that_is_nested_is_read_as_the_pipeline_reads_it(place: Path
     assert same(expected, by_us(folder, photo(place, "wide")))
 
 
+def edited(source: Path, target: Path, file: str, *path: str, **fields: Any) -> Path:
+    """A copy of a folder in whose JSON file an object, which `path` leads to, has other fields."""
+    shutil.copytree(source, target)
+    whole = part = json.loads((target / file).read_text())
+    for name in path:
+        part = part[name]
+    part.update(fields)
+    (target / file).write_text(json.dumps(whole))
+    return target
+
+
+@pytest.mark.parametrize("off", [None, 0])
+def test_a_flag_that_is_not_true_is_off(place: Path, off: Any, tmp_path: Path) -> None:
+    flags = {"do_rescale": off, "do_center_crop": off, "size": {"height": 64, "width": 64}}
+    source = from_transformers(place, "CLIP")
+    folder = edited(
+        source, tmp_path / "folder", "preprocessor_config.json", **flags, image_mean=[99.0] * 3, image_std=[66.0] * 3
+    )
+    assert same(by_transformers(folder, photo(place, "wide")), by_us(folder, photo(place, "wide")))
+
+
+def test_timm_shows_images_of_the_size_that_is_an_argument_of_the_model(place: Path, tmp_path: Path) -> None:
+    source = from_timm(place, "center")
+    folder = edited(source, tmp_path / "folder", "config.json", "pretrained_cfg", input_size=[3, 48, 48])
+    assert same(by_timm(folder, photo(place, "wide")), by_us(folder, photo(place, "wide")))
+
+
 # Through conversions --------------------------------------------------------------------------------------------------
 
 # Formats and containers between the first folder and the last.
@@ -327,6 +354,22 @@ def test_what_transformers_cannot_prepare_is_said_and_true(place: Path, name: st
     assert same(expected, by_us(folder, image))  # our own notes keep it
     back, lost = converted(folder, tmp_path, "pth", "timm")
     assert not lost and same(expected, by_timm(back, image))
+
+
+@pytest.mark.parametrize("name", ["read", "written"])
+def test_an_odd_margin_is_where_torchvision_has_it_and_that_is_said(place: Path, name: str, tmp_path: Path) -> None:
+    if name == "read":
+        source = from_transformers(place, "CLIP")
+        folder = edited(source, tmp_path / "folder", "preprocessor_config.json", size={"shortest_edge": 49})
+        said: Any = parity.load(folder).left
+    else:
+        cfg = {"crop_pct": 1.3, "crop_mode": "squash"}
+        source = edited(from_timm(place, "center"), tmp_path / "timm", "config.json", "pretrained_cfg", **cfg)
+        folder, said = converted(source, tmp_path, "npz", "hf-vit")
+    assert any("padded by an odd number of pixels" in each for each in said)
+    ours, image = by_us(folder, photo(place, "wide")), photo(place, "wide")
+    near, far = (by_transformers(folder, image, backend)[1] for backend in ("torchvision", "pil"))
+    assert np.abs(near - ours[1]).max() < 3e-4 < 1e-3 < np.abs(far - ours[1]).max()  # torchvision's kernels are others
 
 
 def test_torchvision_resizes_otherwise_by_a_level_here_and_there(place: Path) -> None:
