@@ -117,11 +117,11 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
             aside = {key: _aside(key, root, separator) for key in beside}
             wrapper = root.removesuffix(separator)
             inert = _inert(aside.values(), wrapper, separator)
-            doubtful = {key: words for key, words in aside.items() if not inert(words)}
-            foreign = [f"unexpected {key}" for key, words in doubtful.items() if not _may_be_meant(words, separator)]
-            meant = {words[0] for words in doubtful.values() if _may_be_meant(words, separator)}
-            copies = {words[0] for words in aside.values() if _holds_weights(words, separator)}
-            others = tuple(sorted(meant | copies))
+            doubtful = {key: rest for key, rest in aside.items() if not inert(rest)}
+            foreign = [f"unexpected {key}" for key, rest in doubtful.items() if not _may_be_meant(rest, separator)]
+            meant = {rest for rest in doubtful.values() if _may_be_meant(rest, separator)}
+            meant |= {rest for rest in aside.values() if _holds_weights(rest, separator)}
+            others = tuple(sorted({rest.partition(separator)[0] for rest in meant}))
             views = {}
             for format in candidates:
                 if format.separator != separator:
@@ -191,38 +191,44 @@ def joined(arrays: Mapping[Words, Stored], separator: str) -> dict[str, Stored]:
     return {key.replace(".", "/"): array for key, array in flat.items()} if dotted else flat
 
 
-def _aside(key: str, root: str, separator: str) -> list[str]:
-    """Return the words of a key from where it leaves the way to the weights."""
+def _aside(key: str, root: str, separator: str) -> str:
+    """Return a key from where it leaves the way to the weights."""
     words, way = key.split(separator), root.split(separator)
     while words and way and words[0] == way[0]:
         words, way = words[1:], way[1:]
-    return words
+    return separator.join(words)
 
 
-def _inert(beside: Iterable[list[str]], wrapper: str, separator: str) -> Callable[[list[str]], bool]:
-    """Return whether words from where a key leaves the way to the weights are of what has no part in the model.
+def _inert(beside: Iterable[str], wrapper: str, separator: str) -> Callable[[str], bool]:
+    """Return whether what lies beside weights has no part in their model.
 
-    beside: the words of all such keys.
-    wrapper: the way to the weights.
+    beside: all keys from where they leave the way to the weights.
+    wrapper: that way.
     """
-    keys = (separator.join(words) for words in beside)
     patterns = [_BESIDE]
     patterns += [_TEXT] if wrapper.split(separator)[-1] == "img" else []
-    patterns += [_DINO] if any(key.startswith(f"head{separator}last_layer") for key in keys) else []
-    return lambda words: any(pattern.fullmatch(separator.join(words)) for pattern in patterns)
+    patterns += [_DINO] if any(rest.startswith(f"head{separator}last_layer") for rest in beside) else []
+    return lambda rest: any(pattern.fullmatch(rest) for pattern in patterns)
 
 
-def _may_be_meant(words: list[str], separator: str) -> bool:
-    """Whether such words are of weights that could be read as well, or of what may be a part of the model."""
-    return (bool(words) and words[0] in WRAPPERS) or _PARTS.fullmatch(separator.join(words)) is not None
+def _may_be_meant(rest: str, separator: str) -> bool:
+    """Whether such a key is of weights that could be read as well, or of what may be a part of the model."""
+    return rest.partition(separator)[0] in _RANKS or _PARTS.fullmatch(rest) is not None
 
 
-def _holds_weights(words: list[str], separator: str) -> bool:
-    """Whether such words end in the key of a patch projection, as those of averaged weights in a callback's state do."""
-    if _MOMENTS.fullmatch(words[0] if words else ""):
-        return False
+def _holds_weights(rest: str, separator: str) -> bool:
+    """Whether such a key ends in that of a patch projection, as one of averaged weights in a callback's state does."""
     anchors = _anchors(separator)
-    return any(separator.join(words[first:]) in anchors for first in range(max(0, len(words) - _LONGEST), len(words)))
+    if not rest.endswith(_endings(separator)) or _MOMENTS.fullmatch(rest):
+        return False
+    words = rest.rsplit(separator, _LONGEST)
+    return any(separator.join(words[first:]) in anchors for first in range(len(words)))
+
+
+@cache
+def _endings(separator: str) -> tuple[str, ...]:
+    """Return the last words of all patch projections."""
+    return tuple(sorted({anchor.rsplit(separator, 1)[-1] for anchor in _anchors(separator)}))
 
 
 def _respelled(arrays: dict[str, Stored], aliases: Mapping[str, str]) -> dict[str, Stored]:
