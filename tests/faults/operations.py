@@ -23,8 +23,10 @@ from parity import Checkpoint
 from parity.diagnosis import Diagnosis, diagnose, expected
 from parity.diagnosis.search import Found, Search
 from parity.diagnosis.trial import Runner, Trial
+from parity.surgery.edit import float64
+from parity.weights import parameter
 from tests.twins import perturbed
-from vit_spec import ViTConfig
+from vit_spec import ViTConfig, rows
 
 Call = tuple[str, str, int]  # the module, the function, and which call of it in this module
 Mutation = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -318,7 +320,10 @@ def judged(config: ViTConfig, seed: int, *, count: int = 8, pairs: int | None = 
     arrays = expected(seen.numpy(), answers, config, given if inner else {})
     with _searches() as kept:
         found = diagnose(checkpoint, arrays, pairs=pairs)
-    outcome = _outcome(found, kept[-1], fault, unseen.double().numpy(), truth)
+    # Of the weights that the outputs were made of: at a rounding, those of the file may fall on the other side.
+    made_of = Checkpoint(config, "torch", state)
+    right = {name: float64(parameter(made_of, name)) for name in rows(config)}
+    outcome = _outcome(found, kept[-1], fault, {"images": unseen.double().numpy(), "weights": right}, truth)
     return Judged(str(fault), precision, inner, outcome, f"{found.verdict} {found.suspect}")
 
 
@@ -388,14 +393,14 @@ def _searches() -> Iterator[list[tuple[Search, Found]]]:
         Search.run = run  # type: ignore[method-assign]
 
 
-def _outcome(found: Diagnosis, kept: tuple[Search, Found], fault: Drawn, unseen: np.ndarray, truth: np.ndarray) -> str:
+def _outcome(found: Diagnosis, kept: tuple[Search, Found], fault: Drawn, unseen: dict[str, Any], truth: np.ndarray) -> str:
     if found.discarded:
         return f"wrong: a cause could not be run, {found.discarded[0]}"
     search, result = kept
-    if found.passed:
-        return "wrong: nothing is wrong"
+    if found.passed:  # where outputs are rounded as the last thing, the answer is that they are in that type
+        return "right" if fault.what == f"rounded to torch.{found.dtype}" else "wrong: nothing is wrong"
     if result.matches:
-        best = min(_left(replace(search.whole, images=unseen), match.causes, truth) for match in result.matches)
+        best = min(_left(replace(search.whole, **unseen), match.causes, truth) for match in result.matches)
         return "right" if best <= EXPLAINED else f"wrong: {best:.1e} of the difference is left on other images"
     if "do not tell the layer" in found.suspect or "logits" == found.suspect.partition(",")[0]:
         return "unknown, layer not told"
