@@ -45,8 +45,8 @@ def archive(path, data, storages=(bytes(16),)):
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("archive/data.pkl", data)
         file.writestr("archive/byteorder", b"little")
-        for number, storage in enumerate(storages):
-            file.writestr(f"archive/data/{number}", storage)
+        for key, storage in storages.items() if isinstance(storages, dict) else enumerate(storages):
+            file.writestr(f"archive/data/{key}", storage)
     return path
 
 
@@ -122,6 +122,8 @@ def pickles():
     deep = b"\x80\x02N" + b"\x85" * (2**24 - 10) + b"."
     yield "a tuple a tuple deep, 16 million times", deep
     yield "records in records", b"\x80\x02Nq\0cargparse\nNamespace\nq\1" + b"0h\1)\x81h\0bq\0" * 10**6 + b"h\0."
+    twice = b"}(K\1" + tensor() + text(b"1") + tensor() + b"u"
+    yield "two tensors of one long key", b"\x80\2}" + text(b"k" * 2**22) + twice + b"s."
     yield "lists of lists", b"\x80\x02]q\0" + b"](h\0h\0h\0eq\0" * 60 + b"."
     yield "dictionaries of dictionaries", b"\x80\x02}q\0" + b"}(K\0h\0K\1h\0uq\0" * 60 + b"."
     yield (
@@ -355,6 +357,11 @@ def endless_directory(folder):
     data[at : at + 8] = struct.pack("<Q", 2**63)
     path.write_bytes(data)
     return path
+
+
+@hostile("pth: a member whose name is long")
+def long_member(folder):
+    return archive(folder / "a.pth", b"\x80\2" + tensor(key="k" * 60_000) + b".", {"k" * 60_000: bytes(3)})
 
 
 @hostile("npz: a compressed array in Fortran order")

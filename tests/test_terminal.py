@@ -39,6 +39,14 @@ def test_the_middle_of_a_long_text_is_left_out():
     assert text.startswith("begin") and text.endswith("end") and len(text) < 200 and "999,908 characters left out" in text
 
 
+def test_an_error_within_an_error_says_once_what_is_left_out():
+    inner = InputError("a" * 10**6)
+    outer = str(InputError(f"{'file ' * 50}: {InputError(f'{inner}: do this')}"))
+    assert len(outer) < 8100 and outer.count("left out") == 1
+    left = int(re.search(r"\(([\d,]+) characters left out\)", outer)[1].replace(",", ""))
+    assert len(re.sub(r" \.\.\. .* \.\.\. ", "", outer)) + left == len(f"{'file ' * 50}: {'a' * 10**6}: do this")
+
+
 def test_an_error_is_one_harmless_line():
     assert harmless(str(InputError(f"{EVIL} is no name"))) and "\n" not in str(InputError("a\nb"))
 

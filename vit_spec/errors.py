@@ -3,17 +3,18 @@
 import difflib
 from collections.abc import Iterable
 
-from vit_spec.printable import printable
+from vit_spec.printable import LONGEST, printable
 
 
 class InputError(ValueError):
     """What was given is wrong.  The message is one line: what, what was expected, what to do.
 
-    A message quotes names from files, so it is escaped when it is read: see `vit_spec.printable`.
+    A message quotes names from files, so it is escaped when it is read, and loses its middle where it is longer
+    than any line: see `vit_spec.printable`.
     """
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return printable(super().__str__(), longest=LONGEST)
 
 
 def nearest(name: object, names: Iterable[str]) -> str:

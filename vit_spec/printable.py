@@ -1,5 +1,6 @@
 """Text from files, made safe to print: names in files can hold escape sequences, which a terminal would obey."""
 
+import re
 import unicodedata
 
 LONGEST = 8000  # characters of a message; a longer one loses its middle
@@ -7,6 +8,8 @@ LONGEST = 8000  # characters of a message; a longer one loses its middle
 # Control characters, format characters (which reorder or hide text), halves of surrogate pairs, private and unassigned
 # characters, separators of lines and of paragraphs.
 _ESCAPED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+_LEFT_OUT = re.compile(r" \.\.\. \((\d{1,3}(?:,\d{3}){0,4}) characters left out\) \.\.\. ")  # of a message in this one
 
 
 def printable(text: str, *, keep: str = "", longest: int | None = None) -> str:
@@ -19,7 +22,10 @@ def printable(text: str, *, keep: str = "", longest: int | None = None) -> str:
         text = "".join(each if each in keep or each.isprintable() else _escaped(each) for each in text)
     if longest is not None and len(text) > longest:
         head, tail = longest * 3 // 4, longest // 4
-        text = f"{text[:head]} ... ({len(text) - head - tail:,} characters left out) ... {text[-tail:]}"
+        middle = text[head:-tail]
+        before = [(int(each[1].replace(",", "")), len(each[0])) for each in _LEFT_OUT.finditer(middle)]
+        left = len(middle) + sum(count - length for count, length in before)
+        text = f"{text[:head]} ... ({left:,} characters left out) ... {text[-tail:]}"
     return text
 
 
