@@ -405,6 +405,11 @@ def endless_array(folder):
     return _npz(folder, b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }" % 2**40)
 
 
+@hostile("npz: a text of 4 GB")
+def endless_text(folder):
+    return _npz(folder, b"{'descr': '<U999999999', 'fortran_order': False, 'shape': (), }")
+
+
 @hostile("npz: a header that is left open")
 def open_header(folder):
     return _npz(folder, b"{'descr': '<f4', 'fortran_order': False, 'shape': (")

@@ -146,7 +146,7 @@ class _Index:
         if name not in _DTYPES:
             raise InputError(f"of dtype {strict.quoted(name)}, expected one of {', '.join(_DTYPES)}")
         dtype = _DTYPES[name]
-        shape = strict.shape([token.value if token.kind == "value" else None for token in lengths], dtype)
+        shape = strict.shape([token.value if token.kind == "value" else None for token in lengths], dtype.itemsize)
         data = reader.token()
         if data != tokens.Token("bytes", Slot(shape, dtype).nbytes) or reader.at + data.value != end:
             raise InputError(f"its bytes are not those of {dtype} {shape}")
@@ -162,7 +162,7 @@ class _Index:
         parts = self._numbered("chunks", self._part)
         if flag.value is not True or not parts or len({part.dtype for part in parts}) > 1:
             raise InputError("an array that is not cut as flax cuts it")
-        shape = strict.shape(lengths, parts[0].dtype)
+        shape = strict.shape(lengths, parts[0].dtype.itemsize)
         if sum(part.size for part in parts) != Slot(shape, np.dtype(np.uint8)).nbytes:
             raise InputError(f"its parts are not those of {parts[0].dtype} {shape}")
         return _Cut(parts, shape)

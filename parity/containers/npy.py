@@ -86,7 +86,7 @@ def parse(head: bytes) -> Header:
     if not all(re.fullmatch(r"[0-9]{1,19}", word) for word in lengths):
         raise InputError("its shape holds what is no length")
     itemsize, is_text = _entry(descr)
-    shape = strict.shape([int(word) for word in lengths], np.dtype(f"V{max(itemsize, 1)}"))
+    shape = strict.shape([int(word) for word in lengths], max(itemsize, 1))
     return Header(length, descr, itemsize, is_text, fields["fortran_order"] == "True", shape)
 
 

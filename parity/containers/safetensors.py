@@ -169,7 +169,7 @@ def _entry(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, int]]
         or not all(type(place) is int and place >= 0 for place in offsets)
     ):
         raise InputError("its data_offsets are not two places")
-    return dtype, strict.shape(entry["shape"], dtype), (offsets[0], offsets[1])
+    return dtype, strict.shape(entry["shape"], dtype.itemsize), (offsets[0], offsets[1])
 
 
 CONTAINER = Container(

@@ -2,9 +2,6 @@
 
 from collections.abc import Iterable
 from math import prod
-from typing import Any
-
-import numpy as np
 
 from vit_spec import InputError
 
@@ -12,8 +9,8 @@ _DIMENSIONS = 64  # the most that numpy has
 _LISTED = 4  # names that an error spells out
 
 
-def shape(value: object, dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """Return a list of lengths as the shape of an array that numpy can hold.
+def shape(value: object, itemsize: int) -> tuple[int, ...]:
+    """Return a list of lengths as the shape of an array that numpy can hold, of entries of so many bytes.
 
     Raises:
         InputError: what is wrong; the caller names the file and the array.
@@ -22,7 +19,7 @@ def shape(value: object, dtype: np.dtype[Any]) -> tuple[int, ...]:
         raise InputError(f"its shape is not a list of at most {_DIMENSIONS} lengths")
     if not all(type(length) is int and 0 <= length < 2**63 for length in value):
         raise InputError("its shape holds what is no length")
-    if prod(length for length in value if length) * dtype.itemsize >= 2**63:  # numpy counts like this for empty ones too
+    if prod(length for length in value if length) * itemsize >= 2**63:  # numpy counts like this for empty ones too
         raise InputError("its shape is that of no array")
     return tuple(value)
 

@@ -216,7 +216,7 @@ def _shapes(listed: list[Any]) -> dict[str, tuple[int, ...]]:
     for each in listed:
         if not isinstance(each, list) or len(each) != 2 or not isinstance(each[0], str) or each[0] in found:
             raise InputError("its tensors are not different names, each with a shape")
-        found[each[0]] = strict.shape(each[1], np.dtype(np.float64))
+        found[each[0]] = strict.shape(each[1], np.dtype(np.float64).itemsize)
     return found
 
 
