@@ -324,6 +324,34 @@ def bomb_in_part(folder):
     return distributed(folder, content=archive(folder / "b", data).read_bytes())
 
 
+def _long_paths(entry, pair=False):
+    """Return a writer of a folder of 3000 entries, each under a path of one text of 4 MiB twice, or once with its name."""
+
+    def write(folder):
+        path = distributed(folder)
+        names = [b"X\4\0\0\0%04d" % number for number in range(3000)]
+        entries = b"}(" + b"".join(name + b"h\2" for name in names) + b"u"
+        paths = b"}(" + b"".join(name + b"h\1" + (name if pair else b"h\1") + b"\x86" for name in names) + b"u"
+        state = b"}(" + dumped("state_dict_metadata") + entries + dumped("storage_data") + b"}" + dumped("planner_data")
+        shared = text(b"k" * 2**22) + b"q\0010" + entry + b"q\0020"
+        (path / ".metadata").write_bytes(b"\x80\2" + shared + record("metadata.Metadata", state + paths + b"u") + b".")
+        return path
+
+    return write
+
+
+FILES["dcp: notes under long paths"] = _long_paths(record("metadata.BytesStorageMetadata", b"N"))
+FILES["dcp: tensors under long paths"] = _long_paths(
+    record(
+        "metadata.TensorStorageMetadata",
+        mapping(
+            properties=record("metadata.TensorProperties", b"(ctorch\nfloat32\nN\x89N\x89t"), size=sizes(0), chunks=b"]"
+        ),
+    ),
+    pair=True,
+)
+
+
 # Zip archives ----------------------------------------------------------------------------------------------------------
 
 

@@ -160,8 +160,8 @@ def _contents(path: Path, state: dict[str, Any], budget: Budget) -> Contents:
     arrays: dict[Words, Stored] = {}
     notes: dict[str, Any] = {}
     for name, entry in state["state_dict_metadata"].items():
-        budget.make(_CHUNK, len(_name(name)))
-        words = _words(name, (state.get("planner_data") or {}).get(name))
+        words = _words(_name(name), (state.get("planner_data") or {}).get(name))
+        budget.make(_CHUNK, len(name) + sum(map(len, words)) + len(words))
         if entry.name.endswith("BytesStorageMetadata"):
             notes["/".join(words)] = "not read"
             continue
