@@ -157,7 +157,10 @@ def _beside(path: Path) -> dict[str, Any]:
 def described(path: Path) -> dict[str, Any]:
     """Return what the file beside a file without room for its config says of it, by its fingerprint."""
     found = _json(path.with_name(f"{path.name}.{BESIDE}")) if path.is_file() else {}
-    return dict(found.get(fingerprint(path), {})) if found else {}
+    said = found.get(fingerprint(path), {}) if found else {}
+    if not isinstance(said, dict):
+        raise InputError(f"{path.name}.{BESIDE} says of {path} what is no JSON object: correct it or take it away")
+    return said
 
 
 def fingerprint(path: Path) -> str:

@@ -526,6 +526,16 @@ for _name, _data in JSONS.items():
     FILES[f"safetensors header: {_name}"] = lambda folder, data=_data: safetensors(folder / "a.safetensors", data)
 
 
+@hostile("parity.json: a number for what it says of the file")
+def beside_number(folder):
+    from parity.files import fingerprint
+
+    path = folder / "a.msgpack"
+    path.write_bytes(b"\x81\xa1a\xc0")
+    (folder / "a.msgpack.parity.json").write_text(json.dumps({fingerprint(path): 1}))
+    return path
+
+
 @hostile("safetensors: a long shape")
 def long_shape(folder):
     shape = b"1," * 8_000_000 + b"1"
