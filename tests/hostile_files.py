@@ -704,6 +704,45 @@ def loop(folder):
     return path
 
 
+@hostile("orbax: a FIFO behind a link to a folder")
+def linked_fifo(folder):
+    path = _fifo_for(".zarray")(folder)
+    (path / "params" / "w").rename(path / "elsewhere")
+    (path / "params" / "w").symlink_to("../elsewhere")
+    return path
+
+
+def _of_holes(name):
+    def write(folder):
+        path = orbax(folder)
+        os.truncate(path / "params" / "w" / name, 2**40)
+        return path
+
+    return write
+
+
+FILES["orbax: a chunk of holes"] = _of_holes("0")
+FILES["orbax: a .zarray of holes"] = _of_holes(".zarray")
+
+
+@hostile("orbax: a .zarray of 8 MiB")
+def long_zarray(folder):
+    return orbax(folder, zarray=b" " * 2**23)
+
+
+@hostile("orbax: a chunk of blosc that says it is 2 GiB")
+def blosc_chunk(folder):
+    packer = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}
+    chunk = bytes([2, 1, 0x21, 4]) + struct.pack("<III", 2**31 - 17, 2**20, 80) + bytes(64)
+    return orbax(folder, compressor=packer, chunk=chunk)
+
+
+@hostile("orbax: entries of 1 GB")
+def large_entries(folder):
+    described = {"chunks": [2], "compressor": None, "dtype": "|S1000000000", "fill_value": None, "filters": None}
+    return orbax(folder, zarray=json.dumps({**described, "order": "C", "shape": [2], "zarr_format": 2}).encode())
+
+
 # msgpack ---------------------------------------------------------------------------------------------------------------
 
 

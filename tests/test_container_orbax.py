@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from parity.containers.container import Slot
 from parity.containers.orbax import CONTAINER
+from tests.hostile_files import orbax
 from vit_spec import InputError
 
 v0 = pytest.importorskip("orbax.checkpoint")
@@ -109,6 +110,27 @@ def test_any_piece_of_an_array_is_read(written):
     for first in range(13):
         for last in range(first, 13):
             assert stored.read(first, last).tolist() == whole[first:last].tolist()
+
+
+def test_a_folder_whose_name_is_another_in_a_url_is_read(written, tmp_path):
+    path = shutil.copytree(written, tmp_path / "a%2fb |c?d")
+    assert contents_of(path) == {path: array.tobytes() for path, array in ARRAYS.items()}
+
+
+BLOSC = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}
+
+
+def test_chunks_of_blosc_are_read(tmp_path):
+    import tensorstore as ts
+
+    path = orbax(tmp_path, compressor=BLOSC)
+    place = {"driver": "file", "path": f"{path / 'params' / 'w'}/"}
+    ts.open({"driver": "zarr", "kvstore": place}, open=True).result().write(np.array([1, 2], np.float32)).result()
+    assert contents_of(path) == {("w",): np.array([1, 2], np.float32).tobytes()}
+
+
+def test_a_chunk_that_is_longer_than_its_array_is_refused_before_it_is_read(tmp_path):
+    assert "a chunk of more than 65,545 bytes, of 8 unpacked" in refusal(orbax(tmp_path, chunk=bytes(2**17)))
 
 
 def test_every_layout_is_recognised(written):

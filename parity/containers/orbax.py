@@ -4,8 +4,11 @@ The tree is in `_METADATA`, as JSON; an array's name is its keys joined with dot
 https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html.
 """
 
+import errno
+import json
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,7 +45,7 @@ def open_(path: Path, budget: Budget | None = None) -> Contents:
     """
     ts, budget = _tensorstore(path), budget or Budget()
     folder = _item(path)
-    stored = _check_files(folder, budget)
+    stored, longest = _check_files(folder, budget)
     tree, custom = _json(folder / _TREE), _custom(folder)
     try:
         leaves = [_leaf(leaf, budget) for leaf in tree["tree_metadata"].values()]
@@ -55,10 +58,10 @@ def open_(path: Path, budget: Budget | None = None) -> Contents:
     notes = {**custom, **{"/".join(words): text for words, text in _texts(folder, texts).items()}}
 
     arrays: dict[Words, Stored] = {}
-    _check_described(ts, folder, specs)
+    blosc = {words: _check_described(ts, folder, words, spec) for words, spec in specs.items()}
     pending = {words: ts.open(spec, open=True, read=True) for words, spec in specs.items()}  # all at once
     for words, future in pending.items():
-        arrays[words] = _opened(folder, words, specs[words], future, stored, budget)
+        arrays[words] = _opened(folder, words, specs[words], future, stored, budget, longest, blosc[words])
     largest = max((array.chunk for array in arrays.values() if isinstance(array, _Zarr)), default=0)
     context = ts.Context({"cache_pool": {"total_bytes_limit": largest + _CACHE}})
     for array in arrays.values():
@@ -73,19 +76,47 @@ def open_(path: Path, budget: Budget | None = None) -> Contents:
     return Contents("orbax", arrays, notes)
 
 
-def _check_files(folder: Path, budget: Budget) -> int:
-    """Return the bytes of all files in a folder; refuse anything else in it: to open a pipe is to wait for its writer."""
-    total, todo = 0, [folder]
+def _check_files(folder: Path, budget: Budget) -> tuple[int, int]:
+    """Return the bytes that all files in a folder take on disk, and those of the longest file.
+
+    Anything else in it is refused: to open a pipe is to wait for its writer, also where a link to a folder leads to it.
+    So is a file of holes, which take no room on disk, and memory when it is read.
+    """
+    total, longest, todo = 0, 0, [folder]
     while todo:
         for entry in os.scandir(todo.pop()):
             budget.make()
             if entry.is_dir(follow_symlinks=False):
                 todo.append(Path(entry.path))
             elif entry.is_file():  # a link to one is a file too: hub caches are made of links
-                total += entry.stat().st_size
-            elif not entry.is_dir():
-                raise InputError(f"{entry.path} is no file and no folder: do not trust this checkpoint, or write it again")
-    return total
+                size = entry.stat().st_size
+                stored = _on_disk(entry.path, size)
+                if size > _LARGEST + _DENSE * stored:
+                    what = f"{size:,} bytes, of which {stored:,} are on disk"
+                    raise InputError(f"{entry.path} is {what}: do not trust this checkpoint, or write it again")
+                if entry.name == _MANIFEST and size > _JSON:
+                    raise InputError(f"{entry.path} is {size:,} bytes, at most {_JSON:,} are read: write it again")
+                total, longest = total + stored, max(longest, size)
+            else:
+                what = "a link to a folder" if entry.is_dir() else "no file and no folder"
+                raise InputError(f"{entry.path} is {what}: do not trust this checkpoint, or write it again")
+    return total, longest
+
+
+def _on_disk(path: str, size: int) -> int:
+    """Return how many bytes of a file are in no hole."""
+    if size <= _SMALL:
+        return size
+    found = at = 0
+    try:
+        with open(path, "rb", buffering=0) as file:
+            for _ in range(_EXTENTS):
+                start = file.seek(at, os.SEEK_DATA)
+                at = file.seek(start, os.SEEK_HOLE)
+                found += at - start
+    except OSError as error:
+        return found if error.errno == errno.ENXIO else size  # ENXIO: no more data; others: a system without holes
+    return found
 
 
 def _custom(folder: Path) -> dict[str, Any]:
@@ -109,18 +140,49 @@ def _leaf(leaf: dict[str, Any], budget: Budget) -> tuple[Words, str]:
     return words, str(leaf["value_metadata"]["value_type"])
 
 
-def _check_described(ts: Any, folder: Path, specs: Mapping[Words, dict[str, Any]]) -> None:
-    """Hold the description of each array to the limits of JSON before tensorstore parses it, which has none."""
-    for words, spec in specs.items():
-        name = f"{folder}: {'/'.join(words)}"
-        try:
-            text = ts.KvStore.open(spec["kvstore"]).result().read(_DESCRIPTION[spec["driver"]]).result().value
-        except Exception as error:  # tensorstore has one kind of error for damage, and several for its absence
-            raise InputError(f"{name} cannot be opened ({_line(error)}): it is incomplete, so write it again") from None
-        try:
-            bounded_json.parse_object(text)
-        except InputError as error:
-            raise InputError(f"{name} is described by what is no description ({error}): write it again") from None
+def _check_described(ts: Any, folder: Path, words: Words, spec: dict[str, Any]) -> bool:
+    """Hold the description of an array to the limits of JSON before tensorstore parses it, which has none.
+
+    Return whether its chunks are packed with blosc.
+    """
+    name, key = f"{folder}: {'/'.join(words)}", _DESCRIPTION[spec["driver"]]
+    try:
+        store = ts.KvStore.open(spec["kvstore"]).result()
+        longer = _is_longer(store, key, bounded_json.BYTES)
+        text = b"" if longer else store.read(key).result().value
+    except Exception as error:  # tensorstore has one kind of error for damage, and several for its absence
+        raise InputError(f"{name} cannot be opened ({_line(error)}): it is incomplete, so write it again") from None
+    try:
+        if longer:
+            raise InputError(f"more than {bounded_json.BYTES:,} bytes")
+        return _is_blosc(bounded_json.parse_object(text))
+    except InputError as error:
+        raise InputError(f"{name} is described by what is no description ({error}): write it again") from None
+
+
+def _is_blosc(described: dict[str, Any]) -> bool:
+    """Return whether chunks begin with blosc's own header, in which stands how much memory it takes to unpack them.
+
+    Raises:
+        InputError: they have one that something else is around, so that it cannot be read ahead.
+    """
+    codecs = described.get("codecs", [described.get("compressor")])  # of zarr 3, and of zarr 2
+    last = codecs[-1] if isinstance(codecs, list) and codecs else None
+    outermost = last.get("id", last.get("name")) if isinstance(last, dict) else last
+    inside = [codecs[:-1], last.get("configuration") if isinstance(last, dict) else None] if last else []
+    if '"blosc"' in json.dumps(inside):
+        raise InputError("blosc within another codec")
+    return bool(outermost == "blosc")
+
+
+def _is_longer(store: Any, key: str | bytes, length: int) -> bool:
+    """Return whether a value of a store has more bytes, without reading it."""
+    try:
+        return bool(store.read(key, byte_range=slice(length, length + 1)).result().value)
+    except ValueError as error:
+        if "OUT_OF_RANGE" in str(error):
+            return False
+        raise
 
 
 @contextmanager
@@ -173,7 +235,13 @@ _DEPTH = 64  # of the tree
 _LEAF = 64  # objects of the budget that an array counts as: tensorstore makes a store of it
 _PIECE = 16  # and a chunk that may be missing: it is looked for
 _PLACE = 16  # bytes that a shard says of a chunk in it
-_LARGEST, _DENSE = 1 << 28, 64  # bytes of a chunk, and times of the bytes that the folder has on disk
+_LARGEST, _DENSE = 1 << 28, 64  # bytes of a chunk or a file, and times of the bytes that are on disk
+_SMALL = 1 << 20  # bytes of a file whose holes are not looked for
+_EXTENTS = 1 << 16  # that are looked for in one
+_MANIFEST = "manifest.ocdbt"  # which is read whole
+_SLACK = 1 << 16  # bytes that a chunk may be longer packed than it is, besides an eighth of it
+_CHUNK = re.compile(rb"c|(c[/.])?\d+([/.]\d+)*")  # what a chunk of an array is called
+_HEADER = 16  # bytes of a chunk of blosc ahead of what is packed; the second four of them are its bytes unpacked
 
 
 class _Zarr(Stored):
@@ -181,18 +249,40 @@ class _Zarr(Stored):
 
     context: Any = None  # where chunks are kept that were read, so that one read in pieces is unpacked once
 
-    def __init__(self, name: str, spec: dict[str, Any], store: Any) -> None:
-        self.name, self.spec = name, spec
+    def __init__(self, name: str, spec: dict[str, Any], store: Any, longest: int, blosc: bool) -> None:
+        """Take in an opened store.
+
+        longest: bytes of the longest file that it may lie in.
+        blosc: whether its chunks are packed so.
+        """
+        self.name, self.spec, self._blosc = name, spec, blosc
         self.shape, self.dtype = tuple(store.shape), np.dtype(store.dtype.numpy_dtype)
+        if not self.dtype.itemsize or self.dtype.hasobject:
+            raise ValueError(f"its entries are {store.dtype.name}, no numbers")
         self.chunk = prod(store.chunk_layout.read_chunk.shape or ()) * self.dtype.itemsize
         shard = prod(store.chunk_layout.write_chunk.shape or ()) * self.dtype.itemsize
         self.index = _PLACE * (shard // max(self.chunk, 1)) if shard > self.chunk else 0  # bytes, of each shard
+        self._whole = max(shard, self.chunk)
+        most = self._whole + self._whole // 8 + self.index + _SLACK
+        self._most = None if longest <= most else most  # bytes of a stored chunk; None: none has more
 
     @cached_property
     def _store(self) -> Any:
         import tensorstore as ts
 
+        self._check_chunks(ts.KvStore.open(self.spec["kvstore"]).result())
         return ts.open(self.spec, open=True, read=True, context=self.context).result()
+
+    def _check_chunks(self, store: Any) -> None:
+        """Refuse chunks that are longer than what they hold, or unpack to more: tensorstore makes room for all of it."""
+        keys = store.list().result() if self._blosc or self._most is not None else []
+        for key in filter(_CHUNK.fullmatch, keys):
+            if self._most is not None and _is_longer(store, key, self._most):
+                raise ValueError(f"a chunk of more than {self._most:,} bytes, of {self._whole:,} unpacked")
+            if self._blosc and _is_longer(store, key, _HEADER):
+                head = store.read(key, byte_range=slice(0, _HEADER)).result().value
+                if int.from_bytes(head[4:8], "little") > self._whole:
+                    raise ValueError(f"a chunk that unpacks to more than {self._whole:,} bytes")
 
     def read(self, first: int, last: int) -> Array:
         if first == last:
@@ -208,11 +298,13 @@ class _Zarr(Stored):
         return entries
 
 
-def _opened(folder: Path, words: Words, spec: dict[str, Any], future: Any, stored: int, budget: Budget) -> _Zarr:
-    """Return an array, held to the bytes that are stored of all."""
+def _opened(
+    folder: Path, words: Words, spec: dict[str, Any], future: Any, stored: int, budget: Budget, longest: int, blosc: bool
+) -> _Zarr:
+    """Return an array, held to the bytes that are stored of all; `longest` and `blosc` as of `_Zarr`."""
     name = f"{folder}: {'/'.join(words)}"
     try:
-        array = _Zarr(name, spec, future.result())
+        array = _Zarr(name, spec, future.result(), longest, blosc)
     except Exception as error:  # as above
         raise InputError(f"{name} cannot be opened ({_line(error)}): it is incomplete, so write it again") from None
     if array.chunk > min(max(array.nbytes, 1), _LARGEST + _DENSE * stored) or array.nbytes > 1 << 62:
@@ -228,7 +320,8 @@ def _spec(folder: Path, words: Words, tree: dict[str, Any]) -> dict[str, Any]:
     """Return where tensorstore finds an array, and that a missing piece is an error rather than zeros."""
     name, base = ".".join(words), folder.absolute()
     if tree.get("use_ocdbt", True):
-        place: dict[str, Any] = {"driver": "ocdbt", "base": f"file://{base}/", "path": f"{name}/"}
+        below = {"driver": "file", "path": f"{base}/"}  # no URL, in which some names are others
+        place: dict[str, Any] = {"driver": "ocdbt", "base": below, "path": f"{name}/"}
     else:
         if any(part in ("", ".", "..") for part in name.split("/")):
             raise InputError(f"{folder / _TREE} names the array {name!r}, which may lie outside: do not trust it")
