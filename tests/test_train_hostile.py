@@ -142,6 +142,39 @@ def test_a_name_of_gigabytes_in_a_tar_file_is_refused(tmp_path):
     assert "a header of 68,719,476,736 bytes" in refusal(f"tar:{tmp_path / 'a.tar'}")
 
 
+def sized(info, size):
+    """Return a header that says a size as GNU's tar does of large ones, in which it can be negative."""
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = b"\xff" + (size % 256**11).to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def test_a_size_in_a_tar_file_that_leads_back_is_refused(tmp_path):
+    (tmp_path / "a.tar").write_bytes(member("0.png", b"") + sized(tarfile.TarInfo("x"), -512) + bytes(1024))
+    assert "a file of -512 bytes" in refusal(f"tar:{tmp_path / 'a.tar'}")
+    about = tarfile.TarInfo("x")
+    about.pax_headers = {"size": "-1536"}
+    (tmp_path / "a.tar").write_bytes(about.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+    assert "a file of -1,536 bytes" in refusal(f"tar:{tmp_path / 'a.tar'}")
+
+
+def test_files_with_holes_in_a_tar_file_are_refused(tmp_path):
+    info = tarfile.TarInfo("0.png")
+    info.type = tarfile.GNUTYPE_SPARSE
+    header = bytearray(sized(info, 512))
+    header[482] = 1  # the map goes on in further blocks, each of which says that
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    (tmp_path / "a.tar").write_bytes(bytes(header) + (bytes(504) + b"\1" + bytes(7)) * 100)
+    assert "holes" in refusal(f"tar:{tmp_path / 'a.tar'}")
+    info = tarfile.TarInfo("0.png")
+    info.size, info.pax_headers = 10, {"GNU.sparse.map": "0,10", "GNU.sparse.size": "10"}
+    (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.PAX_FORMAT) + bytes(2048))
+    assert "holes" in refusal(f"tar:{tmp_path / 'a.tar'}")
+
+
 @pytest.mark.parametrize("pattern", ["{0..99999999}.tar", "{0..1048575}{0..1048575}.tar"])
 def test_a_pattern_of_very_many_shards_is_refused(tmp_path, pattern):
     refusal(f"tar:{tmp_path}/{pattern}")

@@ -36,6 +36,7 @@ _FILES = 1 << 16  # shards that a pattern may name
 _HEADER = 1 << 16  # bytes of a header about a header, such as a long name
 _GLOBAL = 1 << 8  # fields that are said of all files; git writes one
 _ABOUT = {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
+_HOLES = "a file with holes: pack it without --sparse"
 _TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
@@ -171,13 +172,20 @@ def _index(path: Path, without: list[str]) -> Iterator[tuple[str, tuple[int, int
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header; one about another header, which is read at once, is held to a length."""
+    """A member's header; one about another header, which is read at once, is held to a length.
+
+    A negative size would lead back to what was read before.  A member with holes does not lie in one place.
+    """
 
     @classmethod
     def frombuf(cls, *arguments: Any) -> "_Header":
         found = super().frombuf(*arguments)
         if found.type in _ABOUT and found.size > _HEADER:
             raise InputError(f"a header of {found.size:,} bytes about another")
+        if found.size < 0:
+            raise InputError(f"a file of {found.size:,} bytes")
+        if found.type == tarfile.GNUTYPE_SPARSE:  # whose map may be as long as the archive
+            raise InputError(_HOLES)
         return found
 
 
@@ -199,6 +207,10 @@ def _listed(path: Path) -> list[_File]:
                 archive.members.clear()  # type: ignore[attr-defined]  # which would keep them all
                 if len(archive.pax_headers) > _GLOBAL:  # of which each header that follows gets a copy
                     raise InputError(f"{len(archive.pax_headers):,} fields of all its files")
+                if member.size < 0:  # as a header about this one says
+                    raise InputError(f"a file of {member.size:,} bytes")
+                if member.issparse():
+                    raise InputError(_HOLES)
                 if member.islnk() or member.issym():
                     links += [member.name] if member.name.lower().endswith((*SUFFIXES, *_LABELS)) else []
                 elif member.isreg():
