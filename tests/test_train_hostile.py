@@ -106,6 +106,56 @@ def test_an_array_in_an_npz_file_that_decompresses_without_end_is_refused(tmp_pa
     assert "no images" in refusal(f"npz:{tmp_path / 'a.npz'}")
 
 
+def test_an_npz_file_of_more_labels_than_bytes_is_refused(tmp_path):
+    labels, images = io.BytesIO(), io.BytesIO()
+    np.save(labels, np.zeros(2**24, np.uint8))
+    np.lib.format.write_array_header_1_0(images, {"descr": "|u1", "fortran_order": False, "shape": (2**24, 1, 1)})
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        file.writestr("train_images.npy", images.getvalue())
+        file.writestr("train_labels.npy", labels.getvalue())
+    assert "16,777,216 train_labels in" in refusal(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_an_npz_file_that_is_compressed_in_another_way_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_BZIP2) as file:  # of which 4 kB can become gigabytes
+        for name, array in {"train_images": np.zeros((2, 4, 4), np.uint8), "train_labels": np.arange(2)}.items():
+            with file.open(f"{name}.npy", "w") as member:
+                np.save(member, array)
+    assert "in a way that numpy does not write" in refusal(f"npz:{tmp_path / 'a.npz'}")
+
+
+@pytest.mark.parametrize("shape", [(1,) * 65, (0, 2**32 - 1, 2**32 - 1)])
+def test_images_of_idx_in_a_shape_that_no_array_has_are_refused(tmp_path, shape):
+    head = b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(head + bytes(shape[0]))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 2) + b"\0\1")
+    assert "is no idx file" in refusal(f"idx:{tmp_path}")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_pipe_for_images_of_idx_is_not_waited_for(tmp_path, suffix):
+    os.mkfifo(tmp_path / f"train-images-idx3-ubyte{suffix}")
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 2) + b"\0\1")
+    assert f"ubyte{suffix} is no file" in refusal(f"idx:{tmp_path}")
+
+
+def test_folders_in_folders_without_end_are_refused(tmp_path):
+    os.makedirs(tmp_path / "a" / "/".join(["b"] * 110))
+    for kind in ("folder", "tar", "parquet"):
+        assert "100 folders deep" in refusal(f"{kind}:{tmp_path}")
+
+
+def test_links_to_folders_of_links_are_not_gone_in_all_ways(tmp_path):
+    for i in range(30):
+        (tmp_path / "others" / str(i)).mkdir(parents=True)
+        for name in "ab":
+            (tmp_path / "others" / str(i) / name).symlink_to(f"../{i + 1}")
+    (tmp_path / "others" / "30").mkdir()
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "class").symlink_to("../others/0")
+    assert "as another link does" in refusal(f"folder:{tmp_path / 'set'}")
+
+
 def test_a_pipe_among_images_is_not_waited_for(tmp_path):
     for name in "ab":
         (tmp_path / "train" / name).mkdir(parents=True)
@@ -187,6 +237,15 @@ def pickled(text):
 
 def integer(value):
     return pickle.dumps(value, 2)[2:-1]
+
+
+def test_labels_of_cifar_of_more_than_64_bits_are_refused(tmp_path):
+    array = RECONSTRUCT + b")R(K\1" + integer((1, 3072)) + b"cnumpy\ndtype\nX\2\0\0\0u1K\0K\1\x87R\x89"
+    data = b"X\4\0\0\0data" + array + b"B" + struct.pack("<I", 3072) + bytes(3072) + b"tb"
+    labels = b"X\x0b\0\0\0fine_labels]" + integer(2**70) + b"a"
+    for file in ("train", "test"):
+        (tmp_path / file).write_bytes(b"\x80\3}(" + data + labels + b"u.")
+    assert "no whole numbers" in refusal(f"cifar:{tmp_path}")
 
 
 RECONSTRUCT = b"cnumpy.core.multiarray\n_reconstruct\n"

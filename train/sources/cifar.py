@@ -109,7 +109,7 @@ def _batch(file: Path, labels: str | int) -> tuple[NDArray[np.uint8], NDArray[np
     pixels, answers = _pixels(batch.get("data"), file), batch.get(labels)
     if pixels is None or pixels.shape[1:] != (_BYTES,) or not isinstance(answers, list) or len(answers) != len(pixels):
         raise InputError(f"{file} has no data (N, {_BYTES}) with {labels} for each: expected CIFAR's own file")
-    if not all(isinstance(answer, int) for answer in answers):
+    if not all(isinstance(answer, int) and abs(answer) < 1 << 63 for answer in answers):
         raise InputError(f"{file} has {labels} that are no whole numbers: expected CIFAR's own file")
     return pixels, np.array(answers, np.int64)
 

@@ -19,6 +19,9 @@ _REMEDIES = {
 _DAMAGE = (None, errno.EINVAL)  # EINVAL: what the file holds points to where no file reaches
 
 
+_DEEPEST = 100  # folders in one another
+
+
 class Unavailable(InputError):
     """A file that the system does not give.  It may be whole, so that nobody may leave it out as a damaged one."""
 
@@ -32,38 +35,56 @@ def unless_damaged(error: BaseException, name: object) -> None:
     raise Unavailable(f"{name} {reason}: {remedy}") from None
 
 
-def below(
-    folder: str, suffixes: tuple[str, ...], others: list[str] | None = None, links: tuple[str, ...] = ()
-) -> Iterator[str]:
+def below(folder: str, suffixes: tuple[str, ...], others: list[str] | None = None) -> Iterator[str]:
     """Yield the paths of files below a folder, relative to it and sorted, without asking for each file's kind.
 
-    Names that begin with a dot are ignored.  Links to folders are followed.
+    Names that begin with a dot are ignored.  Links to folders are followed, to each folder once: links to folders of links
+    could lead to the same files in more ways than can be gone.
 
     suffixes: what the names end in, in any case.
     others: takes the paths of files that end in none of these.
-    links: where the links lie that were followed to come here.
 
     Raises:
-        InputError: a link that leads back to a folder above it.
+        InputError: a link that leads back to a folder above it, or to where another one led; or folders too deep.
     """
+    yield from _below(folder, suffixes, others, (), set(), 0)
+
+
+def _below(
+    folder: str, suffixes: tuple[str, ...], others: list[str] | None, links: tuple[str, ...], led: set[str], depth: int
+) -> Iterator[str]:
+    """Yield what `below` does.
+
+    links: where the links lie that were followed to come here.
+    led: takes where links lead.
+    depth: folders between here and where it began.
+    """
+    if depth > _DEEPEST:
+        raise InputError(f"{folder} lies more than {_DEEPEST} folders deep: move it up")
     with os.scandir(folder) as entries:
         found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
     for entry in found:
         if entry.name.lower().endswith(suffixes):
             yield entry.name
         elif entry.is_dir():
-            followed = (*links, _ahead(entry.path, links)) if entry.is_symlink() else links
-            for name in below(entry.path, suffixes, others, followed):
+            followed = (*links, _ahead(entry.path, links, led)) if entry.is_symlink() else links
+            for name in _below(entry.path, suffixes, others, followed, led, depth + 1):
                 yield f"{entry.name}/{name}"
         elif others is not None:
             others.append(entry.path)
 
 
-def _ahead(link: str, links: tuple[str, ...]) -> str:
-    """Return the folder that a link lies in; refuse a link from which one would come to it, or to those before, again."""
+def _ahead(link: str, links: tuple[str, ...], led: set[str]) -> str:
+    """Return the folder that a link lies in; refuse a link from which one would come to it, or to those before, again.
+
+    led: where other links led, to which this one is added.
+    """
     here, there = os.path.realpath(os.path.dirname(link)), os.path.realpath(link)
     if any(os.path.commonpath([before, there]) == there for before in (*links, here)):
         raise InputError(f"{link} leads back to {there}, which it lies in: remove the link")
+    if there in led:
+        raise InputError(f"{link} leads to {there}, as another link does: remove one of them")
+    led.add(there)
     return here
 
 

@@ -13,6 +13,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -86,6 +87,8 @@ def _images(file: Path, swapped: bool) -> NDArray[np.uint8]:
 
 
 def _array(file: Path) -> NDArray[np.uint8]:
+    if not file.is_file():  # of a pipe one would wait for the writer
+        raise InputError(f"{file} is no file: fetch it again")
     try:
         if file.suffix == ".gz":
             with gzip.open(file) as packed:
@@ -104,6 +107,7 @@ def _array(file: Path) -> NDArray[np.uint8]:
     dimensions = start[3] if len(start) == 4 and start[:3] == b"\0\0\x08" else 0
     end = 4 + 4 * dimensions
     shape = np.frombuffer(bytes(data[4:end]), ">u4") if dimensions and len(data) >= end else None
-    if shape is None or len(data) - end != np.prod(shape, dtype=np.float64):
-        raise InputError(f"{file} is no idx file of uint8, or is cut short: fetch it again")
-    return data[end:].reshape(tuple(map(int, shape)))
+    if shape is not None and len(data) - end == np.prod(shape, dtype=np.float64):
+        with suppress(ValueError):  # of a shape that no array has: too many dimensions, or 2**64 entries times none
+            return data[end:].reshape(tuple(map(int, shape)))
+    raise InputError(f"{file} is no idx file of uint8, or is cut short: fetch it again")

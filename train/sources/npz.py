@@ -31,6 +31,7 @@ from vit_spec import InputError
 
 _LAYOUTS = ("{}_images", "{}_labels"), ("x_{}", "y_{}")
 _SMALL, _DENSE = 1 << 28, 64  # bytes that any array may become, and times its compressed size besides
+_METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 # What zipfile and numpy raise of damaged files; numpy parses headers as Python.
 _DAMAGED_ZIP = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _DAMAGED_HEADER = (tokenize.TokenError, SyntaxError, MemoryError)
@@ -100,6 +101,9 @@ def _part(path: Path, images: str, labels: str) -> Examples:
 
 
 def _answers(path: Path, name: str) -> Answers:
+    count, size = math.prod(_header(path, name).shape), path.stat().st_size
+    if count > size:
+        raise InputError(f"{path} has {count:,} {name} in {size:,} bytes, which no images fit into: fetch it again")
     with _opened(path) as file:
         labels = _whole(path, file, name)
     if labels.dtype.kind not in "biu" or labels.ndim not in (1, 2) or not labels.shape[-1]:
@@ -153,6 +157,8 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a file of arrays; what zipfile and numpy say of a damaged one becomes one line."""
     try:
         with zipfile.ZipFile(path) as file:
+            if any(info.compress_type not in _METHODS for info in file.infolist()):  # others zipfile unpacks without limit
+                raise InputError(f"{path} is compressed in a way that numpy does not write: save it with numpy.savez")
             yield file
     except InputError:
         raise
