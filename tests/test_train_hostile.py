@@ -8,6 +8,7 @@ import struct
 import tarfile
 import tracemalloc
 import zipfile
+import zlib
 from contextlib import contextmanager
 
 import numpy as np
@@ -317,6 +318,52 @@ def test_a_jpeg_of_very_many_scans_is_refused(tmp_path):
     with refused() as error:
         read_image(tmp_path / "a.jpg")
     assert "100 scans" in str(error.value) and read_image(tmp_path / "video.jpg").size == (64, 64)
+
+
+def tiff(tags, order="<", big=False):
+    """Return a TIFF without anything but tags, each (number, type, count, value)."""
+    head = {"<": b"II", ">": b"MM"}[order] + struct.pack(
+        f"{order}HHHQ" if big else f"{order}HI", *((43, 8, 0, 16) if big else (42, 8))
+    )
+    entry, count = (f"{order}HHQQ", f"{order}Q") if big else (f"{order}HHII", f"{order}H")
+    return head + struct.pack(count, len(tags)) + b"".join(struct.pack(entry, *tag) for tag in tags) + bytes(8)
+
+
+@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("tag", [273, 324])
+def test_a_tiff_of_very_many_strips_or_tiles_is_refused(tmp_path, tag, order, big):
+    size = [(256, 4, 1, 1), (257, 4, 1, 10**6), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]
+    (tmp_path / "a.tif").write_bytes(tiff([*size, (tag, 4, 10**6, 0)], order, big) + bytes(4 * 10**6))
+    with refused() as error:
+        read_image(tmp_path / "a.tif")
+    assert "65,536 strips" in str(error.value)
+
+
+def test_a_small_tiff_in_a_large_tile_is_refused(tmp_path):
+    size = [(256, 4, 1, 16), (257, 4, 1, 16), (258, 3, 1, 8), (259, 3, 1, 8), (262, 3, 1, 1), (277, 3, 1, 1)]
+    packed = zlib.compress(bytes(10_000 * 10_000))
+    tile = [(322, 4, 1, 10_000), (323, 4, 1, 10_000), (324, 4, 1, 200), (325, 4, 1, len(packed))]
+    (tmp_path / "a.tif").write_bytes(tiff([*size, *tile]).ljust(200, b"\0") + packed)
+    with refused() as error:
+        read_image(tmp_path / "a.tif")
+    assert "pixels" in str(error.value)
+
+
+def test_a_tiff_in_many_strips_is_read(tmp_path):
+    Image.new("L", (4, 4000), 7).save(tmp_path / "a.tif", tiffinfo={278: 1})
+    assert read_image(tmp_path / "a.tif").size == (4, 4000)
+
+
+def test_a_jpeg_with_exif_in_very_many_parts_is_refused(tmp_path):
+    file = io.BytesIO()
+    Image.new("L", (8, 8)).save(file, "JPEG")
+    part = b"\xff\xe1" + struct.pack(">H", 60_008) + b"Exif\0\0" + bytes(60_000)
+    for count in (16, 17):
+        (tmp_path / f"{count}.jpg").write_bytes(file.getvalue()[:2] + part * count + file.getvalue()[2:])
+    with refused() as error:
+        read_image(tmp_path / "17.jpg")
+    assert "more than 16 parts" in str(error.value) and read_image(tmp_path / "16.jpg").size == (8, 8)
 
 
 def test_a_pipe_for_an_image_is_not_waited_for(tmp_path):
