@@ -4,6 +4,7 @@ Exit codes: 0 the claim holds, 1 it does not, 2 bad input.
 """
 
 import argparse
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from typing import Any, NoReturn
 from parity.commands import checks, files
 from parity.terminal import complain
 from vit_spec import InputError, nearest
+
+# What PyTorch and JAX say, with errors of no type that both have.
+_NO_ROOM = re.compile("allocate memory|out of memory|RESOURCE_EXHAUSTED")
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (InputError, OSError) as error:
         complain(error)
         return 2
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _NO_ROOM.search(str(error)):
+            raise
         complain("this takes more memory than there is: give a smaller file, or use a machine with more")
         return 2
     except KeyboardInterrupt:

@@ -337,6 +337,7 @@ ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "another array": ({"more": np.zeros(3)}, "none of a golden file's"),
     "negative distances": ({"records.0": np.full((2, 2, TENSORS), -1.0)}, "negative distances"),
     "a record of nothing": ({"records.0": np.full((2, 2, TENSORS), np.nan)}, "none of the logits"),
+    "gradients of zeros": ({"sizes": np.zeros(TENSORS)}, "gradients are all zero"),
     "a header that is no JSON": ({"header": np.frombuffer(b"{", np.uint8)}, "not JSON"),
 }
 

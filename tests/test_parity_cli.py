@@ -92,6 +92,24 @@ def test_formats_lists_each_with_an_example(capsys):
     assert "blocks.{block}.attn.qkv.weight | (qkv head dim) width" in out
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 512000000 bytes."),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes."),
+    ],
+)
+def test_too_little_memory_is_told_in_a_line(monkeypatch, error, capsys):
+    def fails(_):
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "formats", fails)
+    assert main(["formats"]) == 2
+    assert capsys.readouterr().err.startswith("error: this takes more memory than there is")
+
+
 def test_models_lists_each_with_its_size(capsys):
     code, out, _ = run(capsys, "models")
     assert code == 0 and [line.split()[0] for line in out.splitlines()[1:]] == vit_spec.names()

@@ -153,6 +153,8 @@ class Golden:
         sizes = _numbers(arrays, "sizes", (len(kept),))
         if not np.isfinite(reference).all() or not np.isfinite(sizes).all() or not (sizes >= 0).all():
             raise InputError("its reference holds NaN, infinities or negative sizes")
+        if not any(size for name, size in zip(shapes, sizes.tolist(), strict=True) if name.startswith(GRADIENT)):
+            raise InputError("its gradients are all zero")
         parts = np.split(reference, np.cumsum(kept)[:-1])
         facts = zip(shapes.items(), sizes.tolist(), parts, strict=True)
         tensors = tuple(Tensor(name, shape, size, part) for (name, shape), size, part in facts)
