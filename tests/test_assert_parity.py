@@ -384,6 +384,13 @@ SPOILT: dict[str, Any] = {
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:100]),
     "empty": lambda path: path.write_bytes(b""),
     "of something else": lambda path: np.savez(path, header=np.array("{}")),
+    "of a list for an environment": lambda path: tampered(path, lambda header, _: header.update(environment=[])),
+    "of text for a distance": lambda path: tampered(
+        path, lambda header, _: header.update(distances={"torch": {"output": "x"}})
+    ),
+    "of a number beyond all": lambda path: tampered(
+        path, lambda header, _: header.update(distances={"torch": {"output": 10**400}})
+    ),
 }
 
 

@@ -79,6 +79,12 @@ def _outputs(report: Report, run: str) -> dict[str, Array]:
     return {name: tensor for name, tensor in report.runs[run].items() if name != "loss" and not name.startswith(GRADIENT)}
 
 
+def _are_distances(found: Any) -> bool:
+    """Whether a value of JSON is a number by name by framework."""
+    sides = list(found.values()) if isinstance(found, dict) else [None]
+    return all(isinstance(side, dict) and all(isinstance(each, float) for each in side.values()) for side in sides)
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     try:
         contents = containers.open(path)
@@ -86,6 +92,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
         header = bounded_json.parse_object(contents.notes["header"], longest=_HEADER)
         if not {"digest", "environment", "distances"} <= header.keys():
             raise KeyError("header")
+        if not isinstance(header["environment"], dict) or not _are_distances(header["distances"]):
+            raise InputError("its environment or its distances are none")
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"{path} is no golden file that can be read ({error}): record it again with --parity-record"
