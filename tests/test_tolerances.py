@@ -21,6 +21,7 @@ from parity.measures import FEW, FUNCTION, LEAST, ROUNDINGS, TRAJECTORY, UNIT, B
 from parity.report import Report
 from parity.runs import Subject, TorchTwin
 from parity.training import trajectories
+from parity.training.trajectories import AT_MOST, DISTURBED
 from parity.weights import held
 from tests.extreme_weights import CONFIGS, KINDS, drawn, extreme
 from tests.faults import FAULTS, planted
@@ -66,6 +67,14 @@ def test_right_twins_pass_where_one_of_them_is_unlucky(seed: int) -> None:
     _, _, config, params, images = drawn(seed)
     report = compare(config, params, images=images, backward=seed == 161, xla_options=QUICK)
     assert report.passed, report.verdict
+
+
+@pytest.mark.parametrize("seed", [330, 380])
+def test_right_twins_pass_whose_training_goes_far_in_few_disturbed_runs(seed: int) -> None:
+    _, _, config, params, images = drawn(seed)
+    found = trajectories(config, params, images=images, steps=5)
+    assert found.passed, found.verdict
+    assert DISTURBED < len(found.disturbed) <= AT_MOST and f"in {len(found.disturbed)} runs" in str(found)
 
 
 ON = {

@@ -32,6 +32,7 @@ from vit_spec import InputError, ViTConfig
 STEPS = 50
 BATCHES, BATCH_SIZE = 4, 2  # what is trained on, over and over, where no images are given
 DISTURBED = 3  # runs from a start of one rounding away
+AT_MOST = 24  # of them, where the twins part further than the first ones explain: in few a sign turns, and these go far
 CLIP = 0.8  # of the first gradient's norm, so that clipping acts at first, and later does not
 EPS = 1e-4  # of that gradient's root-mean-square: where it is zero but for rounding (a key's bias), Adam would enlarge that
 PARTS = {"params": "weights", "mean": "first moment", "square": "second moment"}  # of a `State`, as they are called
@@ -175,6 +176,8 @@ class Trajectories:
     @property
     def _in_float32(self) -> str:
         others = ", ".join(f"{distance:.1e}" for distance in self.disturbed)
+        if len(self.disturbed) > DISTURBED:
+            others = f"up to {self.noise:.1e} in {len(self.disturbed)} runs"
         return (
             f"  float32  updates part by {self.apart:.1e}; PyTorch from itself, one rounding away, by {others} "
             f"(bar {NOISE:.0f} times the largest)"
@@ -221,13 +224,17 @@ def trajectories(
     if not found.same_function:
         return found
     (jax, jax_end), (torch, torch_end) = (_run(walk(narrow), steps) for walk in walks)
-    again = ((start, _run(walks[1](start), steps)[1]) for start in _disturbed(narrow, seed))
-    return replace(
+    found = replace(
         found,
         losses=found.losses | _finite({"jax float32": jax, "torch float32": torch}),
         apart=_apart(jax_end, torch_end, narrow),
-        disturbed=tuple(_apart(end, torch_end, narrow, start) for start, end in again),
     )
+    for count, start in enumerate(_disturbed(narrow, seed, AT_MOST)):
+        if count >= DISTURBED and found.same_noise:
+            break
+        _, end = _run(walks[1](start), steps)
+        found = replace(found, disturbed=(*found.disturbed, _apart(end, torch_end, narrow, start)))
+    return found
 
 
 def _explained(
@@ -242,7 +249,7 @@ def _explained(
     """Widen what may part to what PyTorch parts from itself in float64, where its start is moved by one rounding."""
     partings: dict[tuple[str, str], float] = {}
     loss = 0.0
-    for moved in _disturbed(start, seed):
+    for moved in _disturbed(start, seed, DISTURBED):
         others, other = _run(walk(moved), found.steps)
         other["params"] = other["params"] - moved + start
         for parting in _partings(segments, other, end, start):
@@ -294,10 +301,10 @@ def _apart(a: dict[str, Array], b: dict[str, Array], start: Array, start_of_a: A
     return Error.of(a["params"] - start_of_a, b["params"] - start).relative_rms()
 
 
-def _disturbed(start: Array, seed: int) -> Iterator[Array]:
-    """Every weight moved by one unit in the last place of its type, up or down."""
+def _disturbed(start: Array, seed: int, count: int) -> Iterator[Array]:
+    """Every weight moved by one unit in the last place of its type, up or down; so many times."""
     rng = np.random.default_rng([seed, 2])
-    for _ in range(DISTURBED):
+    for _ in range(count):
         yield np.nextafter(start, rng.choice(np.array([-inf, inf], start.dtype), start.shape))
 
 
