@@ -19,6 +19,8 @@ to be nearly zero.
 Amplified rounding.  The tolerances above are those of a function that amplifies rounding as ordinary weights do.  Where a
 tensor is outside of them, `parity.amplification` measures what `ROUNDINGS` roundings at every operation make of it in
 float64, and the tolerance is that, times `FEW`: what is amplified points in few directions, as if it had four entries.
+One side may be farther than the other by what those roundings make, for few entries are rounded well by luck: of a softmax
+over hundreds of rows one row may be undecided, and one side may have just that row right.
 Such a tolerance may be wide.  So the whole is trusted only if each part on its own, fed what the reference was fed, is
 within the tolerances above, or within what rounding makes of that part alone, which is little, however much a whole model
 makes of it.  Where even that is more than `JUDGED`, or the type cannot hold the numbers (`LARGEST`), nothing can be said of
@@ -205,10 +207,8 @@ class Budget:
         low, high = sorted((a.largest, b.largest))
         size_max = max(a.reference_largest, scale)
         slack, slack_max = SLACK * self.bar * a.size(scale), SLACK * self.bar * size_max
-        if self.rounding is not None and self.amplifies(scale):
-            slack, slack_max = self.rounding.norm, self.rounding.largest  # which may hit one side alone, as underflow does
-        elif self.rounding is not None and self.rounding.largest > self.bar * size_max:
-            slack_max = self.rounding.largest  # all of it in few entries, as where two scores of a softmax are nearly equal
+        if self.rounding is not None:  # and it may hit one side alone: underflow, or the one pair of scores nearly equal
+            slack, slack_max = max(slack, self.rounding.norm), max(slack_max, self.rounding.largest)
         return far <= RATIO * factor * near + slack and high <= RATIO_MAX * factor * low + slack_max
 
     def holds(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:

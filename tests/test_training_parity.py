@@ -21,6 +21,7 @@ import vit_torch
 import vit_torch.optimizer
 from parity.measures import TRAJECTORY
 from parity.training import Trajectories, trajectories
+from parity.training.trajectories import AT_MOST, _disturbed
 from tests.twins import perturbed, pictures, small
 from vit_spec import InputError, ViTConfig
 
@@ -205,6 +206,20 @@ def test_a_coarse_twin_fails_the_gate_of_float32_alone(monkeypatch: pytest.Monke
     report = found(steps=10)
     assert (report.same_function, report.same_noise) == (True, False)
     assert "in float32" in report.verdict
+
+
+def test_more_runs_show_the_noise_where_few_do_not_explain_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts that are not moved show no noise."""
+
+    def unmoved_at_first(start: Any, seed: int, count: int) -> Any:
+        yield from [start] * 5
+        yield from _disturbed(start, seed, count - 5)
+
+    monkeypatch.setitem(trajectories.__globals__, "_disturbed", unmoved_at_first)
+    report = found()
+    assert report.passed, report
+    assert report.disturbed[:5] == (0.0,) * 5 and 5 < len(report.disturbed) <= AT_MOST
+    assert f"in {len(report.disturbed)} runs" in str(report)
 
 
 def test_facts_are_json_that_holds_every_parameter() -> None:
