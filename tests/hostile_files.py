@@ -683,18 +683,28 @@ def zarr_shard(folder):
     return path
 
 
-def _fifo_for(name):
+def _orbax_in_which(harm, name):
     def write(folder):
         path = orbax(folder)
-        (path / "params" / "w" / name).unlink()
-        os.mkfifo(path / "params" / "w" / name)
+        harm(path / "params" / "w" / name)
         return path
 
     return write
 
 
-FILES["orbax: a FIFO for a chunk"] = _fifo_for("0")
-FILES["orbax: a FIFO for .zarray"] = _fifo_for(".zarray")
+def _become_a_fifo(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
+def _become_a_hole(file):
+    os.truncate(file, 2**40)
+
+
+FILES["orbax: a FIFO for a chunk"] = _orbax_in_which(_become_a_fifo, "0")
+FILES["orbax: a FIFO for .zarray"] = _orbax_in_which(_become_a_fifo, ".zarray")
+FILES["orbax: a chunk of holes"] = _orbax_in_which(_become_a_hole, "0")
+FILES["orbax: a .zarray of holes"] = _orbax_in_which(_become_a_hole, ".zarray")
 
 
 @hostile("orbax: a folder in itself")
@@ -706,23 +716,10 @@ def loop(folder):
 
 @hostile("orbax: a FIFO behind a link to a folder")
 def linked_fifo(folder):
-    path = _fifo_for(".zarray")(folder)
+    path = FILES["orbax: a FIFO for .zarray"](folder)
     (path / "params" / "w").rename(path / "elsewhere")
     (path / "params" / "w").symlink_to("../elsewhere")
     return path
-
-
-def _of_holes(name):
-    def write(folder):
-        path = orbax(folder)
-        os.truncate(path / "params" / "w" / name, 2**40)
-        return path
-
-    return write
-
-
-FILES["orbax: a chunk of holes"] = _of_holes("0")
-FILES["orbax: a .zarray of holes"] = _of_holes(".zarray")
 
 
 @hostile("orbax: a .zarray of 8 MiB")

@@ -59,6 +59,14 @@ def mounted(disk, options):
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
+@pytest.fixture(params=TARGETS)
+def target(request):
+    """A file's name, its format, and options; of those whose library is installed."""
+    if needed := {"pth": "torch", "dcp": "torch", "orbax": "orbax.checkpoint"}.get(request.param):
+        pytest.importorskip(needed)
+    return TARGETS[request.param]
+
+
 @pytest.fixture
 def small_disk(tmp_path, source):
     """A file system on which the source fits once, and hardly more."""
@@ -66,26 +74,16 @@ def small_disk(tmp_path, source):
         yield disk
 
 
-@pytest.mark.parametrize("kind", TARGETS)
-def test_a_full_disk_is_told_in_one_line_and_nothing_is_left(source, small_disk, kind, capfd):
-    if kind in ("pth", "dcp"):
-        pytest.importorskip("torch")
-    if kind == "orbax":
-        pytest.importorskip("orbax.checkpoint")
-    name, to, more = TARGETS[kind]
+def test_a_full_disk_is_told_in_one_line_and_nothing_is_left(source, small_disk, target, capfd):
+    name, to, more = target
     assert main(["convert", str(source), f"{small_disk}/{name}", "--to", to, *more]) == 2
     error = capfd.readouterr().err
     assert error.count("\n") == 1 and "make room" in error and ".partial" not in error
     assert os.listdir(small_disk) == []
 
 
-@pytest.mark.parametrize("kind", TARGETS)
-def test_a_disk_that_can_hold_no_more_files_is_told_in_one_line_and_nothing_is_left(source, tmp_path, kind, capfd):
-    if kind in ("pth", "dcp"):
-        pytest.importorskip("torch")
-    if kind == "orbax":
-        pytest.importorskip("orbax.checkpoint")
-    name, to, more = TARGETS[kind]
+def test_a_disk_that_can_hold_no_more_files_is_told_in_one_line_and_nothing_is_left(source, tmp_path, target, capfd):
+    name, to, more = target
     told = 0
     for inodes in (1, 2, 3, 8, 40):  # the folder itself takes one
         with mounted(tmp_path / f"{inodes}", f"size=1g,nr_inodes={inodes}") as disk:

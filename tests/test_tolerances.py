@@ -3,6 +3,7 @@
 `python -m benchmarks.tolerances` draws 200 pairs, and plants every mistake; here are a few of each.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ pytest.importorskip("optax")
 torch = pytest.importorskip("torch")
 
 import parity.training.steps
+import vit_torch
 from parity.against import compare_files
 from parity.amplification import amplified
 from parity.comparison import compare
@@ -95,43 +97,39 @@ def test_a_planted_mistake_is_found_on_extreme_weights(name: str) -> None:
     assert named(fault, report), report.verdict
 
 
-def test_a_wrong_gradient_cannot_hide_behind_amplified_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole model would excuse 1e-8 of a gradient here; the part on its own does not."""
-    import vit_torch
+def altered(monkeypatch: pytest.MonkeyPatch, alter: Callable[[Any], None]) -> None:
+    """Let every object twin be altered as soon as it is made."""
 
-    right = vit_torch.ViT
-    params = jax.tree.map(lambda array: array * np.float32(100), perturbed(SMALL))
-
-    class Wrong(right):  # type: ignore[misc, valid-type]
+    class Altered(vit_torch.ViT):
         def __init__(self, config: Any, execution: Any = None) -> None:
             super().__init__(config, execution)
-            if execution.attention == "fused":
-                self.blocks[0].mlp.fc2.register_full_backward_hook(lambda module, into, out: (into[0] * (1 + 1e-9),))
+            alter(self)
 
-    monkeypatch.setattr(vit_torch, "ViT", Wrong)
-    report = checked(SMALL, params, level="function")
+    monkeypatch.setattr(vit_torch, "ViT", Altered)
+
+
+def test_a_wrong_gradient_cannot_hide_behind_amplified_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole model would excuse 1e-8 of a gradient here; the part on its own does not."""
+
+    def wrong(model: Any) -> None:
+        if model.execution.attention == "fused":
+            model.blocks[0].mlp.fc2.register_full_backward_hook(lambda module, into, out: (into[0] * (1 + 1e-9),))
+
+    altered(monkeypatch, wrong)
+    report = checked(SMALL, jax.tree.map(lambda array: array * np.float32(100), perturbed(SMALL)), level="function")
     assert not report.passed
     assert str(report.part).startswith("blocks.0.mlp")
 
 
 def test_a_part_that_one_twin_computes_a_little_more_coarsely_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """2.5e-6 is within the bar of float32, but the other twin is ten times as near, and rounding makes less of the part."""
-    import vit_torch
 
-    right = vit_torch.ViT
-    params = jax.tree.map(lambda array: array * np.float32(30), perturbed(SMALL))
-
-    class Coarse(right):  # type: ignore[misc, valid-type]
-        def __init__(self, config: Any, execution: Any = None) -> None:
-            super().__init__(config, execution)
-            self.blocks[0].mlp.fc2.register_forward_hook(coarsened)
-
-    def coarsened(module: Any, into: Any, out: Any) -> Any:
+    def coarser(module: Any, into: Any, out: Any) -> Any:
         noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
         return out * (1 + 2.5e-6 * noise) if out.dtype is torch.float32 else out
 
-    monkeypatch.setattr(vit_torch, "ViT", Coarse)
-    report = checked(SMALL, params, backward=False)
+    altered(monkeypatch, lambda model: model.blocks[0].mlp.fc2.register_forward_hook(coarser))
+    report = checked(SMALL, jax.tree.map(lambda array: array * np.float32(30), perturbed(SMALL)), backward=False)
     assert not report.passed
     assert str(report.part) == "blocks.0.mlp.fc2" and "torch is the coarser" in report.verdict
 
