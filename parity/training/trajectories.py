@@ -32,7 +32,7 @@ from vit_spec import InputError, ViTConfig
 STEPS = 50
 BATCHES, BATCH_SIZE = 4, 2  # what is trained on, over and over, where no images are given
 DISTURBED = 3  # runs from a start of one rounding away
-AT_MOST = 24  # of them, where the twins part further than the first ones explain: in few a sign turns, and these go far
+AT_MOST = 24  # such runs, where the twins part further than the first: the sign of a gradient turns in few, which go far
 CLIP = 0.8  # of the first gradient's norm, so that clipping acts at first, and later does not
 EPS = 1e-4  # of that gradient's root-mean-square: where it is zero but for rounding (a key's bias), Adam would enlarge that
 PARTS = {"params": "weights", "mean": "first moment", "square": "second moment"}  # of a `State`, as they are called
