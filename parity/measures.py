@@ -19,8 +19,9 @@ to be nearly zero.
 Amplified rounding.  The tolerances above are those of a function that amplifies rounding as ordinary weights do.  Where a
 tensor is outside of them, `parity.amplification` measures what `ROUNDINGS` roundings at every operation make of it in
 float64, and the tolerance is that, times `FEW`: what is amplified points in few directions, as if it had four entries.
-One side may be farther than the other by what those roundings make, for few entries are rounded well by luck: of a softmax
-over hundreds of rows one row may be undecided, and one side may have just that row right.
+How few is measured too, by the cosine between two such disturbances, whose mean square over errors that point in n
+independent directions is 1 / n.  Luck goes with these rather than with entries: of a softmax over hundreds of rows one row
+may be undecided, and one side may have just that row right.
 Such a tolerance may be wide.  So the whole is trusted only if each part on its own, fed what the reference was fed, is
 within the tolerances above, or within what rounding makes of that part alone, which is little, however much a whole model
 makes of it.  Where even that is more than `JUDGED`, or the type cannot hold the numbers (`LARGEST`), nothing can be said of
@@ -64,7 +65,7 @@ JUDGED = {"float64": 1e-6, "float32": 0.1, "bfloat16": 0.5, "float16": 0.5}  # a
 SWAMPED = 0.1  # relRMS up to which what follows in a whole model is about linear in the roundings ahead of it
 
 
-def luck(entries: int) -> float:
+def luck(entries: float) -> float:
     """Return the factor by which the ratio of two root-mean-squares over so many entries may be off by chance."""
     return math.exp(5 / math.sqrt(max(entries, 1)))
 
@@ -78,6 +79,7 @@ class Error:
     own_norm, product: the norm of the tensor, and its inner product with the reference.
     reference_norm, reference_largest: of the reference.
     tolerance: the smallest t with which |a - b| <= t + t |b| holds for every entry, as numpy's assert_allclose takes it.
+    directions: how many independent directions the error points in, where that was measured.
 
     Norms rather than sums of squares: the square of a gradient of 1e-170, or of an output of 1e170, is no float64.
     """
@@ -91,6 +93,7 @@ class Error:
     reference_norm: float = 0.0
     reference_largest: float = 0.0
     tolerance: float = 0.0
+    directions: float = math.inf
 
     @classmethod
     def of(cls, a: Any, reference: Any) -> Self:
@@ -130,6 +133,13 @@ class Error:
             max(self.reference_largest, other.reference_largest),
             max(self.tolerance, other.tolerance),
         )
+
+    def cosine_with(self, other: "Error", between: "Error") -> float:
+        """The cosine between this error and another from the same reference; `between`: the one from the other."""
+        a, b, c = self.norm, other.norm, between.norm
+        if not (a > 0 and b > 0 and math.hypot(a, b, c) < math.inf):
+            return 0.0
+        return max(-1.0, min(1.0, (a / b + b / a - c / a * (c / b)) / 2))
 
     def size(self, scale: float = 0.0) -> float:
         """The norm of the reference, whose root-mean-square counts as at least `scale`."""
@@ -202,13 +212,15 @@ class Budget:
 
     def equally_near(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:
         """Whether neither side is much farther from the reference than the other."""
-        factor = luck(a.entries if entries is None else entries)
+        few = self.rounding.directions if self.rounding is not None else math.inf
+        factor = luck(min(a.entries if entries is None else entries, few))
         near, far = sorted((a.norm, b.norm))
         low, high = sorted((a.largest, b.largest))
         size_max = max(a.reference_largest, scale)
         slack, slack_max = SLACK * self.bar * a.size(scale), SLACK * self.bar * size_max
-        if self.rounding is not None:  # and it may hit one side alone: underflow, or the one pair of scores nearly equal
-            slack, slack_max = max(slack, self.rounding.norm), max(slack_max, self.rounding.largest)
+        if self.rounding is not None:
+            slack = self.rounding.norm if self.amplifies(scale) else slack  # underflow, for one, may hit one side alone
+            slack_max = max(slack_max, self.rounding.largest)  # which may be amplified more than all others
         return far <= RATIO * factor * near + slack and high <= RATIO_MAX * factor * low + slack_max
 
     def holds(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,22 @@ def test_a_planted_mistake_is_found_on_extreme_weights(name: str) -> None:
         report = compare(fault.config, params, images=fault.images(), level="function", backward=False, xla_options=QUICK)
     assert not report.passed, report.verdict
     assert named(fault, report), report.verdict
+
+
+def test_how_far_one_side_may_be_by_luck_follows_from_how_many_directions_rounding_points_in() -> None:
+    rng, reference = np.random.default_rng(0), np.zeros(10_000)
+    row = rng.standard_normal(10_000) * (np.arange(10_000) < 100)
+    found = []
+    for first, second in (row, -3 * row), rng.standard_normal((2, 10_000)):
+        errors = [Error.of(each, reference) for each in (first, second)]
+        found.append(errors[0].cosine_with(errors[1], Error.of(second, first)))
+    assert found[0] == pytest.approx(-1) and abs(found[1]) < 5 / 100
+
+    exact = rng.standard_normal(10_000)
+    near, far = (Error.of(exact * (1 + size * (row != 0)), exact) for size in (1e-7, 1e-5))
+    rounding = Error.of(exact * (1 + 2e-5 * (row != 0)), exact)
+    for directions, holds in (1, True), (1e4, False):
+        assert Budget("float32", rounding=replace(rounding, directions=directions)).equally_near(near, far) == holds
 
 
 def altered(monkeypatch: pytest.MonkeyPatch, alter: Callable[[Any], None]) -> None:
