@@ -34,7 +34,8 @@ Sums are kept in float32 there and only what an operation takes and gives is rou
 ceiling: 2e-2 for bfloat16, 2.5e-3 for float16 and TF32.
 
 G3, trajectories in float32: two frameworks may part no further than 3 times what one of them parts from itself when its
-weights start one rounding away.  Adam's first steps are the signs of gradients, and tiny gradients have signs by luck.
+weights are moved by one rounding, at the start and after each step.  Adam's first steps are the signs of gradients, and
+tiny gradients have signs by luck.
 """
 
 import math

@@ -21,7 +21,8 @@ import vit_torch
 import vit_torch.optimizer
 from parity.measures import TRAJECTORY
 from parity.training import Trajectories, trajectories
-from parity.training.trajectories import AT_MOST, _disturbed
+from parity.training.steps import torch_walk
+from parity.training.trajectories import AT_MOST, _disturbed, _run
 from tests.twins import perturbed, pictures, small
 from vit_spec import InputError, ViTConfig
 
@@ -209,17 +210,25 @@ def test_a_coarse_twin_fails_the_gate_of_float32_alone(monkeypatch: pytest.Monke
 
 
 def test_more_runs_show_the_noise_where_few_do_not_explain_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starts that are not moved show no noise."""
+    """In the first five nothing is disturbed."""
 
-    def unmoved_at_first(start: Any, seed: int, count: int) -> Any:
-        yield from [start] * 5
-        yield from _disturbed(start, seed, count - 5)
+    def undisturbed_at_first(course: Any, setting: Any, start: Any, steps: int) -> Any:
+        yield from [_run(torch_walk(course, setting)(start), steps)] * 5
+        yield from _disturbed(course, setting, start, steps)
 
-    monkeypatch.setitem(trajectories.__globals__, "_disturbed", unmoved_at_first)
+    monkeypatch.setitem(trajectories.__globals__, "_disturbed", undisturbed_at_first)
     report = found()
     assert report.passed, report
     assert report.disturbed[:5] == (0.0,) * 5 and 5 < len(report.disturbed) <= AT_MOST
     assert f"in {len(report.disturbed)} runs" in str(report)
+
+
+def test_the_noise_of_large_weights_is_what_each_step_rounds_of_them() -> None:
+    params = perturbed(PLAIN)
+    params["norm"]["scale"][...] *= 1000  # of which a unit in the last place is 6e-5, and a step changes them by 1e-3
+    report = trajectories(PLAIN, params, steps=3)
+    assert report.passed, report
+    assert report.noise > 100 * found().noise
 
 
 def test_facts_are_json_that_holds_every_parameter() -> None:

@@ -136,8 +136,17 @@ def jax_walk(course: Course, setting: Setting) -> Walk:
     return walk
 
 
-def torch_walk(course: Course, setting: Setting) -> Walk:
-    """Return what trains the PyTorch twin on the CPU."""
+def moved(weights: Array, rng: np.random.Generator) -> Array:
+    """Return weights of which each is moved by one unit in the last place of its type, up or down."""
+    result: Array = np.nextafter(weights, rng.choice(np.array([-np.inf, np.inf], weights.dtype), weights.shape))
+    return result
+
+
+def torch_walk(course: Course, setting: Setting, rng: np.random.Generator | None = None) -> Walk:
+    """Return what trains the PyTorch twin on the CPU.
+
+    rng: where it is given, each weight is moved after each step; see `moved`.
+    """
     import torch
 
     import vit_torch
@@ -164,6 +173,10 @@ def torch_walk(course: Course, setting: Setting) -> Walk:
                 loss.backward()
                 gradient = [grad.numpy().copy() for grad in (p.grad for p in params) if grad is not None]
                 optimizer.step()
+            if rng is not None:
+                with torch.no_grad():
+                    for p in params:
+                        p.copy_(torch.from_numpy(moved(p.numpy(), rng)))
             states = [optimizer.state[p] for p in params]
             means, squares = ([state[key].numpy() for state in states] for key in ("exp_avg", "exp_avg_sq"))
             after = [p.detach().numpy() for p in params]

@@ -2,14 +2,17 @@
 
 G0: in float64 on CPU what training changed parts by at most 1e-10 between the twins, parameter by parameter, and so do
 the optimizers' moments and every loss.  Where weights amplify rounding, it may part by as much as 12 times what it parts in
-the PyTorch twin from itself, over three starts whose every weight is moved by one unit in the last place; each piece of
-each optimizer is checked then at every step, from what the twin itself had ahead of it, which no amplification reaches.
+the PyTorch twin from itself, over three disturbed runs; each piece of each optimizer is checked then at every step, from
+what the twin itself had ahead of it, which no amplification reaches.
 If it parts by more, both are walked again, step by step, to where they first do; what is at fault there is told by
 `parity.training.adamw`.
 
 G3: in float32, on CPU too, what training changed may part by 3 times what it parts in the PyTorch twin from itself, over
-three starts whose every weight is moved by one unit in the last place, up or down.  All parameters are taken as one, at
-the end.  One parameter, or one step, is a matter of a few entries whose gradient has no certain sign.
+three disturbed runs, and up to 24 where three do not explain it: a gradient without a certain sign turns in few of them,
+which then go far.  All parameters are taken as one, at the end.  One parameter, or one step, is a matter of few entries.
+
+In a disturbed run each weight is moved by one unit in the last place, up or down, at the start and after each step, for
+both frameworks round it at each step; where a weight is large, one such unit is much of what training changes.
 
 Nothing is drawn while training: drop path, dropout and everything else that is random are off.
 """
@@ -25,16 +28,16 @@ import numpy as np
 from parity.localisation import module_scales
 from parity.measures import FEW, NOISE, TRAJECTORY, Array, Error
 from parity.training.adamw import Segments, Setting, State, faults
-from parity.training.steps import Course, Step, Walk, jax_walk, torch_walk
+from parity.training.steps import Course, Step, Walk, jax_walk, moved, torch_walk
 from parity.weights import to_torch
 from vit_spec import InputError, ViTConfig
 
 STEPS = 50
 BATCHES, BATCH_SIZE = 4, 2  # what is trained on, over and over, where no images are given
-DISTURBED = 3  # runs from a start of one rounding away
-AT_MOST = 24  # such runs, where the twins part further than the first: the sign of a gradient turns in few, which go far
+DISTURBED, AT_MOST = 3, 24  # runs
 CLIP = 0.8  # of the first gradient's norm, so that clipping acts at first, and later does not
 EPS = 1e-4  # of that gradient's root-mean-square: where it is zero but for rounding (a key's bias), Adam would enlarge that
+Ran = tuple[tuple[float, ...], dict[str, Array]]  # the loss of each step, and what the last one left behind
 PARTS = {"params": "weights", "mean": "first moment", "square": "second moment"}  # of a `State`, as they are called
 
 
@@ -80,7 +83,7 @@ class Trajectories:
     causes: what is wrong at the first step at which the twins part in float64; float32 has nothing to add to that then.
     loss_tolerance: what rounding explains of the difference of a loss.
     apart: as `difference`, in float32.
-    disturbed: as `difference`, of PyTorch from itself in float32, for each disturbed start.
+    disturbed: as `difference`, of PyTorch from itself in float32, for each disturbed run.
     """
 
     config: ViTConfig
@@ -134,7 +137,7 @@ class Trajectories:
         noise = f"{self.apart:.1e} in float32, where PyTorch parts from itself by {self.noise:.1e}"
         if not self.same_noise:
             return (
-                f"FAIL: after {self.steps} steps the updates differ by {noise} if its start is disturbed by one rounding; "
+                f"FAIL: after {self.steps} steps the updates differ by {noise} if each step is disturbed by one rounding; "
                 f"the bar is {NOISE:.0f} times that"
             )
         widest = max(self.partings, key=lambda p: p.tolerance)
@@ -218,7 +221,7 @@ def trajectories(
         setting=setting,
     )
     if not found.same_function:
-        found = _explained(found, course.segments, walks[1], wide, torch, torch_end, seed)
+        found = _explained(found, _disturbed(course, setting, wide, steps), course.segments, wide, (torch, torch_end))
         walk_again = _pieces if found.same_function else _causes
         found = replace(found, causes=tuple(walk_again(course, setting, walks, wide, steps)))
     if not found.same_function:
@@ -229,33 +232,24 @@ def trajectories(
         losses=found.losses | _finite({"jax float32": jax, "torch float32": torch}),
         apart=_apart(jax_end, torch_end, narrow),
     )
-    for count, start in enumerate(_disturbed(narrow, seed, AT_MOST)):
+    for count, (_, end) in enumerate(islice(_disturbed(course, setting, narrow, steps), AT_MOST)):
         if count >= DISTURBED and found.same_noise:
             break
-        _, end = _run(walks[1](start), steps)
-        found = replace(found, disturbed=(*found.disturbed, _apart(end, torch_end, narrow, start)))
+        found = replace(found, disturbed=(*found.disturbed, _apart(end, torch_end, narrow)))
     return found
 
 
 def _explained(
-    found: Trajectories,
-    segments: Segments,
-    walk: Walk,
-    start: Array,
-    losses: tuple[float, ...],
-    end: dict[str, Array],
-    seed: int,
+    found: Trajectories, disturbed: Iterator[Ran], segments: Segments, start: Array, undisturbed: Ran
 ) -> Trajectories:
-    """Widen what may part to what PyTorch parts from itself in float64, where its start is moved by one rounding."""
+    """Widen what may part to what PyTorch parts from itself in float64, where every weight is moved by one rounding."""
     partings: dict[tuple[str, str], float] = {}
     loss = 0.0
-    for moved in _disturbed(start, seed, DISTURBED):
-        others, other = _run(walk(moved), found.steps)
-        other["params"] = other["params"] - moved + start
-        for parting in _partings(segments, other, end, start):
+    for losses, end in islice(disturbed, DISTURBED):
+        for parting in _partings(segments, end, undisturbed[1], start):
             key = parting.name, parting.part
             partings[key] = max(partings.get(key, 0.0), parting.difference)
-        loss = max(loss, *map(_relative, others, losses))
+        loss = max(loss, *map(_relative, losses, undisturbed[0]))
     wide = (replace(p, tolerance=_tolerance(partings[p.name, p.part])) for p in found.partings)
     return replace(found, partings=tuple(wide), loss_tolerance=_tolerance(loss))
 
@@ -279,7 +273,7 @@ def _setting(course: Course, start: Array) -> Setting:
     return Setting(clip=CLIP * norm, eps=EPS * CLIP * norm / start.size**0.5)
 
 
-def _run(walk: Iterator[Step], steps: int) -> tuple[tuple[float, ...], dict[str, Array]]:
+def _run(walk: Iterator[Step], steps: int) -> Ran:
     """The loss of each step, and what the last one left behind."""
     losses = []
     for step in islice(walk, steps):
@@ -295,17 +289,21 @@ def _finite(losses: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]
     return losses
 
 
-def _apart(a: dict[str, Array], b: dict[str, Array], start: Array, start_of_a: Array | None = None) -> float:
+def _apart(a: dict[str, Array], b: dict[str, Array], start: Array) -> float:
     """relRMS between what training changed, all parameters as one."""
-    start, start_of_a = start.astype(np.float64), (start if start_of_a is None else start_of_a).astype(np.float64)
-    return Error.of(a["params"] - start_of_a, b["params"] - start).relative_rms()
+    return Error.of(*(each["params"] - start.astype(np.float64) for each in (a, b))).relative_rms()
 
 
-def _disturbed(start: Array, seed: int, count: int) -> Iterator[Array]:
-    """Every weight moved by one unit in the last place of its type, up or down; so many times."""
-    rng = np.random.default_rng([seed, 2])
-    for _ in range(count):
-        yield np.nextafter(start, rng.choice(np.array([-inf, inf], start.dtype), start.shape))
+def _disturbed(course: Course, setting: Setting, start: Array, steps: int) -> Iterator[Ran]:
+    """Train PyTorch again and again, from a start whose every weight is moved by one rounding, as each is after each step.
+
+    What it ends at is moved back by as much as its start was moved.
+    """
+    rng = np.random.default_rng([course.seed, 2])
+    while True:
+        begun = moved(start, rng)
+        losses, end = _run(torch_walk(course, setting, rng)(begun), steps)
+        yield losses, {**end, "params": end["params"].astype(np.float64) - begun + start}
 
 
 def _relative(a: float, b: float) -> float:
