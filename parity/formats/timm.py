@@ -120,6 +120,7 @@ FORMAT = Format(
     constants={"head.bias | label": _no_bias},
     always={
         **ORDINARY,
+        "attention.scale": (None,),  # of timm 0.3's small model and of its descendants it is another, argument qk_scale
         "positions.kind": ("learned", "none"),
         "positions.rotary": ("none", "dinov3"),
         "attention.proj_bias": True,
