@@ -70,6 +70,8 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
     """
     shown, likely = _structure(evidence)
     always = {name: value for name, value in format.always.items() if not isinstance(value, tuple) and not callable(value)}
+    if format.owns(evidence.notes):  # what its own library always does, others with the same keys may not
+        always |= {name: value[0] for name, value in format.always.items() if isinstance(value, tuple) and len(value) == 1}
     given = {name: typed(name, value) for name, value in given.items()}
     told = format.told(evidence)
     source = format.described_in if format.owns(evidence.notes) else "file"

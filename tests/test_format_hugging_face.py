@@ -99,6 +99,12 @@ def test_the_folder_of_a_class_of_ones_own_is_refused(tmp_path, named):
         parity.load(tmp_path / "out")
 
 
+def test_how_somebodys_classifier_pools_is_named(tmp_path):
+    """A ViTModel and a layer called classifier have the keys of ViTForImageClassification, whatever lies between them."""
+    found = parity.load(plain(tmp_path, CONFIGS["hf-vit"], "hf-vit"), given=HEADS)
+    assert "head.pool" in {each.field for each in found.assumed}
+
+
 OPTIONS = [
     ("hf-vit", {"num_classes": 0, "image_size": (8, 12), "patch_size": (4, 2), "head": {"hidden": 7}}),
     ("hf-vit", {"in_channels": 1, "num_classes": 1, "attention": {"qkv_bias": "none"}, "mlp": {"activation": "relu"}}),
