@@ -180,7 +180,7 @@ def _structure(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
         likely["head.pool"] = "token_mean"
     if "head.weight" in axes:
         shown["head.bias"] = "head.bias" in axes
-    if "head" in sizes:
+    if "head" in sizes and not (shown["attention.qk_norm"] and sizes["head"] == 1):
         shown["num_heads"] = sizes["head"]
     return shown, likely
 
@@ -222,7 +222,8 @@ def _heads(known: Fields, evidence: Evidence) -> list[Assumption]:
         heads = known["num_heads"]
     elif "dim" in evidence.sizes:
         heads = inner // evidence.sizes["dim"]
-        found.append(Assumption("num_heads", heads, ""))
+        # A norm over the whole width is that of one head, or of all heads together: tensors do not tell.
+        found.append(Assumption("num_heads", heads, "as wide as the norm of queries" if heads == 1 else ""))
     else:
         sizes = [s for s in SIZES.values() if (s.width, s.depth) == (width, known["depth"])]
         if not sizes and inner % 64:

@@ -16,6 +16,7 @@ import vit_spec
 from parity import drawn
 from parity.containers.container import Stored
 from parity.formats import get
+from parity.inference import Assumption
 from parity.recognition import recognise
 from parity.weights import translate
 from tests.twins import perturbed, pictures
@@ -113,6 +114,14 @@ def test_scores_that_are_multiplied_by_another_number_are_read_as_they_are_told(
     torch.save(parity.to_torch(perturbed(config), config), tmp_path / "a.pth")
     assert parity.load(tmp_path / "a.pth").config.attention.scale is None  # and it is named, as `NAMED` says
     assert parity.load(tmp_path / "a.pth", given={"attention.scale": 0.1}).config.attention.scale == 0.1
+
+
+def test_one_head_as_wide_as_the_model_is_named_where_it_may_be_a_norm_of_all_heads(tmp_path: Path) -> None:
+    config = CONFIG.replace(image_size=48, num_heads=1, attention={"qk_norm": True})
+    torch.save(parity.to_torch(perturbed(config), config), tmp_path / "a.pth")
+    assert Assumption("num_heads", 1, "as wide as the norm of queries") in parity.load(tmp_path / "a.pth").assumed
+    with pytest.raises(InputError, match=r"q_norm\.weight \(192,\), expected dim \(64,\)"):
+        parity.load(tmp_path / "a.pth", given={"num_heads": 3})
 
 
 def test_a_rotation_that_clips_keys_do_not_show_is_named(tmp_path: Path) -> None:
