@@ -275,6 +275,16 @@ def test_an_architecture_without_its_arguments_is_no_proof(tmp_path: Path, state
     assert NAMED <= {each.field for each in found.assumed}
 
 
+def test_a_hidden_layer_that_todays_timm_leaves_out_is_refused_in_its_folder(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    hidden = {"pre_logits.fc.weight": np.ones((192, 192), np.float32), "pre_logits.fc.bias": np.ones(192, np.float32)}
+    save_file(load_file(weights) | hidden, weights, {"format": "pt"})
+    with pytest.raises(InputError, match=r"timm 1\.0 opens a folder with a config\.json without it"):
+        parity.load(folder)
+    (folder / "config.json").unlink()
+    assert parity.load(folder, given={"image_size": CONFIG.image_size}).config.head.hidden == 192
+
+
 def test_a_number_of_classes_that_contradicts_the_arguments_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="says num_classes 9, its model_args 7: correct one of the two"):
         parity.load(argued(changed(folder, num_classes=9), num_classes=7))
