@@ -70,6 +70,8 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
     """
     shown, likely = _structure(evidence)
     always = {name: value for name, value in format.always.items() if not isinstance(value, tuple) and not callable(value)}
+    if format.owns(evidence.notes):  # what its own library always does, others with the same keys may not
+        always |= {name: value[0] for name, value in format.always.items() if isinstance(value, tuple) and len(value) == 1}
     given = {name: typed(name, value) for name, value in given.items()}
     told = format.told(evidence)
     source = format.described_in if format.owns(evidence.notes) else "file"
@@ -178,7 +180,7 @@ def _structure(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
         likely["head.pool"] = "token_mean"
     if "head.weight" in axes:
         shown["head.bias"] = "head.bias" in axes
-    if "head" in sizes:
+    if "head" in sizes and not (shown["attention.qk_norm"] and sizes["head"] == 1):
         shown["num_heads"] = sizes["head"]
     return shown, likely
 
@@ -220,7 +222,8 @@ def _heads(known: Fields, evidence: Evidence) -> list[Assumption]:
         heads = known["num_heads"]
     elif "dim" in evidence.sizes:
         heads = inner // evidence.sizes["dim"]
-        found.append(Assumption("num_heads", heads, ""))
+        # A norm over the whole width is that of one head, or of all heads together: tensors do not tell.
+        found.append(Assumption("num_heads", heads, "as wide as the norm of queries" if heads == 1 else ""))
     else:
         sizes = [s for s in SIZES.values() if (s.width, s.depth) == (width, known["depth"])]
         if not sizes and inner % 64:

@@ -13,9 +13,12 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
+from parity import drawn
 from parity.containers.container import Stored
 from parity.formats import get
+from parity.inference import Assumption
 from parity.recognition import recognise
+from parity.weights import translate
 from tests.twins import perturbed, pictures
 from vit_spec import InputError, ViTConfig
 
@@ -67,12 +70,16 @@ NAMED = {
     "head.pool",
     "num_heads",
     "positions.rotary",
+    "attention.scale",
     "pixels.mean",
     "pixels.std",
     "resampling.kernel",
     "resampling.antialias",
     "order of a block",
     "norms without weights",
+    "reach of attention",
+    "cut of patches",
+    "use of positions",
 }
 
 
@@ -99,6 +106,30 @@ def test_what_is_given_is_not_assumed_and_makes_the_function_right(bare: Path, s
     expected.load_state_dict(state)
     images = torch.tensor(pictures(CONFIG)).permute(0, 3, 1, 2)
     assert torch.equal(model(images), expected(images))
+
+
+def test_scores_that_are_multiplied_by_another_number_are_read_as_they_are_told(tmp_path: Path) -> None:
+    """As those of timm 0.3's small model, whose state dict has timm's keys."""
+    config = CONFIG.replace(image_size=48, attention={"scale": 0.1})
+    torch.save(parity.to_torch(perturbed(config), config), tmp_path / "a.pth")
+    assert parity.load(tmp_path / "a.pth").config.attention.scale is None  # and it is named, as `NAMED` says
+    assert parity.load(tmp_path / "a.pth", given={"attention.scale": 0.1}).config.attention.scale == 0.1
+
+
+def test_one_head_as_wide_as_the_model_is_named_where_it_may_be_a_norm_of_all_heads(tmp_path: Path) -> None:
+    config = CONFIG.replace(image_size=48, num_heads=1, attention={"qk_norm": True})
+    torch.save(parity.to_torch(perturbed(config), config), tmp_path / "a.pth")
+    assert Assumption("num_heads", 1, "as wide as the norm of queries") in parity.load(tmp_path / "a.pth").assumed
+    with pytest.raises(InputError, match=r"q_norm\.weight \(192,\), expected dim \(64,\)"):
+        parity.load(tmp_path / "a.pth", given={"num_heads": 3})
+
+
+def test_a_rotation_that_clips_keys_do_not_show_is_named(tmp_path: Path) -> None:
+    """Perception Encoders with a class token that is pooled have the keys of CLIP's image tower."""
+    config = vit_spec.get("clip_b16", depth=1, num_classes=7)
+    tower = translate(drawn.weights(config, 0), "openai-clip:tower")
+    torch.save({key: torch.tensor(array) for key, array in tower}, tmp_path / "a.pth")
+    assert "positions.rotary" in {each.field for each in parity.load(tmp_path / "a.pth").assumed}
 
 
 def test_a_complete_folder_is_read_without_a_warning(folder: Path) -> None:
@@ -242,6 +273,16 @@ def test_an_architecture_without_its_arguments_is_no_proof(tmp_path: Path, state
     torch.save(kept, tmp_path / "a.pth")
     found = parity.load(tmp_path / "a.pth", given={"image_size": CONFIG.image_size})
     assert NAMED <= {each.field for each in found.assumed}
+
+
+def test_a_hidden_layer_that_todays_timm_leaves_out_is_refused_in_its_folder(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    hidden = {"pre_logits.fc.weight": np.ones((192, 192), np.float32), "pre_logits.fc.bias": np.ones(192, np.float32)}
+    save_file(load_file(weights) | hidden, weights, {"format": "pt"})
+    with pytest.raises(InputError, match=r"timm 1\.0 opens a folder with a config\.json without it"):
+        parity.load(folder)
+    (folder / "config.json").unlink()
+    assert parity.load(folder, given={"image_size": CONFIG.image_size}).config.head.hidden == 192
 
 
 def test_a_number_of_classes_that_contradicts_the_arguments_is_refused(folder: Path) -> None:

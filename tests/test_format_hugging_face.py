@@ -88,6 +88,23 @@ def test_its_own_folder_comes_back_bit_for_bit(tmp_path, name):
     assert all(np.array_equal(array, expected[key]) for key, array in translate(found, "torch"))
 
 
+@pytest.mark.parametrize("named", [["ViTWithAMean"], ["ViTModel", "ViTWithAMean"], "ViTWithAMean", [7]], ids=str)
+def test_the_folder_of_a_class_of_ones_own_is_refused(tmp_path, named):
+    """`save_pretrained` of a subclass writes its name; with the same parts it has the same keys, and may pool otherwise."""
+    write(checkpoint(VIT), f"{tmp_path / 'out'}/", "hf-vit")
+    forget(tmp_path / "out")
+    path = tmp_path / "out" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": named}))
+    with pytest.raises(InputError, match="which is none of transformers'"):
+        parity.load(tmp_path / "out")
+
+
+def test_how_somebodys_classifier_pools_is_named(tmp_path):
+    """A ViTModel and a layer called classifier have the keys of ViTForImageClassification, whatever lies between them."""
+    found = parity.load(plain(tmp_path, CONFIGS["hf-vit"], "hf-vit"), given=HEADS)
+    assert "head.pool" in {each.field for each in found.assumed}
+
+
 OPTIONS = [
     ("hf-vit", {"num_classes": 0, "image_size": (8, 12), "patch_size": (4, 2), "head": {"hidden": 7}}),
     ("hf-vit", {"in_channels": 1, "num_classes": 1, "attention": {"qkv_bias": "none"}, "mlp": {"activation": "relu"}}),

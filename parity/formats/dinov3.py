@@ -125,6 +125,7 @@ FORMAT = Format(
     },
     always={
         **ALWAYS,
+        "attention.scale": None,
         "num_classes": 0,
         "positions.kind": "none",
         "positions.rotary": "dinov3",

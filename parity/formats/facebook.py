@@ -9,8 +9,9 @@ from vit_spec.models import DINO_BICUBIC, IMAGENET, PLAIN_BICUBIC
 
 # Norms over all tokens, eps 1e-6, a class token with a position, and GELU in all its exactness: each repository's own
 # vision_transformer.py or models*.py.
-# Rotary positions leave no key: timm keeps models with them under the very same names, so a file alone does not tell.
-ALWAYS: Fields = {**CLASSIC, "head.hidden": None, "positions.rotary": ("none",)}
+# Rotary positions leave no key, nor does what scores are multiplied by: others keep models with them under the very same
+# names, so a file alone does not tell.
+ALWAYS: Fields = {**CLASSIC, "head.hidden": None, "positions.rotary": ("none",), "attention.scale": (None,)}
 
 # Their data loaders normalise with ImageNet's mean and deviation.
 ASSUMED: Fields = {

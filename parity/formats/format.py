@@ -90,7 +90,8 @@ class Format:
         follows from the config; None where they expect none.  `table: key | axes` where one table alone has the key.
     copies: a table of second places that parameters are written to; on reading those keys are among the ignored.
     always: fields that are the same for every model of the format, or a tuple of values that they may have, or a
-        function from the config to these; a config with another value cannot be written.
+        function from the config to these; a config with another value cannot be written.  A tuple of one value is for what
+        others with the same keys may have otherwise: without the JSON file of the format's library it is an assumption.
     objection: what of a config a table cannot hold though each field is allowed: "norms.after_pool=True with ...".
     assumed: fields of the published models that neither tensors nor the file tell, as the source that the module
         names documents them.

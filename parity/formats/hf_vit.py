@@ -32,7 +32,7 @@ ALWAYS: Fields = {
     "positions.covers": ("all", "class"),
     "attention.proj_bias": True,
     "mlp.activation": hf.UNGATED,
-    "head.pool": "token",
+    "head.pool": ("token",),  # people's own classifiers on a ViTModel, which have these keys too, may pool otherwise
     "head.bias": True,
 }
 ASSUMED: Fields = {**hf.BICUBIC, "norms.eps": 1e-12, "mlp.activation": "gelu", "pixels.mean": (0.5,), "pixels.std": (0.5,)}

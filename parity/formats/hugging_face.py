@@ -191,6 +191,15 @@ NEUTRAL = frozenset(
     "tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16 "
     "use_cache use_mask_token vision_config vision_config_dict vocab_size".split()
 )
+# The classes of transformers 4 and 5 that keep these models, ahead of which TF or Flax may stand.
+CLASSES = frozenset(
+    "CLIPForImageClassification CLIPModel CLIPVisionModel CLIPVisionModelWithProjection DINOv3ViTBackbone DINOv3ViTModel "
+    "DeiTForImageClassification DeiTForImageClassificationWithTeacher DeiTForMaskedImageModeling DeiTModel "
+    "Dinov2Backbone Dinov2ForImageClassification Dinov2Model Dinov2WithRegistersBackbone "
+    "Dinov2WithRegistersForImageClassification Dinov2WithRegistersModel SiglipForImageClassification SiglipModel "
+    "SiglipVisionModel ViTForImageClassification ViTForMaskedImageModeling ViTMAEForPreTraining ViTMAEModel "
+    "ViTModel".split()
+)
 UNSET = ("add_cross_attention", "is_decoder", "pruned_heads")  # change the function unless they are false or empty
 UNGATED = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")  # of mlp.activation
 
@@ -239,7 +248,8 @@ def described(evidence: Evidence, name: str, types: tuple[str, ...], defaults: M
     defaults: the fields that are read besides those that tensors show, with what transformers takes where one is left out.
 
     Raises:
-        InputError: the config.json of another model, or a field that is not known here and may change the function.
+        InputError: the config.json of another model or of somebody's own class, or a field that is not known here and may
+            change the function.
     """
     whole = evidence.notes.get("config.json", {})
     if "model_type" not in whole:
@@ -248,6 +258,11 @@ def described(evidence: Evidence, name: str, types: tuple[str, ...], defaults: M
         raise InputError(
             f"its config.json is of model_type {kind!r}, format {name!r} is for {' or '.join(map(repr, types))}: "
             f"give the config.json of these very weights"
+        )
+    if foreign := _foreign(whole.get("architectures")):
+        raise InputError(
+            f"its config.json says that its class is {foreign!r}, which is none of transformers' and may compute something "
+            f"else than model_type {kind!r} does: take architectures out of it if it does not"
         )
     told = dict(whole)
     for part in ("vision_config", "vision_config_dict"):  # the latter goes before the former (CLIPConfig)
@@ -266,6 +281,12 @@ def described(evidence: Evidence, name: str, types: tuple[str, ...], defaults: M
                 f"function: take it out if it does not"
             )
     return {**defaults, **{key: value for key, value in told.items() if value is not None}}
+
+
+def _foreign(named: Any) -> Any:
+    """Return the class that config.json names, as `save_pretrained` writes it, if it is none of transformers'."""
+    names = named if isinstance(named, list) else [named] if named else []
+    return next((name for name in names if re.sub("^(TF|Flax)", "", str(name)) not in CLASSES), None)
 
 
 def settings(evidence: Evidence, told: Mapping[str, Any]) -> dict[str, Any]:

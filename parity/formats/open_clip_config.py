@@ -83,6 +83,7 @@ def fields(notes: Mapping[str, Any]) -> Fields:
         "num_heads": read["width"] // read["head_width"],
         "mlp_dim": int(read["width"] * read["mlp_ratio"]),
         "head.pool": "token",
+        "positions.rotary": "none",
         "mlp.activation": _activation(model.get("quick_gelu", False), read["act_kwargs"]),
         "norms.eps": _eps(read["norm_kwargs"]),
         "norms.layer_scale": read["ls_init_value"],

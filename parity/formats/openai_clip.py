@@ -70,6 +70,7 @@ FORMAT = Format(
     alone=("tower",),  # whose blocks have the text tower's keys: what else is there is the image tower's
     always={
         **CLASSIC,
+        "positions.rotary": ("none",),  # Perception Encoders have these keys too, and no key for their rotation
         "tokens.patch_bias": False,
         "positions.covers": "all",
         "norms.before_blocks": True,

@@ -5,7 +5,7 @@ config.json is what timm itself writes for a hub, and `timm.create_model("local-
 
 A CLIP classifier has no bias; timm's always has one, and zeros are written.  Files from before timm 0.6 may hold a
 hidden layer with tanh ahead of the classifier, `pre_logits.fc`: table "legacy".  Later versions leave it out in silence
-and so run another function; it is written only where that table is asked for.
+and so run another function; it is written only where that table is asked for, and beside a config.json refused.
 
 Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer.py, deit.py, eva.py, _hub.py; 0.4.12,
 timm/models/vision_transformer.py for the legacy names.
@@ -41,8 +41,13 @@ def settings(evidence: Evidence) -> Fields:
     """Return what config.json says, or what timm's train.py keeps beside weights.
 
     Raises:
-        InputError: MLPs without biases, or an architecture that is another function.
+        InputError: MLPs without biases, an architecture that is another function, or a hidden layer beside a config.json.
     """
+    if "architecture" in evidence.notes.get("config.json", {}) and "pre_logits.weight" in evidence.axes:
+        raise InputError(
+            "its pre_logits.fc is a layer of timm before 0.6, and timm 1.0 opens a folder with a config.json without it: "
+            "take pre_logits.* out for what timm 1.0 computes, or config.json away for what older ones do"
+        )
     if "blocks.mlp.fc1.bias" not in evidence.axes:
         raise InputError(
             "its MLPs have no biases (timm's proj_bias=False), for which ViTConfig has no word: it cannot be read"
@@ -120,6 +125,7 @@ FORMAT = Format(
     constants={"head.bias | label": _no_bias},
     always={
         **ORDINARY,
+        "attention.scale": (None,),  # of timm 0.3's small model and of its descendants it is another, argument qk_scale
         "positions.kind": ("learned", "none"),
         "positions.rotary": ("none", "dinov3"),
         "attention.proj_bias": True,

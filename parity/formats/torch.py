@@ -72,9 +72,19 @@ def untold(evidence: Evidence) -> Mapping[str, str]:
     """Return what libraries with these keys do in several ways that tensors do not show.
 
     In timm these are the arguments block_fn, mlp_layer, pool_include_prefix and attn_pool_num_heads; and a classifier
-    on Qwen3's vision tower normalises what it has pooled with a norm that has no weights.
+    on Qwen3's vision tower normalises what it has pooled with a norm that has no weights.  Elsewhere some blocks attend
+    within windows (ViT of facebookresearch/detectron2, modeling/backbone/vit.py) or leave tokens out (youweiliang/evit,
+    evit.py), the stride of the patches is less than their size (facebookresearch/AudioMAE, util/patch_embed.py), and a
+    table of positions is kept that is not used (ScaleMAE of torchgeo, models/scale_mae.py).
     """
-    found = {"order of a block": "each norm ahead of its half", "norms without weights": "none"}
+    found = {
+        "order of a block": "each norm ahead of its half",
+        "norms without weights": "none",
+        "reach of attention": "every token, in every block",
+        "cut of patches": "side by side, without a border",
+    }
+    if "pos_embed" in evidence.axes:
+        found["use of positions"] = "those of the file, added once ahead of the blocks"
     if "glu" in evidence.axes["blocks.mlp.fc1.weight"]:
         found["gate of an MLP"] = "SiLU of the first half"
     if "attn_pool.latent" in evidence.axes:

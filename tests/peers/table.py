@@ -55,10 +55,12 @@ Every key is a parameter, or is ignored for a stated reason, or is an error.
    contradicts them is an error.
 2. **A `config.json` beside it.** The weights are read by a format of the library that it names, or not at all. timm's
    `model_args` are followed through the constructor of the architecture's class; of transformers' config every field is
-   read, or known not to change the function. An unknown architecture, argument, field or value is an error that names it.
+   read, or known not to change the function. An unknown architecture, class, argument, field or value is an error that
+   names it.
 3. **Its tensors,** where nothing else is there. Whatever changes the function and shows in no tensor is an *assumption*:
-   LayerNorm's eps, the activation, pooling, the number of heads, rotary positions, the order of norms in a block,
-   pixel statistics, resampling. The commands print each one, `vit_torch.load` and `vit_jax.load` warn once
+   LayerNorm's eps, the activation, pooling, the number of heads, what attention scores are multiplied by, which tokens
+   attention reaches, how patches are cut, rotary positions, whether a table of positions is used, the order of norms in a
+   block, pixel statistics, resampling. The commands print each one, `vit_torch.load` and `vit_jax.load` warn once
    (`parity.AssumptionWarning`) and name them all. Two more are assumptions: which of several models in a file is meant,
    and that layers beside it (`head.mlp`, `scaler`, `vit.pooler` of a classifier) have no part in it. An assumption is
    confirmed or corrected by `--set norms.eps=1e-5`, in Python by `given={{"norms.eps": 1e-5}}`.

@@ -9,6 +9,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 import torch
 
 import parity
+from parity.formats.hugging_face import CLASSES
 from parity.measures import FUNCTION
 from tests.goldens.golden import noise
 from tests.goldens.peers import fill, float64, seeded
@@ -93,4 +94,21 @@ def test_another_kind_of_model_is_named(tmp_path):
     cls = transformers.BeitModel
     cls(cls.config_class(**SIZES)).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="model_type 'beit', which is no ViT that is known here; known are vit, "):
+        parity.load(tmp_path)
+
+
+def test_the_classes_that_a_config_may_name_are_those_of_transformers():
+    assert all(hasattr(transformers, name) for name in CLASSES)
+
+
+def test_the_folder_of_a_subclass_that_pools_otherwise_is_refused(tmp_path):
+    class ViTWithAMean(transformers.ViTPreTrainedModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.vit = transformers.ViTModel(config, add_pooling_layer=False)
+            self.classifier = torch.nn.Linear(config.hidden_size, config.num_labels)
+            self.post_init()
+
+    ViTWithAMean(transformers.ViTConfig(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="says that its class is 'ViTWithAMean', which is none of transformers'"):
         parity.load(tmp_path)

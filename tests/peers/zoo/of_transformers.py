@@ -328,6 +328,7 @@ PROPERTIES = {
     "mlp.activation": Property(_activation, _assume_activation),
     "num_heads": Property(lambda model: vision(model).num_attention_heads),
     "positions.rotary_base": Property(_base),
+    "head.pool": Property(lambda model: "token"),  # of which `run` takes the output where the class pools nothing
     "attention.scale": Property(lambda model: None),
     "attention.value_skip": Property(lambda model: False),
     "image_size": Property(size),
