@@ -6,7 +6,7 @@ Wrappers are peeled, and what lies beside the weights is told and not read.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -15,48 +15,12 @@ from typing import Any
 from parity.containers.container import Stored, Words
 from parity.formats import Evidence, Format, formats, get
 from parity.layout import Layout
+from parity.wrappers import beside, roots
 from vit_spec import InputError
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 
-# What weights are wrapped in.  Of several, the earlier: averaged weights are what people evaluate, as in timm.
-WRAPPERS = (
-    "state_dict_ema",
-    "model_ema",
-    "teacher",
-    "ema",
-    "state_dict",
-    "model",
-    "module",
-    "_orig_mod",
-    "params",
-    "opt",
-    "optimizer",
-    "target",
-    "img",
-    "backbone",
-    "encoder",
-    "net",
-    "student",
-)
-
-# What may stand beside weights, and is told and not read.  Anything else there is an error: it may be half the model.
-_BESIDE = re.compile(
-    r"(optimizer\w*|opt|opt_state\w*|state\W(step|param_states)|lr_scheduler\w*|scheduler\w*|loss_scaler|rng\w*|step"
-    r"|global_step|epoch\w*|iteration|args|config|hyper_parameters|callbacks|loops"  # the state of a training run
-    r"|dino_\w+|ibot_\w+|mask_token"  # what pre-training alone needs
-    r"|txt|text|text_(model|encoder|tower|projection)|logit_scale|logit_bias)(\W.*)?"  # another tower
-)
-_TEXT = re.compile(r"[tb]")  # temperature and bias of the comparison with texts, beside "img"
-_DINO = re.compile(r"head\W(mlp|last_layer)(\W.*)?")  # of pre-training alone, where there is a last layer
-# Of a training run or of pre-training too, or what a model's outputs come from: that it is not read is an assumption.
-_PARTS = re.compile(r"(predictor|decoder\w*|head\Wmlp|scaler|amp|state|batch_stats|cache|center|text\w*|[tb])(\W.*)?")
-_MOMENTS = re.compile(r"opt.*")  # keeps arrays by the names of the parameters, which are no weights
-
-_RANKS = {word: n for n, word in enumerate(WRAPPERS)}
-_LONGEST = 8  # words of the key of a patch projection, at most
-_DEEPEST, _ROOTS = 6, 16  # wrappers around one another; places in one file where a model may lie
 _MISSING = 20  # keys of one line that a message names
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
 
@@ -111,17 +75,10 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
     matches: list[Match] = []
     for separator in dict.fromkeys(format.separator for format in candidates):
         stored = joined(arrays, separator)
-        for root in _roots(stored, separator):
+        for root in roots(stored, separator):
             inside = {key.removeprefix(root): array for key, array in stored.items() if key.startswith(root)}
-            beside = frozenset(key for key in stored if not key.startswith(root)) if root else frozenset()
-            aside = {key: _aside(key, root, separator) for key in beside}
-            wrapper = root.removesuffix(separator)
-            inert = _inert(aside.values(), wrapper, separator)
-            doubtful = {key: rest for key, rest in aside.items() if not inert(rest)}
-            foreign = [f"unexpected {key}" for key, rest in doubtful.items() if not _may_be_meant(rest, separator)]
-            meant = {rest for rest in doubtful.values() if _may_be_meant(rest, separator)}
-            meant |= {rest for rest in aside.values() if _holds_weights(rest, separator)}
-            others = tuple(sorted({rest.partition(separator)[0] for rest in meant}))
+            aside = beside(stored, root, separator)
+            foreign = [f"unexpected {key}" for key in aside.foreign]
             views = {}
             for format in candidates:
                 if format.separator != separator:
@@ -130,9 +87,9 @@ def recognise(arrays: Mapping[Words, Stored], notes: Mapping[str, Any], name: st
                 if aliases not in views:
                     views[aliases] = _View(_respelled(inside, format.aliases))
                 for variant in [format.variant] if format.variant else format.tables:
-                    if match := _match(format.of(variant), views[aliases], beside, notes):
-                        misfits = (*match.misfits, *foreign)
-                        matches.append(replace(match, misfits=misfits, wrapper=wrapper, others=others))
+                    if match := _match(format.of(variant), views[aliases], aside.keys, notes):
+                        misfits, wrapper = (*match.misfits, *foreign), root.removesuffix(separator)
+                        matches.append(replace(match, misfits=misfits, wrapper=wrapper, others=aside.others))
     fitting = [match for match in matches if not match.misfits]
     if not fitting:
         _refuse(candidates, arrays)
@@ -191,83 +148,12 @@ def joined(arrays: Mapping[Words, Stored], separator: str) -> dict[str, Stored]:
     return {key.replace(".", "/"): array for key, array in flat.items()} if dotted else flat
 
 
-def _aside(key: str, root: str, separator: str) -> str:
-    """Return a key from where it leaves the way to the weights."""
-    words, way = key.split(separator), root.split(separator)
-    while words and way and words[0] == way[0]:
-        words, way = words[1:], way[1:]
-    return separator.join(words)
-
-
-def _inert(beside: Iterable[str], wrapper: str, separator: str) -> Callable[[str], bool]:
-    """Return whether what lies beside weights has no part in their model.
-
-    beside: all keys from where they leave the way to the weights.
-    wrapper: that way.
-    """
-    patterns = [_BESIDE]
-    patterns += [_TEXT] if wrapper.split(separator)[-1] == "img" else []
-    patterns += [_DINO] if any(rest.startswith(f"head{separator}last_layer") for rest in beside) else []
-    return lambda rest: any(pattern.fullmatch(rest) for pattern in patterns)
-
-
-def _may_be_meant(rest: str, separator: str) -> bool:
-    """Whether such a key is of weights that could be read as well, or of what may be a part of the model."""
-    return rest.partition(separator)[0] in _RANKS or _PARTS.fullmatch(rest) is not None
-
-
-def _holds_weights(rest: str, separator: str) -> bool:
-    """Whether such a key ends in that of a patch projection, as one of averaged weights in a callback's state does."""
-    anchors = _anchors(separator)
-    if not rest.endswith(_endings(separator)) or _MOMENTS.fullmatch(rest):
-        return False
-    words = rest.rsplit(separator, _LONGEST)
-    return any(separator.join(words[first:]) in anchors for first in range(len(words)))
-
-
-@cache
-def _endings(separator: str) -> tuple[str, ...]:
-    """Return the last words of all patch projections."""
-    return tuple(sorted({anchor.rsplit(separator, 1)[-1] for anchor in _anchors(separator)}))
-
-
 def _respelled(arrays: dict[str, Stored], aliases: Mapping[str, str]) -> dict[str, Stored]:
     """Return arrays by the keys that the format's tables have; as they are where two would share one."""
     for alias, own in aliases.items():
         renamed = {re.sub(f"^{alias}", own, key): array for key, array in arrays.items()}
         arrays = renamed if len(renamed) == len(arrays) else arrays
     return arrays
-
-
-def _roots(keys: Mapping[str, Any], separator: str) -> list[str]:
-    """Return what may stand in front of a model's keys: nothing, a wrapper, wrappers in wrappers; the outer first.
-
-    A root counts where a patch projection of some format lies under it.
-    """
-    found: dict[str, tuple[int, ...]] = {"": ()}
-    for key in keys:
-        root = ""
-        ranks: tuple[int, ...] = ()
-        for _ in range(_DEEPEST):
-            word, _, rest = key[len(root) :].partition(separator)
-            if not rest or word not in _RANKS:
-                break
-            root, ranks = f"{root}{word}{separator}", (*ranks, _RANKS[word])
-            found.setdefault(root, ranks)
-    anchors = _anchors(separator)
-    ordered = sorted(found, key=lambda root: (len(found[root]), found[root]))
-    return [root for root in ordered if any(root + anchor in keys for anchor in anchors)][:_ROOTS]
-
-
-@cache
-def _anchors(separator: str) -> frozenset[str]:
-    """Return the keys of the patch projection in all tables of the formats that join keys like this."""
-    tables = [
-        (get(name), variant) for name in formats() for variant in get(name).tables if get(name).separator == separator
-    ]
-    return frozenset(
-        layout.key for format, variant in tables for layout in format.lines(variant).get("patch_embed.proj.weight", [])
-    )
 
 
 class _View:
