@@ -256,6 +256,7 @@ def test_help_names_every_command():
         ("convert a b.npz --to jax --drop-head --num-classes 3", "not allowed with argument --drop-head"),
         ("convert README b.safetensors --to jax", "no file README"),
         ("check a --steps 0", "argument --steps: '0' is no number of steps: give at least 1"),
+        ("check a --seed 9999999999999999999", "argument --seed: '9999999999999999999' is no seed: give a whole number"),
         ("check a --against b --level train --as-is", "has no --level or --as-is: leave it out"),
         ("diagnose a", "one of the arguments --logits --against is required"),
         ("golden", "record | verify | table; see python -m parity golden --help"),
