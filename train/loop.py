@@ -343,7 +343,8 @@ class Loop:
             self.run.go_on(0, 0.0)
             return
         self.done, note = found
-        note = {"last_raw": {}, "best_raw": {}, **note}  # which older notes lack
+        missing: Note = {"last_raw": {}, "best_raw": {}}  # from older notes
+        note = missing | note if isinstance(note, dict) else {}
         if not _is_of_a_run(note, LEADING[self.task]):
             raise InputError(
                 f"the note of the checkpoint of step {self.done} in {self.run.path / STATES} is not what a run writes: "
