@@ -101,7 +101,7 @@ def _parser() -> Parser:
     right.add_argument("--logits", metavar="FILE", help="an .npz of images and of the logits that are right for them")
     right.add_argument("--against", metavar="OTHER", help="weights that are right, in any format")
     one.add_argument("--pairs", type=int, metavar="N", help="pairs of causes to try; by default as many as are cheap")
-    one.add_argument("--seed", type=int, metavar="N", default=0, help="of the images for --against")
+    one.add_argument("--seed", type=_seed, metavar="N", default=0, help="of the images for --against")
 
     _golden(command("golden"))
     command("formats")
@@ -124,7 +124,7 @@ def _golden(one: argparse.ArgumentParser) -> None:
     record.add_argument("file", metavar="FILE", help="the golden file to write, an .npz")
     record.add_argument("--from", dest="format", metavar="FORMAT", help="what the weights are; by default recognised")
     record.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of their config")
-    record.add_argument("--seed", type=int, metavar="N", default=0, help="of drawn weights, images and targets")
+    record.add_argument("--seed", type=_seed, metavar="N", default=0, help="of drawn weights, images and targets")
     record.add_argument("--force", action="store_true", help="replace FILE if it exists")
     verify = action("verify", "compute golden files again, and name what moved")
     verify.add_argument("files", metavar="FILE", nargs="+", help="golden files")
@@ -142,7 +142,7 @@ def _gates(one: argparse.ArgumentParser) -> None:
     one.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help=text)
     one.add_argument("--steps", type=_positive, metavar="N", help="optimizer steps of --level train; by default 50")
     one.add_argument("--no-gradients", action="store_true", help="compare the forward pass alone")
-    one.add_argument("--seed", type=int, metavar="N", default=0, help="of the images and of what the loss asks for")
+    one.add_argument("--seed", type=_seed, metavar="N", default=0, help="of the images and of what the loss asks for")
     one.add_argument("--as-is", action="store_true", help="leave the settings of both frameworks as they are: TF32 and all")
     one.add_argument("--html", metavar="FILE", help="write a page with plots, attention maps and the environment")
 
@@ -150,6 +150,12 @@ def _gates(one: argparse.ArgumentParser) -> None:
 def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of steps: give at least 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):  # which numpy, PyTorch and JAX all take
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no seed: give a whole number from 0, of at most 18 digits")
     return int(text)
 
 

@@ -48,11 +48,13 @@ def _spoken(field: str) -> str:
 
 def _value(text: str) -> Any:
     """Read a number, true, false, None, a size as 256x128, a list or a word."""
-    if size := re.fullmatch(r"(\d+)x(\d+)", text):
+    if size := re.fullmatch(r"(\d{1,18})x(\d{1,18})", text):
         return int(size[1]), int(size[2])
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two of a text of brackets
+        value = ast.literal_eval(text)
+        repr(value)  # as a message shows it: a number in base 16 may have more digits than Python prints
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # a list as a key; a text of brackets
         return text
+    return value

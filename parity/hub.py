@@ -1,11 +1,18 @@
 """Names of models on the Hugging Face hub, and where their files lie on this machine."""
 
+import logging
 import os
 import re
 import socket
-from collections.abc import Callable
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +29,7 @@ _BESIDE = [
 _SAFE = ["*.safetensors", "*.safetensors.index.json"]
 _KINDS = [_SAFE, ["*.msgpack", "*.msgpack.index.json"], ["*.npz"], ["*.bin", "*.bin.index.json"], ["*.pth"]]
 SECONDS = 3.0
+PATIENCE = 30.0  # seconds for a list of files; the library waits for as long as a server tells it to
 
 
 def resolve(name: str) -> Path:
@@ -73,7 +81,7 @@ def _fetched(hub: Any, name: str, repo: str, revision: str | None, inside: str) 
     def ask(question: Callable[..., Any], **more: Any) -> Any:
         return answered(hub, name, "the path of a file", question, repo, revision=revision, **more)
 
-    files = ask(hub.HfApi().list_repo_files)
+    files = ask(hub.HfApi().list_repo_files, patience=PATIENCE)
     wanted = chosen(files, inside)
     if not wanted:
         raise InputError(f"{name} has no {inside or 'weights of a known kind'}: it holds {', '.join(files[:20])}")
@@ -95,26 +103,91 @@ def chosen(files: list[str], inside: str) -> list[str]:
     return []
 
 
-def answered(hub: Any, name: str, instead: str, question: Callable[..., Any], *about: Any, **more: Any) -> Any:
+def answered(
+    hub: Any, name: str, instead: str, question: Callable[..., Any], *about: Any, patience: float | None = None, **more: Any
+) -> Any:
     """Return what the hub's library answers.
 
     instead: what can be given where the hub does not help.
+    patience: seconds after which no answer is waited for; None: it may take as long as files take to come.
 
     Raises:
         InputError: in a line, why `name` is not to be had.
     """
     try:
-        return question(*about, **more)
+        with _spoken_safely(quiet=patience is not None):
+            return _within(patience, partial(question, *about, **more))
     except hub.errors.GatedRepoError:
         raise InputError(
             f"{name} is only given to those who accepted its terms: do so on its page, then hf auth login"
         ) from None
     except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError, hub.errors.HFValidationError):
         raise InputError(f"the hub has no {name}, or it is private: check the name, or hf auth login") from None
-    # Of the HTTP library below, another one in each version, only what the hub's own errors are made of is known.
-    except (*hub.errors.HfHubHTTPError.__bases__, hub.errors.LocalEntryNotFoundError, OSError) as error:
+    except MemoryError:
+        raise
+    except _Silence:
+        raise InputError(f"{name}: the hub does not answer within {patience:.0f} s: try later, or give {instead}") from None
+    # The library takes what a server says as it comes, and fails in any way where that is nonsense; besides, of the HTTP
+    # library below, another one in each version, no errors are known.
+    except Exception as error:
         what = type(error).__name__
         raise InputError(f"{name} could not be fetched ({what}): try again, or give {instead}") from None
+
+
+def _within(seconds: float | None, question: Callable[[], Any]) -> Any:
+    """Return what a question answers.
+
+    Raises:
+        _Silence: it takes longer.
+    """
+    if seconds is None:
+        return question()
+    answer: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=ask, daemon=True).start()  # which does not keep the process from ending
+    if not wait([answer], seconds).done:
+        raise _Silence
+    return answer.result()
+
+
+class _Silence(Exception):
+    """A server that does not answer."""
+
+
+@contextmanager
+def _spoken_safely(quiet: bool) -> Iterator[None]:
+    """Print what the hub's library logs as any other line, or not at all: servers can put escape sequences into it.
+
+    Its bars of progress are for terminals alone; in a file, each step of them would be one more line.
+    """
+    logger, safe = logging.getLogger("huggingface_hub"), _Notes(logging.CRITICAL if quiet else logging.WARNING)
+    before, propagates = logger.handlers[:], logger.propagate
+    logger.handlers, logger.propagate = [safe], False
+    bars = sys.modules.get("huggingface_hub.utils")
+    hidden = bars is not None and not sys.stderr.isatty() and not bars.are_progress_bars_disabled()
+    try:
+        if bars is not None and hidden:
+            bars.disable_progress_bars()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.handlers, logger.propagate = before, propagates
+        if bars is not None and hidden:
+            bars.enable_progress_bars()
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        from parity.terminal import note
+
+        note(record.getMessage())
 
 
 def reachable() -> bool:

@@ -113,7 +113,7 @@ class Error:
                 return cls.infinite(reference.size)
             sums = (_norm(error), np.abs(error).max(initial=0), error.sum(), _norm(a), np.vdot(a, reference))
             tolerance = (np.abs(error) / (1 + size)).max(initial=0)
-        of_reference = (_norm(reference), size.max(initial=0))
+            of_reference = (_norm(reference), size.max(initial=0))
         return cls(finite.size, *map(float, (*sums, *of_reference, tolerance)))
 
     @classmethod
@@ -251,10 +251,12 @@ def _norm(x: Array) -> float:
     if not 0.0 < largest < math.inf:
         return largest
     scaled = np.ldexp(x, -math.frexp(largest)[1])
-    return math.ldexp(math.sqrt(float(np.vdot(scaled, scaled))), math.frexp(largest)[1])
+    return float(np.ldexp(math.sqrt(float(np.vdot(scaled, scaled))), math.frexp(largest)[1]))  # infinite where it is
 
 
 def _ratio(error: float, reference: float) -> float:
     if not error:
         return 0.0
+    if error == math.inf:  # also of an infinite reference, from which nothing can be told
+        return math.inf
     return error / reference if reference else math.inf

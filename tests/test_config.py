@@ -93,6 +93,7 @@ def test_json_with_something_else_for_a_part_is_refused(part):
     ("text", "message"),
     [
         ("{", "the config is not JSON"),
+        (f'{{"width": {"9" * 400}}}', "... is a number of more than 300 digits"),
         ("[]", "the config is a JSON list: an object of fields was expected"),
         ('{"width": 24}', "the config lacks depth, num_heads, mlp_dim: add them"),
         (SMALL.to_json().replace('"width": 24', '"width": "24"'), "width is '24': give a whole number"),
@@ -266,6 +267,12 @@ OUT_OF_RANGE = [
     ({"regularisation": {"drop_path": 1.0}}, "regularisation.drop_path is 1.0: give a probability"),
 ]
 
+TOO_LARGE = [  # for a size, for a float, and for what Python prints
+    ({"width": 2**63}, "width is a number of 64 bits: give a smaller one"),
+    ({"image_size": 16**5000}, "image_size is a number of 20001 bits: give a smaller one"),
+    ({"norms": {"eps": 10**400}}, "give a finite number"),
+]
+
 NO_CLASS_TOKEN = {"class_token": False}
 CONTRADICTIONS = [
     ({"image_size": (33, 47)}, "image size 33x47 is not a multiple of the patch 16x16: resize images to 32x48"),
@@ -304,6 +311,13 @@ def test_a_wrong_value_is_refused_in_one_line_that_says_what_to_change(change, m
         SMALL.replace(**change)
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("change", "message"), TOO_LARGE, ids=["size", "pair", "float"])
+def test_a_number_that_is_too_large_is_refused_without_printing_it(change, message):
+    with pytest.raises(InputError) as refusal:
+        SMALL.replace(**change)
+    assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize("size", [(33, 32), (0, 32), (32, -16)])

@@ -325,6 +325,32 @@ def test_dropout_that_was_left_on_is_seen_in_equal_images() -> None:
     assert any("dropout was left on" in remark and "equal" in remark for remark in found.remarks)
 
 
+def test_equal_images_with_different_outputs_may_be_the_wrong_images() -> None:
+    images = np.zeros_like(pictures())
+    found = diagnose(checkpoint(), expected(images, answers(PLAIN, checkpoint().arrays, pictures()), PLAIN), pairs=0)
+    assert any("or the outputs are of other images" in remark for remark in found.remarks)
+
+
+def test_intermediates_that_are_compared_with_nothing_are_told() -> None:
+    logits, other = answers(PLAIN, checkpoint().arrays, pictures()), np.ones((8, 3))
+    inner = {"tokens": other, "blocks.99": other, "blocks.0.norm2": np.ones((8, *_tokens(PLAIN)))}
+    found = diagnose(checkpoint(), expected(pictures(), logits, PLAIN, inner), pairs=0)
+    assert "'blocks.99', 'tokens': left out, as this model has none of that name and shape" in found.remarks
+
+
+def _tokens(config: ViTConfig) -> tuple[int, int]:
+    return config.num_tokens, config.width
+
+
+@pytest.mark.parametrize("name", ["logits", "images", "tokens"])
+def test_numbers_that_no_model_gives_are_refused(name: str) -> None:
+    logits = answers(PLAIN, checkpoint().arrays, pictures())
+    arrays: dict[str, Any] = {"images": pictures(), "logits": logits, "tokens": np.ones((8, *_tokens(PLAIN)))}
+    arrays[name] = np.full(arrays[name].shape, 1e300)
+    with pytest.raises(InputError, match=f"{name} have entries as large as 1e\\+300"):
+        expected(arrays["images"], arrays["logits"], PLAIN, {"tokens": arrays["tokens"]})
+
+
 def test_a_model_without_fault_has_none() -> None:
     found = diagnosis(PLAIN, PLAIN)
     assert found.passed and found.verdict.startswith("MATCH: nothing is wrong")

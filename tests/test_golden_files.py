@@ -307,6 +307,8 @@ def with_header(path: Path, target: Path, **fields: Any) -> Path:
 
 HUGE = {**json.loads(PLAIN.to_json()), "depth": 10**9}
 HEADERS: dict[str, tuple[dict[str, Any], str]] = {
+    "a negative seed": ({"seed": -1}, "none that numbers can be drawn from"),
+    "a seed of many digits": ({"seed": 10**250}, "none that numbers can be drawn from"),
     "a config of absurd depth": ({"config": HUGE}, "gradients of 32 parameters, where its config has 12,000,000,008"),
     "another config": ({"config": json.loads(PLAIN.replace(mlp_dim=32).to_json())}, "gradients of other parameters"),
     "a config that is none": ({"config": {"width": -1}}, "lacks"),

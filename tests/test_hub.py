@@ -1,7 +1,10 @@
 """Names on the hub: what the cache has is found without a network, and without a network that is said at once."""
 
+import logging
 import socket
+import threading
 import time
+import warnings
 
 import pytest
 
@@ -193,3 +196,34 @@ def test_a_failure_on_the_way_is_one_line(answering, failure, what):
     with pytest.raises(InputError, match=what) as error:
         hub.resolve("hf://google/vit")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("failure", [ValueError("a\nb"), TypeError(), RecursionError(), KeyError("sha"), TimeoutError()])
+def test_an_answer_that_is_nonsense_is_one_line(answering, failure):
+    answering([], failure)
+    with pytest.raises(InputError, match=f"could not be fetched .{type(failure).__name__}.: try again") as error:
+        hub.resolve("hf://google/vit")
+    assert "\n" not in str(error.value)
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(answering, monkeypatch):
+    ended = threading.Event()
+    fake = answering(["model.safetensors"])
+    monkeypatch.setattr(fake, "list_repo_files", lambda *arguments, **options: ended.wait(60), raising=False)
+    monkeypatch.setattr(hub, "PATIENCE", 0.1)
+    with pytest.raises(InputError, match="the hub does not answer within 0 s: try later, or give the path of a file"):
+        hub.resolve("hf://google/vit")
+    ended.set()
+
+
+def test_what_a_server_says_reaches_the_terminal_as_plain_lines(answering, monkeypatch, capfd):
+    def told(*arguments, **options):
+        logging.getLogger("huggingface_hub.file_download").warning("\x1b[31mwait\nor not")
+        warnings.warn("\x1b[31mwait", stacklevel=1)
+        return str(fake.snapshot)
+
+    fake = answering(["model.safetensors"])
+    monkeypatch.setattr(fake, "snapshot_download", lambda *a, local_files_only=False, **b: told(), raising=False)
+    monkeypatch.setattr(hub, "_cached", lambda *arguments: None)
+    hub.resolve("hf://google/vit")
+    assert capfd.readouterr().err == "\\x1b[31mwait or not\n"

@@ -194,6 +194,11 @@ def test_a_relative_error_needs_no_squares(size: float) -> None:
     assert error.joined(error).relative_rms() == pytest.approx(1e-3)
 
 
+def test_an_error_beyond_all_numbers_is_infinite() -> None:
+    error = Error.of(np.zeros(100), np.full(100, 1.7e308))
+    assert error.norm == error.relative_rms() == np.inf
+
+
 def test_what_a_twin_draws_at_inference_is_not_taken_for_rounding() -> None:
     fault = next(fault for fault in FAULTS if fault.name == "drop path on in evaluation")
     with planted(fault):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,16 @@ def test_where_the_run_fails_the_folder_is_free_again(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), run(tmp_path):
         raise RuntimeError
     run(tmp_path).__exit__()
+
+
+@pytest.mark.parametrize("name", [".lock", ".config.json.new"])
+def test_what_a_link_in_the_folder_leads_to_is_not_overwritten(name: str, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to("../precious")
+    with suppress(InputError), run(tmp_path / "run"):
+        pass
+    assert (tmp_path / "precious").read_text() == "kept"
 
 
 def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:

@@ -63,3 +63,19 @@ def test_the_curves_name_the_last_score_that_is_defined(tmp_path: Path, undefine
     later = {"set": "held_out", "step": 4, "epoch": 2.0, "loss": 1.0}
     found = curves(tmp_path / "with.png", TRAINED, LOOKED, later | {"auroc": undefined})
     assert found == curves(tmp_path / "without.png", TRAINED, LOOKED, later)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"step": 1}, {"loss": "x"}, {"epoch": [1]}, {"epoch": None}, {"loss": 10**250}, {"auroc": 1e308}], ids=str
+)
+def test_the_curves_leave_out_what_no_run_records(tmp_path: Path, odd: dict[str, Any]) -> None:
+    record = odd if "step" in odd else LOOKED | {"loss": None, "auroc": None} | odd
+    found = curves(tmp_path / "with.png", TRAINED, LOOKED, record)
+    assert found == curves(tmp_path / "without.png", TRAINED, LOOKED)
+
+
+def test_the_curves_replace_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("kept")
+    (tmp_path / "curves.png").symlink_to("other")
+    curves(tmp_path / "curves.png", TRAINED)
+    assert (tmp_path / "other").read_text() == "kept" and not (tmp_path / "curves.png").is_symlink()

@@ -1,6 +1,7 @@
 """Whole runs of a tiny model: what they leave behind, how they end, and that a seed decides them bit for bit."""
 
 import json
+import math
 import os
 import re
 import resource
@@ -551,6 +552,19 @@ def test_a_state_whose_notes_are_damaged_is_put_aside(
     assert trained(recipe) == 0
     assert f"the checkpoint of step {newest} is damaged (its notes cannot be read)" in capsys.readouterr().err
     assert (run / "checkpoints-damaged" / newest).is_dir() and records(run) == unbroken
+
+
+NOTE: dict[str, Any] = {"last": {}, "best": {}, "window": [], "mean": {}, "unread": [], "skipped": 0, "looked": False}
+
+
+@pytest.mark.parametrize(
+    "odd", [None, [], {"skipped": "0"}, {"best": {"loss": 1.0}}, {"seconds": math.nan}, {"window": [1]}]
+)
+def test_a_note_that_no_run_writes_is_refused(odd: Any, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = NOTE | {"seconds": 1.0} | odd if isinstance(odd, dict) else odd
+    monkeypatch.setattr(JaxEngine, "resume", lambda self: (45, note))
+    with pytest.raises(InputError, match=r"the note of the checkpoint of step 45 in .* is not what a run writes"):
+        trained(replace(RECIPE, run=str(run)))
 
 
 def test_a_run_without_a_readable_checkpoint_is_not_begun_anew_over_what_it_left(tmp_path: Path) -> None:

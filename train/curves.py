@@ -1,6 +1,8 @@
 """A run's metrics as a picture: loss, score and learning rate over epochs."""
 
+import io
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,9 +12,10 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from train.metrics import BATCH_SCORE, LEADING
 from train.recipes import Task
-from train.run import Record
+from train.run import Record, put
 
 INK, GRID, TRAIN, HELD_OUT, RAW, RATE = "#2b2f36", "#e6e8ec", "#8fb4e3", "#1b4f9c", "#5aa9a1", "#b5651d"
+LARGEST = 1e100  # of a number on an axis, whose length is still a number
 TITLES = {"accuracy": "accuracy", "auroc": "area under the ROC curve", "mae": "mean absolute error"}
 
 
@@ -48,7 +51,9 @@ def draw(path: Path, records: list[Record], task: Task, title: str) -> None:
     rate.yaxis.set_major_locator(MaxNLocator(5))
     rate.yaxis.set_major_formatter(lambda value, _: np.format_float_positional(value, precision=7, trim="-"))
     rate.set_ylim(bottom=0)
-    figure.savefig(path, dpi=150)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    put(path, picture.getvalue())
 
 
 def _line(axes: Axes, records: list[Record], set_name: str, metric: str, label: str, colour: str) -> None:
@@ -60,9 +65,16 @@ def _line(axes: Axes, records: list[Record], set_name: str, metric: str, label: 
 
 
 def _points(records: list[Record], set_name: str, metric: str) -> list[tuple[float, float]]:
-    """Epochs with a metric's values, where it has one: steps that were left out have none, nor has what is undefined."""
-    mine = [record for record in records if record["set"] == set_name and record.get(metric) is not None]
-    return [(record["epoch"], record[metric]) for record in mine if not np.isnan(record[metric])]
+    """Epochs with a metric's values, where it has one: steps that were left out have none, nor has what is undefined.
+
+    Of records that were read again from a file, those that a run does not write are left out too.
+    """
+    mine = [(record.get("epoch"), record.get(metric)) for record in records if record.get("set") == set_name]
+    return [(epoch, value) for epoch, value in mine if _drawable(epoch) and _drawable(value)]
+
+
+def _drawable(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and abs(value) < LARGEST  # which NaN is not
 
 
 def _dress(axes: Axes, title: str) -> None:

@@ -33,7 +33,8 @@ class Lock:
         self._path, self.works = folder / NAME, True
         while True:
             try:
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                # Who holds the lock is written into the file: not into another one, to which a link leads.
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             except OSError as error:
                 raise InputError(f"cannot write {self._path} ({error.strerror}): give --run another folder") from None
             self._close = weakref.finalize(self, os.close, self._file)

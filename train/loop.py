@@ -20,7 +20,7 @@ from train.metrics import LEADING, better, score
 from train.pictures import SOME, marked, sheet, shown
 from train.progress import Display
 from train.recipes import Recipe, Task
-from train.run import Run, writing
+from train.run import STATES, Run, writing
 from train.schedule import learning_rate
 from vit_spec import InputError
 
@@ -343,10 +343,16 @@ class Loop:
             self.run.go_on(0, 0.0)
             return
         self.done, note = found
+        missing: Note = {"last_raw": {}, "best_raw": {}}  # from older notes
+        note = missing | note if isinstance(note, dict) else {}
+        if not _is_of_a_run(note, LEADING[self.task]):
+            raise InputError(
+                f"the note of the checkpoint of step {self.done} in {self.run.path / STATES} is not what a run writes: "
+                "put that checkpoint aside to go on from an older one, or give --run a new folder"
+            )
         self._saved, self.skipped, self.unread = self.done, note["skipped"], set(note["unread"])
         self.last, self.best, self._window, self._mean = (note[name] for name in ("last", "best", "window", "mean"))
-        self._looked = note["looked"]
-        self.last_raw, self.best_raw = (note.get(name, {}) for name in ("last_raw", "best_raw"))  # older notes lack them
+        self.last_raw, self.best_raw, self._looked = note["last_raw"], note["best_raw"], note["looked"]
         self.run.go_on(self.done, note["seconds"])
         self.display.say(f"going on from step {self.done:,} of {self.plan.total:,}")
         if "remark" in note:
@@ -355,3 +361,20 @@ class Loop:
     @property
     def _epoch(self) -> float:
         return self.done / self.plan.per_epoch
+
+
+def _is_of_a_run(note: Note, leading: str) -> bool:
+    """Whether a note has what `Loop` writes, each of its type: its file may have been damaged, or be somebody else's."""
+    named = [note.get(name) for name in ("last", "best", "last_raw", "best_raw", "mean")]
+    window, unread = note.get("window"), note.get("unread")
+    if not isinstance(window, list) or not isinstance(unread, list) or not all(isinstance(name, str) for name in unread):
+        return False
+    metrics = [each for each in (*named, *window) if isinstance(each, dict)]
+    return (
+        len(metrics) == len(named) + len(window)
+        and all(type(value) in (int, float) for each in metrics for value in each.values())
+        and all(leading in each for each in (note["best"], note["best_raw"]) if each)
+        and (type(note.get("skipped")), type(note.get("looked"))) == (int, bool)
+        and type(note.get("seconds")) in (int, float)
+        and math.isfinite(note["seconds"])
+    )

@@ -259,12 +259,18 @@ def writing(path: Path) -> Iterator[None]:
         raise InputError(f"cannot write {path} ({why}): {remedy}, then give the same --run to go on") from None
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file in one go: what is there is the old text or the new one."""
+def put(path: Path, content: bytes) -> None:
+    """Write a file in one go: what is there is the old content or the new one.  A link is replaced, not its target."""
     beside = _beside(path)
     with writing(path):
-        beside.write_text(text)
+        beside.unlink(missing_ok=True)
+        with beside.open("xb") as file:
+            file.write(content)
         os.replace(beside, path)
+
+
+def _write(path: Path, text: str) -> None:
+    put(path, text.encode())
 
 
 def _beside(path: Path) -> Path:

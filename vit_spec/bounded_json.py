@@ -15,6 +15,7 @@ from vit_spec.errors import InputError
 BYTES = 1 << 20  # of a text, unless the caller allows more
 VALUES = 1 << 22  # objects, lists, and their items
 DEPTH = 64  # objects and lists in one another
+DIGITS = 300  # of a whole number: as many as a float holds, and products of a few that Python still prints
 
 
 def parse(text: str | bytes, *, longest: int = BYTES, undefined: bool = False) -> Any:
@@ -25,7 +26,8 @@ def parse(text: str | bytes, *, longest: int = BYTES, undefined: bool = False) -
 
     Raises:
         InputError: text that is not JSON or not UTF-8, that is too long, too deep or of too many values, or that holds
-            NaN, an infinity, a number that overflows, a name twice in one object, or half a surrogate pair.
+            NaN, an infinity, a number that overflows, a whole number of more than DIGITS, a name twice in one object, or
+            half a surrogate pair.
     """
     if len(text) > longest:
         raise InputError(f"{len(text):,} bytes of JSON, at most {longest:,} are read")
@@ -38,6 +40,7 @@ def parse(text: str | bytes, *, longest: int = BYTES, undefined: bool = False) -
             object_pairs_hook=_distinct,
             parse_constant=None if undefined else _refused,
             parse_float=None if undefined else _finite,
+            parse_int=_whole,
         )
         _check_depth(value)
     except InputError:
@@ -48,8 +51,6 @@ def parse(text: str | bytes, *, longest: int = BYTES, undefined: bool = False) -
         raise InputError("not JSON: text that is not Unicode") from None
     except json.JSONDecodeError as error:
         raise InputError(f"not JSON: {error}") from None
-    except ValueError:  # Python's limit on the digits of an integer
-        raise InputError("not JSON: a number of too many digits") from None
     return value
 
 
@@ -113,6 +114,12 @@ def _finite(text: str) -> float:
     if value in (float("inf"), float("-inf")):
         raise InputError(f"{text[:40]} is larger than any number")
     return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > DIGITS:
+        raise InputError(f"{text[:40]}... is a number of more than {DIGITS} digits")
+    return int(text)
 
 
 def _check_depth(value: Any) -> None:

@@ -14,6 +14,8 @@ from vit_spec.positions import TABLES
 if TYPE_CHECKING:
     from vit_spec.config import ViTConfig
 
+_COUNTED = 2**63  # beyond which nothing is counted, and products of sizes are numbers that Python does not print
+
 
 def hold_to_types(part: Any, prefix: str) -> None:
     """Hold every field of a dataclass to its annotation, descending into parts."""
@@ -47,11 +49,21 @@ def coerced(name: str, value: Any, annotation: Any) -> Any:
     if annotation is str and isinstance(value, str):
         return value
     if annotation is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
-    if annotation is float and isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
+        if abs(int(value)) < _COUNTED:
+            return int(value)
+        raise InputError(f"{name} is a number of {int(value).bit_length()} bits: give a smaller one")
+    if annotation is float and isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value):
         return float(value)
     wanted = {bool: "True or False", str: "a string", int: "a whole number", float: "a finite number"}[annotation]
     raise InputError(f"{name} is {value!r}: give {wanted}")
+
+
+def _is_finite(value: numbers.Real) -> bool:
+    """Whether a number is one of those that a float can be, which very large whole numbers are not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def hold_to_reason(c: "ViTConfig") -> None:

@@ -130,14 +130,14 @@ def _operations(given: argparse.Namespace) -> dict[str, Any]:
 
 def _size(text: str) -> tuple[int, int]:
     """Read 384 or 384x256, height first."""
-    if not (found := re.fullmatch(r"(\d+)(?:x(\d+))?", text)):
+    if not (found := re.fullmatch(r"(\d{1,18})(?:x(\d{1,18}))?", text)):
         raise InputError(f"{text!r} is no size: write it as 384, or as 384x256, height first")
     return int(found[1]), int(found[2] or found[1])
 
 
 def _bytes(text: str) -> int:
     """Read 500MB or 5GB."""
-    if not (found := re.fullmatch(r"(\d+)\s*([KMG]?)B?", text.upper())) or not int(found[1]):
+    if not (found := re.fullmatch(r"(\d{1,18})\s*([KMG]?)B?", text.upper())) or not int(found[1]):
         raise InputError(f"{text!r} is no size of a file: write it as 500MB or 5GB")
     return int(int(found[1]) * 1000 ** " KMG".index(found[2] or " "))
 

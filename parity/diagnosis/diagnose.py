@@ -1,17 +1,19 @@
 """The two questions: do weights give the outputs of a file, and do they give those of another model?"""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from parity.containers.strict import listed
 from parity.diagnosis.catalogue import catalogue
 from parity.diagnosis.expectations import Expected
 from parity.diagnosis.precision import narrowest, rounded_weights
 from parity.diagnosis.remedy import Source, remedy
 from parity.diagnosis.report import Cause, Diagnosis
 from parity.diagnosis.search import Finding, Found, Progress, Search
-from parity.diagnosis.suspects import evidence, intermediates, suspect
+from parity.diagnosis.suspects import evidence, intermediates, suspect, unfitting
 from parity.diagnosis.trial import Hypothesis, Runner, Trial
 from parity.measures import Error
 from parity.runs import noise
@@ -142,7 +144,7 @@ def _diagnose(
         apart=_apart(found) if len(matched) > 1 else "",
         suspect=where,
         precision=_precision(expected, found),
-        remarks=(*expected.remarks, *hints),
+        remarks=(*expected.remarks, *_left_out(search), *hints),
         discarded=found.discarded,
     )
 
@@ -151,6 +153,12 @@ def _suspect(search: Search, found: Found) -> str:
     """The first layer that differs, by more than rounding where even the first ones differ by that."""
     bar = max([found.bar, *(level.tolerance for level in search.levels)])
     return str(suspect(search.trial, search.few, bar, search.places.outputs()))
+
+
+def _left_out(search: Search) -> Iterator[str]:
+    """Say which of the expected intermediates are compared with nothing."""
+    if names := unfitting(search.trial, search.few):
+        yield f"{listed(names)}: left out, as this model has none of that name and shape"
 
 
 def _precision(expected: Expected, found: Found) -> str:
@@ -188,7 +196,8 @@ def _apart(found: Found) -> str:
 def _hints(trial: Trial, expected: Expected, found: Found) -> tuple[str, ...]:
     hints = []
     if repeated := _unsteady(expected):
-        hints.append(f"images {repeated[0]} and {repeated[1]} are equal and their outputs are not: dropout was left on")
+        pair = f"images {repeated[0]} and {repeated[1]} are equal and their outputs are not"
+        hints.append(f"{pair}: dropout was left on, or the outputs are of other images")
     elif not found.others or found.others[0].error > NOISE * found.before.error:
         hints.append("what is left looks like noise: if the expected outputs change from run to run, dropout was left on")
     kind = rounded_weights(trial.weights.values())

@@ -19,6 +19,7 @@ from parity.weights import Checkpoint
 from vit_spec import InputError, ViTConfig
 
 IMAGES, LOGITS = "images", "logits"
+LARGEST = 1e100  # of a number that can be judged: beyond, products of a few are no float64
 AS_SHOWN = "as the expected images are"  # why a size is assumed
 PART = re.compile(
     r"(patch_embed|tokens|positions|cosines|sines|embed|blocks\.\d+|norm_pre|norm|pool|attn_pool|fc_norm|pre_logits|"
@@ -183,8 +184,11 @@ def _numbers(array: Any, name: str) -> Array:
 
 
 def _finite(name: str, array: Array) -> None:
-    if count := int((~np.isfinite(array.astype(np.float64))).sum()):
+    sizes = np.abs(array.astype(np.float64))
+    if count := int((~np.isfinite(sizes)).sum()):
         raise InputError(f"{name} have {count} entries that are NaN or infinite: make them again without")
+    if (largest := float(sizes.max(initial=0.0))) > LARGEST:
+        raise InputError(f"{name} have entries as large as {largest:.0e}: give those of a model, which has none such")
 
 
 def _intermediate(name: str, array: Any, count: int) -> Array:

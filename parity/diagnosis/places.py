@@ -8,7 +8,7 @@ import numpy as np
 from parity.diagnosis import solving
 from parity.diagnosis.catalogue import catalogue
 from parity.diagnosis.local import in_blocks, operations
-from parity.diagnosis.suspects import first_that_differs
+from parity.diagnosis.suspects import first_that_differs, share
 from parity.layout import Array
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ class Places:
         self.tried.append(ahead)
         effect = (ahead.outputs - search.before.outputs).ravel()
         missing = (search.few.logits - search.before.outputs).ravel()
-        sizes = float(effect @ effect) * float(missing @ missing)
-        return float(effect @ missing) ** 2 / sizes if sizes else 0.0
+        return share(effect, missing)
 
     def changes(self) -> "list[Finding]":
         """Try causes of the catalogue in one block alone, then plain operations on one parameter or intermediate.

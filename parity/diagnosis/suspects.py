@@ -57,7 +57,7 @@ def suspect(trial: Trial, expected: Expected, bar: float, places: Iterable[tuple
     shares: dict[str, float] = {}
     for name, outputs in places:
         if name and outputs.shape == logits.shape and np.isfinite(outputs).all():
-            shares[name] = max(shares.get(name, 0.0), _share((outputs - logits).ravel(), missing))
+            shares[name] = max(shares.get(name, 0.0), share((outputs - logits).ravel(), missing))
     if not shares:
         return Suspect("logits", False, 0.0)
     likeliest = max(shares, key=lambda each: shares[each])
@@ -125,10 +125,21 @@ def intermediates(trial: Trial) -> dict[str, Array]:
     return {name: tensor.double().numpy() for name, tensor in {**found, "logits": logits}.items()}
 
 
-def _share(effect: Array, missing: Array) -> float:
-    """The squared cosine."""
-    sizes = float(effect @ effect) * float(missing @ missing)
-    return float(effect @ missing) ** 2 / sizes if sizes else 0.0
+def share(effect: Array, missing: Array) -> float:
+    """The share of a squared difference that an effect explains: the squared cosine, 0 where it is no number."""
+    sizes = [float(np.abs(each).max(initial=0.0)) for each in (effect, missing)]
+    if not all(0 < size < math.inf for size in sizes):
+        return 0.0
+    a, b = effect / sizes[0], missing / sizes[1]  # whose fourth powers are numbers, however large the outputs are
+    return float(a @ b) ** 2 / (float(a @ a) * float(b @ b))
+
+
+def unfitting(trial: Trial, expected: Expected) -> list[str]:
+    """Return the expected intermediates that a model does not have, or has in another shape."""
+    if not expected.intermediates:
+        return []
+    fitting = {name for name, _ in _errors(intermediates(trial), expected)}
+    return [name for name in expected.intermediates if name not in fitting]
 
 
 def evidence(trial: Trial, other: Trial, hypotheses: list[Hypothesis]) -> Iterator[str]:

@@ -207,6 +207,8 @@ def _header(array: Any) -> dict[str, Any]:
     for name, kind in _KINDS.items():
         if type(header[name]) is not kind:
             raise InputError(f"{name} in its header is a {type(header[name]).__name__}")
+    if not 0 <= header["seed"] < 10**18:  # as the command takes them, and every library that draws
+        raise InputError("its seed is none that numbers can be drawn from")
     sums = header["checksums"]
     if sums.keys() != {"weights", "images"} or not all(isinstance(text, str) for text in sums.values()):
         raise InputError("its checksums are not those of weights and images")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from parity.hub import PREFIX, SECONDS, answered, reachable
+from parity.hub import PATIENCE, PREFIX, SECONDS, answered, reachable
 from train.sources import parquet
 from train.sources.shards import by_split
 from train.sources.splitting import Found
@@ -67,7 +67,7 @@ def _fetched(hub: Any, name: str, repo: str, revision: str | None, inside: str) 
     def ask(question: Callable[..., Any], **more: Any) -> Any:
         return answered(hub, name, "parquet:PATH", question, repo, repo_type="dataset", revision=revision, **more)
 
-    files: list[str] = ask(hub.HfApi().list_repo_files)
+    files: list[str] = ask(hub.HfApi().list_repo_files, patience=PATIENCE)
     wanted = [file for file in files if file.endswith(".parquet") and (file == inside or _below(file, inside))]
     if not wanted:
         raise InputError(f"{name} has no Parquet files there, but {', '.join(files[:8])}: try hf://{repo}@~parquet")
