@@ -37,6 +37,7 @@ def twins(config: ViTConfig, execution: vit_torch.Execution) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("kind", NOISE)
 def test_noise_acts_in_training_alone(kind: str) -> None:
+    torch.manual_seed(0)  # two draws of so few paths are equal now and then
     model, x = vit_torch.ViT(PLAIN.replace(regularisation=NOISE[kind])), images(PLAIN)
     assert not torch.equal(model.train()(x), model.train()(x))
     assert torch.equal(model.eval()(x), model.eval()(x))
