@@ -19,9 +19,9 @@ to be nearly zero.
 Amplified rounding.  The tolerances above are those of a function that amplifies rounding as ordinary weights do.  Where a
 tensor is outside of them, `parity.amplification` measures what `ROUNDINGS` roundings at every operation make of it in
 float64, and the tolerance is that, times `FEW`: what is amplified points in few directions, as if it had four entries.
-How few is measured too, by the cosine between two such disturbances, whose mean square over errors that point in n
-independent directions is 1 / n.  Luck goes with these rather than with entries: of a softmax over hundreds of rows one row
-may be undecided, and one side may have just that row right.
+The number of directions is measured too: for errors in n independent directions, the mean square of the cosine between
+two of them is 1 / n.  Where n is less than the number of entries, n replaces it in exp(5 / sqrt(n)): in a softmax over
+hundreds of rows, one row may have two nearly equal scores and all of the rounding error.
 Such a tolerance may be wide.  So the whole is trusted only if each part on its own, fed what the reference was fed, is
 within the tolerances above, or within what rounding makes of that part alone, which is little, however much a whole model
 makes of it.  Where even that is more than `JUDGED`, or the type cannot hold the numbers (`LARGEST`), nothing can be said of
@@ -219,9 +219,10 @@ class Budget:
         low, high = sorted((a.largest, b.largest))
         size_max = max(a.reference_largest, scale)
         slack, slack_max = SLACK * self.bar * a.size(scale), SLACK * self.bar * size_max
-        if self.rounding is not None:
-            slack = self.rounding.norm if self.amplifies(scale) else slack  # underflow, for one, may hit one side alone
-            slack_max = max(slack_max, self.rounding.largest)  # which may be amplified more than all others
+        if self.rounding is not None and self.amplifies(scale):
+            slack, slack_max = self.rounding.norm, self.rounding.largest  # which may hit one side alone, as underflow does
+        elif self.rounding is not None and self.rounding.largest > self.bar * size_max:
+            slack_max = self.rounding.largest  # all of it in few entries, as where two scores of a softmax are nearly equal
         return far <= RATIO * factor * near + slack and high <= RATIO_MAX * factor * low + slack_max
 
     def holds(self, a: Error, b: Error, *, scale: float = 0.0, entries: int | None = None) -> bool:

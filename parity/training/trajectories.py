@@ -8,8 +8,9 @@ If it parts by more, both are walked again, step by step, to where they first do
 `parity.training.adamw`.
 
 G3: in float32, on CPU too, what training changed may part by 3 times what it parts in the PyTorch twin from itself, over
-three disturbed runs, and up to 24 where three do not explain it: a gradient without a certain sign turns in few of them,
-which then go far.  All parameters are taken as one, at the end.  One parameter, or one step, is a matter of few entries.
+three disturbed runs, and up to 24 where three do not explain it: in few of them an entry of a gradient that is nearly zero
+changes its sign, and Adam's step with it.  All parameters are taken as one, at the end.  One parameter, or one step, is a
+matter of few entries.
 
 In a disturbed run each weight is moved by one unit in the last place, up or down, at the start and after each step, for
 both frameworks round it at each step; where a weight is large, one such unit is much of what training changes.
@@ -34,10 +35,10 @@ from vit_spec import InputError, ViTConfig
 
 STEPS = 50
 BATCHES, BATCH_SIZE = 4, 2  # what is trained on, over and over, where no images are given
-DISTURBED, AT_MOST = 3, 24  # runs
+DISTURBED, AT_MOST = 3, 24  # disturbed runs: always, and where those do not explain the difference
 CLIP = 0.8  # of the first gradient's norm, so that clipping acts at first, and later does not
 EPS = 1e-4  # of that gradient's root-mean-square: where it is zero but for rounding (a key's bias), Adam would enlarge that
-Ran = tuple[tuple[float, ...], dict[str, Array]]  # the loss of each step, and what the last one left behind
+Trained = tuple[tuple[float, ...], dict[str, Array]]  # the loss of each step, and what the last one left behind
 PARTS = {"params": "weights", "mean": "first moment", "square": "second moment"}  # of a `State`, as they are called
 
 
@@ -240,7 +241,7 @@ def trajectories(
 
 
 def _explained(
-    found: Trajectories, disturbed: Iterator[Ran], segments: Segments, start: Array, undisturbed: Ran
+    found: Trajectories, disturbed: Iterator[Trained], segments: Segments, start: Array, undisturbed: Trained
 ) -> Trajectories:
     """Widen what may part to what PyTorch parts from itself in float64, where every weight is moved by one rounding."""
     partings: dict[tuple[str, str], float] = {}
@@ -273,7 +274,7 @@ def _setting(course: Course, start: Array) -> Setting:
     return Setting(clip=CLIP * norm, eps=EPS * CLIP * norm / start.size**0.5)
 
 
-def _run(walk: Iterator[Step], steps: int) -> Ran:
+def _run(walk: Iterator[Step], steps: int) -> Trained:
     """The loss of each step, and what the last one left behind."""
     losses = []
     for step in islice(walk, steps):
@@ -294,7 +295,7 @@ def _apart(a: dict[str, Array], b: dict[str, Array], start: Array) -> float:
     return Error.of(*(each["params"] - start.astype(np.float64) for each in (a, b))).relative_rms()
 
 
-def _disturbed(course: Course, setting: Setting, start: Array, steps: int) -> Iterator[Ran]:
+def _disturbed(course: Course, setting: Setting, start: Array, steps: int) -> Iterator[Trained]:
     """Train PyTorch again and again, from a start whose every weight is moved by one rounding, as each is after each step.
 
     What it ends at is moved back by as much as its start was moved.
