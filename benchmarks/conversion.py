@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 import vit_spec
-from parity.containers import Slot, get
-from parity.formats import get as get_format
-from parity.writing import convert, written_by
+from parity.checkpoints.containers import Slot, get
+from parity.checkpoints.formats import get as get_format
+from parity.checkpoints.writing import convert, written_by
 from vit_spec import ViTConfig
 
 

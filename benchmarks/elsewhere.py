@@ -39,10 +39,10 @@ def compiled(devices: list[Any], model: str, **changes: Any) -> tuple[Any, Any, 
     from jax.sharding import AxisType, Mesh
 
     import vit_spec
-    from train import jax_mesh
-    from train.jax_engine import JaxEngine
+    from train.jax import sharding
+    from train.jax.engine import JaxEngine
+    from train.jax.memory_estimate import needs
     from train.mesh import AXES, sizes_for
-    from train.needs import needs
     from train.recipes import Recipe
     from vit_jax import layers
 
@@ -57,14 +57,14 @@ def compiled(devices: list[Any], model: str, **changes: Any) -> tuple[Any, Any, 
         return Mesh(np.asarray(devices).reshape(tuple(sizes.values())), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
     config, recipe = vit_spec.get(model, num_classes=1000), Recipe(**changes)
-    with patch.object(jax_mesh, "make", make), patch.object(layers, "_device", lambda: devices[0]):
+    with patch.object(sharding, "make", make), patch.object(layers, "_device", lambda: devices[0]):
         e = Unstarted(config, recipe, task="classes", rate=lambda step: 1e-3, start=None, folder=Path("nowhere"))
         return e._update, needs(config, recipe, e.mesh.shape), dict(e.mesh.shape)
 
 
 def row(devices: list[Any], model: str, images: int, mesh: str, remat: str) -> str:
     """What a mesh's step takes and sends, and the share of the plan that it is."""
-    from train.jax_program import program
+    from benchmarks.jax_program import program
 
     changes: dict[str, Any] = {"mesh": mesh, "remat": remat, "dtype": "bfloat16", "batch_size": images * len(devices)}
     step, planned, sizes = compiled(devices, model, **changes)

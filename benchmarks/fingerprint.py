@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from train.fingerprint import Fingerprint
-from train.sources import Source
-from train.sources.decoding import SUFFIXES
-from train.sources.examples import Files, examples
-from train.sources.files import below
+from train.data.fingerprint import Fingerprint
+from train.data.sources import Source
+from train.data.sources.decoding import SUFFIXES
+from train.data.sources.examples import Files, examples
+from train.data.sources.files import below
 
 CLASSES, SIZE = 100, 20_000
 

@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 
 import parity
-from parity import containers
-from parity.formats import get
-from parity.weights import Checkpoint, translate
-from parity.writing import write
+from parity.checkpoints import containers
+from parity.checkpoints.formats import get
+from parity.checkpoints.weights import Checkpoint, translate
+from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig
 
 # One that is inferred from its tensors too, for containers without room for a config.

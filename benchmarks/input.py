@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, features
 
-from train.augment import Augment, augmented
-from train.augment.crop import FILTERS, inception_box
-from train.augment.options import Filter
-from train.chance import IMAGE, generator
-from train.sources import read_image
+from train.data.augment import Augment, augmented
+from train.data.augment.crop import FILTERS, inception_box
+from train.data.augment.options import Filter
+from train.data.rng import IMAGE, generator
+from train.data.sources import read_image
 
 SIZE = (224, 224)
 FILTER: tuple[Filter, ...] = ("bilinear_aliased", "bilinear", "bicubic")

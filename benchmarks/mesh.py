@@ -23,8 +23,8 @@ TURNS = 5
 def prepared(mesh: str, **changes: Any) -> tuple[Any, Any]:
     """Return a trainer whose step is not compiled yet, and what was planned, for a config or recipe with changes."""
     import vit_spec
-    from train.jax_engine import JaxEngine
-    from train.needs import needs
+    from train.jax.engine import JaxEngine
+    from train.jax.memory_estimate import needs
     from train.recipes import Recipe
 
     config = vit_spec.get("vit_ti16", num_classes=1000, **{"num_heads": 4, **changes.pop("config", {})})
@@ -35,7 +35,7 @@ def prepared(mesh: str, **changes: Any) -> tuple[Any, Any]:
 
 def table(meshes: list[str]) -> None:
     """What each mesh's step takes, keeps and sends, and the share of the plan that it is."""
-    from train.jax_program import program
+    from benchmarks.jax_program import program
 
     print("| mesh | --remat | arguments | of the plan | temporary | of the plan | sent, whole arrays | as planned |")
     print("|---|---|---|---|---|---|---|---|")
@@ -55,7 +55,7 @@ def table(meshes: list[str]) -> None:
 
 def optimizers(meshes: list[str]) -> None:
     """What each optimizer's step sends, and what a device computes of it, beyond AdamW's."""
-    from train.jax_program import program
+    from benchmarks.jax_program import program
     from train.plan import sent
     from train.recipes import Optimizer
 

@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import save_file
 
 import vit_spec
-from parity import containers
-from parity.files import checkpoint
-from parity.formats import formats, get
+from parity.checkpoints import containers
+from parity.checkpoints.formats import formats, get
+from parity.checkpoints.reading import checkpoint
 from vit_spec import InputError
 
 ORDINARY = {"timm": "vit_b16", "hf-vit": "vit_b16", "torchvision": "vit_l16", "google": "vit_h14", "jax": "vit_l16"}

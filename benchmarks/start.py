@@ -20,9 +20,9 @@ CHILD = """
 import json, sys, time
 from train.cli import parse
 asked = parse("train.jax", sys.argv[1:])._replace(dry=True)
-from train import jax as trainer
-from train.jax_engine import JaxEngine
-from train.session import train
+from train.jax import __main__ as trainer
+from train.jax.engine import JaxEngine
+from train.loop.session import train
 
 class Timed(JaxEngine):
     def __init__(self, *arguments, **options):

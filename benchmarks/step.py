@@ -20,11 +20,11 @@ import jax
 import numpy as np
 
 import vit_spec
-from train import jax_mesh
-from train.data import Batch
-from train.jax import keep_freed_memory
-from train.jax_engine import JaxEngine
-from train.needs import needs
+from train.data.batches import Batch
+from train.jax import sharding
+from train.jax.__main__ import keep_freed_memory
+from train.jax.engine import JaxEngine
+from train.jax.memory_estimate import needs
 from train.plan import USABLE
 from train.recipes import Recipe
 from vit_spec import InputError, ViTConfig
@@ -48,7 +48,7 @@ def row(config_name: str, given: argparse.Namespace, room: int | None) -> str:
     config = vit_spec.get(config_name, num_classes=1000)
     recipe = Recipe(batch_size=given.batch_size or 8, dtype=given.dtype, mesh=given.mesh)
     if not given.batch_size and room:
-        sizes = dict(jax_mesh.make(given.mesh, config).shape)
+        sizes = dict(sharding.make(given.mesh, config).shape)
         recipe = replace(recipe, batch_size=largest(config, recipe, room, sizes))
     began = time.perf_counter()
     engine = JaxEngine(config, recipe, task="classes", rate=lambda step: 1e-4, start=None, folder=RESULTS)

@@ -23,7 +23,7 @@ import timm  # isort: skip
 
 RELATED = ("vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam")
 MODULES = ("vision_transformer", "deit", "eva", "beit", "naflexvit", *RELATED)
-TABLE = Path(__file__).parents[1] / "parity/formats/timm_architectures.json"
+TABLE = Path(__file__).parents[1] / "parity/checkpoints/formats/timm_architectures.json"
 TRAINING = {"drop_rate", "weight_init", "fix_init", "head_init_scale"}  # arguments that leave the trained function alone
 
 

@@ -25,11 +25,11 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from importlib.metadata import version
 
 from benchmarks.faults import started
-from parity.against import compare_files
-from parity.comparison import compare
-from parity.measures import FUNCTION
-from parity.report import Report
-from parity.weights import held
+from parity.checkpoints.weights import held
+from parity.compare.comparison import compare
+from parity.compare.report import Report
+from parity.compare.tolerances import FUNCTION
+from parity.compare.two_files import compare_files
 from tests.extreme_weights import CONFIGS, KINDS, drawn, extreme
 from tests.faults import FAULTS, Fault, planted
 from tests.faults.outcomes import QUICK

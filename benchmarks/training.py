@@ -21,10 +21,10 @@ from statistics import median
 import jax
 
 from train.cli import parse
-from train.data import Batch, Feed, targets, usual_workers
-from train.jax import keep_freed_memory
-from train.jax_engine import JaxEngine
-from train.session import network
+from train.data.batches import Batch, Feed, targets, usual_workers
+from train.jax.__main__ import keep_freed_memory
+from train.jax.engine import JaxEngine
+from train.loop.session import network
 
 
 def repeated(folder: Path, into: Path, count: int) -> None:

@@ -1,12 +1,12 @@
 """Moving weights between formats without losing a bit, and proof that the twins are one function of them."""
 
-from parity.comparison import compare
-from parity.files import load
-from parity.inference import AssumptionWarning
-from parity.loading import SurgeryWarning
-from parity.pairs import assert_parity
-from parity.weights import Checkpoint, to_jax, to_torch
-from parity.writing import convert, save, write
+from parity.checkpoints.config_inference import AssumptionWarning
+from parity.checkpoints.loading import SurgeryWarning
+from parity.checkpoints.reading import load
+from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
+from parity.checkpoints.writing import convert, save, write
+from parity.compare.any_model import assert_parity
+from parity.compare.comparison import compare
 
 __all__ = [
     "AssumptionWarning",

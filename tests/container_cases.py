@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from parity.containers.container import Container, Contents, Slot
+from parity.checkpoints.containers.container import Container, Contents, Slot
 from vit_spec import InputError
 
 FLOATS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}

@@ -1,4 +1,4 @@
-"""Google's names for the weights of a golden file, written down once more: nothing here is shared with `parity.formats`."""
+"""Google's names for the weights of a golden file, written once more, sharing nothing with `parity.checkpoints.formats`."""
 
 import numpy as np
 

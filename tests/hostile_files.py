@@ -528,7 +528,7 @@ for _name, _data in JSONS.items():
 
 @hostile("parity.json: a number for what it says of the file")
 def beside_number(folder):
-    from parity.files import fingerprint
+    from parity.checkpoints.reading import fingerprint
 
     path = folder / "a.msgpack"
     path.write_bytes(b"\x81\xa1a\xc0")

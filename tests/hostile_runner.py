@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import parity
-from parity import containers
+from parity.checkpoints import containers
 from tests.hostile_files import FILES
 from vit_spec import InputError
 

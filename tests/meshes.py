@@ -21,16 +21,16 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 import vit_spec
-from parity.weights import held
+from benchmarks.jax_program import program
+from parity.checkpoints.weights import held
 from tests.twins import perturbed
-from train import jax_mesh
-from train.augment import Mix
-from train.data import Batch
-from train.jax_engine import JaxEngine
-from train.jax_optimizers import optimizer
-from train.jax_program import program
-from train.jax_trees import tree
-from train.needs import needs
+from train.data.augment import Mix
+from train.data.batches import Batch
+from train.jax import sharding
+from train.jax.engine import JaxEngine
+from train.jax.memory_estimate import needs
+from train.jax.optimizers import optimizer
+from train.jax.trees import tree
 from train.recipes import Augment, Optimizer, Recipe
 
 CONFIG = vit_spec.get(
@@ -100,8 +100,8 @@ def updated(name: Any, mesh: jax.sharding.Mesh | None) -> tuple[Any, Any]:
     given = grads, jax.jit(rule.init)(params), params
     places: dict[str, Any] = {}
     if mesh is not None:
-        ours = jax_mesh.parameters(mesh, CONFIG)
-        beside = jax_mesh.like_parameters(given[1], jax.tree.map(lambda p, place: (p.shape, place), params, ours))
+        ours = sharding.parameters(mesh, CONFIG)
+        beside = sharding.like_parameters(given[1], jax.tree.map(lambda p, place: (p.shape, place), params, ours))
         places = {"in_shardings": (ours, beside, ours), "out_shardings": (ours, beside)}
         given = jax.device_put(given, places["in_shardings"])
     compiled = jax.jit(partial(rule.update, rate=1.0), **places).lower(*given).compile()
@@ -141,7 +141,7 @@ def _rows_of(pair: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
         return {device: self.devices_indices_map(shape)[device] for device in theirs}
 
     with patch.object(NamedSharding, "addressable_devices_indices_map", of_process):
-        return jax_mesh.rows_here(mesh, RECIPE.batch_size)
+        return sharding.rows_here(mesh, RECIPE.batch_size)
 
 
 def _named(transfers: dict[tuple[str, str], int]) -> dict[str, int]:
@@ -155,7 +155,7 @@ def _here(tree: Any) -> int:
 
 if __name__ == "__main__":
     flag, *meshes = sys.argv[1:]
-    jax_mesh.join_cluster()
+    sharding.join_cluster()
     if flag == "--bfloat16":
         engine(*meshes, dtype="bfloat16").step(batch(0, np.arange(RECIPE.batch_size)))
     elif flag == "--parts":

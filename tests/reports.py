@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import vit_spec
-from parity.comparison import compare
-from parity.report import Report
-from parity.weights import Checkpoint, held
+from parity.checkpoints.weights import Checkpoint, held
+from parity.compare.comparison import compare
+from parity.compare.report import Report
 from tests.twins import perturbed, small
 
 QUICK = {"xla_backend_optimization_level": 0}

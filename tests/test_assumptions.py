@@ -13,12 +13,12 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
-from parity import drawn
-from parity.containers.container import Stored
-from parity.formats import get
-from parity.inference import Assumption
-from parity.recognition import recognise
-from parity.weights import translate
+from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.containers.container import Stored
+from parity.checkpoints.formats import get
+from parity.checkpoints.recognition import recognise
+from parity.checkpoints.weights import translate
+from parity.compare import reproducible_init
 from tests.twins import perturbed, pictures
 from vit_spec import InputError, ViTConfig
 
@@ -127,7 +127,7 @@ def test_one_head_as_wide_as_the_model_is_named_where_it_may_be_a_norm_of_all_he
 def test_a_rotation_that_clips_keys_do_not_show_is_named(tmp_path: Path) -> None:
     """Perception Encoders with a class token that is pooled have the keys of CLIP's image tower."""
     config = vit_spec.get("clip_b16", depth=1, num_classes=7)
-    tower = translate(drawn.weights(config, 0), "openai-clip:tower")
+    tower = translate(reproducible_init.weights(config, 0), "openai-clip:tower")
     torch.save({key: torch.tensor(array) for key, array in tower}, tmp_path / "a.pth")
     assert "positions.rotary" in {each.field for each in parity.load(tmp_path / "a.pth").assumed}
 

@@ -11,13 +11,13 @@ pytest.importorskip("torch")
 
 import vit_spec
 import vit_torch
-from parity.comparison import compare
-from parity.localisation import Part
-from parity.measures import Budget, Error
-from parity.report import Report
-from parity.runs import Subject, TorchTwin
-from parity.spool import Spool
-from parity.weights import held
+from parity.checkpoints.weights import held
+from parity.compare.comparison import compare
+from parity.compare.disk_cache import Spool
+from parity.compare.forward_backward import Subject, TorchTwin
+from parity.compare.localisation import Part
+from parity.compare.report import Report
+from parity.compare.tolerances import Budget, Error
 from tests.twins import perturbed, pictures, small
 from vit_spec import InputError, ViTConfig
 

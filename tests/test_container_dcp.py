@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parity.containers.container import File, Slot
-from parity.containers.dcp import CONTAINER
+from parity.checkpoints.containers.container import File, Slot
+from parity.checkpoints.containers.dcp import CONTAINER
 from vit_spec import InputError
 
 torch = pytest.importorskip("torch")

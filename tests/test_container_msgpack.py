@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parity.containers import msgpack, shards
-from parity.containers import msgpack_tokens as tokens
-from parity.containers.container import Slot
-from parity.containers.msgpack import CONTAINER
+from parity.checkpoints.containers import msgpack, shards
+from parity.checkpoints.containers import msgpack_tokens as tokens
+from parity.checkpoints.containers.container import Slot
+from parity.checkpoints.containers.msgpack import CONTAINER
 from tests.container_cases import CountedReads, draw, read, refusal, same_bits, sparse, survives, write
 from vit_spec import InputError
 

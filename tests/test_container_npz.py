@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parity.containers.container import Slot, Span
-from parity.containers.npz import CONTAINER
+from parity.checkpoints.containers.container import Slot, Span
+from parity.checkpoints.containers.npz import CONTAINER
 from tests.container_cases import DTYPES, CountedReads, draw, read, refusal, same_bits, slots, survives, write
 from vit_spec import InputError
 

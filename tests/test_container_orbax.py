@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parity.containers.container import Slot
-from parity.containers.orbax import CONTAINER
+from parity.checkpoints.containers.container import Slot
+from parity.checkpoints.containers.orbax import CONTAINER
 from tests.hostile_files import orbax
 from vit_spec import InputError
 
@@ -192,7 +192,8 @@ def test_several_items_are_named(tmp_path):
 def test_a_checkpoint_is_read_without_jax_or_orbax(tmp_path):
     ocp.save(tmp_path / "c", {"w": np.ones(3, np.float32)})
     path = str(tmp_path / "c")
-    code = "import sys; from pathlib import Path; from parity.containers.orbax import CONTAINER as c; import numpy as np\n"
+    code = "import sys; from pathlib import Path\n"
+    code += "from parity.checkpoints.containers.orbax import CONTAINER as c; import numpy as np\n"
     code += f"w = np.asarray(c.open(Path({path!r})).arrays['w',])\nprint(w, *({{'jax', 'orbax'}} & set(sys.modules)))"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True

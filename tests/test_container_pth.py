@@ -22,11 +22,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parity.containers import pickles
-from parity.containers.archive import Strided
-from parity.containers.checksum import Checksum, combined
-from parity.containers.container import File, Slot, Window
-from parity.containers.pth import CONTAINER
+from parity.checkpoints.containers import pickles
+from parity.checkpoints.containers.archive import Strided
+from parity.checkpoints.containers.checksum import Checksum, combined
+from parity.checkpoints.containers.container import File, Slot, Window
+from parity.checkpoints.containers.pth import CONTAINER
 from vit_spec import InputError
 
 torch = pytest.importorskip("torch")
@@ -220,7 +220,8 @@ def test_reading_headers_reads_no_storage(tmp_path, monkeypatch):
 
 def test_an_archive_is_read_without_torch(tmp_path):
     torch.save({"w": torch.ones(3)}, tmp_path / "a.pth")
-    code = "import sys; from pathlib import Path; from parity.containers.pth import CONTAINER as c; import numpy as np\n"
+    code = "import sys; from pathlib import Path\n"
+    code += "from parity.checkpoints.containers.pth import CONTAINER as c; import numpy as np\n"
     code += f"print(np.asarray(c.open(Path({str(tmp_path / 'a.pth')!r})).arrays['w',]), 'torch' in sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
@@ -636,7 +637,7 @@ def test_files_older_than_the_archives_are_read_without_torch_and_when_asked_for
     torch.save(
         {"w": torch.ones(1 << 20), "h": torch.ones(3).half()}, tmp_path / "a.pth", _use_new_zipfile_serialization=False
     )
-    code = "import sys, resource; from pathlib import Path; from parity.containers.pth import CONTAINER as c\n"
+    code = "import sys, resource; from pathlib import Path; from parity.checkpoints.containers.pth import CONTAINER as c\n"
     code += "import numpy as np; arrays = c.open(Path(sys.argv[1])).arrays\n"
     code += "print(np.asarray(arrays['h',]), arrays['w',].shape, 'torch' in sys.modules)"
     command = [sys.executable, "-c", code, tmp_path / "a.pth"]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors import deserialize
 from safetensors.numpy import save, save_file
 
-from parity.containers.container import Slot
-from parity.containers.safetensors import CONTAINER, create_sharded
+from parity.checkpoints.containers.container import Slot
+from parity.checkpoints.containers.safetensors import CONTAINER, create_sharded
 from tests.container_cases import CountedReads, draw, put, read, refusal, same_bits, slots, sparse, survives, write
 from vit_spec import InputError
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from parity.formats import get
-from parity.pairs.correspondence import Pair, match
+from parity.checkpoints.formats import get
+from parity.compare.any_model.correspondence import Pair, match
 from tests.twins import small_models
 from vit_spec import InputError
 

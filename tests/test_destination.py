@@ -15,8 +15,8 @@ import pytest
 
 import parity
 from parity.__main__ import main
-from parity.formats import get
-from parity.replacing import clear, replacing
+from parity.checkpoints.atomic_write import clear, replacing
+from parity.checkpoints.formats import get
 from vit_spec import ViTConfig
 
 CONFIG = ViTConfig(image_size=16, patch_size=8, width=64, depth=3, num_heads=2, mlp_dim=256, num_classes=7)
@@ -159,7 +159,7 @@ def test_what_is_no_file_is_never_replaced(source, tmp_path, kind, capfd):
 
 def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
     script = (
-        "import os, signal, sys; from pathlib import Path; from parity.replacing import replacing\n"
+        "import os, signal, sys; from pathlib import Path; from parity.checkpoints.atomic_write import replacing\n"
         "with replacing(Path(sys.argv[1])) as new:\n"
         "    new.mkdir(); (new / 'half').write_text('written'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -20,15 +20,15 @@ import vit_spec
 import vit_torch
 from parity import Checkpoint
 from parity.__main__ import main
-from parity.diagnosis import Diagnosis, Source, against, diagnose, expected, read
-from parity.diagnosis.catalogue import catalogue
-from parity.diagnosis.local import in_blocks, operations
-from parity.diagnosis.mend import mend
-from parity.diagnosis.search import Search
-from parity.diagnosis.trial import Hypothesis, Trial
-from parity.formats import get
-from parity.surgery.edit import float64
-from parity.weights import flatten, parameter
+from parity.checkpoints.formats import get
+from parity.checkpoints.surgery.edit import float64
+from parity.checkpoints.weights import flatten, parameter
+from parity.compare.diagnosis import Diagnosis, Source, against, diagnose, expected, read
+from parity.compare.diagnosis.catalogue import catalogue
+from parity.compare.diagnosis.local import in_blocks, operations
+from parity.compare.diagnosis.mend import mend
+from parity.compare.diagnosis.search import Search
+from parity.compare.diagnosis.trial import Hypothesis, Trial
 from tests.twins import perturbed, small
 from vit_spec import InputError, ViTConfig
 
@@ -482,7 +482,7 @@ def test_a_hypothesis_that_fails_is_discarded_and_told(monkeypatch: pytest.Monke
         raise RuntimeError("a patch that fits no model")
 
     causes = [Hypothesis("it is broken", "broken", patch=broken)]
-    monkeypatch.setattr("parity.diagnosis.search.catalogue", lambda trial: [*catalogue(trial)[:5], *causes])
+    monkeypatch.setattr("parity.compare.diagnosis.search.catalogue", lambda trial: [*catalogue(trial)[:5], *causes])
     found = diagnosis(PLAIN, PLAIN, _noise, pairs=5)
     assert found.discarded[0] == "it is broken: RuntimeError: a patch that fits no model"
     assert "causes could not be run, the first: it is broken" in str(found)

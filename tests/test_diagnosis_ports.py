@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 import vit_spec
 import vit_torch
-from parity.diagnosis import Diagnosis, diagnose, expected
-from parity.diagnosis.score_bias import score_biases
-from parity.diagnosis.trial import Trial
-from parity.surgery.edit import float64
-from parity.weights import parameter
+from parity.checkpoints.surgery.edit import float64
+from parity.checkpoints.weights import parameter
+from parity.compare.diagnosis import Diagnosis, diagnose, expected
+from parity.compare.diagnosis.score_bias import score_biases
+from parity.compare.diagnosis.trial import Trial
 from tests.test_diagnosis import PLAIN, ROTARY, answers, checkpoint, pictures
 from tests.twins import small
 from vit_spec import ViTConfig, rows

@@ -58,7 +58,7 @@ def test_few_parts_cannot_be_told() -> None:
 def test_a_fault_is_gone_after_its_block(file: str) -> None:
     import vit_jax
     import vit_torch
-    from parity.formats import get
+    from parity.checkpoints.formats import get
 
     before = vit_jax.ViT, vit_torch.ViT, get("jax"), get("torch")
     with planted(next(fault for fault in FAULTS if fault.file == file)):

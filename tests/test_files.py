@@ -11,9 +11,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import parity
-from parity import weights as weights_module
-from parity.containers.container import File
-from parity.formats import get
+from parity.checkpoints import weights as weights_module
+from parity.checkpoints.containers.container import File
+from parity.checkpoints.formats import get
 from vit_spec import InputError, ViTConfig
 
 TINY = ViTConfig(image_size=(4, 6), patch_size=2, width=8, depth=2, num_heads=2, mlp_dim=6, num_classes=3)

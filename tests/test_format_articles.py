@@ -11,10 +11,10 @@ import pytest
 
 import parity
 import vit_spec
-from parity.containers import Contents
-from parity.containers.container import Stored
-from parity.files import checkpoint
-from parity.writing import write
+from parity.checkpoints.containers import Contents
+from parity.checkpoints.containers.container import Stored
+from parity.checkpoints.reading import checkpoint
+from parity.checkpoints.writing import write
 from tests.goldens.golden import read
 from tests.peers.proof import prove
 from vit_spec import InputError
@@ -123,7 +123,7 @@ class Shape(Stored):
 @every
 def test_a_bare_state_dict_of_the_articles_sizes_is_the_articles_config(name):
     config = vit_spec.get(name)
-    layouts, sizes = parity.formats.get(name).layouts(config), config.sizes
+    layouts, sizes = parity.checkpoints.formats.get(name).layouts(config), config.sizes
     arrays = {(key,): Shape(layout.shape(sizes)) for layout in layouts.values() for key in layout.keys(sizes)}
     format = name if name == "article_dino" else None
     assert checkpoint(Contents("pth", arrays), {}, format, {}).config == config
@@ -250,4 +250,4 @@ def test_a_patch_that_the_projection_cannot_have_is_refused(tmp_path):
 )
 def test_a_model_that_is_not_the_articles_is_refused_by_the_field(name, changes, what):
     with pytest.raises(InputError, match=re.escape(what)):
-        parity.formats.get(name).layouts(vit_spec.get(name).replace(**changes))
+        parity.checkpoints.formats.get(name).layouts(vit_spec.get(name).replace(**changes))

@@ -72,9 +72,9 @@ def test_what_is_written_says_what_save_pretrained_said(folder, name):
     config, theirs = parity.load(folder / WEIGHTS).config, json.loads((folder / "config.json").read_text())
     if "vision_config" in theirs:
         with pytest.raises(InputError, match="num_classes=0"):
-            parity.formats.get("hf-flax-clip").files(config)
+            parity.checkpoints.formats.get("hf-flax-clip").files(config)
         return
-    ours = parity.formats.get(FORMATS[name]).files(config)["config.json"]
+    ours = parity.checkpoints.formats.get(FORMATS[name]).files(config)["config.json"]
     skipped = {"architectures", "layerscale_value", "use_mask_token"}
     differing = {key for key in ours.keys() & theirs.keys() - skipped if ours[key] != theirs[key]}
     assert differing <= {"hidden_act"}  # of two words for one function
@@ -141,7 +141,7 @@ TINY = ViTConfig(image_size=12, patch_size=4, width=12, depth=1, num_heads=3, ml
 )
 def test_a_model_that_the_format_cannot_hold_is_refused_by_the_field(format, changes, what):
     with pytest.raises(InputError, match=re.escape(what)):
-        parity.formats.get(format).layouts(TINY.replace(**changes))
+        parity.checkpoints.formats.get(format).layouts(TINY.replace(**changes))
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_a_model_that_the_format_cannot_hold_is_refused_by_the_field(format, cha
 )
 def test_a_folder_that_no_config_json_can_describe_is_refused_by_the_field(format, changes, what):
     with pytest.raises(InputError, match=re.escape(what)):
-        parity.formats.get(format).files(TINY.replace(**changes))
+        parity.checkpoints.formats.get(format).files(TINY.replace(**changes))

@@ -256,11 +256,11 @@ TINY = ViTConfig(image_size=12, patch_size=4, width=12, depth=1, num_heads=3, ml
 )
 def test_a_model_that_the_format_cannot_hold_is_refused_by_the_field(format, changes, what):
     with pytest.raises(InputError, match=re.escape(what)):
-        parity.formats.get(format).layouts(TINY.replace(**changes))
+        parity.checkpoints.formats.get(format).layouts(TINY.replace(**changes))
 
 
 def test_what_readers_will_take_for_something_else_is_remarked(tmp_path):
-    from parity.writing import write
+    from parity.checkpoints.writing import write
 
     arrays, golden, _ = made("linen")
     checkpoint = parity.load(saved(tmp_path / "a.npz", arrays), given={**given(golden), "norms.eps": 1e-5})

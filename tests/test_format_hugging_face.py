@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
-from parity.formats import get
-from parity.weights import Checkpoint, translate
-from parity.writing import write
+from parity.checkpoints.formats import get
+from parity.checkpoints.weights import Checkpoint, translate
+from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig
 
 VIT = ViTConfig(image_size=12, patch_size=4, width=12, depth=2, num_heads=3, mlp_dim=24, num_classes=5)

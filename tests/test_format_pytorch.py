@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import parity
-from parity.formats import get as get_format
-from parity.formats.dinov3 import periods
-from parity.weights import Checkpoint, translate
-from parity.writing import write
+from parity.checkpoints.formats import get as get_format
+from parity.checkpoints.formats.dinov3 import periods
+from parity.checkpoints.weights import Checkpoint, translate
+from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig, get
 
 torch = pytest.importorskip("torch")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from parity.formats import formats
-from parity.measures import FUNCTION
+from parity.checkpoints.formats import formats
+from parity.compare.tolerances import FUNCTION
 from tests.peers.table import PAGE, PROOFS, page
 
 OWN = ("torch", "jax")  # what the twins' own tests prove

@@ -20,15 +20,15 @@ pytest.importorskip("torch")
 import vit_jax
 import vit_spec
 import vit_torch
-from parity import drawn, golden, settings
-from parity.golden import verification
-from parity.golden.drift import moved
-from parity.golden.file import Golden
-from parity.golden.sketch import KEPT, sketch
-from parity.golden.subject import checksums, shown
-from parity.measures import RATIO, luck
-from parity.runs import Subject, TorchTwin
-from parity.weights import Checkpoint, to_torch
+from parity.checkpoints.weights import Checkpoint, to_torch
+from parity.compare import framework_settings, golden, reproducible_init
+from parity.compare.forward_backward import Subject, TorchTwin
+from parity.compare.golden import verification
+from parity.compare.golden.drift import moved
+from parity.compare.golden.file import Golden
+from parity.compare.golden.sketch import KEPT, sketch
+from parity.compare.golden.subject import checksums, shown
+from parity.compare.tolerances import RATIO, luck
 from tests.twins import perturbed, small
 from vit_spec import InputError
 
@@ -88,7 +88,7 @@ def test_what_is_recorded_verifies_and_is_the_same_bytes_twice(tmp_path: Path) -
 
 def test_drawn_weights_make_the_recorded_reference_whatever_the_machine(recorded: Golden) -> None:
     assert recorded.config == PLAIN
-    assert checksums(shown(drawn.weights(PLAIN, 0), 0)) == recorded.checksums
+    assert checksums(shown(reproducible_init.weights(PLAIN, 0), 0)) == recorded.checksums
 
 
 def test_what_is_read_is_what_was_written(recorded: Golden, tmp_path: Path, path: Path) -> None:
@@ -128,8 +128,8 @@ def faulty(monkeypatch: pytest.MonkeyPatch, twin: Any, **change: Any) -> None:
 
 
 def later(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    now = settings.environment
-    monkeypatch.setattr(settings, "environment", lambda options=None: {**now(options), **versions})
+    now = framework_settings.environment
+    monkeypatch.setattr(framework_settings, "environment", lambda options=None: {**now(options), **versions})
 
 
 def test_a_fault_names_the_layer_and_the_versions_then_and_now(
@@ -242,28 +242,28 @@ def test_an_added_record_does_not_move_the_bar(path: Path, monkeypatch: pytest.M
 
 
 def test_drawn_numbers_are_those_of_every_version_and_machine() -> None:
-    assert hashlib.sha256(drawn.noise(0, "x", (3, 5)).tobytes()).hexdigest()[:16] == "ff32f420405c5547"
+    assert hashlib.sha256(reproducible_init.noise(0, "x", (3, 5)).tobytes()).hexdigest()[:16] == "ff32f420405c5547"
 
 
 def test_drawn_numbers_have_their_mean_and_deviation() -> None:
-    x = drawn.noise(1, "x", (400_000,), 0.5, 2.0).astype(np.float64)
+    x = reproducible_init.noise(1, "x", (400_000,), 0.5, 2.0).astype(np.float64)
     assert abs(x.mean() - 0.5) < 5 * 2 / 400_000**0.5
     assert abs(x.std() - 2) < 5 * 2 / 800_000**0.5
 
 
 def test_streams_of_two_names_or_two_seeds_are_others() -> None:
-    found = {drawn.noise(seed, name, (4,)).tobytes() for seed in (0, 1) for name in ("a", "b")}
+    found = {reproducible_init.noise(seed, name, (4,)).tobytes() for seed in (0, 1) for name in ("a", "b")}
     assert len(found) == 4
 
 
 def test_a_longer_stream_begins_with_the_shorter() -> None:
-    assert np.array_equal(drawn.noise(0, "x", (2**20 + 5,))[:9], drawn.noise(0, "x", (9,)))
+    assert np.array_equal(reproducible_init.noise(0, "x", (2**20 + 5,))[:9], reproducible_init.noise(0, "x", (9,)))
 
 
 @pytest.mark.parametrize("name", ["vit_s16", "dinov2_s14", "vit_s16_plain"])
 def test_drawn_weights_have_no_zero_no_one_and_no_repetition(name: str) -> None:
     config = small(vit_spec.get(name))
-    flat = np.concatenate([array.ravel() for array in drawn.weights(config, 0).arrays.values()])
+    flat = np.concatenate([array.ravel() for array in reproducible_init.weights(config, 0).arrays.values()])
     assert not np.isin(flat, (0.0, 1.0)).any()
     assert len(np.unique(flat)) > 0.98 * len(flat)
 
@@ -385,7 +385,7 @@ def test_a_file_that_is_not_there_is_told_with_the_nearest_name(path: Path) -> N
 
 
 def test_a_changed_stream_is_told_from_a_changed_framework(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawn, "_STD", drawn._STD * 1.001)
+    monkeypatch.setattr(reproducible_init, "_STD", reproducible_init._STD * 1.001)
     with pytest.raises(InputError, match="no framework is to blame"):
         golden.verify(path)
 
@@ -408,7 +408,7 @@ def test_a_golden_of_weights_takes_its_own_alone(case: str, of_weights: Path) ->
 
 def test_a_golden_of_drawn_weights_takes_no_others(path: Path) -> None:
     with pytest.raises(InputError, match="leave --weights out"):
-        golden.verify(path, weights=drawn.weights(PLAIN, 0))
+        golden.verify(path, weights=reproducible_init.weights(PLAIN, 0))
 
 
 def test_weights_that_give_nan_are_not_recorded(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from parity import hub
+from parity.checkpoints import hub
 from vit_spec import InputError
 
 library = pytest.importorskip("huggingface_hub")

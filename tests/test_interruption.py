@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import parity
-from parity import containers
-from parity.formats import get
+from parity.checkpoints import containers
+from parity.checkpoints.formats import get
 from vit_spec import ViTConfig
 
 CONFIG = ViTConfig(image_size=(32, 48), patch_size=8, width=64, depth=3, num_heads=4, mlp_dim=96, num_classes=7)
@@ -22,7 +22,7 @@ SUFFIXES = ["safetensors", "npz", "msgpack", "pth"]
 # Kills its own process at a given call of the system that changes a file; how many there are, it prints.
 CHILD = """
 import builtins, os, signal, sys
-import parity.writing
+import parity.checkpoints.writing
 source, target, moment = sys.argv[1], sys.argv[2], int(sys.argv[3])
 calls = 0
 
@@ -37,9 +37,9 @@ def counted(function):
 
 for name in ("pwrite", "replace", "fsync", "unlink", "rmdir", "posix_fallocate"):
     setattr(os, name, counted(getattr(os, name)))
-put = parity.writing._digest
-parity.writing._digest = counted(put)
-parity.writing.convert(source, target, sys.argv[4], force=True)
+put = parity.checkpoints.writing._digest
+parity.checkpoints.writing._digest = counted(put)
+parity.checkpoints.writing.convert(source, target, sys.argv[4], force=True)
 print(calls)
 """
 
@@ -64,7 +64,9 @@ def child(source, target, moment, to="jax"):
 
 def values(path):
     """All weights of a file, in one format."""
-    return {name: np.asarray(leaf).tobytes() for name, leaf in parity.weights.translate(parity.load(path), "torch")}
+    return {
+        name: np.asarray(leaf).tobytes() for name, leaf in parity.checkpoints.weights.translate(parity.load(path), "torch")
+    }
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -109,7 +111,7 @@ def files(folder):
 
 def test_terminated_takes_away_what_was_half_written(saved, tmp_path):
     script = (
-        "import signal, sys, time, parity.writing as w, parity.__main__ as m\n"
+        "import signal, sys, time, parity.checkpoints.writing as w, parity.__main__ as m\n"
         "digest = w._digest\n"
         "w._digest = lambda entries: (print('writing', flush=True), time.sleep(60)) and digest(entries)\n"
         "signal.signal(signal.SIGTERM, m._terminated)\n"

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vit_spec
-from parity.formats import Format, formats, get
-from parity.layout import PIECE, STRIP, Layout, parts, runs
+from parity.checkpoints.formats import Format, formats, get
+from parity.checkpoints.layout import PIECE, STRIP, Layout, parts, runs
 from vit_spec import InputError, ViTConfig, rows
 
 SIZES = {"block": 2, "qkv": 3, "head": 2, "dim": 4, "width": 5}

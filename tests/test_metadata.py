@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import parity
-from parity import drawn, metadata, surgery
 from parity.__main__ import main
-from parity.formats import timm_config
-from parity.inference import Assumption
-from parity.preprocessing import Preprocessing, central, floored, share
-from parity.weights import Checkpoint
-from parity.writing import write
+from parity.checkpoints import metadata, surgery
+from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.formats import timm_config
+from parity.checkpoints.preprocessing import Preprocessing, central, floored, share
+from parity.checkpoints.weights import Checkpoint
+from parity.checkpoints.writing import write
+from parity.compare import reproducible_init
 from vit_spec import InputError, get
 
 CONFIG = get("vit_ti16", image_size=(32, 48), patch_size=8, width=24, depth=2, num_heads=3, mlp_dim=40, num_classes=4)
@@ -37,7 +38,7 @@ CONTAINERS = [
 def described(config: Any = CONFIG, **more: Any) -> Checkpoint:
     """Drawn weights with everything that may travel."""
     fields = {"labels": NAMES, "preprocessing": HOW, "task": "labels", "assumed": ASSUMED, **more}
-    return replace(drawn.weights(config, 0), **fields)
+    return replace(reproducible_init.weights(config, 0), **fields)
 
 
 def said(checkpoint: Checkpoint) -> tuple[Any, ...]:
@@ -63,13 +64,13 @@ def test_shards_bring_them_back(tmp_path: Path) -> None:
 
 
 def test_a_file_without_them_is_read(tmp_path: Path) -> None:
-    write(drawn.weights(CONFIG, 0), tmp_path / "weights.npz", "jax")
+    write(reproducible_init.weights(CONFIG, 0), tmp_path / "weights.npz", "jax")
     assert said(parity.load(tmp_path / "weights.npz")) == (None, None, "classes", ())
 
 
 def test_what_was_assumed_of_a_bare_file_stays_assumed_until_the_user_says_it(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    torch.save(parity.to_torch(drawn.weights(SQUARE, 0)), tmp_path / "bare.pth")
+    torch.save(parity.to_torch(reproducible_init.weights(SQUARE, 0)), tmp_path / "bare.pth")
     first = parity.load(tmp_path / "bare.pth", given={"num_heads": 3, "norms.eps": 1e-5})
     fields = {each.field for each in first.assumed}
     assert {"mlp.activation", "head.pool"} <= fields and not {"num_heads", "norms.eps"} & fields
@@ -96,7 +97,7 @@ def test_the_names_of_21843_classes_travel(tmp_path: Path) -> None:
         parity.convert(tmp_path / "weights.pth", tmp_path / "weights.npz", "jax")
     assert parity.load(tmp_path / "weights.npz").labels == names
     (tmp_path / "folder" / "model.safetensors").unlink()
-    write(replace(drawn.weights(config, 0)), tmp_path / "folder" / "model.pth", "hf-vit")
+    write(replace(reproducible_init.weights(config, 0)), tmp_path / "folder" / "model.pth", "hf-vit")
     (tmp_path / "folder" / "model.pth.parity.json").unlink()
     assert parity.load(tmp_path / "folder").labels == names  # of config.json, 3 MB
 
@@ -106,7 +107,7 @@ def test_the_names_of_21843_classes_travel(tmp_path: Path) -> None:
 
 def written(path: Path, format: str = "hf-vit", **files: Any) -> Path:
     """A folder of transformers or timm, without notes of ours, with more JSON files."""
-    write(drawn.weights(SQUARE, 0), f"{path}/", format)
+    write(reproducible_init.weights(SQUARE, 0), f"{path}/", format)
     weights = {key: np.asarray(array) for key, array in parity.load(path).arrays.items()}
     (path / "model.safetensors").unlink()
     np.savez(path / "model.npz", **weights)
@@ -337,7 +338,7 @@ def test_notes_that_were_not_written_here_are_said(note: str, text: str, tmp_pat
     arrays = dict(np.load(tmp_path / "weights.npz"))
     whole = {key: array for key, array in arrays.items() if not key.startswith("__metadata__")}
     whole |= {f"__metadata__/{name}": np.frombuffer(value.encode(), np.uint8) for name, value in notes.items()}
-    found = metadata.attached(drawn.weights(CONFIG, 0), notes, {}, True)
+    found = metadata.attached(reproducible_init.weights(CONFIG, 0), notes, {}, True)
     assert said(found)[:3] == (None, None, "classes")
     assert found.left or text == "null"
 
@@ -353,7 +354,7 @@ def test_assumptions_that_were_not_written_here_are_refused(text: str) -> None:
 def test_notes_of_others_that_have_our_words_are_not_ours(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
-    write(drawn.weights(CONFIG, 0), tmp_path / "ours.npz", "timm")
+    write(reproducible_init.weights(CONFIG, 0), tmp_path / "ours.npz", "timm")
     weights = {key: np.asarray(array) for key, array in parity.load(tmp_path / "ours.npz").arrays.items()}
     save_file(weights, tmp_path / "theirs.safetensors", {"labels": json.dumps(NAMES), "task": "labels", "format": "pt"})
     found = parity.load(tmp_path / "theirs.safetensors", given={"num_heads": 3, "image_size": (32, 48)})
@@ -362,7 +363,7 @@ def test_notes_of_others_that_have_our_words_are_not_ours(tmp_path: Path) -> Non
 
 def test_labels_to_save_are_one_for_each_output(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="2 names, and the model has 4 outputs"):
-        parity.save(tmp_path / "w.npz", drawn.weights(CONFIG, 0).arrays, CONFIG, "jax", labels=["a", "b"])
+        parity.save(tmp_path / "w.npz", reproducible_init.weights(CONFIG, 0).arrays, CONFIG, "jax", labels=["a", "b"])
 
 
 # Surgery --------------------------------------------------------------------------------------------------------------

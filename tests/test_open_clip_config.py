@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import parity
-from parity import drawn
-from parity.preprocessing import central
-from parity.weights import translate
+from parity.checkpoints.preprocessing import central
+from parity.checkpoints.weights import translate
+from parity.compare import reproducible_init
 from vit_spec import InputError, get
 
 CONFIG = get(
@@ -47,7 +47,7 @@ IMAGES: dict[str, Any] = {
 
 def folder(path: Path, tower: Any = None, images: Any = None, **model: Any) -> Path:
     """A folder as OpenCLIP's push_to_hf_hub.py writes it, but for the text tower."""
-    keys = dict(translate(drawn.weights(CONFIG, 0), "openai-clip"))
+    keys = dict(translate(reproducible_init.weights(CONFIG, 0), "openai-clip"))
     save_file({**keys, "logit_scale": np.ones((), np.float32)}, path / "open_clip_model.safetensors")
     cfg = {"embed_dim": 40, "vision_cfg": {**TOWER, **(tower or {})}, "text_cfg": TEXT, **model}
     content = {"model_cfg": cfg, "preprocess_cfg": {**IMAGES, **(images or {})}}
@@ -117,7 +117,7 @@ def test_a_config_json_of_the_same_model_in_transformers_does_not_stand_in_its_w
 
 def test_it_is_held_against_weights_of_another_library(tmp_path: Path) -> None:
     folder(tmp_path)
-    save_file(dict(translate(drawn.weights(CONFIG, 0), "torch")), tmp_path / "open_clip_model.safetensors")
+    save_file(dict(translate(reproducible_init.weights(CONFIG, 0), "torch")), tmp_path / "open_clip_model.safetensors")
     with pytest.raises(InputError, match=r"open_clip_config\.json describes a model that has other keys"):
         parity.load(tmp_path)
     with pytest.raises(InputError, match=r"open_clip_config\.json is not for format 'torch'"):

@@ -16,7 +16,7 @@ import vit_jax.optimizer
 import vit_spec
 import vit_torch
 import vit_torch.optimizer
-from parity.weights import Checkpoint, translate
+from parity.checkpoints.weights import Checkpoint, translate
 from tests.twins import small
 
 B1, B2, EPS, LR, DECAY, CLIP = 0.9, 0.999, 1e-8, 1e-3, 0.1, 100.0

@@ -21,9 +21,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 import vit_spec
-from parity import page
-from parity.measures import PRECISION
-from parity.page import attention, plot
+from parity.compare import html_report
+from parity.compare.html_report import attention, plot
+from parity.compare.tolerances import PRECISION
 from tests.reports import checkpoint, failing, noise, passing
 from tests.twins import perturbed, small
 from vit_spec import InputError
@@ -70,7 +70,7 @@ class Page(HTMLParser):
 
 def shown(report, **given):
     """The page of a report."""
-    return Page(page.render(report, MAPS, **given))
+    return Page(html_report.render(report, MAPS, **given))
 
 
 # What it says --------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_an_error_that_is_infinite_is_written_as_javascript_reads_it():
 
 
 def test_nothing_is_fetched():
-    text = page.render(failing(), MAPS)
+    text = html_report.render(failing(), MAPS)
     addresses = [e.attributes[key] for e in Page(text).elements for key in ("src", "href") if key in e.attributes]
     assert all(address.startswith(("data:", "#")) for address in addresses)
     assert not re.search(r"https?:|@import", text)
@@ -186,7 +186,7 @@ def test_no_two_elements_share_an_id():
 
 
 def test_figures_take_their_colours_from_the_page():
-    text = page.render(passing(), MAPS)
+    text = html_report.render(passing(), MAPS)
     drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert "var(--jax)" in drawings
     assert not re.search(r"(fill|stroke): #", drawings)
@@ -199,19 +199,21 @@ def test_a_model_of_twelve_blocks_makes_a_page_of_at_most_600_kilobytes():
     report = replace(passing(), measures=(*measures, *more))
     sampled = attention.drawing(224, 224)
     maps = replace(MAPS, image=sampled, jax=noise(0).repeat(6, 0), torch=noise(1).repeat(6, 0))
-    assert len(page.render(report, maps).encode()) < 600_000
+    assert len(html_report.render(report, maps).encode()) < 600_000
 
 
 # The files -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_report_gives_the_same_bytes(tmp_path):
-    one, other = ([p.read_bytes() for p in page.write(passing(), checkpoint(), tmp_path / f"{i}.html")] for i in (1, 2))
+    one, other = (
+        [p.read_bytes() for p in html_report.write(passing(), checkpoint(), tmp_path / f"{i}.html")] for i in (1, 2)
+    )
     assert one == other
 
 
 def test_the_plot_lies_beside_the_page_and_shows_both_twins(tmp_path):
-    _, picture = page.write(passing(), checkpoint(), tmp_path / "report.html")
+    _, picture = html_report.write(passing(), checkpoint(), tmp_path / "report.html")
     pixels = imread(picture)[..., :3]
     assert picture == tmp_path / "report.png"
     for twin in ("jax", "torch", "exact"):
@@ -226,11 +228,11 @@ def test_the_users_style_of_plots_changes_nothing():
         assert plot.png(passing(), "title") == plain
 
 
-@pytest.mark.parametrize("name", page.NEEDED)
+@pytest.mark.parametrize("name", html_report.NEEDED)
 def test_a_missing_package_is_one_line_that_says_what_to_install(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match=rf"{name}, not installed: pip install 'twin-vision-transformers\[report\]'"):
-        page.ready(tmp_path / "report.html")
+        html_report.ready(tmp_path / "report.html")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +241,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(name, tmp_path,
 def test_a_place_where_no_page_can_be_is_refused(name, complaint, tmp_path):
     (tmp_path / "it.html").mkdir()
     with pytest.raises(InputError, match=complaint):
-        page.ready(tmp_path / name)
+        html_report.ready(tmp_path / name)
 
 
 # Attention -----------------------------------------------------------------------------------------------------------
@@ -257,7 +259,7 @@ def test_a_map_is_what_the_class_token_leaves_for_the_patches():
 
 
 def test_without_a_class_token_all_tokens_are_averaged():
-    from parity.weights import held
+    from parity.checkpoints.weights import held
 
     config = small(vit_spec.get("siglip_b16"))
     maps = attention.maps(held(perturbed(config), config, "jax"))

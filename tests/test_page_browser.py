@@ -14,7 +14,7 @@ sync = pytest.importorskip("playwright.sync_api", reason="a browser is driven by
 
 from matplotlib.image import imread
 
-from parity import page
+from parity.compare import html_report
 from tests.reports import checkpoint, failing, passing
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -37,7 +37,9 @@ def browser():
 def pages(tmp_path_factory):
     """The addresses of both pages."""
     folder = tmp_path_factory.mktemp("pages")
-    return {name: page.write(make(), checkpoint(), folder / f"{name}.html")[0].as_uri() for name, make in REPORTS.items()}
+    return {
+        name: html_report.write(make(), checkpoint(), folder / f"{name}.html")[0].as_uri() for name, make in REPORTS.items()
+    }
 
 
 @pytest.fixture

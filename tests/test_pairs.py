@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import vit_spec
-from parity.formats import formats, get
-from parity.weights import Checkpoint, translate
+from parity.checkpoints.formats import formats, get
+from parity.checkpoints.weights import Checkpoint, translate
 from tests.twins import small, small_models
 from vit_spec import InputError, ViTConfig
 

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 import parity
 import vit_spec
 from parity.__main__ import COMMANDS, main
-from parity.formats import formats, get
+from parity.checkpoints.formats import formats, get
 from vit_spec import ViTConfig
 
 ROOT = Path(__file__).parents[1]
@@ -139,7 +139,7 @@ def test_check_says_whether_the_twins_agree(saved, capsys, monkeypatch, passed, 
         assert {name: value for name, value in options.items() if name != "progress"} == EVERYTHING
         return Report(passed=passed)
 
-    monkeypatch.setattr(sys.modules["parity.comparison"], "compare", compare)
+    monkeypatch.setattr(sys.modules["parity.compare.comparison"], "compare", compare)
     assert run(capsys, "check", saved) == (code, "read: format torch, container safetensors\nwhat was found\n", "")
 
 

@@ -13,9 +13,9 @@ import pytest
 
 import parity
 import vit_spec
-from parity.formats import get
-from parity.weights import Checkpoint, translate
-from parity.writing import write
+from parity.checkpoints.formats import get
+from parity.checkpoints.weights import Checkpoint, translate
+from parity.checkpoints.writing import write
 
 README = Path(__file__).parents[1] / "README.md"
 COMMANDS = re.findall(r"^python (-m parity convert .*)$", README.read_text(), re.MULTILINE)

@@ -9,9 +9,9 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
-from parity.assignments import assignments
-from parity.formats import get
-from parity.weights import Checkpoint, translate
+from parity.checkpoints.config_overrides import assignments
+from parity.checkpoints.formats import get
+from parity.checkpoints.weights import Checkpoint, translate
 from tests.twins import small
 from vit_spec import InputError
 

@@ -9,11 +9,11 @@ import pytest
 
 import parity
 import vit_spec
-from parity import formats, surgery
-from parity.containers.container import File
-from parity.formats import get
-from parity.inference import Assumption
-from parity.weights import Checkpoint, check, flatten, parameter, rounded, translate
+from parity.checkpoints import formats, surgery
+from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.containers.container import File
+from parity.checkpoints.formats import get
+from parity.checkpoints.weights import Checkpoint, check, flatten, parameter, rounded, translate
 from tests.peers.proof import relrms, through_jax, through_torch
 from tests.twins import perturbed, pictures
 from vit_spec import InputError, ViTConfig, resample, rows
@@ -407,7 +407,7 @@ def test_it_is_kept_for_a_reason(change):
     before = weights(config)
     bias = parameter(before, "blocks.attn.qkv.bias")
     q_and_v = {"blocks.attn.q_bias": bias[:, 0], "blocks.attn.v_bias": bias[:, 2]}
-    after = parity.weights.edited(before, config.replace(attention={"qkv_bias": "qv"}), q_and_v)
+    after = parity.checkpoints.weights.edited(before, config.replace(attention={"qkv_bias": "qv"}), q_and_v)
     assert not same_function(before, after, images(config))
 
 
@@ -457,7 +457,7 @@ def test_of_a_file_only_what_changes_is_read(tmp_path, monkeypatch, config, oper
 def test_what_an_operation_made_of_a_file_can_be_written(tmp_path):
     parity.save(tmp_path / "a.safetensors", weights().arrays, TINY, "torch")
     after, _ = surgery.resize(parity.load(tmp_path / "a.safetensors"), (16, 20))
-    parity.writing.write(after, tmp_path / "b.safetensors", "jax")
+    parity.checkpoints.writing.write(after, tmp_path / "b.safetensors", "jax")
     written = parity.load(tmp_path / "b.safetensors")
     assert written.config == after.config and kept(after, written) == set(rows(TINY))
 
@@ -467,7 +467,7 @@ def strict(monkeypatch):
     """A format whose models have rows for all tokens."""
     only = replace(get("torch"), name="strict", always={"positions.covers": "all"})
     known = formats.get
-    for module in (parity.weights, surgery.edit):
+    for module in (parity.checkpoints.weights, surgery.edit):
         monkeypatch.setattr(module, "get", lambda name: only if name == "strict" else known(name))
     return replace(weights(), format="strict")
 

@@ -10,8 +10,8 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from parity import containers
 from parity.__main__ import main
+from parity.checkpoints import containers
 from parity.terminal import Terminal, complain, say
 from vit_spec import InputError
 from vit_spec.printable import printable

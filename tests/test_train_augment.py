@@ -19,10 +19,20 @@ stats = pytest.importorskip("scipy.stats")
 
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from train.augment import Augment, augmented, colour_jitter, cropped, fit, mix, randaugment, random_erase, three_augment
-from train.augment.crop import Box, cut, inception_box, resized_box, simple_crop
-from train.augment.randaugment import OPERATIONS
-from train.chance import generator
+from train.data.augment import (
+    Augment,
+    augmented,
+    colour_jitter,
+    cropped,
+    fit,
+    mix,
+    randaugment,
+    random_erase,
+    three_augment,
+)
+from train.data.augment.crop import Box, cut, inception_box, resized_box, simple_crop
+from train.data.augment.randaugment import OPERATIONS
+from train.data.rng import generator
 from vit_spec import InputError
 
 LEVEL = 1e-6

@@ -14,11 +14,11 @@ pytest.importorskip("grain")
 
 import vit_spec
 from tests.test_train_sources import withheld
-from train.augment import fit, vary
-from train.chance import generator
-from train.data import Batch, Feed, num_outputs, targets
+from train.data.augment import fit, vary
+from train.data.batches import Batch, Feed, num_outputs, targets
+from train.data.rng import generator
+from train.data.sources import Examples, Source, Unavailable, open_source
 from train.recipes import Augment
-from train.sources import Examples, Source, Unavailable, open_source
 from vit_spec import InputError
 
 CONFIG = vit_spec.get("vit_ti16", image_size=(8, 8), patch_size=4, in_channels=1, num_classes=10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from train.durations import steps
+from train.recipes.durations import steps
 from vit_spec import InputError
 
 SAID = {

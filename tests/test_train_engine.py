@@ -17,15 +17,15 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
-from parity.weights import held
+from parity.checkpoints.weights import held
 from tests.twins import perturbed
-from train.augment import Mix, mixed_images, mixed_targets
-from train.data import Batch
-from train.jax_engine import JaxEngine
-from train.jax_optimizers import optimizer
-from train.losses import loss_and_score, shares
+from train.data.augment import Mix, mixed_images, mixed_targets
+from train.data.batches import Batch
+from train.jax.engine import JaxEngine
+from train.jax.losses import loss_and_score, shares
+from train.jax.optimizers import optimizer
+from train.loop.init_from import opened
 from train.recipes import Augment, Optimizer, Recipe
-from train.start import opened
 from vit_spec import InputError
 
 SIZES: dict[str, Any] = {"image_size": (8, 8), "patch_size": 4, "width": 16, "depth": 3, "num_heads": 2, "mlp_dim": 32}

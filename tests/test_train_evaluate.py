@@ -17,19 +17,19 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 
 import vit_spec
-from parity import drawn
-from parity.surgery import drop_head
-from parity.weights import parameter
-from parity.writing import write
-from train import probes
-from train.augment import Augment
-from train.data import Feed, targets
+from parity.checkpoints.surgery import drop_head
+from parity.checkpoints.weights import parameter
+from parity.checkpoints.writing import write
+from parity.compare import reproducible_init
+from train.data.augment import Augment
+from train.data.batches import Feed, targets
+from train.data.sources import Source, open_source
 from train.evaluate import main
-from train.frozen import gathered, network
-from train.metrics import score
+from train.inference import probes
+from train.inference.model import gathered, network
+from train.loop.metrics import score
+from train.loop.run_folder import Run
 from train.recipes import Recipe
-from train.run import Run
-from train.sources import Source, open_source
 from vit_spec import InputError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -234,7 +234,7 @@ def digits() -> Source:
 @pytest.mark.parametrize("twin", ["jax", "torch"])
 def test_features_are_what_the_head_sees_of_each_image_once(twin: str, digits: Source) -> None:
     pytest.importorskip(twin)
-    checkpoint, few = drawn.weights(CONFIG, 0), digits.held_out.take(np.arange(50))
+    checkpoint, few = reproducible_init.weights(CONFIG, 0), digits.held_out.take(np.arange(50))
     feed = Feed(few, targets(few, digits.classes, "classes", "classes"), CONFIG, 32, Augment())
     headless = network(drop_head(checkpoint)[0], twin)
     features = gathered(feed, lambda batch: headless.outputs(batch.images))
@@ -254,7 +254,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, digits: Source) -> Path:
     """A run on the digits, with weights that were drawn and not learnt."""
     path = tmp_path_factory.mktemp("runs") / "drawn"
     Run(path, Recipe(batch_size=256), CONFIG, {"task": "classes", "classes": list(digits.classes)})
-    write(drawn.weights(CONFIG, 0), path / "weights.safetensors", "jax")
+    write(reproducible_init.weights(CONFIG, 0), path / "weights.safetensors", "jax")
     return path
 
 
@@ -338,7 +338,7 @@ def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         path = tmp_path_factory.mktemp("runs") / "drawn"
         recipe = Recipe(data=f"folder:{photos}", batch_size=4, corrupt=corrupt)
         Run(path, recipe, CONFIG, {"task": "classes", "classes": list(FRUIT)})
-        write(drawn.weights(CONFIG, 0), path / "weights.safetensors", "jax")
+        write(reproducible_init.weights(CONFIG, 0), path / "weights.safetensors", "jax")
         return path
 
     return make
@@ -402,13 +402,13 @@ def test_a_run_that_stopped_at_such_images_stops_at_them_here(
 
 
 def test_weights_alone_need_data(tmp_path: Path, refused: Callable[..., str]) -> None:
-    write(drawn.weights(CONFIG, 0), tmp_path / "bare.safetensors", "jax")
+    write(reproducible_init.weights(CONFIG, 0), tmp_path / "bare.safetensors", "jax")
     assert "give --data" in refused(tmp_path / "bare.safetensors")
 
 
 def test_a_network_that_does_not_pool_has_no_features(tmp_path: Path, refused: Callable[..., str]) -> None:
     config = CONFIG.replace(num_classes=0, head={"pool": "none"})
-    write(drawn.weights(config, 0), tmp_path / "bare.safetensors", "jax")
+    write(reproducible_init.weights(config, 0), tmp_path / "bare.safetensors", "jax")
     assert "no feature of an image" in refused(tmp_path / "bare.safetensors", "--data", "digits")
 
 

@@ -17,11 +17,11 @@ import pytest
 from PIL import Image
 
 import vit_spec
-from train import fingerprint
-from train.fingerprint import Fingerprint, OtherData, compare, place
+from train.data import fingerprint
+from train.data.fingerprint import Fingerprint, OtherData, compare, place
+from train.data.sources import open_source
+from train.loop.run_folder import Run
 from train.recipes import Recipe
-from train.run import Run
-from train.sources import open_source
 from vit_spec import InputError
 
 Maker = Callable[[Path, int], str]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import vit_spec
-from train.groups import multipliers
+from train.recipes.param_groups import multipliers
 from vit_spec import InputError
 
 CONFIG = vit_spec.get("vit_ti16", depth=3, width=16, num_heads=2, mlp_dim=32, num_classes=10)

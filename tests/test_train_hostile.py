@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 import vit_spec
-from parity.golden.subject import read_subject
-from train import fingerprint
+from parity.compare.golden.subject import read_subject
+from train.data import fingerprint
+from train.data.sources import open_source, read_image
+from train.loop.run_folder import STATES, Run, network_of
 from train.recipes import Recipe
-from train.run import STATES, Run, network_of
-from train.sources import open_source, read_image
 from vit_spec import InputError
 
 CONFIG = vit_spec.get("vit_ti16")
@@ -433,7 +433,7 @@ def test_lines_of_metrics_that_hold_no_record_are_left_out(tmp_path):
 @pytest.mark.parametrize("bomb", BOMBS)
 @pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "metrics/metrics", "state/_METADATA", "state/_sharding"])
 def test_a_hostile_note_beside_a_state_is_refused_before_orbax_parses_it(tmp_path, name, bomb):
-    checkpoints = pytest.importorskip("train.jax_checkpoints")
+    checkpoints = pytest.importorskip("train.jax.checkpoints")
     (tmp_path / "1" / name).parent.mkdir(parents=True)
     BOMBS[bomb](tmp_path / "1" / name)
     with refused() as error:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import vit_spec
-from train.lock import Lock, new_folder
+from train.loop.lock import Lock, new_folder
+from train.loop.run_folder import Run
 from train.recipes import Recipe
-from train.run import Run
 from vit_spec import InputError
 
 ROOT = Path(__file__).parents[1]
-HOLD = "import pathlib, sys, time, train.lock; lock = train.lock.Lock(pathlib.Path(sys.argv[1])); print(1, flush=True)"
+HOLD = "import sys, time; from train.loop.lock import Lock, Path; lock = Lock(Path(sys.argv[1])); print(1, flush=True)"
 CONFIG = vit_spec.get("vit_ti16")
 
 

@@ -22,10 +22,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 import vit_spec
-from train.jax_engine import JaxEngine
-from train.jax_mesh import join_cluster
-from train.jax_program import collectives
-from train.jax_trees import tree
+from benchmarks.jax_program import collectives
+from train.jax.engine import JaxEngine
+from train.jax.sharding import join_cluster
+from train.jax.trees import tree
 from train.mesh import AXES, parse, share_batch, sizes_for, split, unsplit
 from train.recipes import Recipe
 from vit_spec import InputError

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from train.metrics import auroc, better, r2, score
+from train.loop.metrics import auroc, better, r2, score
 
 log = math.log
 
@@ -75,7 +75,7 @@ LOSSES = {
 @pytest.mark.parametrize("task", LOSSES)
 def test_losses_and_scores_are_those_of_their_formulas(task: str) -> None:
     jnp = pytest.importorskip("jax.numpy")
-    from train.losses import loss_and_score
+    from train.jax.losses import loss_and_score
 
     outputs, targets, losses, scores = LOSSES[task]
     loss, score = loss_and_score(task, jnp.asarray(outputs), jnp.asarray(targets))
@@ -85,7 +85,7 @@ def test_losses_and_scores_are_those_of_their_formulas(task: str) -> None:
 
 def test_half_precision_outputs_are_judged_in_float32() -> None:
     jnp = pytest.importorskip("jax.numpy")
-    from train.losses import loss_and_score
+    from train.jax.losses import loss_and_score
 
     loss, _ = loss_and_score("classes", jnp.asarray([[1.0, 2.0]], jnp.bfloat16), jnp.asarray([0]))
     assert loss.dtype == jnp.float32

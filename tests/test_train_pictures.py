@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.augment import Mix
-from train.data import Batch
-from train.pictures import marked, sheet, shown
+from train.data.augment import Mix
+from train.data.batches import Batch
+from train.loop.pictures import marked, sheet, shown
 
 
 def test_a_sheet_has_every_image_in_its_place_and_is_white_behind_the_last() -> None:
@@ -48,7 +48,7 @@ LOOKED = {"set": "held_out", "step": 2, "epoch": 1.0, "loss": 2.0, "auroc": 0.75
 
 def curves(path: Path, *records: dict[str, Any]) -> bytes:
     pytest.importorskip("matplotlib")
-    from train.curves import draw
+    from train.loop.curves import draw
 
     draw(path, list(records), "labels", "a run")
     return path.read_bytes()

@@ -13,7 +13,7 @@ pytest.importorskip("grain")
 
 import vit_spec
 from train.cli import Asked, main
-from train.needs import Needs, needs
+from train.jax.memory_estimate import Needs, needs
 from train.plan import Devices, opened, parse, times
 from train.recipes import Augment, Optimizer, Recipe
 from vit_spec import InputError, ViTConfig
@@ -60,7 +60,7 @@ def test_what_an_optimizer_keeps_is_what_jax_allocates_for_it(name: Any) -> None
     import jax
 
     import vit_jax
-    from train.jax_optimizers import optimizer
+    from train.jax.optimizers import optimizer
 
     config = CONFIG.replace(width=128, mlp_dim=256)  # so long that Adafactor keeps rows and columns
     chosen = Optimizer(name=name)
@@ -329,7 +329,7 @@ def test_what_cannot_be_planned_is_refused_in_a_line(
 
 def test_a_plan_loads_neither_a_twin_nor_a_trainer() -> None:
     code = (
-        "import sys, train.plan; print(*({'vit_jax', 'vit_torch', 'flax', 'torch', 'train.jax_engine'} & set(sys.modules)))"
+        "import sys, train.plan; print(*({'vit_jax', 'vit_torch', 'flax', 'torch', 'train.jax.engine'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not run.stdout.strip()

@@ -16,14 +16,14 @@ pytest.importorskip("grain")
 
 import parity
 import vit_spec
-from parity import drawn
-from parity.weights import edited
-from parity.writing import convert, write
-from train.augment import Augment, fit
-from train.frozen import network, opened
+from parity.checkpoints.weights import edited
+from parity.checkpoints.writing import convert, write
+from parity.compare import reproducible_init
+from train.data.augment import Augment, fit
+from train.inference.model import network, opened
+from train.loop.run_folder import Run
 from train.predict import TOGETHER, answers, main
 from train.recipes import Recipe
-from train.run import Run
 from vit_spec import ViTConfig
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +42,7 @@ def a_run(path: Path, config: ViTConfig = CONFIG, task: str = "classes", recipe:
     classes = list(FRUIT) if config.num_classes == 3 else [str(i) for i in range(10)]
     data = {"task": task, "train": 8, "held_out": 2, "classes": classes}
     Run(path, recipe or Recipe(data="folder:fruit"), config, data)
-    write(drawn.weights(config, 0), path / "weights.safetensors", "jax")
+    write(reproducible_init.weights(config, 0), path / "weights.safetensors", "jax")
     return path
 
 
@@ -135,7 +135,7 @@ def test_labels_are_said_where_they_are_likelier_than_not() -> None:
 
 def test_that_no_label_holds_is_said(tmp_path: Path, photos: list[str], said: Main) -> None:
     run = a_run(tmp_path / "run", task="labels")
-    checkpoint = edited(drawn.weights(CONFIG, 0), CONFIG, {"head.bias": np.full(3, -30, np.float32)})
+    checkpoint = edited(reproducible_init.weights(CONFIG, 0), CONFIG, {"head.bias": np.full(3, -30, np.float32)})
     write(checkpoint, run / "best.safetensors", "jax")
     assert said(run, photos[0]) == f"{photos[0]}\n  no label above one half\n"
 
@@ -160,18 +160,18 @@ def test_images_of_more_than_one_batch_are_said_one_by_one(run: Path, photos: li
 
 def test_the_best_weights_of_a_run_are_taken(run: Path, photos: list[str], said: Main) -> None:
     newest = said(run, photos[0])
-    write(drawn.weights(CONFIG, 1), run / "best.safetensors", "jax")
+    write(reproducible_init.weights(CONFIG, 1), run / "best.safetensors", "jax")
     assert said(run, photos[0]) == said(run / "best.safetensors", photos[0]) != newest
 
 
 def test_a_file_in_a_run_has_the_runs_classes(run: Path, photos: list[str], said: Main) -> None:
-    write(drawn.weights(CONFIG, 1), run / "best.safetensors", "jax")
+    write(reproducible_init.weights(CONFIG, 1), run / "best.safetensors", "jax")
     [found] = objects(said(run / "weights.safetensors", photos[0], "--json"))
     assert {each["name"] for each in found["classes"]} == set(FRUIT)
 
 
 def test_a_bare_file_has_class_numbers(tmp_path: Path, photos: list[str], said: Main) -> None:
-    write(drawn.weights(CONFIG, 0), tmp_path / "bare.pth", "torch")
+    write(reproducible_init.weights(CONFIG, 0), tmp_path / "bare.pth", "torch")
     [found] = objects(said(tmp_path / "bare.pth", "--set", "num_heads=2", photos[0], "--json"))
     assert {each["name"] for each in found["classes"]} == {"0", "1", "2"}
 
@@ -187,7 +187,7 @@ def test_what_nothing_tells_is_said_beside_the_answers(
     tmp_path: Path, photos: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch = pytest.importorskip("torch")
-    weights = parity.to_torch(drawn.weights(CONFIG, 0))
+    weights = parity.to_torch(reproducible_init.weights(CONFIG, 0))
     torch.save(weights, tmp_path / "bare.pth")
     assert main([str(tmp_path / "bare.pth"), photos[0], "--set", "num_heads=2", "--twin", "torch"]) == 0
     notes = capsys.readouterr().err.splitlines()
@@ -197,7 +197,7 @@ def test_what_nothing_tells_is_said_beside_the_answers(
 
 def test_names_that_a_terminal_would_obey_are_escaped(tmp_path: Path, photos: list[str], said: Main) -> None:
     names = ("\x1b[2J", "a\nb", "c" * 500)
-    write(replace(drawn.weights(CONFIG, 0), labels=names), tmp_path / "odd.npz", "jax")
+    write(replace(reproducible_init.weights(CONFIG, 0), labels=names), tmp_path / "odd.npz", "jax")
     text = said(tmp_path / "odd.npz", photos[0])
     assert r"\x1b[2J" in text and r"a\nb" in text and "\x1b" not in text and max(map(len, text.splitlines())) < 100
 
@@ -239,17 +239,19 @@ def test_a_picture_of_many_maps_is_about_square_and_no_larger_than_can_be_looked
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    from train import maps
+    from train.loop import attention_maps
 
-    monkeypatch.setattr(maps, "LARGEST", 800)
-    maps.draw(tmp_path / "maps.png", np.zeros((40, 8, 8, 1), np.uint8), np.ones((40, 2, 2), np.float32), ["fig"] * 40)
+    monkeypatch.setattr(attention_maps, "LARGEST", 800)
+    attention_maps.draw(
+        tmp_path / "maps.png", np.zeros((40, 8, 8, 1), np.uint8), np.ones((40, 2, 2), np.float32), ["fig"] * 40
+    )
     with Image.open(tmp_path / "maps.png") as picture:
         assert max(picture.size) == 800 and 0.8 < picture.width / picture.height < 1.25
 
 
 def test_each_image_lies_beside_its_map_under_its_title(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from train.maps import GAP, SIDE, TITLE, draw
+    from train.loop.attention_maps import GAP, SIDE, TITLE, draw
 
     images = np.stack([np.full((8, 8, 3), shade, np.uint8) for shade in (10, 70, 130, 190)])
     draw(tmp_path / "maps.png", images, np.ones((4, 2, 2), np.float32), [""] * 4)
@@ -266,7 +268,7 @@ def test_each_image_lies_beside_its_map_under_its_title(tmp_path: Path) -> None:
 @pytest.mark.parametrize("class_token", [True, False])
 def test_a_map_is_what_the_class_token_or_all_tokens_look_at(class_token: bool) -> None:
     pytest.importorskip("matplotlib")
-    from train.maps import looked_at
+    from train.loop.attention_maps import looked_at
 
     kept = {} if class_token else {"tokens": {"class_token": False}, "head": {"pool": "mean"}}
     config = CONFIG.replace(image_size=(8, 12), **kept)
@@ -284,7 +286,7 @@ def test_both_twins_look_at_the_same(run: Path) -> None:
     for framework in ("jax", "torch"):
         pytest.importorskip(framework)
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
-    checkpoint = drawn.weights(CONFIG, 0)
+    checkpoint = reproducible_init.weights(CONFIG, 0)
     one, other = (network(checkpoint, twin).attention(images) for twin in ("jax", "torch"))
     assert one.shape == (2, 2, 5, 5)
     np.testing.assert_allclose(one, other, rtol=1e-5)  # float32 of 1.2e-7, through two blocks
@@ -335,12 +337,12 @@ def test_a_list_of_classes_has_a_line_for_each(run: Path, photos: list[str], ref
 
 
 def test_weights_without_a_head_have_nothing_to_say(tmp_path: Path, photos: list[str], refused: Main) -> None:
-    write(drawn.weights(CONFIG.replace(num_classes=0), 0), tmp_path / "bare.safetensors", "jax")
+    write(reproducible_init.weights(CONFIG.replace(num_classes=0), 0), tmp_path / "bare.safetensors", "jax")
     assert "has no head" in refused(tmp_path / "bare.safetensors", photos[0])
 
 
 def test_weights_that_are_not_finite_are_told_of(run: Path, photos: list[str], refused: Main) -> None:
-    checkpoint = drawn.weights(CONFIG, 0)
+    checkpoint = reproducible_init.weights(CONFIG, 0)
     broken = {name: np.full_like(array, np.nan) for name, array in checkpoint.arrays.items()}
     write(replace(checkpoint, arrays=broken), run / "best.safetensors", "jax")
     assert f"no finite numbers for {photos[0]}" in refused(run, *photos)

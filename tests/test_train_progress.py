@@ -6,7 +6,7 @@ import time
 import pytest
 from rich.console import Console
 
-from train.progress import Display
+from train.loop.progress import Display
 
 
 @pytest.fixture

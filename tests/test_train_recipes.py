@@ -246,7 +246,7 @@ def test_who_stops_reading_is_told_nothing(option: str) -> None:
 
 
 def test_ctrl_c_ends_a_program_that_has_nothing_to_save_wherever_it_is() -> None:
-    lines = "import signal\nfrom train.interruption import leave_at_once\nleave_at_once()\ntry:\n"
+    lines = "import signal\nfrom train.loop.interruption import leave_at_once\nleave_at_once()\ntry:\n"
     lines += "    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\nprint('went on')"
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted; what was saved before stays\n")

@@ -28,20 +28,21 @@ pytest.importorskip("grain")
 import jax
 
 import parity
-from train import jax_checkpoints, session
-from train.cautions import cautions
 from train.cli import BAD_INPUT, Asked, told
-from train.curves import draw
-from train.data import Batch
-from train.events import Events
-from train.interruption import Interruption
-from train.jax import memory_told
-from train.jax_engine import JaxEngine
-from train.loop import Plan
+from train.data.batches import Batch
+from train.data.sources import Source, open_source
+from train.jax import checkpoints
+from train.jax.__main__ import memory_told
+from train.jax.engine import JaxEngine
+from train.loop import session
+from train.loop.curves import draw
+from train.loop.interruption import Interruption
+from train.loop.loop import Plan
+from train.loop.run_folder import Run
+from train.loop.session import train
+from train.loop.start_warnings import cautions
+from train.loop.tensorboard import Events
 from train.recipes import RECIPES, Augment, Known, Model, Optimizer, Recipe, model_config
-from train.run import Run
-from train.session import train
-from train.sources import Source, open_source
 from vit_spec import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -591,7 +592,7 @@ def test_a_checkpoint_that_may_be_sound_is_left_where_it_is(tmp_path: Path, monk
     def refused(*arguments: Any) -> Any:
         raise ValueError("reading") from PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(jax_checkpoints.ocp.training.Checkpointer, "load", refused)
+    monkeypatch.setattr(checkpoints.ocp.training.Checkpointer, "load", refused)
     with pytest.raises(InputError, match=r"of step 14 .* may be sound \(reading\): see to that"):
         trained(recipe)
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"7", "14"}
@@ -635,7 +636,7 @@ def test_a_look_that_a_signal_cut_short_is_made_up_for(
 
 def test_the_state_of_the_best_look_is_kept_and_not_one_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accuracies = iter([0.5, 0.7, 0.6])
-    monkeypatch.setattr("train.loop.score", lambda *_: {"accuracy": next(accuracies)})
+    monkeypatch.setattr("train.loop.loop.score", lambda *_: {"accuracy": next(accuracies)})
     often = replace(LONGER, run=str(tmp_path), epochs="30steps", eval_every="10steps", save_every="5steps", keep=1)
     assert trained(often) == 0
     assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == {20, 30}
@@ -644,7 +645,7 @@ def test_the_state_of_the_best_look_is_kept_and_not_one_after_it(tmp_path: Path,
 def test_a_checkpoint_of_a_newer_version_is_left_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     recipe = replace(LONGER, run=str(run))
-    monkeypatch.setattr(jax_checkpoints, "VERSION", 7)
+    monkeypatch.setattr(checkpoints, "VERSION", 7)
     with pytest.raises(Stopped):
         trained(recipe, cut_off_after(10, closes=True))
     monkeypatch.undo()
@@ -699,7 +700,8 @@ def test_a_run_does_not_wait_for_events_that_cannot_be_written(tmp_path: Path) -
 
 
 def test_events_are_written_without_torch(tmp_path: Path) -> None:
-    script = "import sys; from train.events import Events, Path; Events(Path(sys.argv[1])).close(); print(*sys.modules)"
+    script = "import sys; from train.loop.tensorboard import Events, Path; Events(Path(sys.argv[1])).close()"
+    script += "; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=ROOT, capture_output=True, text=True)
     assert "tensorboardX" in done.stdout.split() and "torch" not in done.stdout.split(), done.stderr
 
@@ -851,8 +853,8 @@ def test_a_mean_of_an_older_version_that_holds_initial_weights_begins_anew(
 ) -> None:
     recipe = replace(AVERAGED, run=str(tmp_path / "run"))
     with monkeypatch.context() as older, pytest.raises(Stopped):
-        older.setattr(jax_checkpoints, "VERSION", 1)
-        older.setattr("train.jax_engine.mean_share", lambda step, memory: 1 - memory)
+        older.setattr(checkpoints, "VERSION", 1)
+        older.setattr("train.jax.engine.mean_share", lambda step, memory: 1 - memory)
         trained(recipe, cut_off_after(23, closes=True))
     assert trained(recipe) == 0
     assert "the mean of weights begins anew at step 22: an older version mixed initial weights" in capsys.readouterr().out

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from train.schedule import learning_rate, mean_share
+from train.recipes.schedule import learning_rate, mean_share
 
 rate = partial(learning_rate, peak=2.0, warmup=4, total=12)
 TABLE = {0: 0.0, 1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0, 6: 1 + 0.5**0.5, 8: 1.0, 10: 1 - 0.5**0.5, 12: 0.0, 20: 0.0}

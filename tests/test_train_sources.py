@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from train.sources import Unavailable, decode, open_source, read_image, stratified
-from train.sources.splitting import divided
+from train.data.sources import Unavailable, decode, open_source, read_image, stratified
+from train.data.sources.splitting import divided
 from vit_spec import InputError
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -731,7 +731,7 @@ def test_a_source_that_this_user_may_not_read_is_told(
 def test_arrays_that_may_not_be_read_any_more_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any) -> None:
     save(tmp_path / "a.npz", x_train=np.zeros((4, 8, 8), np.uint8), y_train=np.arange(4) % 2)
     with monkeypatch.context() as before:
-        before.setattr("train.sources.splitting._first", lambda train: picture(grey=True))  # so that none is loaded
+        before.setattr("train.data.sources.splitting._first", lambda train: picture(grey=True))  # so that none is loaded
         source = open_source(f"npz:{tmp_path / 'a.npz'}")
     withheld(monkeypatch, tmp_path / "a.npz")
     with pytest.raises(Unavailable, match="let this user read it"):

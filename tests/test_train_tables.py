@@ -19,8 +19,8 @@ pq = pytest.importorskip("pyarrow.parquet")
 cloudpickle = pytest.importorskip("cloudpickle")
 
 from tests.test_train_sources import DATA, encoded, needs, picture, refused, withheld
-from train.sources import Unavailable, chunks, open_source
-from train.sources.tar import braces
+from train.data.sources import Unavailable, chunks, open_source
+from train.data.sources.tar import braces
 from vit_spec import InputError
 
 RNG = np.random.default_rng(1)
@@ -340,7 +340,7 @@ def served(hub: Any, monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[dict
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot)
     monkeypatch.setattr(hub.HfApi, "list_repo_files", listed)
-    monkeypatch.setattr("train.sources.hub.reachable", lambda: True)
+    monkeypatch.setattr("train.data.sources.hub.reachable", lambda: True)
     return asked
 
 
@@ -359,7 +359,7 @@ def test_what_the_cache_has_whole_is_not_fetched(hub: Any, monkeypatch: pytest.M
     parquet(tmp_path / "train-00000-of-00001.parquet")
     asked = served(hub, monkeypatch, tmp_path)
     asked.append({})  # as if it was fetched before
-    monkeypatch.setattr("train.sources.hub.reachable", lambda: False)
+    monkeypatch.setattr("train.data.sources.hub.reachable", lambda: False)
     source = open_source("hf://owner/set", 0.25)
     assert len(source.train) == 9
     assert "the hub is out of reach: of hf://owner/set only the files in the cache are used" in source.notes
@@ -385,7 +385,7 @@ def test_a_half_kept_data_set_is_fetched(hub: Any, monkeypatch: pytest.MonkeyPat
     parquet(tmp_path / "train-00000-of-00002.parquet")
     asked = served(hub, monkeypatch, tmp_path)
     asked.append({})
-    monkeypatch.setattr("train.sources.hub.reachable", lambda: False)
+    monkeypatch.setattr("train.data.sources.hub.reachable", lambda: False)
     assert "is not whole in the cache" in refused("hf://owner/set")
 
 

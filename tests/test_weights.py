@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import parity
-import parity.formats
-from parity.formats import Format, get
-from parity.weights import Checkpoint, check, flatten
+import parity.checkpoints.formats
+from parity.checkpoints.formats import Format, get
+from parity.checkpoints.weights import Checkpoint, check, flatten
 from vit_spec import InputError, ViTConfig
 
 TINY = ViTConfig(image_size=(4, 6), patch_size=2, width=8, depth=2, num_heads=2, mlp_dim=6, num_classes=3)
@@ -256,7 +256,7 @@ def test_shapes_without_values_are_refused():
 def test_an_ignored_key_is_exact(monkeypatch):
     torch = get("torch")
     toy = Format("toy", "a toy", ".", torch.tables, ignored={r"blocks\.[01]\.attn\.mask": "a constant"})
-    monkeypatch.setitem(parity.formats._FORMATS, "toy", toy)
+    monkeypatch.setitem(parity.checkpoints.formats._FORMATS, "toy", toy)
     arrays = draw("torch", TINY) | {"blocks.1.attn.mask": np.ones(3)}
     assert check(Checkpoint(TINY, "toy", arrays))
     assert "1 unexpected: 'blocks.2.attn.mask'" in refusal(arrays | {"blocks.2.attn.mask": np.ones(3)}, format="toy")

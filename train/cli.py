@@ -21,7 +21,7 @@ from train.recipes import FROM_WEIGHTS, RECIPES, Known, Recipe
 from vit_spec import InputError, nearest
 
 if TYPE_CHECKING:
-    from train.sources import Source
+    from train.data.sources import Source
 
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
@@ -106,13 +106,13 @@ def parse(module: str, arguments: Sequence[str], opened: Callable[..., "Source"]
 
     A recipe depends on the data, which depends on the arguments; so they are read twice.
 
-    opened: what opens the data, given `data` and `held_out`; None: `train.sources.open_source`.
+    opened: what opens the data, given `data` and `held_out`; None: `train.data.sources.open_source`.
 
     Raises:
         InputError: an unknown recipe or field (the nearest is named), a value that a field cannot take, or no such data.
         SystemExit: after `--help` is printed.
     """
-    from train.sources import open_source
+    from train.data.sources import open_source
 
     config, rest = _taken("--config", arguments)
     name = "vit_s16" if config is None else config

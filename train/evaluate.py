@@ -17,19 +17,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from parity.__main__ import Parser
+from parity.checkpoints.weights import Checkpoint
 from parity.commands.printing import columns
 from parity.terminal import console, say
-from parity.weights import Checkpoint
-from train import probes
 from train.cli import told
-from train.frozen import Frozen, Network, add_arguments, gathered, named, network, pooled
-from train.metrics import LEADING, score, shown
+from train.inference import probes
+from train.inference.model import Frozen, Network, add_arguments, gathered, named, network, pooled
+from train.loop.metrics import LEADING, score, shown
 from train.recipes import Task
 from vit_spec import InputError
 
 if TYPE_CHECKING:
-    from train.data import Feed
-    from train.sources import Source
+    from train.data.batches import Feed
+    from train.data.sources import Source
 
 METHODS = ("knn", "linear", "few-shot")
 DRAWS = 3  # of the images of few shots, as in big_vision
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
 class Asked(NamedTuple):
     """What is to be judged by what.
 
-    answers: what the training and the held-out images are, as `train.data.targets` makes it.
+    answers: what the training and the held-out images are, as `train.data.batches.targets` makes it.
     skip: whether images that cannot be read are left out.
     """
 
@@ -60,8 +60,8 @@ class Asked(NamedTuple):
 
 def evaluate(given: argparse.Namespace) -> int:
     """Learn simple models of what a frozen network makes of the training images, and judge them by the held-out ones."""
-    from parity.surgery import drop_head
-    from train.data import Feed, usual_workers
+    from parity.checkpoints.surgery import drop_head
+    from train.data.batches import Feed, usual_workers
 
     asked = _asked(given)
     frozen, source = asked.frozen, asked.source
@@ -95,8 +95,8 @@ def evaluate(given: argparse.Namespace) -> int:
 
 def _asked(given: argparse.Namespace) -> Asked:
     """Open weights and data, and look whether the images are enough for the methods: before any is decoded."""
-    from train.data import targets
-    from train.sources import open_source
+    from train.data.batches import targets
+    from train.data.sources import open_source
 
     frozen = named(given)
     pooled(frozen.checkpoint)

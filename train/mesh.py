@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from train.jax_trees import Leaf, tree
+from train.jax.trees import Leaf, tree
 from vit_spec import InputError, ViTConfig, nearest
 
 AXES = ("data", "fsdp", "tensor")

@@ -18,13 +18,13 @@ from PIL import Image
 
 from parity.terminal import Terminal
 from train.cli import Asked
-from train.groups import multipliers
-from train.loop import Plan
+from train.data.sources import Examples, Source, open_source
+from train.jax.memory_estimate import Needs, needs
+from train.loop.loop import Plan
+from train.loop.session import network, tell, title
 from train.mesh import AXES, Sizes, share_batch, sizes_for, unsplit
-from train.needs import Needs, needs
 from train.recipes import IMAGENET, Recipe
-from train.session import network, tell, title
-from train.sources import Examples, Source, open_source
+from train.recipes.param_groups import multipliers
 from vit_spec import InputError, ViTConfig, nearest
 
 GIB = 1 << 30

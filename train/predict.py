@@ -14,17 +14,17 @@ import numpy as np
 from PIL import Image
 
 from parity.__main__ import Parser
-from parity.metadata import shortened
-from parity.preprocessing import central
+from parity.checkpoints.metadata import shortened
+from parity.checkpoints.preprocessing import central
+from parity.checkpoints.weights import Checkpoint
 from parity.terminal import complain, note, say
-from parity.weights import Checkpoint
 from train.cli import BAD_INPUT, told
-from train.frozen import Frozen, add_arguments, gathered, named, network, pooled
+from train.inference.model import Frozen, add_arguments, gathered, named, network, pooled
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig, bounded_json
 
 if TYPE_CHECKING:
-    from train.data import Batch, Feed
+    from train.data.batches import Batch, Feed
 
 TOGETHER = 8  # images shown at once: the attention weights of more would take much memory
 _NAMES = 1 << 24  # bytes of a file of names; those of 21,843 classes take 0.5 MB
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
 def predict(given: argparse.Namespace) -> int:
     """Show images to a trained network, and print what it takes them for; those that cannot be read are told of."""
-    from parity.files import existing
+    from parity.checkpoints.reading import existing
 
     paths = [existing(image) for image in given.images]
     if given.maps:
@@ -57,7 +57,7 @@ def predict(given: argparse.Namespace) -> int:
 
     def look(batch: "Batch") -> Any:
         if given.maps:
-            from train.maps import looked_at
+            from train.loop.attention_maps import looked_at
 
             seen.append(batch.images)
             maps.append(looked_at(looked.attention(batch.images), config))
@@ -72,7 +72,7 @@ def predict(given: argparse.Namespace) -> int:
         else:
             _print(image, frozen.task, said[i], given.json)
     if given.maps and said:
-        from train.maps import draw
+        from train.loop.attention_maps import draw
 
         rows, titles = list(said), [_title(frozen.task, each) for each in said.values()]
         draw(Path(given.maps), np.concatenate(seen)[rows], np.concatenate(maps)[rows], titles)
@@ -86,8 +86,8 @@ def _feed(paths: list[Path], config: ViTConfig, frozen: Frozen, unread: dict[int
 
     unread: gets what is wrong with those that cannot be read, by number.
     """
-    from train.data import Feed
-    from train.sources import Examples, read_image
+    from train.data.batches import Feed
+    from train.data.sources import Examples, read_image
 
     def read(i: int) -> Image.Image:
         try:

@@ -40,9 +40,11 @@ def load(
     Raises:
         vit_spec.InputError: no such file, or one that is not a ViT's weights.
     """
-    import parity.loading  # the one arrow that points up: reading any format is the parity layer's work
+    import parity.checkpoints.loading  # the one arrow that points up: reading any format is the parity layer's work
 
-    checkpoint = parity.loading.for_model(path, format=format, given=given, num_classes=num_classes, image_size=image_size)
+    checkpoint = parity.checkpoints.loading.for_model(
+        path, format=format, given=given, num_classes=num_classes, image_size=image_size
+    )
     with torch.device("meta"):  # the weights are about to be replaced
         model = ViT(checkpoint.config, execution)
     model.load_state_dict(parity.to_torch(checkpoint), assign=True)

@@ -7,24 +7,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from parity.assignments import assignments
+from parity.checkpoints.config_overrides import assignments
+from parity.checkpoints.reading import load
+from parity.checkpoints.weights import Checkpoint
 from parity.commands.printing import facts_of, source, spinner, told
-from parity.files import load
 from parity.terminal import report as show
 from parity.terminal import say
-from parity.weights import Checkpoint
 from vit_spec import InputError
 
 
 def check(given: argparse.Namespace) -> int:
     """Run both twins on the weights of SRC, or SRC against OTHER, and say PASS or the first part that differs."""
-    from parity import page
+    from parity.compare import html_report
 
     gates = ("level", "dtype", "steps", "no_gradients", "as_is", "html")
     if given.against and (asked := [f"--{name.replace('_', '-')}" for name in gates if getattr(given, name)]):
         raise InputError(f"--against compares two files in float64, forward, and has no {' or '.join(asked)}: leave it out")
     if given.html:
-        page.ready(given.html)
+        html_report.ready(given.html)
     checkpoint = source(given)
     other = load(given.against) if given.against else None
     written: list[Path] = []
@@ -32,7 +32,7 @@ def check(given: argparse.Namespace) -> int:
         report = _against(checkpoint, other, given, progress) if other else _twins(checkpoint, given, progress)
         if given.html:
             progress("the report")
-            written = page.write(report, checkpoint, given.html, source=given.source, seed=given.seed)
+            written = html_report.write(report, checkpoint, given.html, source=given.source, seed=given.seed)
     if given.json:
         _print_json({**report.facts(), **facts_of(checkpoint)})
     else:
@@ -43,7 +43,7 @@ def check(given: argparse.Namespace) -> int:
 
 def diagnose(given: argparse.Namespace) -> int:
     """Find out why SRC does not give the outputs that it should: which cause explains it, and what mends it."""
-    from parity import diagnosis
+    from parity.compare import diagnosis
 
     said = assignments(given.set)
     if given.logits:
@@ -79,7 +79,7 @@ def golden(given: argparse.Namespace) -> int:
 
 
 def _record(given: argparse.Namespace) -> int:
-    from parity import golden
+    from parity.compare import golden
 
     subject = golden.read_subject(given.subject, format=given.format, given=assignments(given.set))
     with _frameworks("golden record runs both twins"), spinner(quiet=given.json) as progress:
@@ -93,7 +93,7 @@ def _record(given: argparse.Namespace) -> int:
 
 
 def _verify(given: argparse.Namespace) -> int:
-    from parity import golden
+    from parity.compare import golden
 
     weights = load(given.weights) if given.weights else None
     found = []
@@ -108,7 +108,7 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _table(given: argparse.Namespace) -> int:
-    from parity import golden
+    from parity.compare import golden
 
     history = golden.table(given.files)
     if given.json:
@@ -119,7 +119,7 @@ def _table(given: argparse.Namespace) -> int:
 
 
 def _twins(checkpoint: Checkpoint, given: argparse.Namespace, progress: Any) -> Any:
-    from parity.comparison import compare
+    from parity.compare.comparison import compare
 
     options: dict[str, Any] = {"backward": not given.no_gradients, "strict": not given.as_is}
     options |= {name: value for name in ("level", "dtype", "steps") if (value := getattr(given, name))}
@@ -127,7 +127,7 @@ def _twins(checkpoint: Checkpoint, given: argparse.Namespace, progress: Any) -> 
 
 
 def _against(checkpoint: Checkpoint, other: Checkpoint, given: argparse.Namespace, progress: Any) -> Any:
-    from parity.against import compare_files
+    from parity.compare.two_files import compare_files
 
     return compare_files(checkpoint, other, seed=given.seed, progress=progress)
 

@@ -10,14 +10,14 @@ from typing import Any
 from rich.table import Table
 
 import vit_spec
-from parity import metadata, surgery
+from parity.checkpoints import metadata, surgery
+from parity.checkpoints.formats import formats as format_names
+from parity.checkpoints.formats import get
+from parity.checkpoints.inspection import Entry, entries
+from parity.checkpoints.weights import Checkpoint
+from parity.checkpoints.writing import write
 from parity.commands.printing import columns, facts_of, source, told, transfer
-from parity.formats import formats as format_names
-from parity.formats import get
-from parity.inspection import Entry, entries
 from parity.terminal import say
-from parity.weights import Checkpoint
-from parity.writing import write
 from vit_spec import InputError, ViTConfig
 
 FAST = 100_000_000  # bytes; of less, the time is that of starting
@@ -113,7 +113,7 @@ def _mended(checkpoint: Checkpoint, causes: list[str]) -> tuple[Checkpoint, list
     """Return the weights with the causes of a diagnosis taken into account, and what was done."""
     if not causes:
         return checkpoint, []
-    from parity.diagnosis.mend import mend  # with it the catalogue, which no other conversion needs
+    from parity.compare.diagnosis.mend import mend  # with it the catalogue, which no other conversion needs
 
     return mend(checkpoint, causes)
 

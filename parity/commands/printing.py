@@ -11,11 +11,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from parity import metadata
-from parity.assignments import assignments
-from parity.files import load
+from parity.checkpoints import metadata
+from parity.checkpoints.config_overrides import assignments
+from parity.checkpoints.reading import load
+from parity.checkpoints.weights import Checkpoint
 from parity.terminal import console
-from parity.weights import Checkpoint
 from vit_spec.printable import printable
 
 

@@ -4,8 +4,8 @@ from functools import partial
 
 from tests.faults.planting import Fault
 
-_torch = partial(Fault, file="parity/formats/torch.py")
-_jax = partial(Fault, file="parity/formats/jax.py")
+_torch = partial(Fault, file="parity/checkpoints/formats/torch.py")
+_jax = partial(Fault, file="parity/checkpoints/formats/jax.py")
 
 FAULTS = [
     _torch(

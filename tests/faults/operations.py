@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 import parity
 import vit_torch
 from parity import Checkpoint
-from parity.diagnosis import Diagnosis, diagnose, expected
-from parity.diagnosis.search import Found, Search
-from parity.diagnosis.trial import Runner, Trial
-from parity.surgery.edit import float64
-from parity.weights import parameter
+from parity.checkpoints.surgery.edit import float64
+from parity.checkpoints.weights import parameter
+from parity.compare.diagnosis import Diagnosis, diagnose, expected
+from parity.compare.diagnosis.search import Found, Search
+from parity.compare.diagnosis.trial import Runner, Trial
 from tests.twins import perturbed
 from vit_spec import ViTConfig, rows
 

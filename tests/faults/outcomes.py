@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from parity import diagnosis
-from parity.comparison import compare
-from parity.diagnosis import Diagnosis
-from parity.measures import Error
-from parity.report import Report
-from parity.runs import JaxTwin, Subject, TorchTwin
-from parity.weights import held
+from parity.checkpoints.weights import held
+from parity.compare import diagnosis
+from parity.compare.comparison import compare
+from parity.compare.diagnosis import Diagnosis
+from parity.compare.forward_backward import JaxTwin, Subject, TorchTwin
+from parity.compare.report import Report
+from parity.compare.tolerances import Error
 from tests.faults.planting import Fault, planted
 
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}  # each fault is compiled anew

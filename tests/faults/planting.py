@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import vit_spec
-from parity import formats
+from parity.checkpoints import formats
 from tests.twins import perturbed, pictures, small
 from vit_spec import ViTConfig
 

@@ -17,7 +17,7 @@ import transformers
 from flax.traverse_util import flatten_dict
 
 import parity
-from parity.writing import write as write_weights
+from parity.checkpoints.writing import write as write_weights
 from tests.goldens.golden import names, read
 
 IMAGES = np.random.default_rng(0).standard_normal((2, 3, 12, 12)).astype(np.float32)
@@ -56,7 +56,7 @@ def write(source: Path, folder: Path, format: str) -> None:
     """Write weights as Flax has them, with the JSON files of the format."""
     checkpoint = parity.load(source)
     write_weights(checkpoint, folder / "flax_model.msgpack", format)
-    for name, content in parity.formats.get(format).files(checkpoint.config).items():
+    for name, content in parity.checkpoints.formats.get(format).files(checkpoint.config).items():
         (folder / name).write_text(json.dumps(content))
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import parity
-from parity.measures import FUNCTION, PRECISION
-from parity.weights import Checkpoint
+from parity.checkpoints.weights import Checkpoint
+from parity.compare.tolerances import FUNCTION, PRECISION
 
 RECORD = "PARITY_PROOFS"  # where set, a folder: the differences that were measured go there, for docs/formats.md
 

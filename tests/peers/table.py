@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from parity import containers
-from parity.formats import formats, get
+from parity.checkpoints import containers
+from parity.checkpoints.formats import formats, get
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 PROOFS = Path(__file__).with_name("proofs.json")

@@ -9,8 +9,8 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 import torch
 
 import parity
-from parity.formats.hugging_face import CLASSES
-from parity.measures import FUNCTION
+from parity.checkpoints.formats.hugging_face import CLASSES
+from parity.compare.tolerances import FUNCTION
 from tests.goldens.golden import noise
 from tests.goldens.peers import fill, float64, seeded
 from tests.peers.hugging_face import CASES, MAE, PEER, SIZES

@@ -27,14 +27,14 @@ from sklearn.datasets import load_sample_images
 from timm.models import save_for_hf
 
 import parity
-from train.augment import prepared
+from train.data.augment import prepared
 from train.cli import Asked
-from train.frozen import network, opened
-from train.jax_engine import JaxEngine
+from train.inference.model import network, opened
+from train.jax.engine import JaxEngine
 from train.predict import main
 from train.recipes import Augment, Model, Recipe
-from train.session import train
-from train.sources import open_source
+from train.loop.session import train
+from train.data.sources import open_source
 
 NAMES = ("red fox", 'a "quoted" cat', "crane", "crane", "ünïcödé 猫", "x\x1b[31m", "7")
 FLOAT32 = 3e-6  # of a probability: logits below 8 through 3 blocks, 2^-24 for each of some ten roundings

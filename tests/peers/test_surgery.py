@@ -11,8 +11,8 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models._manipulate import adapt_input_conv
 
 import parity
-from parity import surgery
-from parity.weights import Checkpoint, parameter
+from parity.checkpoints import surgery
+from parity.checkpoints.weights import Checkpoint, parameter
 from tests.peers.proof import relrms, through_jax, through_torch
 from vit_spec import ViTConfig
 

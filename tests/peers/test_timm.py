@@ -22,9 +22,9 @@ from timm.models import save_for_hf
 
 import parity
 from benchmarks.timm_architectures import TABLE, table
-from parity.formats import timm_arguments, timm_config
-from parity.formats.timm import FORMAT
-from parity.writing import write
+from parity.checkpoints.formats import timm_arguments, timm_config
+from parity.checkpoints.formats.timm import FORMAT
+from parity.checkpoints.writing import write
 from tests.goldens.golden import noise
 from tests.peers.proof import overheard, prove
 from vit_spec import InputError, ViTConfig, get

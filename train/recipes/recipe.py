@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import vit_spec
-from train.augment.options import Augment
-from train.durations import parse
-from train.schedule import Shape
+from train.data.augment.options import Augment
+from train.recipes.durations import parse
+from train.recipes.schedule import Shape
 from vit_spec import InputError, ViTConfig
 
 Task = Literal["classes", "labels", "values"]

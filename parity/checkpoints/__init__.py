@@ -1,0 +1,1 @@
+"""Checkpoints: formats, containers, recognition, reading, writing and surgery."""

@@ -1,0 +1,63 @@
+"""The names of the article's ViT-B/16 out of torch's own attention.
+
+Its MLP registers its layers twice, by name and in a sequence: a state dict has equal copies of each.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from parity.checkpoints.formats.article import article
+from parity.checkpoints.layout import Array
+from vit_spec import ViTConfig
+
+TABLE = """
+    patch_embed.proj.weight | patch_embedding.conv.weight                      | width rgb ph pw
+    patch_embed.proj.bias   | patch_embedding.conv.bias                        | width
+    cls_token               | class_embedding                                  | 1 1 width
+    pos_embed               | position_embedding                               | 1 token width
+    blocks.norm1.weight     | vit.{block}.attention.layer.weight               | width
+    blocks.norm1.bias       | vit.{block}.attention.layer.bias                 | width
+    blocks.attn.qkv.weight  | vit.{block}.attention.attention.in_proj_weight   | (qkv head dim) width
+    blocks.attn.qkv.bias    | vit.{block}.attention.attention.in_proj_bias     | (qkv head dim)
+    blocks.attn.proj.weight | vit.{block}.attention.attention.out_proj.weight  | width (head dim)
+    blocks.attn.proj.bias   | vit.{block}.attention.attention.out_proj.bias    | width
+    blocks.norm2.weight     | vit.{block}.mlp.norm.weight                      | width
+    blocks.norm2.bias       | vit.{block}.mlp.norm.bias                        | width
+    blocks.mlp.fc1.weight   | vit.{block}.mlp.linear1.weight                   | ff width
+    blocks.mlp.fc1.bias     | vit.{block}.mlp.linear1.bias                     | ff
+    blocks.mlp.fc2.weight   | vit.{block}.mlp.linear2.weight                   | width ff
+    blocks.mlp.fc2.bias     | vit.{block}.mlp.linear2.bias                     | width
+    fc_norm.weight          | classifier.0.weight                              | pooled
+    fc_norm.bias            | classifier.0.bias                                | pooled
+    head.weight             | classifier.1.weight                              | label feature
+    head.bias               | classifier.1.bias                                | label
+"""
+
+COPIES = """
+    blocks.mlp.fc1.weight | vit.{block}.mlp.seq.0.weight | ff width
+    blocks.mlp.fc1.bias   | vit.{block}.mlp.seq.0.bias   | ff
+    blocks.mlp.fc2.weight | vit.{block}.mlp.seq.3.weight | width ff
+    blocks.mlp.fc2.bias   | vit.{block}.mlp.seq.3.bias   | width
+"""
+
+
+def unused(start: float) -> Callable[[ViTConfig], Array]:
+    """Return what a norm that is never called starts from."""
+    return lambda config: np.full((config.depth, config.width), start)
+
+
+FORMAT = article(
+    "article_multihead",
+    "the article with torch's MultiheadAttention",
+    {"linear": TABLE, "seq": TABLE.replace("linear1", "seq.0").replace("linear2", "seq.3")},
+    copies=COPIES,
+    constants={
+        "vit.{block}.norm.weight | width": unused(1.0),
+        "vit.{block}.norm.bias | width": unused(0.0),
+    },
+    ignored={
+        r"vit\.\d+\.mlp\.seq\.[03]\.(weight|bias)": "the same array as linear1 or linear2",
+        r"vit\.\d+\.norm\.(weight|bias)": "a norm that the model never calls",
+    },
+)

@@ -1,0 +1,28 @@
+"""The names of the article whose learned positions start as sinusoids, with one norm for both halves of a block."""
+
+from parity.checkpoints.formats.article import article
+
+TABLE = """
+    patch_embed.proj.weight | patchemb.projection.0.weight         | width rgb ph pw
+    patch_embed.proj.bias   | patchemb.projection.0.bias           | width
+    cls_token               | patchemb.cls_token                   | 1 1 width
+    pos_embed               | patchemb.pos_embed                   | token width
+    blocks.norm1.weight     | attention.{block}.ll.weight          | width
+    blocks.norm1.bias       | attention.{block}.ll.bias            | width
+    blocks.attn.qkv.weight  | attention.{block}.att.{qkv}.weight   | (head dim) width
+    blocks.attn.qkv.bias    | attention.{block}.att.{qkv}.bias     | (head dim)
+    blocks.mlp.fc1.weight   | attention.{block}.ff.ff.0.weight     | ff width
+    blocks.mlp.fc1.bias     | attention.{block}.ff.ff.0.bias       | ff
+    blocks.mlp.fc2.weight   | attention.{block}.ff.ff.1.weight     | width ff
+    blocks.mlp.fc2.bias     | attention.{block}.ff.ff.1.bias       | width
+    head.weight             | ff.weight                            | label feature
+    head.bias               | ff.bias                              | label
+"""
+
+FORMAT = article(
+    "article_sincos",
+    "the article with positions that start as sinusoids",
+    {"": TABLE},
+    ("attention.scale",),
+    spellings={"qkv": ("query", "key", "value")},
+)

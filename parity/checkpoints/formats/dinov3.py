@@ -1,0 +1,143 @@
+"""DINOv3's backbone as Meta publishes it: tables "mlp" and, for the sizes with a plus and the 7B, "swiglu".
+
+One bias serves queries, keys and values, and `bias_mask` takes the keys' third away: the third is not read, and written
+as zeros.  `rope_embed.periods` follow from the rotary base.  Meta's published ones are rounded to bfloat16, ours are exact,
+as timm's and transformers' are: outputs differ by what that rounding does, and by nothing else.  Periods that are
+neither are refused.
+
+Source: facebookresearch/dinov3 6876159, dinov3/models/vision_transformer.py, layers/attention.py, layers/ffn_layers.py,
+layers/rope_position_encoding.py, hub/backbones.py.
+"""
+
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from parity.checkpoints.containers.container import Stored
+from parity.checkpoints.formats.dino import BACKBONE
+from parity.checkpoints.formats.facebook import ALWAYS, ASSUMED
+from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.tables import UNGATED, respelled, uneven_heads
+from parity.checkpoints.layout import Array
+from vit_spec import InputError, ViTConfig
+
+_COMMON = respelled(BACKBONE, {}, ("pos_embed", "blocks.attn.qkv.bias"))
+_MORE = """
+    reg_token          | storage_tokens                | 1 register width
+    blocks.attn.q_bias | blocks.{block}.attn.qkv.bias  | (qkv=0 head dim)
+    blocks.attn.v_bias | blocks.{block}.attn.qkv.bias  | (qkv=2 head dim)
+    blocks.ls1.gamma   | blocks.{block}.ls1.gamma      | width
+    blocks.ls2.gamma   | blocks.{block}.ls2.gamma      | width
+"""
+_GATE = """
+    blocks.mlp.fc1.weight | blocks.{block}.mlp.{glu}.weight | ff width
+    blocks.mlp.fc1.bias   | blocks.{block}.mlp.{glu}.bias   | ff
+"""
+_PERIODS, _MASK = "rope_embed.periods", "attn.qkv.bias_mask"
+BASE = 100.0  # hub/backbones.py, pos_embed_rope_base
+
+
+def periods(base: float, head_dim: int) -> Array:
+    """Return the periods of a head's frequencies: head_dim / 4 float64."""
+    return np.asarray(base ** (2 * np.arange(head_dim // 4) / (head_dim // 2)), np.float64)
+
+
+def settings(evidence: Evidence) -> Fields:
+    """Return what the periods and the masks say.
+
+    Raises:
+        InputError: periods that no base has, or a bias of the keys that counts.
+    """
+    masks = {key: array for key, array in evidence.ignored.items() if key.endswith(_MASK)}
+    if "blocks.attn.q_bias" in evidence.axes and len(masks) != evidence.sizes["block"]:
+        raise InputError(f"its attn.qkv.bias has no {_MASK} in every block, so keys have a bias: it cannot be read")
+    for key, array in masks.items():
+        third = np.repeat([1, 0, 1], array.size // 3)
+        if not np.array_equal(_read(array), third):
+            raise InputError(f"{key} is not one for queries, zero for keys and one for values: it cannot be read")
+    fields: dict[str, object] = {"positions.rotary": "dinov3", "positions.rotary_base": BASE}
+    if _PERIODS in evidence.ignored:
+        found = _read(evidence.ignored[_PERIODS])
+        fields["positions.rotary_base"], _ = _base(found)
+        if evidence.sizes["inner"] % (4 * len(found)) == 0:
+            fields["num_heads"] = evidence.sizes["inner"] // (4 * len(found))
+    return fields
+
+
+def _read(array: Stored) -> Array:
+    return np.asarray(array.read(0, array.size), np.float64)
+
+
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return that periods are computed anew, where the file's are rounded."""
+    if _PERIODS not in evidence.ignored:
+        return {}
+    _, kind = _base(_read(evidence.ignored[_PERIODS]))
+    return {"rotary periods": f"exact; the file's are rounded to {kind}"} if kind else {}
+
+
+def _base(found: Array) -> tuple[float, str]:
+    """Return the base that has these periods, and the type that they are rounded to, "" where that is float32 or none."""
+    candidates = [BASE]
+    if len(found) > 1:
+        implied = float(found[-1]) ** (len(found) / (len(found) - 1))
+        candidates.append(float(f"{implied:.3g}"))
+    for base in candidates:
+        exact = periods(base, 4 * len(found))
+        if np.allclose(found, exact, rtol=1e-6, atol=0):
+            return base, ""
+        for kind in (ml_dtypes.bfloat16, np.float16):
+            if np.array_equal(found, exact.astype(np.float32).astype(kind).astype(np.float64)):
+                return base, np.dtype(kind).name
+    raise InputError(
+        f"{_PERIODS} are not base ** (2 i / {2 * len(found)}) for any base that was tried ({candidates}), "
+        f"exact or rounded to bfloat16 or float16: it cannot be read"
+    )
+
+
+def _mask(config: ViTConfig) -> Array | None:
+    if config.attention.qkv_bias == "none":
+        return None
+    return np.repeat(np.array([1, 0, 1], np.float32), config.num_heads * config.head_dim)
+
+
+FORMAT = Format(
+    name="dinov3",
+    what="DINOv3's backbone, with storage tokens and rotary positions",
+    separator=".",
+    tables={
+        "mlp": _COMMON + _MORE,
+        "swiglu": respelled(_COMMON, {"mlp.fc2": "mlp.w3"}, ("blocks.mlp.fc1",)) + _MORE + _GATE,
+    },
+    usual=lambda config: "swiglu" if config.mlp.activation == "swiglu" else "mlp",
+    spellings={"glu": ("w1", "w2")},
+    ignored={
+        r"mask_token": "what stands in for a hidden patch in training",
+        r"rope_embed\.periods": "follow from positions.rotary_base; published ones are rounded to bfloat16, ours exact",
+        r"blocks\.\d+\.attn\.qkv\.bias_mask": "it takes the bias of the keys away",
+        r"local_cls_norm\..*": "a norm of small crops in training",
+    },
+    constants={
+        "mask_token | 1 width": lambda config: np.zeros(config.width, np.float32),
+        "rope_embed.periods": lambda config: periods(config.positions.rotary_base, config.head_dim).astype(np.float32),
+        "blocks.{block}.attn.qkv.bias_mask | (qkv head dim)": _mask,
+    },
+    always={
+        **ALWAYS,
+        "attention.scale": None,
+        "num_classes": 0,
+        "positions.kind": "none",
+        "positions.rotary": "dinov3",
+        "attention.qkv_bias": ("qv", "none"),
+        "mlp.activation": (*UNGATED, "swiglu"),
+        "norms.after_blocks": True,
+        "norms.after_pool": False,
+        "head.pool": "token",
+    },
+    objection=lambda config, table: uneven_heads(config),
+    assumed={**ASSUMED, "norms.eps": 1e-5, "image_size": (224, 224)},
+    settings=settings,
+    untold=untold,
+    recognises=lambda evidence: _PERIODS in evidence.ignored,
+)

@@ -1,0 +1,283 @@
+"""What transformers' JSON files say of images and of classes, both ways: preprocessor_config.json, id2label.
+
+A model that takes text too has its image processor in processor_config.json instead, which transformers reads first where
+both are there.  Fields that are left out have the defaults of the processor's class.  The files do not choose who resizes:
+transformers 5 takes torchvision where it is installed, whose kernels differ from Pillow's by one level of 255 in some
+pixels (two where they enlarge), and Pillow where it is told `backend="pil"`.
+
+Sources: huggingface/transformers 5.23 image_processing_backends.py, image_processing_utils.py,
+models/auto/image_processing_auto.py, models/*/image_processing_*.py, pipelines/image_classification.py.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from parity.checkpoints.preprocessing import Filter, Preprocessing, Resize
+from vit_spec import InputError
+from vit_spec.models import CLIP, IMAGENET
+
+if TYPE_CHECKING:
+    from parity.checkpoints.weights import Checkpoint
+
+FILE, NESTED = "preprocessor_config.json", "processor_config.json"
+FILES = (FILE, NESTED)
+RESAMPLE: dict[int, Filter] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # as PIL
+PROBLEMS = {"single_label_classification": "classes", "multi_label_classification": "labels", "regression": "values"}
+
+_HALF = {"image_mean": [0.5], "image_std": [0.5]}
+_IMAGENET = {"image_mean": list(IMAGENET.mean), "image_std": list(IMAGENET.std)}
+_CLIP = {"image_mean": list(CLIP.mean), "image_std": list(CLIP.std)}
+_ALL = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255, "do_center_crop": False}
+_CENTRAL = {
+    "size": {"shortest_edge": 224},
+    "default_to_square": False,
+    "do_center_crop": True,
+    "crop_size": 224,
+    "resample": 3,
+}
+_SQUASHED = {"size": 224, "resample": 2}
+CLASSES: dict[str, dict[str, Any]] = {
+    "ViT": {**_ALL, **_HALF, **_SQUASHED},
+    "DeiT": {**_ALL, **_HALF, "size": 256, "do_center_crop": True, "crop_size": 224, "resample": 3},
+    "Bit": {**_ALL, **_CLIP, **_CENTRAL},
+    "CLIP": {**_ALL, **_CLIP, **_CENTRAL},
+    "Siglip": {**_ALL, **_HALF, "size": {"height": 224, "width": 224}, "default_to_square": False, "resample": 3},
+    "DINOv3ViT": {**_ALL, **_IMAGENET, **_SQUASHED},
+}
+BY_MODEL = {  # where the file names no class
+    **dict.fromkeys(("vit", "vit_mae"), "ViT"),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), "Bit"),
+    **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
+    **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
+    "deit": "DeiT",
+    "dinov3_vit": "DINOv3ViT",
+}
+# What changes no pixel that a model sees.
+_HARMLESS = frozenset(
+    "image_processor_type feature_extractor_type processor_class auto_map _valid_processor_keys data_format device "
+    "input_data_format disable_grouping return_tensors do_convert_rgb backend use_fast image_seq_length".split()
+)
+
+
+_PADDED = (
+    "where an image is padded by an odd number of pixels, transformers puts one more at the bottom and on the right, as is "
+    'done here, and with backend="pil" at the top and on the left'
+)
+
+
+def source(notes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the file that describes the image processor, and what it says; {} where there is none.
+
+    Raises:
+        InputError: a processor_config.json whose image processor is no object.
+    """
+    nested = notes.get(NESTED) or {}
+    if "image_processor" not in nested:
+        return FILE, notes.get(FILE) or {}
+    if not isinstance(found := nested["image_processor"], dict):
+        raise InputError(f"its {NESTED} says image_processor {found!r}: an object was expected")
+    return NESTED, found
+
+
+def told(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what describes the image processor with the defaults of its class; {} where nothing does.
+
+    Raises:
+        InputError: a class that is not known here, or a field of it.
+    """
+    (file, found), config = source(notes), notes.get("config.json") or {}
+    if not found:
+        return {}
+    name = (
+        found.get("image_processor_type")
+        or found.get("feature_extractor_type")
+        or BY_MODEL.get(str(config.get("model_type")))
+    )
+    kind = str(name)
+    for ending in ("Fast", "Pil", "ImageProcessor", "FeatureExtractor"):
+        kind = kind.removesuffix(ending)
+    if kind not in CLASSES:
+        raise InputError(f"{file} is of a {name}, known here are those of {', '.join(CLASSES)}")
+    given = _given(found)
+    known = {*CLASSES["Bit"], "default_to_square"} | _HARMLESS
+    if strange := [key for key, value in given.items() if key not in known and value is not False]:
+        strange = [key for key in strange if key != "pad_size"]  # which `do_pad` alone makes count
+        if strange:
+            raise InputError(f"{file} says {strange[0]}={given[strange[0]]!r}, which is not known here")
+    return {**CLASSES[kind], **given}
+
+
+def _given(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are set.  A flag that is null is off: transformers keeps it, and asks whether it is true."""
+    flags = {key: bool(value) for key, value in found.items() if key.startswith("do_")}
+    return {key: value for key, value in found.items() if value is not None} | flags
+
+
+def pixels(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `ViTConfig.pixels` as the image processor's file says it, by field; {} where there is none.
+
+    A factor f other than 1/255 goes into both: (f x - mean) / std = (x / 255 - mean / 255 f) / (std / 255 f).
+
+    Raises:
+        InputError: what are not numbers.
+    """
+    file, found = source(notes)
+    if not found:
+        return {}
+    try:
+        read = told(notes)
+    except InputError:  # of another class, but these fields are the same in all
+        read = {**_ALL, **_given(found)}
+    if not read["do_normalize"]:
+        read |= {"image_mean": [0.0], "image_std": [1.0]}
+    if "image_mean" not in read or "image_std" not in read:
+        return {}
+    factor = read["rescale_factor"] if read["do_rescale"] else 1
+    if type(factor) not in (int, float) or not factor > 0:
+        raise InputError(f"its {file} says rescale_factor {factor!r}: a positive number was expected")
+    scale = 1.0 if factor == 1 / 255 else 255 * factor
+    fields = {}
+    for ours, theirs in (("pixels.mean", "image_mean"), ("pixels.std", "image_std")):
+        values = read[theirs] if isinstance(read[theirs], list) else [read[theirs]]
+        if not values or not all(type(value) in (int, float) for value in values):
+            raise InputError(f"its {file} says {theirs} {read[theirs]!r}: numbers were expected")
+        fields[ours] = tuple(value / scale for value in (values[:1] if len(set(values)) == 1 else values))
+    return fields
+
+
+def preprocessing(notes: Mapping[str, Any]) -> Preprocessing | None:
+    """Return how the processor prepares an image; None where there is none.
+
+    Raises:
+        InputError: a preparation for which there is no word here.
+    """
+    file, _ = source(notes)
+    if not (read := told(notes)):
+        return None
+    if read["resample"] not in RESAMPLE:
+        raise InputError(f"{file} says resample {read['resample']!r}: a number from 0 to 5 was expected")
+    filter, crop = RESAMPLE[read["resample"]], None
+    if read["do_center_crop"]:
+        crop = _two(read["crop_size"], True, f"{file} says crop_size")
+    if not read["do_resize"]:
+        if crop is None:
+            raise InputError(f"{file} neither resizes nor crops: images must have their size already")
+        return Preprocessing(size=crop, resize="none", resized=crop, filter=filter, rounding="down")
+    size = read["size"]
+    if isinstance(size, dict) and size.keys() == {"shortest_edge"}:
+        size, square = size["shortest_edge"], False
+    else:
+        square = not isinstance(size, int) or read.get("default_to_square", True)
+    resized = _two(size, True, f"{file} says size")
+    if not square and crop is None:
+        raise InputError(f"{file} resizes the shorter side to {size} and does not crop: its outputs have many sizes")
+    how: Resize = "squash" if square else "shortest"
+    return Preprocessing(size=crop or resized, resize=how, resized=resized, filter=filter, rounding="down")
+
+
+def _two(value: Any, square: bool, said: str) -> tuple[int, int]:
+    """Return a size as (height, width); `said` begins the message where it is none."""
+    if isinstance(value, dict) and value.keys() == {"height", "width"}:
+        value = [value["height"], value["width"]]
+    sides = [value, value] if isinstance(value, int) and square else value
+    if not isinstance(sides, list) or [type(side) for side in sides] != [int, int]:
+        raise InputError(f"{said} {value!r}: one side, or height and width were expected")
+    return sides[0], sides[1]
+
+
+def unlike(notes: Mapping[str, Any]) -> str:
+    """Say in what the processor differs though its fields are read; "" where it does not."""
+    file, found = source(notes)
+    if "DINOv3ViT" not in str(found.get("image_processor_type")):
+        return ""
+    return f"{file}: its processor resizes in float32, and here pixels are rounded to 8 bits after that"
+
+
+def padded(notes: Mapping[str, Any]) -> str:
+    """Say of a processor that pads that its two backends differ; "" where it does not pad, or cannot be read."""
+    try:
+        how = preprocessing(notes)
+    except InputError:
+        return ""
+    return f"{source(notes)[0]}: {_PADDED}" if how and how.pads_unevenly else ""
+
+
+def labels(config: Mapping[str, Any]) -> Any:
+    """Return id2label of config.json, or None where it says nothing or transformers' own numbers."""
+    names = config.get("id2label")
+    if isinstance(names, dict) and all(name == f"LABEL_{number}" for number, name in names.items()):
+        return None
+    return names
+
+
+def task(config: Mapping[str, Any], outputs: int) -> str:
+    """Return what the outputs are, as transformers' pipeline takes them.
+
+    Raises:
+        InputError: an unknown `problem_type`.
+    """
+    problem = config.get("problem_type")
+    if problem is not None and problem not in PROBLEMS:
+        raise InputError(f"problem_type of config.json is {problem!r}: one of {', '.join(PROBLEMS)} was expected")
+    return "labels" if outputs == 1 and problem != "regression" else PROBLEMS.get(problem or "", "classes")
+
+
+# Written --------------------------------------------------------------------------------------------------------------
+
+
+def described(files: Mapping[str, Any], checkpoint: "Checkpoint") -> tuple[Mapping[str, Any], list[str]]:
+    """Return the files with what the checkpoint knows of its images and classes, and what they cannot say, a line each."""
+    content, lost = dict(files["config.json"]), []
+    outputs, classifies = checkpoint.config.num_classes, "id2label" in content
+    if checkpoint.labels and classifies:
+        content["id2label"] = {str(number): name for number, name in enumerate(checkpoint.labels)}
+        content["label2id"] = {name: number for number, name in reversed([*enumerate(checkpoint.labels)])}
+        if twice := outputs - len(content["label2id"]):
+            lost.append(f"{twice} classes have the name of another: label2id of config.json has the first of each")
+    elif checkpoint.labels:
+        lost.append("names of classes, since this model of transformers has no classifier")
+    if classifies and checkpoint.task != "classes":
+        content["problem_type"] = {ours: theirs for theirs, ours in PROBLEMS.items()}[checkpoint.task]
+    if classifies and outputs == 1 and checkpoint.task == "classes":
+        lost.append("transformers' pipeline puts a single output through a sigmoid, and not through a softmax")
+    if checkpoint.config.in_channels != 3:
+        lost.append("transformers' pipeline opens images in colour: give the processor arrays of the model's channels")
+    said, unsaid = _processor(checkpoint)
+    return {**files, "config.json": content, FILE: {**files[FILE], **said}}, lost + unsaid
+
+
+def _processor(checkpoint: "Checkpoint") -> tuple[dict[str, Any], list[str]]:
+    """Return what preprocessor_config.json says of resizing and cropping, and what it cannot."""
+    how = checkpoint.preprocessing
+    if how is None:
+        return {}, [f"nothing says how images are prepared: {FILE} resizes all of an image to the model's size"]
+    lost = []
+    if how.resize in ("cover", "border"):
+        lost.append(
+            f"no processor of transformers prepares images like this: {how}; {FILE} resizes the whole image instead"
+        )
+        how = Preprocessing(size=how.size, resize="squash", resized=how.size, filter=how.filter, rounding="down")
+    filters = {ours: theirs for theirs, ours in RESAMPLE.items()}
+    if how.filter not in filters:
+        lost.append(f"transformers has no filter {how.filter}: {FILE} has bilinear, which smooths before it shrinks")
+    elif how.filter in ("box", "hamming") and how.resize != "none":
+        lost.append(f'torchvision has no filter {how.filter}: open the folder with AutoImageProcessor(..., backend="pil")')
+    if how.rounding != "down" and how.shifted != "no":
+        moved = f"{how.shifted} images move by a pixel"
+        lost.append(f"transformers rounds the corner of a crop down, here half goes to even: {moved}")
+    if how.pads_unevenly:
+        lost.append(_PADDED)
+    resized = dict(zip(("height", "width"), how.resized, strict=True))
+    size = {"shortest_edge": min(how.resized)} if how.resize == "shortest" else resized
+    kind = "Bit" if how.resize != "squash" else "DeiT" if how.crops else "ViT"
+    said: dict[str, Any] = {
+        "image_processor_type": f"{kind}ImageProcessor",
+        "do_resize": how.resize != "none",
+        "size": size,
+    }
+    said |= {"resample": filters.get(how.filter, 2)}
+    if how.crops:
+        said |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), how.size, strict=True))}
+    if kind == "Bit" and checkpoint.config.in_channels != 3:
+        said["do_convert_rgb"] = False
+    return said, lost

@@ -1,0 +1,97 @@
+"""Hugging Face's SigLIP, the image tower, with its attention pooling; SigLIP 2 of a fixed resolution is the same.
+
+Its positions are resampled by size without antialiasing.  SigLIP 2 of flexible resolution ("naflex") is another model.
+
+Source: huggingface/transformers src/transformers/models/siglip/modeling_siglip.py, configuration_siglip.py (defaults).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from parity.checkpoints.formats import hugging_face as hf
+from parity.checkpoints.formats.format import Evidence, Fields, Format
+from vit_spec import InputError, ViTConfig
+
+NAME, TYPES = "hf-siglip", ("siglip", "siglip_vision_model")
+DEFAULTS = {
+    "num_attention_heads": 12,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+    "image_size": 224,
+    "patch_size": 16,
+    "vision_use_head": True,
+}
+TEXT = (
+    hf.TOWER
+    + """
+    patch_embed.proj.bias    | @embeddings.patch_embedding.bias | width
+    attn_pool.latent         | @head.probe                      | 1 1 width
+    attn_pool.q.weight       | @head.attention.in_proj_weight   | (qkv=0 head dim) width
+    attn_pool.q.bias         | @head.attention.in_proj_bias     | (qkv=0 head dim)
+    attn_pool.kv.weight      | @head.attention.in_proj_weight   | (qkv=1:kv head dim) width
+    attn_pool.kv.bias        | @head.attention.in_proj_bias     | (qkv=1:kv head dim)
+    attn_pool.proj.weight    | @head.attention.out_proj.weight  | width (head dim)
+    attn_pool.proj.bias      | @head.attention.out_proj.bias    | width
+    attn_pool.norm.weight    | @head.layernorm.weight           | width
+    attn_pool.norm.bias      | @head.layernorm.bias             | width
+    attn_pool.mlp.fc1.weight | @head.mlp.fc1.weight             | ff width
+    attn_pool.mlp.fc1.bias   | @head.mlp.fc1.bias               | ff
+    attn_pool.mlp.fc2.weight | @head.mlp.fc2.weight             | width ff
+    attn_pool.mlp.fc2.bias   | @head.mlp.fc2.bias               | width
+"""
+)
+
+
+def settings(evidence: Evidence) -> Fields:
+    """Return what config.json and preprocessor_config.json say.
+
+    Raises:
+        InputError: the config.json of another model, or one that says what is not known here.
+    """
+    told = hf.described(evidence, NAME, TYPES, DEFAULTS)
+    if told and not told["vision_use_head"]:
+        raise InputError(
+            "its config.json says vision_use_head False: only the model with its attention pooling is known here"
+        )
+    return hf.settings(evidence, told)
+
+
+def files(config: ViTConfig) -> Mapping[str, Any]:
+    """Return the files with which transformers opens a folder."""
+    return hf.folder(config, "bicubic", hf.config_json(config, "siglip_vision_model", "SiglipVisionModel"))
+
+
+FORMAT = Format(
+    name=NAME,
+    what="image tower of SigLIP of Hugging Face transformers",
+    separator=".",
+    tables={"v4": hf.table(TEXT, "vision_model."), "v5": hf.table(TEXT)},
+    spellings=hf.V5,
+    ignored=hf.TEXT_TOWER,
+    always={
+        **hf.PLAIN,
+        "image_size": hf.square("image_size"),
+        "patch_size": hf.square("patch_size"),
+        "tokens.class_token": False,
+        "tokens.patch_bias": True,
+        "positions.kind": "learned",
+        "positions.covers": ("all", "none"),
+        "attention.qkv_bias": "qkv",
+        "attention.proj_bias": True,
+        "mlp.activation": hf.UNGATED,
+        "head.pool": "attention",
+        "head.hidden": None,
+    },
+    assumed={
+        **hf.BICUBIC,
+        "norms.eps": 1e-6,
+        "mlp.activation": "gelu_tanh",
+        "pixels.mean": (0.5,),
+        "pixels.std": (0.5,),
+    },
+    settings=settings,
+    says=hf.SAYS,
+    files=files,
+    recognises=lambda evidence: hf.model_type(evidence) in TYPES,
+    model_types=TYPES,
+)

@@ -1,0 +1,105 @@
+"""What the formats of Google's ViTs share: the names that Flax linen gives, and what the code behind them fixes.
+
+google-research/big_vision:big_vision/models/vit.py, google-research/vision_transformer:vit_jax/models_vit.py,
+google-research/scenic:scenic/projects/baselines/vit.py.
+"""
+
+from parity.checkpoints.formats.format import Fields
+from vit_spec import ViTConfig
+
+SPELLINGS = {"qkv": ("query", "key", "value"), "kv": ("key", "value")}
+
+# Blocks stacked on a leading axis, as nn.scan keeps them.
+STACKED = """
+    patch_embed.proj.weight | embedding/kernel | ph pw rgb width
+    patch_embed.proj.bias   | embedding/bias   | width
+    cls_token               | cls              | 1 1 width
+
+    blocks.norm1.weight     | Transformer/encoderblock/LayerNorm_0/scale                           | block width
+    blocks.norm1.bias       | Transformer/encoderblock/LayerNorm_0/bias                            | block width
+    blocks.attn.qkv.weight  | Transformer/encoderblock/MultiHeadDotProductAttention_0/{qkv}/kernel | block width head dim
+    blocks.attn.qkv.bias    | Transformer/encoderblock/MultiHeadDotProductAttention_0/{qkv}/bias   | block head dim
+    blocks.attn.proj.weight | Transformer/encoderblock/MultiHeadDotProductAttention_0/out/kernel   | block head dim width
+    blocks.attn.proj.bias   | Transformer/encoderblock/MultiHeadDotProductAttention_0/out/bias     | block width
+    blocks.norm2.weight     | Transformer/encoderblock/LayerNorm_1/scale                           | block width
+    blocks.norm2.bias       | Transformer/encoderblock/LayerNorm_1/bias                            | block width
+    blocks.mlp.fc1.weight   | Transformer/encoderblock/MlpBlock_0/Dense_0/kernel                   | block width ff
+    blocks.mlp.fc1.bias     | Transformer/encoderblock/MlpBlock_0/Dense_0/bias                     | block ff
+    blocks.mlp.fc2.weight   | Transformer/encoderblock/MlpBlock_0/Dense_1/kernel                   | block ff width
+    blocks.mlp.fc2.bias     | Transformer/encoderblock/MlpBlock_0/Dense_1/bias                     | block width
+
+    norm.weight       | Transformer/encoder_norm/scale | width
+    norm.bias         | Transformer/encoder_norm/bias  | width
+    pre_logits.weight | pre_logits/kernel              | pooled feature
+    pre_logits.bias   | pre_logits/bias                | feature
+    head.weight       | head/kernel                    | feature label
+    head.bias         | head/bias                      | label
+"""
+
+# A key for each block, as a loop keeps them.
+LOOP = STACKED.replace("encoderblock/", "encoderblock_{block}/").replace("| block ", "| ")
+
+MAP_HEAD = """
+    attn_pool.latent         | MAPHead_0/probe                                         | 1 1 width
+    attn_pool.q.weight       | MAPHead_0/MultiHeadDotProductAttention_0/query/kernel   | width head dim
+    attn_pool.q.bias         | MAPHead_0/MultiHeadDotProductAttention_0/query/bias     | head dim
+    attn_pool.kv.weight      | MAPHead_0/MultiHeadDotProductAttention_0/{kv}/kernel    | width head dim
+    attn_pool.kv.bias        | MAPHead_0/MultiHeadDotProductAttention_0/{kv}/bias      | head dim
+    attn_pool.proj.weight    | MAPHead_0/MultiHeadDotProductAttention_0/out/kernel     | head dim width
+    attn_pool.proj.bias      | MAPHead_0/MultiHeadDotProductAttention_0/out/bias       | width
+    attn_pool.norm.weight    | MAPHead_0/LayerNorm_0/scale                             | width
+    attn_pool.norm.bias      | MAPHead_0/LayerNorm_0/bias                              | width
+    attn_pool.mlp.fc1.weight | MAPHead_0/MlpBlock_0/Dense_0/kernel                     | width ff
+    attn_pool.mlp.fc1.bias   | MAPHead_0/MlpBlock_0/Dense_0/bias                       | ff
+    attn_pool.mlp.fc2.weight | MAPHead_0/MlpBlock_0/Dense_1/kernel                     | ff width
+    attn_pool.mlp.fc2.bias   | MAPHead_0/MlpBlock_0/Dense_1/bias                       | width
+"""
+
+
+def positions(key: str) -> str:
+    """Return the line of the position table."""
+    return f"pos_embed | {key} | 1 token width\n"
+
+
+def class_row(config: ViTConfig) -> tuple[str, ...]:
+    """Where positions are added to the class token too, it has a row; without such a token nothing is asked."""
+    return ("all", "class") if config.tokens.class_token else ("all", "class", "none")
+
+
+def no_class_row(config: ViTConfig) -> tuple[str, ...]:
+    """Where the class token joins after positions were added, it has no row."""
+    return ("none",) if config.tokens.class_token else ("all", "class", "none")
+
+
+def _head_dim(config: ViTConfig) -> tuple[int | None, ...]:
+    """Heads share the width: a layer has no other setting."""
+    return (None, config.width // config.num_heads)
+
+
+ALWAYS: Fields = {
+    "tokens.patch_bias": True,
+    "positions.rotary": "none",
+    "attention.head_dim": _head_dim,
+    "attention.qkv_bias": "qkv",
+    "attention.proj": True,
+    "attention.proj_bias": True,
+    "attention.scale": None,
+    "attention.value_skip": False,
+    "mlp.activation": ("gelu_tanh", "gelu", "quick_gelu", "relu", "none"),
+    "norms.after_blocks": True,
+    "norms.shared_norm": False,
+    "head.bias": True,
+}
+
+# flax.linen.gelu is the tanh approximation and the epsilon of flax.linen.LayerNorm 1e-6; pixels are value_range(-1, 1);
+# tables are resized by scipy.ndimage.zoom(order=1) (vit_jax/checkpoint.py interpolate_posembed, resample_posemb).
+ASSUMED: Fields = {
+    "mlp.activation": "gelu_tanh",
+    "norms.eps": 1e-6,
+    "pixels.mean": (0.5,),
+    "pixels.std": (0.5,),
+    "resampling.kernel": "bilinear",
+    "resampling.antialias": False,
+    "resampling.align_corners": True,
+    "resampling.offset": 0.0,
+}

@@ -1,0 +1,123 @@
+"""lucidrains' vit-pytorch, as far as its models are plain: ViT and SimpleViT from before version 1.0.
+
+From 1.0 on, patches are normalised ahead of their projection and after it, which no other ViT does: such files are
+recognised and refused.  A ViT of that library with pool="mean" averages its class token too; files do not tell, and
+the class token is what is read.
+
+Source: vit-pytorch 0.40.2 and 1.9.2 (registry), vit_pytorch/vit.py, simple_vit.py and ats_vit.py.
+"""
+
+from collections.abc import Mapping
+
+from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.tables import ORDINARY, UNGATED, respelled
+from vit_spec import ViTConfig
+
+_BLOCK = """
+    blocks.norm1.weight     | transformer.layers.{block}.0.norm.weight       | width
+    blocks.norm1.bias       | transformer.layers.{block}.0.norm.bias         | width
+    blocks.attn.qkv.weight  | transformer.layers.{block}.0.to_qkv.weight     | (qkv head dim) width
+    blocks.attn.proj.weight | transformer.layers.{block}.0.to_out.weight     | width (head dim)
+    blocks.norm2.weight     | transformer.layers.{block}.1.net.0.weight      | width
+    blocks.norm2.bias       | transformer.layers.{block}.1.net.0.bias        | width
+    blocks.mlp.fc1.weight   | transformer.layers.{block}.1.net.1.weight      | ff width
+    blocks.mlp.fc1.bias     | transformer.layers.{block}.1.net.1.bias        | ff
+    blocks.mlp.fc2.weight   | transformer.layers.{block}.1.net.3.weight      | width ff
+    blocks.mlp.fc2.bias     | transformer.layers.{block}.1.net.3.bias        | width
+"""
+_SIMPLE = f"""
+    patch_embed.proj.weight | to_patch_embedding.1.weight | width (ph pw rgb)
+    patch_embed.proj.bias   | to_patch_embedding.1.bias   | width
+    {_BLOCK}
+    fc_norm.weight | linear_head.0.weight | pooled
+    fc_norm.bias   | linear_head.0.bias   | pooled
+    head.weight    | linear_head.1.weight | label feature
+    head.bias      | linear_head.1.bias   | label
+"""
+_TOKENS = """
+    cls_token               | cls_token                                 | 1 1 width
+    pos_embed               | pos_embedding                             | 1 token width
+    blocks.attn.proj.bias   | transformer.layers.{block}.0.fn.to_out.0.bias | width
+"""
+_VIT = (
+    respelled(
+        _SIMPLE,
+        {
+            "0.to_qkv": "0.fn.to_qkv",
+            "0.to_out": "0.fn.to_out.0",
+            "1.net.0": "1.norm",
+            "1.net.1": "1.fn.net.0",
+            "1.net.3": "1.fn.net.3",
+            "linear_head": "mlp_head",
+        },
+    )
+    + _TOKENS
+)
+_VIT_IS: Fields = {
+    "tokens.class_token": True,
+    "positions.kind": "learned",
+    "positions.covers": "all",
+    "attention.proj_bias": True,
+    "head.pool": "token",
+}
+_SIMPLE_IS: Fields = {
+    "tokens.class_token": False,
+    "positions.kind": "fixed",
+    "positions.table": "sincos_2d_big_vision",
+    "attention.proj_bias": False,
+    "head.pool": "mean",
+}
+_CLASSES = {"vit": _VIT_IS, "simple": _SIMPLE_IS}
+
+
+def settings(evidence: Evidence) -> Fields:
+    """Return what tensors do not show of the two classes."""
+    known = ("tokens.class_token", "attention.proj_bias", "head.pool")  # that tensors show, or that is assumed
+    return {name: value for name, value in _CLASSES[evidence.variant].items() if name not in known}
+
+
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return what no tensor shows: the ViT of ats_vit.py has the keys of vit.py, and samples tokens from block to block."""
+    return {"tokens that blocks leave out": "none"} if evidence.variant == "vit" else {}
+
+
+def objection(config: ViTConfig, table: str) -> str:
+    """Say what of a config vit-pytorch's classes cannot be."""
+    if (config.num_heads, config.head_dim) == (1, config.width):
+        return "num_heads=1 of the model's width, which it does not project"
+    expected = _CLASSES[table]
+    wrong = [f"{name}={config.at(name)!r}" for name, value in expected.items() if config.at(name) != value]
+    return f"{', '.join(wrong)} in its table {table!r}" if wrong else ""
+
+
+FORMAT = Format(
+    name="lucidrains",
+    what="lucidrains' vit-pytorch from before 1.0: ViT and SimpleViT",
+    separator=".",
+    tables={"vit": _VIT, "simple": _SIMPLE},
+    usual=lambda config: "simple" if config.head.pool == "mean" else "vit",
+    refused={
+        r"(^|\.)to_patch_embedding\.3\.weight$": "to_patch_embedding.1 and .3 normalise patches around their projection"
+    },
+    always={
+        **ORDINARY,
+        "tokens.patch_bias": True,
+        "positions.kind": ("learned", "fixed"),
+        "positions.rotary": "none",
+        "attention.qkv_bias": "none",
+        "attention.qk_norm": False,
+        "mlp.activation": UNGATED,
+        "norms.before_blocks": False,
+        "norms.after_blocks": False,
+        "norms.after_pool": True,
+        "norms.layer_scale": None,
+        "head.pool": ("token", "mean"),
+        "head.hidden": None,
+        "head.bias": True,
+    },
+    objection=objection,
+    assumed={"norms.eps": 1e-5, "mlp.activation": "gelu"},
+    likely=lambda evidence: {"head.pool": _CLASSES[evidence.variant]["head.pool"]},
+    settings=settings,
+    untold=untold,
+)

@@ -1,0 +1,320 @@
+"""Follow the constructors of timm's classes: from all of their arguments together to the fields of `ViTConfig`.
+
+An argument or a value that is not known here is refused, because it may change the function.
+
+Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer.py (VisionTransformer), deit.py
+(VisionTransformerDistilled) and eva.py (Eva).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from parity.checkpoints.formats.format import Fields
+from vit_spec import InputError
+
+POOLS = {"token": "token", "avg": "mean", "map": "attention", "": "none"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "identity": "none"}
+
+# Arguments that act in training alone, or that only allow other sizes of images.
+_NEUTRAL = frozenset(
+    "drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate weight_init fix_init "
+    "dynamic_img_size head_init_scale rope_shift_coords rope_jitter_coords rope_rescale_coords".split()
+)
+
+# The arguments of each class that are read, with the class's own defaults.
+_COMMON: Fields = {
+    "img_size": 224,
+    "patch_size": 16,
+    "in_chans": 3,
+    "num_classes": 1000,
+    "embed_dim": 768,
+    "depth": 12,
+    "num_heads": 12,
+    "mlp_ratio": 4.0,
+    "qkv_bias": True,
+    "qk_norm": False,
+    "init_values": None,
+    "class_token": True,
+    "no_embed_class": False,
+    "dynamic_img_pad": False,
+    "norm_layer": None,
+}
+_VIT: Fields = {
+    **_COMMON,
+    "global_pool": "token",
+    "proj_bias": True,
+    "pos_embed": "learn",
+    "reg_tokens": 0,
+    "pre_norm": False,
+    "final_norm": True,
+    "fc_norm": None,
+    "pool_include_prefix": False,
+    "act_layer": None,
+    "mlp_layer": None,
+}
+_EVA: Fields = {
+    **_COMMON,
+    "global_pool": "avg",
+    "qkv_fused": True,
+    "swiglu_mlp": False,
+    "swiglu_align_to": 0,
+    "attn_type": "eva",
+    "num_reg_tokens": 0,
+    "use_abs_pos_emb": True,
+    "use_rot_pos_emb": False,
+    "rope_type": "cat",
+    "rope_temperature": 10000.0,
+    "use_pre_transformer_norm": False,
+    "use_post_transformer_norm": None,
+    "use_fc_norm": None,
+    "attn_pool_num_heads": None,
+    "attn_pool_mlp_ratio": None,
+}
+
+# Arguments that a class takes at these values alone; at any other they are another function.
+_VIT_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "block_fn": (None, "Block"),
+    "attn_layer": (None, "", "Attention"),
+    "embed_layer": (None, "PatchEmbed"),
+    "embed_norm_layer": (None, ""),
+    "scale_attn_norm": (False,),
+    "scale_mlp_norm": (False,),
+    "use_naflex": (None, False),
+}
+_EVA_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "scale_mlp": (False,),
+    "scale_attn_inner": (False,),
+    "use_post_norm": (False,),
+    "attn_only_layer_scale": (False,),
+    "use_naflex": (None, False),
+}
+_ROTARY: Mapping[str, tuple[Any, ...]] = {  # with DINOv3's positions, which are the ones that ViTConfig has
+    "rope_grid_offset": (0, 0.0),
+    "rope_grid_indexing": ("ij",),
+    "rope_rotate_half": (True,),
+}
+_OF_ROTARY = frozenset({*_ROTARY, "rope_type", "rope_temperature", "ref_feat_shape", "rope_mrope_section"})
+
+
+def fields(cls: str, architecture: str, values: Fields) -> Fields:
+    """Return the fields of `ViTConfig` that a class makes of its arguments.
+
+    Args:
+        cls: the name of the class.
+        architecture: what a refusal calls the model.
+        values: the arguments that are given.
+
+    Raises:
+        InputError: a class, an argument or a value that is not known here; says which.
+    """
+    if cls not in _CLASSES:
+        raise InputError(
+            f"its config.json names timm's {architecture}, a {cls}, for which ViTConfig has no word: it cannot be read"
+        )
+    try:
+        return _CLASSES[cls](_Arguments(architecture, values))
+    except InputError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise InputError(
+            f"its config.json has arguments of the wrong type ({error}): correct it, or take it away"
+        ) from None
+
+
+def others(names: list[str]) -> str:
+    """Return what follows the first of several names in a message."""
+    return f" (and {len(names) - 1} more: {', '.join(map(repr, names[1:6]))})" if len(names) > 1 else ""
+
+
+class _Arguments:
+    """All arguments of a class, taken out one by one; whatever nobody has taken is unknown."""
+
+    def __init__(self, architecture: str, values: Mapping[str, Any]) -> None:
+        self.architecture, self.values = architecture, values
+        self._defaults: dict[str, Any] = {}
+
+    def read(self, defaults: Fields) -> dict[str, Any]:
+        """Return the arguments that have these names, those left out with their defaults."""
+        self._defaults |= defaults
+        return {name: self.values.get(name, default) for name, default in defaults.items()}
+
+    def hold_to(self, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+        """Refuse arguments of these names that have another value than those allowed."""
+        for name, values in allowed.items():
+            if name in self.values and not any(_same(self.values[name], value) for value in values):
+                self.refuse(name)
+
+    def hold_to_names(self, *known: frozenset[str] | Mapping[str, Any]) -> None:
+        """Refuse arguments of other names."""
+        if unknown := [name for name in self.values if not any(name in names for names in (_NEUTRAL, *known))]:
+            self.refuse(unknown[0], others(unknown))
+
+    def refuse(self, name: str, more: str = "") -> None:
+        """Refuse an argument as it is."""
+        raise InputError(
+            f"it is timm's {self.architecture} with {name}={self.values.get(name, self._defaults.get(name))!r}{more}, for "
+            f"which ViTConfig has no word: it cannot be read"
+        )
+
+
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and bool(value == other)
+
+
+def _vit(given: _Arguments) -> Fields:
+    """Return the fields of `VisionTransformer`."""
+    given.hold_to(_VIT_ONLY)
+    given.hold_to_names(_VIT, _VIT_ONLY)
+    a = given.read(_VIT)
+    pool, prefix = a["global_pool"], a["class_token"] + a["reg_tokens"]
+    if pool not in POOLS:
+        given.refuse("global_pool")
+    if a["pool_include_prefix"] and prefix and pool in ("avg", "map"):
+        given.refuse("pool_include_prefix")
+    if not a["proj_bias"]:
+        given.refuse("proj_bias")
+    if a["pos_embed"] not in ("", "none", "learn"):
+        given.refuse("pos_embed")
+    after_pool = pool == "avg" if a["fc_norm"] is None else bool(a["fc_norm"])
+    found = _common(given, a)
+    return {
+        **found,
+        "tokens.registers": a["reg_tokens"],
+        "tokens.patch_bias": not a["pre_norm"],
+        "positions.kind": "learned" if a["pos_embed"] == "learn" else "none",
+        "positions.rotary": "none",
+        **({"positions.covers": _covers(a)} if a["pos_embed"] == "learn" else {}),
+        "attention.qkv_bias": "qkv" if a["qkv_bias"] else "none",
+        "mlp.activation": _activation(given, a, pool),
+        "mlp_dim": int(a["embed_dim"] * a["mlp_ratio"]) // (2 if _gated(a) else 1),
+        "norms.before_blocks": bool(a["pre_norm"]),
+        "norms.after_blocks": bool(a["final_norm"]) and not after_pool,
+        "norms.after_pool": bool(a["final_norm"]) and after_pool,
+        "norms.layer_scale": a["init_values"] or None,
+    }
+
+
+def _distilled(given: _Arguments) -> Fields:
+    """Return the fields of `VisionTransformerDistilled`, which ends after `norm` and knows no registers."""
+    found = _vit(given)
+    a = given.read(_VIT)
+    for name, allowed in (("global_pool", "token"), ("reg_tokens", 0), ("class_token", True), ("no_embed_class", False)):
+        if a[name] != allowed:
+            given.refuse(name)
+    if a["fc_norm"] or a["pos_embed"] != "learn":
+        given.refuse("fc_norm" if a["fc_norm"] else "pos_embed")
+    return {**found, "tokens.distillation": True}
+
+
+def _eva(given: _Arguments) -> Fields:
+    """Return the fields of `Eva`."""
+    given.hold_to(_EVA_ONLY)
+    given.hold_to_names(_EVA, _EVA_ONLY, _OF_ROTARY, {"num_kv_heads": None})
+    a = given.read(_EVA)
+    pool, prefix = a["global_pool"], a["class_token"] + a["num_reg_tokens"]
+    if pool not in POOLS or (pool == "map" and prefix):  # whose query reads the tokens ahead of the patches too
+        given.refuse("global_pool")
+    if a["attn_type"] not in ("eva", "rope"):
+        given.refuse("attn_type")
+    if not a["qkv_fused"]:
+        given.refuse("qkv_fused")
+    if given.values.get("num_kv_heads") not in (None, a["num_heads"]):
+        given.refuse("num_kv_heads")
+    if pool == "map":
+        _hold_pool_to_blocks(given, a)
+    if a["use_rot_pos_emb"]:
+        if a["rope_type"] != "dinov3":
+            given.refuse("rope_type")
+        for name, values in _ROTARY.items():
+            defaults = {"rope_grid_offset": 0.0, "rope_grid_indexing": "ij", "rope_rotate_half": False}
+            if given.values.get(name, defaults[name]) not in values:
+                given.refuse(name)
+    after_pool = pool == "avg" if a["use_fc_norm"] is None else bool(a["use_fc_norm"])
+    after_blocks = a["use_post_transformer_norm"]
+    bias = ("qv" if a["attn_type"] == "eva" else "qkv") if a["qkv_bias"] else "none"
+    hidden, align = int(a["embed_dim"] * a["mlp_ratio"]), a["swiglu_align_to"]
+    return {
+        **_common(given, a),
+        "tokens.registers": a["num_reg_tokens"],
+        "tokens.patch_bias": not a["use_pre_transformer_norm"],
+        "positions.kind": "learned" if a["use_abs_pos_emb"] else "none",
+        **({"positions.covers": _covers(a)} if a["use_abs_pos_emb"] else {}),
+        "positions.rotary": "dinov3" if a["use_rot_pos_emb"] else "none",
+        "positions.rotary_base": float(a["rope_temperature"]),
+        "attention.qkv_bias": bias,
+        "mlp.activation": "swiglu" if a["swiglu_mlp"] else "gelu",
+        "mlp_dim": hidden + (-hidden % align if a["swiglu_mlp"] and align else 0),
+        "norms.before_blocks": bool(a["use_pre_transformer_norm"]),
+        "norms.after_blocks": not after_pool if after_blocks is None else bool(after_blocks),
+        "norms.after_pool": after_pool,
+        "norms.layer_scale": a["init_values"],
+    }
+
+
+def _common(given: _Arguments, a: Mapping[str, Any]) -> Fields:
+    """Return the fields of what all classes have."""
+    size, patch = a["img_size"], a["patch_size"]
+    return {
+        "attention.scale": None,
+        "image_size": tuple(size) if isinstance(size, list | tuple) else (size, size),
+        "patch_size": tuple(patch) if isinstance(patch, list | tuple) else (patch, patch),
+        "in_channels": a["in_chans"],
+        "num_classes": a["num_classes"],
+        "width": a["embed_dim"],
+        "depth": a["depth"],
+        "num_heads": a["num_heads"],
+        "tokens.class_token": bool(a["class_token"]),
+        "tokens.pad": bool(a["dynamic_img_pad"]),
+        "attention.qk_norm": bool(a["qk_norm"]),
+        "norms.eps": _eps(given),
+        "head.pool": POOLS[a["global_pool"]],
+    }
+
+
+def _covers(a: Mapping[str, Any]) -> str:
+    return "none" if a["no_embed_class"] else "all"
+
+
+def _eps(given: _Arguments) -> float:
+    """Return eps of the norms, which are layer normalisations or refused.  timm's LayerNorm has 1e-6 (layers/norm.py)."""
+    name = given.values.get("norm_layer")
+    found = re.fullmatch(r"(\w+)(?:\(eps=([\d.e-]+)\))?", str(name or "layernorm"))
+    if not found or found[1].replace("_", "").lower() != "layernorm":
+        given.refuse("norm_layer")
+    return float(found[2] or 1e-6) if found else 0.0
+
+
+def _gated(a: Mapping[str, Any]) -> bool:
+    return str(a["mlp_layer"] or "").startswith(("GluMlp", "SwiGLUPacked"))
+
+
+def _activation(given: _Arguments, a: Mapping[str, Any], pool: str) -> str:
+    """Return the activation of the MLPs; blocks hand theirs over to whatever their MLP is."""
+    name = str(a["act_layer"] or "gelu").lower()
+    if _gated(a):
+        if name != "silu" or a["mlp_layer"] != "GluMlp(act_layer=SiLU, gate_last=False)":
+            given.refuse("act_layer" if name != "silu" else "mlp_layer")
+        if pool == "map":
+            given.refuse("mlp_layer")
+        return "swiglu"
+    if a["mlp_layer"] not in (None, "Mlp"):
+        given.refuse("mlp_layer")
+    if name not in ACTIVATIONS:
+        given.refuse("act_layer")
+    return ACTIVATIONS[name]
+
+
+def _hold_pool_to_blocks(given: _Arguments, a: Mapping[str, Any]) -> None:
+    """Refuse a pooling attention with heads or an MLP that are not those of the blocks."""
+    if (a["attn_pool_num_heads"] or a["num_heads"]) != a["num_heads"]:
+        given.refuse("attn_pool_num_heads")
+    if (a["attn_pool_mlp_ratio"] or a["mlp_ratio"]) != a["mlp_ratio"] or a["swiglu_mlp"]:
+        given.refuse("attn_pool_mlp_ratio" if not a["swiglu_mlp"] else "swiglu_mlp")
+
+
+_CLASSES: dict[str, Callable[[_Arguments], Fields]] = {
+    "VisionTransformer": _vit,
+    "VisionTransformerDistilled": _distilled,
+    "Eva": _eva,
+}

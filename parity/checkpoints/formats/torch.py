@@ -1,0 +1,103 @@
+"""The twin of PyTorch: outputs before inputs, heads merged, a key for each block.
+
+The names are those of timm, DeiT, DINO and MAE.
+"""
+
+from collections.abc import Mapping
+
+from parity.checkpoints.formats.format import Evidence, Format
+
+TABLE = """
+    patch_embed.proj.weight | patch_embed.proj.weight | width rgb ph pw
+    patch_embed.proj.bias   | patch_embed.proj.bias   | width
+    cls_token               | cls_token               | 1 1 width
+    dist_token              | dist_token              | 1 1 width
+    reg_token               | reg_token               | 1 register width
+    pos_embed               | pos_embed               | 1 token width
+    norm_pre.weight         | norm_pre.weight         | width
+    norm_pre.bias           | norm_pre.bias           | width
+
+    blocks.norm1.weight       | blocks.{block}.norm1.weight       | width
+    blocks.norm1.bias         | blocks.{block}.norm1.bias         | width
+    blocks.attn.qkv.weight    | blocks.{block}.attn.qkv.weight    | (qkv head dim) width
+    blocks.attn.qkv.bias      | blocks.{block}.attn.qkv.bias      | (qkv head dim)
+    blocks.attn.q_bias        | blocks.{block}.attn.q_bias        | (head dim)
+    blocks.attn.v_bias        | blocks.{block}.attn.v_bias        | (head dim)
+    blocks.attn.q_norm.weight | blocks.{block}.attn.q_norm.weight | dim
+    blocks.attn.q_norm.bias   | blocks.{block}.attn.q_norm.bias   | dim
+    blocks.attn.k_norm.weight | blocks.{block}.attn.k_norm.weight | dim
+    blocks.attn.k_norm.bias   | blocks.{block}.attn.k_norm.bias   | dim
+    blocks.attn.proj.weight   | blocks.{block}.attn.proj.weight   | width (head dim)
+    blocks.attn.proj.bias     | blocks.{block}.attn.proj.bias     | width
+    blocks.ls1.gamma          | blocks.{block}.ls1.gamma          | width
+    blocks.norm2.weight       | blocks.{block}.norm2.weight       | width
+    blocks.norm2.bias         | blocks.{block}.norm2.bias         | width
+    blocks.mlp.fc1.weight     | blocks.{block}.mlp.fc1.weight     | ff width
+    blocks.mlp.fc1.weight     | blocks.{block}.mlp.fc1.weight     | (glu ff) width
+    blocks.mlp.fc1.bias       | blocks.{block}.mlp.fc1.bias       | ff
+    blocks.mlp.fc1.bias       | blocks.{block}.mlp.fc1.bias       | (glu ff)
+    blocks.mlp.fc2.weight     | blocks.{block}.mlp.fc2.weight     | width ff
+    blocks.mlp.fc2.bias       | blocks.{block}.mlp.fc2.bias       | width
+    blocks.ls2.gamma          | blocks.{block}.ls2.gamma          | width
+
+    norm.weight              | norm.weight              | width
+    norm.bias                | norm.bias                | width
+    attn_pool.latent         | attn_pool.latent         | 1 1 width
+    attn_pool.q.weight       | attn_pool.q.weight       | (head dim) width
+    attn_pool.q.bias         | attn_pool.q.bias         | (head dim)
+    attn_pool.kv.weight      | attn_pool.kv.weight      | (kv head dim) width
+    attn_pool.kv.bias        | attn_pool.kv.bias        | (kv head dim)
+    attn_pool.proj.weight    | attn_pool.proj.weight    | width (head dim)
+    attn_pool.proj.bias      | attn_pool.proj.bias      | width
+    attn_pool.norm.weight    | attn_pool.norm.weight    | width
+    attn_pool.norm.bias      | attn_pool.norm.bias      | width
+    attn_pool.mlp.fc1.weight | attn_pool.mlp.fc1.weight | ff width
+    attn_pool.mlp.fc1.weight | attn_pool.mlp.fc1.weight | (glu ff) width
+    attn_pool.mlp.fc1.bias   | attn_pool.mlp.fc1.bias   | ff
+    attn_pool.mlp.fc1.bias   | attn_pool.mlp.fc1.bias   | (glu ff)
+    attn_pool.mlp.fc2.weight | attn_pool.mlp.fc2.weight | width ff
+    attn_pool.mlp.fc2.bias   | attn_pool.mlp.fc2.bias   | width
+    fc_norm.weight           | fc_norm.weight           | pooled
+    fc_norm.bias             | fc_norm.bias             | pooled
+    pre_logits.weight        | pre_logits.weight        | feature pooled
+    pre_logits.bias          | pre_logits.bias          | feature
+    head.weight              | head.weight              | label feature
+    head.bias                | head.bias                | label
+    head_dist.weight         | head_dist.weight         | label feature
+    head_dist.bias           | head_dist.bias           | label
+"""
+
+
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return what libraries with these keys do in several ways that tensors do not show.
+
+    In timm these are the arguments block_fn, mlp_layer, pool_include_prefix and attn_pool_num_heads; and a classifier
+    on Qwen3's vision tower normalises what it has pooled with a norm that has no weights.  Elsewhere some blocks attend
+    within windows (ViT of facebookresearch/detectron2, modeling/backbone/vit.py) or leave tokens out (youweiliang/evit,
+    evit.py), the stride of the patches is less than their size (facebookresearch/AudioMAE, util/patch_embed.py), and a
+    table of positions is kept that is not used (ScaleMAE of torchgeo, models/scale_mae.py).
+    """
+    found = {
+        "order of a block": "each norm ahead of its half",
+        "norms without weights": "none",
+        "reach of attention": "every token, in every block",
+        "cut of patches": "side by side, without a border",
+    }
+    if "pos_embed" in evidence.axes:
+        found["use of positions"] = "those of the file, added once ahead of the blocks"
+    if "glu" in evidence.axes["blocks.mlp.fc1.weight"]:
+        found["gate of an MLP"] = "SiLU of the first half"
+    if "attn_pool.latent" in evidence.axes:
+        found["attention pooling"] = "as many heads as the blocks, over the patch tokens alone"
+    elif not {"cls_token", "reg_token"}.isdisjoint(evidence.axes):
+        found["a pool that is a mean"] = "of the patch tokens alone"
+    return found
+
+
+FORMAT = Format(
+    name="torch",
+    what="state_dict of vit_torch, with timm's names",
+    separator=".",
+    tables={"": TABLE},
+    untold=untold,
+)

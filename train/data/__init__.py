@@ -1,0 +1,1 @@
+"""Data of a run: sources, splits, augmentation and batches."""

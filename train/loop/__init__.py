@@ -1,0 +1,1 @@
+"""The training loop: the engine's protocol, run folder, metrics, progress and interruption."""
