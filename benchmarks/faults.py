@@ -21,7 +21,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 import hypothesis
 from hypothesis import strategies as st
 
-from parity.compare.comparison import compare
+from parity.comparison.twins import compare
 from tests.faults import FAULTS, Fault
 from tests.faults.outcomes import QUICK, checked, diagnosed, explained, named
 from tests.random_configs import configs

@@ -9,8 +9,8 @@ import sys
 from importlib.metadata import version
 
 import vit_spec
-from parity.compare.comparison import Report, compare
-from parity.compare.localisation import GRADIENT
+from parity.comparison.localisation import GRADIENT
+from parity.comparison.twins import Report, compare
 from tests.twins import FUSION, perturbed, pictures
 
 MODELS = ["vit_s16", "vit_b16", "vit_l16", *(name for name in vit_spec.names() if name.startswith("article_"))]

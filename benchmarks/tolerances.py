@@ -26,10 +26,10 @@ from importlib.metadata import version
 
 from benchmarks.faults import started
 from parity.checkpoints.weights import held
-from parity.compare.comparison import compare
-from parity.compare.report import Report
-from parity.compare.tolerances import FUNCTION
-from parity.compare.two_files import compare_files
+from parity.comparison.report import Report
+from parity.comparison.tolerances import FUNCTION
+from parity.comparison.twins import compare
+from parity.comparison.two_files import compare_files
 from tests.extreme_weights import CONFIGS, KINDS, drawn, extreme
 from tests.faults import FAULTS, Fault, planted
 from tests.faults.outcomes import QUICK

@@ -5,8 +5,8 @@ from parity.checkpoints.loading import SurgeryWarning
 from parity.checkpoints.reading import load
 from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
 from parity.checkpoints.writing import convert, save, write
-from parity.compare.any_model import assert_parity
-from parity.compare.comparison import compare
+from parity.comparison.any_model import assert_parity
+from parity.comparison.twins import compare
 
 __all__ = [
     "AssumptionWarning",

@@ -7,8 +7,8 @@ import pytest
 
 import vit_spec
 from parity.checkpoints.weights import Checkpoint, held
-from parity.compare.comparison import compare
-from parity.compare.report import Report
+from parity.comparison.report import Report
+from parity.comparison.twins import compare
 from tests.twins import perturbed, small
 
 QUICK = {"xla_backend_optimization_level": 0}

@@ -17,7 +17,7 @@ from torch import nn
 import vit_jax
 import vit_spec
 import vit_torch
-from parity.compare.any_model.assertion import assert_parity, compare_models
+from parity.comparison.any_model.assertion import assert_parity, compare_models
 from tests import twins
 from tests.pairs_of_models import (
     TOKENS,
@@ -324,7 +324,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*options: str, weight: float = 1.5) -> Any:
         pytester.makepyfile(test_mine=TEST.replace("WEIGHT", str(weight)))
         result = pytester.runpytest_inprocess(
-            "-p", "parity.compare.any_model.plugin", "-p", "no:cacheprovider", "-W", "error", *options
+            "-p", "parity.comparison.any_model.plugin", "-p", "no:cacheprovider", "-W", "error", *options
         )
         return result.parseoutcomes(), result.stdout.str()
 
@@ -414,11 +414,11 @@ def test_each_call_of_a_test_has_its_golden(pytester: pytest.Pytester, project: 
     again = "    assert_parity(flax.linen.Dense(2).apply, params, torch.nn.Linear(4, 2), -x)\n"
     pytester.makepyfile(test_two=TEST.replace("WEIGHT", "1.5") + again)
     pytester.runpytest_inprocess(
-        "-p", "parity.compare.any_model.plugin", "-p", "no:cacheprovider", "--parity-record", "test_two.py"
+        "-p", "parity.comparison.any_model.plugin", "-p", "no:cacheprovider", "--parity-record", "test_two.py"
     )
     names = {path.name for path in (pytester.path / "parity_goldens").iterdir()}
     assert names == {"test_two.test_it.npz", "test_two.test_it.1.npz"}
 
 
 def test_the_plugin_loads_neither_framework() -> None:
-    assert loaded_by("import parity.compare.any_model.plugin") <= {"vit_spec", "parity"}
+    assert loaded_by("import parity.comparison.any_model.plugin") <= {"vit_spec", "parity"}

@@ -18,7 +18,7 @@ from parity.checkpoints.containers.container import Stored
 from parity.checkpoints.formats import get
 from parity.checkpoints.recognition import recognise
 from parity.checkpoints.weights import translate
-from parity.compare import reproducible_init
+from parity.comparison import reproducible_init
 from tests.twins import perturbed, pictures
 from vit_spec import InputError, ViTConfig
 
@@ -135,7 +135,7 @@ def test_a_rotation_that_clips_keys_do_not_show_is_named(tmp_path: Path) -> None
 def test_a_complete_folder_is_read_without_a_warning(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert vit_torch.load(folder).config == CONFIG.replace(regularisation=vit_spec.config.Regularisation())
+        assert vit_torch.load(folder).config == CONFIG.replace(regularisation=vit_spec.Regularisation())
 
 
 @pytest.mark.parametrize("positions", [True, False])

@@ -12,12 +12,12 @@ pytest.importorskip("torch")
 import vit_spec
 import vit_torch
 from parity.checkpoints.weights import held
-from parity.compare.comparison import compare
-from parity.compare.disk_cache import Spool
-from parity.compare.forward_backward import Subject, TorchTwin
-from parity.compare.localisation import Part
-from parity.compare.report import Report
-from parity.compare.tolerances import Budget, Error
+from parity.comparison.disk_cache import Spool
+from parity.comparison.forward_backward import Subject, TorchTwin
+from parity.comparison.localisation import Part
+from parity.comparison.report import Report
+from parity.comparison.tolerances import Budget, Error
+from parity.comparison.twins import compare
 from tests.twins import perturbed, pictures, small
 from vit_spec import InputError, ViTConfig
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from parity.checkpoints.formats import get
-from parity.compare.any_model.correspondence import Pair, match
+from parity.comparison.any_model.correspondence import Pair, match
 from tests.twins import small_models
 from vit_spec import InputError
 

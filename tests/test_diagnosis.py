@@ -23,12 +23,12 @@ from parity.__main__ import main
 from parity.checkpoints.formats import get
 from parity.checkpoints.surgery.edit import float64
 from parity.checkpoints.weights import flatten, parameter
-from parity.compare.diagnosis import Diagnosis, Source, against, diagnose, expected, read
-from parity.compare.diagnosis.catalogue import catalogue
-from parity.compare.diagnosis.local import in_blocks, operations
-from parity.compare.diagnosis.mend import mend
-from parity.compare.diagnosis.search import Search
-from parity.compare.diagnosis.trial import Hypothesis, Trial
+from parity.comparison.diagnosis import Diagnosis, Source, against, diagnose, expected, read
+from parity.comparison.diagnosis.catalogue import catalogue
+from parity.comparison.diagnosis.local import in_blocks, operations
+from parity.comparison.diagnosis.mend import mend
+from parity.comparison.diagnosis.search import Search
+from parity.comparison.diagnosis.trial import Hypothesis, Trial
 from tests.twins import perturbed, small
 from vit_spec import InputError, ViTConfig
 
@@ -453,7 +453,7 @@ STRUCTURES = {
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_every_cause_of_the_catalogue_can_be_run(name: str) -> None:
-    """By itself, and together with one that takes away what it is about; see `Search.attempt`."""
+    """By itself, and together with one that takes away what it is about; see `Attempts.attempt`."""
     config = STRUCTURES[name]
     images = pictures(config)[:1]
     logits = answers(config, checkpoint(config).arrays, images) + 1
@@ -482,7 +482,7 @@ def test_a_hypothesis_that_fails_is_discarded_and_told(monkeypatch: pytest.Monke
         raise RuntimeError("a patch that fits no model")
 
     causes = [Hypothesis("it is broken", "broken", patch=broken)]
-    monkeypatch.setattr("parity.compare.diagnosis.search.catalogue", lambda trial: [*catalogue(trial)[:5], *causes])
+    monkeypatch.setattr("parity.comparison.diagnosis.search.catalogue", lambda trial: [*catalogue(trial)[:5], *causes])
     found = diagnosis(PLAIN, PLAIN, _noise, pairs=5)
     assert found.discarded[0] == "it is broken: RuntimeError: a patch that fits no model"
     assert "causes could not be run, the first: it is broken" in str(found)

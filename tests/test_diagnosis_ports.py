@@ -15,9 +15,9 @@ import vit_spec
 import vit_torch
 from parity.checkpoints.surgery.edit import float64
 from parity.checkpoints.weights import parameter
-from parity.compare.diagnosis import Diagnosis, diagnose, expected
-from parity.compare.diagnosis.score_bias import score_biases
-from parity.compare.diagnosis.trial import Trial
+from parity.comparison.diagnosis import Diagnosis, diagnose, expected
+from parity.comparison.diagnosis.score_bias import score_biases
+from parity.comparison.diagnosis.trial import Trial
 from tests.test_diagnosis import PLAIN, ROTARY, answers, checkpoint, pictures
 from tests.twins import small
 from vit_spec import ViTConfig, rows

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from parity.checkpoints.formats import formats
-from parity.compare.tolerances import FUNCTION
+from parity.comparison.tolerances import FUNCTION
 from tests.peers.table import PAGE, PROOFS, page
 
 OWN = ("torch", "jax")  # what the twins' own tests prove

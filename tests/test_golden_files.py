@@ -21,14 +21,14 @@ import vit_jax
 import vit_spec
 import vit_torch
 from parity.checkpoints.weights import Checkpoint, to_torch
-from parity.compare import framework_settings, golden, reproducible_init
-from parity.compare.forward_backward import Subject, TorchTwin
-from parity.compare.golden import verification
-from parity.compare.golden.drift import moved
-from parity.compare.golden.file import Golden
-from parity.compare.golden.sketch import KEPT, sketch
-from parity.compare.golden.subject import checksums, shown
-from parity.compare.tolerances import RATIO, luck
+from parity.comparison import framework_settings, golden, reproducible_init
+from parity.comparison.forward_backward import Subject, TorchTwin
+from parity.comparison.golden import verification
+from parity.comparison.golden.drift import moved
+from parity.comparison.golden.file import Golden
+from parity.comparison.golden.sketch import KEPT, sketch
+from parity.comparison.golden.subject import checksums, shown
+from parity.comparison.tolerances import RATIO, luck
 from tests.twins import perturbed, small
 from vit_spec import InputError
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import parity
-from parity.compare.tolerances import FUNCTION
+from parity.comparison.tolerances import FUNCTION
 from tests.goldens.golden import FOLDER, Array, Golden, names, read
 from vit_spec import ViTConfig
 

@@ -17,7 +17,7 @@ from parity.checkpoints.formats import timm_config
 from parity.checkpoints.preprocessing import Preprocessing, central, floored, share
 from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
-from parity.compare import reproducible_init
+from parity.comparison import reproducible_init
 from vit_spec import InputError, get
 
 CONFIG = get("vit_ti16", image_size=(32, 48), patch_size=8, width=24, depth=2, num_heads=3, mlp_dim=40, num_classes=4)

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 import parity
 from parity.checkpoints.preprocessing import central
 from parity.checkpoints.weights import translate
-from parity.compare import reproducible_init
+from parity.comparison import reproducible_init
 from vit_spec import InputError, get
 
 CONFIG = get(

@@ -21,9 +21,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 import vit_spec
-from parity.compare import html_report
-from parity.compare.html_report import attention, plot
-from parity.compare.tolerances import PRECISION
+from parity.comparison import html_report
+from parity.comparison.html_report import attention, plot
+from parity.comparison.tolerances import PRECISION
 from tests.reports import checkpoint, failing, noise, passing
 from tests.twins import perturbed, small
 from vit_spec import InputError

@@ -14,7 +14,7 @@ sync = pytest.importorskip("playwright.sync_api", reason="a browser is driven by
 
 from matplotlib.image import imread
 
-from parity.compare import html_report
+from parity.comparison import html_report
 from tests.reports import checkpoint, failing, passing
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -139,7 +139,7 @@ def test_check_says_whether_the_twins_agree(saved, capsys, monkeypatch, passed, 
         assert {name: value for name, value in options.items() if name != "progress"} == EVERYTHING
         return Report(passed=passed)
 
-    monkeypatch.setattr(sys.modules["parity.compare.comparison"], "compare", compare)
+    monkeypatch.setattr(sys.modules["parity.comparison.twins"], "compare", compare)
     assert run(capsys, "check", saved) == (code, "read: format torch, container safetensors\nwhat was found\n", "")
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parity.compare import framework_settings
-from parity.compare.framework_settings import Setting, audit, compiler_options, environment, strict
+from parity.comparison import framework_settings
+from parity.comparison.framework_settings import Setting, audit, compiler_options, environment, strict
 
 ROOT = Path(__file__).parents[1]
 UNFUSED = {"xla_cpu_experimental_ynn_fusion_type": ""}
@@ -277,7 +277,7 @@ def test_one_framework_is_enough(missing: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_card_is_the_same_in_another_process() -> None:
-    code = "import json\nfrom parity.compare.framework_settings import environment\nprint(json.dumps(environment()))"
+    code = "import json\nfrom parity.comparison.framework_settings import environment\nprint(json.dumps(environment()))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == json.dumps(environment())
 

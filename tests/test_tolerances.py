@@ -14,17 +14,17 @@ jax = pytest.importorskip("jax")
 pytest.importorskip("optax")
 torch = pytest.importorskip("torch")
 
-import parity.compare.training.steps
+import parity.comparison.training.steps
 import vit_torch
 from parity.checkpoints.weights import held
-from parity.compare.amplification import amplified
-from parity.compare.comparison import compare
-from parity.compare.forward_backward import Subject, TorchTwin
-from parity.compare.monte_carlo_arithmetic import disturbing
-from parity.compare.report import Report
-from parity.compare.tolerances import FEW, FUNCTION, LEAST, ROUNDINGS, TRAJECTORY, UNIT, Budget, Error
-from parity.compare.training import trajectories
-from parity.compare.two_files import compare_files
+from parity.comparison.amplification import amplified
+from parity.comparison.forward_backward import Subject, TorchTwin
+from parity.comparison.monte_carlo_arithmetic import disturbing
+from parity.comparison.report import Report
+from parity.comparison.tolerances import FEW, FUNCTION, LEAST, ROUNDINGS, TRAJECTORY, UNIT, Budget, Error
+from parity.comparison.training import trajectories
+from parity.comparison.twins import compare
+from parity.comparison.two_files import compare_files
 from tests.extreme_weights import CONFIGS, KINDS, drawn, extreme
 from tests.faults import FAULTS, planted
 from tests.faults.outcomes import named
@@ -268,8 +268,8 @@ def test_another_function_fails_where_rounding_is_amplified() -> None:
 
 
 def test_training_may_part_by_what_it_amplifies(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {**parity.compare.training.steps.compiler_options(), **QUICK}
-    monkeypatch.setattr(parity.compare.training.steps, "compiler_options", lambda: options)
+    options = {**parity.comparison.training.steps.compiler_options(), **QUICK}
+    monkeypatch.setattr(parity.comparison.training.steps, "compiler_options", lambda: options)
     params = jax.tree.map(lambda array: array * np.float32(30), perturbed(SMALL))
     found = trajectories(SMALL, params, steps=4)
     assert found.same_function, found.verdict

@@ -20,7 +20,7 @@ import vit_spec
 from parity.checkpoints.surgery import drop_head
 from parity.checkpoints.weights import parameter
 from parity.checkpoints.writing import write
-from parity.compare import reproducible_init
+from parity.comparison import reproducible_init
 from train.data.augment import Augment
 from train.data.batches import Feed, targets
 from train.data.sources import Source, open_source

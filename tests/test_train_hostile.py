@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import vit_spec
-from parity.compare.golden.subject import read_subject
+from parity.comparison.golden.subject import read_subject
 from train.data import fingerprint
 from train.data.sources import open_source, read_image
 from train.loop.run_folder import STATES, Run, network_of

@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("grain")
 
 import vit_spec
-from train.cli import Asked, main
+from train.cli import main
 from train.jax.memory_estimate import Needs, needs
+from train.loop.request import Request
 from train.plan import Devices, opened, parse, times
 from train.recipes import Augment, Optimizer, Recipe
 from vit_spec import InputError, ViTConfig
@@ -249,7 +250,7 @@ def test_a_link_along_no_axis_is_refused_with_the_nearest() -> None:
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def refused(asked: Asked) -> int:
+def refused(asked: Request) -> int:
     raise AssertionError("a plan trains nothing")
 
 

@@ -18,7 +18,7 @@ import parity
 import vit_spec
 from parity.checkpoints.weights import edited
 from parity.checkpoints.writing import convert, write
-from parity.compare import reproducible_init
+from parity.comparison import reproducible_init
 from train.data.augment import Augment, fit
 from train.inference.model import network, opened
 from train.loop.run_folder import Run

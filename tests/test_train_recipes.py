@@ -13,7 +13,8 @@ pytest.importorskip("tyro")
 from itertools import chain, pairwise
 
 import vit_spec
-from train.cli import DIGITS, Asked, listing, main, parse
+from train.cli import DIGITS, listing, main, parse
+from train.loop.request import Request
 from train.recipes import IMAGENET, RECIPES, Known, Model, Recipe, fields, model_config
 from vit_spec import InputError
 
@@ -198,7 +199,7 @@ def test_a_wrong_argument_is_told_in_one_line(arguments: str, capsys: pytest.Cap
 
 
 def test_interrupted_before_the_run_the_program_leaves_with_130() -> None:
-    def interrupted(asked: Asked) -> int:
+    def interrupted(asked: Request) -> int:
         raise KeyboardInterrupt
 
     assert main("train.jax", interrupted, []) == 130

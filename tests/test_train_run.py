@@ -28,7 +28,7 @@ pytest.importorskip("grain")
 import jax
 
 import parity
-from train.cli import BAD_INPUT, Asked, told
+from train.cli import BAD_INPUT, told
 from train.data.batches import Batch
 from train.data.sources import Source, open_source
 from train.jax import checkpoints
@@ -38,6 +38,7 @@ from train.loop import session
 from train.loop.curves import draw
 from train.loop.interruption import Interruption
 from train.loop.loop import Plan
+from train.loop.request import Request
 from train.loop.run_folder import Run
 from train.loop.session import train
 from train.loop.start_warnings import cautions
@@ -61,7 +62,7 @@ ARGUMENTS = ["--config", "tiny", "--model.image-size", "None", "--model.changes"
 
 def trained(recipe: Recipe, make_engine: Any = JaxEngine) -> int:
     """Train by a recipe and return the exit status."""
-    return train(Asked("test", recipe, open_source(recipe.data, recipe.held_out), "python -m train.jax"), make_engine)
+    return train(Request("test", recipe, open_source(recipe.data, recipe.held_out), "python -m train.jax"), make_engine)
 
 
 def started(*arguments: str, start_new_session: bool = False, **environment: str) -> subprocess.Popen[str]:
@@ -354,7 +355,7 @@ def test_images_that_lose_their_details_are_told_of_with_a_recipe_that_keeps_mor
     source = photographs(tmp_path, *size)
     recipe = replace(RECIPES[name](Known(3, 3)), **changes)
     config = model_config(recipe.model, num_outputs=2, in_channels=3, size=None)
-    found = cautions(Asked(name, recipe, source, ""), config)
+    found = cautions(Request(name, recipe, source, ""), config)
     assert said in found[0] if said else found == []
 
 
@@ -362,7 +363,7 @@ def test_small_images_that_are_all_alike_are_told_of_too(tmp_path: Path) -> None
     for size, said in ((28, []), (40, ["--config vit_ti16 resizes to 80x80"])):
         np.savez(tmp_path / "x.npz", train_images=np.zeros((8, size, size), np.uint8), train_labels=np.arange(8) % 2)
         source, recipe = open_source(f"npz:{tmp_path / 'x.npz'}"), RECIPES["tiny"](Known(6, 1))
-        found = cautions(Asked("tiny", recipe, source, ""), CONFIGURED)
+        found = cautions(Request("tiny", recipe, source, ""), CONFIGURED)
         assert len(found) == len(said) and all(what in line for what, line in zip(said, found, strict=True))
 
 
@@ -377,17 +378,17 @@ def test_weights_selected_by_the_test_split_are_told_of_with_what_to_do_instead(
     ):
         np.savez(tmp_path / "x.npz", **{key: value for key, value in arrays.items() if key.partition("_")[0] in names})
         source = open_source(f"npz:{tmp_path / 'x.npz'}", held_out)
-        said = cautions(Asked("tiny", Recipe(), source, ""), CONFIGURED)
+        said = cautions(Request("tiny", Recipe(), source, ""), CONFIGURED)
         assert bool(said) == warned
     instead = "--held-out 0.1 selects them by a tenth of the training images"
     source = replace(open_source("digits"), split="test")
-    assert instead in cautions(Asked("tiny", Recipe(), source, ""), CONFIGURED)[0]
+    assert instead in cautions(Request("tiny", Recipe(), source, ""), CONFIGURED)[0]
 
 
 def test_warnings_stand_in_the_table_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = replace(open_source("digits"), split="test")
     recipe = replace(RECIPE, epochs="1steps", run=str(tmp_path / "run"), tensorboard=False)
-    assert train(Asked("tiny", recipe, source, ""), JaxEngine) == 0
+    assert train(Request("tiny", recipe, source, ""), JaxEngine) == 0
     assert re.search(r"^warning +the best weights are selected by the test split", capsys.readouterr().out, re.MULTILINE)
 
 
@@ -807,7 +808,7 @@ def test_a_dry_run_does_one_step_of_the_run_and_keeps_nothing(
         return metrics
 
     monkeypatch.setattr(JaxEngine, "step", watched)
-    assert train(Asked("test", recipe, open_source("digits"), "", dry=True), JaxEngine) == 0
+    assert train(Request("test", recipe, open_source("digits"), "", dry=True), JaxEngine) == 0
     assert rates == [pytest.approx(RECIPE.optimizer.lr)]  # not the zero that a warm-up begins with
     said = capsys.readouterr().out
     assert "1,123 of 64 images, 49.9" in said and "one step and a look at 64 images (loss " in said

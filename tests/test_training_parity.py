@@ -14,15 +14,15 @@ torch = pytest.importorskip("torch")
 
 import jax.numpy as jnp
 
-import parity.compare.training.steps
+import parity.comparison.training.steps
 import vit_jax.optimizer
 import vit_spec
 import vit_torch
 import vit_torch.optimizer
-from parity.compare.tolerances import TRAJECTORY
-from parity.compare.training import Trajectories, trajectories
-from parity.compare.training.steps import torch_walk
-from parity.compare.training.trajectories import AT_MOST, _disturbed, _run
+from parity.comparison.tolerances import TRAJECTORY
+from parity.comparison.training import Trajectories, trajectories
+from parity.comparison.training.steps import torch_walk
+from parity.comparison.training.trajectories import AT_MOST, _disturbed, _run
 from tests.twins import perturbed, pictures, small
 from vit_spec import InputError, ViTConfig
 
@@ -33,8 +33,8 @@ AdamW, adamw = vit_torch.optimizer.AdamW, vit_jax.optimizer.adamw
 @pytest.fixture(autouse=True)
 def quick_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test compiles a step anew and takes few of them."""
-    options = {**parity.compare.training.steps.compiler_options(), "xla_backend_optimization_level": 0}
-    monkeypatch.setattr(parity.compare.training.steps, "compiler_options", lambda: options)
+    options = {**parity.comparison.training.steps.compiler_options(), "xla_backend_optimization_level": 0}
+    monkeypatch.setattr(parity.comparison.training.steps, "compiler_options", lambda: options)
 
 
 def found(config: ViTConfig = PLAIN, steps: int = 3) -> Trajectories:

@@ -1,4 +1,4 @@
-"""The twins compute the same function (G0, float64), equally well (G1, float32): see `parity.compare.comparison`."""
+"""The twins compute the same function (G0, float64), equally well (G1, float32): see `parity.comparison.twins`."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ pytest.importorskip("torch")
 
 import vit_spec
 import vit_torch
-from parity.compare.comparison import compare
-from parity.compare.tolerances import Budget, Error
+from parity.comparison.tolerances import Budget, Error
+from parity.comparison.twins import compare
 from tests.random_configs import RESAMPLING, configs
 from tests.twins import FUSION, perturbed, pictures, small, small_models
 from vit_spec import (

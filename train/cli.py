@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import cleandoc
 from itertools import dropwhile, takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from parity.terminal import complain
+from train.loop.request import Request
 from train.recipes import FROM_WEIGHTS, RECIPES, Known, Recipe
 from vit_spec import InputError, nearest
 
@@ -29,21 +30,7 @@ OURS = ("--config", "--list", "--plan", "--dry-run", "--help")  # what tyro know
 DIGITS = Known(images=1438, channels=1, size=(8, 8))  # the default data
 
 
-class Asked(NamedTuple):
-    """What a command line asks for: the name of a recipe, the recipe as changed, its data, and the command itself.
-
-    command: as it would be typed, without --run.
-    dry: whether one step is all that is wanted.
-    """
-
-    name: str
-    recipe: Recipe
-    source: "Source"
-    command: str
-    dry: bool = False
-
-
-def main(module: str, fit: Callable[[Asked], int], arguments: Sequence[str]) -> int:
+def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -> int:
     """Run `python -m MODULE ARGUMENTS` and return the exit status: `fit`'s, or 2 for bad input."""
 
     def run() -> int:
@@ -101,7 +88,7 @@ def listing() -> str:
     )
 
 
-def parse(module: str, arguments: Sequence[str], opened: Callable[..., "Source"] | None = None) -> Asked:
+def parse(module: str, arguments: Sequence[str], opened: Callable[..., "Source"] | None = None) -> Request:
     """Return what the arguments ask for: the recipe that `--config` names, for the data that is asked for, with changes.
 
     A recipe depends on the data, which depends on the arguments; so they are read twice.
@@ -125,7 +112,7 @@ def parse(module: str, arguments: Sequence[str], opened: Callable[..., "Source"]
     source = (opened or open_source)(first.data, first.held_out)
     known = Known(len(source.train), source.channels, source.size)
     recipe = _changed(module, name, RECIPES[name](known), rest)
-    return Asked(name, recipe, source, f"python -m {module} {shlex.join(_taken('--run', arguments)[1])}".strip())
+    return Request(name, recipe, source, f"python -m {module} {shlex.join(_taken('--run', arguments)[1])}".strip())
 
 
 def _changed(module: str, name: str, recipe: Recipe, rest: list[str]) -> Recipe:

@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     return told(lambda: evaluate(_parser().parse_args(arguments)))
 
 
-class Asked(NamedTuple):
+class Evaluation(NamedTuple):
     """What is to be judged by what.
 
     answers: what the training and the held-out images are, as `train.data.batches.targets` makes it.
@@ -63,27 +63,27 @@ def evaluate(given: argparse.Namespace) -> int:
     from parity.checkpoints.surgery import drop_head
     from train.data.batches import Feed, usual_workers
 
-    asked = _asked(given)
-    frozen, source = asked.frozen, asked.source
+    evaluation = _asked(given)
+    frozen, source = evaluation.frozen, evaluation.source
     checkpoint = frozen.checkpoint
     if checkpoint.config.num_classes:
         checkpoint, _ = drop_head(checkpoint)
     if not given.json:
-        say(*_overview(given.weights, checkpoint, asked))
+        say(*_overview(given.weights, checkpoint, evaluation))
     looked, workers, sets = network(checkpoint, given.twin), usual_workers(source), []
     for what, examples, answers in zip(
-        ("training", "held-out"), (source.train, source.held_out), asked.answers, strict=True
+        ("training", "held-out"), (source.train, source.held_out), evaluation.answers, strict=True
     ):
         how, size = frozen.preprocessing, frozen.batch_size
-        feed = Feed(examples, answers, frozen.shown, size, skip=asked.skip, workers=workers, preprocessing=how)
+        feed = Feed(examples, answers, frozen.shown, size, skip=evaluation.skip, workers=workers, preprocessing=how)
         sets.append(_features(looked, feed, what, given.json))
     features, read = zip(*sets, strict=True)
-    seen = asked._replace(answers=[answers[there] for answers, there in zip(asked.answers, read, strict=True)])
+    seen = evaluation._replace(answers=[answers[there] for answers, there in zip(evaluation.answers, read, strict=True)])
     results = list(_results(seen, features, given))
     if given.json:
         common = {
             "weights": given.weights,
-            "data": asked.spec,
+            "data": evaluation.spec,
             **{name: int(there.sum()) for name, there in zip(("train", "held_out"), read, strict=True)},
             "not_read": int(sum(np.sum(~there) for there in read)),
         }
@@ -93,7 +93,7 @@ def evaluate(given: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(given: argparse.Namespace) -> Asked:
+def _asked(given: argparse.Namespace) -> Evaluation:
     """Open weights and data, and look whether the images are enough for the methods: before any is decoded."""
     from train.data.batches import targets
     from train.data.sources import open_source
@@ -117,27 +117,27 @@ def _asked(given: argparse.Namespace) -> Asked:
         probes.draw_shots(answers[0], max(given.shots), given.seed, source.classes)
     if "linear" in methods:
         probes.kept(task, answers[0])
-    return Asked(frozen, spec, source, task, answers, methods, own and frozen.corrupt == "skip")
+    return Evaluation(frozen, spec, source, task, answers, methods, own and frozen.corrupt == "skip")
 
 
-def _results(asked: Asked, features: tuple[Any, ...], given: argparse.Namespace) -> Iterator[Result]:
+def _results(evaluation: Evaluation, features: tuple[Any, ...], given: argparse.Namespace) -> Iterator[Result]:
     """Yield a result for each method and setting."""
-    (train, held_out), (learnt, judged), names = features, asked.answers, asked.source.classes
+    (train, held_out), (learnt, judged), names = features, evaluation.answers, evaluation.source.classes
 
     def accuracy(found: Any) -> float:
         return float(np.mean(found == judged))
 
-    if "knn" in asked.methods:
+    if "knn" in evaluation.methods:
         for k, found in probes.knn(train, learnt, held_out, given.k).items():
             yield {"method": "knn", "k": k, "accuracy": accuracy(found)}
-    if "linear" in asked.methods:
-        probe = probes.linear(asked.task, train, learnt, held_out)
-        metrics = score(asked.task, probe.outputs, judged, names)
+    if "linear" in evaluation.methods:
+        probe = probes.linear(evaluation.task, train, learnt, held_out)
+        metrics = score(evaluation.task, probe.outputs, judged, names)
         setting = {"l2": probe.strength, "validation": probe.validated, "converged": probe.converged}
         yield {"method": "linear", **setting, **metrics}
-    if "few-shot" in asked.methods:
+    if "few-shot" in evaluation.methods:
         for shots in given.shots:
-            name, grids = f"z/{asked.spec}_{shots}shot", []  # as big_vision calls it
+            name, grids = f"z/{evaluation.spec}_{shots}shot", []  # as big_vision calls it
             for draw in range(DRAWS):
                 rows = probes.draw_shots(learnt, shots, given.seed + draw, names)
                 chosen = probes.few_shot(train[rows], learnt[rows], held_out, probes.GRID)
@@ -186,10 +186,10 @@ def _bar(count: int, what: str, quiet: bool) -> Iterator[Any]:
         yield lambda done: bar.advance(task, done)
 
 
-def _overview(weights: str, checkpoint: Checkpoint, asked: Asked) -> Iterator[str]:
-    config, source = checkpoint.config, asked.source
+def _overview(weights: str, checkpoint: Checkpoint, evaluation: Evaluation) -> Iterator[str]:
+    config, source = checkpoint.config, evaluation.source
     yield f"weights   {weights}: {config.depth} blocks of width {config.width}, {config.sizes['feature']} features"
-    yield f"data      {asked.spec}: {len(source.train):,} training images, {len(source.held_out):,} held out"
+    yield f"data      {evaluation.spec}: {len(source.train):,} training images, {len(source.held_out):,} held out"
     for note in (*(f"{each.field} is {each.value}, {each.why}" for each in checkpoint.assumed), *source.notes):
         yield f"assumed   {note}"
 

@@ -17,10 +17,10 @@ import numpy as np
 from PIL import Image
 
 from parity.terminal import Terminal
-from train.cli import Asked
 from train.data.sources import Examples, Source, open_source
 from train.jax.memory_estimate import Needs, needs
 from train.loop.loop import Plan
+from train.loop.request import Request
 from train.loop.session import network, tell, title
 from train.mesh import AXES, Sizes, share_batch, sizes_for, unsplit
 from train.recipes import IMAGENET, Recipe
@@ -66,13 +66,13 @@ class Times(NamedTuple):
         return self.computing + sum(self.sending.values())
 
 
-def plan(asked: Asked, text: str) -> int:
+def plan(request: Request, text: str) -> int:
     """Print what the run that is asked for needs of the devices in `text`; return 0 where they have it, else 1.
 
     Raises:
         InputError: devices, a mesh or a recipe that is not understood, or that do not fit each other.
     """
-    devices, source, recipe = parse(text), asked.source, asked.recipe
+    devices, source, recipe = parse(text), request.source, request.recipe
     task = recipe.task or source.kind
     config, _, notes = network(recipe, source, task)
     course = Plan.of(recipe, len(source.train))
@@ -86,7 +86,7 @@ def plan(asked: Asked, text: str) -> int:
     parts = f" in each of {recipe.accumulate} parts" if recipe.accumulate > 1 else ""
     side = "x".join(map(str, config.image_size))
     rows = {
-        "run": title(asked.name, recipe, config),
+        "run": title(request.name, recipe, config),
         "images": f"{len(source.train):,} of {side}, {len(source.classes):,} {source.kind}",
         **{"assumed" if not i else " " * i: note for i, note in enumerate(said)},
         "devices": f"{devices.count} of {_size(devices.memory)}: {axes}",

@@ -1,22 +1,12 @@
 """What a Vision Transformer is: its config, its named models, its parameters and its constant tables; numpy only."""
 
-from vit_spec.config import (
-    Attention,
-    Head,
-    Mlp,
-    Norms,
-    Pixels,
-    Positions,
-    Regularisation,
-    Resampling,
-    Tokens,
-    ViTConfig,
-)
+from vit_spec.config import ViTConfig
 from vit_spec.cost import Memory, count, flops, memory
 from vit_spec.errors import InputError, nearest
 from vit_spec.laws import Law
 from vit_spec.models import get, names
 from vit_spec.params import Row, rows
+from vit_spec.parts import Attention, Head, Mlp, Norms, Pixels, Positions, Regularisation, Resampling, Tokens
 from vit_spec.tables import position_table, resampling_matrices, rotary_tables
 
 __all__ = [

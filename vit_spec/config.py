@@ -12,154 +12,12 @@ import numbers
 import typing
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from vit_spec import bounded_json
-from vit_spec.errors import InputError, nearest
-from vit_spec.validation import coerced, hold_to_reason, hold_to_types
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pixels:
-    """What the network was trained to see: (x / 255 - mean) / std, one value for all channels or one per channel."""
-
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tokens:
-    """The sequence that enters the blocks: [class, distillation, registers, patches].
-
-    registers: learned tokens without a meaning of their own (arXiv 2309.16588).
-    distillation: DeiT's second token, with a second head (arXiv 2012.12877).
-    patch_bias: whether the patch projection has a bias (CLIP's has none).
-    init: the law that the class, distillation and register tokens are drawn from.
-    pad: pad images at the right and the bottom with zeros up to a multiple of the patch; otherwise they are refused.
-    """
-
-    class_token: bool = True
-    registers: int = 0
-    distillation: bool = False
-    patch_bias: bool = True
-    init: str = "zeros"
-    pad: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Positions:
-    """How tokens learn where they are.
-
-    kind: a learned table, a fixed one, or none is added to the tokens.
-    table: what a fixed table is, and what a learned one starts from: a table's name, or for a learned one a law.
-    covers: which prefix tokens have a row of their own in the table, ahead of the patches' rows.
-    rotary: queries and keys are turned by their position (arXiv 2104.09864) over the two axes of the image:
-        "axial" as in s-chh/2D-Positional-Encoding-Vision-Transformer, "dinov3" as in arXiv 2508.10104.
-    """
-
-    kind: Literal["learned", "fixed", "none"] = "learned"
-    table: str = "normal(0.02)"
-    covers: Literal["all", "class", "none"] = "all"
-    rotary: Literal["none", "axial", "dinov3"] = "none"
-    rotary_base: float = 10000.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resampling:
-    """How a learned table is carried to another grid; `vit_spec.resample` has the formulas.
-
-    offset: DINO's rule scales by (new + offset) / old instead of new / old.
-    """
-
-    kernel: Literal["bicubic", "bilinear"] = "bicubic"
-    antialias: bool = True
-    align_corners: bool = False
-    offset: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attention:
-    """Multi-head self-attention.
-
-    head_dim: width of one head; None is width / num_heads.
-    qkv_bias: which of the three projections have a bias.
-    proj: whether the heads are mixed by an output projection.
-    scale: what scores are multiplied by; None is head_dim ** -0.5.
-    qk_norm: layer normalisation of each query and key head (arXiv 2302.05442).
-    value_skip: what comes out is added to the values (T2T-ViT, arXiv 2101.11986, Attention of its token transformer).
-    """
-
-    head_dim: int | None = None
-    qkv_bias: Literal["qkv", "qv", "none"] = "qkv"
-    proj: bool = True
-    proj_bias: bool = True
-    scale: float | None = None
-    qk_norm: bool = False
-    value_skip: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mlp:
-    """The second half of a block: fc2(activation(fc1(x))).
-
-    activation: "gelu" is exact (erf), "gelu_tanh" its tanh approximation, "quick_gelu" x * sigmoid(1.702 x);
-        "swiglu" gates: fc1 yields two halves of mlp_dim each and silu(first) * second goes on (arXiv 2002.05202).
-    """
-
-    activation: Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "none", "swiglu"] = "gelu"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Norms:
-    """Layer normalisation, and the scale of what a block adds to the residual stream.
-
-    before_blocks: a norm ahead of the first block (CLIP).
-    after_blocks: the final norm, over all tokens.
-    after_pool: a norm over the pooled feature.
-    shared_norm: one norm, one parameter, serves both halves of a block.
-    layer_scale: start value of a learned factor per channel on each half (arXiv 2103.17239); None leaves it out.
-    """
-
-    eps: float = 1e-6
-    before_blocks: bool = False
-    after_blocks: bool = True
-    after_pool: bool = False
-    shared_norm: bool = False
-    layer_scale: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Head:
-    """From tokens to outputs.
-
-    pool: "token" the class token, "mean" the mean of the patch tokens, "token_mean" both joined, "attention" a learned
-        query over the patch tokens (MAP, arXiv 2106.04560), "none" every token.
-    hidden: width of a layer with tanh ahead of the classifier (pre-logits, arXiv 2010.11929); None leaves it out.
-    init: the law of the classifier's weight.
-    """
-
-    pool: Literal["token", "mean", "token_mean", "attention", "none"] = "token"
-    hidden: int | None = None
-    bias: bool = True
-    init: str = "trunc_normal(0.02)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Regularisation:
-    """Noise in training, as probabilities; nothing here acts at inference.
-
-    pos_drop: dropout of tokens' entries after positions are added.
-    patch_drop: share of patch tokens left out of a step (arXiv 2212.00794).
-    attn_drop: dropout of attention weights.
-    mlp_drop: dropout after the activation and after fc2.
-    drop_path: chance that the last block's halves are skipped, growing linearly from 0 (arXiv 1603.09382).
-    """
-
-    pos_drop: float = 0.0
-    patch_drop: float = 0.0
-    attn_drop: float = 0.0
-    mlp_drop: float = 0.0
-    drop_path: float = 0.0
+from vit_spec.errors import InputError, nearest, require
+from vit_spec.parts import Attention, Head, Mlp, Norms, Pixels, Positions, Regularisation, Resampling, Tokens
+from vit_spec.typed_fields import check_types, coerced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +54,26 @@ class ViTConfig:
             value = getattr(self, name)
             if isinstance(value, numbers.Integral):
                 object.__setattr__(self, name, (value, value))
-        hold_to_types(self, "")
-        hold_to_reason(self)
+        check_types(self, "")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        """Raise InputError for values out of range and values that contradict each other, saying what to change."""
+        for name in ("in_channels", "width", "depth", "num_heads", "mlp_dim"):
+            require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}: give a positive number")
+        for name in ("image_size", "patch_size"):
+            require(min(getattr(self, name)) > 0, f"{name} is {getattr(self, name)}: give positive numbers of pixels")
+        require(self.num_classes >= 0, f"num_classes is {self.num_classes}: give the number of outputs, or 0 for features")
+        self.grid_of(*self.image_size)
+        class_token = self.tokens.class_token
+        self.pixels.check(in_channels=self.in_channels)
+        self.tokens.check()
+        self.attention.check(width=self.width, num_heads=self.num_heads)
+        self.positions.check(width=self.width, head_dim=self.head_dim, class_token=class_token)
+        self.resampling.check()
+        self.norms.check()
+        self.head.check(class_token=class_token, distillation=self.tokens.distillation)
+        self.regularisation.check()
 
     # Derived sizes ---------------------------------------------------------------------------------------------------
 

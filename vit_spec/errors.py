@@ -17,6 +17,12 @@ class InputError(ValueError):
         return printable(super().__str__(), longest=LONGEST)
 
 
+def require(holds: bool, message: str) -> None:
+    """Raise InputError with this message unless a condition holds."""
+    if not holds:
+        raise InputError(message)
+
+
 def nearest(name: object, names: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the spelling nearest to `name`, or nothing.
 

@@ -13,19 +13,9 @@ from functools import cache, partial
 from string import digits
 from typing import Any, Literal, NamedTuple
 
-from vit_spec.config import (
-    Attention,
-    Head,
-    Mlp,
-    Norms,
-    Pixels,
-    Positions,
-    Regularisation,
-    Resampling,
-    Tokens,
-    ViTConfig,
-)
+from vit_spec.config import ViTConfig
 from vit_spec.errors import InputError, nearest
+from vit_spec.parts import Attention, Head, Mlp, Norms, Pixels, Positions, Regularisation, Resampling, Tokens
 
 
 class Size(NamedTuple):

@@ -221,10 +221,11 @@ def _parsed(text: Any) -> Any:
 def described(files: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping[str, Any], list[str]]:
     """Return the JSON files of a library with what the checkpoint knows, and in lines what they cannot say."""
     content = files.get("config.json", {})
+    known = {name: getattr(checkpoint, name) for name in ("labels", "task", "preprocessing")}
     if "pretrained_cfg" in content:
-        files, lost = timm_data.described(files, checkpoint)
+        files, lost = timm_data.described(files, checkpoint.config, **known)
     elif "model_type" in content:
-        files, lost = hf_processor.described(files, checkpoint)
+        files, lost = hf_processor.described(files, checkpoint.config, **known)
     else:
         return files, []
     return files, [f"{LOST}{line}" for line in lost]

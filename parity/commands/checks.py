@@ -18,7 +18,7 @@ from vit_spec import InputError
 
 def check(given: argparse.Namespace) -> int:
     """Run both twins on the weights of SRC, or SRC against OTHER, and say PASS or the first part that differs."""
-    from parity.compare import html_report
+    from parity.comparison import html_report
 
     gates = ("level", "dtype", "steps", "no_gradients", "as_is", "html")
     if given.against and (asked := [f"--{name.replace('_', '-')}" for name in gates if getattr(given, name)]):
@@ -43,7 +43,7 @@ def check(given: argparse.Namespace) -> int:
 
 def diagnose(given: argparse.Namespace) -> int:
     """Find out why SRC does not give the outputs that it should: which cause explains it, and what mends it."""
-    from parity.compare import diagnosis
+    from parity.comparison import diagnosis
 
     said = assignments(given.set)
     if given.logits:
@@ -79,7 +79,7 @@ def golden(given: argparse.Namespace) -> int:
 
 
 def _record(given: argparse.Namespace) -> int:
-    from parity.compare import golden
+    from parity.comparison import golden
 
     subject = golden.read_subject(given.subject, format=given.format, given=assignments(given.set))
     with _frameworks("golden record runs both twins"), spinner(quiet=given.json) as progress:
@@ -93,7 +93,7 @@ def _record(given: argparse.Namespace) -> int:
 
 
 def _verify(given: argparse.Namespace) -> int:
-    from parity.compare import golden
+    from parity.comparison import golden
 
     weights = load(given.weights) if given.weights else None
     found = []
@@ -108,7 +108,7 @@ def _verify(given: argparse.Namespace) -> int:
 
 
 def _table(given: argparse.Namespace) -> int:
-    from parity.compare import golden
+    from parity.comparison import golden
 
     history = golden.table(given.files)
     if given.json:
@@ -119,7 +119,7 @@ def _table(given: argparse.Namespace) -> int:
 
 
 def _twins(checkpoint: Checkpoint, given: argparse.Namespace, progress: Any) -> Any:
-    from parity.compare.comparison import compare
+    from parity.comparison.twins import compare
 
     options: dict[str, Any] = {"backward": not given.no_gradients, "strict": not given.as_is}
     options |= {name: value for name in ("level", "dtype", "steps") if (value := getattr(given, name))}
@@ -127,7 +127,7 @@ def _twins(checkpoint: Checkpoint, given: argparse.Namespace, progress: Any) -> 
 
 
 def _against(checkpoint: Checkpoint, other: Checkpoint, given: argparse.Namespace, progress: Any) -> Any:
-    from parity.compare.two_files import compare_files
+    from parity.comparison.two_files import compare_files
 
     return compare_files(checkpoint, other, seed=given.seed, progress=progress)
 

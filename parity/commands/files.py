@@ -113,7 +113,7 @@ def _mended(checkpoint: Checkpoint, causes: list[str]) -> tuple[Checkpoint, list
     """Return the weights with the causes of a diagnosis taken into account, and what was done."""
     if not causes:
         return checkpoint, []
-    from parity.compare.diagnosis.mend import mend  # with it the catalogue, which no other conversion needs
+    from parity.comparison.diagnosis.mend import mend  # with it the catalogue, which no other conversion needs
 
     return mend(checkpoint, causes)
 

@@ -22,9 +22,9 @@ import vit_torch
 from parity import Checkpoint
 from parity.checkpoints.surgery.edit import float64
 from parity.checkpoints.weights import parameter
-from parity.compare.diagnosis import Diagnosis, diagnose, expected
-from parity.compare.diagnosis.search import Found, Search
-from parity.compare.diagnosis.trial import Runner, Trial
+from parity.comparison.diagnosis import Diagnosis, diagnose, expected
+from parity.comparison.diagnosis.search import Found, Search
+from parity.comparison.diagnosis.trial import Runner, Trial
 from tests.twins import perturbed
 from vit_spec import ViTConfig, rows
 

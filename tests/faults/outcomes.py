@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.weights import held
-from parity.compare import diagnosis
-from parity.compare.comparison import compare
-from parity.compare.diagnosis import Diagnosis
-from parity.compare.forward_backward import JaxTwin, Subject, TorchTwin
-from parity.compare.report import Report
-from parity.compare.tolerances import Error
+from parity.comparison import diagnosis
+from parity.comparison.diagnosis import Diagnosis
+from parity.comparison.forward_backward import JaxTwin, Subject, TorchTwin
+from parity.comparison.report import Report
+from parity.comparison.tolerances import Error
+from parity.comparison.twins import compare
 from tests.faults.planting import Fault, planted
 
 QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}  # each fault is compiled anew

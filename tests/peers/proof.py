@@ -12,7 +12,7 @@ import pytest
 
 import parity
 from parity.checkpoints.weights import Checkpoint
-from parity.compare.tolerances import FUNCTION, PRECISION
+from parity.comparison.tolerances import FUNCTION, PRECISION
 
 RECORD = "PARITY_PROOFS"  # where set, a folder: the differences that were measured go there, for docs/formats.md
 

@@ -13,7 +13,7 @@ for package in ("torch", "torchvision", "timm", "jax"):
 import torch
 
 import parity
-from parity.compare.tolerances import FUNCTION
+from parity.comparison.tolerances import FUNCTION
 from tests.peers.facebook import CASES, PEER
 from tests.peers.proof import prove, relrms
 

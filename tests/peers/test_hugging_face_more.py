@@ -10,7 +10,7 @@ import torch
 
 import parity
 from parity.checkpoints.formats.hugging_face import CLASSES
-from parity.compare.tolerances import FUNCTION
+from parity.comparison.tolerances import FUNCTION
 from tests.goldens.golden import noise
 from tests.goldens.peers import fill, float64, seeded
 from tests.peers.hugging_face import CASES, MAE, PEER, SIZES

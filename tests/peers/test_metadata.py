@@ -28,7 +28,7 @@ from timm.models import save_for_hf
 
 import parity
 from train.data.augment import prepared
-from train.cli import Asked
+from train.loop.request import Request
 from train.inference.model import network, opened
 from train.jax.engine import JaxEngine
 from train.predict import main
@@ -311,7 +311,7 @@ def run(place: Path) -> Path:
         workers=0,
         run=str(place / "run"),
     )
-    assert train(Asked("test", recipe, open_source(recipe.data, recipe.held_out), "train"), JaxEngine) == 0
+    assert train(Request("test", recipe, open_source(recipe.data, recipe.held_out), "train"), JaxEngine) == 0
     return place / "run"
 
 

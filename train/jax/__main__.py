@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from train.cli import BAD_INPUT, INTERRUPTED, Asked, main
+from train.cli import BAD_INPUT, INTERRUPTED, main
 from train.loop import interruption
+from train.loop.request import Request
 from vit_spec import InputError
 
 
-def fit(asked: Asked) -> int:
+def fit(request: Request) -> int:
     """Train as asked; return the exit status."""
     from train.jax.engine import JaxEngine  # loads jax, which takes seconds: not before the arguments are understood
     from train.jax.sharding import join_cluster
@@ -25,7 +26,7 @@ def fit(asked: Asked) -> int:
     keep_compiled_programs()
     join_cluster()
     with memory_told():
-        return train(asked, JaxEngine)
+        return train(request, JaxEngine)
 
 
 @contextmanager

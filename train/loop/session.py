@@ -17,7 +17,6 @@ from rich.text import Text
 import vit_spec
 from parity.checkpoints.weights import Checkpoint
 from parity.terminal import Terminal, complain
-from train.cli import Asked
 from train.data.batches import Feed, Targets, held_out, num_outputs, targets, usual_workers
 from train.data.sources import Examples, Source
 from train.loop import curves, init_from
@@ -26,6 +25,7 @@ from train.loop.lock import new_folder
 from train.loop.loop import Diverged, Loop, Plan
 from train.loop.metrics import LEADING, better, shown
 from train.loop.progress import Display
+from train.loop.request import Request
 from train.loop.run_folder import STATES, Run, network_of, writing
 from train.loop.start_warnings import cautions
 from train.recipes import IMAGENET, RECIPES, Known, Recipe, Task, fields, model_config
@@ -44,7 +44,7 @@ class Begun(NamedTuple):
     notes: list[str]
 
 
-def train(asked: Asked, make_engine: Callable[..., Any]) -> int:
+def train(request: Request, make_engine: Callable[..., Any]) -> int:
     """Train as asked and return the exit status: 0; 1 when the loss diverged; 130 after Ctrl-C, 143 after SIGTERM.
 
     make_engine: called with (config, recipe, task=..., rate=..., start=..., folder=..., described=...), where rate gives
@@ -54,18 +54,18 @@ def train(asked: Asked, make_engine: Callable[..., Any]) -> int:
     Raises:
         InputError: a recipe, a data set, an image or weights that cannot be used.
     """
-    if asked.recipe.wandb and "wandb" not in sys.modules and find_spec("wandb") is None:
+    if request.recipe.wandb and "wandb" not in sys.modules and find_spec("wandb") is None:
         raise InputError("--wandb needs the package wandb, which is not installed: pip install wandb")
-    if not asked.dry:
-        return _trained(asked, make_engine)
+    if not request.dry:
+        return _trained(request, make_engine)
     with tempfile.TemporaryDirectory() as folder:
-        held_out = asked.source.held_out.take(range(min(asked.recipe.batch_size, len(asked.source.held_out))))
-        recipe = replace(asked.recipe, run=str(Path(folder) / "run"), wandb=None, profile=None)
-        return _trained(asked._replace(recipe=recipe, source=replace(asked.source, held_out=held_out)), make_engine)
+        held_out = request.source.held_out.take(range(min(request.recipe.batch_size, len(request.source.held_out))))
+        recipe = replace(request.recipe, run=str(Path(folder) / "run"), wandb=None, profile=None)
+        return _trained(request._replace(recipe=recipe, source=replace(request.source, held_out=held_out)), make_engine)
 
 
-def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
-    name, recipe, source = asked[:3]
+def _trained(request: Request, make_engine: Callable[..., Any]) -> int:
+    name, recipe, source = request[:3]
     task = recipe.task or source.kind
     # A run that goes on needs no more of the file it began with.
     there = network_of(Path(recipe.run)) if recipe.init and recipe.run else None
@@ -74,14 +74,14 @@ def _trained(asked: Asked, make_engine: Callable[..., Any]) -> int:
     answers = [targets(examples, source.classes, source.kind, task) for examples in (source.train, source.held_out)]
     now = f"{datetime.now():%Y%m%d-%H%M%S}"
     with nullcontext(Path(recipe.run)) if recipe.run else new_folder(f"runs/{name}-{now}") as path:
-        return _carried_out(asked, make_engine, path, begun, plan, answers)
+        return _carried_out(request, make_engine, path, begun, plan, answers)
 
 
 def _carried_out(
-    asked: Asked, make_engine: Callable[..., Any], path: Path, begun: Begun, plan: Plan, answers: list[Targets]
+    request: Request, make_engine: Callable[..., Any], path: Path, begun: Begun, plan: Plan, answers: list[Targets]
 ) -> int:
     """Train in a folder."""
-    name, recipe, source, command, dry = asked
+    name, recipe, source, command, dry = request
     task, (config, weights, notes) = recipe.task or source.kind, begun
     course = plan.first_step if dry else plan
     named = len(source.classes) == config.num_classes  # classes that are read as a number have one output together
@@ -120,8 +120,8 @@ def _carried_out(
             *_without_effect(recipe, task, plan),
             *filter(None, [engine.unsplit]),
         ]
-        careful = [*cautions(asked, config), *run.said]
-        tell(console, overview(asked, config, plan, engine.hardware, path, said, careful))
+        careful = [*cautions(request, config), *run.said]
+        tell(console, overview(request, config, plan, engine.hardware, path, said, careful))
         share = 3 * vit_spec.flops(config) / engine.peak if engine.peak else None
         display = Display(console, plan.total, recipe.batch_size, share=share)
         loop = Loop(engine, recipe, task, course, train_feed, held_out_feed, source.classes, run, display, stop)
@@ -202,10 +202,10 @@ def title(name: str, recipe: Recipe, config: ViTConfig) -> str:
 
 
 def overview(
-    asked: Asked, config: ViTConfig, plan: Plan, hardware: str, path: Path, said: list[str], careful: list[str]
+    request: Request, config: ViTConfig, plan: Plan, hardware: str, path: Path, said: list[str], careful: list[str]
 ) -> dict[str, str]:
-    """What is about to happen, what was decided without being asked, and what to be careful about."""
-    name, recipe, source = asked[:3]
+    """What is about to happen, what was decided by default, and what to be careful about."""
+    name, recipe, source = request[:3]
     (height, width), (ph, pw), (rows, columns) = config.image_size, config.patch_size, config.grid
     channels = {1: "grey", 3: "colour"}[config.in_channels]
     counts = f"{len(source.train):,} images, {len(source.held_out):,} held out, {len(source.classes)} {source.kind}"

@@ -2,8 +2,8 @@
 
 import math
 
-from train.cli import Asked
 from train.data.sources import Source, typical_size
+from train.loop.request import Request
 from train.recipes import RECIPES, Known, Recipe, model_config
 from train.recipes.plain import FEW
 from vit_spec import ViTConfig
@@ -12,9 +12,9 @@ REDUCED = 4  # how many times smaller each side of an image becomes where that i
 LARGER = "vit_ti16"  # the recipe for larger images that is named then
 
 
-def cautions(asked: Asked, config: ViTConfig) -> list[str]:
+def cautions(request: Request, config: ViTConfig) -> list[str]:
     """Return a line for each choice that spoils the result of a run, with what to do instead."""
-    return [*_reduced(asked, config), *_selected_by_test(asked.source)]
+    return [*_reduced(request, config), *_selected_by_test(request.source)]
 
 
 def _selected_by_test(source: Source) -> list[str]:
@@ -25,9 +25,9 @@ def _selected_by_test(source: Source) -> list[str]:
     return [f"the best weights are selected by the test split, so their result on it is too good; {instead}"]
 
 
-def _reduced(asked: Asked, config: ViTConfig) -> list[str]:
+def _reduced(request: Request, config: ViTConfig) -> list[str]:
     """What is lost of images that are resized to less than a quarter of their sides, and what loses less."""
-    name, recipe, source = asked[:3]
+    name, recipe, source = request[:3]
     size = typical_size(source.train)  # of several images: the first may be an exception
     if size is None:
         return []

@@ -10,14 +10,11 @@ models/auto/image_processing_auto.py, models/*/image_processing_*.py, pipelines/
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parity.checkpoints.preprocessing import Filter, Preprocessing, Resize
-from vit_spec import InputError
+from vit_spec import InputError, ViTConfig
 from vit_spec.models import CLIP, IMAGENET
-
-if TYPE_CHECKING:
-    from parity.checkpoints.weights import Checkpoint
 
 FILE, NESTED = "preprocessor_config.json", "processor_config.json"
 FILES = (FILE, NESTED)
@@ -225,30 +222,36 @@ def task(config: Mapping[str, Any], outputs: int) -> str:
 # Written --------------------------------------------------------------------------------------------------------------
 
 
-def described(files: Mapping[str, Any], checkpoint: "Checkpoint") -> tuple[Mapping[str, Any], list[str]]:
-    """Return the files with what the checkpoint knows of its images and classes, and what they cannot say, a line each."""
+def described(
+    files: Mapping[str, Any],
+    config: ViTConfig,
+    *,
+    labels: tuple[str, ...] | None,
+    task: str,
+    preprocessing: Preprocessing | None,
+) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the files with the preprocessing and the classes, and a line for each thing that they cannot say."""
     content, lost = dict(files["config.json"]), []
-    outputs, classifies = checkpoint.config.num_classes, "id2label" in content
-    if checkpoint.labels and classifies:
-        content["id2label"] = {str(number): name for number, name in enumerate(checkpoint.labels)}
-        content["label2id"] = {name: number for number, name in reversed([*enumerate(checkpoint.labels)])}
+    outputs, classifies = config.num_classes, "id2label" in content
+    if labels and classifies:
+        content["id2label"] = {str(number): name for number, name in enumerate(labels)}
+        content["label2id"] = {name: number for number, name in reversed([*enumerate(labels)])}
         if twice := outputs - len(content["label2id"]):
             lost.append(f"{twice} classes have the name of another: label2id of config.json has the first of each")
-    elif checkpoint.labels:
+    elif labels:
         lost.append("names of classes, since this model of transformers has no classifier")
-    if classifies and checkpoint.task != "classes":
-        content["problem_type"] = {ours: theirs for theirs, ours in PROBLEMS.items()}[checkpoint.task]
-    if classifies and outputs == 1 and checkpoint.task == "classes":
+    if classifies and task != "classes":
+        content["problem_type"] = {ours: theirs for theirs, ours in PROBLEMS.items()}[task]
+    if classifies and outputs == 1 and task == "classes":
         lost.append("transformers' pipeline puts a single output through a sigmoid, and not through a softmax")
-    if checkpoint.config.in_channels != 3:
+    if config.in_channels != 3:
         lost.append("transformers' pipeline opens images in colour: give the processor arrays of the model's channels")
-    said, unsaid = _processor(checkpoint)
+    said, unsaid = _processor(preprocessing, config.in_channels)
     return {**files, "config.json": content, FILE: {**files[FILE], **said}}, lost + unsaid
 
 
-def _processor(checkpoint: "Checkpoint") -> tuple[dict[str, Any], list[str]]:
+def _processor(how: Preprocessing | None, in_channels: int) -> tuple[dict[str, Any], list[str]]:
     """Return what preprocessor_config.json says of resizing and cropping, and what it cannot."""
-    how = checkpoint.preprocessing
     if how is None:
         return {}, [f"nothing says how images are prepared: {FILE} resizes all of an image to the model's size"]
     lost = []
@@ -278,6 +281,6 @@ def _processor(checkpoint: "Checkpoint") -> tuple[dict[str, Any], list[str]]:
     said |= {"resample": filters.get(how.filter, 2)}
     if how.crops:
         said |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), how.size, strict=True))}
-    if kind == "Bit" and checkpoint.config.in_channels != 3:
+    if kind == "Bit" and in_channels != 3:
         said["do_convert_rgb"] = False
     return said, lost

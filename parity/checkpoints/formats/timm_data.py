@@ -7,13 +7,10 @@ transforms_factory.py (`transforms_imagenet_eval`).
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parity.checkpoints.preprocessing import Preprocessing, central, floored, share
-from vit_spec import InputError
-
-if TYPE_CHECKING:
-    from parity.checkpoints.weights import Checkpoint
+from vit_spec import InputError, ViTConfig
 
 MODES = {"center": ("shortest", "cover"), "squash": ("squash",), "border": ("border",)}
 FILTERS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
@@ -73,21 +70,27 @@ def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     return Preprocessing(size=found.size, resize=mode, resized=floored(found.size, part), filter=filter)
 
 
-def described(files: Mapping[str, Any], checkpoint: "Checkpoint") -> tuple[Mapping[str, Any], list[str]]:
-    """Return the files with what the checkpoint knows of its images and classes, and what timm cannot say, a line each."""
+def described(
+    files: Mapping[str, Any],
+    config: ViTConfig,
+    *,
+    labels: tuple[str, ...] | None,
+    task: str,
+    preprocessing: Preprocessing | None,
+) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the files with the preprocessing and the classes, and a line for each thing that timm cannot say."""
     content, lost = dict(files["config.json"]), []
-    if checkpoint.labels:
-        content["label_names"] = list(checkpoint.labels)
-    if checkpoint.task != "classes":
-        lost.append(f"timm's config.json has no word for outputs that are {checkpoint.task}: it takes them for classes")
-    said, unsaid = _data(checkpoint)
+    if labels:
+        content["label_names"] = list(labels)
+    if task != "classes":
+        lost.append(f"timm's config.json has no word for outputs that are {task}: it takes them for classes")
+    said, unsaid = _data(preprocessing, config.image_size)
     content["pretrained_cfg"] = {**content["pretrained_cfg"], **said}
     return {**files, "config.json": content}, lost + unsaid
 
 
-def _data(checkpoint: "Checkpoint") -> tuple[dict[str, Any], list[str]]:
+def _data(how: Preprocessing | None, size: tuple[int, int]) -> tuple[dict[str, Any], list[str]]:
     """Return what `pretrained_cfg` says of the preparation of images, and what it cannot."""
-    how, size = checkpoint.preprocessing, checkpoint.config.image_size
     if how is None:
         said = f"timm's own, {SHARE} of the image, bicubic"
         return {"crop_pct": SHARE}, [f"nothing says how images are prepared: config.json has what is {said}"]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import parity
 import vit_torch
-from parity.compare.tolerances import FUNCTION
+from parity.comparison.tolerances import FUNCTION
 from tests.goldens.golden import Array
 from tests.goldens.peers import float64
 from tests.peers.proof import relrms

@@ -1,8 +1,0 @@
-"""Why do weights not give the outputs that they should?  The causes that are known, tried singly and in pairs."""
-
-from parity.compare.diagnosis.diagnose import against, diagnose
-from parity.compare.diagnosis.expectations import AS_SHOWN, Expected, expected, load, read
-from parity.compare.diagnosis.remedy import Source
-from parity.compare.diagnosis.report import Cause, Diagnosis
-
-__all__ = ["AS_SHOWN", "Cause", "Diagnosis", "Expected", "Source", "against", "diagnose", "expected", "load", "read"]

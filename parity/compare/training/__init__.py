@@ -1,5 +1,0 @@
-"""Do both twins train alike?  Optimizer steps in both, and what is at fault where they part."""
-
-from parity.compare.training.trajectories import Trajectories, trajectories
-
-__all__ = ["Trajectories", "trajectories"]
