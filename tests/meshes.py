@@ -30,7 +30,7 @@ from train.jax import sharding
 from train.jax.engine import JaxEngine
 from train.jax.memory_estimate import needs
 from train.jax.optimizers import optimizer
-from train.jax.trees import tree
+from train.jax.parameter_tree import tree
 from train.recipes import Augment, Optimizer, Recipe
 
 CONFIG = vit_spec.get(
@@ -94,7 +94,8 @@ def updated(name: Any, mesh: jax.sharding.Mesh | None) -> tuple[Any, Any]:
     """An optimizer's first update of random weights, on a mesh or on one device, and the compiled program."""
     random = np.random.default_rng(0)
     params, grads = (
-        tree(CONFIG, lambda leaf: random.normal(size=[CONFIG.sizes.get(word, 1) for word in leaf.axes])) for _ in range(2)
+        tree(CONFIG, lambda parameter: random.normal(size=[CONFIG.sizes.get(word, 1) for word in parameter.axes]))
+        for _ in range(2)
     )
     rule = optimizer(Optimizer(name=name), CONFIG, mesh)
     given = grads, jax.jit(rule.init)(params), params
@@ -110,7 +111,7 @@ def updated(name: Any, mesh: jax.sharding.Mesh | None) -> tuple[Any, Any]:
 
 def parts(mesh: str) -> dict[str, Any]:
     """What the optimizers and the model's options send, and how far Muon's update is from that of one device."""
-    zeros = tree(MODEL, lambda leaf: np.zeros([MODEL.sizes.get(word, 1) for word in leaf.axes], np.float32))
+    zeros = tree(MODEL, lambda parameter: np.zeros([MODEL.sizes.get(word, 1) for word in parameter.axes], np.float32))
     start, recipe = held(zeros, MODEL, "jax"), replace(PLAIN, mesh=mesh)  # zeros need not be compiled, as draws do
     e = JaxEngine(MODEL, recipe, task="classes", rate=lambda step: 1e-2, start=start, folder=Path("nowhere"))
     sizes = dict(e.mesh.shape)

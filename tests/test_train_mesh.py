@@ -1,7 +1,9 @@
 """Every mesh of eight devices trains alike, holds what it should and sends what it should: simulated, and as processes."""
 
 import fcntl
+import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -23,12 +25,14 @@ from jax.experimental import multihost_utils
 
 import vit_spec
 from benchmarks.jax_program import collectives
+from parity.checkpoints.formats import get
+from parity.checkpoints.layout import Layout
 from train.jax.engine import JaxEngine
+from train.jax.parameter_tree import mesh_axes, tree
 from train.jax.sharding import join_cluster
-from train.jax.trees import tree
-from train.mesh import AXES, parse, share_batch, sizes_for, split, unsplit
+from train.mesh import AXES, Parameter, Shard, parameters, parse, share_batch, sizes_for, split, unsplit
 from train.recipes import Recipe
-from vit_spec import InputError
+from vit_spec import InputError, Row, ViTConfig
 
 ROOT = Path(__file__).parents[1]
 MESHES = ["data=8", "fsdp=8", "tensor=8", "data=2,fsdp=4", "data=2,fsdp=2,tensor=2"]  # benchmarks/mesh.py takes all ten
@@ -231,7 +235,7 @@ def test_an_axis_that_is_left_open_takes_what_is_left() -> None:
 def places(sizes: dict[str, int], **changes: Any) -> dict[str, tuple[str | None, ...]]:
     config = CONFIG.replace(**changes)
     found: dict[str, tuple[str | None, ...]] = {}
-    tree(config, lambda leaf: found.update({leaf.row.name: split(leaf, config, sizes)}))
+    tree(config, lambda parameter: found.update({parameter.row.name: mesh_axes(parameter, config, sizes)}))
     return found
 
 
@@ -239,6 +243,66 @@ def test_matrices_are_split_by_width_and_by_heads_or_hidden_units() -> None:
     found = places({"data": 1, "fsdp": 2, "tensor": 3})
     assert found["blocks.attn.qkv.weight"] == (None, "fsdp", None, "tensor", None)  # block width qkv head dim
     assert found["blocks.mlp.fc2.weight"] == (None, "tensor", "fsdp")  # block ff width
+
+
+SHARDED = {
+    "vit_s16": {},
+    "dinov3_h16plus": {},  # a gated MLP: `(glu ff) width`
+    "siglip_so400m16": {},
+    "vit_b16 with attention pooling": {"head": {"pool": "attention"}},
+    "vit_b16 with biases of q and v": {"attention": {"qkv_bias": "qv"}},
+    "vit_b16 with a hidden layer": {"head": {"hidden": 96}},
+}
+
+
+def entries_of(array: np.ndarray, shards: tuple[Shard, ...], sizes: dict[str, int], device: dict[str, int]) -> np.ndarray:
+    """The entries of an array that one device has."""
+    for dim, shard in enumerate(shards):
+        if shard.axis:
+            grouped = np.split(array, shard.groups, axis=dim)
+            parts = [np.split(group, sizes[shard.axis], axis=dim)[device[shard.axis]] for group in grouped]
+            array = np.concatenate(parts, axis=dim)
+    return array
+
+
+def numbered(row: Row, layout: Layout, config: ViTConfig) -> np.ndarray:
+    """The array of a format with the entries of a parameter numbered, and -1 where another parameter has its place."""
+    blocks = [word for word in row.axes if not any(axis.word == word for dim in layout.dims for axis in dim)]
+    axes = [axis for dim in layout.dims for axis in dim]
+    order = [row.axes.index(word) for word in (*blocks, *(axis.word for axis in axes if axis.word))]
+    values = np.arange(row.size).reshape(row.shape).transpose(order)
+    values = values.reshape(*values.shape[: len(blocks)], *(config.sizes[a.word] if a.word else 1 for a in axes))
+    array = np.full([*values.shape[: len(blocks)], *(config.sizes[axis.holder] for axis in axes)], -1)
+    array[(..., *(slice(a.start, a.start + (config.sizes[a.word] if a.word else 1)) for a in axes))] = values
+    lengths = [math.prod(config.sizes[axis.holder] for axis in dim) for dim in layout.dims]
+    return array.reshape(*values.shape[: len(blocks)], *lengths)
+
+
+@pytest.mark.parametrize("format", ["jax", "torch"])
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_device_has_the_same_entries_of_a_parameter_in_either_twin(name: str, format: str) -> None:
+    sides = {"image_size": (32, 48), "patch_size": (8, 16), "width": 48, "num_heads": 4, "mlp_dim": 56, "depth": 2}
+    config = vit_spec.get(name.split()[0]).replace(**sides, num_classes=12).replace(**SHARDED[name])
+    sizes = {"data": 1, "fsdp": 4, "tensor": 2}
+    for row_name, parameter in parameters(config, format).items():
+        row, array = parameter.row, numbered(parameter.row, get(format).layouts(config)[row_name], config)
+        keyed = array.ndim - len(parameter.dims)  # axes that lie in the key: the blocks, one array each
+        shards = (*(Shard(),) * keyed, *split(parameter, config, sizes))
+        canonical = split(Parameter(row, tuple((word,) for word in row.axes)), config, sizes)
+        for fsdp, tensor in itertools.product(range(4), range(2)):
+            device = {"fsdp": fsdp, "tensor": tensor}
+            found = entries_of(array, shards, sizes, device)
+            wanted = entries_of(np.arange(row.size).reshape(row.shape), canonical, sizes, device)
+            assert np.array_equal(np.sort(found[found >= 0]), np.sort(wanted.ravel())), row_name
+
+
+def test_merged_dimensions_are_sharded_within_each_of_their_groups() -> None:
+    config = vit_spec.get("dinov3_h16plus")
+    found = parameters(config, "torch")
+    sizes = {"data": 1, "fsdp": 4, "tensor": 2}
+    assert split(found["blocks.attn.qkv.weight"], config, sizes) == (Shard("tensor", 3), Shard("fsdp"))
+    assert split(found["blocks.mlp.fc1.weight"], config, sizes) == (Shard("tensor", 2), Shard("fsdp"))
+    assert split(found["blocks.attn.proj.weight"], config, sizes) == (Shard("fsdp"), Shard("tensor"))
 
 
 def test_an_axis_that_does_not_divide_a_dimension_leaves_it_whole() -> None:

@@ -1,25 +1,60 @@
-"""What a mesh of devices is, and what of each parameter a device holds: rules from axis words, without a framework.
+"""The mesh of devices, and how it shards the parameters of either twin: rules from axis words, without a framework.
 
-The mesh has three axes.  Images are split over `data` and `fsdp`; matrices, and all that an optimizer keeps for them, over
-`fsdp` by their width (arXiv 1910.02054) and over `tensor` by heads and hidden units (arXiv 1909.08053).  Norms, biases,
-tokens and tables, a hundredth of a model, are whole along `fsdp`: to fetch them would take more messages than the matrices.
-A rule speaks of an axis word of `vit_spec.rows`, so every parameter has its place as soon as it has its name.
+The mesh has three axes.  Batches are sharded over `data` and `fsdp`; matrices and their optimizer state over `fsdp` by
+width (fully sharded data parallelism, arXiv 1910.02054) and over `tensor` by heads and hidden units (tensor parallelism,
+arXiv 1909.08053).  Norms, biases, tokens and tables, a hundredth of a model, are replicated along `fsdp`: to gather them
+would take more messages than to gather the matrices.  A rule names an axis word of `vit_spec.rows`, so it holds for every
+parameter, and for every format: `split` finds the word in the dimensions of the array.
 """
 
 import math
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from train.jax.trees import Leaf, tree
-from vit_spec import InputError, ViTConfig, nearest
+from parity.checkpoints.formats import get
+from vit_spec import InputError, Row, ViTConfig, nearest, rows
 
 AXES = ("data", "fsdp", "tensor")
-IMAGES = ("data", "fsdp")  # what a batch is split over
+IMAGES = ("data", "fsdp")  # the axes that shard a batch
 RULES = {"width": "fsdp", "pooled": "fsdp", "feature": "fsdp", "head": "tensor", "ff": "tensor"}
 
-WHOLE = 0.02  # of all parameters: more than this on every device of a mesh that splits them is worth a word
+WHOLE = 0.02  # of all parameters: a larger share that stays replicated is reported
 
-Sizes = Mapping[str, int]  # how long each axis is
+Sizes = Mapping[str, int]  # the length of each axis of the mesh
+
+
+class Parameter(NamedTuple):
+    """One parameter as a format stores it.
+
+    dims: for each dimension of its array, the axis words that are merged into it, outermost first; () for length one.
+    """
+
+    row: Row
+    dims: tuple[tuple[str, ...], ...]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The word of each dimension, "1" where it has none; for formats that merge no words."""
+        return tuple(dim[0] if dim else "1" for dim in self.dims)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether one array holds the parameters of all blocks, on its first dimension."""
+        return self.dims[0] == ("block",)
+
+
+class Shard(NamedTuple):
+    """How one dimension of an array is sharded.
+
+    axis: the axis of the mesh; None where each device has all of the dimension.
+    groups: the number of equal, consecutive groups of the dimension that are sharded each by itself.  It is 1 where the
+        dimension is cut into consecutive parts.  It is 3 for heads in `(qkv head dim)`: of each of the queries, the keys
+        and the values a device has its part.  DTensor calls it a strided shard.
+    """
+
+    axis: str | None = None
+    groups: int = 1
 
 
 def parse(text: str, devices: int) -> dict[str, int]:
@@ -79,28 +114,54 @@ def share_batch(batch_size: int, accumulate: int, sizes: Sizes) -> int:
     return batch_size // parts
 
 
-def split(leaf: Leaf, config: ViTConfig, sizes: Sizes) -> tuple[str | None, ...]:
-    """Return the mesh axis that each dimension of a parameter's array is split over.
+def parameters(config: ViTConfig, format: str) -> dict[str, Parameter]:
+    """Return the parameters of a model by the names of their rows, as a format stores them."""
+    known = rows(config)
+    return {
+        name: Parameter(known[name], tuple(tuple(axis.holder for axis in dim) for dim in layout.dims))
+        for name, layout in get(format).layouts(config).items()
+    }
 
-    An axis splits an array once, and only where it divides the word's length; `fsdp` splits matrices alone.
+
+def split(parameter: Parameter, config: ViTConfig, sizes: Sizes) -> tuple[Shard, ...]:
+    """Return how each dimension of a parameter's array is sharded.
+
+    The entries that a device has are the same in every format.
     """
-    taken: list[str | None] = []
-    for word in leaf.axes:
+    axes, found = _axes(parameter.row, config, sizes), []
+    for dim in parameter.dims:
+        places = [place for place, word in enumerate(dim) if word in axes]
+        outer = dim[: places[0]] if places else ()
+        found.append(Shard(axes[dim[places[0]]], math.prod(config.sizes[word] for word in outer)) if places else Shard())
+    return tuple(found)
+
+
+def _axes(row: Row, config: ViTConfig, sizes: Sizes) -> dict[str, str]:
+    """Return the mesh axis of each axis word that is sharded.
+
+    A mesh axis shards a parameter once, its inputs rather than its outputs, and only where it divides the word's length;
+    `fsdp` shards matrices alone.
+    """
+    found: dict[str, str] = {}
+    for word in reversed(row.axes):
         name = RULES.get(word)
-        fits = name is not None and name not in taken and config.sizes[word] % sizes[name] == 0
-        taken.append(name if fits and (leaf.row.decays or name != "fsdp") else None)
-    return tuple(taken)
+        if name is None or name in found.values() or config.sizes[word] % sizes[name]:
+            continue
+        if row.decays or name != "fsdp":
+            found[word] = name
+    return found
 
 
 def unsplit(config: ViTConfig, sizes: Sizes) -> str:
-    """Say which parameters lie whole along the axis that is to split them, `fsdp` or else `tensor`; "" where few do."""
+    """Return the names of parameters that stay replicated although the mesh should shard them; "" if they are few.
+
+    The axis in question is `fsdp`, or `tensor` where the mesh has no `fsdp`.
+    """
     axis = next((name for name in ("fsdp", "tensor") if sizes[name] > 1), "")
-    leaves: list[Leaf] = []
-    tree(config, leaves.append)
-    total = sum(leaf.row.size for leaf in leaves)
-    kept = {leaf.row.name: leaf.row.size / total for leaf in leaves if axis not in split(leaf, config, sizes)}
-    if not axis or sum(kept.values()) <= WHOLE:
+    total = sum(row.size for row in rows(config).values())
+    whole = {name: row.size / total for name, row in rows(config).items() if axis not in _axes(row, config, sizes).values()}
+    if not axis or sum(whole.values()) <= WHOLE:
         return ""
-    largest = sorted(kept.items(), key=lambda each: -each[1])[:3]
-    names = ", ".join(f"{name} {share:.1%}" for name, share in largest) + ", ..." * (len(kept) > 3)
-    return f"{sum(kept.values()):.1%} of the weights are not split by {axis}={sizes[axis]}: {names}"
+    largest = sorted(whole.items(), key=lambda each: -each[1])[:3]
+    names = ", ".join(f"{name} {share:.1%}" for name, share in largest) + ", ..." * (len(whole) > 3)
+    return f"{sum(whole.values()):.1%} of the weights are not split by {axis}={sizes[axis]}: {names}"

@@ -23,7 +23,7 @@ from train.jax import sharding
 from train.jax.checkpoints import WARMED_UP, Checkpoints
 from train.jax.losses import loss_and_score, shares
 from train.jax.optimizers import frozen, optimizer
-from train.jax.trees import tree
+from train.jax.parameter_tree import tree
 from train.loop.metrics import BATCH_SCORE, LEADING
 from train.mesh import share_batch, unsplit
 from train.recipes import Recipe, Task
@@ -360,7 +360,7 @@ class JaxEngine:
         """Run the model on its mesh; its matrices are rounded first, so that what devices send each other is narrow."""
         narrow = self._model.execution.dtype
         if narrow is not None:
-            decays = tree(self.config, lambda leaf: leaf.row.decays)
+            decays = tree(self.config, lambda parameter: parameter.row.decays)
             params = jax.tree.map(lambda p, matrix: p.astype(narrow) if matrix else p, params, decays)
         with sharding.held(self.mesh, self.config):
             return self._model.apply({"params": params}, x, **options)  # type: ignore[return-value]

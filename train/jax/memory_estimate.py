@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from train.jax.optimizer_state import kept, sent
-from train.jax.trees import Leaf, tree
-from train.mesh import IMAGES, Sizes, share_batch, split
+from train.jax.parameter_tree import mesh_axes, tree
+from train.mesh import IMAGES, Parameter, Sizes, share_batch
 from train.recipes import Recipe
 from vit_spec import ViTConfig, flops
 
@@ -56,14 +56,14 @@ class _Setting(NamedTuple):
     images: int
 
     @property
-    def leaves(self) -> list[Leaf]:
-        found: list[Leaf] = []
+    def leaves(self) -> list[Parameter]:
+        found: list[Parameter] = []
         tree(self.config, found.append)
         return found
 
-    def parts(self, leaf: Leaf, *axes: str) -> int:
+    def parts(self, parameter: Parameter, *axes: str) -> int:
         """How many parts these axes, or all, split a parameter into."""
-        taken = split(leaf, self.config, self.sizes)
+        taken = mesh_axes(parameter, self.config, self.sizes)
         return math.prod(self.sizes[name] for name in taken if name is not None and (not axes or name in axes))
 
     @property
@@ -99,17 +99,18 @@ def needs(config: ViTConfig, recipe: Recipe, sizes: Sizes, *, scatters: bool = T
 
 
 def _memory(s: _Setting) -> dict[str, int]:
-    held = {leaf: leaf.row.size // s.parts(leaf) for leaf in s.leaves}
-    matrices = {leaf: size for leaf, size in held.items() if leaf.row.decays}
+    held = {parameter: parameter.row.size // s.parts(parameter) for parameter in s.leaves}
+    matrices = {parameter: size for parameter, size in held.items() if parameter.row.decays}
     weights = s.wide * sum(held.values())
     gradients = weights + (s.narrow - s.wide) * sum(matrices.values())
     found = {
         "parameters": weights,
-        "optimizer": s.wide * sum(kept(s.recipe.optimizer.name, leaf, size, s.config) for leaf, size in held.items()),
+        "optimizer": s.wide
+        * sum(kept(s.recipe.optimizer.name, parameter, size, s.config) for parameter, size in held.items()),
         "running mean": weights if s.recipe.ema else 0,
         "batch": s.recipe.accumulate * s.images * _pixels(s),
         "rounded matrices": s.narrow * sum(matrices.values()) if s.narrow < s.wide else 0,
-        "fetched matrices": _fetched(s, [leaf for leaf in matrices if s.parts(leaf, "fsdp") > 1]),
+        "fetched matrices": _fetched(s, [parameter for parameter in matrices if s.parts(parameter, "fsdp") > 1]),
         "activations": s.images * _kept(s, s.recipe.remat),
         "attention weights": s.images * s.config.depth * _weights(s) if s.recipe.remat == "none" else 0,
         "a block at work": s.images * _at_work(s),
@@ -125,9 +126,12 @@ def _pixels(s: _Setting) -> int:
     return height * width * s.config.in_channels + targets
 
 
-def _fetched(s: _Setting, matrices: list[Leaf]) -> int:
+def _fetched(s: _Setting, matrices: list[Parameter]) -> int:
     """The matrices of a block, and those outside of the blocks: with all their parts along `fsdp`."""
-    each = (leaf.row.size // (s.config.depth if leaf.stacked else 1) // s.parts(leaf, "tensor") for leaf in matrices)
+    each = (
+        parameter.row.size // (s.config.depth if parameter.stacked else 1) // s.parts(parameter, "tensor")
+        for parameter in matrices
+    )
     return s.narrow * sum(each)
 
 
@@ -191,7 +195,9 @@ def _recomputed(s: _Setting, forward: int) -> int:
     """The blocks' forward pass once more, or of that the products of attention, which are no matrices' ("dots")."""
     c = s.config
     attention = c.depth * 4 * s.tokens**2 * c.num_heads * c.head_dim
-    outside = sum(2 * leaf.row.size * s.patches for leaf in s.leaves if leaf.row.name == "patch_embed.proj.weight")
+    outside = sum(
+        2 * parameter.row.size * s.patches for parameter in s.leaves if parameter.row.name == "patch_embed.proj.weight"
+    )
     return s.recipe.batch_size * {"none": 0, "dots": attention, "full": forward - outside}[s.recipe.remat]
 
 
@@ -200,9 +206,11 @@ def _recomputed(s: _Setting, forward: int) -> int:
 
 def _transfers(s: _Setting, scatters: bool) -> dict[tuple[str, str], int]:
     found: Counter[tuple[str, str]] = Counter()
-    for leaf in s.leaves:
-        found.update(_of_parameter(s, leaf, scatters))
-        found.update({key: s.wide * size for key, size in sent(s.recipe.optimizer.name, leaf, s.config, s.sizes).items()})
+    for parameter in s.leaves:
+        found.update(_of_parameter(s, parameter, scatters))
+        found.update(
+            {key: s.wide * size for key, size in sent(s.recipe.optimizer.name, parameter, s.config, s.sizes).items()}
+        )
     if s.sizes["tensor"] > 1:
         each = s.recipe.accumulate * s.images * s.narrow
         found["all-reduce", "tensor"] += each * _sums(s)
@@ -219,21 +227,21 @@ def _along(s: _Setting, *axes: str) -> str:
     return "+".join(name for name in axes if s.sizes[name] > 1)
 
 
-def _of_parameter(s: _Setting, leaf: Leaf, scatters: bool) -> Counter[tuple[str, str]]:
+def _of_parameter(s: _Setting, parameter: Parameter, scatters: bool) -> Counter[tuple[str, str]]:
     """What a parameter costs: its parts along `fsdp` are fetched, and its gradient is summed over the images' holders.
 
     A block's matrix is fetched forward and back, for each part of a batch, and its gradient summed into parts; one outside
     of the blocks is fetched once a step, and its gradient summed whole.
     """
     found: Counter[tuple[str, str]] = Counter()
-    kind = leaf.row.name.split(".")[-2:-1]
+    kind = parameter.row.name.split(".")[-2:-1]
     is_norm = bool(kind) and "norm" in kind[0]
-    size = leaf.row.size // s.parts(leaf, "tensor") * (_summed(s) if is_norm else s.narrow)
-    parts, turns = s.parts(leaf, "fsdp"), s.recipe.accumulate
+    size = parameter.row.size // s.parts(parameter, "tensor") * (_summed(s) if is_norm else s.narrow)
+    parts, turns = s.parts(parameter, "fsdp"), s.recipe.accumulate
     if parts > 1:
-        found["all-gather", "fsdp"] += 2 * turns * size if leaf.stacked else size
-    size *= turns * _times_summed(s.config, leaf)
-    if parts > 1 and leaf.stacked:
+        found["all-gather", "fsdp"] += 2 * turns * size if parameter.stacked else size
+    size *= turns * _times_summed(s.config, parameter)
+    if parts > 1 and parameter.stacked:
         found["reduce-scatter" if scatters else "all-reduce", "fsdp"] += size
         found["all-reduce", _along(s, "data")] += size // parts
     else:
@@ -243,10 +251,10 @@ def _of_parameter(s: _Setting, leaf: Leaf, scatters: bool) -> Counter[tuple[str,
     return found
 
 
-def _times_summed(config: ViTConfig, leaf: Leaf) -> int:
+def _times_summed(config: ViTConfig, parameter: Parameter) -> int:
     """How often a gradient is summed: of a norm, for both halves that share it; with v's bias, a zero one for k."""
-    shared = config.norms.shared_norm and leaf.row.name.startswith("blocks.norm1.")
-    return 2 if shared or leaf.row.name == "blocks.attn.v_bias" else 1
+    shared = config.norms.shared_norm and parameter.row.name.startswith("blocks.norm1.")
+    return 2 if shared or parameter.row.name == "blocks.attn.v_bias" else 1
 
 
 def _sums(s: _Setting) -> int:

@@ -3,8 +3,8 @@
 import math
 from collections import Counter
 
-from train.jax.trees import Leaf
-from train.mesh import AXES, Sizes, split
+from train.jax.parameter_tree import mesh_axes
+from train.mesh import AXES, Parameter, Sizes
 from vit_spec import ViTConfig
 
 FACTORED_FROM = 32  # entries of the shorter of an array's two longest axes: big_vision/optax.py, scale_by_adafactor
@@ -12,36 +12,36 @@ FACTORED_FROM = 32  # entries of the shorter of an array's two longest axes: big
 Sent = Counter[tuple[str, str]]  # entries, by kind of collective and axis of the mesh
 
 
-def kept(name: str, leaf: Leaf, held: int, config: ViTConfig) -> int:
+def kept(name: str, parameter: Parameter, held: int, config: ViTConfig) -> int:
     """Return how many numbers an optimizer keeps for a parameter of which a device holds so many entries."""
     if name == "adafactor":
-        return held + _factored(tuple(config.sizes.get(word, 1) for word in leaf.axes), held)
+        return held + _factored(tuple(config.sizes.get(word, 1) for word in parameter.axes), held)
     if name == "muon":
-        return held if is_turned(leaf) else 2 * held
+        return held if is_turned(parameter) else 2 * held
     return {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1}[name] * held
 
 
-def sent(name: str, leaf: Leaf, config: ViTConfig, sizes: Sizes) -> Sent:
+def sent(name: str, parameter: Parameter, config: ViTConfig, sizes: Sizes) -> Sent:
     """Return how many entries a step of an optimizer sends for a parameter, as `memory_estimate.Needs.transfers` has them.
 
     Along no axis ("") stands what a device does alone.
     """
     rules = {"muon": _of_muon, "lamb": _of_lamb, "adafactor": _of_adafactor}
-    return rules[name](leaf, config, sizes) if name in rules else Counter()
+    return rules[name](parameter, config, sizes) if name in rules else Counter()
 
 
-def is_turned(leaf: Leaf) -> bool:
+def is_turned(parameter: Parameter) -> bool:
     """Whether Muon makes orthogonal matrices of a parameter: a block's weights."""
-    return leaf.stacked and leaf.row.decays
+    return parameter.stacked and parameter.row.decays
 
 
-def dealt(leaf: Leaf, config: ViTConfig, sizes: Sizes) -> tuple[tuple[str, ...], int]:
+def dealt(parameter: Parameter, config: ViTConfig, sizes: Sizes) -> tuple[tuple[str, ...], int]:
     """Return the mesh axes along which Muon deals out the matrices of an array, and how many each device gets.
 
     They are the axes that split a matrix, after those along which it is whole, while each device finds a matrix to turn.
     """
-    count = leaf.row.size // _matrix(leaf, config)
-    taken = split(leaf, config, sizes)
+    count = parameter.row.size // _matrix(parameter, config)
+    taken = mesh_axes(parameter, config, sizes)
     splitting = [name for name in AXES if sizes[name] > 1 and name in taken]
     hands, whole = math.prod(sizes[name] for name in splitting), []
     for name in AXES:
@@ -51,9 +51,9 @@ def dealt(leaf: Leaf, config: ViTConfig, sizes: Sizes) -> tuple[tuple[str, ...],
     return (*whole, *splitting), -(-count // hands)
 
 
-def _matrix(leaf: Leaf, config: ViTConfig) -> int:
+def _matrix(parameter: Parameter, config: ViTConfig) -> int:
     """Entries of one of the matrices in a block's array: q, k and v have one each."""
-    return math.prod(config.sizes[word] for word in leaf.axes if word in ("width", "head", "dim", "ff"))
+    return math.prod(config.sizes[word] for word in parameter.axes if word in ("width", "head", "dim", "ff"))
 
 
 def _factored(shape: tuple[int, ...], held: int) -> int:
@@ -71,11 +71,11 @@ def _factored_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     return axes if len(axes) == 2 and shape[axes[0]] >= FACTORED_FROM else ()
 
 
-def _of_muon(leaf: Leaf, config: ViTConfig, sizes: Sizes) -> Sent:
+def _of_muon(parameter: Parameter, config: ViTConfig, sizes: Sizes) -> Sent:
     """Matrices that an axis splits change hands, there and back; where they are whole, the updates are fetched."""
     found: Sent = Counter()
-    along, each = dealt(leaf, config, sizes) if is_turned(leaf) else ((), 0)
-    size, taken = each * _matrix(leaf, config), split(leaf, config, sizes)
+    along, each = dealt(parameter, config, sizes) if is_turned(parameter) else ((), 0)
+    size, taken = each * _matrix(parameter, config), mesh_axes(parameter, config, sizes)
     for name in reversed(along):
         if name in taken:
             found["all-to-all", name] += 2 * size
@@ -85,21 +85,21 @@ def _of_muon(leaf: Leaf, config: ViTConfig, sizes: Sizes) -> Sent:
     return found
 
 
-def _of_lamb(leaf: Leaf, config: ViTConfig, sizes: Sizes) -> Sent:
+def _of_lamb(parameter: Parameter, config: ViTConfig, sizes: Sizes) -> Sent:
     """Two norms of each block's weights and two of their update: optax takes each again, safe from a division by zero."""
-    if not (leaf.stacked and leaf.row.decays):
+    if not (parameter.stacked and parameter.row.decays):
         return Counter()
-    taken = split(leaf, config, sizes)
+    taken = mesh_axes(parameter, config, sizes)
     return Counter({("all-reduce", name): 4 * config.depth for name in AXES if name in taken and sizes[name] > 1})
 
 
-def _of_adafactor(leaf: Leaf, config: ViTConfig, sizes: Sizes) -> Sent:
+def _of_adafactor(parameter: Parameter, config: ViTConfig, sizes: Sizes) -> Sent:
     """Means over either of the two longest axes, and over both: summed where these are split, and fetched by all."""
     found: Sent = Counter()
-    shape = tuple(config.sizes.get(word, 1) for word in leaf.axes)
+    shape = tuple(config.sizes.get(word, 1) for word in parameter.axes)
     if not (axes := _factored_axes(shape)):
         return found
-    names = [name if name is not None and sizes[name] > 1 else None for name in split(leaf, config, sizes)]
+    names = [name if name is not None and sizes[name] > 1 else None for name in mesh_axes(parameter, config, sizes)]
     held = [length // (sizes[name] if name else 1) for length, name in zip(shape, names, strict=True)]
     for gone in axes:
         rest = [i for i in range(len(shape)) if i != gone]

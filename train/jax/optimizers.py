@@ -22,8 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from optax import contrib
 
 from train.jax.optimizer_state import FACTORED_FROM, dealt, is_turned
-from train.jax.trees import Leaf, tree
-from train.mesh import AXES, split
+from train.jax.parameter_tree import mesh_axes, tree
+from train.mesh import AXES, Parameter
 from train.recipes import Optimizer
 from train.recipes.param_groups import multipliers
 from vit_jax.optimizer import adamw, clip_by_global_norm
@@ -43,7 +43,7 @@ def optimizer(o: Optimizer, config: ViTConfig, mesh: Mesh | None = None) -> opta
     Its update takes the learning rate too, `rate`: that is a function of the step of a run, and the optimizer counts
     updates, which are fewer where steps are left out.
     """
-    decays = tree(config, lambda leaf: leaf.row.decays)
+    decays = tree(config, lambda parameter: parameter.row.decays)
     if o.name == "adamw":
         inner = adamw(
             lambda _: jnp.ones(()),
@@ -65,8 +65,9 @@ def pace(config: ViTConfig, layer_decay: float, freeze: Sequence[str]) -> Tree:
     """Return what multiplies the learning rate of each parameter, in arrays that spread over it; 0 where it is frozen."""
     found = multipliers(config, layer_decay=layer_decay, freeze=freeze)
 
-    def spread(leaf: Leaf) -> np.ndarray:
-        return found[leaf.row.name].reshape(-1, *(1,) * (len(leaf.axes) - 1)) if leaf.stacked else found[leaf.row.name]
+    def spread(parameter: Parameter) -> np.ndarray:
+        factors = found[parameter.row.name]
+        return factors.reshape(-1, *(1,) * (len(parameter.axes) - 1)) if parameter.stacked else factors
 
     return tree(config, spread)
 
@@ -112,10 +113,10 @@ def _trusted(config: ViTConfig) -> optax.GradientTransformation:
     def scaled(update: Array, param: Array) -> Array:
         return optax.scale_by_trust_ratio().update(update, optax.EmptyState(), param)[0]
 
-    def of(leaf: Leaf) -> Callable[[Array, Array], Array]:
-        if not leaf.row.decays:
+    def of(parameter: Parameter) -> Callable[[Array, Array], Array]:
+        if not parameter.row.decays:
             return lambda update, _: update
-        return jax.vmap(scaled) if leaf.stacked else scaled
+        return jax.vmap(scaled) if parameter.stacked else scaled
 
     by_layer = tree(config, of)
     return optax.stateless(lambda updates, params: jax.tree.map(lambda of, u, p: of(u, p), by_layer, updates, params))
@@ -163,8 +164,8 @@ def _muon(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> o
 
     beta1, beta2 and eps are Adam's; the momentum of the matrices is Nesterov's with 0.95, as in the source.
     """
-    deals = tree(config, lambda leaf: _deal(leaf, config, mesh) if is_turned(leaf) else optax.MaskedNode())
-    names = tree(config, lambda leaf: "muon" if is_turned(leaf) else "adam")
+    deals = tree(config, lambda parameter: _deal(parameter, config, mesh) if is_turned(parameter) else optax.MaskedNode())
+    names = tree(config, lambda parameter: "muon" if is_turned(parameter) else "adam")
     # optax takes the mean and turns it in one; here matrices change hands in between, so its own has no memory.
     turned = contrib.scale_by_muon(beta=0.0, weight_dimension_numbers=jax.tree.map(lambda _: MATRICES, deals))
 
@@ -230,19 +231,19 @@ class _Deal:
         return x.reshape(self.shape).transpose(np.argsort(self.order))
 
 
-def _deal(leaf: Leaf, config: ViTConfig, mesh: Mesh | None) -> _Deal:
+def _deal(parameter: Parameter, config: ViTConfig, mesh: Mesh | None) -> _Deal:
     """Each block has a matrix in an array, and each of q, k and v."""
-    inner = tuple(i for i, word in enumerate(leaf.axes) if word in ("head", "dim", "ff"))
-    stream = (leaf.axes.index("width"),)
-    inputs, outputs = (stream, inner) if leaf.row.axes[-1] == "width" else (inner, stream)
-    counting = tuple(i for i in range(len(leaf.axes)) if i not in inner + stream)
+    inner = tuple(i for i, word in enumerate(parameter.axes) if word in ("head", "dim", "ff"))
+    stream = (parameter.axes.index("width"),)
+    inputs, outputs = (stream, inner) if parameter.row.axes[-1] == "width" else (inner, stream)
+    counting = tuple(i for i in range(len(parameter.axes)) if i not in inner + stream)
     order = counting + inputs + outputs
-    shape = tuple(config.sizes[leaf.axes[i]] for i in order)
+    shape = tuple(config.sizes[parameter.axes[i]] for i in order)
     sizes = mesh.shape if mesh is not None else dict.fromkeys(AXES, 1)
-    along, each = dealt(leaf, config, sizes)
+    along, each = dealt(parameter, config, sizes)
     places = []
     if mesh is not None and along:
-        taken = split(leaf, config, sizes)
+        taken = mesh_axes(parameter, config, sizes)
         spec: list[str | None] = [*(None for _ in along), None, *(taken[i] for i in inputs + outputs)]
         places.append(NamedSharding(mesh, PartitionSpec(*spec)))
         for hand, name in enumerate(along):

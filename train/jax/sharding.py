@@ -14,8 +14,8 @@ from flax import linen as nn
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from train.jax.trees import tree
-from train.mesh import AXES, IMAGES, sizes_for, split
+from train.jax.parameter_tree import mesh_axes, tree
+from train.mesh import AXES, IMAGES, sizes_for
 from vit_jax.layers import Part
 from vit_spec import InputError, ViTConfig
 
@@ -70,7 +70,7 @@ def described(mesh: Mesh) -> str:
 
 def parameters(mesh: Mesh, config: ViTConfig) -> Tree:
     """Return where each parameter lies, a NamedSharding each."""
-    return tree(config, lambda leaf: NamedSharding(mesh, PartitionSpec(*split(leaf, config, mesh.shape))))
+    return tree(config, lambda parameter: NamedSharding(mesh, PartitionSpec(*mesh_axes(parameter, config, mesh.shape))))
 
 
 def like_parameters(state: Tree, places: Tree) -> Tree:
