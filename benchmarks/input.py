@@ -23,9 +23,9 @@ from PIL import Image, features
 
 from train.data.augment import Augment, augmented
 from train.data.augment.crop import FILTERS, inception_box
-from train.data.augment.options import Filter
 from train.data.rng import IMAGE, generator
 from train.data.sources import read_image
+from train.recipes.augmentation import Filter
 
 SIZE = (224, 224)
 FILTER: tuple[Filter, ...] = ("bilinear_aliased", "bilinear", "bicubic")

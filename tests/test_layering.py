@@ -1,26 +1,60 @@
-"""An import only ever points down: train -> parity, twins -> vit_spec -> numpy; and the twins never meet."""
+"""Imports point down: between packages, inside them, and whether they are at the top of a module or in a function."""
 
 import ast
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FLOORS = {  # what a package may import of ours, and of the frameworks
-    "vit_spec": set(),
-    "vit_jax": {"vit_spec", "jax", "flax", "optax"},
-    "vit_torch": {"vit_spec", "torch"},
-    "parity": {"vit_spec"},
-    "train": {"parity", "vit_jax", "vit_torch", "vit_spec", "jax", "flax", "optax", "torch", "grain", "orbax"},
+PACKAGES = ("vit_spec", "vit_jax", "vit_torch", "parity", "train")
+# From the bottom to the top.  A module belongs to its longest prefix here, and imports its own line and those above it in
+# this table; groups of one line do not import each other.
+LAYERS = (
+    ("vit_spec",),
+    ("vit_jax", "vit_torch"),
+    ("parity.terminal",),
+    ("parity.checkpoints",),
+    ("parity.comparison",),
+    ("parity",),
+    ("parity.commands",),
+    ("parity.__main__",),
+    ("train.recipes",),
+    ("train.mesh", "train.data"),
+    ("train.loop",),
+    ("train.jax", "train.torch"),
+    ("train.inference",),
+    ("train.plan",),
+    ("train.cli",),
+    ("train.predict", "train.evaluate", "train.jax.__main__"),
+    ("train",),
+)
+LEVELS = {prefix: level for level, prefixes in enumerate(LAYERS) for prefix in prefixes}
+# Reading checkpoints is the work of parity: a twin asks for it when a file is to be loaded.
+UPWARD = {("vit_jax.use", "parity"), ("vit_jax.use", "parity.checkpoints.loading")} | {
+    ("vit_torch.use", "parity"),
+    ("vit_torch.use", "parity.checkpoints.loading"),
 }
-GUARDED = set(FLOORS) | {"jax", "flax", "optax", "chex", "torch", "grain", "orbax"}
+FRAMEWORKS = {"jax", "jaxlib", "flax", "optax", "chex", "orbax", "torch", "grain"}
+OF_JAX, OF_TORCH = {"jax", "flax", "optax", "chex", "orbax"}, {"torch"}
+ALLOWED = {"vit_jax": OF_JAX, "vit_torch": OF_TORCH, "train.jax": OF_JAX, "train.torch": OF_TORCH}  # at the top of a module
 
 
-def imported(path: Path, late: bool) -> set[str]:
-    """Top-level names that a file imports, with or without those that wait for a call or a type checker."""
-    tree = ast.parse(path.read_text())
+def modules() -> dict[str, Path]:
+    """Every module of the packages, by name."""
+    files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+
+
+MODULES = modules()
+
+
+def imported(module: str, *, at_top: bool = False) -> Iterator[str]:
+    """Yield the modules that a module imports: anywhere, or only when it is itself imported."""
+    tree = ast.parse(MODULES[module].read_text())
     later = [
         part
         for part in ast.walk(tree)
@@ -28,53 +62,93 @@ def imported(path: Path, late: bool) -> set[str]:
         or (isinstance(part, ast.If) and ast.unparse(part.test) == "TYPE_CHECKING")
     ]
     inside = {id(node) for part in later for node in ast.walk(part)}
-    names: set[str] = set()
     for node in ast.walk(tree):
-        if late or id(node) not in inside:
-            if isinstance(node, ast.Import):
-                names |= {alias.name.split(".")[0] for alias in node.names}
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names.add(node.module.split(".")[0])
-    return names & GUARDED
+        if at_top and id(node) in inside:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            within = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ((name if name in MODULES else node.module) for name in within)
 
 
-FILES = {str(path.relative_to(ROOT)): name for name in FLOORS for path in sorted((ROOT / name).rglob("*.py"))}
+def group(module: str) -> str:
+    """The longest prefix of a module's name that `LAYERS` has."""
+    while module not in LEVELS:
+        module = module.rpartition(".")[0]
+    return module
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_a_file_imports_only_what_is_below(path: str) -> None:
-    package = FILES[path]
-    assert imported(ROOT / path, late=False) <= FLOORS[package] | {package}
+def is_upward(module: str, other: str) -> bool:
+    here, there = group(module), group(other)
+    return here != there and LEVELS[there] >= LEVELS[here]
 
 
-def test_a_twin_points_up_only_when_it_is_asked_to_load_a_file() -> None:
-    twins = {path: name for path, name in FILES.items() if name in ("vit_spec", "vit_jax", "vit_torch")}
-    upward = {path for path, name in twins.items() if imported(ROOT / path, late=True) - FLOORS[name] - {name}}
-    assert upward == {"vit_jax/use.py", "vit_torch/use.py"}
+def test_imports_point_down() -> None:
+    found = {(module, other) for module in MODULES for other in imported(module) if other.split(".")[0] in PACKAGES}
+    upward = {(module, other) for module, other in found if is_upward(module, other)}
+    assert upward <= UPWARD, "\n".join(f"{module} imports {other}" for module, other in sorted(upward - UPWARD))
 
 
-def loaded_by(statement: str) -> set[str]:
-    """Which guarded modules a fresh interpreter holds after a statement."""
-    code = f"{statement}\nimport sys\nprint(*(m for m in {sorted(GUARDED)} if m in sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(run.stdout.split())
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    waiting = {name: {other for other in imported(name) if other in MODULES and other != name} for name in MODULES}
+    waiting = {name: {other for other in others if (name, other) not in UPWARD} for name, others in waiting.items()}
+    while free := {name for name, others in waiting.items() if not others & waiting.keys()}:
+        waiting = {name: others for name, others in waiting.items() if name not in free}
+    assert not waiting, f"a circle among {', '.join(sorted(waiting))}"
 
 
-@pytest.mark.parametrize("package", ["vit_spec", "parity"])
-def test_a_floor_without_a_framework_loads_neither(package: str) -> None:
-    assert loaded_by(f"import {package}") <= {"vit_spec", package}
+def test_frameworks_are_imported_by_their_own_packages_alone() -> None:
+    found = {(module, other.split(".")[0]) for module in MODULES for other in imported(module, at_top=True)}
+    wrong = sorted(each for each in found if each[1] in FRAMEWORKS - ALLOWED.get(group(each[0]), set()))
+    assert not wrong, "\n".join(f"{module} imports {framework}" for module, framework in wrong)
 
 
-def test_the_functional_twin_does_not_load_torch() -> None:
-    pytest.importorskip("jax")
-    assert not loaded_by("import vit_jax") & {"torch", "vit_torch", "parity"}
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
 
 
-def test_the_object_twin_does_not_load_jax() -> None:
-    pytest.importorskip("torch")
-    assert not loaded_by("import vit_torch") & {"jax", "flax", "vit_jax", "parity"}
+WITHOUT = """
+import importlib, sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked}:
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Blocked())
+for module in {modules}:
+    importlib.import_module(module)
+print(*({frameworks} & set(sys.modules)))
+"""
 
 
-def test_a_forbidden_import_would_be_seen() -> None:
-    pytest.importorskip("torch")
-    assert "torch" in loaded_by("import vit_spec, torch")
+@pytest.mark.parametrize("blocked", [OF_JAX | {"jaxlib", "vit_jax"}, OF_TORCH | {"vit_torch"}], ids=["jax", "torch"])
+def test_modules_outside_of_a_framework_s_packages_import_without_it(blocked: set[str]) -> None:
+    pytest.importorskip("PIL")
+    free = [name for name in MODULES if group(name) not in ALLOWED and name != "train.jax.__main__"]
+    free += ["train.jax.memory_estimate", "train.jax.optimizer_state", "train.jax.__main__"]
+    assert run(WITHOUT.format(blocked=blocked, modules=free, frameworks=FRAMEWORKS)).split() == []
+
+
+@pytest.mark.parametrize(
+    ("package", "without"),
+    [
+        ("vit_spec", ["jax", "torch", "vit_jax", "vit_torch", "parity"]),
+        ("parity", ["jax", "torch", "vit_jax", "vit_torch"]),
+        ("vit_jax", ["torch", "vit_torch", "parity"]),
+        ("vit_torch", ["jax", "flax", "vit_jax", "parity"]),
+    ],
+)
+def test_a_package_does_not_load_what_it_does_without(package: str, without: list[str]) -> None:
+    for framework in {"vit_jax": ["jax"], "vit_torch": ["torch"]}.get(package, []):
+        pytest.importorskip(framework)
+    assert run(f"import {package}, sys; print(*(set({without}) & set(sys.modules)))").split() == []
+
+
+def test_a_forbidden_import_is_found() -> None:
+    assert is_upward("vit_spec.params", "parity.checkpoints.layout") and is_upward(
+        "train.jax.engine", "train.torch.inference"
+    )
+    assert is_upward("parity.checkpoints.weights", "parity.comparison.twins")
+    assert not is_upward("train.loop.session", "train.data.batches")

@@ -18,7 +18,6 @@ from itertools import chain, islice
 from multiprocessing import resource_tracker
 from typing import Any, NamedTuple, NoReturn
 
-import grain
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -28,7 +27,6 @@ from train.data.augment import Augment, Mix, augmented, mix, prepared
 from train.data.rng import IMAGE, MIX, ORDER, generator
 from train.data.sources import Examples, Source, Unavailable
 from train.data.sources.columns import finite
-from train.loop.interruption import SIGNALS
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig
 
@@ -206,6 +204,8 @@ class Feed:
 
     def _batches(self, show: Any, first: int, last: int) -> Iterator[Batch]:
         """Yield the batches of the images numbered `first` to `last` - 1, made ahead by threads or processes."""
+        import grain  # which loads jax where jax is installed
+
         here = len(self._places)
         shape = (*self.config.image_size, self.config.in_channels)
         ahead = max(2, min(8, AHEAD // (here * int(np.prod(shape)))))
@@ -247,7 +247,7 @@ def _signals_held_back() -> Iterator[None]:
     if UNTOLD not in sys.warnoptions:
         sys.warnoptions.append(UNTOLD)
     resource_tracker.ensure_running()  # when it begins, it lets both through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         yield
     finally:

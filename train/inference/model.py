@@ -17,6 +17,7 @@ from parity.checkpoints.formats import Fields
 from parity.checkpoints.preprocessing import Preprocessing, central
 from parity.checkpoints.reading import WEIGHTS
 from parity.checkpoints.weights import Checkpoint
+from train.loop.run_folder import best
 from train.recipes import Recipe, Task
 from vit_spec import InputError, ViTConfig, bounded_json
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 TWINS = ("jax", "torch")  # in the order in which they are taken where none is asked for
 _CONFIG = 1 << 24  # bytes of a run's config.json: the names of 21,843 classes take 3 MB
-BEST = "best.safetensors"  # what a run's folder calls the weights that did best on the held-out images
 
 Array = NDArray[np.float32]
 
@@ -118,12 +118,6 @@ def opened(place: str, format: str | None = None, given: Fields | None = None) -
         raise InputError(
             f"{run / 'config.json'} is of another version ({error}): copy the weights out of the folder to use them alone"
         ) from None
-
-
-def best(place: str) -> str:
-    """The best weights of a run, where `place` is the folder of one that has some; else the place itself."""
-    path = Path(place) / BEST
-    return str(path) if path.is_file() else place
 
 
 def _run_config(path: Path) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from parity.checkpoints import surgery
 from parity.checkpoints.config_overrides import assignments
 from parity.checkpoints.surgery.edit import changed
 from parity.checkpoints.weights import Checkpoint
-from train.inference.model import best
+from train.loop.run_folder import best
 from train.recipes import Recipe, changes
 from vit_spec import InputError, rows
 

@@ -27,6 +27,7 @@ Record = dict[str, Any]
 
 STATES = "checkpoints"  # the folder in a run's own from which it goes on
 DATA = "data.json"
+BEST = "best.safetensors"  # the weights that did best on the held-out images
 _CONFIG = 1 << 24  # bytes of config.json: the names of 21,843 classes take 3 MB
 _METRICS, _RECORDS = 1 << 27, 1 << 20  # bytes and lines of metrics.jsonl: more than any run has
 
@@ -313,3 +314,9 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
     return {
         name: value for key, child in node.items() for name, value in _flat(child, f"{prefix}.{key}".lstrip(".")).items()
     }
+
+
+def best(place: str) -> str:
+    """The best weights of a run, where `place` is the folder of one that has some; else the place itself."""
+    path = Path(place) / BEST
+    return str(path) if path.is_file() else place

@@ -8,8 +8,8 @@ changed on the command line: `--epochs 3 --optimizer.lr 1e-3 --model.changes dep
 
 from collections.abc import Callable
 
-from train.data.augment.options import Augment
 from train.recipes import articles, plain, published, small
+from train.recipes.augmentation import Augment
 from train.recipes.published import FROM_WEIGHTS
 from train.recipes.recipe import Known, Model, Optimizer, Recipe, Task, changes, fields, model_config
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from train.data.augment.options import Augment
+from train.recipes.augmentation import Augment
 from train.recipes.plain import IMAGENET
 from train.recipes.recipe import Known, Model, Optimizer, Recipe
 

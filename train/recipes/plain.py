@@ -8,7 +8,7 @@ batch and learning rate go as powers of the number of images; a run says at its 
 import math
 from collections.abc import Callable
 
-from train.data.augment.options import Augment
+from train.recipes.augmentation import Augment
 from train.recipes.recipe import Known, Model, Optimizer, Recipe
 
 IMAGENET = Known(images=1_281_167, channels=3)

@@ -6,7 +6,7 @@ Nobody here has had the hardware to repeat their numbers on ImageNet: they are t
 from collections.abc import Callable
 from dataclasses import replace
 
-from train.data.augment.options import Augment
+from train.recipes.augmentation import Augment
 from train.recipes.plain import FULL, IMAGENET
 from train.recipes.recipe import Known, Model, Optimizer, Recipe
 

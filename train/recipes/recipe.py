@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import vit_spec
-from train.data.augment.options import Augment
+from train.recipes.augmentation import Augment
 from train.recipes.durations import parse
 from train.recipes.schedule import Shape
 from vit_spec import InputError, ViTConfig

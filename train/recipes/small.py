@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from train.data.augment.options import Augment
+from train.recipes.augmentation import Augment
 from train.recipes.plain import IMAGENET, LIGHT
 from train.recipes.recipe import Known, Model, Optimizer, Recipe
 

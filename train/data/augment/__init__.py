@@ -15,8 +15,8 @@ from train.data.augment.colour import colour_jitter, three_augment
 from train.data.augment.crop import cut, fit, inception_box, prepared, resized_box, simple_crop
 from train.data.augment.erase import random_erase
 from train.data.augment.mix import Mix, mix, mixed_images, mixed_targets
-from train.data.augment.options import Augment
 from train.data.augment.randaugment import randaugment
+from train.recipes.augmentation import Augment
 
 __all__ = ["Augment", "Mix", "augmented", "colour_jitter", "cropped", "fit", "mix", "mixed_images", "mixed_targets"]
 __all__ += ["prepared", "randaugment", "random_erase", "three_augment", "vary"]

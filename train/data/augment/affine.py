@@ -5,7 +5,7 @@ import math
 import numpy as np
 from PIL import Image
 
-from train.data.augment.options import Augment
+from train.recipes.augmentation import Augment
 
 
 def vary(image: Image.Image, options: Augment, rng: np.random.Generator) -> Image.Image:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from parity.checkpoints.preprocessing import Preprocessing, central
-from train.data.augment.options import Filter
+from train.recipes.augmentation import Filter
 from vit_spec import InputError
 
 Box = tuple[int, int, int, int]

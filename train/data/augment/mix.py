@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.augment.options import Augment
+from train.recipes.augmentation import Augment
 
 
 class Mix(NamedTuple):
