@@ -1,0 +1,209 @@
+"""Models with the parameter names of a known library and another function: what differs is right, refused or named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import parity
+import vit_spec
+from parity.formats import get
+from parity.weights import Checkpoint, translate
+from tests.twins import perturbed, pictures
+from vit_spec import InputError, ViTConfig
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn
+
+import vit_torch
+
+CONFIG = vit_spec.get("vit_ti16", depth=1, num_classes=7, image_size=(48, 64))
+GRID, HEADS = (3, 4), 3
+State = dict[str, Tensor]
+
+
+def drawn(config: ViTConfig) -> State:
+    """Return perturbed weights in float64 with timm's names."""
+    return {key: value.double() for key, value in parity.to_torch(perturbed(config), config).items()}
+
+
+def images() -> Tensor:
+    return torch.from_numpy(np.asarray(pictures(CONFIG), np.float64)).permute(0, 3, 1, 2)
+
+
+def outputs(path: Path, **given: Any) -> np.ndarray:
+    with pytest.warns(parity.AssumptionWarning), torch.no_grad():
+        model = vit_torch.load(path, given={"image_size": CONFIG.image_size} | given)
+        return model.double()(images()).numpy()
+
+
+def assumed(path: Path) -> dict[str, Any]:
+    found = parity.load(path, given={"image_size": CONFIG.image_size})
+    return {each.field: each.value for each in found.assumed}
+
+
+def unequal(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+# Code that was written for timm's names -------------------------------------------------------------------------------
+
+
+class LookAlike:
+    """A ViT with timm's names, each of whose steps a test can replace."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, x.shape[-1:], self.state[f"{name}.weight"], self.state[f"{name}.bias"], 1e-6)
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.state[f"{name}.weight"], self.state[f"{name}.bias"])
+
+    def patches(self, x: Tensor) -> Tensor:
+        x = nn.functional.conv2d(x, self.state["patch_embed.proj.weight"], self.state["patch_embed.proj.bias"], 16)
+        return x.flatten(2).transpose(1, 2)
+
+    def tokens(self, x: Tensor) -> Tensor:
+        if "cls_token" in self.state:
+            x = torch.cat([self.state["cls_token"].expand(len(x), -1, -1), x], 1)
+        return x + self.state["pos_embed"]
+
+    def split(self, qkv: Tensor) -> Tensor:
+        return qkv.unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+
+    def attention(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(self.linear("blocks.0.attn.qkv", x))
+        mixed = self.scores(q, k).softmax(-1) @ v
+        return self.linear("blocks.0.attn.proj", mixed.transpose(1, 2).flatten(2))
+
+    def added(self, x: Tensor, half: Tensor) -> Tensor:
+        return x + half
+
+    def block(self, x: Tensor) -> Tensor:
+        x = self.added(x, self.attention(self.norm("blocks.0.norm1", x)))
+        hidden = nn.functional.gelu(self.linear("blocks.0.mlp.fc1", self.norm("blocks.0.norm2", x)))
+        return self.added(x, self.linear("blocks.0.mlp.fc2", hidden))
+
+    def pooled(self, x: Tensor) -> Tensor:
+        x = self.norm("norm", x)
+        return x[:, 0] if "cls_token" in self.state else x.mean(1)
+
+    def __call__(self, x: Tensor) -> np.ndarray:
+        return self.linear("head", self.pooled(self.block(self.tokens(self.patches(x))))).numpy()
+
+
+class Divided(LookAlike):  # zihangJiang/TokenLabeling, tlt/models/lvvit.py, skip_lam=2
+    def added(self, x: Tensor, half: Tensor) -> Tensor:
+        return x + half / 2
+
+
+class InTurns(LookAlike):
+    def split(self, qkv: Tensor) -> Tensor:
+        return qkv.unflatten(-1, (HEADS, 3, -1)).permute(3, 0, 2, 1, 4)
+
+
+class Distances(LookAlike):
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(q.shape[-2])
+        return super().scores(q, k) - 0.1 * (places[:, None] - places).abs()
+
+
+class ByColumns(LookAlike):
+    def patches(self, x: Tensor) -> Tensor:
+        return super().patches(x).unflatten(1, GRID).transpose(1, 2).flatten(1, 2)
+
+
+class ClassLast(LookAlike):
+    def tokens(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.state["cls_token"].expand(len(x), -1, -1)], 1) + self.state["pos_embed"]
+
+    def pooled(self, x: Tensor) -> Tensor:
+        return self.norm("norm", x)[:, -1]
+
+
+class Twice(LookAlike):
+    def block(self, x: Tensor) -> Tensor:
+        return super().block(super().block(x))
+
+
+class MeanFirst(LookAlike):  # facebookresearch/SlowFast, models/video_model_builder.py, USE_MEAN_POOLING
+    def pooled(self, x: Tensor) -> Tensor:
+        return self.norm("norm", x.mean(1))
+
+
+class Tempered(LookAlike):
+    def __call__(self, x: Tensor) -> np.ndarray:
+        return super().__call__(x) / 0.1
+
+
+NO_CLASS_TOKEN = {"tokens": {"class_token": False}, "head": {"pool": "mean"}}
+DIFFERENCES: dict[type[LookAlike], tuple[dict[str, Any], str, str]] = {
+    Divided: ({}, "order of a block", "added as it is"),
+    InTurns: ({}, "queries, keys and values", "all queries, then all keys"),
+    Distances: ({}, "reach of attention", "scores without a bias"),
+    ByColumns: ({}, "cut of patches", "row by row"),
+    ClassLast: ({}, "use of positions", "the class token's first"),
+    Twice: ({}, "use of blocks", "each once"),
+    MeanFirst: (NO_CLASS_TOKEN, "a pool that is a mean", "after the last norm"),
+    Tempered: ({}, "outputs", "as they are"),
+}
+
+
+@pytest.mark.parametrize("fields", [{}, NO_CLASS_TOKEN], ids=["class token", "mean"])
+def test_without_a_difference_the_look_alike_is_read_right(tmp_path: Path, fields: Any) -> None:
+    state = drawn(CONFIG.replace(**fields))
+    torch.save(state, tmp_path / "a.pth")
+    assert unequal(outputs(tmp_path / "a.pth"), LookAlike(state)(images())) < 1e-13
+
+
+@pytest.mark.parametrize("model", DIFFERENCES, ids=lambda model: model.__name__)
+def test_what_code_with_timms_names_may_do_otherwise_is_named(tmp_path: Path, model: type[LookAlike]) -> None:
+    fields, name, said = DIFFERENCES[model]
+    state = drawn(CONFIG.replace(**fields))
+    torch.save(state, tmp_path / "a.pth")
+    assert unequal(outputs(tmp_path / "a.pth"), model(state)(images())) > 1e-3
+    assert said in assumed(tmp_path / "a.pth")[name]
+
+
+# Google's names -------------------------------------------------------------------------------------------------------
+
+LINEN = CONFIG.replace(mlp={"activation": "gelu_tanh"})
+
+
+def written(path: Path, config: ViTConfig, format: str) -> Callable[[], np.ndarray]:
+    """Write weights in a format of Google's, and return what computes the outputs of their model."""
+    state = drawn(config)
+    np.savez(path, **dict(translate(Checkpoint(config, "torch", state), format)))
+    model = vit_torch.ViT(config).double().eval()
+    model.load_state_dict(state)
+    return lambda: model(images()).detach().numpy()
+
+
+@pytest.mark.parametrize("format", ["google:linen", "scenic", "big_vision", "big_vision-old:root"])
+def test_what_code_with_googles_names_may_do_otherwise_is_named(tmp_path: Path, format: str) -> None:
+    covers = {"positions": {"covers": "none"}} if format == "big_vision" else {}
+    written(tmp_path / "a.npz", LINEN.replace(**covers, head={"hidden": 192}), format)
+    found = assumed(tmp_path / "a.npz")
+    assert found["activation of pre_logits"] == "tanh"  # none in early versions of big_vision
+    assert found["norms without weights"] == "none"  # norm_pre_logits of google-research/l2p
+    assert found["outputs"] == "those of the classifier as they are"  # temperature of google-research/l2p
+    assert "by a softmax" in found["reach of attention"]  # TopViT of google-research/google-research
+
+
+# Others ---------------------------------------------------------------------------------------------------------------
+
+
+def test_openclips_pools_are_named_where_its_json_file_is_not_there(tmp_path: Path) -> None:
+    config = vit_spec.get("clip_b16", depth=1, width=192, num_heads=3, mlp_dim=768, num_classes=7, image_size=(64, 64))
+    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), "openai-clip:tower"))
+    np.savez(tmp_path / "a.npz", **arrays)
+    found = {each.field: each.value for each in parity.load(tmp_path / "a.npz").assumed}
+    assert found["a pool that is a mean"] == "of the patch tokens alone, after the last norm"  # final_ln_after_pool
