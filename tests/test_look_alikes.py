@@ -187,6 +187,23 @@ def written(path: Path, config: ViTConfig, format: str) -> Callable[[], np.ndarr
     return lambda: model(images()).detach().numpy()
 
 
+@pytest.mark.parametrize("fields", [{}, NO_CLASS_TOKEN], ids=["token", "gap"])
+def test_positions_that_a_file_of_google_does_not_keep_are_an_assumption(tmp_path: Path, fields: Any) -> None:
+    path = tmp_path / "a.npz"  # google-research/vision_transformer, Encoder(add_position_embedding=False)
+    expected = written(path, LINEN.replace(**fields, positions={"kind": "none"}), "google:linen")()
+    assert assumed(path)["positions.kind"] == "fixed"
+    assert unequal(outputs(path), expected) > 1e-3
+    assert unequal(outputs(path, **{"positions.kind": "none"}), expected) < 1e-13
+
+
+@pytest.mark.parametrize("fields", [{}, NO_CLASS_TOKEN], ids=["tok", "gap"])
+def test_sinusoids_of_big_vision_are_read_with_a_class_token_too(tmp_path: Path, fields: Any) -> None:
+    path = tmp_path / "a.npz"  # posemb="sincos2d"
+    positions = {"kind": "fixed", "table": "sincos_2d_big_vision", "covers": "all" if fields else "none"}
+    expected = written(path, LINEN.replace(**fields, positions=positions), "big_vision")()
+    assert unequal(outputs(path), expected) < 1e-13
+
+
 @pytest.mark.parametrize("format", ["google:linen", "scenic", "big_vision", "big_vision-old:root"])
 def test_what_code_with_googles_names_may_do_otherwise_is_named(tmp_path: Path, format: str) -> None:
     covers = {"positions": {"covers": "none"}} if format == "big_vision" else {}
