@@ -218,6 +218,19 @@ def test_what_code_with_googles_names_may_do_otherwise_is_named(tmp_path: Path, 
 # Others ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("format", ["timm", "mae", "hf-vit"])
+def test_a_patch_projection_with_channels_last_is_refused(tmp_path: Path, format: str) -> None:
+    """MLX keeps (width, 16, 16, 3), which would be 16 channels on patches of 16 x 3."""
+    config = CONFIG.replace(num_classes=0, image_size=(64, 64))
+    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), format))
+    turned = {key: array.transpose(0, 2, 3, 1).copy() if array.ndim == 4 else array for key, array in arrays.items()}
+    np.savez(tmp_path / "a.npz", **turned)
+    with pytest.raises(InputError, match="16 channels of 16x3 pixels, or 3 of 16x16 with the channels last") as error:
+        parity.load(tmp_path / "a.npz")
+    assert "\n" not in str(error.value)
+    assert parity.load(tmp_path / "a.npz", given={"in_channels": 16}).config.in_channels == 16
+
+
 def test_openclips_pools_are_named_where_its_json_file_is_not_there(tmp_path: Path) -> None:
     config = vit_spec.get("clip_b16", depth=1, width=192, num_heads=3, mlp_dim=768, num_classes=7, image_size=(64, 64))
     arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), "openai-clip:tower"))
