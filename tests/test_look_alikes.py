@@ -237,3 +237,26 @@ def test_openclips_pools_are_named_where_its_json_file_is_not_there(tmp_path: Pa
     np.savez(tmp_path / "a.npz", **arrays)
     found = {each.field: each.value for each in parity.load(tmp_path / "a.npz").assumed}
     assert found["a pool that is a mean"] == "of the patch tokens alone, after the last norm"  # final_ln_after_pool
+
+
+def test_the_scale_of_rotary_coordinates_is_named(tmp_path: Path) -> None:
+    """DINOv3's pos_embed_rope_normalize_coords leaves no key, and changes what images that are not square give."""
+    config = vit_spec.get("dinov3_s16", depth=1)
+    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), "dinov3:mlp"))
+    fixed = {key: np.asarray(array) for key, array in get("dinov3:mlp").fixed(config).items()}
+    np.savez(tmp_path / "a.npz", **fixed | arrays)
+    found = {each.field: each.value for each in parity.load(tmp_path / "a.npz").assumed}
+    assert found["rotary coordinates"] == "rows by their number, columns by theirs"
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_norm_that_is_not_called_is_named_where_its_values_were_changed(tmp_path: Path, trained: bool) -> None:
+    size: dict[str, Any] = {"depth": 1, "width": 192, "num_heads": 3, "mlp_dim": 768, "image_size": (64, 64)}
+    config = vit_spec.get("article_multihead", num_classes=7, **size)
+    format = get("article_multihead")
+    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), "article_multihead")) | format.fixed(config)
+    if trained:
+        arrays["vit.0.norm.weight"] = arrays["vit.0.norm.weight"] * 1.5
+    np.savez(tmp_path / "a.npz", **arrays)
+    named = {each.field for each in parity.load(tmp_path / "a.npz", given={"num_heads": 3}).assumed}
+    assert ("vit.{block}.norm" in named) == trained
