@@ -215,6 +215,11 @@ def test_what_code_with_googles_names_may_do_otherwise_is_named(tmp_path: Path, 
     assert "by a softmax" in found["reach of attention"]  # TopViT of google-research/google-research
 
 
+def test_scores_and_rotations_of_code_with_googles_names_are_named(tmp_path: Path) -> None:
+    written(tmp_path / "a.npz", LINEN, "google:linen")
+    assert {"attention.scale", "positions.rotary"} <= assumed(tmp_path / "a.npz").keys()
+
+
 # Others ---------------------------------------------------------------------------------------------------------------
 
 
@@ -260,3 +265,20 @@ def test_a_norm_that_is_not_called_is_named_where_its_values_were_changed(tmp_pa
     np.savez(tmp_path / "a.npz", **arrays)
     named = {each.field for each in parity.load(tmp_path / "a.npz", given={"num_heads": 3}).assumed}
     assert ("vit.{block}.norm" in named) == trained
+
+
+@pytest.mark.parametrize("format", ["lucidrains:vit", "torchvision", "dinov2:mlp"])
+def test_what_copies_of_a_library_may_do_otherwise_is_named(tmp_path: Path, format: str) -> None:
+    config = CONFIG.replace(image_size=(64, 64), norms={"eps": 1e-5})
+    if format.startswith("lucidrains"):  # no bias of queries, keys and values, and one norm behind the blocks
+        config = config.replace(attention={"qkv_bias": "none"}, norms={"after_blocks": False, "after_pool": True})
+    if format.startswith("dinov2"):  # SimMIM's encoders, whose mask_token is DINOv2's too
+        config = config.replace(num_classes=0, norms={"layer_scale": 1.0})
+    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), format)) | get(format).fixed(config)
+    np.savez(tmp_path / "a.npz", **arrays)
+    found = parity.load(tmp_path / "a.npz")
+    assert found.format == format or found.format.startswith(f"{format}:")
+    names = {each.field for each in found.assumed}
+    assert {"order of a block", "reach of attention", "use of blocks", "a pool that is a mean", "head.pool"} <= names
+    if format != "torchvision":  # whose class calls torch.nn.MultiheadAttention
+        assert {"attention.scale", "positions.rotary", "queries, keys and values"} <= names
