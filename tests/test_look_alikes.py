@@ -211,7 +211,7 @@ def test_what_code_with_googles_names_may_do_otherwise_is_named(tmp_path: Path, 
     found = assumed(tmp_path / "a.npz")
     assert found["activation of pre_logits"] == "tanh"  # none in early versions of big_vision
     assert found["norms without weights"] == "none"  # norm_pre_logits of google-research/l2p
-    assert found["outputs"] == "those of the classifier as they are"  # temperature of google-research/l2p
+    assert found["outputs"] == "those of the classifier, as they are"  # temperature of google-research/l2p
     assert "by a softmax" in found["reach of attention"]  # TopViT of google-research/google-research
 
 

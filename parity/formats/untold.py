@@ -15,7 +15,8 @@ Libraries share names of parameters and compute different functions with them.  
 - "use of positions": a table that is kept and not used (ScaleMAE of torchgeo, models/scale_mae.py), or a class token that
   is the last.
 - "activation of pre_logits": none, in early versions of google-research/big_vision (a note in models/vit.py).
-- "outputs": logits that are divided by a temperature (temperature of google-research/l2p, models/vit.py).
+- "outputs": logits that are divided by a temperature (temperature of google-research/l2p, models/vit.py), or one of two
+  classifiers alone.
 - "attention pooling": timm's attn_pool_num_heads and pool_include_prefix.
 - "a pool that is a mean": the latter too, or a mean ahead of the last norm (USE_MEAN_POOLING of facebookresearch/SlowFast,
   models/video_model_builder.py; final_ln_after_pool of mlfoundations/open_clip, src/open_clip/transformer.py).
@@ -41,7 +42,8 @@ def in_words(evidence: Evidence) -> Mapping[str, str]:
     if "pre_logits.weight" in axes:
         found["activation of pre_logits"] = "tanh"
     if "head.weight" in axes:
-        found["outputs"] = "those of the classifier as they are"
+        both = "head_dist.weight" in axes
+        found["outputs"] = "the mean of both classifiers, as it is" if both else "those of the classifier, as they are"
     if "attn_pool.latent" in axes:
         found["attention pooling"] = "as many heads as the blocks, over the patch tokens alone"
     else:
