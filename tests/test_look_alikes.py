@@ -282,3 +282,15 @@ def test_what_copies_of_a_library_may_do_otherwise_is_named(tmp_path: Path, form
     assert {"order of a block", "reach of attention", "use of blocks", "a pool that is a mean", "head.pool"} <= names
     if format != "torchvision":  # whose class calls torch.nn.MultiheadAttention
         assert {"attention.scale", "positions.rotary", "queries, keys and values"} <= names
+
+
+@pytest.mark.parametrize(("format", "layer"), [("hf-vit", "intermediate.dense"), ("hf-flax", "intermediate/dense")])
+def test_a_file_without_the_first_layer_of_its_mlps_is_refused(tmp_path: Path, format: str, layer: str) -> None:
+    config = CONFIG.replace(image_size=(64, 64))
+    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), format))
+    lacking = {key: array for key, array in arrays.items() if not (layer in key and array.ndim == 2)}
+    assert len(lacking) == len(arrays) - 1
+    np.savez(tmp_path / "a.npz", **lacking)
+    with pytest.raises(InputError, match=f"missing .*{layer}") as error:
+        parity.load(tmp_path / "a.npz")
+    assert "\n" not in str(error.value)
