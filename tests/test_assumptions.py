@@ -77,9 +77,13 @@ NAMED = {
     "resampling.antialias",
     "order of a block",
     "norms without weights",
+    "queries, keys and values",
     "reach of attention",
     "cut of patches",
+    "use of blocks",
     "use of positions",
+    "outputs",
+    "a pool that is a mean",
 }
 
 

@@ -21,6 +21,8 @@ from vit_spec import InputError
 
 torch = pytest.importorskip("torch")
 
+import vit_torch
+
 # What each name of the PyTorch twin becomes, first match first.
 NAMES = {
     "article_xray_rope": {
@@ -160,12 +162,56 @@ def test_the_second_names_of_the_multihead_mlp_are_read_or_told(both, tmp_path):
     assert all(np.array_equal(weights[key], array) for key, array in read("article_multihead").weights.items())
 
 
-def test_the_rotary_tables_of_the_xray_model_are_told_and_not_read(tmp_path):
-    tables = {
-        f"transformer_blocks.{i}.attn.rope.{a}_{f}": torch.ones(3) for i in range(2) for a in "xy" for f in ("cos", "sin")
-    }
-    [line] = load(saved(tmp_path, "article_xray_rope", **tables), "article_xray_rope", GIVEN["article_xray_rope"]).left
-    assert line.endswith("and 7 more: a table that is computed")
+def rotary_state(dtype=torch.float32, base=10000.0, heads=3, **changes):
+    """An x-ray model of width 96 with the tables of its rotation, as the article's code keeps them."""
+    config = vit_spec.get("article_xray_rope").replace(
+        image_size=(48, 80), width=96, depth=2, num_heads=heads, mlp_dim=64, positions={"rotary_base": base}
+    )
+    torch.manual_seed(0)
+    state = named("article_xray_rope", {key: value.numpy() for key, value in vit_torch.ViT(config).state_dict().items()})
+    state["patch_embedding.patch_embed.weight"] = state["patch_embedding.patch_embed.weight"].flatten(1)
+    tables = zip(("cos", "sin"), vit_spec.rotary_tables(config, config.grid), strict=True)
+    for part, table in tables:
+        for axis, half in zip("xy", np.split(table[0, :, 0], 2, axis=1), strict=True):
+            for block in range(2):
+                kept = torch.from_numpy(half.copy()).to(dtype)[None, None]
+                state[f"transformer_blocks.{block}.attn.rope.{axis}_{part}"] = kept
+    return config, state | changes
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_rotary_tables_of_the_xray_model_tell_the_base_and_the_heads(tmp_path, dtype):
+    for base, heads in ((10000.0, 3), (100.0, 6)):
+        if dtype == torch.bfloat16 and base != 10000.0:
+            continue  # which 8 bits do not tell
+        _, state = rotary_state(dtype, base, heads)
+        torch.save(state, tmp_path / "a.pth")
+        found = parity.load(tmp_path / "a.pth", given={"image_size": (48, 80)})
+        assert (found.config.positions.rotary_base, found.config.num_heads) == (base, heads)
+        assert not {"num_heads", "positions.rotary_base"} & {each.field for each in found.assumed}
+        assert found.left[-1].endswith("and 7 more: a table that is computed")
+
+
+def test_rotary_tables_of_another_rotation_are_refused(tmp_path):
+    _, state = rotary_state()
+    x, y = (f"transformer_blocks.1.attn.rope.{axis}_cos" for axis in "xy")
+    first = "transformer_blocks.0.attn.rope.x_cos"
+    for wrong in (
+        {x: state[y], y: state[x]},  # rows for columns
+        {x: state[x].flip(2)},
+        {x: torch.ones(3)},
+        {x: state[x][..., :7]},
+        {first: state[first] * 1.01},
+        {x: state[x] * float("nan")},
+    ):
+        torch.save(state | wrong, tmp_path / "a.pth")
+        with pytest.raises(InputError, match="tables of rotary positions: it cannot be read"):
+            parity.load(tmp_path / "a.pth")
+    other = rotary_state(base=100.0)[1]
+    mixed = {key: array for key, array in other.items() if key.startswith("transformer_blocks.1.attn.rope.")}
+    torch.save(state | mixed, tmp_path / "a.pth")
+    with pytest.raises(InputError, match="its blocks have different tables of rotary positions"):
+        parity.load(tmp_path / "a.pth")
 
 
 def test_the_fixed_table_of_the_rectangular_model_is_written_and_not_read(tmp_path):

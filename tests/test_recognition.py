@@ -74,7 +74,23 @@ def test_the_state_of_a_run_beside_the_weights_is_told_and_not_read(tmp_path, st
     assert checkpoint.left == ("optimizer (1 array): beside the weights", "scaler (1 array): beside the weights")
 
 
-@pytest.mark.parametrize("more", ["head2.weight", "blocks.0.attn.lora_a", "encoder_norm.bias", "head.weight"])
+COUNTERS = {
+    "examples of PyTorch": lambda state: {"state_dict": prefixed("module.", state), "best_acc1": torch.tensor(70.5)},
+    "torch.optim.swa_utils.AveragedModel": lambda state: {**prefixed("module.", state), "n_averaged": torch.tensor(3)},
+    "big_vision": lambda state: {"params": state, "extra": {"accum_train_time": torch.tensor(3.0)}},
+    "scenic": lambda state: {"params": state, "accum_train_time": torch.tensor(3)},
+}
+
+
+@pytest.mark.parametrize("wrap", COUNTERS.values(), ids=COUNTERS)
+def test_counters_of_a_run_have_no_part_in_the_model(tmp_path, state, wrap):
+    assert same(checkpoint := parity.load(saved(tmp_path, wrap(state))), state)
+    assert not chosen(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "more", ["head2.weight", "extra.weight", "blocks.0.attn.lora_a", "encoder_norm.bias", "head.weight"]
+)
 def test_what_may_be_half_of_the_model_is_never_left_beside(tmp_path, state, more):
     features = {key: tensor for key, tensor in state.items() if not key.startswith("head.")}
     with pytest.raises(InputError, match=rf"unexpected {more}"):

@@ -75,6 +75,8 @@ def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig,
     given = {name: typed(name, value) for name, value in given.items()}
     told = format.told(evidence)
     source = format.described_in if format.owns(evidence.notes) else "file"
+    if "in_channels" not in {**told, **given}:
+        _hold_to_channels_first(evidence)
     for name, value in told.items():
         if name in shown and shown[name] != value and name not in given:
             raise InputError(
@@ -183,6 +185,22 @@ def _structure(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
     if "head" in sizes and not (shown["attention.qk_norm"] and sizes["head"] == 1):
         shown["num_heads"] = sizes["head"]
     return shown, likely
+
+
+def _hold_to_channels_first(evidence: Evidence) -> None:
+    """Refuse a patch projection of (width, 16, 16, 3), in the order of MLX, where PyTorch's is (width, 3, 16, 16).
+
+    Read as PyTorch's it has 16 channels and patches of 16 x 3, and all shapes of the file agree with that.
+
+    Raises:
+        InputError: channels seem to be the last axis.
+    """
+    channels, ph, pw = (evidence.sizes.get(word, 0) for word in ("rgb", "ph", "pw"))
+    if 1 < channels == ph != pw and pw in (1, 3):
+        raise InputError(
+            f"its patch projection takes {channels} channels of {ph}x{pw} pixels, or {pw} of {channels}x{ph} with the "
+            f"channels last: transpose it to (width, channels, rows, columns), or give --set in_channels={channels}"
+        )
 
 
 def _matters(name: str, known: Fields, evidence: Evidence) -> bool:

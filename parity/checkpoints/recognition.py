@@ -202,6 +202,8 @@ def _match(format: Format, view: _View, beside: frozenset[str], notes: Mapping[s
     # A bias of queries and values is no half of one of all three, where the format has lines for both.
     partial = [line for name, found in lines.items() if not full[name] for line in found]
     missing = [key for line in partial if any(key not in whole for key in line.there) for key in line.missing]
+    if not full["blocks.mlp.fc1.weight"] and not any(line.there for line in lines["blocks.mlp.fc1.weight"]):
+        missing += lines["blocks.mlp.fc1.weight"][0].missing  # which every model has, whatever else is optional
     rest = [key for key in arrays if key not in taken]
     passed = _any_of(tuple(format.passed))
     ignored = {key: arrays[key] for key in rest if passed.fullmatch(key)}

@@ -32,7 +32,8 @@ WRAPPERS = (
 # What may stand beside weights, and is told and not read.  Anything else there is an error: it may be half the model.
 _BESIDE = re.compile(
     r"(optimizer\w*|opt|opt_state\w*|state\W(step|param_states)|lr_scheduler\w*|scheduler\w*|loss_scaler|rng\w*|step"
-    r"|global_step|epoch\w*|iteration|args|config|hyper_parameters|callbacks|loops"  # the state of a training run
+    r"|global_step|epoch\w*|iteration|args|config|hyper_parameters|callbacks|loops|best_(acc|prec)\w*|n_averaged"
+    r"|(extra\W)?accum_(\w+_time|examples_seen)"  # the state of a training run
     r"|dino_\w+|ibot_\w+|mask_token"  # what pre-training alone needs
     r"|txt|text|text_(model|encoder|tower|projection)|logit_scale|logit_bias)(\W.*)?"  # another tower
 )

@@ -56,6 +56,18 @@ def disturbing(dtype: str, seed: int) -> Any:
             shift = self.drawn(mean).mul_(unit).mul_(mean.abs()).mul_(root)
             return x + (shift if weight is None else shift * weight), mean, root
 
+        def recentred(self, found: Any, gradient: Any, x: Any, mean: Any, root: Any, weight: Any) -> Any:
+            """Add what rounding of its two means does to the gradient of a LayerNorm's input.
+
+            In tokens of one entry each term equals its mean, and of any disturbed operands exactly nothing is left.
+            """
+            if found[0] is None:
+                return found
+            terms, normal = gradient if weight is None else gradient * weight, (x - mean) * root
+            means = terms.mean(-1, keepdim=True), normal * (terms * normal).mean(-1, keepdim=True)
+            rounded = sum(self.drawn(each).mul_(unit).mul_(each.abs()) for each in means)
+            return found[0] + rounded * root, *found[1:]
+
         def drawn(self, x: Any) -> Any:
             return torch.empty_like(x).uniform_(-1, 1, generator=self.generator)
 
@@ -66,6 +78,8 @@ def disturbing(dtype: str, seed: int) -> Any:
             found = function(*map(self.disturbed, args), **(kwargs or {}))
             if function is torch.ops.aten.native_layer_norm.default:
                 found = self.shifted(args[2], *found)
+            if function is torch.ops.aten.native_layer_norm_backward.default:
+                found = self.recentred(found, args[0], args[1], args[3], args[4], args[5])
             if function in cancelling:
                 found = found + self.drawn(found).mul_(unit).mul_(args[0].abs())
             return self.underflowing(found)

@@ -59,8 +59,9 @@ Every key is a parameter, or is ignored for a stated reason, or is an error.
    names it.
 3. **Its tensors,** where nothing else is there. Whatever changes the function and shows in no tensor is an *assumption*:
    LayerNorm's eps, the activation, pooling, the number of heads, what attention scores are multiplied by, which tokens
-   attention reaches, how patches are cut, rotary positions, whether a table of positions is used, the order of norms in a
-   block, pixel statistics, resampling. The commands print each one, `vit_torch.load` and `vit_jax.load` warn once
+   attention reaches and by what scores, how patches are cut and in which order, rotary positions, whether a table of
+   positions is used, the order of norms in a block and how its halves are added, what follows the classifier, pixel
+   statistics, resampling. The commands print each one, `vit_torch.load` and `vit_jax.load` warn once
    (`parity.AssumptionWarning`) and name them all. Two more are assumptions: which of several models in a file is meant,
    and that layers beside it (`head.mlp`, `scaler`, `vit.pooler` of a classifier) have no part in it. An assumption is
    confirmed or corrected by `--set norms.eps=1e-5`, in Python by `given={{"norms.eps": 1e-5}}`.

@@ -3,11 +3,14 @@
 Its MLP registers its layers twice, by name and in a sequence: a state dict has equal copies of each.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from parity.checkpoints.formats.article import article
+from parity.checkpoints.formats.format import Evidence
 from parity.checkpoints.layout import Array
 from vit_spec import ViTConfig
 
@@ -47,7 +50,15 @@ def unused(start: float) -> Callable[[ViTConfig], Array]:
     return lambda config: np.full((config.depth, config.width), start)
 
 
-FORMAT = article(
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return that a norm is not called whose values were changed: a model that calls it has the same keys."""
+    norms = {key: array for key, array in evidence.ignored.items() if re.fullmatch(_UNCALLED, key)}
+    trained = any(np.any(array.read(0, array.size) != key.endswith("weight")) for key, array in norms.items())
+    return {"vit.{block}.norm": "never called, though its values were changed"} if trained else {}
+
+
+_UNCALLED = r"vit\.\d+\.norm\.(weight|bias)"
+_ARTICLE = article(
     "article_multihead",
     "the article with torch's MultiheadAttention",
     {"linear": TABLE, "seq": TABLE.replace("linear1", "seq.0").replace("linear2", "seq.3")},
@@ -58,6 +69,7 @@ FORMAT = article(
     },
     ignored={
         r"vit\.\d+\.mlp\.seq\.[03]\.(weight|bias)": "the same array as linear1 or linear2",
-        r"vit\.\d+\.norm\.(weight|bias)": "a norm that the model never calls",
+        _UNCALLED: "a norm that the model never calls",
     },
 )
+FORMAT = replace(_ARTICLE, untold=untold)

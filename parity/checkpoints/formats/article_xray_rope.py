@@ -1,6 +1,17 @@
 """The names of the article's model that finds on chest x-rays, with positions that rotate."""
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+
 from parity.checkpoints.formats.article import article
+from parity.checkpoints.formats.format import Evidence, Fields
+from parity.checkpoints.layout import Array
+from vit_spec import InputError, get
+from vit_spec.positions import rotary_axial
 
 TABLE = """
     patch_embed.proj.weight | patch_embedding.patch_embed.weight          | width (rgb ph pw)
@@ -22,10 +33,66 @@ TABLE = """
     head.bias               | mlp_head.bias                               | label
 """
 
-FORMAT = article(
+TABLES = re.compile(r"(transformer_blocks\.\d+\.attn\.rope\.)([xy]_(?:cos|sin))")
+
+
+def settings(evidence: Evidence) -> Fields:
+    """Return what the article fixes, and the base and the heads that the tables of the rotation tell, where there are any.
+
+    Raises:
+        InputError: tables of another rotation than the article's.
+    """
+    fixed = _ARTICLE.settings(evidence)
+    blocks: dict[str, dict[str, Array]] = {}
+    for key, stored in evidence.ignored.items():
+        if found := TABLES.fullmatch(key):
+            blocks.setdefault(found[1], {})[found[2]] = np.asarray(stored)
+    told = [_told(prefix, tables, evidence.sizes["width"]) for prefix, tables in blocks.items()]
+    if any(each != told[0] for each in told):
+        raise InputError("its blocks have different tables of rotary positions: it cannot be read")
+    return {**fixed, **(told[0] if told else {})}
+
+
+def _told(prefix: str, tables: Mapping[str, Array], width: int) -> Fields:
+    """Return the base of the rotation and the number of heads that a block's four tables tell.
+
+    Each table is (1 + rows * columns, head_dim / 2) but for dimensions of length one.  The slowest pair turns by 1 / base a
+    patch, so it counts the columns; the fastest tells the base.
+    """
+    refused = InputError(f"its {prefix}* are not the article's tables of rotary positions: it cannot be read")
+    if len(tables) != 4 or len({(each.shape, each.dtype) for each in tables.values()}) != 1:
+        raise refused
+    shape, dtype = tables["x_cos"].shape, tables["x_cos"].dtype
+    half = shape[-1] if shape else 0
+    tokens = tables["x_cos"].size // max(half, 1)
+    if half < 2 or half % 2 or tokens < 2 or width % (2 * half):
+        raise refused
+    found = {name: each.reshape(tokens, half).astype(np.float64) for name, each in tables.items()}
+    angles = np.arctan2(found["x_sin"], found["x_cos"])
+    fastest = float(angles[1, 0])
+    if not 0 < fastest < 1:
+        raise refused
+    measured = float(f"{fastest ** (-half / 2):.6g}")
+    precision = float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
+    for base in (get("article_xray_rope").positions.rotary_base, measured):
+        columns = round(float(angles[:, -1].max()) * base)
+        if columns < 1 or (tokens - 1) % columns:
+            continue
+        cos, sin = rotary_axial(((tokens - 1) // columns, columns), 2 * half, 1, base)
+        expected = {"x_cos": cos[:, :half], "y_cos": cos[:, half:], "x_sin": sin[:, :half], "y_sin": sin[:, half:]}
+        # Sines of angles that were computed in the type, or rounded to it: see `article_rectangular`.
+        allowed = 8 * precision * (1 + tokens / columns + columns)
+        if all(np.abs(found[name] - table).max() <= allowed for name, table in expected.items()):
+            return {"positions.rotary_base": base, "num_heads": width // (2 * half)}
+    raise refused
+
+
+_ARTICLE = article(
     "article_xray_rope",
     "the article on chest x-rays: rotary positions",
     {"": TABLE},
     ("in_channels", "image_size", "positions.rotary_base"),
     ignored={r"transformer_blocks\.\d+\.attn\.rope\.[xy]_(cos|sin)": "a table that is computed"},
 )
+
+FORMAT = replace(_ARTICLE, settings=settings)

@@ -6,15 +6,23 @@ and added before a class token joins, or they are the fixed table that is comput
 
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from parity.checkpoints.formats.linen import ALWAYS, ASSUMED, LOOP, MAP_HEAD, SPELLINGS, STACKED, no_class_row, positions
+from parity.checkpoints.formats.untold import in_words
 from vit_spec import ViTConfig
 
 TABLE = "sincos_2d_big_vision"
 TAIL = MAP_HEAD + positions("pos_embedding")
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Where no positions are kept they are computed: `posemb` is learn or sincos2d."""
-    return {} if "pos_embed" in evidence.axes else {"positions.kind": "fixed", "positions.table": TABLE}
+def likely(evidence: Evidence) -> Fields:
+    """Return that positions which are not kept are computed: `posemb` is learn or sincos2d.
+
+    That is an assumption.  The ViT of google-research/vision_transformer, whose Encoder has the argument
+    add_position_embedding, has the same keys without positions.
+    """
+    if "pos_embed" in evidence.axes:
+        return {}
+    covers: Fields = {"positions.covers": "none"} if "cls_token" in evidence.axes else {}
+    return {"positions.kind": "fixed", "positions.table": TABLE, **covers}
 
 
 def tables(config: ViTConfig) -> tuple[str, ...]:
@@ -41,5 +49,6 @@ FORMAT = Format(
         "head.pool": pools,
     },
     assumed=ASSUMED,
-    settings=settings,
+    likely=likely,
+    untold=in_words,
 )

@@ -8,6 +8,7 @@ from math import isqrt
 from parity.checkpoints.formats.big_vision import pools
 from parity.checkpoints.formats.format import Evidence, Format
 from parity.checkpoints.formats.linen import ALWAYS, ASSUMED, LOOP, MAP_HEAD, SPELLINGS, class_row, positions
+from parity.checkpoints.formats.untold import in_words
 
 HEADS = {"": MAP_HEAD, "-inlined": MAP_HEAD.replace("MAPHead_0/", "")}
 TABLES = {"encoder": positions("Transformer/pos_embedding"), "root": positions("pos_embedding")}
@@ -28,4 +29,5 @@ FORMAT = Format(
     always={**ALWAYS, "positions.kind": "learned", "positions.covers": class_row, "head.pool": pools},
     assumed=ASSUMED,
     recognises=recognises,
+    untold=in_words,
 )

@@ -60,7 +60,6 @@ FORMAT = Format(
     constants={"mask_token | 1 width": lambda config: np.zeros(config.width, np.float32)},
     always={
         **{name: value for name, value in ALWAYS.items() if name != "mlp.activation"},
-        "attention.scale": None,
         "num_classes": 0,
         "norms.after_blocks": True,
         "norms.after_pool": False,

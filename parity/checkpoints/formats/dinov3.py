@@ -70,11 +70,15 @@ def _read(array: Stored) -> Array:
 
 
 def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return that periods are computed anew, where the file's are rounded."""
-    if _PERIODS not in evidence.ignored:
-        return {}
-    _, kind = _base(_read(evidence.ignored[_PERIODS]))
-    return {"rotary periods": f"exact; the file's are rounded to {kind}"} if kind else {}
+    """Return how coordinates are scaled, and that periods are computed anew where the file's are rounded.
+
+    Coordinates of square images are the same for every value of the argument pos_embed_rope_normalize_coords.
+    """
+    found = {"rotary coordinates": "rows by their number, columns by theirs"}
+    if _PERIODS in evidence.ignored:
+        _, kind = _base(_read(evidence.ignored[_PERIODS]))
+        found |= {"rotary periods": f"exact; the file's are rounded to {kind}"} if kind else {}
+    return found
 
 
 def _base(found: Array) -> tuple[float, str]:

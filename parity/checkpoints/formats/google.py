@@ -6,6 +6,7 @@ Flax did before linen; convert_pre_linen (flax:flax/training/checkpoints.py) tur
 
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from parity.checkpoints.formats.linen import ALWAYS, ASSUMED, LOOP, SPELLINGS, class_row, positions
+from parity.checkpoints.formats.untold import in_words
 from vit_spec import InputError, ViTConfig
 
 LINEN = LOOP + positions("Transformer/posembed_input/pos_embedding")
@@ -45,4 +46,5 @@ FORMAT = Format(
     always={**ALWAYS, "positions.kind": ("learned", "none"), "positions.covers": class_row, "head.pool": pools},
     assumed={**ASSUMED, "head.pool": "token"},
     settings=settings,
+    untold=in_words,
 )

@@ -78,12 +78,12 @@ def _head_dim(config: ViTConfig) -> tuple[int | None, ...]:
 
 ALWAYS: Fields = {
     "tokens.patch_bias": True,
-    "positions.rotary": "none",
+    "positions.rotary": ("none",),  # which leaves no key, as `attention.scale` does: code with these names may differ
     "attention.head_dim": _head_dim,
     "attention.qkv_bias": "qkv",
     "attention.proj": True,
     "attention.proj_bias": True,
-    "attention.scale": None,
+    "attention.scale": (None,),
     "attention.value_skip": False,
     "mlp.activation": ("gelu_tanh", "gelu", "quick_gelu", "relu", "none"),
     "norms.after_blocks": True,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from parity.checkpoints.formats.tables import ORDINARY, UNGATED, respelled
+from parity.checkpoints.formats.untold import in_words
 from vit_spec import ViTConfig
 
 _BLOCK = """
@@ -78,7 +79,8 @@ def settings(evidence: Evidence) -> Fields:
 
 def untold(evidence: Evidence) -> Mapping[str, str]:
     """Return what no tensor shows: the ViT of ats_vit.py has the keys of vit.py, and samples tokens from block to block."""
-    return {"tokens that blocks leave out": "none"} if evidence.variant == "vit" else {}
+    sampled = {"tokens that blocks leave out": "none"} if evidence.variant == "vit" else {}
+    return {**in_words(evidence), **sampled, "queries, keys and values": "all queries, then all keys, then all values"}
 
 
 def objection(config: ViTConfig, table: str) -> str:
@@ -103,7 +105,8 @@ FORMAT = Format(
         **ORDINARY,
         "tokens.patch_bias": True,
         "positions.kind": ("learned", "fixed"),
-        "positions.rotary": "none",
+        "positions.rotary": ("none",),
+        "attention.scale": (None,),  # code that copies these names often takes the width where a head's counts
         "attention.qkv_bias": "none",
         "attention.qk_norm": False,
         "mlp.activation": UNGATED,

@@ -8,9 +8,12 @@ neither read nor written.
 Sources: openai/CLIP d05afc4, clip/model.py; mlfoundations/open_clip, src/open_clip/transformer.py.
 """
 
+from collections.abc import Mapping
+
 from parity.checkpoints.formats import open_clip_config
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from parity.checkpoints.formats.tables import CLASSIC, uneven_heads
+from parity.checkpoints.formats.untold import in_words
 from vit_spec.models import CLIP
 
 TOWER = """
@@ -56,6 +59,11 @@ def settings(evidence: Evidence) -> Fields:
     return open_clip_config.fields(evidence.notes) or own
 
 
+def untold(evidence: Evidence) -> Mapping[str, str]:
+    """Return what no tensor shows, unless the file is OpenAI's own or open_clip_config.json lies beside it."""
+    return {} if settings(evidence) else in_words(evidence)
+
+
 FORMAT = Format(
     name="openai-clip",
     what="the image tower of CLIP as OpenAI and OpenCLIP keep it",
@@ -88,5 +96,6 @@ FORMAT = Format(
         "pixels.std": CLIP.std,
     },
     settings=settings,
+    untold=untold,
     described_in=open_clip_config.FILE,
 )

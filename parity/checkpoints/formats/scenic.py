@@ -5,6 +5,7 @@ A TrainState, with the weights under `params` (older ones: `optimizer/target`), 
 
 from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.linen import ALWAYS, ASSUMED, LOOP, MAP_HEAD, SPELLINGS, class_row, positions
+from parity.checkpoints.formats.untold import in_words
 from vit_spec import ViTConfig
 
 
@@ -25,4 +26,5 @@ FORMAT = Format(
     spellings=SPELLINGS,
     always={**ALWAYS, "positions.kind": ("learned", "none"), "positions.covers": class_row, "head.pool": pools},
     assumed=ASSUMED,
+    untold=in_words,
 )

@@ -6,6 +6,7 @@ The names are those of timm, DeiT, DINO and MAE.
 from collections.abc import Mapping
 
 from parity.checkpoints.formats.format import Evidence, Format
+from parity.checkpoints.formats.untold import in_words
 
 TABLE = """
     patch_embed.proj.weight | patch_embed.proj.weight | width rgb ph pw
@@ -71,26 +72,12 @@ TABLE = """
 def untold(evidence: Evidence) -> Mapping[str, str]:
     """Return what libraries with these keys do in several ways that tensors do not show.
 
-    In timm these are the arguments block_fn, mlp_layer, pool_include_prefix and attn_pool_num_heads; and a classifier
-    on Qwen3's vision tower normalises what it has pooled with a norm that has no weights.  Elsewhere some blocks attend
-    within windows (ViT of facebookresearch/detectron2, modeling/backbone/vit.py) or leave tokens out (youweiliang/evit,
-    evit.py), the stride of the patches is less than their size (facebookresearch/AudioMAE, util/patch_embed.py), and a
-    table of positions is kept that is not used (ScaleMAE of torchgeo, models/scale_mae.py).
+    One layer makes queries, keys and values, and code that was written anew for these names may take them from it in
+    turns.  Which half of an MLP is its gate is timm's argument mlp_layer.
     """
-    found = {
-        "order of a block": "each norm ahead of its half",
-        "norms without weights": "none",
-        "reach of attention": "every token, in every block",
-        "cut of patches": "side by side, without a border",
-    }
-    if "pos_embed" in evidence.axes:
-        found["use of positions"] = "those of the file, added once ahead of the blocks"
+    found = {**in_words(evidence), "queries, keys and values": "all queries, then all keys, then all values"}
     if "glu" in evidence.axes["blocks.mlp.fc1.weight"]:
         found["gate of an MLP"] = "SiLU of the first half"
-    if "attn_pool.latent" in evidence.axes:
-        found["attention pooling"] = "as many heads as the blocks, over the patch tokens alone"
-    elif not {"cls_token", "reg_token"}.isdisjoint(evidence.axes):
-        found["a pool that is a mean"] = "of the patch tokens alone"
     return found
 
 

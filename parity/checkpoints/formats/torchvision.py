@@ -7,6 +7,7 @@ Source: pytorch/vision 0.28, torchvision/models/vision_transformer.py, where `in
 
 from parity.checkpoints.formats.format import Format
 from parity.checkpoints.formats.tables import CLASSIC, respelled, uneven_heads
+from parity.checkpoints.formats.untold import in_words
 from vit_spec import ViTConfig
 from vit_spec.models import IMAGENET
 
@@ -57,7 +58,7 @@ FORMAT = Format(
         "norms.after_blocks": True,
         "norms.after_pool": False,
         "norms.layer_scale": None,
-        "head.pool": "token",
+        "head.pool": ("token",),
         "head.bias": True,
     },
     objection=objection,
@@ -70,4 +71,5 @@ FORMAT = Format(
         "resampling.antialias": False,
         "resampling.align_corners": True,
     },
+    untold=in_words,
 )
