@@ -20,7 +20,7 @@ CHILD = """
 import json, sys, time
 from train.cli import parse
 asked = parse("train.jax", sys.argv[1:])._replace(dry=True)
-from train.jax import __main__ as trainer
+from train.jax import runtime
 from train.jax.engine import JaxEngine
 from train.loop.session import train
 
@@ -35,8 +35,8 @@ class Timed(JaxEngine):
         print(json.dumps([self.began, time.time()]), flush=True)
         return metrics
 
-trainer.keep_freed_memory()
-trainer.keep_compiled_programs()
+runtime.keep_freed_memory()
+runtime.keep_compiled_programs()
 train(asked, Timed)
 """
 

@@ -22,9 +22,9 @@ import numpy as np
 import vit_spec
 from train.data.batches import Batch
 from train.jax import sharding
-from train.jax.__main__ import keep_freed_memory
 from train.jax.engine import JaxEngine
 from train.jax.memory_estimate import needs
+from train.jax.runtime import keep_freed_memory
 from train.plan import USABLE
 from train.recipes import Recipe
 from vit_spec import InputError, ViTConfig

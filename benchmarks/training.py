@@ -22,8 +22,8 @@ import jax
 
 from train.cli import parse
 from train.data.batches import Batch, Feed, targets, usual_workers
-from train.jax.__main__ import keep_freed_memory
 from train.jax.engine import JaxEngine
+from train.jax.runtime import keep_freed_memory
 from train.loop.session import network
 
 

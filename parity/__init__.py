@@ -1,12 +1,20 @@
-"""Moving weights between formats without losing a bit, and proof that the twins are one function of them."""
+"""Move weights between formats without losing a bit, and prove that two models compute the same function.
 
-from parity.checkpoints.config_inference import AssumptionWarning
-from parity.checkpoints.loading import SurgeryWarning
-from parity.checkpoints.reading import load
-from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
-from parity.checkpoints.writing import convert, save, write
-from parity.comparison.any_model import assert_parity
-from parity.comparison.twins import compare
+Each name is loaded when it is first used: reading a checkpoint does not load what compares models.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parity.checkpoints import surgery
+    from parity.checkpoints.config_inference import AssumptionWarning
+    from parity.checkpoints.loading import SurgeryWarning
+    from parity.checkpoints.reading import load
+    from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
+    from parity.checkpoints.writing import convert, save, write
+    from parity.comparison.any_model import assert_parity
+    from parity.comparison.twins import compare
 
 __all__ = [
     "AssumptionWarning",
@@ -17,7 +25,34 @@ __all__ = [
     "convert",
     "load",
     "save",
+    "surgery",
     "to_jax",
     "to_torch",
     "write",
 ]
+
+if not TYPE_CHECKING:  # for a type checker a module with this function has every attribute
+    _MODULES = {
+        "AssumptionWarning": "checkpoints.config_inference",
+        "Checkpoint": "checkpoints.weights",
+        "SurgeryWarning": "checkpoints.loading",
+        "assert_parity": "comparison.any_model",
+        "compare": "comparison.twins",
+        "convert": "checkpoints.writing",
+        "load": "checkpoints.reading",
+        "save": "checkpoints.writing",
+        "surgery": "checkpoints.surgery",
+        "to_jax": "checkpoints.weights",
+        "to_torch": "checkpoints.weights",
+        "write": "checkpoints.writing",
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(f"parity.{_MODULES[name]}")
+        found = globals()[name] = module if _MODULES[name].endswith(name) else getattr(module, name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import parity
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("vit_spec", "vit_jax", "vit_torch", "parity", "train")
 # From the bottom to the top.  A module belongs to its longest prefix here, and imports its own line and those above it in
@@ -135,7 +137,7 @@ def test_modules_outside_of_a_framework_s_packages_import_without_it(blocked: se
     ("package", "without"),
     [
         ("vit_spec", ["jax", "torch", "vit_jax", "vit_torch", "parity"]),
-        ("parity", ["jax", "torch", "vit_jax", "vit_torch"]),
+        ("parity", ["jax", "torch", "vit_jax", "vit_torch", "numpy", "parity.checkpoints", "parity.comparison"]),
         ("vit_jax", ["torch", "vit_torch", "parity"]),
         ("vit_torch", ["jax", "flax", "vit_jax", "parity"]),
     ],
@@ -144,6 +146,17 @@ def test_a_package_does_not_load_what_it_does_without(package: str, without: lis
     for framework in {"vit_jax": ["jax"], "vit_torch": ["torch"]}.get(package, []):
         pytest.importorskip(framework)
     assert run(f"import {package}, sys; print(*(set({without}) & set(sys.modules)))").split() == []
+
+
+def test_reading_a_checkpoint_does_not_load_what_compares_models() -> None:
+    assert run("import parity, sys; parity.load, parity.surgery; print('parity.comparison' in sys.modules)") == "False\n"
+
+
+def test_parity_names_what_it_offers() -> None:
+    assert "compare" in dir(parity) and all(getattr(parity, name) is not None for name in parity.__all__)
+    assert set(parity._MODULES) == set(parity.__all__)
+    with pytest.raises(AttributeError, match="module 'parity' has no attribute 'laod'"):
+        parity.__getattr__("laod")
 
 
 def test_a_forbidden_import_is_found() -> None:

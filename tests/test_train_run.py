@@ -32,8 +32,8 @@ from train.cli import BAD_INPUT, told
 from train.data.batches import Batch
 from train.data.sources import Source, open_source
 from train.jax import checkpoints
-from train.jax.__main__ import memory_told
 from train.jax.engine import JaxEngine
+from train.jax.runtime import memory_told
 from train.loop import session
 from train.loop.curves import draw
 from train.loop.interruption import Interruption

@@ -25,14 +25,12 @@ from train.jax.losses import loss_and_score, shares
 from train.jax.optimizers import frozen, optimizer
 from train.jax.parameter_tree import tree
 from train.loop.metrics import BATCH_SCORE, LEADING
+from train.loop.peak_rates import peak_rate
 from train.mesh import share_batch, unsplit
 from train.recipes import Recipe, Task
 from train.recipes.schedule import mean_share
 from vit_jax.use import quick_to_compile
 from vit_spec import ViTConfig
-
-# Dense bfloat16, as their makers state it: NVIDIA's and Google's data sheets.
-PEAKS = {"H200": 989.4e12, "H100": 989.4e12, "A100": 312e12, "TPU v4": 275e12, "TPU v5 lite": 197e12}
 
 Tree = Any
 Metrics = dict[str, Array]
@@ -180,8 +178,8 @@ class JaxEngine:
     @property
     def peak(self) -> float | None:
         """Floating point operations a second of all devices at most, dense and in bfloat16; None where it is not known."""
-        kind = self.mesh.devices.flat[0].device_kind
-        return next((peak * self.mesh.size for name, peak in PEAKS.items() if name in kind), None)
+        each = peak_rate(self.mesh.devices.flat[0].device_kind)
+        return None if each is None else each * self.mesh.size
 
     def preempted(self) -> bool:
         """Whether all processes are to stop after this step, because one of them was told to; to be asked in each."""
