@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import parity
+from tests import ROOT
 
-ROOT = Path(__file__).parents[1]
 PACKAGES = ("vit_spec", "vit_jax", "vit_torch", "parity", "train")
 # From the bottom to the top.  A module belongs to its longest prefix here, and imports its own line and those above it in
 # this table; groups of one line do not import each other.

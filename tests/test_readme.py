@@ -6,7 +6,6 @@ import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +15,9 @@ import vit_spec
 from parity.checkpoints.formats import get
 from parity.checkpoints.weights import Checkpoint, translate
 from parity.checkpoints.writing import write
+from tests import ROOT
 
-README = Path(__file__).parents[1] / "README.md"
+README = ROOT / "README.md"
 COMMANDS = re.findall(r"^python (-m parity convert .*)$", README.read_text(), re.MULTILINE)
 
 CONFIG = vit_spec.get("vit_s16", depth=2, num_classes=10)

@@ -2,11 +2,11 @@
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 FACES = {"setup": "__init__", "__call__": "forward"}  # linen's name: PyTorch's
 
 # Where a framework wants it, and nowhere else.

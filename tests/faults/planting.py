@@ -14,10 +14,9 @@ import numpy as np
 
 import vit_spec
 from parity.checkpoints import formats
+from tests import ROOT
 from tests.twins import perturbed, pictures, small
 from vit_spec import ViTConfig
-
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.hostile_files import FILES
 
 pytest.importorskip("tensorstore")
@@ -22,7 +22,7 @@ ARRAYS = 2**30  # bytes of arrays that are not refused
 def outcomes(tmp_path_factory):
     """What came of each file, by name."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.hostile_runner", tmp_path_factory.mktemp("hostile")]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     return {found["name"]: found for found in map(json.loads, done.stdout.splitlines())}
 

@@ -28,6 +28,7 @@ pytest.importorskip("grain")
 import jax
 
 import parity
+from tests import ROOT
 from train.cli import BAD_INPUT, told
 from train.data.batches import Batch
 from train.data.sources import Source, open_source
@@ -46,7 +47,6 @@ from train.loop.tensorboard import Events
 from train.recipes import RECIPES, Augment, Known, Model, Optimizer, Recipe, model_config
 from vit_spec import InputError
 
-ROOT = Path(__file__).parents[1]
 SMALL = ("patch_size=4", "width=32", "depth=2", "num_heads=2", "mlp_dim=64")
 RECIPE = Recipe(
     model=Model(name="vit_ti16", changes=(*SMALL, "regularisation.drop_path=0.1")),

@@ -13,7 +13,7 @@ from PIL import Image
 pytest.importorskip("grain")
 
 import vit_spec
-from tests.test_train_sources import withheld
+from tests.train.data.test_sources import withheld
 from train.data.augment import fit, vary
 from train.data.batches import Batch, Feed, num_outputs, targets
 from train.data.rng import generator

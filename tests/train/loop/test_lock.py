@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import vit_spec
+from tests import ROOT
 from train.loop.lock import Lock, new_folder
 from train.loop.run_folder import Run
 from train.recipes import Recipe
 from vit_spec import InputError
 
-ROOT = Path(__file__).parents[1]
 HOLD = "import sys, time; from train.loop.lock import Lock, Path; lock = Lock(Path(sys.argv[1])); print(1, flush=True)"
 CONFIG = vit_spec.get("vit_ti16")
 

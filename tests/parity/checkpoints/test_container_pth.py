@@ -27,6 +27,7 @@ from parity.checkpoints.containers.archive import Strided
 from parity.checkpoints.containers.checksum import Checksum, combined
 from parity.checkpoints.containers.container import File, Slot, Window
 from parity.checkpoints.containers.pth import CONTAINER
+from tests import ROOT
 from vit_spec import InputError
 
 torch = pytest.importorskip("torch")
@@ -223,9 +224,7 @@ def test_an_archive_is_read_without_torch(tmp_path):
     code = "import sys; from pathlib import Path\n"
     code += "from parity.checkpoints.containers.pth import CONTAINER as c; import numpy as np\n"
     code += f"print(np.asarray(c.open(Path({str(tmp_path / 'a.pth')!r})).arrays['w',]), 'torch' in sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout == "[1. 1. 1.] False\n"
 
 
@@ -641,5 +640,5 @@ def test_files_older_than_the_archives_are_read_without_torch_and_when_asked_for
     code += "import numpy as np; arrays = c.open(Path(sys.argv[1])).arrays\n"
     code += "print(np.asarray(arrays['h',]), arrays['w',].shape, 'torch' in sys.modules)"
     command = [sys.executable, "-c", code, tmp_path / "a.pth"]
-    run = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout == "[1. 1. 1.] (1048576,) False\n"

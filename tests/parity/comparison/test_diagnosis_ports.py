@@ -18,7 +18,7 @@ from parity.checkpoints.weights import parameter
 from parity.comparison.diagnosis import Diagnosis, diagnose, expected
 from parity.comparison.diagnosis.score_bias import score_biases
 from parity.comparison.diagnosis.trial import Trial
-from tests.test_diagnosis import PLAIN, ROTARY, answers, checkpoint, pictures
+from tests.parity.comparison.test_diagnosis import PLAIN, ROTARY, answers, checkpoint, pictures
 from tests.twins import small
 from vit_spec import ViTConfig, rows
 

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("grain")
 
 import vit_spec
+from tests import ROOT
 from train.cli import main
 from train.jax.memory_estimate import Needs, needs
 from train.loop.request import Request
@@ -19,7 +20,6 @@ from train.plan import Devices, opened, parse, times
 from train.recipes import Augment, Optimizer, Recipe
 from vit_spec import InputError, ViTConfig
 
-ROOT = Path(__file__).parents[1]
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
 EIGHT = {"data": 2, "fsdp": 2, "tensor": 2}
 CONFIG = ViTConfig(image_size=(32, 48), width=24, depth=2, num_heads=2, mlp_dim=40, num_classes=5)
@@ -177,7 +177,7 @@ MESH = "data=2,fsdp=2,tensor=2"
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What programs for eight simulated devices send, and what was planned: see `tests.meshes`."""
-    from tests.test_train_mesh import once  # which needs jax, as nothing else here does
+    from tests.train.test_mesh import once  # which needs jax, as nothing else here does
 
     return once(tmp_path_factory, 8, "--parts", MESH)
 

@@ -21,6 +21,7 @@ from parity.checkpoints.surgery import drop_head
 from parity.checkpoints.weights import parameter
 from parity.checkpoints.writing import write
 from parity.comparison import reproducible_init
+from tests import DATA
 from train.data.augment import Augment
 from train.data.batches import Feed, targets
 from train.data.sources import Source, open_source
@@ -32,7 +33,6 @@ from train.loop.run_folder import Run
 from train.recipes import Recipe
 from vit_spec import InputError
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 CONFIG = vit_spec.get(
     "vit_ti16", image_size=(8, 8), patch_size=4, width=32, depth=1, num_heads=2, mlp_dim=64, in_channels=1, num_classes=10
 )

@@ -29,10 +29,11 @@ from parity.comparison.golden.file import Golden
 from parity.comparison.golden.sketch import KEPT, sketch
 from parity.comparison.golden.subject import checksums, shown
 from parity.comparison.tolerances import RATIO, luck
+from tests import ROOT
 from tests.twins import perturbed, small
 from vit_spec import InputError
 
-VERSIONS = Path(__file__).parent / "goldens" / "versions"
+VERSIONS = ROOT / "tests" / "goldens" / "versions"
 PLAIN = small(vit_spec.get("vit_s16"))
 TENSORS = 77
 

@@ -14,8 +14,8 @@ import pytest
 
 from parity.comparison import framework_settings
 from parity.comparison.framework_settings import Setting, audit, compiler_options, environment, strict
+from tests import ROOT
 
-ROOT = Path(__file__).parents[1]
 UNFUSED = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 

@@ -18,7 +18,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 cloudpickle = pytest.importorskip("cloudpickle")
 
-from tests.test_train_sources import DATA, encoded, needs, picture, refused, withheld
+from tests.train.data.test_sources import DATA, encoded, needs, picture, refused, withheld
 from train.data.sources import Unavailable, chunks, open_source
 from train.data.sources.tar import braces
 from vit_spec import InputError

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import parity
+from tests import DATA
 from vit_spec import InputError
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 WEIGHTS = DATA / "weights" / "cifar10_vit" / "best_vit.pth"
 BAR = 5e-6  # of float32, gate G1 of docs/parity.md
 ACCURACY = 0.5182  # of its own code on these images

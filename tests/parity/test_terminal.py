@@ -13,10 +13,10 @@ from rich.text import Text
 from parity.__main__ import main
 from parity.checkpoints import containers
 from parity.terminal import Terminal, complain, say
+from tests import ROOT
 from vit_spec import InputError
 from vit_spec.printable import printable
 
-ROOT = Path(__file__).parents[1]
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202eabc\u2066\r\x00\x7f[/red][bold]\U000e0041\ud800:smile:\u2028"
 
 

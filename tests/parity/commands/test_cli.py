@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,9 +15,9 @@ import parity
 import vit_spec
 from parity.__main__ import COMMANDS, main
 from parity.checkpoints.formats import formats, get
+from tests import ROOT
 from vit_spec import ViTConfig
 
-ROOT = Path(__file__).parents[1]
 TINY = ViTConfig(image_size=(4, 6), patch_size=2, width=8, depth=2, num_heads=2, mlp_dim=6, num_classes=3)
 
 
@@ -302,6 +301,6 @@ def test_a_narrow_terminal_loses_nothing(saved, columns):
 
 
 def test_json_is_asked_for_ahead_of_a_golden_action_or_after_it(capsys):
-    golden = Path(__file__).parent / "goldens" / "versions" / "vit_s16.npz"
+    golden = ROOT / "tests" / "goldens" / "versions" / "vit_s16.npz"
     ahead, after = run(capsys, "golden", "--json", "table", golden), run(capsys, "golden", "table", golden, "--json")
     assert ahead == after and json.loads(ahead[1])[str(golden)]

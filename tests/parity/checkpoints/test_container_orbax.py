@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from parity.checkpoints.containers.container import Slot
 from parity.checkpoints.containers.orbax import CONTAINER
+from tests import ROOT
 from tests.hostile_files import orbax
 from vit_spec import InputError
 
@@ -195,9 +195,7 @@ def test_a_checkpoint_is_read_without_jax_or_orbax(tmp_path):
     code = "import sys; from pathlib import Path\n"
     code += "from parity.checkpoints.containers.orbax import CONTAINER as c; import numpy as np\n"
     code += f"w = np.asarray(c.open(Path({path!r})).arrays['w',])\nprint(w, *({{'jax', 'orbax'}} & set(sys.modules)))"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout == "[1. 1. 1.]\n"
 
 

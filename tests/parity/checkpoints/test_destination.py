@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ import parity
 from parity.__main__ import main
 from parity.checkpoints.atomic_write import clear, replacing
 from parity.checkpoints.formats import get
+from tests import ROOT
 from vit_spec import ViTConfig
 
 CONFIG = ViTConfig(image_size=16, patch_size=8, width=64, depth=3, num_heads=2, mlp_dim=256, num_classes=7)
@@ -163,7 +163,7 @@ def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
         "with replacing(Path(sys.argv[1])) as new:\n"
         "    new.mkdir(); (new / 'half').write_text('written'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", script, tmp_path / "a"], cwd=Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-c", script, tmp_path / "a"], cwd=ROOT)
     [left] = os.listdir(tmp_path)
     assert left.endswith(".partial")
     with replacing(tmp_path / "b") as new:

@@ -27,6 +27,7 @@ import vit_spec
 from benchmarks.jax_program import collectives
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Layout
+from tests import ROOT
 from train.jax.engine import JaxEngine
 from train.jax.parameter_tree import mesh_axes, tree
 from train.jax.sharding import join_cluster
@@ -34,7 +35,6 @@ from train.mesh import AXES, Parameter, Shard, parameters, parse, share_batch, s
 from train.recipes import Recipe
 from vit_spec import InputError, Row, ViTConfig
 
-ROOT = Path(__file__).parents[1]
 MESHES = ["data=8", "fsdp=8", "tensor=8", "data=2,fsdp=4", "data=2,fsdp=2,tensor=2"]  # benchmarks/mesh.py takes all ten
 CONFIG = vit_spec.get("vit_ti16", num_classes=10)
 

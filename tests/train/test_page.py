@@ -4,18 +4,17 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tyro")
 pytest.importorskip("grain")
 
+from tests import ROOT
 from train.cli import main, parse
 from train.plan import opened
 from train.recipes import RECIPES
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "training.md").read_text()
 SAID = "\n".join([PAGE, (ROOT / "README.md").read_text(), *(function.__doc__ or "" for function in RECIPES.values())])
 LINES = re.findall(r"^[ $]*(?:[A-Z_]+=\S+ )*python -m train\.jax( --config .*)$", SAID, re.MULTILINE)

@@ -19,6 +19,7 @@ import vit_spec
 from parity.checkpoints.weights import edited
 from parity.checkpoints.writing import convert, write
 from parity.comparison import reproducible_init
+from tests import ROOT
 from train.data.augment import Augment, fit
 from train.inference.model import network, opened
 from train.loop.run_folder import Run
@@ -26,7 +27,6 @@ from train.predict import TOGETHER, answers, main
 from train.recipes import Recipe
 from vit_spec import ViTConfig
 
-ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"
 CONFIG = vit_spec.get(
     "vit_ti16", image_size=(8, 8), patch_size=4, width=32, depth=2, num_heads=2, mlp_dim=64, num_classes=3

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests import DATA
 from train.data.sources import Unavailable, decode, open_source, read_image, stratified
 from train.data.sources.splitting import divided
 from vit_spec import InputError
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 RNG = np.random.default_rng(0)
 
 
