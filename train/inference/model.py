@@ -150,7 +150,7 @@ def network(checkpoint: Checkpoint, twin: str | None) -> Network:
         ModuleNotFoundError: the framework is not installed.
     """
     chosen = twin or next(filter(find_spec, TWINS), TWINS[0])
-    found: Network = import_module(f"train.{chosen}_frozen").Twin(checkpoint)
+    found: Network = import_module(f"train.{chosen}.inference").Twin(checkpoint)
     return found
 
 
