@@ -1,8 +1,10 @@
 """`assert_parity` on models that are no ViT, and on one that is: what passes, what fails and is named, what is refused."""
 
 import copy
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -324,7 +326,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*options: str, weight: float = 1.5) -> Any:
         pytester.makepyfile(test_mine=TEST.replace("WEIGHT", str(weight)))
         result = pytester.runpytest_inprocess(
-            "-p", "parity.comparison.any_model.plugin", "-p", "no:cacheprovider", "-W", "error", *options
+            "-p", "twin_vision_transformers_pytest", "-p", "no:cacheprovider", "-W", "error", *options
         )
         return result.parseoutcomes(), result.stdout.str()
 
@@ -414,12 +416,25 @@ def test_each_call_of_a_test_has_its_golden(pytester: pytest.Pytester, project: 
     again = "    assert_parity(flax.linen.Dense(2).apply, params, torch.nn.Linear(4, 2), -x)\n"
     pytester.makepyfile(test_two=TEST.replace("WEIGHT", "1.5") + again)
     pytester.runpytest_inprocess(
-        "-p", "parity.comparison.any_model.plugin", "-p", "no:cacheprovider", "--parity-record", "test_two.py"
+        "-p", "twin_vision_transformers_pytest", "-p", "no:cacheprovider", "--parity-record", "test_two.py"
     )
     names = {path.name for path in (pytester.path / "parity_goldens").iterdir()}
     assert names == {"test_two.test_it.npz", "test_two.test_it.1.npz"}
 
 
 def test_the_plugin_loads_neither_framework() -> None:
-    code = "import parity.comparison.any_model.plugin, sys; print(sorted({'jax', 'torch', 'flax'} & set(sys.modules)))"
+    code = "import sys, twin_vision_transformers_pytest as _; print(sorted({'jax', 'torch', 'parity'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_project_with_a_package_of_the_same_name_is_told_so_by_the_fixture_alone(tmp_path: Path) -> None:
+    (tmp_path / "parity").mkdir()
+    (tmp_path / "parity" / "__init__.py").touch()
+    (tmp_path / "test_it.py").write_text("def test_own(): import parity\ndef test_ours(assert_parity): pass\n")
+    options = ["-p", "twin_vision_transformers_pytest", "-p", "no:cacheprovider", "-q"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", *options]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "1 passed, 1 error" in done.stdout
+    where = tmp_path / "parity" / "__init__.py"
+    assert f"the fixture assert_parity needs the package parity of twin-vision-transformers, not {where}" in done.stdout

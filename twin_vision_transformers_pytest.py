@@ -1,6 +1,7 @@
 """The pytest plugin: a fixture `assert_parity` that keeps golden files, and the option that records them.
 
-Loading it imports neither framework.
+pytest loads it in every project of an environment, so it has a name of its own and imports `parity`, which a project may
+have itself, when a test asks for the fixture.
 """
 
 import re
@@ -23,8 +24,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`parity.assert_parity`, which also verifies the test's golden file where there is one, or records it."""
-    from parity.comparison.any_model import recorded
-    from parity.comparison.any_model.assertion import compare_models
+    try:
+        from parity.comparison.any_model import recorded
+        from parity.comparison.any_model.assertion import compare_models
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("parity"):
+            raise
+        import parity
+
+        where = parity.__file__ or "a folder"
+        needed = "the fixture assert_parity needs the package parity of twin-vision-transformers"
+        pytest.fail(f"{needed}, not {where}", pytrace=False)
 
     calls = 0
 
