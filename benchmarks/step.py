@@ -70,7 +70,7 @@ def row(config_name: str, given: argparse.Namespace, room: int | None) -> str:
         raise InputError(f"the loss of {config_name} is {float(metrics['loss'])}")
     rates = [count / each for each in seconds]
     rate = f"{median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-    share = f"{3 * vit_spec.flops(config) * median(rates) / engine.peak:.1%}" if engine.peak else "not known"
+    share = f"{3 * vit_spec.flops(config) * median(rates) / engine.peak_rate:.1%}" if engine.peak_rate else "not known"
     return f"| {config_name} | {count} | {rate} | {median(seconds) * 1e3:,.1f} ms | {share} | {compiled:.0f} s |"
 
 

@@ -152,7 +152,7 @@ def _axes(row: Row, config: ViTConfig, sizes: Sizes) -> dict[str, str]:
     return found
 
 
-def unsplit(config: ViTConfig, sizes: Sizes) -> str:
+def replicated(config: ViTConfig, sizes: Sizes) -> str:
     """Return the names of parameters that stay replicated although the mesh should shard them; "" if they are few.
 
     The axis in question is `fsdp`, or `tensor` where the mesh has no `fsdp`.

@@ -22,7 +22,7 @@ from train.jax.memory_estimate import Needs, needs
 from train.loop.loop import Plan
 from train.loop.request import Request
 from train.loop.session import network, tell, title
-from train.mesh import AXES, Sizes, share_batch, sizes_for, unsplit
+from train.mesh import AXES, Sizes, replicated, share_batch, sizes_for
 from train.recipes import IMAGENET, Recipe
 from train.recipes.param_groups import multipliers
 from vit_spec import InputError, ViTConfig, nearest
@@ -81,7 +81,7 @@ def plan(request: Request, text: str) -> int:
     sizes = sizes_for(recipe.mesh, devices.count, config)
     found = needs(config, recipe, sizes)
     axes = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    said = [*source.notes, *notes, *filter(None, [unsplit(config, sizes)])]
+    said = [*source.notes, *notes, *filter(None, [replicated(config, sizes)])]
     share = share_batch(recipe.batch_size, recipe.accumulate, sizes)
     parts = f" in each of {recipe.accumulate} parts" if recipe.accumulate > 1 else ""
     side = "x".join(map(str, config.image_size))

@@ -31,7 +31,7 @@ from tests import ROOT
 from train.jax.engine import JaxEngine
 from train.jax.parameter_tree import mesh_axes, tree
 from train.jax.sharding import join_cluster
-from train.mesh import AXES, Parameter, Shard, parameters, parse, share_batch, sizes_for, split, unsplit
+from train.mesh import AXES, Parameter, Shard, parameters, parse, replicated, share_batch, sizes_for, split
 from train.recipes import Recipe
 from vit_spec import InputError, Row, ViTConfig
 
@@ -174,7 +174,7 @@ def test_a_notice_ahead_of_a_resumed_runs_first_step_stops_it_after_that_step(
 ) -> None:
     """jax then settles on the number that follows 0, which is none of the run's."""
     engine = JaxEngine(CONFIG, Recipe(batch_size=1), task="classes", rate=float, start=None, folder=tmp_path)
-    monkeypatch.setattr(JaxEngine, "several", True)
+    monkeypatch.setattr(JaxEngine, "distributed", True)
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda number: number == 1)
     assert [engine.preempted(), engine.preempted()] == [True, False]
 
@@ -331,7 +331,7 @@ def test_vectors_and_tables_are_whole_along_fsdp() -> None:
 )
 def test_weights_that_a_mesh_leaves_whole_are_told(sizes: dict[str, int], said: str) -> None:
     config = vit_spec.get("vit_s16", num_classes=1000)
-    assert re.fullmatch(said, unsplit(config, sizes))
+    assert re.fullmatch(said, replicated(config, sizes))
 
 
 # Reading a program ----------------------------------------------------------------------------------------------------

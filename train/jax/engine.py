@@ -24,9 +24,10 @@ from train.jax.checkpoints import WARMED_UP, Checkpoints
 from train.jax.losses import loss_and_score, shares
 from train.jax.optimizers import frozen, optimizer
 from train.jax.parameter_tree import tree
+from train.loop.engine import Evaluated
 from train.loop.metrics import BATCH_SCORE, LEADING
 from train.loop.peak_rates import peak_rate
-from train.mesh import share_batch, unsplit
+from train.mesh import replicated, share_batch
 from train.recipes import Recipe, Task
 from train.recipes.schedule import mean_share
 from vit_jax.use import quick_to_compile
@@ -91,12 +92,12 @@ class JaxEngine:
         self._asked = 0  # how often, whether to stop
 
     @property
-    def several(self) -> bool:
+    def distributed(self) -> bool:
         """Whether other processes take part in the run."""
         return jax.process_count() > 1
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that speaks and writes for all."""
         return jax.process_index() == 0
 
@@ -106,12 +107,12 @@ class JaxEngine:
         return sharding.described(self.mesh)
 
     @property
-    def unsplit(self) -> str:
+    def replicated(self) -> str:
         """Which weights the mesh leaves whole where it is to split them; empty where these are few."""
-        return unsplit(self.config, self.mesh.shape)
+        return replicated(self.config, self.mesh.shape)
 
     @property
-    def rows(self) -> np.ndarray:
+    def batch_rows(self) -> np.ndarray:
         """Which images of a batch this process is to feed, (B here,)."""
         return sharding.rows_here(self.mesh, self._recipe.batch_size)
 
@@ -127,35 +128,34 @@ class JaxEngine:
         """Whether there is a running mean of the weights beside the raw ones."""
         return self._state.ema is not None
 
-    def answer(self, batch: Batch, *, raw: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def evaluate(self, batch: Batch, *, raw: bool = False) -> Evaluated:
         """Return the outputs (B, num_outputs), each image's loss (B,) and whether it was read (B,).
 
         raw: use the raw weights, although there is a running mean.
         """
         images, targets, _ = self._place(batch)
         read = jax.make_array_from_process_local_data(self._images, batch.read)
-        outputs, losses, read = self._judge(self._chosen(raw), images, targets, read)
-        return np.asarray(outputs), np.asarray(losses), np.asarray(read)
+        return Evaluated(*self._judge(self._chosen(raw), images, targets, read))
 
     def attention(self, images: np.ndarray) -> np.ndarray:
         """Return the last block's attention weights of some images (N, H, W, C) uint8: (N, heads, T, T)."""
         return np.asarray(self._attend(self._chosen(), images))
 
-    def save(self, path: Path, *, raw: bool = False) -> None:
-        """Write the weights that `answer` uses, and the config with them, as safetensors.  raw: as for `answer`."""
+    def save_weights(self, path: Path, *, raw: bool = False) -> None:
+        """Write the weights that `evaluate` uses, and the config with them, as safetensors.  raw: as for `evaluate`."""
         weights = jax.tree.map(self._gathered, self._chosen(raw))
-        if self.first:
+        if self.is_main:
             parity.save(path, weights, self.config, format="jax", force=True, **self._described)
 
     def _chosen(self, raw: bool = False) -> Tree:
         """Return the running mean of the weights where there is one, unless the raw weights are asked for."""
         return self._state.params if raw or self._state.ema is None else self._state.ema
 
-    def keep(self, step: int, note: dict[str, Any]) -> None:
+    def save_checkpoint(self, step: int, note: dict[str, Any]) -> None:
         """Begin to write a checkpoint: the state, and a note."""
         self._kept.save(step, self._state, note)
 
-    def resume(self) -> tuple[int, dict[str, Any]] | None:
+    def restore(self) -> tuple[int, dict[str, Any]] | None:
         """Go back to the newest checkpoint that can be read; return its step and note, or None where there is none."""
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._state)
         if (found := self._kept.newest(like)) is None:
@@ -168,7 +168,7 @@ class JaxEngine:
             return step, note | {"remark": remark}
         return step, note
 
-    def trace(self, folder: Path | None) -> None:
+    def profile(self, folder: Path | None) -> None:
         """Begin to record with jax's profiler into a folder, for TensorBoard; or end it."""
         if folder is None:
             jax.profiler.stop_trace()
@@ -176,7 +176,7 @@ class JaxEngine:
             jax.profiler.start_trace(str(folder))
 
     @property
-    def peak(self) -> float | None:
+    def peak_rate(self) -> float | None:
         """Floating point operations a second of all devices at most, dense and in bfloat16; None where it is not known."""
         each = peak_rate(self.mesh.devices.flat[0].device_kind)
         return None if each is None else each * self.mesh.size
@@ -185,7 +185,7 @@ class JaxEngine:
         """Whether all processes are to stop after this step, because one of them was told to; to be asked in each."""
         # jax settles on a number of the future, and knows none ahead of the first: it counts from 0, also in a resumed run.
         self._asked += 1
-        return self.several and bool(multihost_utils.reached_preemption_sync_point(self._asked))
+        return self.distributed and bool(multihost_utils.reached_preemption_sync_point(self._asked))
 
     def close(self) -> None:
         """Wait until what was begun is written."""

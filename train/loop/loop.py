@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol, Self, SupportsFloat
+from typing import Any, Self, SupportsFloat
 
 import numpy as np
 
 from train.data.batches import Batch, Feed
 from train.loop.attention_maps import looked_at
+from train.loop.engine import Engine, Evaluated, Note
 from train.loop.interruption import Interruption
 from train.loop.metrics import LEADING, better, score
 from train.loop.pictures import SOME, marked, sheet, shown
@@ -26,63 +26,13 @@ from vit_spec import InputError
 
 # Metrics are read this many steps late, so that a device need not wait for the host between two steps.
 LAG = 2
-MOST = 10**9  # steps: more, and what was meant is another number
+Arrays = tuple[np.ndarray, ...]
 
-Note = dict[str, Any]
+MOST = 10**9  # steps: more, and what was meant is another number
 
 
 class Diverged(RuntimeError):
     """The loss or a gradient is no finite number any more.  The message is one line: where, and what to do."""
-
-
-class Engine(Protocol):
-    """What a twin brings: a model, its optimizer and the devices they are on."""
-
-    @property
-    def rows(self) -> np.ndarray:
-        """Which images of a batch this process is to feed, (B here,)."""
-
-    @property
-    def unsplit(self) -> str:
-        """Which weights the devices hold all of where they are to split them, in words; empty where these are few."""
-
-    @property
-    def several(self) -> bool:
-        """Whether other processes take part in the run."""
-
-    def step(self, batch: Batch) -> Mapping[str, SupportsFloat]:
-        """Start one update; return loss, score, grad_norm and lr, which may still be on their way.
-
-        A loss or gradient that is not finite changes nothing; unless such steps are skipped, nothing does from then on.
-        """
-
-    @property
-    def averages(self) -> bool:
-        """Whether there is a running mean of the weights, which is used unless raw weights are asked for."""
-
-    def answer(self, batch: Batch, *, raw: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the model's outputs (B, num_outputs), each image's loss (B,), and whether it was read (B,)."""
-
-    def attention(self, images: np.ndarray) -> np.ndarray:
-        """Return the last block's attention weights of some images (N, H, W, C) uint8: (N, heads, T, T)."""
-
-    def save(self, path: Path, *, raw: bool = False) -> None:
-        """Write the weights: completely, or not at all."""
-
-    def keep(self, step: int, note: Note) -> None:
-        """Begin to write a checkpoint: all that goes on from here needs, and a note."""
-
-    def resume(self) -> tuple[int, Note] | None:
-        """Go back to the newest checkpoint that can be read; return its step and note, or None where there is none."""
-
-    def trace(self, folder: Path | None) -> None:
-        """Begin to record with the profiler into a folder; or end it."""
-
-    def preempted(self) -> bool:
-        """Whether all processes are to stop after this step, because one of them was told to; to be asked in each."""
-
-    def close(self) -> None:
-        """Wait until what was begun is written."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +146,7 @@ class Loop:
                     self._save()
                 for step, batch in enumerate(batches, self.done):
                     if step + 1 == first:
-                        self.engine.trace(self.run.path / "profile")
+                        self.engine.profile(self.run.path / "profile")
                         tracing = True
                     pending.append((step, batch, self.engine.step(batch)))
                     if self.run.shows and step in (0, self.plan.total - 1):
@@ -208,7 +158,7 @@ class Loop:
                     while len(pending) > late:
                         self._settle(*pending.popleft(), alone=len(pending) <= late)
                     if tracing and step + 1 == last:
-                        self.engine.trace(None)
+                        self.engine.profile(None)
                         tracing = False
                     self._looked = look and not stopping and self._look()
                     if look and not self._looked:
@@ -222,13 +172,13 @@ class Loop:
             except InputError as error:
                 while pending:
                     self._settle(*pending.popleft())
-                if self.done == self._saved or not self.done or self.engine.several:  # others take no part in a save now
+                if self.done == self._saved or not self.done or self.engine.distributed:
                     raise
                 self._save()
                 raise InputError(f"{error}; {self.done} steps are saved: the same --run goes on from there") from None
             finally:
                 if tracing:
-                    self.engine.trace(None)
+                    self.engine.profile(None)
                 self.engine.close()
 
     # What one step leaves ----------------------------------------------------------------------------------------
@@ -269,38 +219,46 @@ class Loop:
 
     def _look(self) -> bool:
         """Judge the weights by the held-out images and keep the best; return False where a signal left no time for it."""
-        found: list[tuple[np.ndarray, ...]] = []
-        raw: list[tuple[np.ndarray, ...]] = []
+        kinds = (False, True) if self.engine.averages else (False,)  # whether raw weights are used
+        pending = deque[list[Evaluated]]()  # results that the device may still compute
+        found: list[list[Arrays]] = [[] for _ in kinds]
         seen = np.empty(0, np.uint8)  # the first images, for a picture
+
+        def settle() -> None:
+            for arrays, evaluated in zip(found, pending.popleft(), strict=True):
+                arrays.append(tuple(map(np.asarray, evaluated)))
+
         for batch in self.held_out.evaluation():
             if self.stop.requested:
                 return False
-            seen = batch.images[:SOME] if not found else seen
-            found.append(self.engine.answer(batch))
-            if self.engine.averages:
-                raw.append(self.engine.answer(batch, raw=True))
+            seen = seen if len(seen) else batch.images[:SOME]
+            pending.append([self.engine.evaluate(batch, raw=raw) for raw in kinds])
+            while len(pending) > LAG:
+                settle()
             self.unread |= {self.held_out.examples.names[row] for row in batch.rows[~batch.read]}
-        self.last = self._scored(found)
+        while pending:
+            settle()
+        self.last = self._scored(found[0])
         self.run.log("held_out", self.done, self._epoch, self.last)
-        if raw:
-            self.last_raw = self._scored(raw)
+        if self.engine.averages:
+            self.last_raw = self._scored(found[1])
             self.run.log("held_out_raw", self.done, self._epoch, self.last_raw)
         self.display.looked(self.done, self._epoch, self._mean, self.last, self.last_raw)
-        if self.run.shows and not self.engine.several:
+        if self.run.shows and not self.engine.distributed:
             maps = looked_at(self.engine.attention(seen), self.train.config)
             self.run.picture("attention", self.done, sheet(marked(seen, maps)))
         if self._improves(self.last, self.best):
             self.best = self.last
             with writing(self.run.best):
-                self.engine.save(self.run.best)
-        if raw and self._improves(self.last_raw, self.best_raw):
+                self.engine.save_weights(self.run.best)
+        if self.engine.averages and self._improves(self.last_raw, self.best_raw):
             self.best_raw = self.last_raw
             with writing(self.run.best_raw):
-                self.engine.save(self.run.best_raw, raw=True)
+                self.engine.save_weights(self.run.best_raw, raw=True)
         return True
 
-    def _scored(self, found: list[tuple[np.ndarray, ...]]) -> dict[str, float]:
-        """Return the metrics of all held-out images, of what `answer` returned for each batch."""
+    def _scored(self, found: list[Arrays]) -> dict[str, float]:
+        """Return the metrics of all held-out images, from the results of each batch."""
         count = len(self.held_out.examples)
         outputs, losses, read = (np.concatenate(parts)[:count] for parts in zip(*found, strict=True))
         loss = float(losses[read].mean(dtype=np.float64))
@@ -313,10 +271,10 @@ class Loop:
     def _write_weights(self) -> None:
         """Write the newest weights: the running mean, and the raw ones too, where the engine averages."""
         with writing(self.run.weights):
-            self.engine.save(self.run.weights)
+            self.engine.save_weights(self.run.weights)
         if self.engine.averages:
             with writing(self.run.weights_raw):
-                self.engine.save(self.run.weights_raw, raw=True)
+                self.engine.save_weights(self.run.weights_raw, raw=True)
 
     def _save(self) -> None:
         """Begin a checkpoint of the state and of what is known of the run so far, and write the weights."""
@@ -335,11 +293,11 @@ class Loop:
             "skipped": self.skipped,
             "seconds": self.run.seconds,
         }
-        self.engine.keep(self.done, note)
+        self.engine.save_checkpoint(self.done, note)
         self._write_weights()
 
     def _resume(self) -> None:
-        if (found := self.engine.resume()) is None:
+        if (found := self.engine.restore()) is None:
             self.run.go_on(0, 0.0)
             return
         self.done, note = found

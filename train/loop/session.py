@@ -3,7 +3,6 @@
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -20,6 +19,7 @@ from parity.terminal import Terminal, complain
 from train.data.batches import Feed, Targets, held_out, num_outputs, targets, usual_workers
 from train.data.sources import Examples, Source
 from train.loop import curves, init_from
+from train.loop.engine import MakeEngine
 from train.loop.interruption import Interruption
 from train.loop.lock import new_folder
 from train.loop.loop import Diverged, Loop, Plan
@@ -44,12 +44,8 @@ class Begun(NamedTuple):
     notes: list[str]
 
 
-def train(request: Request, make_engine: Callable[..., Any]) -> int:
+def train(request: Request, make_engine: MakeEngine) -> int:
     """Train as asked and return the exit status: 0; 1 when the loss diverged; 130 after Ctrl-C, 143 after SIGTERM.
-
-    make_engine: called with (config, recipe, task=..., rate=..., start=..., folder=..., described=...), where rate gives
-        the learning rate of a step, start is the checkpoint to begin from, or None, folder is where states are kept, and
-        described is what files of weights say of classes and images; it returns a `train.loop.loop.Engine`.
 
     Raises:
         InputError: a recipe, a data set, an image or weights that cannot be used.
@@ -64,7 +60,7 @@ def train(request: Request, make_engine: Callable[..., Any]) -> int:
         return _trained(request._replace(recipe=recipe, source=replace(request.source, held_out=held_out)), make_engine)
 
 
-def _trained(request: Request, make_engine: Callable[..., Any]) -> int:
+def _trained(request: Request, make_engine: MakeEngine) -> int:
     name, recipe, source = request[:3]
     task = recipe.task or source.kind
     # A run that goes on needs no more of the file it began with.
@@ -78,7 +74,7 @@ def _trained(request: Request, make_engine: Callable[..., Any]) -> int:
 
 
 def _carried_out(
-    request: Request, make_engine: Callable[..., Any], path: Path, begun: Begun, plan: Plan, answers: list[Targets]
+    request: Request, make_engine: MakeEngine, path: Path, begun: Begun, plan: Plan, answers: list[Targets]
 ) -> int:
     """Train in a folder."""
     name, recipe, source, command, dry = request
@@ -95,22 +91,22 @@ def _carried_out(
         folder=(path / STATES).absolute(),
         described={"labels": source.classes if named else None, "preprocessing": preprocessing, "task": task},
     )
-    console = Terminal(quiet=not engine.first)
-    if engine.several and dry:
+    console = Terminal(quiet=not engine.is_main)
+    if engine.distributed and dry:
         raise InputError("--dry-run is for one process alone: start it without the others")
-    if engine.several and recipe.run is None:
+    if engine.distributed and recipe.run is None:
         raise InputError("several processes share this run: name its folder with --run, the same for all of them")
     workers = usual_workers(source) if recipe.workers is None else recipe.workers
 
     def feed(examples: Examples, answers: Any) -> Feed:
-        skip, how = recipe.corrupt == "skip", (config, recipe.batch_size, recipe.augment, engine.rows)
+        skip, how = recipe.corrupt == "skip", (config, recipe.batch_size, recipe.augment, engine.batch_rows)
         return Feed(examples, answers, *how, skip, workers, "" if skip else SKIP)
 
     train_feed, held_out_feed = map(feed, (source.train, source.held_out), answers)
     data = {"task": task, "train": len(source.train), "held_out": len(source.held_out), "classes": list(source.classes)}
     with (
-        Interruption(watched=engine.several) as stop,
-        Run(path, recipe, config, data, source=source, writes=engine.first) as run,
+        Interruption(watched=engine.distributed) as stop,
+        Run(path, recipe, config, data, source=source, writes=engine.is_main) as run,
     ):
         said = [
             *source.notes,
@@ -118,16 +114,16 @@ def _carried_out(
             *_scaled(name, recipe, source),
             *_prepared(workers, recipe),
             *_without_effect(recipe, task, plan),
-            *filter(None, [engine.unsplit]),
+            *filter(None, [engine.replicated]),
         ]
         careful = [*cautions(request, config), *run.said]
         tell(console, overview(request, config, plan, engine.hardware, path, said, careful))
-        share = 3 * vit_spec.flops(config) / engine.peak if engine.peak else None
+        share = 3 * vit_spec.flops(config) / engine.peak_rate if engine.peak_rate else None
         display = Display(console, plan.total, recipe.batch_size, share=share)
         loop = Loop(engine, recipe, task, course, train_feed, held_out_feed, source.classes, run, display, stop)
 
         def draw() -> None:
-            if run.records and engine.first:
+            if run.records and engine.is_main:
                 with writing(path / "curves.png"):
                     curves.draw(path / "curves.png", run.records, task, title(name, recipe, config))
 

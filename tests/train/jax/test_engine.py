@@ -142,11 +142,11 @@ def test_the_running_mean_of_the_weights_is_evaluated_and_saved_and_so_are_the_r
         wanted = jax.tree.map(lambda mean, p, c=share: (1 - c) * mean + c * np.asarray(p), wanted, turned._state.params)
     assert difference(turned._state.ema, wanted) < 1e-14
     for raw, weights in ((False, wanted), (True, turned._state.params)):
-        turned.save(tmp_path / "w.safetensors", raw=raw)
+        turned.save_weights(tmp_path / "w.safetensors", raw=raw)
         assert difference(parity.to_jax(parity.load(tmp_path / "w.safetensors")), weights) < 1e-14
         plain = engine()
         plain._state = plain._state._replace(params=turned._chosen(raw))
-        assert np.array_equal(turned.answer(batch(), raw=raw)[0], plain.answer(batch())[0])
+        assert np.array_equal(turned.evaluate(batch(), raw=raw)[0], plain.evaluate(batch())[0])
     assert turned.averages and not engine().averages
 
 

@@ -202,10 +202,10 @@ def batch(target: float) -> Batch:
 def test_from_a_loss_that_is_not_finite_on_nothing_moves(tmp_path: Path) -> None:
     turned = engine(tmp_path)
     turned.step(batch(1.0))
-    turned.save(tmp_path / "before.safetensors")
+    turned.save_weights(tmp_path / "before.safetensors")
     assert np.isnan(float(turned.step(batch(np.nan))["loss"]))
     turned.step(batch(1.0))
-    turned.save(tmp_path / "after.safetensors")
+    turned.save_weights(tmp_path / "after.safetensors")
     before, after = (weights(tmp_path / f"{name}.safetensors") for name in ("before", "after"))
     assert all(np.array_equal(before[key], after[key]) for key in before)
 
@@ -564,7 +564,7 @@ NOTE: dict[str, Any] = {"last": {}, "best": {}, "window": [], "mean": {}, "unrea
 )
 def test_a_note_that_no_run_writes_is_refused(odd: Any, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note = NOTE | {"seconds": 1.0} | odd if isinstance(odd, dict) else odd
-    monkeypatch.setattr(JaxEngine, "resume", lambda self: (45, note))
+    monkeypatch.setattr(JaxEngine, "restore", lambda self: (45, note))
     with pytest.raises(InputError, match=r"the note of the checkpoint of step 45 in .* is not what a run writes"):
         trained(replace(RECIPE, run=str(run)))
 
@@ -620,7 +620,7 @@ def test_a_signal_that_comes_while_steps_are_under_way_waits_for_the_next(
 def test_a_look_that_a_signal_cut_short_is_made_up_for(
     step: int, unbroken: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, answer = replace(LONGER, run=str(tmp_path / "run")), JaxEngine.answer
+    recipe, answer = replace(LONGER, run=str(tmp_path / "run")), JaxEngine.evaluate
 
     def interrupted(self: JaxEngine, batch: Batch) -> Any:
         if int(self._state.step) == step:
@@ -628,7 +628,7 @@ def test_a_look_that_a_signal_cut_short_is_made_up_for(
         return answer(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(JaxEngine, "answer", interrupted)
+        patch.setattr(JaxEngine, "evaluate", interrupted)
         for _ in range(2):  # and again, when it is made up for
             assert trained(recipe) == 128 + signal.SIGTERM
     assert trained(recipe) == 0
