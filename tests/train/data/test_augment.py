@@ -21,11 +21,14 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from train.data.augment import (
     Augment,
+    Mix,
     augmented,
     colour_jitter,
     cropped,
     fit,
     mix,
+    mixed_images,
+    mixed_targets,
     randaugment,
     random_erase,
     three_augment,
@@ -579,3 +582,19 @@ def test_options_are_part_of_a_recipe() -> None:
     from train.recipes import Recipe
 
     assert isinstance(Recipe().augment, Augment)
+
+
+def test_torch_mixes_as_numpy_does() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    images, others = rng.random((2, 3, 8, 6, 3), np.float32)
+    targets, theirs = rng.random((2, 3, 5), np.float32)
+    for mixing in (
+        Mix(np.float32(1), np.array([2, 1, 6, 5], np.int32), np.float32(2 / 3)),
+        Mix(np.float32(0.75), np.zeros(4, np.int32), np.float32(0.75)),
+    ):
+        placed = Mix(*map(torch.as_tensor, mixing))
+        mixed = mixed_images(placed, torch.as_tensor(images), torch.as_tensor(others))
+        assert np.array_equal(mixed.numpy(), mixed_images(mixing, images, others))
+        shares = mixed_targets(placed, torch.as_tensor(targets), torch.as_tensor(theirs))
+        assert np.array_equal(shares.numpy(), mixed_targets(mixing, targets, theirs))

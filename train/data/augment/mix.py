@@ -1,5 +1,6 @@
 """Mixup (arXiv 1710.09412) and CutMix (arXiv 1905.04899): how a batch is to be mixed with itself."""
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,10 +44,16 @@ def mix(options: Augment, size: tuple[int, int], rng: np.random.Generator) -> Mi
 
 
 def mixed_images(mix: Mix, images: Any, others: Any) -> Any:
-    """Return images (B, H, W, C) with their partners mixed in: arrays of numpy, or of jax, also while they are traced."""
-    xp = images.__array_namespace__()
+    """Return images (B, H, W, C) with their partners mixed in.
+
+    Arrays of numpy, of jax (also while they are traced) or of torch, on any device; of torch, those of `mix` too.
+    """
     top, left, bottom, right = mix.box
-    y, x = xp.arange(images.shape[1])[:, None], xp.arange(images.shape[2])
+    if hasattr(images, "__array_namespace__"):
+        xp, where = images.__array_namespace__(), {}
+    else:
+        xp, where = sys.modules["torch"], {"device": images.device}
+    y, x = xp.arange(images.shape[1], **where)[:, None], xp.arange(images.shape[2], **where)
     inside = ((top <= y) & (y < bottom) & (left <= x) & (x < right))[..., None]
     return xp.where(inside, others, mix.weight * images + (1 - mix.weight) * others)
 
