@@ -195,6 +195,11 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-if __name__ == "__main__":
+def command() -> NoReturn:
+    """Run the command line of this process, and end it."""
     signal.signal(signal.SIGTERM, _terminated)
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    command()

@@ -37,7 +37,7 @@ DRAWS = 3  # of the images of few shots, as in big_vision
 Result = dict[str, Any]  # one line of the table: method, its setting, metrics
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for bad input."""
     return told(lambda: evaluate(_parser().parse_args(arguments)))
 
@@ -271,4 +271,4 @@ def _seed(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -33,7 +33,7 @@ NAME = 20  # letters of a name that fit above an image
 Said = list[tuple[str, float]]  # names of classes, labels or values, with their probability or the value
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or 2 for bad input, be it one image of many."""
     return told(lambda: predict(_parser().parse_args(arguments)))
 
@@ -199,4 +199,4 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

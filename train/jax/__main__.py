@@ -34,6 +34,11 @@ def leave(status: int) -> None:
     sys.exit(status)
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """Run the command line of this process, and end it."""
     interruption.leave_at_once()
     leave(main("train.jax", fit, sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    command()
