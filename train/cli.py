@@ -24,6 +24,11 @@ from vit_spec import InputError, nearest
 if TYPE_CHECKING:
     from train.data.sources import Source
 
+# The extra of this distribution that brings a package; others are brought by "train".
+EXTRAS = {"jax": "jax", "jaxlib": "jax", "flax": "jax", "optax": "jax", "chex": "jax", "torch": "torch"} | {
+    "huggingface_hub": "hub",
+    "pyarrow": "parquet",
+}
 BAD_INPUT = 2
 INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
 OURS = ("--config", "--list", "--plan", "--dry-run", "--help")  # what tyro knows nothing of
@@ -61,7 +66,8 @@ def told(run: Callable[[], int]) -> int:
         complain(error)
         return BAD_INPUT
     except ModuleNotFoundError as error:
-        complain(f"the package {error.name} is not installed: pip install -e '.[all]'")
+        extra = EXTRAS.get(str(error.name).partition(".")[0], "train")
+        complain(f"the package {error.name} is not installed: pip install 'twin-vision-transformers[{extra}]'")
         return BAD_INPUT
     except BrokenPipeError:  # who was to read it has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

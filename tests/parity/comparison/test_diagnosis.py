@@ -463,13 +463,13 @@ def test_every_cause_of_the_catalogue_can_be_run(name: str) -> None:
     )
     search = Search(trial, expectations)
     causes = catalogue(trial)
-    assert len([cause for cause in causes if search.attempt((cause,))]) > len(causes) / 2
+    assert len([cause for cause in causes if search.attempts.attempt((cause,))]) > len(causes) / 2
     for one in [cause for cause in causes if TAKES_AWAY.search(cause.name)]:
         for other in causes[:: 3 if one.patch else 1]:
-            search.attempt((one, other))
+            search.attempts.attempt((one, other))
     for cause in [*in_blocks(config, causes), *operations(config)][::5]:
-        search.attempt((cause,))
-    assert search.discarded == []
+        search.attempts.attempt((cause,))
+    assert search.attempts.discarded == []
 
 
 TAKES_AWAY = re.compile(
