@@ -10,26 +10,25 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from parity.__main__ import Parser
+from parity.checkpoints.surgery import drop_head
 from parity.checkpoints.weights import Checkpoint
 from parity.commands.printing import columns
 from parity.terminal import console, say
 from train.cli import told
+from train.data.batches import Feed, targets, usual_workers
+from train.data.sources import Source, open_source
 from train.inference import probes
 from train.inference.model import Frozen, Network, add_arguments, gathered, named, network, pooled
 from train.loop.metrics import LEADING, score, shown
 from train.recipes import Task
 from vit_spec import InputError
-
-if TYPE_CHECKING:
-    from train.data.batches import Feed
-    from train.data.sources import Source
 
 METHODS = ("knn", "linear", "few-shot")
 DRAWS = 3  # of the images of few shots, as in big_vision
@@ -51,7 +50,7 @@ class Evaluation(NamedTuple):
 
     frozen: Frozen
     spec: str
-    source: "Source"
+    source: Source
     task: Task
     answers: list[Any]
     methods: list[str]
@@ -60,9 +59,6 @@ class Evaluation(NamedTuple):
 
 def evaluate(given: argparse.Namespace) -> int:
     """Learn simple models of what a frozen network makes of the training images, and judge them by the held-out ones."""
-    from parity.checkpoints.surgery import drop_head
-    from train.data.batches import Feed, usual_workers
-
     evaluation = _asked(given)
     frozen, source = evaluation.frozen, evaluation.source
     checkpoint = frozen.checkpoint
@@ -95,9 +91,6 @@ def evaluate(given: argparse.Namespace) -> int:
 
 def _asked(given: argparse.Namespace) -> Evaluation:
     """Open weights and data, and look whether the images are enough for the methods: before any is decoded."""
-    from train.data.batches import targets
-    from train.data.sources import open_source
-
     frozen = named(given)
     pooled(frozen.checkpoint)
     spec = given.data or frozen.data
@@ -152,7 +145,7 @@ def _results(evaluation: Evaluation, features: tuple[Any, ...], given: argparse.
 # What is shown --------------------------------------------------------------------------------------------------------
 
 
-def _features(looked: Network, feed: "Feed", what: str, quiet: bool) -> tuple[Any, Any]:
+def _features(looked: Network, feed: Feed, what: str, quiet: bool) -> tuple[Any, Any]:
     """The features of those images of a set that could be read, (N read, D) float32, and which those are, (N,) bool.
 
     Says how fast they came, and what could not be read.

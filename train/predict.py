@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -16,15 +16,15 @@ from PIL import Image
 from parity.__main__ import Parser
 from parity.checkpoints.metadata import shortened
 from parity.checkpoints.preprocessing import central
+from parity.checkpoints.reading import existing
 from parity.checkpoints.weights import Checkpoint
 from parity.terminal import complain, note, say
 from train.cli import BAD_INPUT, told
+from train.data.batches import Batch, Feed
+from train.data.sources import Examples, read_image
 from train.inference.model import Frozen, add_arguments, gathered, named, network, pooled
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig, bounded_json
-
-if TYPE_CHECKING:
-    from train.data.batches import Batch, Feed
 
 TOGETHER = 8  # images shown at once: the attention weights of more would take much memory
 _NAMES = 1 << 24  # bytes of a file of names; those of 21,843 classes take 0.5 MB
@@ -40,8 +40,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def predict(given: argparse.Namespace) -> int:
     """Show images to a trained network, and print what it takes them for; those that cannot be read are told of."""
-    from parity.checkpoints.reading import existing
-
     paths = [existing(image) for image in given.images]
     if given.maps:
         _writable(Path(given.maps))
@@ -55,7 +53,7 @@ def predict(given: argparse.Namespace) -> int:
         note(line)
     looked, seen, maps = network(frozen.checkpoint, given.twin), [], []
 
-    def look(batch: "Batch") -> Any:
+    def look(batch: Batch) -> Any:
         if given.maps:
             from train.loop.attention_maps import looked_at
 
@@ -81,13 +79,11 @@ def predict(given: argparse.Namespace) -> int:
     return BAD_INPUT if unread else 0
 
 
-def _feed(paths: list[Path], config: ViTConfig, frozen: Frozen, unread: dict[int, str]) -> "Feed":
+def _feed(paths: list[Path], config: ViTConfig, frozen: Frozen, unread: dict[int, str]) -> Feed:
     """Return the images, prepared as the model was trained to see them.
 
     unread: gets what is wrong with those that cannot be read, by number.
     """
-    from train.data.batches import Feed
-    from train.data.sources import Examples, read_image
 
     def read(i: int) -> Image.Image:
         try:

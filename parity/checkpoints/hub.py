@@ -16,6 +16,7 @@ from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+from parity.terminal import note
 from vit_spec import InputError
 
 PREFIX = "hf://"
@@ -185,8 +186,6 @@ def _spoken_safely(quiet: bool) -> Iterator[None]:
 
 class _Notes(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        from parity.terminal import note
-
         note(record.getMessage())
 
 

@@ -39,6 +39,7 @@ from parity.comparison.localisation import (
 )
 from parity.comparison.report import Measure, Outputs, Report, Unjudged
 from parity.comparison.tolerances import LARGEST, POWERS, SWAMPED, Array, Budget, Error
+from parity.comparison.training import trajectories
 from vit_spec import InputError, ViTConfig, nearest
 
 Level = Literal["function", "precision", "train"]
@@ -94,8 +95,6 @@ def compare(
     found = comparison.measured(coarse=level != "function")
     training = None
     if level == "train":
-        from parity.comparison.training import trajectories
-
         progress(f"{steps} optimizer steps in both twins")
         training = trajectories(config, to_jax(checkpoint), images=images, steps=steps, seed=seed)
     with framework_settings.strict() if strict else nullcontext():

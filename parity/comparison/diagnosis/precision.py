@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from parity.checkpoints.layout import Array
@@ -51,8 +52,6 @@ class Level:
 
 def narrowest(*arrays: Array) -> str:
     """Return the narrowest type that holds every entry: numbers that were computed in it and written in a wider one."""
-    import ml_dtypes
-
     types: Mapping[str, Any] = dict(zip(TYPES, (ml_dtypes.bfloat16, np.float16, np.float32), strict=True))
     with np.errstate(over="ignore", invalid="ignore"):
         for name, kind in types.items():
