@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vit_spec.shadowing import require_own
 from vit_torch.execution import Execution
 from vit_torch.layers import Part, at_least_float32
 from vit_torch.model import ViT
@@ -40,7 +41,8 @@ def load(
     Raises:
         vit_spec.InputError: no such file, or one that is not a ViT's weights.
     """
-    import parity.checkpoints.loading  # the one arrow that points up: reading any format is the parity layer's work
+    require_own("parity")
+    import parity.checkpoints.loading  # the one import that points up: parity reads all formats
 
     checkpoint = parity.checkpoints.loading.for_model(
         path, format=format, given=given, num_classes=num_classes, image_size=image_size

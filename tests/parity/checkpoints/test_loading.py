@@ -1,5 +1,6 @@
 """A file of either format is one line away from either twin."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import vit_jax
 import vit_spec
 import vit_torch
 from tests.twins import perturbed, pictures, small
+from vit_spec import InputError
 
 CONFIG = small(vit_spec.get("dinov3_s16plus")).replace(num_classes=5)
 
@@ -57,3 +59,13 @@ def test_a_loaded_model_can_be_trained(saved: Path) -> None:
     model = vit_torch.load(saved).train()
     model(torch.tensor(pictures(CONFIG)).permute(0, 3, 1, 2)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("twin", [vit_jax, vit_torch])
+def test_a_package_of_the_user_s_own_in_place_of_ours_is_named(monkeypatch: pytest.MonkeyPatch, twin: Any) -> None:
+    def shadowed(package: str) -> None:
+        raise InputError(f"{package} is another")
+
+    monkeypatch.setattr(sys.modules[f"{twin.__name__}.use"], "require_own", shadowed)
+    with pytest.raises(InputError, match="parity is another"):
+        twin.load("a.pth")
