@@ -24,17 +24,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`parity.assert_parity`, which also verifies the test's golden file where there is one, or records it."""
-    try:
-        from parity.comparison.any_model import recorded
-        from parity.comparison.any_model.assertion import compare_models
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("parity"):
-            raise
-        import parity
+    from vit_spec import InputError
+    from vit_spec.shadowing import require_own
 
-        where = parity.__file__ or "a folder"
-        needed = "the fixture assert_parity needs the package parity of twin-vision-transformers"
-        pytest.fail(f"{needed}, not {where}", pytrace=False)
+    try:
+        require_own("parity")
+    except InputError as error:
+        pytest.fail(str(error), pytrace=False)
+    from parity.comparison.any_model import recorded
+    from parity.comparison.any_model.assertion import compare_models
 
     calls = 0
 

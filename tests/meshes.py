@@ -75,7 +75,7 @@ def batch(step: int, rows: np.ndarray) -> Batch:
 def findings(mesh: str) -> dict[str, Any]:
     """What a mesh's run shows: losses, what a device holds, and what the compiled step says of itself."""
     e = engine(mesh)
-    losses = [float(e.step(batch(step, e.rows))["loss"]) for step in range(STEPS)]
+    losses = [float(e.step(batch(step, e.batch_rows))["loss"]) for step in range(STEPS)]
     sizes = dict(e.mesh.shape)
     made = program(e._update, sizes)
     wanted = needs(CONFIG, replace(RECIPE, mesh=mesh), sizes, scatters=False, wide=8)
@@ -85,7 +85,7 @@ def findings(mesh: str) -> dict[str, Any]:
         "arguments": [made.arguments, wanted.state],
         "transfers": [_named(made.transfers), _named(wanted.transfers)],
         "held": {name: [_here(part), wanted.memory[name]] for name, part in state.items()},
-        "rows": e.rows.tolist(),
+        "rows": e.batch_rows.tolist(),
         "shares": [_rows_of(pair, e.mesh).tolist() for pair in np.arange(e.mesh.size - e.mesh.size % 2).reshape(-1, 2)],
     }
 

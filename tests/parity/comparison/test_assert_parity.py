@@ -437,4 +437,4 @@ def test_a_project_with_a_package_of_the_same_name_is_told_so_by_the_fixture_alo
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "1 passed, 1 error" in done.stdout
     where = tmp_path / "parity" / "__init__.py"
-    assert f"the fixture assert_parity needs the package parity of twin-vision-transformers, not {where}" in done.stdout
+    assert f"{where} is imported as 'parity', in place of the package of twin-vision-transformers" in done.stdout

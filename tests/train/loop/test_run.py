@@ -620,12 +620,12 @@ def test_a_signal_that_comes_while_steps_are_under_way_waits_for_the_next(
 def test_a_look_that_a_signal_cut_short_is_made_up_for(
     step: int, unbroken: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, answer = replace(LONGER, run=str(tmp_path / "run")), JaxEngine.evaluate
+    recipe, evaluate = replace(LONGER, run=str(tmp_path / "run")), JaxEngine.evaluate
 
-    def interrupted(self: JaxEngine, batch: Batch) -> Any:
+    def interrupted(self: JaxEngine, batch: Batch, *, raw: bool = False) -> Any:
         if int(self._state.step) == step:
             signal.raise_signal(signal.SIGTERM)
-        return answer(self, batch)
+        return evaluate(self, batch, raw=raw)
 
     with monkeypatch.context() as patch:
         patch.setattr(JaxEngine, "evaluate", interrupted)
