@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help train test peers lint coverage clean
+.PHONY: help train test peers lint docs coverage clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-9s %s\n", $$1, $$2 }'
@@ -26,6 +26,10 @@ lint: $(INSTALLED) ## check style, layout and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+docs: $(INSTALLED) ## build the documentation site in build/docs; warnings are errors
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+	@echo 'build/docs/index.html'
 
 coverage: $(INSTALLED) ## run the tests and list the lines and branches that none reached
 	$(BIN)/python -m pytest -q -n auto --cov $(ARGS)

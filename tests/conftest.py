@@ -1,4 +1,4 @@
-"""What all tests share: what they compile runs for a moment, so it is compiled quickly, and once for all processes."""
+"""Settings of all tests: jax compiles with few optimizations, and all processes share a compilation cache."""
 
 import gc
 import importlib.util
@@ -8,41 +8,41 @@ from importlib.metadata import version
 
 import pytest
 
-# A GPU is shared by all processes of a run of the tests, and by the commands that they start: none may take most of its
-# memory at its start, as jax does.  cuBLAS reads how it is to work when PyTorch's first product on a GPU asks for it.
-# Both are set ahead of all that the tests' modules compute when they are collected.
+# All test processes and the commands that they start share a GPU, so jax must not preallocate most of its memory.  cuBLAS
+# reads its workspace setting at PyTorch's first matrix product on a GPU.  Both are set here, because some test modules
+# compute when they are collected.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-# On CPU, XLA writes fused loops by way of MLIR, which takes more than half of the time of a compilation.  It ends a process
-# whose XLA_FLAGS hold a name that it does not know, so versions that may lack this one are not given it.
-if importlib.util.find_spec("jaxlib") is not None and tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 13):
+# On CPU, XLA emits fused loops through MLIR, which takes more than half of the compilation time.  An unknown name in
+# XLA_FLAGS terminates the process, so the flag is not set for versions that may lack it.
+if importlib.util.find_spec("jaxlib") is not None and tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
-if "PYTEST_XDIST_WORKER" in os.environ:  # a process for each core: PyTorch's threads would wait for those of the others
+if "PYTEST_XDIST_WORKER" in os.environ:  # one process per core: more threads would compete
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-gc.set_threshold(100_000, 50, 100)  # what jax traces are many objects, and few of them are garbage
+gc.set_threshold(100_000, 50, 100)  # tracing in jax creates many objects, few of which are garbage
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_quickly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let jax optimize little, here and in commands, and keep what it compiles in a folder of this run of the tests.
+def fast_compilation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Reduce jax's optimizations, here and in started commands, and cache compiled programs in a folder of this test run.
 
-    The benchmarks compile as users do, benchmarks/full_size.py the named models among them.
+    The benchmarks compile with default optimizations; benchmarks/full_size.py compiles the named models.
     """
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    wanted = {
+    settings = {
         "jax_compilation_cache_dir": str(folder / "compiled"),
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
         "jax_disable_most_optimizations": True,
-        "jax_traceback_in_locations_limit": 0,  # where in Python an operation came from, which no test reads
+        "jax_traceback_in_locations_limit": 0,  # Python locations of operations, which no test reads
     }
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in wanted.items():
+        for name, value in settings.items():
             patch.setenv(name.upper(), str(value))
         if importlib.util.find_spec("jax") is not None:
             import jax
 
-            for name, value in wanted.items():
+            for name, value in settings.items():
                 jax.config.update(name, value)
         yield

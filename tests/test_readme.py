@@ -1,4 +1,4 @@
-"""The conversions of the README, as they are written there."""
+"""The commands of README.md and of docs/guides/convert.md work as written there."""
 
 import os
 import re
@@ -13,19 +13,20 @@ import pytest
 import parity
 import vit_spec
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import Checkpoint, translate
+from parity.checkpoints.weights import Checkpoint, converted_arrays
 from parity.checkpoints.writing import write
 from tests import ROOT
 
 README = ROOT / "README.md"
-COMMANDS = re.findall(r"^python (-m parity convert .*)$", README.read_text(), re.MULTILINE)
+GUIDE = ROOT / "docs" / "guides" / "convert.md"
+COMMANDS = re.findall(r"^python (-m parity convert .* --to (?:jax|hf-vit|google))$", GUIDE.read_text(), re.MULTILINE)
 
 CONFIG = vit_spec.get("vit_s16", depth=2, num_classes=10)
 
 
 @pytest.fixture(scope="module")
 def weights():
-    """Weights of a small ViT in the torch format."""
+    """Return random weights of a small ViT in the torch format."""
     rng = np.random.default_rng(0)
     return {
         key: rng.standard_normal(layout.shape(CONFIG.sizes), np.float32)
@@ -34,26 +35,26 @@ def weights():
     }
 
 
-def started(command, folder):
-    """Run the words of a line of the README in a folder, to its end."""
+def run_python(command, folder):
+    """Run Python with the arguments of a README line in a folder, and wait for it."""
     env = os.environ | {"PYTHONPATH": str(README.parent)}
     return subprocess.run([sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True)
 
 
 def run(command, folder):
-    """Run a line of the README in a folder."""
-    done = started(shlex.split(command), folder)
+    """Run a line of the README in a folder, and return its output."""
+    done = run_python(shlex.split(command), folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def same(path, weights):
-    """Whether a file holds these very weights, whatever its format."""
-    found = dict(translate(parity.load(path), "torch"))
+def has_weights(path, weights):
+    """Return whether a checkpoint of any format has exactly these weights."""
+    found = dict(converted_arrays(parity.load(path), "torch"))
     return found.keys() == weights.keys() and all(found[key].tobytes() == weights[key].tobytes() for key in weights)
 
 
-def test_the_readme_has_three_conversions():
+def test_the_guide_has_three_conversions():
     assert len(COMMANDS) == 3
 
 
@@ -61,7 +62,7 @@ def test_timm_to_flax(tmp_path, weights):
     command = next(line for line in COMMANDS if "timm" in line)
     write(Checkpoint(CONFIG, "torch", weights), f"{tmp_path}/timm-vit/", "timm")
     run(command, tmp_path)
-    assert same(tmp_path / "vit.msgpack", weights)
+    assert has_weights(tmp_path / "vit.msgpack", weights)
     serialization = pytest.importorskip("flax.serialization")
     params = serialization.msgpack_restore((tmp_path / "vit.msgpack").read_bytes())
     kernel = np.stack([weights[f"blocks.{i}.mlp.fc1.weight"].T for i in range(2)])
@@ -73,10 +74,10 @@ def test_flax_msgpack_to_hugging_face(tmp_path, weights):
     (tmp_path / "flax-vit").mkdir()
     write(Checkpoint(CONFIG, "torch", weights), tmp_path / "flax-vit" / "flax_model.msgpack", "hf-flax")
     run(command, tmp_path)
-    assert same(tmp_path / "vit-hf", weights)
+    assert has_weights(tmp_path / "vit-hf", weights)
     if not all(map(find_spec, ("torch", "torchvision", "transformers"))):
         pytest.skip("needs transformers and torchvision")
-    import tests.goldens.peers  # noqa: F401, I001  # mends torchvision, which transformers imports
+    import tests.goldens.peers  # noqa: F401, I001  # patches torchvision, which transformers imports
     import transformers
 
     model, info = transformers.AutoModelForImageClassification.from_pretrained(
@@ -89,8 +90,8 @@ def test_fine_tuned_pytorch_to_google(tmp_path, weights):
     torch = pytest.importorskip("torch")
     command = next(line for line in COMMANDS if "google" in line)
     torch.save({key: torch.from_numpy(array) for key, array in weights.items()}, tmp_path / "finetuned.pth")
-    assert "mlp.activation" in run(command, tmp_path)  # Google's code takes another GELU, which is said
-    assert same(tmp_path / "finetuned.npz", weights)
+    assert "mlp.activation" in run(command, tmp_path)  # a note says that Google's code uses another GELU
+    assert has_weights(tmp_path / "finetuned.npz", weights)
     with np.load(tmp_path / "finetuned.npz") as found:
         query = found["Transformer/encoderblock_1/MultiHeadDotProductAttention_1/query/kernel"]
     np.testing.assert_array_equal(query, weights["blocks.1.attn.qkv.weight"][:384].T.reshape(384, 6, 64))
@@ -101,7 +102,7 @@ SHOWN = [shlex.split(line) for line in re.findall(r"^\$ python (-m parity .*)$",
 
 @pytest.fixture(scope="module")
 def ported(tmp_path_factory, weights):
-    """A folder with a model of another eps and GELU than timm's, and its weights in a file that tells neither."""
+    """Return a folder with a model whose eps and GELU differ from timm's, and its weights in a file without a config."""
     torch, vit_torch = pytest.importorskip("torch"), pytest.importorskip("vit_torch")
     folder = tmp_path_factory.mktemp("ported")
     config = CONFIG.replace(image_size=(32, 32), norms={"eps": 1e-5}, mlp={"activation": "gelu_tanh"})
@@ -117,19 +118,19 @@ def ported(tmp_path_factory, weights):
     return folder
 
 
-def test_the_failing_check_of_the_readme_fails_at_the_part_it_shows(ported, capsys):
+def test_the_failing_check_of_the_readme_fails_at_the_part_shown_there(ported, capsys):
     pytest.importorskip("jax")
     command = next(line for line in SHOWN if "check" in line)
-    done = started(command, ported)
+    done = run_python(command, ported)
     assert done.returncode == 1
     assert "the first part that differs is blocks.0.norm1, by" in done.stdout.splitlines()[-1]
 
 
-def test_the_diagnosis_of_the_readme_finds_what_it_shows_and_its_fix_mends_the_file(ported):
+def test_the_diagnosis_of_the_readme_finds_the_cause_shown_there_and_its_fix_works(ported):
     command = next(line for line in SHOWN if "diagnose" in line)
     text = README.read_text()
     (cause,), (fix,) = re.findall(r"^(cause: .*) \(", text, re.M), re.findall(r"^  fix: python (.*)$", text, re.M)
-    done = started(command, ported)
+    done = run_python(command, ported)
     assert done.returncode == 1
     assert f"\n{cause} (" in done.stdout and f"\n  fix: python {fix}\n" in done.stdout
     run(fix, ported)
