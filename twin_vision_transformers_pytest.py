@@ -1,7 +1,7 @@
-"""The pytest plugin: a fixture `assert_parity` that keeps golden files, and the option that records them.
+"""The pytest plugin: the fixture `assert_parity`, which verifies golden files, and the option that records them.
 
-pytest loads it in every project of an environment, so it has a name of its own and imports `parity`, which a project may
-have itself, when a test asks for the fixture.
+pytest loads this module for every project in the environment.  It therefore has a unique name, and imports `parity` only
+when a test uses the fixture: the project may have a package `parity` of its own.
 """
 
 import re
@@ -11,48 +11,48 @@ from typing import Any
 
 import pytest
 
-FOLDER = "parity_goldens"  # beside the test's file
+FOLDER = "parity_goldens"  # a folder next to the test file
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --parity-record."""
     group = parser.getgroup("parity", "JAX and PyTorch parity")
-    what = f"write what assert_parity computes to {FOLDER}/, beside each test's file; without it, files there are verified"
-    group.addoption("--parity-record", action="store_true", help=what)
+    text = f"record golden files of assert_parity in {FOLDER}/ next to each test file; by default they are verified"
+    group.addoption("--parity-record", action="store_true", help=text)
 
 
 @pytest.fixture
 def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """`parity.assert_parity`, which also verifies the test's golden file where there is one, or records it."""
+    """Return `parity.assert_parity`, which also verifies the golden file of the test if it exists, or records it."""
     from vit_spec import InputError
-    from vit_spec.shadowing import require_own
+    from vit_spec.shadowing import check_not_shadowed
 
     try:
-        require_own("parity")
+        check_not_shadowed("parity")
     except InputError as error:
         pytest.fail(str(error), pytrace=False)
-    from parity.comparison.any_model import recorded
+    from parity.comparison.any_model import golden_outputs
     from parity.comparison.any_model.assertion import compare_models
 
     calls = 0
 
-    def checked(*arguments: Any, **options: Any) -> Any:
+    def assert_and_record(*arguments: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         nonlocal calls
-        path, calls = _golden(request.path, request.node.name, calls), calls + 1
+        path, calls = _golden_path(request.path, request.node.name, calls), calls + 1
         report = compare_models(*arguments, **options)
         verify = path.exists() and not request.config.getoption("parity_record")
-        lines = recorded.moved(path, report) if verify else []
+        lines = golden_outputs.verify(path, report) if verify else []
         if lines or not report.passed:
             raise AssertionError("\n".join([*lines, str(report)]))
         if not verify and request.config.getoption("parity_record"):
-            recorded.record(path, report)
+            golden_outputs.record(path, report)
         return report
 
-    return checked
+    return assert_and_record
 
 
-def _golden(file: Path, test: str, call: int) -> Path:
-    """Where the golden of a test's call is."""
+def _golden_path(file: Path, test: str, call: int) -> Path:
+    """Return the path of the golden file of a test's call of the fixture; calls count from 0."""
     name = re.sub(r"[^\w.=,\[\]-]", "_", f"{file.stem}.{test}")
     return file.parent / FOLDER / f"{name}{f'.{call}' if call else ''}.npz"

@@ -1,6 +1,7 @@
-"""How fast attention is: the twin's own formulation against `jax.nn.dot_product_attention`, forward, float32.
+"""Speed of attention: the JAX twin's own formulation against `jax.nn.dot_product_attention`, forward, float32.
 
-Run `python -m benchmarks.attention`; it prints both times and their ratio, the median and range of pairs taken in turn.
+Run `python -m benchmarks.attention`; it prints the median time of both, and the median and range of the ratio within
+alternating pairs of runs.
 """
 
 import statistics
@@ -15,13 +16,13 @@ from flax import linen as nn
 
 import vit_jax
 import vit_spec
-from vit_jax.layers import Part, attention
+from vit_jax.layers import ViTModule, attention
 
 PAIRS = 15
 
 
-def seconds(run: Callable[..., Any], *arrays: Any) -> float:
-    """How long one call takes, to the end of its result."""
+def time_call(run: Callable[..., Any], *arrays: Any) -> float:
+    """Return the seconds that one call takes, until its result is computed."""
     start = time.perf_counter()
     jax.block_until_ready(run(*arrays))
     return time.perf_counter() - start
@@ -30,16 +31,16 @@ def seconds(run: Callable[..., Any], *arrays: Any) -> float:
 def main() -> None:
     """Time both on the shapes of ViT-S/16 at 224 pixels and batch 32."""
     config = vit_spec.get("vit_s16")
-    part = Part(config, vit_jax.Execution(attention="explicit"))
+    module = ViTModule(config, vit_jax.Execution(attention="explicit"))
     shape = (32, config.num_tokens, config.num_heads, config.head_dim)
     q, k, v = np.random.default_rng(0).standard_normal((3, *shape)).astype(np.float32)
-    ours = jax.jit(partial(nn.apply(partial(attention, rate=0.0, train=False), part), {}))
+    ours = jax.jit(partial(nn.apply(partial(attention, rate=0.0, train=False), module), {}))
     theirs = jax.jit(jax.nn.dot_product_attention)
     np.testing.assert_allclose(ours(q, k, v), theirs(q, k, v), rtol=1e-4, atol=1e-5)
-    pairs = [(seconds(theirs, q, k, v), seconds(ours, q, k, v)) for _ in range(PAIRS)]
-    for name, times in zip(("jax.nn.dot_product_attention", "vit_jax"), zip(*pairs, strict=True), strict=True):
-        print(f"{name}: {1e3 * statistics.median(times):.1f} ms on {jax.devices()[0].device_kind}, {shape}")
-    ratios = [theirs / ours for theirs, ours in pairs]
+    times = [(time_call(theirs, q, k, v), time_call(ours, q, k, v)) for _ in range(PAIRS)]
+    for name, seconds in zip(("jax.nn.dot_product_attention", "vit_jax"), zip(*times, strict=True), strict=True):
+        print(f"{name}: {1e3 * statistics.median(seconds):.1f} ms on {jax.devices()[0].device_kind}, {shape}")
+    ratios = [theirs / ours for theirs, ours in times]
     print(f"ratio: {statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f}, {PAIRS} pairs)")
 
 

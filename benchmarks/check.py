@@ -1,8 +1,8 @@
-"""What a check costs: time and memory of `python -m parity check SRC`, as a process of its own.
+"""Measure time and memory of `python -m parity check SRC`, each run in its own process.
 
-Run `python -m benchmarks.check [--runs N] [MODEL ...]`; it prints the table of docs/parity.md.  Weights are a fresh model's
-with noise on every entry, in float32; memory is the peak of the process, both frameworks included, which is to stay within
-three times the weights in float64 where there are no gradients.
+Run `python -m benchmarks.check [--runs N] [MODEL ...]`; it prints the table of docs/measurements/parity.md.  Weights are
+those of an initialised model with noise on every entry, in float32.  Memory is the peak of the process, including both
+frameworks; without gradients it should be at most three times the weights in float64.
 """
 
 import argparse
@@ -19,41 +19,41 @@ from statistics import median
 
 import parity
 import vit_spec
-from tests.twins import perturbed
+from tests.twins import perturbed_params
 
 MODELS = ["vit_s16", "vit_b16"]
 CHECKS = {"forward": ["--no-gradients"], "and gradients": []}
 
 
-def measured(path: Path, options: list[str]) -> tuple[float, float, int, str]:
-    """Return seconds, CPU seconds, peak bytes and the verdict of one check."""
+def measure_check(path: Path, options: list[str]) -> tuple[float, float, int, str]:
+    """Run one check of a file; return its wall time and CPU time in seconds, its peak memory in bytes and its verdict."""
     command = [sys.executable, "-m", "parity", "check", str(path), "--json", *options]
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         verdict = json.loads(process.stdout.read())["verdict"]
         _, _, usage = os.wait4(process.pid, 0)
-        process.returncode = 0  # it has been waited for
+        process.returncode = 0  # os.wait4 has reaped it
     return time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, verdict
 
 
 def main() -> None:
-    """Print the table, a row as it is known."""
+    """Print the table, each row as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
     parser.add_argument("--runs", type=int, default=3)
-    given = parser.parse_args()
+    args = parser.parse_args()
     versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "torch", "numpy"))
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}\n")
     print("| model | check | seconds, median (least to most) | of CPU | peak memory | times the weights in float64 |")
     print("|---|---|---|---|---|---|")
-    for name in given.models:
+    for name in args.models:
         config = vit_spec.get(name)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"{name}.safetensors"
-            parity.save(path, perturbed(config), config, "jax")
+            parity.save(path, perturbed_params(config), config, "jax")
             for what, options in CHECKS.items():
-                runs = [measured(path, options) for _ in range(given.runs)]
+                runs = [measure_check(path, options) for _ in range(args.runs)]
                 seconds, cpu, peak, verdicts = zip(*runs, strict=True)
                 times = max(peak) / (8 * vit_spec.count(config))
                 spread = f"{median(seconds):.0f} ({min(seconds):.0f} to {max(seconds):.0f})"

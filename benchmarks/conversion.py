@@ -1,12 +1,13 @@
-"""How fast a file is converted, against `cp` of the same file, and how much memory that takes.
+"""Speed and memory of a conversion, compared with `cp` of the same file.
 
-    python -m benchmarks.conversion                     # ViT-g, 4 GB: both ways between the twins, several runs
-    python -m benchmarks.conversion --sparse            # ViT-22B, 87 GB of zeros that take no room on the disk
-    python -m benchmarks.conversion --sparse --depth 16 # as many of its blocks as the disk can take when they are written
+    python -m benchmarks.conversion                     # ViT-g, 4 GB: both directions between the twins, several runs
+    python -m benchmarks.conversion --sparse            # ViT-22B, 87 GB of zeros in a sparse file
+    python -m benchmarks.conversion --sparse --depth 16 # 16 of its blocks, so that the result fits on the disk
 
-The source is in the page cache in both cases.  Every run alternates cp and the conversion, and a ratio is of neighbours.
-Memory is what is anonymous, sampled every few milliseconds, above that of the interpreter with its imports; pages of
-files are not counted.  The limit is twice the largest tensor of a block, plus 128 MiB.
+The figures are those of docs/measurements/conversion.md.  The source is in the page cache in both cases.  Runs alternate
+`cp` and the conversion, and each ratio is between neighbouring runs.  Memory is the peak of the process's anonymous memory,
+sampled every three milliseconds, minus that of the interpreter with its imports; pages of mapped files are not counted.
+The limit is twice the largest tensor of a block, plus 128 MiB.
 """
 
 import argparse
@@ -26,35 +27,35 @@ from typing import Any
 import numpy as np
 
 import vit_spec
-from parity.checkpoints.containers import Slot, get
+from parity.checkpoints.containers import ArraySpec, get
 from parity.checkpoints.formats import get as get_format
-from parity.checkpoints.writing import convert, written_by
+from parity.checkpoints.writing import convert, project_version
 from vit_spec import ViTConfig
 
 
-def anonymous() -> int:
-    """Bytes of this process that no file backs."""
+def anonymous_bytes() -> int:
+    """Return the bytes of anonymous memory of this process."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
 
 
-def source(path: Path, config: ViTConfig) -> None:
-    """Write weights of random bits in the torch format, a megabyte of them over and over."""
+def write_source(path: Path, config: ViTConfig) -> None:
+    """Write a checkpoint of random bits in the torch format: the same 16 MiB again and again."""
     column = get_format("torch").layouts(config)
     shapes = {key: layout.shape(config.sizes) for layout in column.values() for key in layout.keys(config.sizes)}
-    slots = {key: Slot(shape, np.dtype(np.float32)) for key, shape in shapes.items()}
+    specs = {key: ArraySpec(shape, np.dtype(np.float32)) for key, shape in shapes.items()}
     noise = np.random.default_rng(0).integers(0, 2**32, 1 << 22, np.uint32).view(np.float32)
     container = get("safetensors")
-    version = written_by()
-    with container.create(path, slots, {"config": config.to_json(), "format": "torch", "version": version}) as sink:
-        for key, slot in slots.items():
-            size = slot.nbytes // 4
+    version = project_version()
+    with container.create(path, specs, {"config": config.to_json(), "format": "torch", "version": version}) as writer:
+        for key, spec in specs.items():
+            size = spec.nbytes // 4
             for first in range(0, size, len(noise)):
-                sink.put(key, first, noise[: size - first])
+                writer.write(key, first, noise[: size - first])
 
 
-def sparse(path: Path, config: ViTConfig) -> None:
-    """Write a header alone, and a hole for the weights."""
+def write_sparse_source(path: Path, config: ViTConfig) -> None:
+    """Write a safetensors file whose weights are a hole: only the header takes space on the disk."""
     header: dict[str, Any] = {"__metadata__": {"config": config.to_json(), "format": "torch"}}
     end = 0
     for layout in get_format("torch").layouts(config).values():
@@ -68,19 +69,19 @@ def sparse(path: Path, config: ViTConfig) -> None:
         file.truncate(8 + len(text) + end)
 
 
-def measured(path: Path, target: Path, to: str) -> dict[str, float]:
-    """Convert in a process of its own; return seconds and bytes."""
+def convert_in_subprocess(path: Path, target: Path, to: str) -> dict[str, float]:
+    """Run `convert_and_measure` in its own process; return the seconds and the bytes of anonymous memory."""
     command = [sys.executable, "-m", "benchmarks.conversion", "--one", str(path), str(target), to]
     return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
-def one(path: Path, target: Path, to: str) -> None:
-    """What `measured` runs."""
-    before, peak, done = anonymous(), [0], threading.Event()
+def convert_and_measure(path: Path, target: Path, to: str) -> None:
+    """Convert a file and print the seconds and the peak of anonymous memory as JSON."""
+    before, peak, done = anonymous_bytes(), [0], threading.Event()
 
     def sample() -> None:
         while not done.wait(0.003):
-            peak[0] = max(peak[0], anonymous())
+            peak[0] = max(peak[0], anonymous_bytes())
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -92,58 +93,58 @@ def one(path: Path, target: Path, to: str) -> None:
     print(json.dumps({"seconds": seconds, "anonymous": peak[0] - before}))
 
 
-def _spread(values: list[float]) -> str:
+def format_spread(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def main() -> None:
-    """Print a line for each direction."""
+    """Print the time and memory of each direction."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="by default vit_g14, and vit_22b14 where it is sparse")
-    parser.add_argument("--sparse", action="store_true", help="a source of holes: for memory, not for speed")
-    parser.add_argument("--depth", type=int, help="blocks; by default the model's")
+    parser.add_argument("--model", help="named model; default: vit_g14, or vit_22b14 with --sparse")
+    parser.add_argument("--sparse", action="store_true", help="convert a sparse file: measures memory, not speed")
+    parser.add_argument("--depth", type=int, help="number of blocks; default: that of the model")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where to write; by default the system's for temporary files")
+    parser.add_argument("--folder", type=Path, help="folder to write to; default: the system's folder for temporary files")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.one:
-        path, target, to = given.one
-        one(Path(path), Path(target), to)
+    args = parser.parse_args()
+    if args.one:
+        path, target, to = args.one
+        convert_and_measure(Path(path), Path(target), to)
         return
-    name = given.model or ("vit_22b14" if given.sparse else "vit_g14")
+    name = args.model or ("vit_22b14" if args.sparse else "vit_g14")
     config = vit_spec.get(name)
-    config = config.replace(depth=given.depth or config.depth)
+    config = config.replace(depth=args.depth or config.depth)
     largest = 4 * max(row.size // (config.depth if "block" in row.axes else 1) for row in vit_spec.rows(config).values())
     limit = 2 * largest + (128 << 20)
-    folder = Path(tempfile.mkdtemp(dir=given.folder))
+    folder = Path(tempfile.mkdtemp(dir=args.folder))
     try:
         first = folder / "torch.safetensors"
-        (sparse if given.sparse else source)(first, config)
+        (write_sparse_source if args.sparse else write_source)(first, config)
         print(f"{name}, {config.depth} blocks, {first.stat().st_size / 1e9:.2f} GB; memory at most {limit >> 20} MiB")
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "parity", "inspect", first], check=True, capture_output=True)
-        print(f"inspect: {time.perf_counter() - start:.2f} s, from the start of the interpreter")
-        if given.sparse:
+        print(f"inspect: {time.perf_counter() - start:.2f} s, including the start of the interpreter")
+        if args.sparse:
             needed, free = first.stat().st_size, shutil.disk_usage(folder).free
             if needed > free:
-                print(f"not converted: that takes {needed / 1e9:.0f} GB, and the disk has {free / 1e9:.0f} GB left")
+                print(f"not converted: the result takes {needed / 1e9:.0f} GB, and the disk has {free / 1e9:.0f} GB free")
                 return
-            found = measured(first, folder / "jax.safetensors", "jax")
-            print(f"torch -> jax: {found['seconds']:.0f} s, {found['anonymous'] >> 20} MiB anonymous")
+            result = convert_in_subprocess(first, folder / "jax.safetensors", "jax")
+            print(f"torch to jax: {result['seconds']:.0f} s, {result['anonymous'] >> 20} MiB anonymous")
             return
         zipped = folder / "torch.pth"
         convert(first, zipped, "torch")
         directions = (
-            ("torch -> jax", first, "jax"),
-            ("jax -> torch", folder / "jax.safetensors", "torch"),
-            ("torch in .pth, whose CRCs are checked -> jax", zipped, "jax"),
+            ("torch to jax", first, "jax"),
+            ("jax to torch", folder / "jax.safetensors", "torch"),
+            ("torch in .pth, whose CRCs are checked, to jax", zipped, "jax"),
         )
         for name, path, to in directions:
             ratios, speeds, peaks = [], [], []
-            for _ in range(given.runs):
+            for _ in range(args.runs):
                 copy = folder / "copy"
                 copy.unlink(missing_ok=True)
-                os.sync()  # what was written before must not be waited for
+                os.sync()  # so that cp does not wait for earlier writes
                 start = time.perf_counter()
                 subprocess.run(["cp", path, copy], check=True)
                 seconds = time.perf_counter() - start
@@ -151,15 +152,16 @@ def main() -> None:
                 target = folder / f"{to}.safetensors" if to == "jax" else folder / "back.safetensors"
                 target.unlink(missing_ok=True)
                 os.sync()
-                found = measured(path, target, to)
-                ratios.append(found["seconds"] / seconds)
-                speeds.append(path.stat().st_size / found["seconds"] / 1e9)
-                peaks.append(found["anonymous"])
+                result = convert_in_subprocess(path, target, to)
+                ratios.append(result["seconds"] / seconds)
+                speeds.append(path.stat().st_size / result["seconds"] / 1e9)
+                peaks.append(result["anonymous"])
             print(
-                f"{name}: {_spread(ratios)} times cp, {_spread(speeds)} GB/s, {max(peaks) >> 20} MiB anonymous", flush=True
+                f"{name}: {format_spread(ratios)} times cp, {format_spread(speeds)} GB/s, {max(peaks) >> 20} MiB anonymous",
+                flush=True,
             )
         same = subprocess.run(["cmp", "--silent", first, folder / "back.safetensors"]).returncode == 0
-        print("there and back: the same bytes" if same else "there and back: NOT the same bytes")
+        print("torch to jax to torch: the same bytes" if same else "torch to jax to torch: NOT the same bytes")
     finally:
         shutil.rmtree(folder)
 

@@ -1,7 +1,8 @@
-"""What it costs to know a data set again: the fingerprint of many files, beside listing them.
+"""The time to compute the fingerprint of a data set of many files, compared with listing them.
 
-Run `python -m benchmarks.fingerprint [--files 100000] [--runs 5]`; it prints the table of docs/training.md.  Files of 20 kB
-are made in a temporary folder, in 100 class folders; times are processor time, from the page cache.
+Run `python -m benchmarks.fingerprint [--files 100000] [--runs 5]`; it prints the table of docs/measurements/training.md.
+It writes files of 20 kB to 100 class folders in a temporary folder.  Times are processor time, with the files in the page
+cache.
 """
 
 import argparse
@@ -15,16 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from train.data.fingerprint import Fingerprint
-from train.data.sources import Source
+from train.data.sources import Dataset
 from train.data.sources.decoding import SUFFIXES
-from train.data.sources.examples import Files, examples
-from train.data.sources.files import below
+from train.data.sources.examples import ImageFiles, make_examples
+from train.data.sources.files import walk_files
 
 CLASSES, SIZE = 100, 20_000
 
 
-def made(root: Path, count: int) -> None:
-    """Write so many files of random bytes."""
+def write_files(root: Path, count: int) -> None:
+    """Write `count` files of random bytes."""
     rng = np.random.default_rng(0)
     for i in range(count):
         folder = root / f"class{i % CLASSES:02}"
@@ -32,15 +33,15 @@ def made(root: Path, count: int) -> None:
         (folder / f"{i:07}.jpg").write_bytes(rng.bytes(SIZE))
 
 
-def source(root: Path) -> Source:
-    """The files as a data set whose images nobody decodes."""
-    paths = list(below(str(root), SUFFIXES))
-    train = examples(Files(root, paths), np.zeros(len(paths), np.int64))
-    return Source(train, train.take(range(10)), "classes", ("a",), 3, None, ())
+def make_dataset(root: Path) -> Dataset:
+    """Return the files as a data set; they cannot be decoded."""
+    paths = list(walk_files(str(root), SUFFIXES))
+    train = make_examples(ImageFiles(root, paths), np.zeros(len(paths), np.int64))
+    return Dataset(train, train.take(range(10)), "classes", ("a",), 3, None, ())
 
 
-def timed(what: str, run: Callable[[], object], runs: int) -> None:
-    """Print the median and range of the processor time of something."""
+def print_time(what: str, run: Callable[[], object], runs: int) -> None:
+    """Print the median and range of the processor time of `run`."""
     times = []
     for _ in range(runs):
         start = time.process_time()
@@ -56,14 +57,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        made(Path(folder), given.files)
-        data = source(Path(folder))
+        write_files(Path(folder), given.files)
+        data = make_dataset(Path(folder))
         size = given.files * SIZE / 2**20
         print(f"{given.files:,} files, {size:,.0f} MiB; {len(os.sched_getaffinity(0))} cores\n")
         print("| what | time |\n| --- | --- |")
-        timed("listing the files", lambda: list(below(folder, SUFFIXES)), given.runs)
-        timed("`--compare-data sample`", lambda: Fingerprint.of(data), given.runs)
-        timed("`--compare-data all`", lambda: Fingerprint.of(data, every_byte=True), given.runs)
+        print_time("listing the files", lambda: list(walk_files(folder, SUFFIXES)), given.runs)
+        print_time("`--compare-data sample`", lambda: Fingerprint.compute(data), given.runs)
+        print_time("`--compare-data all`", lambda: Fingerprint.compute(data, every_byte=True), given.runs)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Proof at full size: gates G0 and G1 for models as they are published, with XLA's CPU matrix-kernel fusion on and off.
+"""Test gates G0 and G1 on models at full size, with XLA's CPU matrix-kernel fusion on and off.
 
-Run `python -m benchmarks.full_size [MODEL ...]`; it prints the table of docs/parity.md.  Weights are a fresh model's with
-noise on every entry, images two of noise on a slope, and everything that `parity.compare` measures counts.
+Run `python -m benchmarks.full_size [MODEL ...]`; it prints the table of docs/measurements/parity.md.  Weights are those of
+an initialised model with noise on every entry.  The two images are a brightness gradient with noise.  Every tensor of
+`parity.compare` is tested.
 """
 
 import platform
@@ -9,17 +10,17 @@ import sys
 from importlib.metadata import version
 
 import vit_spec
-from parity.comparison.localisation import GRADIENT
+from parity.comparison.localisation import GRADIENT_OF
 from parity.comparison.twins import Report, compare
-from tests.twins import FUSION, perturbed, pictures
+from tests.twins import FUSION, perturbed_params, random_images
 
 MODELS = ["vit_s16", "vit_b16", "vit_l16", *(name for name in vit_spec.names() if name.startswith("article_"))]
 
 
-def line(name: str, fusion: str, report: Report) -> str:
-    """One row of the table."""
-    forward = [m for m in report.measures if not m.name.startswith(GRADIENT) and m.name != "gradient"]
-    gradients = [m for m in report.measures if m.name.startswith(GRADIENT)]
+def table_row(name: str, fusion: str, report: Report) -> str:
+    """Return one row of the table."""
+    forward = [m for m in report.measures if not m.name.startswith(GRADIENT_OF) and m.name != "gradient"]
+    gradients = [m for m in report.measures if m.name.startswith(GRADIENT_OF)]
     logits = next(m for m in report.measures if m.name == "logits")
     whole = report.measures[-1]
     worst = [f"{max(m.difference for m in measures):.1e}" for measures in (forward, gradients)]
@@ -30,16 +31,19 @@ def line(name: str, fusion: str, report: Report) -> str:
 
 
 def main() -> None:
-    """Print the table, a row as it is known."""
+    """Print the table, each row as soon as it is computed."""
     versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "flax", "torch", "numpy"))
     print(f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}, {versions}\n")
     print("| model | fusion | forward | gradients | logits, float32 | gradient, float32 | tensors | |")
     print("|---|---|---|---|---|---|---|---|")
     for name in sys.argv[1:] or MODELS:
         config = vit_spec.get(name)
-        params = perturbed(config)
+        params = perturbed_params(config)
         for fusion, options in FUSION.items():
-            print(line(name, fusion, compare(config, params, images=pictures(config), xla_options=options)), flush=True)
+            print(
+                table_row(name, fusion, compare(config, params, images=random_images(config), xla_options=options)),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

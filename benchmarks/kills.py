@@ -1,10 +1,10 @@
-"""Runs that are killed over and over: does each go on to the losses of a run left alone, and how much is done twice?
+"""Kill runs at random moments: does each resume to the records of a run that was never killed, and how much is repeated?
 
-Run `python -m benchmarks.kills [--kills 100] [--seed 0]`; it prints the table of docs/training.md.  A model of few weights
-and many patches is trained on the digits, so that a step takes longer than to write a checkpoint.  Each run is killed at
-random moments, by SIGKILL as by a power cut or by SIGTERM as by a cluster, some times over, every third time as soon as a
-checkpoint is begun; and then it is left to end.  Every record of it has to be that of the unbroken run, bit for bit, and no
-kill may cost more steps than lie between two checkpoints.
+Run `python -m benchmarks.kills [--kills 100] [--seed 0]`; it prints the figures of docs/guides/resume.md.  A model with few
+weights and many patches is trained on the digits, so that a step takes longer than writing a checkpoint.  Each run is
+killed up to five times, by SIGKILL as in a power cut or by SIGTERM as by a cluster, a third of the times as soon as a
+checkpoint is being written.  Then it runs to its end.  All of its records must equal those of the reference run, bit for
+bit, and no kill may cost more steps than lie between two checkpoints.
 """
 
 import argparse
@@ -29,18 +29,18 @@ SHAPE = ["patch_size=2", "width=32", "depth=2", "num_heads=2", "mlp_dim=64", "re
 LENGTHS = ["--epochs", f"{STEPS}steps", "--save-every", f"{INTERVAL}steps", "--eval-every", "20steps", "--log-every", "1"]
 SIZE = ["--batch-size", "16", "--model.image-size", "48", "48", "--model.changes", *SHAPE]
 ARGUMENTS = ["--config", "tiny", *SIZE, *LENGTHS, "--ema", "0.9"]
-LONGEST = 3  # seconds from the first new record to a kill
+MAX_DELAY = 3  # seconds from the first new record to a kill
 NAMES = {signal.SIGKILL: "SIGKILL", signal.SIGTERM: "SIGTERM"}
 
 
-def started(run: Path) -> subprocess.Popen[str]:
-    """The trainer, as a process of its own."""
+def start_trainer(run: Path) -> subprocess.Popen[str]:
+    """Start the trainer in a new process."""
     command = [sys.executable, "-m", "train.jax", *ARGUMENTS, "--no-tensorboard", "--run", str(run)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def records(run: Path) -> list[dict[str, float]]:
-    """What a run measured, without how long it took; a line that was cut off is none."""
+def read_records(run: Path) -> list[dict[str, float]]:
+    """Return the records of a run without their times; skip a line that was cut off."""
     found = []
     path = run / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -52,84 +52,95 @@ def records(run: Path) -> list[dict[str, float]]:
     return found
 
 
-def reached(run: Path) -> int:
-    """The last step of which there is a record."""
-    return max((int(record["step"]) for record in records(run)), default=0)
+def last_step(run: Path) -> int:
+    """Return the last step that has a record; 0 if there is none."""
+    return max((int(record["step"]) for record in read_records(run)), default=0)
 
 
-class Turn(NamedTuple):
-    """What one process did: the step that it went on from, and the last that it recorded; how it ended."""
+class ProcessResult(NamedTuple):
+    """What one process of a run did.
 
-    begun: int
-    reached: int
-    saving: bool
-    ended: bool
+    resumed_step: the step from which it resumed; 0 if it started the run.
+    last_step: the last step that has a record.
+    was_saving: whether a checkpoint was being written when it was killed.
+    is_finished: whether it ended with status 0.
+    """
+
+    resumed_step: int
+    last_step: int
+    was_saving: bool
+    is_finished: bool
     output: str
 
 
-def saving(run: Path) -> bool:
+def is_saving(run: Path) -> bool:
     """Whether a checkpoint is being written, or was when the run ended."""
     folder = run / "checkpoints"
     return folder.exists() and any("tmp" in path.name for path in folder.iterdir())
 
 
-def turn(run: Path, number: signal.Signals | None, wait: float, *, into_a_save: bool) -> Turn:
-    """Start or go on with a run; kill it so long after its first record, or in the save after that; None: let it end."""
-    before = reached(run)
-    with started(run) as process:
-        while number and process.poll() is None and reached(run) == before:
+def run_until_killed(run: Path, number: signal.Signals | None, delay: float, *, during_save: bool) -> ProcessResult:
+    """Start or resume a run, and send it a signal.
+
+    number: the signal; None: let the run end.
+    delay: seconds from its first new record to the signal.
+    during_save: after the delay, wait until a checkpoint is being written.
+    """
+    before = last_step(run)
+    with start_trainer(run) as process:
+        while number and process.poll() is None and last_step(run) == before:
             time.sleep(0.02)
         if number:
-            time.sleep(wait)
-            while into_a_save and process.poll() is None and not saving(run):
+            time.sleep(delay)
+            while during_save and process.poll() is None and not is_saving(run):
                 time.sleep(0.001)
-            within = saving(run)
+            was_saving = is_saving(run)
             process.send_signal(number)
         output, _ = process.communicate()
-    went_on = re.search(r"going on from step ([\d,]+)", output)
-    begun = int(went_on[1].replace(",", "")) if went_on else 0
-    return Turn(begun, reached(run), bool(number) and within, process.returncode == 0, output)
+    match = re.search(r"resuming from step ([\d,]+)", output)
+    resumed_step = int(match[1].replace(",", "")) if match else 0
+    return ProcessResult(resumed_step, last_step(run), bool(number) and was_saving, process.returncode == 0, output)
 
 
 def main() -> None:
-    """Print what came of it."""
+    """Kill runs, print the table, and exit with 1 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    chance, counts, twice, wrong = random.Random(given.seed), Counter[str](), [], 0
+    args = parser.parse_args()
+    rng, counts, repeated_steps, failed = random.Random(args.seed), Counter[str](), [], 0
     versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "orbax-checkpoint", "grain"))
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}\n")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
-        unbroken = Path(folder) / "unbroken"
-        with started(unbroken) as process:
+        reference = Path(folder) / "reference"
+        with start_trainer(reference) as process:
             output, _ = process.communicate()
             assert process.returncode == 0, output
-        wanted, runs, kills = records(unbroken), 0, 0
-        while kills < given.kills:
+        expected, runs, kills = read_records(reference), 0, 0
+        while kills < args.kills:
             runs += 1
-            run, at = Path(folder) / f"run-{runs}", 0
-            signals = [chance.choice([*NAMES]) for _ in range(chance.randint(1, 5))]
+            run, last = Path(folder) / f"run-{runs}", 0
+            signals = [rng.choice([*NAMES]) for _ in range(rng.randint(1, 5))]
             for number in (*signals, None):
-                done = turn(run, number, chance.uniform(0, LONGEST), into_a_save=chance.random() < 1 / 3)
-                twice.append(at - done.begun)
-                at = done.reached
-                if done.ended or number is None:
+                result = run_until_killed(run, number, rng.uniform(0, MAX_DELAY), during_save=rng.random() < 1 / 3)
+                repeated_steps.append(last - result.resumed_step)
+                last = result.last_step
+                if result.is_finished or number is None:
                     break
                 kills += 1
                 counts[NAMES[number]] += 1
-                counts["while a checkpoint was written"] += done.saving
-            if not done.ended or records(run) != wanted:
-                wrong += 1
-                print(f"run {runs} has other records:\n{done.output}", file=sys.stderr)
-            print(f"{kills} kills, {wrong} of {runs} runs gone wrong", file=sys.stderr, flush=True)
+                counts["while a checkpoint was written"] += result.was_saving
+            if not result.is_finished or read_records(run) != expected:
+                failed += 1
+                print(f"run {runs} has other records:\n{result.output}", file=sys.stderr)
+            print(f"{kills} kills, {failed} of {runs} runs failed", file=sys.stderr, flush=True)
     print("| | |\n|---|---|")
     for name, count in counts.items():
         print(f"| {name} | {count} |")
-    print(f"| runs | {runs}, of which {runs - wrong} ended with the records of the unbroken run, bit for bit |")
-    print(f"| steps done twice after a kill | {max(twice)} at most, with a checkpoint every {INTERVAL} |")
-    sys.exit(bool(wrong) or max(twice) > INTERVAL)
+    print(f"| runs | {runs}, of which {runs - failed} ended with the records of the reference run, bit for bit |")
+    print(f"| steps repeated after a kill | {max(repeated_steps)} at most, with a checkpoint every {INTERVAL} |")
+    sys.exit(bool(failed) or max(repeated_steps) > INTERVAL)
 
 
 if __name__ == "__main__":

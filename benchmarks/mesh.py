@@ -1,8 +1,9 @@
-"""What a mesh costs: the compiled step against the plan, on eight simulated devices, and its compile time by depth.
+"""Memory and communication of the compiled training step on eight simulated devices, compared with the estimate.
 
-Run `python -m benchmarks.mesh [MESH ...] [--depths N ...]`; it prints the tables of docs/training.md.  The model is the
-ViT-Ti/16 with four heads, of 224x224 pixels and eight images a device, in float32; nothing is trained.  Devices are
-simulated on the CPU, whose compiler sums gradients whole where a GPU's sums them into parts.
+Run `python -m benchmarks.mesh [MESH ...] [--depths N ...]`; it prints the tables of docs/measurements/training.md, and the
+compile time for each number of blocks in `--depths`.  The model is ViT-Ti/16 with four heads, with eight images of 224x224
+pixels per device, in float32.  Nothing is trained.  Devices are simulated on the CPU, whose compiler all-reduces gradients
+where that of a GPU reduce-scatters them.
 """
 
 import argparse
@@ -16,98 +17,112 @@ from typing import Any
 
 DEVICES = 8
 MESHES = ["data=8", "fsdp=8", "data=2,fsdp=4", "data=4,tensor=2", "data=2,fsdp=2,tensor=2"]
-IMAGES = 8  # of each device
-TURNS = 5
+IMAGES_PER_DEVICE = 8
+REPEATS = 5
 
 
-def prepared(mesh: str, **changes: Any) -> tuple[Any, Any]:
-    """Return a trainer whose step is not compiled yet, and what was planned, for a config or recipe with changes."""
+def prepare(mesh: str, **changes: Any) -> tuple[Any, Any]:
+    """Return an engine whose step is not compiled yet, and the memory estimate.
+
+    changes: fields of the recipe; `config` has fields of the config.
+    """
     import vit_spec
     from train.jax.engine import JaxEngine
-    from train.jax.memory_estimate import needs
+    from train.jax.memory_estimate import estimate_memory
     from train.recipes import Recipe
 
     config = vit_spec.get("vit_ti16", num_classes=1000, **{"num_heads": 4, **changes.pop("config", {})})
-    recipe = Recipe(batch_size=IMAGES * DEVICES, mesh=mesh, **changes)
-    e = JaxEngine(config, recipe, task="classes", rate=lambda step: 1e-3, start=None, folder=Path("nowhere"))
-    return e, needs(config, recipe, e.mesh.shape, scatters=False)
+    recipe = Recipe(batch_size=IMAGES_PER_DEVICE * DEVICES, mesh=mesh, **changes)
+    engine = JaxEngine(
+        config, recipe, task="classes", learning_rate=lambda step: 1e-3, initial_weights=None, folder=Path("nowhere")
+    )
+    return engine, estimate_memory(config, recipe, engine.mesh.shape, reduce_scatter=False)
 
 
-def table(meshes: list[str]) -> None:
-    """What each mesh's step takes, keeps and sends, and the share of the plan that it is."""
-    from benchmarks.jax_program import program
+def print_meshes(meshes: list[str]) -> None:
+    """Print memory and transfers of the step on each mesh, and their ratios to the estimate."""
+    from benchmarks.jax_program import analyze_program
 
-    print("| mesh | --remat | arguments | of the plan | temporary | of the plan | sent, whole arrays | as planned |")
+    print("| mesh | `--remat` | arguments | / estimate | temporary | / estimate | transfers | as estimated |")
     print("|---|---|---|---|---|---|---|---|")
     for mesh in meshes:
         for remat in ("none", "dots", "full"):
-            e, planned = prepared(mesh, remat=remat)
-            made = program(e._update, e.mesh.shape)
-            sent = sum(made.transfers.values())
-            share, kept = made.arguments / planned.state, made.temporary / (planned.total - planned.state)
-            same = "yes" if made.transfers == planned.transfers else f"{sent / sum(planned.transfers.values()):.3f}"
+            engine, estimate = prepare(mesh, remat=remat)
+            compiled = analyze_program(engine._compiled_step, engine.mesh.shape)
+            transferred = sum(compiled.transfers.values())
+            ratio, temporary_ratio = (
+                compiled.arguments / estimate.state,
+                compiled.temporary / (estimate.total - estimate.state),
+            )
+            agreement = (
+                "yes"
+                if compiled.transfers == estimate.transfers
+                else f"{transferred / sum(estimate.transfers.values()):.3f}"
+            )
             print(
-                f"| {mesh} | {remat} | {made.arguments / 2**20:.1f} MiB | {share:.4f} | {made.temporary / 2**20:.0f} MiB "
-                f"| {kept:.2f} | {sent / 2**20:.1f} MiB | {same} |",
+                f"| {mesh} | {remat} | {compiled.arguments / 2**20:.1f} MiB | {ratio:.4f} "
+                f"| {compiled.temporary / 2**20:.0f} MiB | {temporary_ratio:.2f} "
+                f"| {transferred / 2**20:.1f} MiB | {agreement} |",
                 flush=True,
             )
 
 
-def optimizers(meshes: list[str]) -> None:
-    """What each optimizer's step sends, and what a device computes of it, beyond AdamW's."""
-    from benchmarks.jax_program import program
-    from train.plan import sent
+def print_optimizers(meshes: list[str]) -> None:
+    """Print the bytes that a device sends with each optimizer, and the FLOPs beyond those with AdamW."""
+    from benchmarks.jax_program import analyze_program
+    from train.plan import bytes_sent
     from train.recipes import Optimizer
 
-    print("\n| mesh | optimizer | sent by a device | as planned | operations of a device beyond AdamW's |")
+    print("\n| mesh | optimizer | sent per device | as estimated | FLOPs per device beyond AdamW's |")
     print("|---|---|---|---|---|")
     for mesh in meshes:
-        least = None
+        adamw_flops = None
         for name in ("adamw", "muon", "adafactor", "lamb"):
-            e, planned = prepared(mesh, optimizer=Optimizer(name=name))
-            made = program(e._update, e.mesh.shape)
-            flops = e._update.cost_analysis()["flops"]
-            least = flops if least is None else least
-            moved = sum(sent(*key, size, e.mesh.shape) for key, size in made.transfers.items())
-            same = "yes" if made.transfers == planned.transfers else "no"
+            engine, estimate = prepare(mesh, optimizer=Optimizer(name=name))
+            compiled = analyze_program(engine._compiled_step, engine.mesh.shape)
+            flops = engine._compiled_step.cost_analysis()["flops"]
+            adamw_flops = flops if adamw_flops is None else adamw_flops
+            sent = sum(bytes_sent(*key, size, engine.mesh.shape) for key, size in compiled.transfers.items())
+            agreement = "yes" if compiled.transfers == estimate.transfers else "no"
             print(
-                f"| {mesh} | {name} | {moved / 2**20:.1f} MiB | {same} | {round((flops - least) / 1e9, 1) + 0} GFLOP |",
+                f"| {mesh} | {name} | {sent / 2**20:.1f} MiB | {agreement} "
+                f"| {round((flops - adamw_flops) / 1e9, 1) + 0} GFLOP |",
                 flush=True,
             )
 
 
-def depths(mesh: str, counts: list[int]) -> None:
-    """How long the step takes to trace and to compile for so many blocks: medians of turns."""
+def print_compile_times(mesh: str, depths: list[int]) -> None:
+    """Print the time to trace and compile the step for each number of blocks: median and range of `REPEATS`."""
     import jax
 
-    took: dict[int, list[float]] = {depth: [] for depth in counts}
-    for turn in range(TURNS + 1):
-        for depth in counts:
-            e, _ = prepared(mesh, config={"depth": depth})
-            jax.block_until_ready(e._state)  # its weights are drawn in the background
-            began = time.perf_counter()
-            assert e._update
-            if turn:  # the first pays for what is only ever done once
-                took[depth].append(time.perf_counter() - began)
-    print("\n| blocks | seconds to compile (least to most) | of the first |")
+    times: dict[int, list[float]] = {depth: [] for depth in depths}
+    for repeat in range(REPEATS + 1):
+        for depth in depths:
+            engine, _ = prepare(mesh, config={"depth": depth})
+            jax.block_until_ready(engine._state)  # the initial weights are computed asynchronously
+            start = time.perf_counter()
+            assert engine._compiled_step
+            if repeat:  # the first also does what a process does only once
+                times[depth].append(time.perf_counter() - start)
+    print("\n| blocks | compile time, s | / first row |")
     print("|---|---|---|")
-    for depth, seconds in took.items():
-        share = median(seconds) / median(took[counts[0]])
-        print(f"| {depth} | {median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f}) | {share:.2f} |")
+    for depth, seconds in times.items():
+        ratio = median(seconds) / median(times[depths[0]])
+        print(f"| {depth} | {median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f}) | {ratio:.2f} |")
 
 
 def main() -> None:
-    """Print the tables, a row as it is known."""
+    """Print the tables, each row as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("meshes", nargs="*", default=MESHES, metavar="MESH")
     parser.add_argument("--depths", type=int, nargs="*", default=[12, 48], metavar="N")
-    given = parser.parse_args()
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"  # ahead of jax
+    args = parser.parse_args()
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"  # before jax is imported
     versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "flax", "optax"))
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}\n")
-    table(given.meshes)
-    optimizers(given.meshes)
-    depths(given.meshes[0], given.depths)
+    print_meshes(args.meshes)
+    print_optimizers(args.meshes)
+    print_compile_times(args.meshes[0], args.depths)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What does `diagnose` say of faults that are drawn from operations, and not from its catalogue?
+"""Measure how `diagnose` answers random faults, which do not come from its catalogue.
 
     python -m benchmarks.random_faults                 # 100 faults of models 192 and 384 wide, three blocks deep
     python -m benchmarks.random_faults --count 20 --small
 
-A call of a forward pass, in one block or in all, is replaced by a random mutation of it (`tests/faults/operations.py`); the
-expected outputs are float64, float32, float32 written as float64, printed to five decimals, or made with weights that were
-rounded afterwards, with or without intermediates.  An answer is right where the causes that it names explain the faulty
-model's outputs on images that the diagnosis has not seen; otherwise it must be UNKNOWN, and name the block of the fault or
-say that the logits alone do not tell it.
+A call of a forward pass, in one block or in all, is replaced by a random mutation (`tests/faults/operations.py`).  The
+expected outputs are float64, float32, float32 stored as float64, printed to five decimals, or made with weights that were
+rounded afterwards, with or without intermediates.  An answer is right if the causes that it names explain the outputs of
+the faulty model on new images.  Otherwise it must be UNKNOWN, and name the block of the fault or say that the logits alone
+do not identify it.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import vit_spec
-from tests.faults.operations import Judged, judged
-from tests.twins import small
+from tests.faults.operations import Assessment, assess_random_fault
+from tests.twins import small_config
 from vit_spec import ViTConfig
 
 MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -43,46 +43,47 @@ def config_of(seed: int, reduced: bool) -> ViTConfig:
     name, changes = MODELS[seed % len(MODELS)]
     base = vit_spec.get(name)
     if reduced:
-        return small(base).replace(**changes)
+        return small_config(base).replace(**changes)
     width = (192, 384)[seed // len(MODELS) % 2]
     size = (4 * base.patch_size[0], 3 * base.patch_size[1])
     sizes = {"width": width, "num_heads": width // 64, "mlp_dim": 4 * width, "depth": 3, "num_classes": 10}
     return base.replace(image_size=size, **sizes).replace(**changes)
 
 
-def one(given: tuple[int, bool]) -> Judged:
-    """Draw a fault and judge its diagnosis; a traceback is an outcome too."""
+def assess(case: tuple[int, bool]) -> Assessment:
+    """Draw a fault and assess its diagnosis; an exception counts as a wrong outcome."""
     import torch
 
     torch.set_num_threads(1)
-    seed, reduced = given
+    seed, reduced = case
     try:
-        return judged(config_of(seed, reduced), seed, count=8)
+        return assess_random_fault(config_of(seed, reduced), seed, count=8)
     except Exception as error:
-        told = f"wrong: traceback, {type(error).__name__}"
-        return Judged(f"seed {seed}", "", False, told, traceback.format_exc(limit=-2))
+        outcome = f"wrong: traceback, {type(error).__name__}"
+        return Assessment(f"seed {seed}", "", False, outcome, traceback.format_exc(limit=-2))
 
 
 def main() -> None:
-    """Print a line for each fault, and the totals."""
+    """Print a line for each fault, then the totals."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=100, help="faults")
-    parser.add_argument("--seed", type=int, default=0, help="of the first fault")
-    parser.add_argument("--small", action="store_true", help="models 16 wide")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
-    given = parser.parse_args()
+    parser.add_argument("--count", type=int, default=100, help="number of faults")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first fault")
+    parser.add_argument("--small", action="store_true", help="use models of width 16")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of processes")
+    args = parser.parse_args()
     start, totals = time.perf_counter(), {True: Counter[str](), False: Counter[str]()}
-    seeds = [(given.seed + number, given.small) for number in range(given.count)]
-    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
-        for (seed, _), found in zip(seeds, pool.map(one, seeds), strict=True):
-            totals[found.intermediates][found.outcome.partition(":")[0]] += 1
-            inner = "with intermediates" if found.intermediates else "logits alone"
-            print(f"{seed}: {found.fault} | {found.precision}, {inner} | {found.outcome} | {found.said}", flush=True)
-    for given_inner, outcomes in totals.items():
+    seeds = [(args.seed + number, args.small) for number in range(args.count)]
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+        for (seed, _), result in zip(seeds, pool.map(assess, seeds), strict=True):
+            totals[result.intermediates][result.outcome.partition(":")[0]] += 1
+            conditions = "with intermediates" if result.intermediates else "logits alone"
+            print(
+                f"{seed}: {result.fault} | {result.precision}, {conditions} | {result.outcome} | {result.said}",
+                flush=True,
+            )
+    for with_inner, outcomes in totals.items():
         counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-        print(
-            f"{'With intermediates' if given_inner else 'By the logits alone'}, {sum(outcomes.values())} faults: {counts}"
-        )
+        print(f"{'With intermediates' if with_inner else 'By the logits alone'}, {sum(outcomes.values())} faults: {counts}")
     print(f"{time.perf_counter() - start:.0f} s", file=sys.stderr)
 
 

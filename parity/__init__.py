@@ -1,6 +1,6 @@
-"""Move weights between formats without losing a bit, and prove that two models compute the same function.
+"""Convert checkpoints between formats without losing a bit, and prove that two models compute the same function.
 
-Each name is loaded when it is first used: reading a checkpoint does not load what compares models.
+Names are imported lazily, on first use: reading a checkpoint does not import the code that compares models.
 """
 
 from importlib import import_module
@@ -31,7 +31,7 @@ __all__ = [
     "write",
 ]
 
-if not TYPE_CHECKING:  # for a type checker a module with this function has every attribute
+if not TYPE_CHECKING:  # a type checker would assume that a module with __getattr__ has every attribute
     _MODULES = {
         "AssumptionWarning": "checkpoints.config_inference",
         "Checkpoint": "checkpoints.weights",
@@ -51,8 +51,8 @@ if not TYPE_CHECKING:  # for a type checker a module with this function has ever
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = import_module(f"parity.{_MODULES[name]}")
-        found = globals()[name] = module if _MODULES[name].endswith(name) else getattr(module, name)
-        return found
+        attribute = globals()[name] = module if _MODULES[name].endswith(name) else getattr(module, name)
+        return attribute
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

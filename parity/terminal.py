@@ -1,7 +1,7 @@
-"""Printing to the terminal: the one place through which every message and every table of the commands goes.
+"""Print to the terminal: all messages and tables of the commands go through this module.
 
-Names in files can hold escape sequences and directional overrides, which a terminal would obey, and can be of any length.
-So all text is made printable (see `vit_spec.printable`) before it reaches the terminal.
+Names in files can contain escape sequences and bidirectional overrides, which a terminal would execute, and can have any
+length.  All text is therefore made printable first: see `vit_spec.printable`.
 """
 
 import sys
@@ -12,11 +12,11 @@ from rich.console import Console, JustifyMethod, OverflowMethod
 from rich.style import Style
 from rich.text import Text
 
-from vit_spec.printable import LONGEST, printable
+from vit_spec.printable import MAX_MESSAGE_LENGTH, printable
 
 
 class Terminal(Console):
-    """A console that prints every text as it is, without markup, highlighting or emoji codes, and made printable."""
+    """A rich console that makes text printable and prints it without markup, highlighting or emoji codes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
@@ -33,35 +33,38 @@ class Terminal(Console):
         highlight: bool | None = None,
         highlighter: Callable[[str | Text], Text] | None = None,
     ) -> Text:
-        """Return a text that a terminal cannot mistake for commands.  Rich calls this for every `str` that it prints."""
-        safe = printable(text, keep="\n", longest=LONGEST)
+        """Return printable text without control sequences.  Rich calls this method for every `str` that it prints."""
+        safe = printable(text, keep="\n", max_length=MAX_MESSAGE_LENGTH)
         return Text(safe, style=style, justify=justify, overflow=overflow)
 
 
 def console(*, stderr: bool = False) -> Terminal:
-    """Return a console as wide as the terminal; a pipe or a file has no width, and there no line is broken."""
-    found = Terminal(stderr=stderr)
-    if not found.is_terminal:
-        found.width = 10_000
-    return found
+    """Return a console as wide as the terminal.  For a pipe or a file, lines are not wrapped."""
+    terminal = Terminal(stderr=stderr)
+    if not terminal.is_terminal:
+        terminal.width = 10_000
+    return terminal
 
 
-def say(*lines: Any) -> None:
-    """Print lines, or tables of rich."""
+def print_lines(*lines: Any) -> None:
+    """Print lines of text, or rich tables, to stdout."""
     for line in lines:
         console().print(line)
 
 
-def report(text: Any) -> None:
-    """Print a text of many lines as it is, such as a report, whose names are capped one by one."""
+def print_report(text: Any) -> None:
+    """Print text of several lines, such as a report, to stdout.
+
+    Unlike messages, it is not limited in length: the report limits the length of each name.
+    """
     print(printable(str(text), keep="\n"))
 
 
-def complain(message: object) -> None:
-    """Print an error to stderr, in one line."""
-    note(f"error: {message}")
+def print_error(message: object) -> None:
+    """Print an error to stderr as one line."""
+    print_note(f"error: {message}")
 
 
-def note(message: object) -> None:
-    """Print a line to stderr."""
-    print(printable(" ".join(str(message).split("\n")), longest=LONGEST), file=sys.stderr)
+def print_note(message: object) -> None:
+    """Print a message to stderr as one line."""
+    print(printable(" ".join(str(message).split("\n")), max_length=MAX_MESSAGE_LENGTH), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the tests of the containers share: arrays of every type and kind, writing them, and reading them back."""
+"""Helpers for the tests of containers: arrays of every dtype, writing them, and reading them back."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from parity.checkpoints.containers.container import Container, Contents, Slot
+from parity.checkpoints.containers.container import ArraySpec, Container, Contents
 from vit_spec import InputError
 
 FLOATS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
@@ -15,8 +15,8 @@ INTEGERS = {f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u
 DTYPES = {name: np.dtype(dtype) for name, dtype in {**FLOATS, **INTEGERS, "bool": np.bool_}.items()}
 
 
-def draw(seed=0):
-    """Arrays of random bits, NaNs among them, of every dtype; one without dimensions and one without entries."""
+def random_arrays(seed=0):
+    """Return arrays of random bits, including NaNs: for each dtype a matrix, a scalar and an empty array."""
     rng = np.random.default_rng(seed)
     arrays = {}
     for name, dtype in DTYPES.items():
@@ -26,44 +26,44 @@ def draw(seed=0):
     return arrays
 
 
-def slots(arrays):
-    return {key: Slot(array.shape, array.dtype) for key, array in arrays.items()}
+def specs_of(arrays):
+    return {key: ArraySpec(array.shape, array.dtype) for key, array in arrays.items()}
 
 
-def put(sink, arrays, piece=7):
-    """Put arrays in pieces of so many entries."""
+def write_in_pieces(writer, arrays, piece=7):
+    """Write arrays in pieces of `piece` elements."""
     for key, array in arrays.items():
         flat = np.ascontiguousarray(array).reshape(-1)
         for first in range(0, flat.size, piece):
-            sink.put(key, first, flat[first : first + piece])
+            writer.write(key, first, flat[first : first + piece])
 
 
-def write(container: Container, path: Path, arrays, notes=None) -> Path:
-    with container.create(path, slots(arrays), notes or {}) as sink:
-        put(sink, arrays)
+def write_arrays(container: Container, path: Path, arrays, metadata=None) -> Path:
+    with container.create(path, specs_of(arrays), metadata or {}) as writer:
+        write_in_pieces(writer, arrays)
     return path
 
 
-def read(contents: Contents):
+def read_all(contents: Contents):
     return {"/".join(path): np.asarray(array) for path, array in contents.arrays.items()}
 
 
-def same_bits(a, b):
+def have_same_bits(a, b):
     return a.keys() == b.keys() and all(
         a[key].dtype == b[key].dtype and a[key].shape == b[key].shape and a[key].tobytes() == b[key].tobytes() for key in a
     )
 
 
-def refusal(container: Container, path: Path, named: Path | None = None) -> str:
-    """Return the one line with which a path is refused, by its headers or when its arrays are read."""
+def error_message(container: Container, path: Path, path_in_message: Path | None = None) -> str:
+    """Return the error for a path that is refused when it is opened or read: one line that has the path."""
     with pytest.raises(InputError) as error:
-        read(container.open(path))
-    assert "\n" not in str(error.value) and str(named or path) in str(error.value)
+        read_all(container.open(path))
+    assert "\n" not in str(error.value) and str(path_in_message or path) in str(error.value)
     return str(error.value)
 
 
-def survives(container: Container, path: Path) -> None:
-    """A file, whatever is in it, gives arrays of the shapes that it says, or the one error."""
+def assert_read_or_refused(container: Container, path: Path) -> None:
+    """Assert that a file, whatever its contents, gives arrays of the declared shapes, or an InputError of one line."""
     try:
         for array in container.open(path).arrays.values():
             assert array.read(0, array.size).shape == (array.size,)
@@ -71,26 +71,26 @@ def survives(container: Container, path: Path) -> None:
         assert "\n" not in str(error)
 
 
-class CountedReads:
-    """How many bytes this process asked its files for, in all system calls that read."""
+class CountReadBytes:
+    """A context manager that counts the bytes that all system calls of this process read."""
 
     def __enter__(self):
         if not Path("/proc/self/io").exists():
             pytest.skip("only Linux counts the bytes that a process reads")
-        self._before = self._now()
+        self._before = self._bytes_read()
         return self
 
     def __exit__(self, *_):
-        self.bytes = self._now() - self._before
+        self.bytes = self._bytes_read() - self._before
 
     @staticmethod
-    def _now():
+    def _bytes_read():
         lines = Path("/proc/self/io").read_text().splitlines()
         return int(dict(line.split(": ") for line in lines)["rchar"])
 
 
-def sparse(path: Path, head: bytes, size: int) -> Path:
-    """Write a file that begins with some bytes and is otherwise a hole."""
+def write_sparse_file(path: Path, head: bytes, size: int) -> Path:
+    """Write a file that begins with some bytes and continues as a hole."""
     path.write_bytes(head)
     os.truncate(path, size)
     return path

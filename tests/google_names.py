@@ -1,4 +1,4 @@
-"""Google's names for the weights of a golden file, written once more, sharing nothing with `parity.checkpoints.formats`."""
+"""Google's names for the weights of a golden file, implemented independently of `parity.checkpoints.formats`."""
 
 import numpy as np
 
@@ -8,11 +8,11 @@ Weights = dict[str, np.ndarray]
 
 
 def google_names(weights: Weights, config: ViTConfig, positions: str, *, old: bool = False, scan: bool = False) -> Weights:
-    """Return what one of Google's modules would hold, keys joined by "/".
+    """Return the parameters of one of Google's modules, with keys joined by "/".
 
-    weights: as the PyTorch twin has them.
-    positions: where the table is.
-    old: whether the parts of a block are numbered across their classes, as before linen.
+    weights: the state dict of the PyTorch twin.
+    positions: the key of the position table.
+    old: whether the parts of a block share one count, as before linen.
     scan: whether blocks are stacked.
     """
     heads, dim, width = config.num_heads, config.head_dim, config.width
@@ -60,11 +60,11 @@ def google_names(weights: Weights, config: ViTConfig, positions: str, *, old: bo
     for name in ("pre_logits", "head"):
         if f"{name}.weight" in weights:
             linear(name, name)
-    return stacked(found, config.depth) if scan else found
+    return stack_blocks(found, config.depth) if scan else found
 
 
-def stacked(flat: Weights, depth: int) -> Weights:
-    """Stack the arrays of all blocks, as nn.scan keeps them."""
+def stack_blocks(flat: Weights, depth: int) -> Weights:
+    """Stack the arrays of all blocks, as nn.scan does."""
     first = "Transformer/encoderblock_0/"
     tails = [key.removeprefix(first) for key in flat if key.startswith(first)]
     found = {key: value for key, value in flat.items() if "encoderblock" not in key}

@@ -1,6 +1,6 @@
-"""Small files that ask for much memory, much time, or something that no file may ask for.
+"""Hostile files: small files that would take much memory or time, or that ask for something that no file may ask for.
 
-Each function writes one hostile file or folder into an empty folder and returns its path.
+Each function in `FILES` writes one hostile file or folder into an empty folder and returns its path.
 """
 
 import gzip
@@ -19,8 +19,8 @@ import numpy as np
 FILES = {}  # name -> function from an empty folder to the path of a hostile file in it
 
 
-def hostile(name):
-    """Register a function that writes a hostile file."""
+def register(name):
+    """Return a decorator that registers a function that writes a hostile file."""
 
     def add(function):
         assert name not in FILES
@@ -34,13 +34,13 @@ def hostile(name):
 
 PRIME = 2**61 - 1  # hash(k * PRIME) == 0 for every integer k
 TENSOR = b"ctorch._utils\n_rebuild_tensor_v2\n"
-LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2)
-LEGACY += pickle.dumps(
+LEGACY_HEADER = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2)
+LEGACY_HEADER += pickle.dumps(
     {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}, 2
 )
 
 
-def archive(path, data, storages=(bytes(16),)):
+def write_archive(path, data, storages=(bytes(16),)):
     """Write a zip archive as torch.save does, around any pickle."""
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("archive/data.pkl", data)
@@ -50,62 +50,63 @@ def archive(path, data, storages=(bytes(16),)):
     return path
 
 
-def dumped(value):
-    """Return the instructions that push a value, without the frame of a pickle."""
+def push(value):
+    """Return the instructions that push a value, without the beginning and the end of a pickle."""
     return pickle.dumps(value, 2)[2:-1]
 
 
-def text(value):
+def push_text(value):
     return b"X" + struct.pack("<I", len(value)) + value
 
 
 def storage(count=4, key="0", kind="FloatStorage"):
     """Return the instructions that push a storage of an archive."""
-    return b"(X\7\0\0\0storagectorch\n" + kind.encode() + b"\n" + dumped(key) + dumped("cpu") + dumped(count) + b"tQ"
+    return b"(X\7\0\0\0storagectorch\n" + kind.encode() + b"\n" + push(key) + push("cpu") + push(count) + b"tQ"
 
 
 def tensor(offset=0, shape=(2, 2), stride=(2, 1), count=4, key="0", kind="FloatStorage", metadata=None):
-    """Return the instructions that push a tensor, with the numbers given."""
-    end = b"ccollections\nOrderedDict\n)R" + (b"" if metadata is None else dumped(metadata))
-    return (
-        TENSOR + b"(" + storage(count, key, kind) + dumped(offset) + dumped(shape) + dumped(stride) + b"\x89" + end + b"tR"
-    )
+    """Return the instructions that push a tensor with the given arguments, valid or not."""
+    end = b"ccollections\nOrderedDict\n)R" + (b"" if metadata is None else push(metadata))
+    return TENSOR + b"(" + storage(count, key, kind) + push(offset) + push(shape) + push(stride) + b"\x89" + end + b"tR"
 
 
-def calls(function, first, arguments, times):
-    """Return a pickle that calls a function on its own result again and again, through the memo."""
+def call_repeatedly(function, first, arguments, times):
+    """Return a pickle that calls a function `times` times, each time on the result of the last call, through the memo."""
     head = b"\x80\x02" + first + b"q\0" + b"c" + function.replace(b".", b"\n", 1) + b"\nq\1"
     return head + b"".join(b"h\1" + arguments + b"Rq\0" for _ in range(times)) + b"."
 
 
-def pickles():
-    """Yield hostile pickles by name."""
-    big = text(b"x" * 1000)
+def pickle_attacks():
+    """Yield hostile pickles with their names."""
+    big = push_text(b"x" * 1000)
     double = b"h\0h\0\x86"
-    yield "path joined with itself", calls(b"pathlib.PosixPath", text(b"s" * 20), double, 32)
-    yield "path of many parts", calls(b"pathlib.PosixPath", big + b"q\2" + b"0(" + b"h\2" * 50 + b"t", b"h\0", 3)
-    many = b"\x80\x02" + text(b"x" * 2**20) + b"q\0(" + b"h\0" * 4000 + b"tq\1cpathlib\nPosixPath\nh\1R."
-    yield "path of one part 4000 times", many
-    sizes = b"\x80\x02](" + b"K\1" * 60_000 + b"eq\0ctorch\nSize\nq\1]q\2" + b"h\2h\1h\0\x85Ra0" * 40_000 + b"."
-    yield "torch.Size of one list, repeated", sizes
-    coded = b"\x80\x02" + text(b"x" * 2**20) + b"q\0c_codecs\nencode\nq\1X\6\0\0\0latin1q\2("
+    yield "a path joined with itself", call_repeatedly(b"pathlib.PosixPath", push_text(b"s" * 20), double, 32)
+    yield (
+        "a path of many parts",
+        call_repeatedly(b"pathlib.PosixPath", big + b"q\2" + b"0(" + b"h\2" * 50 + b"t", b"h\0", 3),
+    )
+    many = b"\x80\x02" + push_text(b"x" * 2**20) + b"q\0(" + b"h\0" * 4000 + b"tq\1cpathlib\nPosixPath\nh\1R."
+    yield "a path of one part, 4000 times", many
+    lengths = b"\x80\x02](" + b"K\1" * 60_000 + b"eq\0ctorch\nSize\nq\1]q\2" + b"h\2h\1h\0\x85Ra0" * 40_000 + b"."
+    yield "torch.Size of one list, repeated", lengths
+    coded = b"\x80\x02" + push_text(b"x" * 2**20) + b"q\0c_codecs\nencode\nq\1X\6\0\0\0latin1q\2("
     yield "one text encoded again and again", coded + b"h\1h\0h\2\x86R" * 8000 + b"l."
     nested = b"\x80\x02)q\0" + b"h\0h\0\x86q\0" * 60
-    yield "device with a nested tuple", nested + b"ctorch\ndevice\nX\4\0\0\0cudah\0\x86R."
-    yield "dtype with a nested tuple", nested + b"cnumpy\ndtype\nh\0K\0K\1\x87R."
-    yield "path with a nested tuple", nested + b"cpathlib\nPosixPath\nh\0\x85R."
-    pairs = b"".join(dumped(k * PRIME) + b"N" for k in range(1, 40_000))
-    yield "integer keys that collide", b"\x80\x02}(" + pairs + b"u."
-    yield "memo places that collide", b"N" + b"".join(b"p%d\n" % (k * PRIME) for k in range(1, 40_000)) + b"."
+    yield "a device with a nested tuple", nested + b"ctorch\ndevice\nX\4\0\0\0cudah\0\x86R."
+    yield "a dtype with a nested tuple", nested + b"cnumpy\ndtype\nh\0K\0K\1\x87R."
+    yield "a path with a nested tuple", nested + b"cpathlib\nPosixPath\nh\0\x85R."
+    pairs = b"".join(push(k * PRIME) + b"N" for k in range(1, 40_000))
+    yield "integer keys with equal hashes", b"\x80\x02}(" + pairs + b"u."
+    yield "memo indices with equal hashes", b"N" + b"".join(b"p%d\n" % (k * PRIME) for k in range(1, 40_000)) + b"."
     yield (
-        "float keys that collide",
+        "float keys with equal hashes",
         b"\x80\x02}(" + b"".join(b"G" + struct.pack(">d", 2.0**k) + b"N" for k in range(1000)) + b"u.",
     )
     yield (
         "a storage's key, repeated",
         (
             b"\x80\x02"
-            + text(b"k" * 2**22)
+            + push_text(b"k" * 2**22)
             + b"q\0X\7\0\0\0storageq\1ctorch\nFloatStorage\nq\2("
             + b"(h\1h\2h\0h\1K\1tQ" * 10**5
             + b"l."
@@ -113,17 +114,17 @@ def pickles():
     )
     yield (
         "a class whose name is long, repeated",
-        (b"\x80\x04\x8c\x09__torch__\x94" + text(b"k" * 2**21) + b"\x94(" + b"h\0h\1\x93" * 10**5 + b"l."),
+        (b"\x80\x04\x8c\x09__torch__\x94" + push_text(b"k" * 2**21) + b"\x94(" + b"h\0h\1\x93" * 10**5 + b"l."),
     )
-    yield "dictionaries, one an instruction", b"\x80\x02(" + b"}" * (2**24 - 10) + b"l."
-    yield "marks, one an instruction", b"\x80\x02" + b"(" * (2**24 - 10) + b"."
+    yield "one dictionary per instruction", b"\x80\x02(" + b"}" * (2**24 - 10) + b"l."
+    yield "one mark per instruction", b"\x80\x02" + b"(" * (2**24 - 10) + b"."
     yield "instructions without an effect", b"\x80\x02" + b"N0" * (2**23 - 10) + b"N."
-    yield "records, one in three instructions", b"\x80\x02cargparse\nNamespace\nq\0(" + b"h\0)\x81" * 5_000_000 + b"l."
+    yield "one object in three instructions", b"\x80\x02cargparse\nNamespace\nq\0(" + b"h\0)\x81" * 5_000_000 + b"l."
     deep = b"\x80\x02N" + b"\x85" * (2**24 - 10) + b"."
-    yield "a tuple a tuple deep, 16 million times", deep
-    yield "records in records", b"\x80\x02Nq\0cargparse\nNamespace\nq\1" + b"0h\1)\x81h\0bq\0" * 10**6 + b"h\0."
-    twice = b"}(K\1" + tensor() + text(b"1") + tensor() + b"u"
-    yield "two tensors of one long key", b"\x80\2}" + text(b"k" * 2**22) + twice + b"s."
+    yield "16 million nested tuples", deep
+    yield "nested objects", b"\x80\x02Nq\0cargparse\nNamespace\nq\1" + b"0h\1)\x81h\0bq\0" * 10**6 + b"h\0."
+    twice = b"}(K\1" + tensor() + push_text(b"1") + tensor() + b"u"
+    yield "two tensors with one long key", b"\x80\2}" + push_text(b"k" * 2**22) + twice + b"s."
     yield "lists of lists", b"\x80\x02]q\0" + b"](h\0h\0h\0eq\0" * 60 + b"."
     yield "dictionaries of dictionaries", b"\x80\x02}q\0" + b"}(K\0h\0K\1h\0uq\0" * 60 + b"."
     yield (
@@ -132,17 +133,17 @@ def pickles():
             b"\x80\x02}q\0("
             + b"".join(b"M" + struct.pack("<H", i) + b"N" for i in range(60_000))
             + b"u0}"
-            + text(b"k" * 2**23)
+            + push_text(b"k" * 2**23)
             + b"h\0s."
         ),
     )
     yield (
-        "notes under long keys",
+        "metadata with long keys",
         (
             b"\x80\x02}q\0("
             + b"".join(b"M" + struct.pack("<H", i) + b"K\1" for i in range(60_000))
             + b"u0}"
-            + text(b"k" * 2**23)
+            + push_text(b"k" * 2**23)
             + b"h\0s."
         ),
     )
@@ -150,23 +151,23 @@ def pickles():
     yield "a long integer as a key", b"\x80\x02}\x8b" + struct.pack("<i", 2**23) + b"\x7f" * 2**23 + b"Ns."
     yield "long integers in decimal", b"I" + b"9" * 4_000_000 + b"\n."
     yield (
-        "a long integer as a count",
+        "a long integer as a number of elements",
         b"\x80\x02"
         + TENSOR
         + b"("
-        + storage().replace(dumped(4), b"\x8b" + struct.pack("<i", 10**6) + b"\x7f" * 10**6)
+        + storage().replace(push(4), b"\x8b" + struct.pack("<i", 10**6) + b"\x7f" * 10**6)
         + b".",
     )
-    yield "a text that says it is endless", b"\x80\x04\x8d" + struct.pack("<Q", 2**62) + b"ab."
-    yield "a frame that says it is endless", b"\x80\x04\x95" + struct.pack("<Q", 2**62) + b"N."
-    yield "a far place in the memo", b"Nr\xff\xff\xff\xff."
+    yield "a text of 2**62 bytes", b"\x80\x04\x8d" + struct.pack("<Q", 2**62) + b"ab."
+    yield "a frame of 2**62 bytes", b"\x80\x04\x95" + struct.pack("<Q", 2**62) + b"N."
+    yield "a large memo index", b"Nr\xff\xff\xff\xff."
     yield "a bytearray", b"cbuiltins\nbytearray\nJ" + struct.pack("<i", 2**31 - 1) + b"\x85R."
     yield (
-        "a conjugate",
+        "a conjugate view",
         b"\x80\x02" + tensor(kind="ComplexFloatStorage", shape=(2,), stride=(1,), count=2, metadata={"conj": True}) + b".",
     )
-    yield "a negative", b"\x80\x02" + tensor(shape=(2,), stride=(1,), metadata={"neg": True}) + b"."
-    for name, numbers in TENSORS.items():
+    yield "a negative view", b"\x80\x02" + tensor(shape=(2,), stride=(1,), metadata={"neg": True}) + b"."
+    for name, numbers in TENSOR_ARGUMENTS.items():
         yield name, b"\x80\x02" + tensor(**numbers) + b"."
     for builder in (
         "_rebuild_sparse_tensor",
@@ -177,94 +178,110 @@ def pickles():
         yield builder, b"\x80\x02ctorch._utils\n" + builder.encode() + b"\n" + tensor() + b"\x85R."
 
 
-TENSORS = {
-    "a tensor that repeats an entry": dict(shape=(30_000, 30_000), stride=(0, 0)),
+TENSOR_ARGUMENTS = {
+    "a tensor that repeats an element": dict(shape=(30_000, 30_000), stride=(0, 0)),
     "a tensor that overlaps itself": dict(shape=(2, 3), stride=(1, 1)),
     "negative lengths": dict(shape=(-2, -2)),
     "negative strides": dict(stride=(-2, -1), offset=3),
-    "an offset beyond": dict(offset=2**62),
+    "an offset beyond the storage": dict(offset=2**62),
     "lengths that overflow": dict(shape=(2**32, 2**32)),
     "a shape of NaN": dict(shape=(float("nan"), 2)),
-    "a shape of truths": dict(shape=(True, True)),
+    "a shape of booleans": dict(shape=(True, True)),
 }
 
 
-def _pickle(data, legacy):
+def _pickle_writer(data, legacy):
     def write(folder):
         if legacy:
-            (folder / "a.pth").write_bytes(LEGACY + data + pickle.dumps(["0"], 2) + struct.pack("<q", 4) + bytes(16))
+            (folder / "a.pth").write_bytes(LEGACY_HEADER + data + pickle.dumps(["0"], 2) + struct.pack("<q", 4) + bytes(16))
             return folder / "a.pth"
-        return archive(folder / "a.pth", data)
+        return write_archive(folder / "a.pth", data)
 
     return write
 
 
-for _name, _data in pickles():
-    FILES[f"pth: {_name}"] = _pickle(_data, False)
+for _name, _data in pickle_attacks():
+    FILES[f"pth: {_name}"] = _pickle_writer(_data, False)
     if len(_data) < 10**5:
-        _old = _data.replace(dumped("cpu") + dumped(4) + b"tQ", dumped("cpu") + dumped(4) + b"NtQ")
-        FILES[f"legacy pth: {_name}"] = _pickle(_old, True)
+        _old = _data.replace(push("cpu") + push(4) + b"tQ", push("cpu") + push(4) + b"NtQ")
+        FILES[f"legacy pth: {_name}"] = _pickle_writer(_old, True)
 
 
-@hostile("legacy pth: a storage larger than the file")
+@register("legacy pth: a storage larger than the file")
 def legacy_storage(folder):
     old = tensor(shape=(2**38,), stride=(1,), count=2**38).replace(b"tQ", b"NtQ")
-    data = LEGACY + b"\x80\x02" + old + b"." + pickle.dumps(["0"], 2) + struct.pack("<q", 2**38) + bytes(16)
+    data = LEGACY_HEADER + b"\x80\x02" + old + b"." + pickle.dumps(["0"], 2) + struct.pack("<q", 2**38) + bytes(16)
     (folder / "a.pth").write_bytes(data)
     return folder / "a.pth"
 
 
-def shared(rest=b"tQ"):
-    """Return a pickle of 4000 tensors that look at one storage of 4 MiB."""
-    one = tensor(shape=(SHARED,), stride=(1,), count=SHARED).replace(b"tQ", rest)
-    return b"\x80\x02}(" + b"".join(dumped(f"w{number}") + one for number in range(4000)) + b"u."
+def pickle_with_shared_storage(rest=b"tQ"):
+    """Return a pickle of 4000 tensors in one storage of 4 MiB.
+
+    rest: the instructions after the number of elements of a storage, which are others in a legacy file.
+    """
+    one = tensor(shape=(SHARED_SIZE,), stride=(1,), count=SHARED_SIZE).replace(b"tQ", rest)
+    return b"\x80\x02}(" + b"".join(push(f"w{number}") + one for number in range(4000)) + b"u."
 
 
-SHARED = 1 << 20
+SHARED_SIZE = 1 << 20
 
 
-@hostile("pth: a storage that is the tensors of a large model")
+@register("pth: one storage for all tensors of a large model")
 def shared_storage(folder):
-    return archive(folder / "a.pth", shared(), [bytes(4 * SHARED)])
+    return write_archive(folder / "a.pth", pickle_with_shared_storage(), [bytes(4 * SHARED_SIZE)])
 
 
-@hostile("legacy pth: a storage that is the tensors of a large model")
+@register("legacy pth: one storage for all tensors of a large model")
 def shared_legacy_storage(folder):
-    end = pickle.dumps(["0"], 2) + struct.pack("<q", SHARED) + bytes(4 * SHARED)
-    (folder / "a.pth").write_bytes(LEGACY + shared(b"NtQ") + end)
+    end = pickle.dumps(["0"], 2) + struct.pack("<q", SHARED_SIZE) + bytes(4 * SHARED_SIZE)
+    (folder / "a.pth").write_bytes(LEGACY_HEADER + pickle_with_shared_storage(b"NtQ") + end)
     return folder / "a.pth"
 
 
 # Folders of torch.distributed ------------------------------------------------------------------------------------------
 
-HOME = "torch.distributed.checkpoint"
+PACKAGE = "torch.distributed.checkpoint"
 
 
-def record(name, state):
-    """Return the instructions of an object with a state, which is given as instructions."""
-    module, _, last = f"{HOME}.{name}".rpartition(".")
+def push_object(name, state):
+    """Return the instructions that push an object with a state, which is given as instructions."""
+    module, _, last = f"{PACKAGE}.{name}".rpartition(".")
     return f"c{module}\n{last}\n)\x81".encode("latin1") + state + b"b"
 
 
-def mapping(**items):
-    return b"}(" + b"".join(dumped(key) + value for key, value in items.items()) + b"u"
+def push_dictionary(**items):
+    return b"}(" + b"".join(push(key) + value for key, value in items.items()) + b"u"
 
 
-def sizes(*numbers):
-    return dumped(tuple(numbers))
+def push_sizes(*numbers):
+    return push(tuple(numbers))
 
 
-def distributed(folder, planner=b"N", shape=(4,), chunks=(((0,), (4,)),), content=None):
-    """Write a folder of torch.distributed with one tensor, from instructions."""
-    props = record("metadata.TensorProperties", b"(ctorch\nfloat32\nN\x89N\x89t")
+def write_distributed(folder, planner=b"N", shape=(4,), chunks=(((0,), (4,)),), content=None):
+    """Write a folder of torch.distributed with one tensor, whose `.metadata` is made of instructions.
+
+    Args:
+        folder: the folder to write into.
+        planner: the instructions that push `planner_data`.
+        shape: shape of the tensor.
+        chunks: (offsets, sizes) of each chunk of the tensor.
+        content: bytes of the file of all chunks; by default a valid archive.
+    """
+    props = push_object("metadata.TensorProperties", b"(ctorch\nfloat32\nN\x89N\x89t")
     parts = (
         b"]("
-        + b"".join(record("metadata.ChunkStorageMetadata", mapping(offsets=sizes(*o), sizes=sizes(*n))) for o, n in chunks)
+        + b"".join(
+            push_object("metadata.ChunkStorageMetadata", push_dictionary(offsets=push_sizes(*o), sizes=push_sizes(*n)))
+            for o, n in chunks
+        )
         + b"e"
     )
-    entry = record("metadata.TensorStorageMetadata", mapping(properties=props, size=sizes(*shape), chunks=parts))
+    entry = push_object(
+        "metadata.TensorStorageMetadata", push_dictionary(properties=props, size=push_sizes(*shape), chunks=parts)
+    )
     content = (
-        archive(folder / "part", b"\x80\x02" + tensor(shape=(4,), stride=(1,)) + b".").read_bytes()
+        write_archive(folder / "part", b"\x80\x02" + tensor(shape=(4,), stride=(1,)) + b".").read_bytes()
         if content is None
         else content
     )
@@ -272,80 +289,88 @@ def distributed(folder, planner=b"N", shape=(4,), chunks=(((0,), (4,)),), conten
     target = folder / "a"
     target.mkdir()
     (target / "__0_0.distcp").write_bytes(content)
-    place = record(
+    place = push_object(
         "filesystem._StorageInfo",
-        mapping(relative_path=dumped("__0_0.distcp"), offset=dumped(0), length=dumped(len(content))),
+        push_dictionary(relative_path=push("__0_0.distcp"), offset=push(0), length=push(len(content))),
     )
     stored = (
         b"}("
         + b"".join(
-            record("metadata.MetadataIndex", mapping(fqn=dumped("w"), offset=sizes(*o), index=dumped(0))) + place
+            push_object("metadata.MetadataIndex", push_dictionary(fqn=push("w"), offset=push_sizes(*o), index=push(0)))
+            + place
             for o, _ in chunks
         )
         + b"u"
     )
-    state = b"}(" + dumped("state_dict_metadata") + b"}" + dumped("w") + entry + b"s" + dumped("storage_data") + stored
-    state += dumped("planner_data") + planner + b"u"
-    (target / ".metadata").write_bytes(b"\x80\x02" + record("metadata.Metadata", state) + b".")
+    state = b"}(" + push("state_dict_metadata") + b"}" + push("w") + entry + b"s" + push("storage_data") + stored
+    state += push("planner_data") + planner + b"u"
+    (target / ".metadata").write_bytes(b"\x80\x02" + push_object("metadata.Metadata", state) + b".")
     return target
 
 
-@hostile("dcp: a nested tuple in planner_data")
+@register("dcp: a nested tuple in planner_data")
 def planner(folder):
-    return distributed(folder, planner=b"}" + dumped("w") + b")q\0" + b"0h\0h\0\x86q\0" * 60 + b"s")
+    return write_distributed(folder, planner=b"}" + push("w") + b")q\0" + b"0h\0h\0\x86q\0" * 60 + b"s")
 
 
-@hostile("dcp: many chunks that lie on one another")
+@register("dcp: many overlapping chunks")
 def overlapping(folder):
-    return distributed(folder, shape=(16_000,), chunks=[((0,), (1,))] * 16_000)
+    return write_distributed(folder, shape=(16_000,), chunks=[((0,), (1,))] * 16_000)
 
 
-@hostile("dcp: offsets that collide")
+@register("dcp: offsets with equal hashes")
 def colliding_offsets(folder):
-    return distributed(folder, shape=(2**40,), chunks=[((k * PRIME,), (1,)) for k in range(2)] * 8000)
+    return write_distributed(folder, shape=(2**40,), chunks=[((k * PRIME,), (1,)) for k in range(2)] * 8000)
 
 
-@hostile("dcp: parts that are one place of the file")
+@register("dcp: chunks that share one byte range")
 def shared_place(folder):
-    data = b"\x80\x02" + tensor(shape=(SHARED,), stride=(1,), count=SHARED) + b"."
-    content = archive(folder / "part", data, [bytes(4 * SHARED)]).read_bytes()
-    chunks = [((number * SHARED,), (SHARED,)) for number in range(4000)]
-    return distributed(folder, shape=(4000 * SHARED,), chunks=chunks, content=content)
+    data = b"\x80\x02" + tensor(shape=(SHARED_SIZE,), stride=(1,), count=SHARED_SIZE) + b"."
+    content = write_archive(folder / "part", data, [bytes(4 * SHARED_SIZE)]).read_bytes()
+    chunks = [((number * SHARED_SIZE,), (SHARED_SIZE,)) for number in range(4000)]
+    return write_distributed(folder, shape=(4000 * SHARED_SIZE,), chunks=chunks, content=content)
 
 
-@hostile("dcp: a shape of NaN")
+@register("dcp: a shape of NaN")
 def shape_of_nan(folder):
-    return distributed(folder, shape=(float("nan"),))
+    return write_distributed(folder, shape=(float("nan"),))
 
 
-@hostile("dcp: a part that is a bomb")
+@register("dcp: a pickle bomb in a chunk")
 def bomb_in_part(folder):
-    data = dict(pickles())["path joined with itself"]
-    return distributed(folder, content=archive(folder / "b", data).read_bytes())
+    data = dict(pickle_attacks())["a path joined with itself"]
+    return write_distributed(folder, content=write_archive(folder / "b", data).read_bytes())
 
 
-def _long_paths(entry, pair=False):
-    """Return a writer of a folder of 3000 entries, each under a path of one text of 4 MiB twice, or once with its name."""
+def _long_path_writer(entry, pair=False):
+    """Return a function that writes a folder of 3000 entries with long key paths.
+
+    Args:
+        entry: the instructions that push an entry.
+        pair: whether a key path is a text of 4 MiB and the name of the entry, instead of the text twice.
+    """
 
     def write(folder):
-        path = distributed(folder)
+        path = write_distributed(folder)
         names = [b"X\4\0\0\0%04d" % number for number in range(3000)]
         entries = b"}(" + b"".join(name + b"h\2" for name in names) + b"u"
         paths = b"}(" + b"".join(name + b"h\1" + (name if pair else b"h\1") + b"\x86" for name in names) + b"u"
-        state = b"}(" + dumped("state_dict_metadata") + entries + dumped("storage_data") + b"}" + dumped("planner_data")
-        shared = text(b"k" * 2**22) + b"q\0010" + entry + b"q\0020"
-        (path / ".metadata").write_bytes(b"\x80\2" + shared + record("metadata.Metadata", state + paths + b"u") + b".")
+        state = b"}(" + push("state_dict_metadata") + entries + push("storage_data") + b"}" + push("planner_data")
+        prefix = push_text(b"k" * 2**22) + b"q\0010" + entry + b"q\0020"
+        (path / ".metadata").write_bytes(b"\x80\2" + prefix + push_object("metadata.Metadata", state + paths + b"u") + b".")
         return path
 
     return write
 
 
-FILES["dcp: notes under long paths"] = _long_paths(record("metadata.BytesStorageMetadata", b"N"))
-FILES["dcp: tensors under long paths"] = _long_paths(
-    record(
+FILES["dcp: metadata with long key paths"] = _long_path_writer(push_object("metadata.BytesStorageMetadata", b"N"))
+FILES["dcp: tensors with long key paths"] = _long_path_writer(
+    push_object(
         "metadata.TensorStorageMetadata",
-        mapping(
-            properties=record("metadata.TensorProperties", b"(ctorch\nfloat32\nN\x89N\x89t"), size=sizes(0), chunks=b"]"
+        push_dictionary(
+            properties=push_object("metadata.TensorProperties", b"(ctorch\nfloat32\nN\x89N\x89t"),
+            size=push_sizes(0),
+            chunks=b"]",
         ),
     ),
     pair=True,
@@ -355,18 +380,18 @@ FILES["dcp: tensors under long paths"] = _long_paths(
 # Zip archives ----------------------------------------------------------------------------------------------------------
 
 
-@hostile("pth: a zip directory of many members")
+@register("pth: a zip directory of many members")
 def many_members(folder):
     return _directory(folder / "a.pth", b"archive/data.pkl", 600_000)
 
 
-@hostile("npz: a zip directory of many members")
+@register("npz: a zip directory of many members")
 def many_arrays(folder):
     return _directory(folder / "a.npz", b"a.npy", 600_000)
 
 
 def _directory(path, name, count):
-    """Write a zip whose directory has very many entries, all of one member."""
+    """Write a zip whose directory has `count` entries, all for one member."""
     local = struct.pack("<4sHHHHHIIIHH", b"PK\3\4", 20, 0, 0, 0, 0, 0, 4, 4, len(name), 0) + name + b"abcd"
     entry = struct.pack("<4sHHHHHHIIIHHHHHII", b"PK\1\2", 20, 20, 0, 0, 0, 0, 0, 4, 4, len(name), 0, 0, 0, 0, 0, 0) + name
     size, start = count * len(entry), len(local)
@@ -377,7 +402,7 @@ def _directory(path, name, count):
     return path
 
 
-@hostile("pth: a zip directory larger than the file")
+@register("pth: a zip directory larger than the file")
 def endless_directory(folder):
     path = _directory(folder / "a.pth", b"archive/data.pkl", 10)
     data = bytearray(path.read_bytes())
@@ -387,12 +412,12 @@ def endless_directory(folder):
     return path
 
 
-@hostile("pth: a member whose name is long")
+@register("pth: a member whose name is long")
 def long_member(folder):
-    return archive(folder / "a.pth", b"\x80\2" + tensor(key="k" * 60_000) + b".", {"k" * 60_000: bytes(3)})
+    return write_archive(folder / "a.pth", b"\x80\2" + tensor(key="k" * 60_000) + b".", {"k" * 60_000: bytes(3)})
 
 
-@hostile("npz: a compressed array in Fortran order")
+@register("npz: a compressed array in Fortran order")
 def fortran(folder):
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": True, "shape": (2**14, 2**14)})
@@ -406,7 +431,7 @@ def fortran(folder):
     return folder / "a.npz"
 
 
-@hostile("npz: many compressed arrays of zeros")
+@register("npz: many compressed arrays of zeros")
 def many_zeros(folder):
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (2**26 - 32,)})
@@ -428,32 +453,32 @@ def many_zeros(folder):
     return folder / "a.npz"
 
 
-@hostile("npz: a header of 2**40 entries")
+@register("npz: a header of 2**40 entries")
 def endless_array(folder):
     return _npz(folder, b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,), }" % 2**40)
 
 
-@hostile("npz: a text of 4 GB")
+@register("npz: a text of 4 GB")
 def endless_text(folder):
     return _npz(folder, b"{'descr': '<U999999999', 'fortran_order': False, 'shape': (), }")
 
 
-@hostile("npz: a header that is left open")
+@register("npz: an unterminated header")
 def open_header(folder):
     return _npz(folder, b"{'descr': '<f4', 'fortran_order': False, 'shape': (")
 
 
-@hostile("npz: a header of brackets")
+@register("npz: a header of brackets")
 def brackets(folder):
     return _npz(folder, b"(" * 9000)
 
 
-@hostile("npz: a header of spaces")
+@register("npz: a header of spaces")
 def spaces(folder):
     return _npz(folder, b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + b" " * 9800 + b"x")
 
 
-@hostile("npz: a header of 4 GiB")
+@register("npz: a header of 4 GiB")
 def long_header(folder):
     with zipfile.ZipFile(folder / "a.npz", "w") as file:
         file.writestr("a.npy", b"\x93NUMPY\2\0" + struct.pack("<I", 2**32 - 1) + b"{" * 1000)
@@ -468,7 +493,7 @@ def _npz(folder, header):
 
 # JSON ------------------------------------------------------------------------------------------------------------------
 
-JSONS = {
+JSON_TEXTS = {
     "deep": b"[" * 200_000 + b"]" * 200_000,
     "deep objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
     "less deep": b'{"a":' * 400 + b"1" + b"}" * 400,
@@ -476,39 +501,39 @@ JSONS = {
     "a long number": b"[" + b"9" * 900_000 + b"]",
     "not a number": b'{"config": NaN}',
     "a list": b"[1]",
-    "half a surrogate": b'{"config": "\\ud800"}',
+    "a lone surrogate": b'{"config": "\\ud800"}',
 }
 
 
-def safetensors(path, header, data=b""):
+def write_safetensors(path, header, data=b""):
     path.write_bytes(struct.pack("<Q", len(header)) + header + data)
     return path
 
 
-def _metadata(value):
+def _config_writer(value):
     def write(folder):
         header = {"__metadata__": {"config": value.decode(), "format": "torch"}}
         header["w"] = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
-        return safetensors(folder / "a.safetensors", json.dumps(header).encode(), bytes(4))
+        return write_safetensors(folder / "a.safetensors", json.dumps(header).encode(), bytes(4))
 
     return write
 
 
-def _valid(folder):
+def _write_valid(folder):
     header = {"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
-    return safetensors(folder / "a.safetensors", json.dumps(header).encode(), bytes(4))
+    return write_safetensors(folder / "a.safetensors", json.dumps(header).encode(), bytes(4))
 
 
-def _beside(name, value):
+def _sidecar_writer(name, value):
     def write(folder):
-        path = _valid(folder)
+        path = _write_valid(folder)
         (folder / name).write_bytes(value)
         return path
 
     return write
 
 
-def _index(value):
+def _index_writer(value):
     def write(folder):
         (folder / "a.safetensors.index.json").write_bytes(
             b'{"weight_map": {"a": "a.safetensors"}, "metadata": ' + value + b"}"
@@ -518,15 +543,15 @@ def _index(value):
     return write
 
 
-for _name, _data in JSONS.items():
-    FILES[f"safetensors: {_name} as config"] = _metadata(_data)
-    FILES[f"config.json: {_name}"] = _beside("config.json", _data)
-    FILES[f"parity.json: {_name}"] = _beside("a.safetensors.parity.json", _data)
-    FILES[f"index: {_name}"] = _index(_data)
-    FILES[f"safetensors header: {_name}"] = lambda folder, data=_data: safetensors(folder / "a.safetensors", data)
+for _name, _data in JSON_TEXTS.items():
+    FILES[f"safetensors: {_name} as config"] = _config_writer(_data)
+    FILES[f"config.json: {_name}"] = _sidecar_writer("config.json", _data)
+    FILES[f"parity.json: {_name}"] = _sidecar_writer("a.safetensors.parity.json", _data)
+    FILES[f"index: {_name}"] = _index_writer(_data)
+    FILES[f"safetensors header: {_name}"] = lambda folder, data=_data: write_safetensors(folder / "a.safetensors", data)
 
 
-@hostile("parity.json: a number for what it says of the file")
+@register("parity.json: a number instead of an object")
 def beside_number(folder):
     from parity.checkpoints.reading import fingerprint
 
@@ -536,16 +561,16 @@ def beside_number(folder):
     return path
 
 
-@hostile("safetensors: a long shape")
+@register("safetensors: a long shape")
 def long_shape(folder):
     shape = b"1," * 8_000_000 + b"1"
     header = b'{"w":{"dtype":"F32","shape":[' + shape + b'],"data_offsets":[0,4]}}'
-    return safetensors(folder / "a.safetensors", header, bytes(4))
+    return write_safetensors(folder / "a.safetensors", header, bytes(4))
 
 
-@hostile("config.json: larger than memory")
+@register("config.json: larger than memory")
 def huge_json(folder):
-    path = _valid(folder)
+    path = _write_valid(folder)
     with (folder / "config.json").open("wb") as file:
         file.write(b'{"model_type": "')
         file.truncate(2**36)
@@ -555,8 +580,17 @@ def huge_json(folder):
 # Orbax -----------------------------------------------------------------------------------------------------------------
 
 
-def orbax(folder, kind="np.ndarray", shape=(2,), chunks=(2,), zarray=None, chunk=None, custom=None, compressor=None):
-    """Write a small Orbax folder of one array, from JSON alone."""
+def write_orbax(folder, kind="np.ndarray", shape=(2,), chunks=(2,), zarray=None, chunk=None, custom=None, compressor=None):
+    """Write a small Orbax folder of one array, without the library.
+
+    Args:
+        folder: the folder to write into.
+        kind: type of the array in the tree.
+        shape, chunks, compressor: of the array in its `.zarray`.
+        zarray: bytes of the `.zarray`, instead of valid ones.
+        chunk: bytes of the chunk, instead of zeros.
+        custom: the custom metadata.
+    """
     root = folder / "a"
     place = root / "params" / "w"
     place.mkdir(parents=True)
@@ -580,57 +614,57 @@ def orbax(folder, kind="np.ndarray", shape=(2,), chunks=(2,), zarray=None, chunk
     return root
 
 
-@hostile("orbax: a scalar of 3 GiB")
+@register("orbax: a scalar of 3 GiB")
 def large_scalar(folder):
-    path = orbax(folder, "scalar", (805306368,), (1024,))
+    path = write_orbax(folder, "scalar", (805306368,), (1024,))
     return path
 
 
-@hostile("orbax: a scalar of 2**40 entries")
+@register("orbax: a scalar of 2**40 entries")
 def endless_scalar(folder):
-    return orbax(folder, "scalar", (2**40,), (2**40,))
+    return write_orbax(folder, "scalar", (2**40,), (2**40,))
 
 
-@hostile("orbax: custom_metadata that is text")
+@register("orbax: custom_metadata that is text")
 def custom_text(folder):
-    return orbax(folder, custom="abc")
+    return write_orbax(folder, custom="abc")
 
 
-@hostile("orbax: one chunk of 2**40 entries")
+@register("orbax: one chunk of 2**40 entries")
 def endless_chunk(folder):
-    return orbax(folder, shape=(2**40,), chunks=(2**40,))
+    return write_orbax(folder, shape=(2**40,), chunks=(2**40,))
 
 
-@hostile("orbax: a chunk that decompresses to 1 GiB")
+@register("orbax: a chunk that decompresses to 1 GiB")
 def gz_chunk(folder):
     packer = zlib.compressobj(1)
     packed = b"".join(packer.compress(bytes(2**24)) for _ in range(2**6)) + packer.flush()
-    return orbax(folder, compressor={"id": "zlib", "level": 1}, chunk=packed)
+    return write_orbax(folder, compressor={"id": "zlib", "level": 1}, chunk=packed)
 
 
-@hostile("orbax: a chunk of zstd blocks that repeat a byte")
+@register("orbax: a chunk of zstd blocks that repeat a byte")
 def zstd_chunk(folder):
     frame = struct.pack("<I", 0xFD2FB528) + bytes([0x00, 0x58])  # window of 2 MiB, size unknown
     block = ((131072 << 3) | (1 << 1)).to_bytes(3, "little") + b"\0"
     last = ((131072 << 3) | (1 << 1) | 1).to_bytes(3, "little") + b"\0"
-    return orbax(folder, compressor={"id": "zstd", "level": 1}, chunk=frame + block * 32767 + last)
+    return write_orbax(folder, compressor={"id": "zstd", "level": 1}, chunk=frame + block * 32767 + last)
 
 
-@hostile("orbax: deep .zarray")
+@register("orbax: deep .zarray")
 def deep_zarray(folder):
-    return orbax(folder, zarray=b'{"zarr_format": 2, "attributes": ' + b"[" * 10**6 + b"]" * 10**6 + b"}")
+    return write_orbax(folder, zarray=b'{"zarr_format": 2, "attributes": ' + b"[" * 10**6 + b"]" * 10**6 + b"}")
 
 
-@hostile("orbax: deep tree")
+@register("orbax: deep tree")
 def deep_tree(folder):
-    path = orbax(folder)
+    path = write_orbax(folder)
     (path / "params" / "_METADATA").write_bytes(b'{"tree_metadata": ' + b"[" * 10**6 + b"]" * 10**6 + b"}")
     return path
 
 
-@hostile("orbax: keys that are lists")
+@register("orbax: keys that are lists")
 def list_keys(folder):
-    path = orbax(folder)
+    path = write_orbax(folder)
     tree = json.loads((path / "params" / "_METADATA").read_text())
     nested = []
     for _ in range(500):
@@ -640,28 +674,28 @@ def list_keys(folder):
     return path
 
 
-def _of_zeros(folder, shape, chunks):
-    """Write an Orbax folder without any chunk, for which zeros stand."""
-    path = orbax(folder, shape=shape, chunks=chunks)
+def _orbax_without_chunks(folder, shape, chunks):
+    """Write an Orbax folder whose chunks are missing, so that they are read as zeros."""
+    path = write_orbax(folder, shape=shape, chunks=chunks)
     tree = json.loads((path / "params" / "_METADATA").read_text())
     (path / "params" / "_METADATA").write_text(json.dumps(tree | {"store_array_data_equal_to_fill_value": False}))
     (path / "params" / "w" / "0").unlink()
     return path
 
 
-@hostile("orbax: 2**24 chunks that are not there")
+@register("orbax: 2**24 missing chunks")
 def missing_chunks(folder):
-    return _of_zeros(folder, (2**24,), (1,))
+    return _orbax_without_chunks(folder, (2**24,), (1,))
 
 
-@hostile("orbax: 2**40 zeros that are not there")
+@register("orbax: 2**40 elements in missing chunks")
 def missing_zeros(folder):
-    return _of_zeros(folder, (2**40,), (2**24,))
+    return _orbax_without_chunks(folder, (2**40,), (2**24,))
 
 
-@hostile("orbax: a shard of 2**30 chunks")
+@register("orbax: a shard of 2**30 chunks")
 def zarr_shard(folder):
-    path = orbax(folder)
+    path = write_orbax(folder)
     tree = json.loads((path / "params" / "_METADATA").read_text())
     (path / "params" / "_METADATA").write_text(json.dumps(tree | {"use_zarr3": True}))
     (path / "params" / "w" / ".zarray").unlink()
@@ -683,38 +717,38 @@ def zarr_shard(folder):
     return path
 
 
-def _orbax_in_which(harm, name):
+def _damaged_orbax_writer(damage, name):
     def write(folder):
-        path = orbax(folder)
-        harm(path / "params" / "w" / name)
+        path = write_orbax(folder)
+        damage(path / "params" / "w" / name)
         return path
 
     return write
 
 
-def _become_a_fifo(file):
+def _replace_with_fifo(file):
     file.unlink()
     os.mkfifo(file)
 
 
-def _become_a_hole(file):
+def _extend_with_hole(file):
     os.truncate(file, 2**40)
 
 
-FILES["orbax: a FIFO for a chunk"] = _orbax_in_which(_become_a_fifo, "0")
-FILES["orbax: a FIFO for .zarray"] = _orbax_in_which(_become_a_fifo, ".zarray")
-FILES["orbax: a chunk of holes"] = _orbax_in_which(_become_a_hole, "0")
-FILES["orbax: a .zarray of holes"] = _orbax_in_which(_become_a_hole, ".zarray")
+FILES["orbax: a FIFO for a chunk"] = _damaged_orbax_writer(_replace_with_fifo, "0")
+FILES["orbax: a FIFO for .zarray"] = _damaged_orbax_writer(_replace_with_fifo, ".zarray")
+FILES["orbax: a chunk of holes"] = _damaged_orbax_writer(_extend_with_hole, "0")
+FILES["orbax: a .zarray of holes"] = _damaged_orbax_writer(_extend_with_hole, ".zarray")
 
 
-@hostile("orbax: a folder in itself")
+@register("orbax: a folder in itself")
 def loop(folder):
-    path = orbax(folder)
+    path = write_orbax(folder)
     (path / "params" / "loop").symlink_to(path)
     return path
 
 
-@hostile("orbax: a FIFO behind a link to a folder")
+@register("orbax: a FIFO behind a link to a folder")
 def linked_fifo(folder):
     path = FILES["orbax: a FIFO for .zarray"](folder)
     (path / "params" / "w").rename(path / "elsewhere")
@@ -722,40 +756,40 @@ def linked_fifo(folder):
     return path
 
 
-@hostile("orbax: a .zarray of 8 MiB")
+@register("orbax: a .zarray of 8 MiB")
 def long_zarray(folder):
-    return orbax(folder, zarray=b" " * 2**23)
+    return write_orbax(folder, zarray=b" " * 2**23)
 
 
-@hostile("orbax: a chunk of blosc that says it is 2 GiB")
+@register("orbax: a blosc chunk with a header of 2 GiB")
 def blosc_chunk(folder):
     packer = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1, "blocksize": 0}
     chunk = bytes([2, 1, 0x21, 4]) + struct.pack("<III", 2**31 - 17, 2**20, 80) + bytes(64)
-    return orbax(folder, compressor=packer, chunk=chunk)
+    return write_orbax(folder, compressor=packer, chunk=chunk)
 
 
-@hostile("orbax: entries of 1 GB")
+@register("orbax: elements of 1 GB")
 def large_entries(folder):
     described = {"chunks": [2], "compressor": None, "dtype": "|S1000000000", "fill_value": None, "filters": None}
-    return orbax(folder, zarray=json.dumps({**described, "order": "C", "shape": [2], "zarr_format": 2}).encode())
+    return write_orbax(folder, zarray=json.dumps({**described, "order": "C", "shape": [2], "zarr_format": 2}).encode())
 
 
 # msgpack ---------------------------------------------------------------------------------------------------------------
 
 
-@hostile("msgpack: deep maps")
+@register("msgpack: deep maps")
 def deep_maps(folder):
     (folder / "a.msgpack").write_bytes(b"\x81\xa1a" * 10**6 + b"\xc0")
     return folder / "a.msgpack"
 
 
-@hostile("msgpack: a map of 2**32 entries")
+@register("msgpack: a map of 2**32 entries")
 def endless_map(folder):
     (folder / "a.msgpack").write_bytes(b"\xdf\xff\xff\xff\xff\xa1a\xc0")
     return folder / "a.msgpack"
 
 
-@hostile("msgpack: long names in long names")
+@register("msgpack: long keys in long keys")
 def long_names(folder):
     name = b"\xda" + struct.pack(">H", 4096) + b"k" * 4096
     leaves = b"".join(b"\xa5%05d\xc0" % i for i in range(60_000))
@@ -763,7 +797,7 @@ def long_names(folder):
     return folder / "a.msgpack"
 
 
-@hostile("msgpack: parts without entries")
+@register("msgpack: chunks without elements")
 def empty_parts(folder):
     part = b"\xc7" + bytes([18, 1]) + b"\x93\x91\0\xa7float32\xc4\0"
     part = b"\xc7" + bytes([len(part) - 3, 1]) + part[3:]
@@ -774,16 +808,16 @@ def empty_parts(folder):
     return folder / "a.msgpack"
 
 
-# Things that are no files ----------------------------------------------------------------------------------------------
+# Special files and unknown formats ------------------------------------------------------------------------------------
 
 
-@hostile("a FIFO")
+@register("a FIFO")
 def fifo(folder):
     os.mkfifo(folder / "a.pth")
     return folder / "a.pth"
 
 
-@hostile("a socket")
+@register("a socket")
 def a_socket(folder):
     here = os.getcwd()
     os.chdir(folder)
@@ -794,39 +828,39 @@ def a_socket(folder):
     return folder / "a.pth"
 
 
-@hostile("a device")
+@register("a device")
 def device(folder):
     return Path("/dev/zero")
 
 
-@hostile("a link to itself")
+@register("a link to itself")
 def self_link(folder):
     (folder / "a.pth").symlink_to("a.pth")
     return folder / "a.pth"
 
 
-@hostile("a FIFO for config.json")
+@register("a FIFO for config.json")
 def fifo_config(folder):
-    path = _valid(folder)
+    path = _write_valid(folder)
     os.mkfifo(folder / "config.json")
     return path
 
 
-@hostile("a FIFO for a shard")
+@register("a FIFO for a shard")
 def fifo_shard(folder):
     os.mkfifo(folder / "b.safetensors")
     (folder / "a.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}')
     return folder
 
 
-@hostile("a folder of a FIFO")
+@register("a folder of a FIFO")
 def folder_of_fifo(folder):
     (folder / "a").mkdir()
     os.mkfifo(folder / "a" / "model.safetensors")
     return folder / "a"
 
 
-@hostile("a gzip bomb")
+@register("a gzip bomb")
 def gzip_bomb(folder):
     with gzip.open(folder / "a.pth", "wb") as file:
         file.write(bytes(2**20))

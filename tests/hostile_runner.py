@@ -1,8 +1,8 @@
-"""Open each hostile file in a process of its own, with limits on memory and time; print a line of JSON for each.
+"""Open each hostile file in its own process, with limits on memory and time; print a line of JSON for each.
 
     python -m tests.hostile_runner FOLDER [NAME ...]
 
-The processes are forks of one that has imported what reading needs, so that what they take is the files' alone.
+The processes are forked from one that has imported everything that reading needs, so that only the file is measured.
 """
 
 import json
@@ -21,56 +21,56 @@ from parity.checkpoints import containers
 from tests.hostile_files import FILES
 from vit_spec import InputError
 
-MEMORY = 1 << 30  # bytes of address space besides those of the interpreter
-LIBRARY = 1 << 30  # and for tensorstore, with its threads
-SECONDS = 30  # of processor time
-HANGS = 120  # seconds of wall time, against a process that waits for ever
-SHOWN = 1 << 22  # entries of an array that are read
+MEMORY = 1 << 30  # bytes of address space, in addition to that of the interpreter
+TENSORSTORE_MEMORY = 1 << 30  # in addition for tensorstore and its threads
+MAX_CPU_SECONDS = 30
+MAX_WALL_SECONDS = 120  # for a process that waits forever
+MAX_ELEMENTS_READ = 1 << 22  # of each array
 
 
-def limit(name):
-    """Limit this process to what opening a file may take at the very most."""
+def limit_resources(name):
+    """Limit the memory and time of this process."""
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    space = used + MEMORY + (LIBRARY if name.startswith("orbax") else 0)
+    space = used + MEMORY + (TENSORSTORE_MEMORY if name.startswith("orbax") else 0)
     resource.setrlimit(resource.RLIMIT_AS, (space, space))
-    seconds = int(time.process_time()) + SECONDS
+    seconds = int(time.process_time()) + MAX_CPU_SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    signal.alarm(HANGS)
+    signal.alarm(MAX_WALL_SECONDS)
 
 
-def refusals(path):
-    """Open a file as weights, and read the arrays of its container.
+def open_and_collect_errors(path):
+    """Open a file as a checkpoint, and read the arrays of its container.
 
-    Return the messages of what was refused, and the bytes of the arrays that were not.
+    Return the error messages, and the bytes of the arrays that were accepted.
     """
-    found, nbytes = [], 0
+    errors, nbytes = [], 0
     try:
         parity.load(path)
     except InputError as error:
-        found.append(str(error))
+        errors.append(str(error))
     try:
         arrays = containers.open(path).arrays.values()
         nbytes = sum(array.nbytes for array in arrays)
         for array in arrays:
-            for first in range(0, min(array.size, SHOWN), 1 << 20):
+            for first in range(0, min(array.size, MAX_ELEMENTS_READ), 1 << 20):
                 np.asarray(array.read(first, min(array.size, first + (1 << 20))))
     except InputError as error:
-        found.append(str(error))
-    return found, nbytes
+        errors.append(str(error))
+    return errors, nbytes
 
 
-def attempt(name, folder):
-    """Write a hostile file and open it, within limits; return what came of it."""
+def run_attack(name, folder):
+    """Write a hostile file and open it within limits; return its errors, sizes and times."""
     path = FILES[name](folder)
     before, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    limit(name)
+    limit_resources(name)
     try:
-        found = dict(zip(("refused", "bytes"), refusals(path), strict=True))
+        result = dict(zip(("refused", "bytes"), open_and_collect_errors(path), strict=True))
     except BaseException as error:
-        found = {"error": f"{type(error).__name__}: {error}"[:500]}
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
-    return found | {"name": name, "seconds": time.process_time() - before, "mebibytes": grown >> 10}
+        result = {"error": f"{type(error).__name__}: {error}"[:500]}
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+    return result | {"name": name, "seconds": time.process_time() - before, "mebibytes": growth >> 10}
 
 
 def main():
@@ -80,7 +80,7 @@ def main():
         folder.mkdir()
         child = os.fork()
         if not child:
-            print(json.dumps(attempt(name, folder)), flush=True)
+            print(json.dumps(run_attack(name, folder)), flush=True)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:

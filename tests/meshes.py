@@ -1,10 +1,10 @@
-"""A tiny model trained for a few steps on every mesh asked for, as a process of its own: its findings as JSON.
+"""Train a tiny model for a few steps on each given mesh, and print measurements as JSON, in a process of its own.
 
     python -m tests.meshes data=8 data=2,fsdp=2,tensor=2 ...      in float64
-    python -m tests.meshes --bfloat16 data=2,fsdp=2,tensor=2      a step in bfloat16, for what XLA writes about it
-    python -m tests.meshes --parts data=2,fsdp=2,tensor=2         single updates of OPTIMIZERS, and a step of MODEL
+    python -m tests.meshes --bfloat16 data=2,fsdp=2,tensor=2      one step in bfloat16, for the program that XLA dumps
+    python -m tests.meshes --parts data=2,fsdp=2,tensor=2         one update of each of OPTIMIZERS, and one step of MODEL
 
-The first two with drop path, mixup, accumulation and a running mean.  XLA_FLAGS says how many devices there are.
+The first two use drop path, mixup, gradient accumulation and an EMA.  XLA_FLAGS sets the number of devices.
 """
 
 import json
@@ -21,15 +21,15 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 import vit_spec
-from benchmarks.jax_program import program
-from parity.checkpoints.weights import held
-from tests.twins import perturbed
+from benchmarks.jax_program import analyze_program
+from parity.checkpoints.weights import as_checkpoint
+from tests.twins import perturbed_params
 from train.data.augment import Mix
 from train.data.batches import Batch
 from train.jax import sharding
 from train.jax.engine import JaxEngine
-from train.jax.memory_estimate import needs
-from train.jax.optimizers import optimizer
+from train.jax.memory_estimate import estimate_memory
+from train.jax.optimizers import make_optimizer
 from train.jax.parameter_tree import tree
 from train.recipes import Augment, Optimizer, Recipe
 
@@ -48,109 +48,122 @@ RECIPE = Recipe(
 )
 STEPS = 3
 
-OPTIMIZERS = ("muon", "adafactor", "lamb")  # those that look at more than one number at a time
-PLAIN = Recipe(batch_size=8)
+OPTIMIZERS = ("muon", "adafactor", "lamb")  # optimizers whose updates are not elementwise
+PLAIN_RECIPE = Recipe(batch_size=8)
 MODEL = CONFIG.replace(norms={"shared_norm": True}, attention={"qkv_bias": "qv", "proj": False})
 
 
-def engine(mesh: str, **changes: Any) -> JaxEngine:
-    """The trainer of the tiny model, from weights as wide as jax computes."""
-    params = jax.tree.map(lambda x: np.asarray(x, jnp.zeros(()).dtype), perturbed(CONFIG))
-    start = held(params, CONFIG, "jax")
+def make_engine(mesh: str, **changes: Any) -> JaxEngine:
+    """Return the trainer of the tiny model, whose weights have jax's default floating-point dtype."""
+    params = jax.tree.map(lambda x: np.asarray(x, jnp.zeros(()).dtype), perturbed_params(CONFIG))
+    start = as_checkpoint(params, CONFIG, "jax")
     recipe = replace(RECIPE, mesh=mesh, **changes)
-    return JaxEngine(CONFIG, recipe, task="classes", rate=lambda step: 1e-2, start=start, folder=Path("nowhere"))
+    return JaxEngine(
+        CONFIG, recipe, task="classes", learning_rate=lambda step: 1e-2, initial_weights=start, folder=Path("nowhere")
+    )
 
 
-def batch(step: int, rows: np.ndarray) -> Batch:
-    """These rows of a batch that is the same for all processes."""
+def make_batch(step: int, rows: np.ndarray) -> Batch:
+    """Return these rows of a batch that is the same in all processes."""
     random = np.random.default_rng(step)
     size = RECIPE.batch_size
     images = random.integers(0, 256, (size, *CONFIG.image_size, CONFIG.in_channels), np.uint8)
     labels = random.integers(0, CONFIG.num_classes, size).astype(np.int32)
-    share = np.float32(0.7)
-    mix = Mix(share, np.zeros(4, np.int32), share)
+    weight = np.float32(0.7)
+    mix = Mix(weight, np.zeros(4, np.int32), weight)
     return Batch(images[rows], labels[rows], rows, np.ones(len(rows), bool), mix)
 
 
-def findings(mesh: str) -> dict[str, Any]:
-    """What a mesh's run shows: losses, what a device holds, and what the compiled step says of itself."""
-    e = engine(mesh)
-    losses = [float(e.step(batch(step, e.batch_rows))["loss"]) for step in range(STEPS)]
-    sizes = dict(e.mesh.shape)
-    made = program(e._update, sizes)
-    wanted = needs(CONFIG, replace(RECIPE, mesh=mesh), sizes, scatters=False, wide=8)
-    state = {"parameters": e._state.params, "optimizer": e._state.moments, "running mean": e._state.ema}
+def measure_mesh(mesh: str) -> dict[str, Any]:
+    """Return losses, bytes per device and transfers of the compiled step on a mesh, each with its estimate."""
+    engine = make_engine(mesh)
+    losses = [float(engine.step(make_batch(step, engine.batch_rows))["loss"]) for step in range(STEPS)]
+    sizes = dict(engine.mesh.shape)
+    compiled = analyze_program(engine._compiled_step, sizes)
+    estimate = estimate_memory(CONFIG, replace(RECIPE, mesh=mesh), sizes, reduce_scatter=False, param_bytes=8)
+    state = {"parameters": engine._state.params, "optimizer state": engine._state.moments, "EMA": engine._state.ema}
     return {
         "losses": losses,
-        "arguments": [made.arguments, wanted.state],
-        "transfers": [_named(made.transfers), _named(wanted.transfers)],
-        "held": {name: [_here(part), wanted.memory[name]] for name, part in state.items()},
-        "rows": e.batch_rows.tolist(),
-        "shares": [_rows_of(pair, e.mesh).tolist() for pair in np.arange(e.mesh.size - e.mesh.size % 2).reshape(-1, 2)],
+        "arguments": [compiled.arguments, estimate.state],
+        "transfers": [_join_keys(compiled.transfers), _join_keys(estimate.transfers)],
+        "state": {name: [_bytes_on_first_device(part), estimate.memory[name]] for name, part in state.items()},
+        "rows": engine.batch_rows.tolist(),
+        "rows_of_device_pairs": [
+            _rows_of_devices(pair, engine.mesh).tolist() for pair in np.arange(engine.mesh.size // 2 * 2).reshape(-1, 2)
+        ],
     }
 
 
-def updated(name: Any, mesh: jax.sharding.Mesh | None) -> tuple[Any, Any]:
-    """An optimizer's first update of random weights, on a mesh or on one device, and the compiled program."""
+def first_update(name: Any, mesh: jax.sharding.Mesh | None) -> tuple[Any, Any]:
+    """Return an optimizer's first update of random weights, on a mesh or on one device, and the compiled program."""
     random = np.random.default_rng(0)
     params, grads = (
         tree(CONFIG, lambda parameter: random.normal(size=[CONFIG.sizes.get(word, 1) for word in parameter.axes]))
         for _ in range(2)
     )
-    rule = optimizer(Optimizer(name=name), CONFIG, mesh)
-    given = grads, jax.jit(rule.init)(params), params
-    places: dict[str, Any] = {}
+    rule = make_optimizer(Optimizer(name=name), CONFIG, mesh)
+    arguments = grads, jax.jit(rule.init)(params), params
+    shardings: dict[str, Any] = {}
     if mesh is not None:
-        ours = sharding.parameters(mesh, CONFIG)
-        beside = sharding.like_parameters(given[1], jax.tree.map(lambda p, place: (p.shape, place), params, ours))
-        places = {"in_shardings": (ours, beside, ours), "out_shardings": (ours, beside)}
-        given = jax.device_put(given, places["in_shardings"])
-    compiled = jax.jit(partial(rule.update, rate=1.0), **places).lower(*given).compile()
-    return compiled(*given)[0], compiled
+        param_shardings = sharding.parameter_shardings(mesh, CONFIG)
+        known = jax.tree.map(lambda p, placed: (p.shape, placed), params, param_shardings)
+        state_shardings = sharding.shardings_like_parameters(arguments[1], known)
+        shardings = {
+            "in_shardings": (param_shardings, state_shardings, param_shardings),
+            "out_shardings": (param_shardings, state_shardings),
+        }
+        arguments = jax.device_put(arguments, shardings["in_shardings"])
+    compiled = jax.jit(partial(rule.update, rate=1.0), **shardings).lower(*arguments).compile()
+    return compiled(*arguments)[0], compiled
 
 
-def parts(mesh: str) -> dict[str, Any]:
-    """What the optimizers and the model's options send, and how far Muon's update is from that of one device."""
+def measure_optimizers(mesh: str) -> dict[str, Any]:
+    """Return the transfers of optimizers and model options, and the difference of Muon's update from that on one device."""
     zeros = tree(MODEL, lambda parameter: np.zeros([MODEL.sizes.get(word, 1) for word in parameter.axes], np.float32))
-    start, recipe = held(zeros, MODEL, "jax"), replace(PLAIN, mesh=mesh)  # zeros need not be compiled, as draws do
-    e = JaxEngine(MODEL, recipe, task="classes", rate=lambda step: 1e-2, start=start, folder=Path("nowhere"))
-    sizes = dict(e.mesh.shape)
-    sent = {
-        "model": [_named(program(e._update, sizes).transfers), _named(needs(MODEL, PLAIN, sizes, scatters=False).transfers)]
+    start, recipe = as_checkpoint(zeros, MODEL, "jax"), replace(PLAIN_RECIPE, mesh=mesh)  # zeros need no compilation
+    engine = JaxEngine(
+        MODEL, recipe, task="classes", learning_rate=lambda step: 1e-2, initial_weights=start, folder=Path("nowhere")
+    )
+    sizes = dict(engine.mesh.shape)
+    transfers = {
+        "model": [
+            _join_keys(analyze_program(engine._compiled_step, sizes).transfers),
+            _join_keys(estimate_memory(MODEL, PLAIN_RECIPE, sizes, reduce_scatter=False).transfers),
+        ]
     }
-    rest = needs(CONFIG, PLAIN, sizes, wide=8).transfers
-    apart: list[float] = []
+    adamw_transfers = estimate_memory(CONFIG, PLAIN_RECIPE, sizes, param_bytes=8).transfers
+    differences: list[float] = []
     for name in OPTIMIZERS:
         with jax.enable_x64(True):
-            found, compiled = updated(name, e.mesh)
+            update, compiled = first_update(name, engine.mesh)
             if name == "muon":
-                alone, _ = updated(name, None)
-                apart = [
-                    float(abs(np.asarray(a) - b).max()) for a, b in zip(*map(jax.tree.leaves, (found, alone)), strict=True)
-                ]
-        wanted = needs(CONFIG, replace(PLAIN, optimizer=Optimizer(name=name)), sizes, wide=8).transfers
-        more = {key: size - rest.get(key, 0) for key, size in wanted.items()}
-        sent[name] = [_named(program(compiled, sizes).transfers), _named(more)]
-    return {"sent": sent, "apart": max(apart)}
+                single_device_update, _ = first_update(name, None)
+                pairs = zip(*map(jax.tree.leaves, (update, single_device_update)), strict=True)
+                differences = [float(abs(np.asarray(a) - b).max()) for a, b in pairs]
+        recipe = replace(PLAIN_RECIPE, optimizer=Optimizer(name=name))
+        estimate = estimate_memory(CONFIG, recipe, sizes, param_bytes=8).transfers
+        difference = {key: size - adamw_transfers.get(key, 0) for key, size in estimate.items()}
+        transfers[name] = [_join_keys(analyze_program(compiled, sizes).transfers), _join_keys(difference)]
+    return {"transfers": transfers, "muon_difference": max(differences)}
 
 
-def _rows_of(pair: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
-    """What a process would feed whose devices were these two of the mesh."""
-    theirs = [mesh.devices.flat[i] for i in pair]
+def _rows_of_devices(pair: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
+    """Return the batch rows of a process that has these two devices of the mesh."""
+    devices = [mesh.devices.flat[i] for i in pair]
 
     def of_process(self: NamedSharding, shape: tuple[int, ...]) -> dict[Any, Any]:
-        return {device: self.devices_indices_map(shape)[device] for device in theirs}
+        return {device: self.devices_indices_map(shape)[device] for device in devices}
 
     with patch.object(NamedSharding, "addressable_devices_indices_map", of_process):
-        return sharding.rows_here(mesh, RECIPE.batch_size)
+        return sharding.process_rows(mesh, RECIPE.batch_size)
 
 
-def _named(transfers: dict[tuple[str, str], int]) -> dict[str, int]:
+def _join_keys(transfers: dict[tuple[str, str], int]) -> dict[str, int]:
     return {" ".join(key): size for key, size in sorted(transfers.items()) if size}
 
 
-def _here(tree: Any) -> int:
-    """Bytes of a tree on this process's first device, but for single numbers."""
+def _bytes_on_first_device(tree: Any) -> int:
+    """Return the bytes of a pytree on this process's first device, without scalars."""
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree) if leaf.ndim)
 
 
@@ -158,9 +171,9 @@ if __name__ == "__main__":
     flag, *meshes = sys.argv[1:]
     sharding.join_cluster()
     if flag == "--bfloat16":
-        engine(*meshes, dtype="bfloat16").step(batch(0, np.arange(RECIPE.batch_size)))
+        make_engine(*meshes, dtype="bfloat16").step(make_batch(0, np.arange(RECIPE.batch_size)))
     elif flag == "--parts":
-        print(json.dumps(parts(*meshes)))
+        print(json.dumps(measure_optimizers(*meshes)))
     else:
         jax.config.update("jax_enable_x64", True)
-        print(json.dumps({mesh: findings(mesh) for mesh in sys.argv[1:]}))
+        print(json.dumps({mesh: measure_mesh(mesh) for mesh in sys.argv[1:]}))

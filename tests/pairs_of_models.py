@@ -1,4 +1,4 @@
-"""Models that are no ViT, each in Flax and in PyTorch, as their authors would write them."""
+"""Models other than ViTs, each in Flax and in PyTorch, written in the style of each framework."""
 
 from typing import Any
 
@@ -12,31 +12,31 @@ from torch import nn
 Array = Any
 
 
-def drawn(model: linen.Module, x: Array) -> Any:
-    """Variables of a linen model without a zero, a one or a symmetry, so that a wrong mapping shows."""
+def random_variables(model: linen.Module, x: Array) -> Any:
+    """Return variables of a linen model without zeros, ones or symmetries, so that a wrong mapping changes the outputs."""
     rng = np.random.default_rng(0)
 
-    def draw(path: Any, leaf: Any) -> Array:
+    def random_leaf(path: Any, leaf: Any) -> Array:
         if path[-1].key in ("kernel", "embedding"):
             return jnp.asarray(rng.normal(0, np.prod(leaf.shape[:-1]) ** -0.5, leaf.shape), leaf.dtype)
         low, high = (0.5, 1.5) if path[-1].key in ("scale", "var") else (-0.3, 0.3)
         return jnp.asarray(rng.uniform(low, high, leaf.shape), leaf.dtype)
 
-    return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0), x))
+    return jax.tree_util.tree_map_with_path(random_leaf, jax.eval_shape(model.init, jax.random.key(0), x))
 
 
-def perturbed(module: nnx.Module) -> nnx.Module:
-    """A module of NNX with noise on every weight; variances stay positive."""
+def perturbed_module(module: nnx.Module) -> nnx.Module:
+    """Return an NNX module with positive noise added to every weight, so that variances stay positive."""
     rng = np.random.default_rng(0)
 
-    def moved(leaf: Array) -> Array:
+    def add_noise(leaf: Array) -> Array:
         return leaf + rng.uniform(0.05, 0.3, leaf.shape).astype(leaf.dtype) if leaf.dtype == jnp.float32 else leaf
 
-    return jax.tree.map(moved, module)
+    return jax.tree.map(add_noise, module)
 
 
 class ConvNet(linen.Module):
-    """Two convolutions of which one is depthwise, batch norms, pooling, and a classifier that reads channels last."""
+    """Two convolutions, the second one depthwise, with batch norms, pooling and a classifier."""
 
     epsilon: float = 1e-5
 
@@ -51,7 +51,7 @@ class ConvNet(linen.Module):
 
 
 def torch_conv_net() -> nn.Module:
-    """The same as a Sequential, whose names are numbers."""
+    """Return the same network as a Sequential, in which the names of modules are numbers."""
     return nn.Sequential(
         nn.Conv2d(2, 6, 3, padding=1),
         nn.BatchNorm2d(6),
@@ -82,7 +82,7 @@ class Block(linen.Module):
 
 
 class TextTransformer(linen.Module):
-    """A decoder whose head is the transposed embedding; tokens (B, T) -> logits (B, T, vocabulary)."""
+    """A decoder whose output head shares the embedding matrix; tokens (B, T) -> logits (B, T, vocabulary)."""
 
     @linen.compact
     def __call__(self, tokens: Array) -> Array:
@@ -94,7 +94,7 @@ class TextTransformer(linen.Module):
 
 
 class TorchBlock(nn.Module):
-    """The same, with query, key and value fused."""
+    """The same block, with fused query, key and value."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class TorchBlock(nn.Module):
 
 
 class TorchTextTransformer(nn.Module):
-    """The same, with a head that shares the embedding's weight."""
+    """The same decoder."""
 
     def __init__(self, eps: float = 1e-5) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class TorchTextTransformer(nn.Module):
 
 
 class Mlp(nnx.Module):
-    """Two square layers, a norm with statistics, dropout (off) and a head, in NNX."""
+    """Two square layers, a batch norm, dropout (off) and a head, in NNX."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.fc1, self.fc2 = nnx.Linear(4, 4, rngs=rngs), nnx.Linear(4, 4, rngs=rngs)
@@ -141,7 +141,7 @@ class Mlp(nnx.Module):
 
 
 class TorchMlp(nn.Module):
-    """The same."""
+    """The same network."""
 
     def __init__(self) -> None:
         super().__init__()

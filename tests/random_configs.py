@@ -1,4 +1,4 @@
-"""Random configs, for what must hold of every model: any structure, of a few thousand parameters."""
+"""A hypothesis strategy for random configs, for properties that every model must have."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ RESAMPLING: dict[str, dict[str, Any]] = {
 
 @st.composite
 def configs(draw: st.DrawFn) -> ViTConfig:
-    """Any config of a few thousand parameters."""
+    """Draw any config of a few thousand parameters."""
 
     def one(*values: Any) -> Any:
         return draw(st.sampled_from(values))
@@ -29,12 +29,12 @@ def configs(draw: st.DrawFn) -> ViTConfig:
     heads, dim, patch, class_token = one(1, 2, 3), one(4, 8), (one(2, 3), one(2, 4)), flag()
     pool = one("mean", "attention", "none", *(["token", "token_mean"] if class_token else []))
     kind, proj, value_skip = one("learned", "fixed", "none"), flag(), flag()
-    free = proj and not value_skip and flag()  # the heads together need not be as wide as the stream
+    has_free_head_dim = proj and not value_skip and flag()  # num_heads * head_dim may differ from width
     return ViTConfig(
         image_size=(patch[0] * one(1, 3), patch[1] * one(2, 3)),
         patch_size=patch,
         in_channels=one(1, 3, 5),
-        width=one(8, 12) if free else heads * dim,
+        width=one(8, 12) if has_free_head_dim else heads * dim,
         depth=one(1, 2, 3),
         num_heads=heads,
         mlp_dim=one(5, 16),
@@ -54,7 +54,7 @@ def configs(draw: st.DrawFn) -> ViTConfig:
         ),
         resampling=Resampling(**RESAMPLING[one(*RESAMPLING)]),
         attention=Attention(
-            head_dim=dim if free else None,
+            head_dim=dim if has_free_head_dim else None,
             qkv_bias=one("qkv", "qv", "none"),
             proj=proj,
             proj_bias=flag(),

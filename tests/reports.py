@@ -1,4 +1,4 @@
-"""What the tests of the page show: one check that passes and one that fails, on a small model."""
+"""Reports for the tests of the HTML report: one that passes and one that fails, for a small model."""
 
 from functools import cache
 
@@ -6,30 +6,30 @@ import numpy as np
 import pytest
 
 import vit_spec
-from parity.checkpoints.weights import Checkpoint, held
+from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from parity.comparison.report import Report
 from parity.comparison.twins import compare
-from tests.twins import perturbed, small
+from tests.twins import perturbed_params, small_config
 
 QUICK = {"xla_backend_optimization_level": 0}
 
 
 @cache
 def checkpoint() -> Checkpoint:
-    """Two blocks, a class token, a grid that is not square."""
-    config = small(vit_spec.get("vit_s16"))
-    return held(perturbed(config), config, "jax")
+    """Return a checkpoint with two blocks, a class token and a grid that is not square."""
+    config = small_config(vit_spec.get("vit_s16"))
+    return as_checkpoint(perturbed_params(config), config, "jax")
 
 
 @cache
-def passing() -> Report:
-    """Of the level that is checked by default."""
+def passing_report() -> Report:
+    """Return a report that passes, of the default level."""
     return compare(checkpoint().config, checkpoint(), xla_options=QUICK)
 
 
 @cache
-def failing() -> Report:
-    """With another eps in the JAX twin alone."""
+def failing_report() -> Report:
+    """Return a report that fails, because the JAX twin has another eps."""
     import vit_jax
 
     right = vit_jax.ViT
@@ -38,6 +38,6 @@ def failing() -> Report:
         return compare(checkpoint().config, checkpoint(), level="function", backward=False, xla_options=QUICK)
 
 
-def noise(seed: int = 0) -> np.ndarray:
-    """An attention map of two heads."""
+def random_attention_maps(seed: int = 0) -> np.ndarray:
+    """Return random attention maps of two heads, (2, 3, 2), float32."""
     return np.random.default_rng(seed).random((2, 3, 2), np.float32)

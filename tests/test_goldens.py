@@ -1,7 +1,7 @@
-"""The twins compute what implementations that nobody here wrote compute; so they cannot share a mistake.
+"""The twins compute the same as independent implementations, so that a mistake common to both twins is found.
 
-`tests/goldens` holds the outputs of timm, transformers, torchvision, vit-pytorch, of the original code of Meta, Google and
-OpenAI, and of literal transcripts of five articles, all run in float64; `tests/goldens/make.py` wrote them.
+`tests/goldens` contains outputs of timm, transformers, torchvision, vit-pytorch, of the original code of Meta, Google and
+OpenAI, and of literal transcripts of five articles, all run in float64.  `tests/goldens/make.py` writes them.
 """
 
 from typing import Any
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import parity
-from parity.comparison.tolerances import FUNCTION
+from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from tests.goldens.golden import FOLDER, Array, Golden, names, read
 from vit_spec import ViTConfig
 
 
-def through_torch(golden: Golden, config: ViTConfig) -> dict[str, Array]:
-    """The PyTorch twin's answer to a golden file, in float64."""
+def torch_outputs(golden: Golden, config: ViTConfig) -> dict[str, Array]:
+    """Return the outputs of the PyTorch twin for a golden file, in float64."""
     torch = pytest.importorskip("torch")
     import vit_torch
 
@@ -29,8 +29,8 @@ def through_torch(golden: Golden, config: ViTConfig) -> dict[str, Array]:
     return {key: value.numpy() for key, value in {**found, "logits": logits}.items()}
 
 
-def through_jax(golden: Golden, config: ViTConfig) -> dict[str, Array]:
-    """The JAX twin's answer to a golden file, in float64 on CPU."""
+def jax_outputs(golden: Golden, config: ViTConfig) -> dict[str, Array]:
+    """Return the outputs of the JAX twin for a golden file, in float64 on the CPU."""
     jax = pytest.importorskip("jax")
     import vit_jax
 
@@ -45,40 +45,40 @@ def through_jax(golden: Golden, config: ViTConfig) -> dict[str, Array]:
             return {**found, "logits": logits}
 
         lowered = jax.jit(run).lower(params, golden.images.transpose(0, 2, 3, 1))
-        # Every file is a model of its own to compile, and runs once: do not polish what is compiled.
+        # Every file is another model to compile and runs once, so XLA's optimizations would cost more than they save.
         quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
         found = lowered.compile(compiler_options=quick)(params, golden.images.transpose(0, 2, 3, 1))
         return {key: np.asarray(value) for key, value in found.items()}
 
 
-TWINS = {"torch": through_torch, "jax": through_jax}
+TWINS = {"torch": torch_outputs, "jax": jax_outputs}
 
 
-def distances(golden: Golden, found: dict[str, Array]) -> dict[str, float]:
-    """relRMS of each output from the peer's."""
+def relative_errors(golden: Golden, found: dict[str, Array]) -> dict[str, float]:
+    """Return the relRMS of each output against the peer's."""
     result = {}
     for key, expected in golden.outputs.items():
         ours = found[key] if key == "logits" else found[key][:1]
-        assert ours.shape == expected.shape and ours.dtype == np.float64, f"{key} is of another kind"
+        assert ours.shape == expected.shape and ours.dtype == np.float64, f"{key} has another shape or dtype"
         result[key] = float(np.linalg.norm(ours - expected) / np.linalg.norm(expected))
     return result
 
 
 @pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.parametrize("name", names())
-def test_a_twin_computes_what_its_peer_computed(name: str, twin: str) -> None:
+def test_a_twin_computes_the_outputs_of_its_peer(name: str, twin: str) -> None:
     golden = read(name)
-    found = distances(golden, TWINS[twin](golden, golden.config))
-    assert max(found.values()) <= FUNCTION, f"{golden.provenance['class']}: {golden.provenance['anchors']} {found}"
+    found = relative_errors(golden, TWINS[twin](golden, golden.config))
+    assert max(found.values()) <= FLOAT64_TOLERANCE, f"{golden.provenance['class']}: {golden.provenance['anchors']} {found}"
 
 
-@pytest.mark.parametrize("name", names())
-def test_a_golden_file_records_where_it_comes_from(name: str) -> None:
-    assert {"peer", "class", "date", "anchors"} <= read(name).provenance.keys()
-    assert all(read(name).provenance.values())
+def test_every_golden_file_records_its_provenance() -> None:
+    required = {"peer", "class", "date", "anchors"}
+    provenances = {name: read(name).provenance for name in names()}
+    assert not [name for name, each in provenances.items() if not required <= each.keys() or not all(each.values())]
 
 
-def test_every_recipe_has_its_golden_file_and_every_file_its_recipe() -> None:
+def test_every_recipe_has_a_golden_file_and_every_file_a_recipe() -> None:
     recipes = [
         line.split("(")[0] for path in FOLDER.glob("from_*.py") for line in path.read_text().split("@case\ndef ")[1:]
     ]
@@ -91,7 +91,7 @@ def test_the_golden_files_are_small() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_golden_file_sees_every_weight(name: str) -> None:
+def test_every_weight_of_a_golden_file_affects_the_outputs(name: str) -> None:
     torch = pytest.importorskip("torch")
     import vit_torch
 
@@ -99,9 +99,9 @@ def test_a_golden_file_sees_every_weight(name: str) -> None:
     model = vit_torch.ViT(golden.config).double().eval()
     model.load_state_dict({key: torch.tensor(array) for key, array in golden.weights.items()})
     model(torch.tensor(golden.images)).square().sum().backward()
-    unseen = {key for key, value in model.named_parameters() if value.grad is None or value.grad.norm() < 1e-6}
-    # What is added to all keys alike raises all scores of a query alike, and the softmax forgets it.
-    assert not {key for key in unseen if not key.endswith("k_norm.bias")}
+    without_effect = {key for key, value in model.named_parameters() if value.grad is None or value.grad.norm() < 1e-6}
+    # A vector added to all keys adds the same number to all scores of a query, which the softmax ignores.
+    assert not {key for key in without_effect if not key.endswith("k_norm.bias")}
 
 
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -112,8 +112,8 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "antialiasing": ("timm_resized_bilinear", {"resampling": {"antialias": True}}),
     "no offset": ("meta_dino", {"resampling": {"offset": 0.0}}),
     "corners not aligned": ("torchvision_hidden", {"resampling": {"align_corners": False}}),
-    "values not added": ("lanl_rectangular", {"attention": {"value_skip": False}}),
-    "scores by head width": ("article_sincos", {"attention": {"scale": None}}),
+    "no value skip": ("lanl_rectangular", {"attention": {"value_skip": False}}),
+    "scores scaled by head_dim": ("article_sincos", {"attention": {"scale": None}}),
     "pairs half a head apart": ("schh_rotary", {"positions": {"rotary": "dinov3"}}),
     "another rotary base": ("timm_dinov3", {"positions": {"rotary_base": 100.0001}}),
     "another order of the table": ("timm_sincos", {"positions": {"table": "sincos_2d_mae"}}),
@@ -121,13 +121,14 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_seen(fault: str) -> None:
+def test_a_planted_fault_in_the_torch_twin_exceeds_the_tolerance(fault: str) -> None:
     name, changes = FAULTS[fault]
     golden = read(name)
-    assert max(distances(golden, through_torch(golden, golden.config.replace(**changes))).values()) > 10 * FUNCTION
+    found = torch_outputs(golden, golden.config.replace(**changes))
+    assert max(relative_errors(golden, found).values()) > 10 * FLOAT64_TOLERANCE
 
 
-def test_a_planted_fault_is_seen_in_the_functional_twin() -> None:
+def test_a_planted_fault_in_the_jax_twin_exceeds_the_tolerance() -> None:
     golden = read("timm_plain")
-    found = through_jax(golden, golden.config.replace(norms={"eps": 1.01e-6}))
-    assert max(distances(golden, found).values()) > 10 * FUNCTION
+    found = jax_outputs(golden, golden.config.replace(norms={"eps": 1.01e-6}))
+    assert max(relative_errors(golden, found).values()) > 10 * FLOAT64_TOLERANCE

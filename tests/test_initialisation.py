@@ -1,4 +1,4 @@
-"""Both twins draw every parameter by its row's law: the same shapes, the same moments, the same tables."""
+"""Both twins initialize every parameter as its row says: with the same shapes, means, variances and tables."""
 
 from math import sqrt
 from typing import Any
@@ -8,9 +8,9 @@ import pytest
 
 import vit_spec
 from vit_spec import ViTConfig, rows
-from vit_spec.laws import TRUNCATED_STD, Law
+from vit_spec.initialisation import TRUNCATED_STD, Law
 
-LAWS = ViTConfig(  # every kind of row at once, each large enough for its moments to be seen
+CONFIG = ViTConfig(  # all kinds of rows, each large enough to estimate its mean and variance
     image_size=(64, 48),
     patch_size=8,
     width=64,
@@ -25,11 +25,11 @@ LAWS = ViTConfig(  # every kind of row at once, each large enough for its moment
     norms=vit_spec.Norms(layer_scale=0.1, before_blocks=True, after_pool=True),
     head=vit_spec.Head(pool="attention", hidden=64),
 )
-ROWS = rows(LAWS)
+ROWS = rows(CONFIG)
 
 
-def drawn_by_jax(config: ViTConfig) -> dict[str, np.ndarray]:
-    """The parameters of a fresh functional twin, by their names in the rows."""
+def jax_parameters(config: ViTConfig) -> dict[str, np.ndarray]:
+    """Return initial parameters of the JAX twin, by the names of their rows."""
     vit_jax, jax = pytest.importorskip("vit_jax"), pytest.importorskip("jax")
     leaves = jax.tree_util.tree_leaves_with_path(vit_jax.init(config, seed=3))
     names = {"kernel": "weight", "scale": "weight"}
@@ -40,8 +40,8 @@ def drawn_by_jax(config: ViTConfig) -> dict[str, np.ndarray]:
     return found
 
 
-def drawn_by_torch(config: ViTConfig) -> dict[str, np.ndarray]:
-    """The parameters of a fresh object twin, by their names in the rows, blocks stacked."""
+def torch_parameters(config: ViTConfig) -> dict[str, np.ndarray]:
+    """Return initial parameters of the PyTorch twin, by the names of their rows, with blocks stacked."""
     vit_torch, torch = pytest.importorskip("vit_torch"), pytest.importorskip("torch")
     torch.manual_seed(3)
     stacks: dict[str, list[Any]] = {}
@@ -51,21 +51,21 @@ def drawn_by_torch(config: ViTConfig) -> dict[str, np.ndarray]:
     return {name: np.stack(stack) for name, stack in stacks.items()}
 
 
-DRAWN = {"jax": drawn_by_jax, "torch": drawn_by_torch}
+PARAMETERS = {"jax": jax_parameters, "torch": torch_parameters}
 
 
-@pytest.fixture(scope="module", params=DRAWN)
-def drawn(request: pytest.FixtureRequest) -> dict[str, np.ndarray]:
-    return DRAWN[request.param](LAWS)
+@pytest.fixture(scope="module", params=PARAMETERS)
+def initial(request: pytest.FixtureRequest) -> dict[str, np.ndarray]:
+    return PARAMETERS[request.param](CONFIG)
 
 
-def test_a_fresh_model_has_exactly_the_rows(drawn: dict[str, np.ndarray]) -> None:
-    assert {name: array.size for name, array in drawn.items()} == {name: row.size for name, row in ROWS.items()}
+def test_an_initial_model_has_exactly_the_parameters_of_the_rows(initial: dict[str, np.ndarray]) -> None:
+    assert {name: array.size for name, array in initial.items()} == {name: row.size for name, row in ROWS.items()}
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_parameter_has_the_mean_and_variance_of_its_law(name: str, drawn: dict[str, np.ndarray]) -> None:
-    law, array = ROWS[name].law, drawn[name].astype(np.float64)
+def test_a_parameter_has_the_mean_and_variance_of_its_distribution(name: str, initial: dict[str, np.ndarray]) -> None:
+    law, array = ROWS[name].law, initial[name].astype(np.float64)
     assert law is not None
     if not law.std:
         np.testing.assert_allclose(array, law.mean, rtol=1e-7)
@@ -75,34 +75,34 @@ def test_a_parameter_has_the_mean_and_variance_of_its_law(name: str, drawn: dict
     assert abs(array.std() / law.std - 1) < 5 / sqrt(2 * n)
 
 
-def test_blocks_are_drawn_independently(drawn: dict[str, np.ndarray]) -> None:
-    weight = drawn["blocks.attn.qkv.weight"]
+def test_blocks_are_initialized_independently(initial: dict[str, np.ndarray]) -> None:
+    weight = initial["blocks.attn.qkv.weight"]
     assert abs(np.corrcoef(weight[0].ravel(), weight[1].ravel())[0, 1]) < 5 / sqrt(weight[0].size)
 
 
-def test_a_truncated_normal_ends_at_two_standard_deviations_of_its_parent(drawn: dict[str, np.ndarray]) -> None:
+def test_a_normal_is_truncated_at_two_of_its_standard_deviations(initial: dict[str, np.ndarray]) -> None:
     law = ROWS["patch_embed.proj.weight"].law
     assert law is not None
-    bound, largest = 2 * law.std / TRUNCATED_STD, np.abs(drawn["patch_embed.proj.weight"]).max()
+    bound, largest = 2 * law.std / TRUNCATED_STD, np.abs(initial["patch_embed.proj.weight"]).max()
     assert 0.98 * bound < largest <= bound * (1 + 1e-6)
 
 
-def test_the_constant_of_truncation_is_the_standard_deviation_of_what_is_left() -> None:
+def test_truncated_std_is_the_standard_deviation_after_truncation() -> None:
     x = np.linspace(-2, 2, 400_001)
     density = np.exp(-(x**2) / 2)
     assert abs(sqrt((x**2 * density).sum() / density.sum()) - TRUNCATED_STD) < 1e-5
 
 
-@pytest.mark.parametrize("twin", DRAWN)
+@pytest.mark.parametrize("twin", PARAMETERS)
 @pytest.mark.parametrize("table", ["sincos_1d", "sincos_2d_mae"])
-def test_a_learned_table_starts_from_the_table_that_it_names(twin: str, table: str) -> None:
-    config = LAWS.replace(positions={"table": table})
+def test_a_learned_table_is_initialized_with_the_named_table(twin: str, table: str) -> None:
+    config = CONFIG.replace(positions={"table": table})
     (expected,) = vit_spec.position_table(config, config.grid)
-    found = DRAWN[twin](config)["pos_embed"].reshape(expected.shape)
+    found = PARAMETERS[twin](config)["pos_embed"].reshape(expected.shape)
     np.testing.assert_array_equal(found, expected.astype(np.float32))
 
 
-ARTICLES = {  # what the articles say of their start
+ARTICLES = {  # initial distributions in the articles
     "article_xray_rope": {"cls_token": Law("normal", (1.0,))},
     "article_multihead": {"cls_token": Law("normal", (1.0,)), "pos_embed": Law("normal", (1.0,))},
     "article_sincos": {"cls_token": Law("uniform", (0.0, 1.0)), "pos_embed": None},
@@ -111,25 +111,25 @@ ARTICLES = {  # what the articles say of their start
 
 
 @pytest.mark.parametrize("name", ARTICLES)
-def test_an_article_model_starts_as_its_article_says(name: str) -> None:
+def test_an_article_model_has_the_initial_distributions_of_its_article(name: str) -> None:
     found = rows(vit_spec.get(name))
     assert {row: found[row].law for row in ARTICLES[name]} == ARTICLES[name]
     assert not found["cls_token"].decays
 
 
-def test_the_same_seed_draws_the_same_parameters_and_another_seed_others() -> None:
+def test_equal_seeds_give_equal_parameters_and_different_seeds_different_ones() -> None:
     vit_jax = pytest.importorskip("vit_jax")
-    one, same, other = (vit_jax.init(LAWS, seed)["patch_embed"]["proj"]["kernel"] for seed in (1, 1, 2))
+    one, same, other = (vit_jax.init(CONFIG, seed)["patch_embed"]["proj"]["kernel"] for seed in (1, 1, 2))
     assert (one == same).all()
     assert not (one == other).any()
 
 
-def test_a_twin_inside_another_module_is_drawn_by_the_same_laws() -> None:
+def test_a_twin_inside_another_module_is_initialized_the_same_way() -> None:
     vit_jax, jax, linen = (pytest.importorskip(name) for name in ("vit_jax", "jax", "flax.linen"))
 
     class Pair(linen.Module):
         def setup(self) -> None:
-            self.norm, self.vit = linen.LayerNorm(), vit_jax.ViT(LAWS)
+            self.norm, self.vit = linen.LayerNorm(), vit_jax.ViT(CONFIG)
 
         def __call__(self, images: Any) -> Any:
             return self.vit(self.norm(images))

@@ -1,4 +1,4 @@
-"""Imports point down: between packages, inside them, and whether they are at the top of a module or in a function."""
+"""Modules import only lower layers, between packages and inside them, at the top of a module and inside functions."""
 
 import ast
 import os
@@ -13,8 +13,8 @@ import parity
 from tests import ROOT
 
 PACKAGES = ("vit_spec", "vit_jax", "vit_torch", "parity", "train")
-# From the bottom to the top.  A module belongs to its longest prefix here, and imports its own line and those above it in
-# this table; groups of one line do not import each other.
+# From the lowest layer to the highest.  A module belongs to the longest prefix of its name in this table.  It may import
+# modules of its own group and of lower layers; groups of one layer do not import each other.
 LAYERS = (
     ("vit_spec",),
     ("vit_jax", "vit_torch"),
@@ -35,10 +35,10 @@ LAYERS = (
     ("train",),
 )
 LEVELS = {prefix: level for level, prefixes in enumerate(LAYERS) for prefix in prefixes}
-# Reading checkpoints is the work of parity: a twin asks for it when a file is to be loaded.
-UPWARD = {("vit_jax.use", "parity"), ("vit_jax.use", "parity.checkpoints.loading")} | {
-    ("vit_torch.use", "parity"),
-    ("vit_torch.use", "parity.checkpoints.loading"),
+# The exception: `load` of a twin imports parity, which reads checkpoints.
+UPWARD = {("vit_jax.api", "parity"), ("vit_jax.api", "parity.checkpoints.loading")} | {
+    ("vit_torch.api", "parity"),
+    ("vit_torch.api", "parity.checkpoints.loading"),
 }
 FRAMEWORKS = {"jax", "jaxlib", "flax", "optax", "chex", "orbax", "torch", "grain"}
 OF_JAX, OF_TORCH = {"jax", "flax", "optax", "chex", "orbax"}, {"torch"}
@@ -46,7 +46,7 @@ ALLOWED = {"vit_jax": OF_JAX, "vit_torch": OF_TORCH, "train.jax": OF_JAX, "train
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the packages, by name."""
+    """Return the files of all modules of the packages, by module name."""
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
 
@@ -55,15 +55,15 @@ MODULES = modules()
 
 
 def imported(module: str, *, at_top: bool = False) -> Iterator[str]:
-    """Yield the modules that a module imports: anywhere, or only when it is itself imported."""
+    """Yield the modules that a module imports; with `at_top` only those imported when it is imported itself."""
     tree = ast.parse(MODULES[module].read_text())
-    later = [
+    deferred = [
         part
         for part in ast.walk(tree)
         if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))
         or (isinstance(part, ast.If) and ast.unparse(part.test) == "TYPE_CHECKING")
     ]
-    inside = {id(node) for part in later for node in ast.walk(part)}
+    inside = {id(node) for part in deferred for node in ast.walk(part)}
     for node in ast.walk(tree):
         if at_top and id(node) in inside:
             continue
@@ -75,32 +75,32 @@ def imported(module: str, *, at_top: bool = False) -> Iterator[str]:
 
 
 def group(module: str) -> str:
-    """The longest prefix of a module's name that `LAYERS` has."""
+    """Return the longest prefix of a module's name in `LAYERS`."""
     while module not in LEVELS:
         module = module.rpartition(".")[0]
     return module
 
 
 def is_upward(module: str, other: str) -> bool:
-    here, there = group(module), group(other)
-    return here != there and LEVELS[there] >= LEVELS[here]
+    importer, target = group(module), group(other)
+    return importer != target and LEVELS[target] >= LEVELS[importer]
 
 
-def test_imports_point_down() -> None:
+def test_modules_import_only_lower_layers() -> None:
     found = {(module, other) for module in MODULES for other in imported(module) if other.split(".")[0] in PACKAGES}
     upward = {(module, other) for module, other in found if is_upward(module, other)}
     assert upward <= UPWARD, "\n".join(f"{module} imports {other}" for module, other in sorted(upward - UPWARD))
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    waiting = {name: {other for other in imported(name) if other in MODULES and other != name} for name in MODULES}
-    waiting = {name: {other for other in others if (name, other) not in UPWARD} for name, others in waiting.items()}
-    while free := {name for name, others in waiting.items() if not others & waiting.keys()}:
-        waiting = {name: others for name, others in waiting.items() if name not in free}
-    assert not waiting, f"a circle among {', '.join(sorted(waiting))}"
+def test_there_are_no_circular_imports() -> None:
+    unresolved = {name: {other for other in imported(name) if other in MODULES and other != name} for name in MODULES}
+    unresolved = {name: {other for other in others if (name, other) not in UPWARD} for name, others in unresolved.items()}
+    while resolved := {name for name, others in unresolved.items() if not others & unresolved.keys()}:
+        unresolved = {name: others for name, others in unresolved.items() if name not in resolved}
+    assert not unresolved, f"a circular import among {', '.join(sorted(unresolved))}"
 
 
-def test_frameworks_are_imported_by_their_own_packages_alone() -> None:
+def test_only_the_packages_of_a_framework_import_it() -> None:
     found = {(module, other.split(".")[0]) for module in MODULES for other in imported(module, at_top=True)}
     wrong = sorted(each for each in found if each[1] in FRAMEWORKS - ALLOWED.get(group(each[0]), set()))
     assert not wrong, "\n".join(f"{module} imports {framework}" for module, framework in wrong)
@@ -126,11 +126,11 @@ print(*({frameworks} & set(sys.modules)))
 
 
 @pytest.mark.parametrize("blocked", [OF_JAX | {"jaxlib", "vit_jax"}, OF_TORCH | {"vit_torch"}], ids=["jax", "torch"])
-def test_modules_outside_of_a_framework_s_packages_import_without_it(blocked: set[str]) -> None:
+def test_modules_outside_the_packages_of_a_framework_import_without_it(blocked: set[str]) -> None:
     pytest.importorskip("PIL")
-    free = [name for name in MODULES if group(name) not in ALLOWED and name != "train.jax.__main__"]
-    free += ["train.jax.memory_estimate", "train.jax.optimizer_state", "train.jax.__main__"]
-    assert run(WITHOUT.format(blocked=blocked, modules=free, frameworks=FRAMEWORKS)).split() == []
+    independent = [name for name in MODULES if group(name) not in ALLOWED and name != "train.jax.__main__"]
+    independent += ["train.jax.memory_estimate", "train.jax.optimizer_state", "train.jax.__main__"]
+    assert run(WITHOUT.format(blocked=blocked, modules=independent, frameworks=FRAMEWORKS)).split() == []
 
 
 @pytest.mark.parametrize(
@@ -142,24 +142,24 @@ def test_modules_outside_of_a_framework_s_packages_import_without_it(blocked: se
         ("vit_torch", ["jax", "flax", "vit_jax", "parity"]),
     ],
 )
-def test_a_package_does_not_load_what_it_does_without(package: str, without: list[str]) -> None:
+def test_a_package_does_not_import_packages_that_it_does_not_need(package: str, without: list[str]) -> None:
     for framework in {"vit_jax": ["jax"], "vit_torch": ["torch"]}.get(package, []):
         pytest.importorskip(framework)
     assert run(f"import {package}, sys; print(*(set({without}) & set(sys.modules)))").split() == []
 
 
-def test_reading_a_checkpoint_does_not_load_what_compares_models() -> None:
+def test_reading_a_checkpoint_does_not_import_the_comparison_of_models() -> None:
     assert run("import parity, sys; parity.load, parity.surgery; print('parity.comparison' in sys.modules)") == "False\n"
 
 
-def test_parity_names_what_it_offers() -> None:
+def test_dir_of_parity_lists_its_public_names() -> None:
     assert "compare" in dir(parity) and all(getattr(parity, name) is not None for name in parity.__all__)
     assert set(parity._MODULES) == set(parity.__all__)
     with pytest.raises(AttributeError, match="module 'parity' has no attribute 'laod'"):
         parity.__getattr__("laod")
 
 
-def test_a_forbidden_import_is_found() -> None:
+def test_a_forbidden_import_is_detected() -> None:
     assert is_upward("vit_spec.params", "parity.checkpoints.layout") and is_upward(
         "train.jax.engine", "train.torch.inference"
     )

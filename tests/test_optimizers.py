@@ -1,4 +1,4 @@
-"""The twins' AdamW, clipping and decay masks: against the formula in float64, optax, big_vision, and each other."""
+"""AdamW, clipping and decay masks of the twins, compared with the formula in float64, optax, big_vision and each other."""
 
 import math
 
@@ -16,8 +16,8 @@ import vit_jax.optimizer
 import vit_spec
 import vit_torch
 import vit_torch.optimizer
-from parity.checkpoints.weights import Checkpoint, translate
-from tests.twins import small
+from parity.checkpoints.weights import Checkpoint, converted_arrays
+from tests.twins import small_config
 
 B1, B2, EPS, LR, DECAY, CLIP = 0.9, 0.999, 1e-8, 1e-3, 0.1, 100.0
 OPTIONS = {"b1": B1, "b2": B2, "eps": EPS, "weight_decay": DECAY}
@@ -26,18 +26,18 @@ MODELS = ["vit_s16", "deit3_s16", "siglip_b16", "dinov2_g14"]
 
 
 def gradients(steps: int = STEPS) -> np.ndarray:
-    """(steps, 2, 500) float32, two parameters, of sizes from 1e-4 to 1e1; about half of the steps are clipped."""
+    """Return gradients of two parameters, (steps, 2, 500), float32, of magnitudes from 1e-4 to 1e1; half the steps clip."""
     rng = np.random.default_rng(0)
     return (rng.normal(size=(steps, 2, 500)) * 10 ** rng.uniform(-4, 1, (2, 500))).astype(np.float32)
 
 
 def rate(step):
-    """A learning rate of which no two are alike."""
+    """Return a learning rate that differs in every step."""
     return LR * (1 - 0.5**step / 2)
 
 
 def reference(grads: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """AdamW in float64, as the docstrings have it; the second parameter does not decay."""
+    """Return the parameters after AdamW in float64, as its docstring defines it; the second parameter has no decay."""
     p, m, v = start.astype(np.float64), np.zeros_like(start, np.float64), np.zeros_like(start, np.float64)
     decay = np.array([[DECAY], [0.0]])
     for t, g in enumerate(grads.astype(np.float64), start=1):
@@ -47,7 +47,7 @@ def reference(grads: np.ndarray, start: np.ndarray) -> np.ndarray:
     return p
 
 
-def of_jax(grads: np.ndarray, start: np.ndarray, optimizer: optax.GradientTransformation | None = None) -> np.ndarray:
+def run_jax(grads: np.ndarray, start: np.ndarray, optimizer: optax.GradientTransformation | None = None) -> np.ndarray:
     optimizer = optimizer or vit_jax.optimizer.adamw(rate, clip=CLIP, **OPTIONS, decays=[True, False])
 
     @jax.jit
@@ -63,7 +63,7 @@ def of_jax(grads: np.ndarray, start: np.ndarray, optimizer: optax.GradientTransf
         return np.stack([np.asarray(p) for p in run([jnp.asarray(p) for p in start], jnp.asarray(grads))])
 
 
-def of_torch(grads: np.ndarray, start: np.ndarray) -> np.ndarray:
+def run_torch(grads: np.ndarray, start: np.ndarray) -> np.ndarray:
     params = {name: torch.nn.Parameter(torch.tensor(p)) for name, p in zip("ab", start, strict=True)}
     optimizer = vit_torch.optimizer.AdamW(params, rate, clip=CLIP, **OPTIONS, decays={"a": True, "b": False})
     for g in grads:
@@ -72,108 +72,108 @@ def of_torch(grads: np.ndarray, start: np.ndarray) -> np.ndarray:
     return np.stack([p.detach().numpy() for p in params.values()])
 
 
-TWINS = {"jax": of_jax, "torch": of_torch}
+TWINS = {"jax": run_jax, "torch": run_torch}
 
 
-def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Root mean square of the difference, relative to b's."""
+def relative_error(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the root mean square of a - b, relative to that of b."""
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_float64_updates_are_those_of_the_formula(twin: str) -> None:
-    # No step adds more than a few roundings of 1e-16, and 300 add up to less than their number.
+def test_float64_updates_match_the_formula(twin: str) -> None:
+    # Each of the 300 steps adds a few rounding errors of 1e-16.
     grads, start = gradients().astype(np.float64), np.zeros((2, 500))
-    assert distance(TWINS[twin](grads, start), reference(grads, start)) < 1e-13
+    assert relative_error(TWINS[twin](grads, start), reference(grads, start)) < 1e-13
 
 
-def test_float64_updates_and_clipping_are_those_of_optax() -> None:
-    # As above: a few roundings of 1e-16 a step.
+def test_float64_updates_and_clipping_match_optax() -> None:
+    # As above: a few rounding errors of 1e-16 per step.
     grads, start = gradients().astype(np.float64), np.random.default_rng(1).standard_normal((2, 500))
     theirs = optax.chain(optax.clip_by_global_norm(CLIP), optax.adamw(rate, **OPTIONS, mask=[True, False]))
-    assert distance(of_jax(grads, start) - start, of_jax(grads, start, theirs) - start) < 1e-13
+    assert relative_error(run_jax(grads, start) - start, run_jax(grads, start, theirs) - start) < 1e-13
 
 
-@pytest.mark.parametrize(("steps", "bar"), [(1, 1e-12), (50, 1e-10)])
-def test_the_twins_updates_are_the_same_in_float64(steps: int, bar: float) -> None:
+@pytest.mark.parametrize(("steps", "tolerance"), [(1, 1e-12), (50, 1e-10)])
+def test_float64_updates_of_the_twins_match(steps: int, tolerance: float) -> None:
     grads, start = gradients(steps).astype(np.float64), np.random.default_rng(1).standard_normal((2, 500))
-    assert distance(of_jax(grads, start) - start, of_torch(grads, start) - start) < bar
+    assert relative_error(run_jax(grads, start) - start, run_torch(grads, start) - start) < tolerance
 
 
 def test_a_float32_update_is_within_float32_rounding_of_the_formula() -> None:
-    # optax's own adamw errs by 7e-6 here: its bias correction is made of float32 numbers.
+    # The error of optax's own adamw is 7e-6 here: it computes the bias correction in float32.
     grads, start = gradients(10), np.zeros((2, 500), np.float32)
-    assert distance(of_jax(grads, start), reference(grads, start)) < 1e-6
+    assert relative_error(run_jax(grads, start), reference(grads, start)) < 1e-6
 
 
-def test_float32_updates_err_no_more_than_twice_as_much_as_those_of_the_other_twin() -> None:
-    # torch's own AdamW is seven times worse here: it rounds 1 - lr weight_decay, once for all entries and steps.
+def test_the_float32_errors_of_the_twins_differ_by_less_than_a_factor_of_two() -> None:
+    # The error of torch's own AdamW is seven times larger: it rounds 1 - lr weight_decay, the same for all entries.
     grads, start = gradients(), np.random.default_rng(1).standard_normal((2, 500)).astype(np.float32)
     exact = reference(grads, start) - start
-    near, far = sorted(distance(twin(grads, start) - start, exact) for twin in TWINS.values())
+    near, far = sorted(relative_error(twin(grads, start) - start, exact) for twin in TWINS.values())
     assert far < 2 * near
 
 
-def test_the_learning_rate_of_the_first_update_of_jax_is_that_of_step_0() -> None:
+def test_the_first_update_in_jax_uses_the_learning_rate_of_step_0() -> None:
     options = {**OPTIONS, "eps": 0.0, "weight_decay": 0.0}
     optimizer = vit_jax.optimizer.adamw(lambda step: step + 1.0, clip=math.inf, **options, decays=False)
     param = jnp.zeros(())
     update, _ = optimizer.update(jnp.asarray(3.0), optimizer.init(param), param)
-    assert float(update) == pytest.approx(-1.0, rel=1e-6)  # the first step of Adam is one learning rate long
+    assert float(update) == pytest.approx(-1.0, rel=1e-6)  # the first update of Adam has the size of the learning rate
 
 
-def of_one(param, learning_rate):
+def adamw_of_one(param, learning_rate):
     options = {**OPTIONS, "eps": 0.0, "weight_decay": 0.0}
     return vit_torch.optimizer.AdamW({"p": param}, learning_rate, clip=math.inf, **options, decays={"p": True})
 
 
-def test_the_learning_rate_of_the_first_update_of_torch_is_that_of_step_0() -> None:
+def test_the_first_update_in_torch_uses_the_learning_rate_of_step_0() -> None:
     param = torch.nn.Parameter(torch.zeros(()))
     param.grad = torch.tensor(3.0)
-    of_one(param, lambda step: step + 1.0).step()
+    adamw_of_one(param, lambda step: step + 1.0).step()
     assert float(param.detach()) == pytest.approx(-1.0, rel=1e-6)
 
 
-def test_a_torch_optimizer_that_is_resumed_goes_on_counting() -> None:
-    asked = []
+def test_a_resumed_torch_optimizer_continues_the_step_count() -> None:
+    steps = []
     param = torch.nn.Parameter(torch.zeros(3))
     param.grad = torch.ones(3)
-    first = of_one(param, lambda step: 1.0)
+    first = adamw_of_one(param, lambda step: 1.0)
     first.step()
-    second = of_one(param, lambda step: asked.append(step) or 1.0)
+    second = adamw_of_one(param, lambda step: steps.append(step) or 1.0)
     second.load_state_dict(first.state_dict())
     second.step()
-    assert asked == [1]
+    assert steps == [1]
 
 
-def clipped_by_jax(grads: list[np.ndarray], limit: float) -> list[np.ndarray]:
+def clip_in_jax(grads: list[np.ndarray], limit: float) -> list[np.ndarray]:
     return [np.asarray(g) for g in vit_jax.optimizer.clip_by_global_norm([jnp.asarray(g) for g in grads], limit)]
 
 
-def clipped_by_torch(grads: list[np.ndarray], limit: float) -> list[np.ndarray]:
+def clip_in_torch(grads: list[np.ndarray], limit: float) -> list[np.ndarray]:
     tensors = [torch.tensor(g) for g in grads]
     vit_torch.optimizer.clip_by_global_norm(tensors, limit)
     return [tensor.numpy() for tensor in tensors]
 
 
-CLIPS = pytest.mark.parametrize("clipped", [clipped_by_jax, clipped_by_torch])
+CLIPS = pytest.mark.parametrize("clip_gradients", [clip_in_jax, clip_in_torch])
 
 
 @CLIPS
 @pytest.mark.parametrize(("norm", "factor"), [(10.0, 0.1), (1.0, 1.0), (0.5, 1.0), (0.0, 1.0)])
-def test_gradients_are_scaled_down_to_the_limit_and_never_up(norm: float, factor: float, clipped) -> None:
+def test_gradients_are_scaled_down_to_the_limit_but_never_up(norm: float, factor: float, clip_gradients) -> None:
     grads = [np.asarray([0.6 * norm], np.float32), np.asarray([[0.0, 0.8 * norm]], np.float32)]
-    for got, given in zip(clipped(grads, 1.0), grads, strict=True):
+    for got, given in zip(clip_gradients(grads, 1.0), grads, strict=True):
         np.testing.assert_allclose(got, factor * given, rtol=1e-6)
 
 
 @CLIPS
-def test_a_gradient_that_is_not_finite_stays_visible_after_clipping(clipped) -> None:
-    assert np.isnan(clipped([np.asarray([1.0, math.nan], np.float32)], 1.0)).all()
+def test_a_gradient_that_is_not_finite_stays_visible_after_clipping(clip_gradients) -> None:
+    assert np.isnan(clip_gradients([np.asarray([1.0, math.nan], np.float32)], 1.0)).all()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_decays_is_what_the_rows_say(name: str) -> None:
+def test_the_decay_mask_of_jax_follows_the_rows(name: str) -> None:
     config = vit_spec.get(name)
     params = jax.eval_shape(lambda: vit_jax.init(config))
     mask = vit_jax.optimizer.decay_mask(config, params)
@@ -183,7 +183,7 @@ def test_what_decays_is_what_the_rows_say(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_as_much_decays_in_the_object_twin(name: str) -> None:
+def test_the_decay_mask_of_torch_follows_the_rows(name: str) -> None:
     config = vit_spec.get(name)
     with torch.device("meta"):
         params = dict(vit_torch.ViT(config).named_parameters())
@@ -194,14 +194,14 @@ def test_as_much_decays_in_the_object_twin(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vit_s16_plain", "siglip_b16"])
-def test_what_decays_is_what_big_vision_decays(name: str) -> None:
-    """Its rule in every config: what its own modules call a kernel."""
-    config = small(vit_spec.get(name))
+def test_the_decay_mask_is_that_of_big_vision(name: str) -> None:
+    """In all its configs, weight decay applies to the parameters that its modules call kernel."""
+    config = small_config(vit_spec.get(name))
     with torch.device("meta"):
         params = dict(vit_torch.ViT(config).named_parameters())
     mask = vit_torch.optimizer.decay_mask(config, params)
     marked = {key: np.full(param.shape, mask[key], np.float32) for key, param in params.items()}
-    theirs = dict(translate(Checkpoint(config, "torch", marked), "big_vision:loop"))
+    theirs = dict(converted_arrays(Checkpoint(config, "torch", marked), "big_vision:loop"))
     assert sum(key.endswith("/kernel") for key in theirs) >= 6 * config.depth
     for key, decays in theirs.items():
         assert (decays == key.endswith("/kernel")).all(), key

@@ -1,4 +1,4 @@
-"""The twins compute the same function (G0, float64), equally well (G1, float32): see `parity.comparison.twins`."""
+"""The twins compute the same function (G0, float64), equally precisely (G1, float32): see `parity.comparison.twins`."""
 
 import numpy as np
 import pytest
@@ -10,42 +10,43 @@ pytest.importorskip("torch")
 
 import vit_spec
 import vit_torch
-from parity.comparison.tolerances import Budget, Error
+from parity.comparison.tolerances import ErrorBudget, ErrorNorms
 from parity.comparison.twins import compare
 from tests.random_configs import RESAMPLING, configs
-from tests.twins import FUSION, perturbed, pictures, small, small_models
+from tests.twins import FUSION, perturbed_params, random_images, small_config, small_models
 from vit_spec import (
     InputError,
     ViTConfig,
 )
 
-# What runs once need not be polished; XLA fuses all the same.  benchmarks/full_size.py compiles as users do.
+# Each program runs once, so it is compiled with few optimizations; XLA still fuses operations.  benchmarks/full_size.py
+# uses the default optimizations.
 QUICK = {"xla_backend_optimization_level": 0}
 
 
 @pytest.mark.parametrize("fusion", FUSION)
 @pytest.mark.parametrize("names", small_models())
-def test_a_named_model_passes_both_gates_at_inference_and_in_training(names: str, fusion: str) -> None:
-    """With the fusion at inference; without it under stochastic depth, whose masks both twins share."""
+def test_a_named_model_passes_g0_and_g1_in_inference_and_training(names: str, fusion: str) -> None:
+    """Inference is tested with kernel fusion; training without it, with the same stochastic-depth masks in both twins."""
     config = small_models()[names]
     options, rate = {**QUICK, **(FUSION[fusion] or {})}, 0.0 if fusion == "fused" else 0.6
-    report = compare(config, perturbed(config), images=pictures(config), drop_path=rate, xla_options=options)
+    report = compare(config, perturbed_params(config), images=random_images(config), drop_path=rate, xla_options=options)
     assert report.passed, report.verdict
 
 
-PLAIN = small(vit_spec.get("vit_s16"))
+PLAIN = small_config(vit_spec.get("vit_s16"))
 
 
 @pytest.mark.parametrize("mode", RESAMPLING)
-def test_another_input_size_passes_both_gates(mode: str) -> None:
+def test_another_image_size_passes_g0_and_g1(mode: str) -> None:
     config = PLAIN.replace(resampling=RESAMPLING[mode])
-    report = compare(config, perturbed(config), images=pictures(config, (80, 16)), xla_options=QUICK)
+    report = compare(config, perturbed_params(config), images=random_images(config, (80, 16)), xla_options=QUICK)
     assert report.passed, report.verdict
 
 
-def test_a_padded_image_passes_both_gates() -> None:
+def test_a_padded_image_passes_g0_and_g1() -> None:
     config = PLAIN.replace(tokens={"pad": True})
-    report = compare(config, perturbed(config), images=pictures(config, (37, 50)), xla_options=QUICK)
+    report = compare(config, perturbed_params(config), images=random_images(config, (37, 50)), xla_options=QUICK)
     assert report.passed, report.verdict
 
 
@@ -53,12 +54,12 @@ def test_a_padded_image_passes_both_gates() -> None:
 @given(configs(), st.integers(0, 2**16))
 def test_a_random_config_is_the_same_function_in_both_twins(config: ViTConfig, seed: int) -> None:
     size = (config.patch_size[0] * 4, config.patch_size[1] * 2)
-    report = compare(config, perturbed(config, seed), images=pictures(config, size, seed), xla_options=QUICK)
-    wrong = [measure for measure in report.measures if not measure.same_function]
-    assert not wrong, wrong[0]
+    report = compare(config, perturbed_params(config, seed), images=random_images(config, size, seed), xla_options=QUICK)
+    differing = [measure for measure in report.measures if not measure.same_function]
+    assert not differing, differing[0]
 
 
-def test_an_imprecise_twin_fails_the_second_gate_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_imprecise_twin_fails_only_g1(monkeypatch: pytest.MonkeyPatch) -> None:
     right = vit_torch.ViT
 
     class Imprecise(right):  # type: ignore[misc, valid-type]
@@ -67,31 +68,31 @@ def test_an_imprecise_twin_fails_the_second_gate_alone(monkeypatch: pytest.Monke
             return super().encode(x * noise, tables)
 
     monkeypatch.setattr(vit_torch, "ViT", Imprecise)
-    report = compare(PLAIN, perturbed(PLAIN), images=pictures(PLAIN), xla_options=QUICK)
+    report = compare(PLAIN, perturbed_params(PLAIN), images=random_images(PLAIN), xla_options=QUICK)
     assert report.first is not None
     assert all(measure.same_function for measure in report.measures)
     assert not report.first.same_precision
 
 
 @pytest.mark.parametrize(("in_float64", "passes"), [(1e-15, False), (3e-14, True)])
-def test_float32_may_be_as_far_as_float64_says_that_the_function_amplifies(in_float64: float, passes: bool) -> None:
+def test_the_float32_tolerance_grows_with_the_amplification_measured_in_float64(in_float64: float, passes: bool) -> None:
     exact = np.random.default_rng(0).standard_normal(10_000)
     far = exact * (1 + 8e-6)
-    error = Error.of(far, exact)
-    assert Budget("float32", in_float64).holds(error, error) is passes
+    error = ErrorNorms.of(far, exact)
+    assert ErrorBudget("float32", in_float64).accepts(error, error) is passes
 
 
 def test_a_report_prints_a_table_and_its_verdict_last() -> None:
-    text = str(compare(PLAIN, perturbed(PLAIN), images=pictures(PLAIN), xla_options=QUICK))
+    text = str(compare(PLAIN, perturbed_params(PLAIN), images=random_images(PLAIN), xla_options=QUICK))
     assert "blocks.*.attn.q" in text
     assert text.splitlines()[-1].startswith("PASS: ")
 
 
-def test_nan_in_one_twin_alone_is_a_difference() -> None:
-    broken = Error.of(np.array([1.0, np.nan]), np.array([1.0, 2.0]))
+def test_nan_in_only_one_twin_is_a_difference() -> None:
+    broken = ErrorNorms.of(np.array([1.0, np.nan]), np.array([1.0, 2.0]))
     assert broken.relative_rms(0) == np.inf
 
 
 def test_weights_of_another_model_are_refused() -> None:
-    with pytest.raises(InputError, match="not the config's"):
-        compare(PLAIN.replace(depth=3), perturbed(PLAIN))
+    with pytest.raises(InputError, match="do not match the config"):
+        compare(PLAIN.replace(depth=3), perturbed_params(PLAIN))

@@ -1,4 +1,4 @@
-"""The wheel, installed away from the checkout, where the user has a train.py and a package parity."""
+"""The installed wheel works in a folder where the user has a train.py and a package parity."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ pytest.importorskip("setuptools", "77", reason="builds the wheel")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the wheel is installed into."""
+    """Return the folder in which the wheel is installed."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE", "twin_vision_transformers_pytest.py"):
         shutil.copy(ROOT / name, folder)
@@ -30,29 +30,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def command(site: Path, cwd: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def run_command(site: Path, cwd: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PYTHONPATH": str(site)}
     program, *rest = arguments
     script = [sys.executable, site / "bin" / program, *rest]
     return subprocess.run(script, cwd=cwd, env=environment, capture_output=True, text=True)
 
 
-def test_commands_do_not_look_in_the_working_directory(site: Path, tmp_path: Path) -> None:
+def test_commands_do_not_import_from_the_working_directory(site: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('the train.py of the user')")
     (tmp_path / "parity").mkdir()
     (tmp_path / "parity" / "__init__.py").write_text("raise SystemExit('the parity of the user')")
     checkpoint = weights(vit_spec.get("vit_ti16", image_size=32, depth=1), 0)
     write(checkpoint, tmp_path / "a.safetensors", "jax")
-    done = command(site, tmp_path, "vit-parity", "convert", "a.safetensors", "b.npz", "--to", "google")
+    done = run_command(site, tmp_path, "vit-parity", "convert", "a.safetensors", "b.npz", "--to", "google")
     assert done.returncode == 0, done.stderr
     with np.load(tmp_path / "b.npz") as written:
         assert np.array_equal(written["cls"], checkpoint.arrays["cls_token"])
     for program in ("vit-predict", "vit-evaluate"):
-        assert command(site, tmp_path, program, "--help").stdout.startswith("usage: ")
-    assert "vit_s16" in command(site, tmp_path, "vit-train-jax", "--list").stdout
+        assert run_command(site, tmp_path, program, "--help").stdout.startswith("usage: ")
+    assert "vit_s16" in run_command(site, tmp_path, "vit-train-jax", "--list").stdout
 
 
-def test_the_wheel_has_what_its_packages_read(site: Path) -> None:
+def test_the_wheel_contains_the_data_files_of_its_packages(site: Path) -> None:
     for name in ("parity/checkpoints/formats/timm_architectures.json", "parity/py.typed", "vit_spec/py.typed"):
         assert (site / name).is_file()
     suffixes = {path.suffix for path in (site / "parity" / "comparison" / "html_report").iterdir()}

@@ -1,4 +1,4 @@
-"""What the tests of the twins share: named models made small, and weights on which no mistake can hide."""
+"""Shared by tests of the twins: small versions of named models, and parameters and images that reveal any wrong mapping."""
 
 from functools import cache
 from typing import Any
@@ -8,12 +8,13 @@ import numpy as np
 import vit_spec
 from vit_spec import ViTConfig
 
-# XLA's matrix-kernel fusion on CPU has given wrong results (jaxlib 0.10.2, jax#39103): the twins are held to both ways.
+# XLA's fusion of matrix kernels on CPU has given wrong results (jaxlib 0.10.2, jax#39103): the twins are tested with and
+# without it.
 FUSION: dict[str, dict[str, Any] | None] = {"fused": None, "unfused": {"xla_cpu_experimental_ynn_fusion_type": ""}}
 
 
-def small(config: ViTConfig, depth: int = 2) -> ViTConfig:
-    """The same structure at reduced depth and width, on a grid that is not square."""
+def small_config(config: ViTConfig, depth: int = 2) -> ViTConfig:
+    """Return a config of the same structure with reduced depth and width, and a grid that is not square."""
     heads, dim = 2, 8
     rows, columns = (3, 2) if config.grid[0] != config.grid[1] else (2, 3)
     return config.replace(
@@ -29,27 +30,27 @@ def small(config: ViTConfig, depth: int = 2) -> ViTConfig:
 
 @cache
 def small_models() -> dict[str, ViTConfig]:
-    """Every distinct structure among the named models, by the names that share it.
+    """Return every distinct structure among the named models, by the comma-separated names that share it.
 
-    How large a patch is, and how wide the law of a first weight, which follows the width, make no other structure.
+    The patch size, and initial standard deviations that depend on the width, do not count as differences.
     """
     names: dict[ViTConfig, list[str]] = {}
     for name in vit_spec.names():
-        config = small(vit_spec.get(name))
+        config = small_config(vit_spec.get(name))
         laws = {path: config.at(path) for path in ("tokens.init", "positions.table", "head.init")}
-        alike: dict[str, Any] = {"patch_size": 5, "image_size": tuple(5 * side for side in config.grid)}
+        common: dict[str, Any] = {"patch_size": 5, "image_size": tuple(5 * side for side in config.grid)}
         for path, law in laws.items():
             if str(law).startswith("normal("):
                 part, leaf = path.split(".")
-                alike.setdefault(part, {})[leaf] = "normal(0.03)"
-        names.setdefault(config.replace(**alike), []).append(name)
+                common.setdefault(part, {})[leaf] = "normal(0.03)"
+        names.setdefault(config.replace(**common), []).append(name)
     return {",".join(shared): config for config, shared in names.items()}
 
 
-def perturbed(config: ViTConfig, seed: int = 0) -> dict[str, Any]:
-    """Parameters of the functional twin without a zero, a one or a symmetry, so that a wrong mapping shows.
+def perturbed_params(config: ViTConfig, seed: int = 0) -> dict[str, Any]:
+    """Return parameters of the JAX twin without zeros, ones or symmetries, so that a wrong mapping changes the outputs.
 
-    Matrices keep the size that their laws give them: much larger ones make a function that amplifies rounding itself.
+    The scale of matrices stays that of their initial distributions: much larger matrices amplify rounding errors.
     """
     import torch
 
@@ -67,8 +68,8 @@ def perturbed(config: ViTConfig, seed: int = 0) -> dict[str, Any]:
     return parity.to_jax(state_dict, config)
 
 
-def pictures(config: ViTConfig, size: tuple[int, int] | None = None, seed: int = 1) -> np.ndarray:
-    """Two images (2, H, W, C) of noise on a slope."""
+def random_images(config: ViTConfig, size: tuple[int, int] | None = None, seed: int = 1) -> np.ndarray:
+    """Return two images, (2, H, W, C), float32, of noise on a gradient."""
     height, width = size or config.image_size
     slope = np.linspace(-1, 1, height)[:, None, None] + np.linspace(0, 0.5, width)[:, None]
     noise = np.random.default_rng(seed).standard_normal((2, height, width, config.in_channels))

@@ -1,1 +1,1 @@
-"""Training runs: recipes, data, and a loop that either twin's engine can turn."""
+"""Training: recipes, data, the training loop, inference, and a trainer for each framework."""

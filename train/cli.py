@@ -1,6 +1,6 @@
-"""The command line of both trainers: a named recipe, any of its fields changed, and errors in one line.
+"""The command line of both trainers: a named recipe with overrides, and errors in one line.
 
-What is imported here loads quickly; the frameworks follow when a run starts.
+The imports here are fast; a framework is imported when a run starts.
 """
 
 import contextlib
@@ -16,176 +16,184 @@ from inspect import cleandoc
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING
 
-from parity.terminal import complain
+from parity.terminal import print_error
 from train.loop.request import Request
-from train.recipes import FROM_WEIGHTS, RECIPES, Known, Recipe
+from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe
 from vit_spec import InputError, nearest
 
 if TYPE_CHECKING:
-    from train.data.sources import Source
+    from train.data.sources import Dataset
 
-# The extra of this distribution that brings a package; others are brought by "train".
+# The extra of this distribution that installs a package; "train" installs all others.
 EXTRAS = {"jax": "jax", "jaxlib": "jax", "flax": "jax", "optax": "jax", "chex": "jax", "torch": "torch"} | {
     "huggingface_hub": "hub",
     "pyarrow": "parquet",
 }
 BAD_INPUT = 2
-INTERRUPTED = 130  # what a shell calls a program that Ctrl-C ended
-OURS = ("--config", "--list", "--plan", "--dry-run", "--help")  # what tyro knows nothing of
-DIGITS = Known(images=1438, channels=1, size=(8, 8))  # the default data
+INTERRUPTED = 130  # the exit status that shells give a program ended by Ctrl-C
+OWN_FLAGS = ("--config", "--list", "--plan", "--dry-run", "--help")  # flags that tyro does not know
+DIGITS = DataInfo(images=1438, channels=1, size=(8, 8))  # the default data set
 
 
 def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -> int:
-    """Run `python -m MODULE ARGUMENTS` and return the exit status: `fit`'s, or 2 for bad input."""
+    """Run `python -m MODULE ARGUMENTS` and return its exit status: that of `fit`, which trains, or 2 for bad input."""
 
     def run() -> int:
         if "--list" in arguments:
-            print(listing())
+            print(list_recipes())
             return 0
-        devices, others = _taken("--plan", arguments)
+        devices, others = _take_flag("--plan", arguments)
         if devices is not None:
             if "--dry-run" in others:
-                raise InputError("--plan does no step: leave out either it or --dry-run")
+                raise InputError("--plan and --dry-run exclude each other: leave out one of them")
             from train import plan
 
-            return plan.plan(parse(module, others, plan.opened), devices)
-        dry = [argument for argument in arguments if argument == "--dry-run"]
-        return fit(parse(module, [argument for argument in arguments if argument not in dry])._replace(dry=bool(dry)))
+            return plan.print_plan(parse_request(module, others, plan.open_or_assume_imagenet), devices)
+        request = parse_request(module, [argument for argument in arguments if argument != "--dry-run"])
+        return fit(request._replace(dry_run="--dry-run" in arguments))
 
-    return told(run)
+    return run_command(run)
 
 
-def told(run: Callable[[], int]) -> int:
-    """Return the exit status of a command; 2 for bad input, which is told in one line."""
+def run_command(run: Callable[[], int]) -> int:
+    """Run a command and return its exit status; print expected errors in one line, without a traceback.
+
+    Returns:
+        The command's status; 2 for bad input; 130 after Ctrl-C; 141 if the reader of its output has ended.
+    """
     try:
         try:
             return run()
         finally:
-            sys.stdout.flush()  # Python's own, at the end, would not be told in a line
+            sys.stdout.flush()  # so that its errors are caught here; Python's own flush at exit prints a traceback
     except InputError as error:
-        complain(error)
+        print_error(error)
         return BAD_INPUT
     except ModuleNotFoundError as error:
         extra = EXTRAS.get(str(error.name).partition(".")[0], "train")
-        complain(f"the package {error.name} is not installed: pip install 'twin-vision-transformers[{extra}]'")
+        print_error(f"the package {error.name} is not installed: pip install 'twin-vision-transformers[{extra}]'")
         return BAD_INPUT
-    except BrokenPipeError:  # who was to read it has gone
+    except BrokenPipeError:  # the reader of the output has ended, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        remedy = "let this user at it" if isinstance(error, PermissionError) else "make room"
+        remedy = "give this user access" if isinstance(error, PermissionError) else "make room"
         why = error.strerror or error
-        complain(f"{error.filename or 'a file'}: {why}; {remedy} or change the path")
+        print_error(f"{error.filename or 'a file'}: {why}; {remedy} or change the path")
         return BAD_INPUT
     except MemoryError:
-        complain("this takes more memory than there is: give less, or use a machine with more")
+        print_error("not enough memory: give a smaller input, or use a machine with more memory")
         return BAD_INPUT
     except KeyboardInterrupt:
-        print("interrupted; what was saved before stays", file=sys.stderr)
+        print("interrupted; what was saved before is kept", file=sys.stderr)
         return INTERRUPTED
 
 
-def listing() -> str:
-    """Name every recipe with the first line of its docstring, and what judges features without training."""
+def list_recipes() -> str:
+    """Return a text with every recipe and the first line of its docstring, and the command that evaluates features."""
     width = max(map(len, RECIPES))
-    rows = [f"{name:{width}}  {_doc(name).splitlines()[0]}" for name in RECIPES]
+    rows = [f"{name:{width}}  {_docstring(name).splitlines()[0]}" for name in RECIPES]
     return "\n".join(
         [*rows, "", "Nearest neighbours, linear and few-shot classifiers on features: python -m train.evaluate --help"]
     )
 
 
-def parse(module: str, arguments: Sequence[str], opened: Callable[..., "Source"] | None = None) -> Request:
-    """Return what the arguments ask for: the recipe that `--config` names, for the data that is asked for, with changes.
+def parse_request(module: str, arguments: Sequence[str], open_data: Callable[..., "Dataset"] | None = None) -> Request:
+    """Parse the arguments: the recipe that `--config` names, for the data set of `--data`, with overrides.
 
-    A recipe depends on the data, which depends on the arguments; so they are read twice.
+    The arguments are parsed twice: the recipe's defaults depend on the data set, which the arguments name.
 
-    opened: what opens the data, given `data` and `held_out`; None: `train.data.sources.open_source`.
+    open_data: a function that opens a data set from `data` and `held_out`; None: `train.data.sources.open_dataset`.
 
     Raises:
-        InputError: an unknown recipe or field (the nearest is named), a value that a field cannot take, or no such data.
-        SystemExit: after `--help` is printed.
+        InputError: an unknown recipe or field (the message names the nearest), an invalid value, or missing data.
+        SystemExit: after printing `--help`.
     """
-    from train.data.sources import open_source
+    from train.data.sources import open_dataset
 
-    config, rest = _taken("--config", arguments)
+    config, rest = _take_flag("--config", arguments)
     name = "vit_s16" if config is None else config
     if name not in RECIPES:
         hint = nearest(name, RECIPES)
-        raise InputError(f"unknown recipe {name!r}{hint}; --list names all of them")
-    first = _changed(module, name, RECIPES[name](DIGITS), rest)
-    if name in FROM_WEIGHTS and first.init is None:
-        raise InputError(f"--config {name} is for weights that are there: give --init FILE, hf://OWNER/NAME or timm:NAME")
-    source = (opened or open_source)(first.data, first.held_out)
-    known = Known(len(source.train), source.channels, source.size)
-    recipe = _changed(module, name, RECIPES[name](known), rest)
-    return Request(name, recipe, source, f"python -m {module} {shlex.join(_taken('--run', arguments)[1])}".strip())
+        raise InputError(f"unknown recipe {name!r}{hint}; --list lists all of them")
+    first = _with_overrides(module, name, RECIPES[name](DIGITS), rest)
+    if name in REQUIRE_INIT and first.init is None:
+        raise InputError(f"--config {name} needs initial weights: give --init FILE, hf://OWNER/NAME or timm:NAME")
+    source = (open_data or open_dataset)(first.data, first.held_out)
+    known = DataInfo(len(source.train), source.channels, source.size)
+    recipe = _with_overrides(module, name, RECIPES[name](known), rest)
+    return Request(name, recipe, source, f"python -m {module} {shlex.join(_take_flag('--run', arguments)[1])}".strip())
 
 
-def _changed(module: str, name: str, recipe: Recipe, rest: list[str]) -> Recipe:
-    """The recipe with the fields that the arguments change."""
+def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]) -> Recipe:
+    """Return the recipe with the fields that the arguments override.
+
+    Values of `--model.changes` are added to those of the recipe.
+    """
     import tyro
 
-    about = (
-        f"Train a Vision Transformer. The recipe is {name}; --config NAME takes another, --list names all of them.\n"
-        "Every field below can be changed; its default is the recipe's, for the data asked for where no --help is.\n"
-        "--dry-run does one step on one batch and all that belongs to it, and keeps nothing.\n"
-        "--plan 64x80GiB tells what the run needs on 64 devices of 80 GiB, none of them here, and whether it fits;\n"
-        "--plan 64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s also how long it takes: rates of computing at best, the\n"
-        "share of it that is reached, and of sending along the mesh's axes. The data need not be here.\n\n"
-        # Commands one below the other would be filled into one paragraph.
-        + _doc(name).replace("\npython -m", "\n\npython -m")
+    description = (
+        f"Train a Vision Transformer. The recipe is {name}; --config NAME selects another, --list lists all of them.\n"
+        "Every field below can be changed. Defaults depend on the data; those shown are for the digits.\n"
+        "--dry-run runs one step and one evaluation on one batch, and saves nothing.\n"
+        "--plan 64x80GiB estimates what the run needs on 64 devices of 80 GiB, and whether it fits.\n"
+        "--plan 64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s also estimates the time, from the peak FLOP/s of a device,\n"
+        "the fraction of it that is reached, and the bandwidth along mesh axes. Neither devices nor data need exist.\n\n"
+        # tyro joins consecutive lines into a paragraph: each command becomes one of its own
+        + _docstring(name).replace("\npython -m", "\n\npython -m")
     )
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             prog = f"python -m {module} [--config NAME]"
-            changed = tyro.cli(Recipe, prog=prog, args=rest, default=recipe, description=about)
+            changed = tyro.cli(Recipe, prog=prog, args=arguments, default=recipe, description=description)
     except SystemExit as leaving:
         if leaving.code:
-            raise InputError(_one_line(said.getvalue())) from None
+            raise InputError(_parser_error(stderr.getvalue())) from None
         raise
-    given = {argument.partition("=")[0].replace("_", "-") for argument in rest if argument.startswith("--")}
-    model, own = changed.model, recipe.model.changes
-    if changed.init is not None:  # the network is that of the weights
-        if "--model.name" in given:
-            raise InputError(
-                "--model.name has no say beside --init, whose weights bring their network: leave one of them out"
-            )
-        own = tuple(change for change in own if change.startswith("regularisation."))
-        model = model if "--model.image-size" in given else replace(model, image_size=None)
-    told = model.changes if "--model.changes" in given else ()
-    return replace(changed, model=replace(model, changes=(*own, *told)))
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")}
+    model, own_changes = changed.model, recipe.model.changes
+    if changed.init is not None:  # the model is that of the weights
+        if "--model.name" in flags:
+            raise InputError("--model.name cannot be used with --init, whose weights have their own model: leave out one")
+        own_changes = tuple(change for change in own_changes if change.startswith("regularisation."))
+        model = model if "--model.image-size" in flags else replace(model, image_size=None)
+    more_changes = model.changes if "--model.changes" in flags else ()
+    return replace(changed, model=replace(model, changes=(*own_changes, *more_changes)))
 
 
-def _taken(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Take `FLAG VALUE` or `FLAG=VALUE` out of the arguments: its last value or None, and what is left."""
+def _take_flag(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Remove `FLAG VALUE` or `FLAG=VALUE` from the arguments; return its last value or None, and the other arguments."""
     value, rest = None, []
     remaining = iter(arguments)
     for argument in remaining:
-        name, equals, given = argument.partition("=")
+        name, equals, text = argument.partition("=")
         if name == flag:
-            value = given if equals else next(remaining, "")
+            value = text if equals else next(remaining, "")
         else:
             rest.append(argument)
     return value, rest
 
 
-def _doc(name: str) -> str:
+def _docstring(name: str) -> str:
     return cleandoc(RECIPES[name].__doc__ or "")
 
 
-def _one_line(text: str) -> str:
-    """Return what tyro says between the first two rules of its box; then come help, or the nearest option."""
-    lines = [line.strip("│ ") for line in text.strip("\n").splitlines()[1:-1]]  # the box, or its title, is left out
-    inside = dropwhile(_is_rule, lines)
-    said = " ".join(takewhile(lambda line: not _is_rule(line) and not line.startswith("Got errors"), inside))
-    said = re.sub(r"^Error parsing [\w.]+: ", "", " ".join(said.split())).rstrip(".")
+def _parser_error(text: str) -> str:
+    """Return the error that tyro prints, in one line, with the nearest flag.
+
+    tyro prints the error between the first two horizontal lines of a box, and below it help or the nearest flag.
+    """
+    lines = [line.strip("│ ") for line in text.strip("\n").splitlines()[1:-1]]  # without the upper and lower edge
+    inside = dropwhile(_is_box_line, lines)
+    error = " ".join(takewhile(lambda line: not _is_box_line(line) and not line.startswith("Got errors"), inside))
+    error = re.sub(r"^Error parsing [\w.]+: ", "", " ".join(error.split())).rstrip(".")
     near = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", "\n".join(lines))
-    unknown = re.match(r"Unrecognized options: (--[\w.-]+)", said)
-    ours = nearest(unknown[1], OURS) if unknown else ""
-    return f"{said}{f'; did you mean {near[1]!r}?' if near else ours}; --help explains every field"
+    unknown = re.match(r"Unrecognized options: (--[\w.-]+)", error)
+    own = nearest(unknown[1], OWN_FLAGS) if unknown else ""
+    return f"{error}{f'; did you mean {near[1]!r}?' if near else own}; --help explains every field"
 
 
-def _is_rule(line: str) -> bool:
-    """Whether a line is drawn rather than written: tyro draws with dashes where a terminal knows no others."""
+def _is_box_line(line: str) -> bool:
+    """Whether a line is a horizontal line of tyro's box; tyro draws with ASCII dashes if the terminal has only those."""
     return bool(line) and set(line) <= {"-", "─"}

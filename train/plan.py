@@ -1,10 +1,10 @@
-"""`--plan`: what a run would need on devices that are not here, and whether they have it.
+"""`--plan`: estimate the memory, FLOPs, communication and time of a run on devices that this machine need not have.
 
-    --plan 64x80GiB                                  memory, operations and transfers of a run on 64 devices of 80 GiB
-    --plan 64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s    and how long it would take
+    --plan 64x80GiB                                      memory, FLOPs and communication on 64 devices of 80 GiB
+    --plan 64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s    and the time
 
-After @ come what a device computes in a second at best, the share of it that a step reaches (40 % where none is given), and
-what a device sends in a second: along every axis of the mesh, or along the one that is named.
+After @ come the peak FLOP/s of a device, the fraction of it that a step reaches (40 % by default), and the bandwidth with
+which a device sends: along the mesh axis that is named, or along all others.
 """
 
 import math
@@ -17,174 +17,186 @@ import numpy as np
 from PIL import Image
 
 from parity.terminal import Terminal
-from train.data.sources import Examples, Source, open_source
-from train.jax.memory_estimate import Needs, needs
-from train.loop.loop import Plan
+from train.data.sources import Dataset, Examples, open_dataset
+from train.jax.memory_estimate import MemoryEstimate, estimate_memory
+from train.loop.loop import Schedule
 from train.loop.request import Request
-from train.loop.session import network, tell, title
-from train.mesh import AXES, Sizes, replicated, share_batch, sizes_for
+from train.loop.session import choose_model, print_table, run_title
+from train.mesh import AXES, AxisSizes, axis_sizes, images_per_device, replication_note
 from train.recipes import IMAGENET, Recipe
-from train.recipes.param_groups import multipliers
+from train.recipes.param_groups import lr_multipliers
 from vit_spec import InputError, ViTConfig, nearest
 
 GIB = 1 << 30
 UNITS = {"T": 1e12, "P": 1e15}
-USABLE = 0.9  # of a device's memory: what else is there are programs, the kernels' scratch space, and gaps
-PLACES = ("folder", "parquet", "hf", "npz", "idx", "cifar", "csv", "tar")
-FORM = "write such as 64x80GiB or 64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s"
+USABLE_FRACTION = 0.9  # of a device's memory; programs, scratch space of kernels, and fragmentation need the rest
+KINDS_WITH_PATH = ("folder", "parquet", "hf", "npz", "idx", "cifar", "csv", "tar")  # of data that may be missing
+SYNTAX = "write such as 64x80GiB or 64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s"
 
 
 @dataclass(frozen=True)
 class Devices:
-    """So many devices with `memory` bytes each.
+    """The devices of a planned run.
 
-    peak: operations a second at best, or None; reached: the share of it that a step reaches.
-    links: bytes that a device sends in a second, by axis; "" is any other.
+    count: how many.
+    memory: bytes of each.
+    peak_flops: peak FLOP/s of each; None if not given.
+    utilization: fraction of it that a step reaches.
+    bandwidth: bytes per second that a device sends, by mesh axis; "" stands for all other axes.
     """
 
     count: int
     memory: int
-    peak: float | None = None
-    reached: float = 0.4
-    links: dict[str, float] = field(default_factory=dict)
+    peak_flops: float | None = None
+    utilization: float = 0.4
+    bandwidth: dict[str, float] = field(default_factory=dict)
 
 
-class Times(NamedTuple):
-    """Seconds of a step: of computing, and of sending along each group of axes."""
+class StepTime(NamedTuple):
+    """The time of a step in seconds.
 
-    computing: float
-    sending: dict[str, float]
+    compute: without communication.
+    communication: by the mesh axes that it goes along, such as "data" or "data+fsdp".
+    """
+
+    compute: float
+    communication: dict[str, float]
 
     @property
-    def least(self) -> float:
-        """Where all that is sent travels while something else is computed."""
-        return max(self.computing, *self.sending.values(), 0.0)
+    def overlapped(self) -> float:
+        """The time if all communication overlaps with compute."""
+        return max(self.compute, *self.communication.values(), 0.0)
 
     @property
-    def most(self) -> float:
-        """Where a device waits for all that is sent."""
-        return self.computing + sum(self.sending.values())
+    def sequential(self) -> float:
+        """The time if no communication overlaps with compute."""
+        return self.compute + sum(self.communication.values())
 
 
-def plan(request: Request, text: str) -> int:
-    """Print what the run that is asked for needs of the devices in `text`; return 0 where they have it, else 1.
+def print_plan(request: Request, text: str) -> int:
+    """Print the estimates for the requested run on the devices of `text`; return 0 if it fits into their memory, else 1.
 
     Raises:
-        InputError: devices, a mesh or a recipe that is not understood, or that do not fit each other.
+        InputError: the devices, the mesh or the recipe cannot be parsed or do not match.
     """
-    devices, source, recipe = parse(text), request.source, request.recipe
-    task = recipe.task or source.kind
-    config, _, notes = network(recipe, source, task)
-    course = Plan.of(recipe, len(source.train))
-    multipliers(config, freeze=recipe.optimizer.freeze)  # which refuses what training would
+    devices, source, recipe = parse_devices(text), request.source, request.recipe
+    task = recipe.task or source.task
+    config, _, notes = choose_model(recipe, source, task)
+    schedule = Schedule.from_recipe(recipe, len(source.train))
+    lr_multipliers(config, freeze=recipe.optimizer.freeze)  # raises for patterns that training would refuse
     recipe = replace(recipe, task=task)
-    sizes = sizes_for(recipe.mesh, devices.count, config)
-    found = needs(config, recipe, sizes)
+    sizes = axis_sizes(recipe.mesh, devices.count, config)
+    estimate = estimate_memory(config, recipe, sizes)
     axes = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    said = [*source.notes, *notes, *filter(None, [replicated(config, sizes)])]
-    share = share_batch(recipe.batch_size, recipe.accumulate, sizes)
+    assumptions = [*source.notes, *notes, *filter(None, [replication_note(config, sizes)])]
+    local_batch = images_per_device(recipe.batch_size, recipe.accumulate, sizes)
     parts = f" in each of {recipe.accumulate} parts" if recipe.accumulate > 1 else ""
-    side = "x".join(map(str, config.image_size))
+    image_size = "x".join(map(str, config.image_size))
     rows = {
-        "run": title(request.name, recipe, config),
-        "images": f"{len(source.train):,} of {side}, {len(source.classes):,} {source.kind}",
-        **{"assumed" if not i else " " * i: note for i, note in enumerate(said)},
-        "devices": f"{devices.count} of {_size(devices.memory)}: {axes}",
-        "a step": f"{recipe.batch_size:,} images, {share} on a device{parts}",
-        **_memory(found),
-        **_operations(found, devices, recipe),
-        **_transfers(found, sizes),
-        **_time(found, devices, sizes, recipe, course),
+        "run": run_title(request.name, recipe, config),
+        "images": f"{len(source.train):,} of {image_size}, {len(source.classes):,} {source.task}",
+        **{"assumed" if not i else " " * i: note for i, note in enumerate(assumptions)},
+        "devices": f"{devices.count} of {_format_bytes(devices.memory)}: {axes}",
+        "batch": f"{recipe.batch_size:,} images, {local_batch} per device{parts}",
+        **_memory_rows(estimate),
+        **_flop_rows(estimate, devices, recipe),
+        **_transfer_rows(estimate, sizes),
+        **_time_rows(estimate, devices, sizes, recipe, schedule),
     }
     console = Terminal()
-    tell(console, rows)
-    fits = found.total <= USABLE * devices.memory
-    console.print(_verdict(found, devices, config, recipe, sizes), soft_wrap=True, highlight=False)
+    print_table(console, rows)
+    fits = estimate.total <= USABLE_FRACTION * devices.memory
+    console.print(_fit_message(estimate, devices, config, recipe, sizes), soft_wrap=True, highlight=False)
     return 0 if fits else 1
 
 
-def parse(text: str) -> Devices:
-    """Return the devices that "64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s" speaks of.
+def parse_devices(text: str) -> Devices:
+    """Parse devices such as "64x80GiB" or "64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s".
 
     Raises:
-        InputError: anything else.
+        InputError: it cannot be parsed.
     """
-    machine, at, rates = text.replace(" ", "").partition("@")
-    found = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)GiB", machine)
-    if not found or bool(at) != bool(rates) or not float(found[2]):
-        raise InputError(f"--plan {text!r} is not understood: {FORM}")
-    devices = Devices(int(found[1]), int(float(found[2]) * GIB))
+    count_and_memory, at, rates = text.replace(" ", "").partition("@")
+    match = re.fullmatch(r"([1-9]\d*)x(\d+(?:\.\d+)?)GiB", count_and_memory)
+    if not match or bool(at) != bool(rates) or not float(match[2]):
+        raise InputError(f"--plan {text!r} cannot be parsed: {SYNTAX}")
+    devices = Devices(int(match[1]), int(float(match[2]) * GIB))
     for rate in filter(None, rates.split(",")):
         devices = _with_rate(devices, rate)
     return devices
 
 
 def _with_rate(devices: Devices, text: str) -> Devices:
-    """The devices with one rate more."""
+    """Return the devices with one of the rates after @ added."""
     number = r"(\d+(?:\.\d+)?)"
-    if found := re.fullmatch(rf"{number}([TP])FLOPs?(?:/s)?", text):
-        return replace(devices, peak=float(found[1]) * UNITS[found[2]])
-    if (found := re.fullmatch(rf"{number}%", text)) and 0 < float(found[1]) <= 100:
-        return replace(devices, reached=float(found[1]) / 100)
-    if (found := re.fullmatch(rf"(?:(\w+)=)?{number}GB/s", text)) and float(found[2]):
-        axis = found[1] or ""
+    if match := re.fullmatch(rf"{number}([TP])FLOPs?(?:/s)?", text):
+        return replace(devices, peak_flops=float(match[1]) * UNITS[match[2]])
+    if (match := re.fullmatch(rf"{number}%", text)) and 0 < float(match[1]) <= 100:
+        return replace(devices, utilization=float(match[1]) / 100)
+    if (match := re.fullmatch(rf"(?:(\w+)=)?{number}GB/s", text)) and float(match[2]):
+        axis = match[1] or ""
         if axis and axis not in AXES:
             raise InputError(f"--plan has an unknown axis {axis!r}: give {', '.join(AXES)}{nearest(axis, AXES)}")
-        return replace(devices, links=devices.links | {axis: float(found[2]) * 1e9})
-    raise InputError(f"--plan has {text!r}, which is no rate: {FORM}")
+        return replace(devices, bandwidth=devices.bandwidth | {axis: float(match[2]) * 1e9})
+    raise InputError(f"--plan has an unknown rate {text!r}: {SYNTAX}")
 
 
-def opened(spec: str, held_out: float | str | None = None) -> Source:
-    """Open a data set, or stand ImageNet-1k's numbers in for one whose place is not on this machine.
+def open_or_assume_imagenet(spec: str, held_out: float | str | None = None) -> Dataset:
+    """Open a data set; if its path does not exist here, return one without images that has the sizes of ImageNet-1k.
 
     Raises:
-        InputError: data that are here and cannot be used, or of an unknown kind.
+        InputError: the data exist and cannot be used, or their kind is unknown.
     """
-    kind, _, place = spec.partition(":")
+    kind, _, path = spec.partition(":")
     try:
-        return open_source(spec, held_out)
+        return open_dataset(spec, held_out)
     except InputError:
-        if kind not in PLACES or not place or Path(place.partition("?")[0]).exists():
+        if kind not in KINDS_WITH_PATH or not path or Path(path.partition("?")[0]).exists():
             raise
 
     def read(row: int) -> Image.Image:
-        raise InputError(f"{spec} is not here: a plan reads no images")
+        raise InputError(f"{spec} does not exist here: a plan reads no images")
 
     known = Examples(read, np.zeros(IMAGENET.images, np.int64), ())
-    note = f"{spec} is not here: the numbers are those of ImageNet-1k"
-    return Source(known, known.take(()), "classes", tuple(map(str, range(1000))), IMAGENET.channels, IMAGENET.size, (note,))
+    note = f"{spec} does not exist here: its size is assumed to be that of ImageNet-1k"
+    return Dataset(
+        known, known.take(()), "classes", tuple(map(str, range(1000))), IMAGENET.channels, IMAGENET.size, (note,)
+    )
 
 
-# What is printed ------------------------------------------------------------------------------------------------------
+# The printed rows -----------------------------------------------------------------------------------------------------
 
 
-def _memory(found: Needs) -> dict[str, str]:
-    remarks = {"attention weights": "; none where attention is a fused kernel"}
-    rows = {f"  {name}": _size(size) + remarks.get(name, "") for name, size in found.memory.items()}
-    return {"memory of a device": _size(found.total), **rows}
+def _memory_rows(estimate: MemoryEstimate) -> dict[str, str]:
+    remarks = {"attention weights": "; none with a fused attention kernel"}
+    rows = {f"  {name}": _format_bytes(size) + remarks.get(name, "") for name, size in estimate.memory.items()}
+    return {"memory per device": _format_bytes(estimate.total), **rows}
 
 
-def _operations(found: Needs, devices: Devices, recipe: Recipe) -> dict[str, str]:
-    each, again = found.flops / devices.count, found.recomputed / devices.count
-    more = f", and {_flops(again)} a second time (--remat {recipe.remat})" if again else ""
-    return {"operations of a step": f"{_flops(found.flops)}, {_flops(each)} on a device{more}"}
+def _flop_rows(estimate: MemoryEstimate, devices: Devices, recipe: Recipe) -> dict[str, str]:
+    each, recomputed = estimate.flops / devices.count, estimate.recomputed / devices.count
+    more = f", and {_format_flops(recomputed)} recomputed (--remat {recipe.remat})" if recomputed else ""
+    return {"FLOPs per step": f"{_format_flops(estimate.flops)}, {_format_flops(each)} per device{more}"}
 
 
-def _transfers(found: Needs, sizes: Sizes) -> dict[str, str]:
-    if not found.transfers:
+def _transfer_rows(estimate: MemoryEstimate, sizes: AxisSizes) -> dict[str, str]:
+    if not estimate.transfers:
         return {}
-    moved = sum(sent(kind, axes, size, sizes) for (kind, axes), size in found.transfers.items())
-    rows = {"sent by a device in a step": _size(moved)}
-    for (kind, axes), size in sorted(found.transfers.items(), key=lambda item: -item[1]):
-        name = f"  {kind}, {_words(axes)}"
-        rows[name] = f"{_size(sent(kind, axes, size, sizes))}, of arrays of {_size(size)}"
+    total = sum(bytes_sent(kind, axes, size, sizes) for (kind, axes), size in estimate.transfers.items())
+    rows = {"sent per device and step": _format_bytes(total)}
+    for (kind, axes), size in sorted(estimate.transfers.items(), key=lambda item: -item[1]):
+        name = f"  {kind}, {_axis_names(axes)}"
+        rows[name] = f"{_format_bytes(bytes_sent(kind, axes, size, sizes))}, of arrays of {_format_bytes(size)}"
     return rows
 
 
-def sent(kind: str, axes: str, size: int, sizes: Sizes) -> float:
-    """Return the bytes that a device sends, for one of `Needs.transfers`, where devices pass data on in a ring.
+def bytes_sent(kind: str, axes: str, size: int, sizes: AxisSizes) -> float:
+    """Return the bytes that a device sends for a collective, if devices pass data on in a ring.
 
-    Each part goes once round, or twice where it is summed too; of what changes hands, each part but one's own goes away.
+    Each of the n parts of an array passes n - 1 devices, and twice as many if it is summed too (all-reduce).  In an
+    all-to-all, a device sends all parts but its own.
+
+    kind, axes, size: an item of `MemoryEstimate.transfers`: the collective, the mesh axes as "data+fsdp", and bytes.
     """
     count = math.prod(sizes[name] for name in axes.split("+"))
     if kind == "collective-permute":
@@ -192,98 +204,110 @@ def sent(kind: str, axes: str, size: int, sizes: Sizes) -> float:
     return size * (count - 1) / count * (2 if kind == "all-reduce" else 1)
 
 
-def times(found: Needs, devices: Devices, sizes: Sizes) -> Times | None:
-    """Return how long a step takes, or None where a rate that it depends on is not known.
+def estimate_step_time(estimate: MemoryEstimate, devices: Devices, sizes: AxisSizes) -> StepTime | None:
+    """Return the time of a step; None if the peak FLOP/s or a bandwidth that it depends on is not given.
 
-    Along several axes the slowest link counts.
+    A collective along several mesh axes has the lowest of their bandwidths.
     """
-    if devices.peak is None:
+    if devices.peak_flops is None:
         return None
-    sending: dict[str, float] = {}
-    for (kind, axes), size in found.transfers.items():
-        rates = [devices.links.get(name, devices.links.get("")) for name in axes.split("+")]
+    communication: dict[str, float] = {}
+    for (kind, axes), size in estimate.transfers.items():
+        rates = [devices.bandwidth.get(name, devices.bandwidth.get("")) for name in axes.split("+")]
         if None in rates:
             return None
         slowest = min(rate for rate in rates if rate is not None)
-        sending[axes] = sending.get(axes, 0.0) + sent(kind, axes, size, sizes) / slowest
-    computing = (found.flops + found.recomputed) / devices.count / (devices.peak * devices.reached)
-    return Times(computing, sending)
+        communication[axes] = communication.get(axes, 0.0) + bytes_sent(kind, axes, size, sizes) / slowest
+    compute = (estimate.flops + estimate.recomputed) / devices.count / (devices.peak_flops * devices.utilization)
+    return StepTime(compute, communication)
 
 
-def _time(found: Needs, devices: Devices, sizes: Sizes, recipe: Recipe, course: Plan) -> dict[str, str]:
-    took = times(found, devices, sizes)
-    if took is None:
-        rates = f"{devices.count}x{devices.memory / GIB:g}GiB@989TFLOPs{',450GB/s' if found.transfers else ''}"
-        return {"time": f"not known without what a device computes and sends in a second: --plan {rates}"}
-    bounds = [took.least, took.most] if took.sending else [took.computing]
+def _time_rows(
+    estimate: MemoryEstimate, devices: Devices, sizes: AxisSizes, recipe: Recipe, schedule: Schedule
+) -> dict[str, str]:
+    step_time = estimate_step_time(estimate, devices, sizes)
+    if step_time is None:
+        rates = f"{devices.count}x{devices.memory / GIB:g}GiB@989TFLOPs{',450GB/s' if estimate.transfers else ''}"
+        return {"time": f"unknown; give the FLOP/s and the bandwidth of a device: --plan {rates}"}
+    bounds = [step_time.overlapped, step_time.sequential] if step_time.communication else [step_time.compute]
+    peak = _format_flops(devices.peak_flops or 0)
     rows = {
-        "time of a step": " if sending hides behind computing, ".join(map(_ms, bounds)) + " if not" * (len(bounds) > 1),
-        "  computing": f"{_ms(took.computing)}, at {devices.reached:.0%} of {_flops(devices.peak or 0)}/s",
-        "  sending": ", ".join(f"{_ms(seconds)} along {_words(axes)}" for axes, seconds in took.sending.items()),
-        "images a second": " to ".join(f"{recipe.batch_size / seconds:,.0f}" for seconds in reversed(bounds)),
-        f"{course.total:,} steps": " to ".join(f"{course.total * seconds / 3600:,.2f}" for seconds in bounds) + " hours",
+        "time per step": " if communication overlaps, ".join(map(_format_ms, bounds)) + " if not" * (len(bounds) > 1),
+        "  compute": f"{_format_ms(step_time.compute)}, {devices.utilization:.0%} of {peak}/s",
+        "  communication": ", ".join(
+            f"{_format_ms(seconds)} along {_axis_names(axes)}" for axes, seconds in step_time.communication.items()
+        ),
+        "images/s": " to ".join(f"{recipe.batch_size / seconds:,.0f}" for seconds in reversed(bounds)),
+        f"{schedule.total:,} steps": " to ".join(f"{schedule.total * seconds / 3600:,.2f}" for seconds in bounds)
+        + " hours",
     }
     return {name: text for name, text in rows.items() if text}
 
 
-def _ms(seconds: float) -> str:
+def _format_ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms"
 
 
-def _words(axes: str) -> str:
+def _axis_names(axes: str) -> str:
     return axes.replace("+", " and ")
 
 
-def _flops(operations: float) -> str:
-    """Operations as a person says them."""
+def _format_flops(operations: float) -> str:
+    """Return a number of operations as text, in GFLOP, TFLOP or PFLOP."""
     for unit, length in (("PFLOP", 1e15), ("TFLOP", 1e12)):
         if operations >= length:
             return f"{operations / length:,.2f} {unit}"
     return f"{operations / 1e9:,.2f} GFLOP"
 
 
-def _size(size: float) -> str:
-    """Bytes as a person says them."""
+def _format_bytes(size: float) -> str:
+    """Return a number of bytes as text, in B to GiB."""
     for unit, length in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= length:
             return f"{size / length:,.2f} {unit}"
     return f"{size:,.0f} B"
 
 
-# The verdict ----------------------------------------------------------------------------------------------------------
+# Whether it fits ------------------------------------------------------------------------------------------------------
 
 
-def _verdict(found: Needs, devices: Devices, config: ViTConfig, recipe: Recipe, sizes: Sizes) -> str:
-    usable = f"the {_size(USABLE * devices.memory)} that are usable of {_size(devices.memory)}"
-    if found.total <= USABLE * devices.memory:
-        return f"fits: {_size(found.total)} of {usable}"
-    largest = max(found.memory, key=found.memory.__getitem__)
-    lasting = found.state > USABLE * devices.memory  # which fewer images do not make smaller
-    others = ["more devices along fsdp"] if lasting else ["more devices", "a smaller --batch-size"]
-    remedies = _remedies(devices, config, recipe, sizes) or others
+def _fit_message(estimate: MemoryEstimate, devices: Devices, config: ViTConfig, recipe: Recipe, sizes: AxisSizes) -> str:
+    memory = devices.memory
+    usable = f"the usable {_format_bytes(USABLE_FRACTION * memory)} ({USABLE_FRACTION:.0%} of {_format_bytes(memory)})"
+    if estimate.total <= USABLE_FRACTION * devices.memory:
+        return f"fits: {_format_bytes(estimate.total)} of {usable}"
+    largest = max(estimate.memory, key=estimate.memory.__getitem__)
+    state_fits = estimate.state <= USABLE_FRACTION * devices.memory  # a smaller batch does not make the state smaller
+    others = ["more devices", "a smaller --batch-size"] if state_fits else ["more devices along fsdp"]
+    remedies = _changes_that_fit(devices, config, recipe, sizes) or others
     return (
-        f"does not fit: {_size(found.total)}, more than {usable}; the largest is {largest} "
-        f"({_size(found.memory[largest])}); try {', or '.join(remedies)}"
+        f"does not fit: {_format_bytes(estimate.total)}, more than {usable}; the largest part is {largest} "
+        f"({_format_bytes(estimate.memory[largest])}); try {', or '.join(remedies)}"
     )
 
 
-def _remedies(devices: Devices, config: ViTConfig, recipe: Recipe, sizes: Sizes) -> list[str]:
-    """The smallest change of each kind after which the run fits, or else the largest of every kind together."""
-    share = share_batch(recipe.batch_size, recipe.accumulate, sizes)
+def _changes_that_fit(devices: Devices, config: ViTConfig, recipe: Recipe, sizes: AxisSizes) -> list[str]:
+    """Return the smallest change of --remat, of --accumulate and of --mesh with which the run fits, each as flags.
+
+    If none of them is enough, return the largest of all three together, if that fits.
+    """
+    local_batch = images_per_device(recipe.batch_size, recipe.accumulate, sizes)
     tensor = f",tensor={sizes['tensor']}" if sizes["tensor"] > 1 else ""
-    holders = devices.count // sizes["tensor"]
-    kinds: dict[str, list[str | int]] = {
+    others = devices.count // sizes["tensor"]
+    candidates: dict[str, list[str | int]] = {
         "remat": {"none": ["dots", "full"], "dots": ["full"], "full": []}[recipe.remat],  # type: ignore[dict-item]
-        "accumulate": [recipe.accumulate * n for n in range(2, share + 1) if share % n == 0],
-        "mesh": [f"data=-1,fsdp={n}{tensor}" for n in range(sizes["fsdp"] + 1, holders + 1) if holders % n == 0],
+        "accumulate": [recipe.accumulate * n for n in range(2, local_batch + 1) if local_batch % n == 0],
+        "mesh": [f"data=-1,fsdp={n}{tensor}" for n in range(sizes["fsdp"] + 1, others + 1) if others % n == 0],
     }
 
-    def fitting(change: dict[str, str | int]) -> list[str]:
+    def flags_if_fits(change: dict[str, str | int]) -> list[str]:
         other = replace(recipe, **change)  # type: ignore[arg-type]
-        total = needs(config, other, sizes_for(other.mesh, devices.count, config)).total
-        words = " ".join(f"--{name} {value}" for name, value in change.items())
-        return [f"{words} ({_size(total)})"] if total <= USABLE * devices.memory else []
+        total = estimate_memory(config, other, axis_sizes(other.mesh, devices.count, config)).total
+        flags = " ".join(f"--{name} {value}" for name, value in change.items())
+        return [f"{flags} ({_format_bytes(total)})"] if total <= USABLE_FRACTION * devices.memory else []
 
-    single = [[each for value in values for each in fitting({name: value})][:1] for name, values in kinds.items()]
-    everything = {name: values[-1] for name, values in kinds.items() if values}
-    return [each for found in single for each in found] or fitting(everything)
+    single = [
+        [flags for value in values for flags in flags_if_fits({name: value})][:1] for name, values in candidates.items()
+    ]
+    largest = {name: values[-1] for name, values in candidates.items() if values}
+    return [flags for first in single for flags in first] or flags_if_fits(largest)

@@ -1,6 +1,6 @@
-"""What a trained network says of images: `python -m train.predict RUN_OR_FILE IMAGE...`; `--help` explains every option.
+"""Classify images with a trained model: `python -m train.predict RUN_OR_FILE IMAGE...`; `--help` explains the options.
 
-What is imported here loads quickly; the framework follows when the arguments are understood.
+The imports here are fast; a framework is imported after the arguments are checked.
 """
 
 import argparse
@@ -14,183 +14,197 @@ import numpy as np
 from PIL import Image
 
 from parity.__main__ import Parser
-from parity.checkpoints.metadata import shortened
-from parity.checkpoints.preprocessing import central
-from parity.checkpoints.reading import existing
+from parity.checkpoints.metadata import shorten
+from parity.checkpoints.preprocessing import center_crop
+from parity.checkpoints.reading import resolve_path
 from parity.checkpoints.weights import Checkpoint
-from parity.terminal import complain, note, say
-from train.cli import BAD_INPUT, told
-from train.data.batches import Batch, Feed
+from parity.terminal import print_error, print_lines, print_note
+from train.cli import BAD_INPUT, run_command
+from train.data.batches import Batch, DataLoader
 from train.data.sources import Examples, read_image
-from train.inference.model import Frozen, add_arguments, gathered, named, network, pooled
+from train.inference.model import (
+    TrainedModel,
+    add_arguments,
+    load_from_arguments,
+    load_predictor,
+    predict_all,
+    require_pooling,
+)
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig, bounded_json
 
-TOGETHER = 8  # images shown at once: the attention weights of more would take much memory
-_NAMES = 1 << 24  # bytes of a file of names; those of 21,843 classes take 0.5 MB
-NAME = 20  # letters of a name that fit above an image
+BATCH_SIZE = 8  # attention weights of larger batches need much memory
+MAX_NAMES_BYTES = 1 << 24  # of a file of class names: 21,843 names take 0.5 MB
+MAX_NAME_LENGTH = 20  # characters of a name that fit above an image
 
-Said = list[tuple[str, float]]  # names of classes, labels or values, with their probability or the value
+Predictions = list[tuple[str, float]]  # names of classes, labels or values, each with its probability or value
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit status: 0, or 2 for bad input, be it one image of many."""
-    return told(lambda: predict(_parser().parse_args(arguments)))
+    """Run the command and return its exit status: 0; 2 for bad input, also if one image of many cannot be read."""
+    return run_command(lambda: predict(_parser().parse_args(arguments)))
 
 
-def predict(given: argparse.Namespace) -> int:
-    """Show images to a trained network, and print what it takes them for; those that cannot be read are told of."""
-    paths = [existing(image) for image in given.images]
-    if given.maps:
-        _writable(Path(given.maps))
-    frozen = named(given)
-    config = frozen.shown
-    pooled(frozen.checkpoint)
+def predict(args: argparse.Namespace) -> int:
+    """Print the predictions of a trained model for images.  Report images that cannot be read, and predict the others."""
+    paths = [resolve_path(image) for image in args.images]
+    if args.maps:
+        _check_maps_path(Path(args.maps))
+    model = load_from_arguments(args)
+    config = model.input_config
+    require_pooling(model.checkpoint)
     if not config.num_classes:
-        raise InputError(f"{given.weights} has no head: python -m train.evaluate says what its features are worth")
-    names = _names(Path(given.classes), config) if given.classes else frozen.names
-    for line in _assumed(frozen.checkpoint):
-        note(line)
-    looked, seen, maps = network(frozen.checkpoint, given.twin), [], []
+        raise InputError(f"{args.weights} has no head: evaluate its features with python -m train.evaluate")
+    names = _read_class_names(Path(args.classes), config) if args.classes else model.names
+    for line in _assumption_notes(model.checkpoint):
+        print_note(line)
+    predictor, shown_images, maps = load_predictor(model.checkpoint, args.twin), [], []
 
-    def look(batch: Batch) -> Any:
-        if given.maps:
-            from train.loop.attention_maps import looked_at
+    def predict_batch(batch: Batch) -> Any:
+        if args.maps:
+            from train.loop.attention_maps import patch_attention
 
-            seen.append(batch.images)
-            maps.append(looked_at(looked.attention(batch.images), config))
-        return looked.outputs(batch.images)
+            shown_images.append(batch.images)
+            maps.append(patch_attention(predictor.attention_maps(batch.images), config))
+        return predictor.predict(batch.images)
 
-    unread: dict[int, str] = {}
-    outputs = gathered(_feed(paths, config, frozen, unread), look)
-    said = {i: answers(frozen.task, names, outputs[i], given.top) for i in range(len(paths)) if i not in unread}
-    for i, image in enumerate(given.images):
-        if i in unread:
-            complain(unread[i])
+    errors: dict[int, str] = {}
+    outputs = predict_all(_data_loader(paths, config, model, errors), predict_batch)
+    predictions = {
+        i: named_predictions(model.task, names, outputs[i], args.top) for i in range(len(paths)) if i not in errors
+    }
+    for i, image in enumerate(args.images):
+        if i in errors:
+            print_error(errors[i])
         else:
-            _print(image, frozen.task, said[i], given.json)
-    if given.maps and said:
-        from train.loop.attention_maps import draw
+            _print_predictions(image, model.task, predictions[i], args.json)
+    if args.maps and predictions:
+        from train.loop.attention_maps import draw_attention_maps
 
-        rows, titles = list(said), [_title(frozen.task, each) for each in said.values()]
-        draw(Path(given.maps), np.concatenate(seen)[rows], np.concatenate(maps)[rows], titles)
-        if not given.json:
-            say(f"wrote {given.maps}")
-    return BAD_INPUT if unread else 0
+        rows, titles = list(predictions), [_title(model.task, each) for each in predictions.values()]
+        draw_attention_maps(Path(args.maps), np.concatenate(shown_images)[rows], np.concatenate(maps)[rows], titles)
+        if not args.json:
+            print_lines(f"wrote {args.maps}")
+    return BAD_INPUT if errors else 0
 
 
-def _feed(paths: list[Path], config: ViTConfig, frozen: Frozen, unread: dict[int, str]) -> Feed:
-    """Return the images, prepared as the model was trained to see them.
+def _data_loader(paths: list[Path], config: ViTConfig, model: TrainedModel, errors: dict[int, str]) -> DataLoader:
+    """Return a loader of the images with the model's preprocessing.
 
-    unread: gets what is wrong with those that cannot be read, by number.
+    errors: the messages about images that cannot be read are written here, by the index of the image.
     """
 
     def read(i: int) -> Image.Image:
         try:
             return read_image(paths[i])
         except InputError as error:
-            unread[i] = str(error)
+            errors[i] = str(error)
             return Image.new("L", config.image_size[::-1])
 
-    nothing = np.zeros(len(paths), np.int64)
-    examples = Examples(read, nothing, [str(path) for path in paths])
-    size, how = min(TOGETHER, len(paths)), frozen.preprocessing
-    return Feed(examples, nothing.astype(np.int32), config, size, preprocessing=how)
+    no_targets = np.zeros(len(paths), np.int64)
+    examples = Examples(read, no_targets, [str(path) for path in paths])
+    size, preprocessing = min(BATCH_SIZE, len(paths)), model.preprocessing
+    return DataLoader(examples, no_targets.astype(np.int32), config, size, preprocessing=preprocessing)
 
 
-def answers(task: Task, names: tuple[str, ...], output: Any, top: int) -> Said:
-    """Return what an output says, (num_outputs,), each number as it is printed: either twin's to the last digit shown.
+def named_predictions(task: Task, names: tuple[str, ...], output: Any, top: int) -> Predictions:
+    """Return the predictions of one image by name, rounded as they are printed, so that both twins print the same.
 
-    classes: the `top` likeliest, by softmax.    labels: those more likely than not, by sigmoid.    values: all.
+    classes: the `top` most probable, by softmax.    labels: those with a probability above 0.5, by sigmoid, whatever `top`
+    is.    values: all.
+
+    names: of the outputs.    output: (num_outputs,).
     """
     x = np.asarray(output, np.float64)
     if task == "values":
         return [(name, float(f"{value:.4g}")) for name, value in zip(names, x, strict=True)]
     if task == "classes":
         x = np.exp(x - x.max())
-        chances = np.round(x / x.sum(), 4)
-        chosen = np.argsort(-chances, kind="stable")[:top].tolist()
+        probabilities = np.round(x / x.sum(), 4)
+        chosen = np.argsort(-probabilities, kind="stable")[:top].tolist()
     else:
-        chances = np.round(1 / (1 + np.exp(-np.clip(x, -500, 500))), 4)
-        chosen = [i for i in np.argsort(-chances, kind="stable") if chances[i] > 0.5]
-    return [(names[i], float(chances[i])) for i in chosen]
+        probabilities = np.round(1 / (1 + np.exp(-np.clip(x, -500, 500))), 4)
+        chosen = [i for i in np.argsort(-probabilities, kind="stable") if probabilities[i] > 0.5]
+    return [(names[i], float(probabilities[i])) for i in chosen]
 
 
-# What is printed ------------------------------------------------------------------------------------------------------
+# Output ---------------------------------------------------------------------------------------------------------------
 
 
-def _print(image: str, task: Task, said: Said, as_json: bool) -> None:
+def _print_predictions(image: str, task: Task, predictions: Predictions, as_json: bool) -> None:
     if as_json:
         number = "value" if task == "values" else "probability"
-        print(json.dumps({"image": image, task: [{"name": name, number: value} for name, value in said]}))
+        print(json.dumps({"image": image, task: [{"name": name, number: value} for name, value in predictions]}))
         return
-    shown = [(shortened(name), value) for name, value in said]
+    shown = [(shorten(name), value) for name, value in predictions]
     width = max((len(name) for name, _ in shown), default=0)
-    say(image, *(f"  {name:{width}}  {_number(task, value)}" for name, value in shown))
-    if not said:
-        say("  no label above one half")
+    print_lines(image, *(f"  {name:{width}}  {_format_value(task, value)}" for name, value in shown))
+    if not predictions:
+        print_lines("  no label with a probability above 0.5")
 
 
-def _assumed(checkpoint: Checkpoint) -> Iterator[str]:
-    """Say what changes the answers and was told by nothing."""
+def _assumption_notes(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a line for each assumption that changes the predictions."""
     if checkpoint.assumed:
         fields = ", ".join(f"{each.field}={each.value!r}" for each in checkpoint.assumed)
-        yield f"note: the file does not tell {fields}: assumed; --set FIELD=VALUE says otherwise"
+        yield f"note: the file does not have these config fields, assumed: {fields}; --set FIELD=VALUE changes them"
     if checkpoint.preprocessing is None:
-        how = central(checkpoint.config.image_size)
-        yield f"note: the file does not tell how images are prepared: assumed, {how}"
+        preprocessing = center_crop(checkpoint.config.image_size)
+        yield f"note: the file does not have the preprocessing of images, assumed: {preprocessing}"
 
 
-def _number(task: Task, value: float) -> str:
+def _format_value(task: Task, value: float) -> str:
     return f"{value:.4g}" if task == "values" else f"{value:7.2%}"
 
 
-def _title(task: Task, said: Said) -> str:
-    """The first answer in a line that fits above an image."""
-    if not said:
+def _title(task: Task, predictions: Predictions) -> str:
+    """Return the first prediction as a text that fits above an image."""
+    if not predictions:
         return "no label"
-    name, value = said[0]
-    return f"{name if len(name) <= NAME else f'{name[: NAME - 1]}…'}  {_number(task, value).strip()}"
+    name, value = predictions[0]
+    short = name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"
+    return f"{short}  {_format_value(task, value).strip()}"
 
 
-# What is asked --------------------------------------------------------------------------------------------------------
+# Arguments ------------------------------------------------------------------------------------------------------------
 
 
-def _names(path: Path, config: ViTConfig) -> tuple[str, ...]:
-    """Read the names of the classes, one a line."""
+def _read_class_names(path: Path, config: ViTConfig) -> tuple[str, ...]:
+    """Read the names of the classes, one per line."""
     try:
-        names = tuple(bounded_json.read_bytes(path, longest=_NAMES).decode().splitlines())
-    except (OSError, ValueError) as error:  # of bytes that are no text, too
-        raise InputError(f"{path} cannot be read ({error}): give a text file with a class a line") from None
+        names = tuple(bounded_json.read_bytes(path, max_bytes=MAX_NAMES_BYTES).decode().splitlines())
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8
+        raise InputError(f"{path} cannot be read ({error}): give a text file with one class per line") from None
     if len(names) != config.num_classes:
         raise InputError(
-            f"{path} has {len(names)} lines, and the network {config.num_classes} classes: give one line a class"
+            f"{path} has {len(names)} lines, and the model has {config.num_classes} classes: give one line per class"
         )
     return names
 
 
-def _writable(path: Path) -> None:
+def _check_maps_path(path: Path) -> None:
     if path.suffix.lower() != ".png":
-        raise InputError(f"--maps {path} is a PNG: let its name end in .png")
+        raise InputError(f"--maps {path}: the picture is a PNG; give a name that ends in .png")
     if not path.parent.is_dir():
-        raise InputError(f"--maps {path} has no folder to lie in: make {path.parent} first")
+        raise InputError(f"--maps {path}: there is no folder {path.parent}; make it first")
 
 
 def _parser() -> Parser:
     parser = Parser(prog="python -m train.predict", description=predict.__doc__, allow_abbrev=False)
     add_arguments(parser)
     parser.add_argument("images", metavar="IMAGE", nargs="+", help="an image file: JPEG, PNG, WebP, BMP, GIF or TIFF")
-    parser.add_argument("--top", type=_positive, default=5, metavar="N", help="classes to name; by default 5")
-    text = "names of the classes, one a line; by default those of the weights, or their numbers"
+    text = "number of classes to print; by default 5"
+    parser.add_argument("--top", type=_parse_positive_int, default=5, metavar="N", help=text)
+    text = "names of the classes, one per line; by default those in RUN_OR_FILE, or numbers"
     parser.add_argument("--classes", metavar="FILE", help=text)
-    text = "write a picture of the images, each beside the last block's attention"
+    text = "write a picture of the images, each beside the attention map of the last block"
     parser.add_argument("--maps", metavar="PATH.png", help=text)
     return parser
 
 
-def _positive(text: str) -> int:
+def _parse_positive_int(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of classes: give at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of classes: give 1 or more")
     return int(text)
 
 

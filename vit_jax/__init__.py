@@ -1,7 +1,7 @@
-"""The functional twin: a Vision Transformer in JAX and Flax linen."""
+"""The JAX twin: a functional Vision Transformer in Flax linen."""
 
+from vit_jax.api import attention_maps, init, intermediates, load, unstacked
 from vit_jax.execution import Execution
 from vit_jax.model import ViT
-from vit_jax.use import attention_maps, init, intermediates, load, unstacked
 
 __all__ = ["Execution", "ViT", "attention_maps", "init", "intermediates", "load", "unstacked"]

@@ -1,4 +1,4 @@
-"""How the functional twin runs; nothing here changes the function it computes."""
+"""Execution options of the JAX twin: dtype, kernels, rematerialisation.  They do not change the function."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,17 +9,20 @@ from jax.typing import DTypeLike
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How to run the model.
+    """Options that determine how the model runs, and not what it computes.
 
-    dtype: what activations are computed in; None is the parameters' own.  Norms, rotations and softmax are computed in at
-        least float32 whatever it is.
-    precision: of matrix products, for devices that round their inputs (TF32, bfloat16 passes); None is jax's default.
-    attention: "explicit" writes the products and the softmax out; "cudnn" is the fused kernel of NVIDIA GPUs from Ampere
-        on, for half precision; "auto" takes it where it serves.  The fused kernel has no attention dropout.  The single
-        query of a pooling is always written out.
-    remat: what a block keeps for the backward pass: "none" recomputes norms and activations alone, "dots" keeps the
-        matrix products of weights and recomputes the rest, "full" keeps a block's input alone.
-    unroll: blocks in one iteration of the scan; more compile longer and may run faster.
+    Attributes:
+        dtype: dtype of activations; None means the dtype of the parameters.  Norms, rotary embeddings and softmax are
+            always computed in at least float32.
+        precision: precision of matrix products, for devices that round their inputs (TF32, bfloat16 passes); None means
+            jax's default.
+        attention: "explicit" computes the products and the softmax as separate operations; "cudnn" is the fused kernel for
+            NVIDIA GPUs from Ampere on, in half precision; "auto" uses it where it is supported.  The fused kernel has no
+            attention dropout.  Attention pooling, which has a single query, is always explicit.
+        remat: which activations a block stores for the backward pass.  "none" recomputes only norms and activation
+            functions; "dots" stores the outputs of matrix products with weights and recomputes the rest; "full" stores only
+            the input of the block.
+        unroll: number of blocks per iteration of the scan; larger values take longer to compile and may run faster.
     """
 
     dtype: DTypeLike | None = None

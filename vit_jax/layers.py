@@ -1,6 +1,6 @@
-"""The small parts of the functional twin: everything in which it may differ from `vit_torch/layers.py`.
+"""Layers and functions of the JAX twin.  Unlike model.py, they may differ from `vit_torch/layers.py`.
 
-Kernels have their inputs first and keep heads apart, (*inputs, *outputs), so that a mesh can shard them by name.
+Kernels have the shape (*inputs, *outputs), with heads as a separate axis, so that a mesh can shard their axes by name.
 """
 
 from collections.abc import Callable
@@ -16,43 +16,48 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from vit_jax.execution import Execution
 from vit_spec import InputError, Law, Row, ViTConfig, position_table, rows
-from vit_spec.laws import TRUNCATED_STD
+from vit_spec.initialisation import TRUNCATED_STD
 
 Shape = tuple[int, ...]
 Tables = tuple[np.ndarray, ...]
 
-# Of a norm, an activation or a rounding the backward pass is left what enters, and computes the rest again. Jax would keep
-# up to half a dozen arrays of each, to be written and read: twice as much for a block, in all.
-_again = partial(jax.checkpoint, prevent_cse=False)
+# Norms, activation functions and casts store only their input for the backward pass, which recomputes the rest.  By default
+# jax stores up to six arrays of each, which doubles the stored activations of a block.
+_recompute_in_backward = partial(jax.checkpoint, prevent_cse=False)
 
 
-class Part(nn.Module):
-    """A module of the twin: it knows the config, and draws its parameters by the laws of `vit_spec.rows`."""
+class ViTModule(nn.Module):
+    """Base class of the twin's modules: it has the config, and initializes parameters as `vit_spec.rows` declares.
+
+    Attributes:
+        config: the config of the model.
+        execution: the execution options of the model.
+    """
 
     config: ViTConfig
     execution: Execution
 
     def declare(self, leaf: str, shape: Shape) -> Array:
-        """Return the parameter `leaf` of this module, float32 when it is drawn."""
-        return self.param(leaf, partial(draw, self.config, (*self.path, leaf)), shape)
+        """Declare the parameter `leaf` of this module and return it; initial values are float32."""
+        return self.param(leaf, partial(draw_parameter, self.config, (*self.path, leaf)), shape)
 
-    def keep(self, name: str, value: Array) -> Array:
-        """Name an intermediate, and return it, or what is fed in its place; see `vit_jax.intermediates`."""
+    def intermediate(self, name: str, value: Array) -> Array:
+        """Record an intermediate under a name; return it, or the value fed to replace it: see `vit_jax.intermediates`."""
         earlier = len(self.get_variable("intermediates", name, ()))
         self.sow("intermediates", name, value)
         return self.get_variable("fed", f"{name} ({earlier + 1})" if earlier else name, value)
 
-    def show(self, name: str, value: Array) -> None:
-        """Name a value that nothing goes on from."""
+    def record(self, name: str, value: Array) -> None:
+        """Record a value that the forward pass does not use further."""
         self.sow("intermediates", name, value)
 
     def constants(self, make: Callable[..., Tables], grid: tuple[int, int], x: Array) -> tuple[Array, ...]:
-        """The tables of `vit_spec` for this grid, rounded once to the type that x is summed in."""
+        """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32."""
         return tuple(jnp.asarray(table, at_least_float32(x)) for table in make(self.config, grid))
 
 
-class Linear(Part):
-    """Contract the trailing axes `inputs` of x into the axes `outputs`: (..., *inputs) -> (..., *outputs)."""
+class Linear(ViTModule):
+    """A linear layer from the trailing axes `inputs` to the axes `outputs`: (..., *inputs) -> (..., *outputs)."""
 
     inputs: Shape
     outputs: Shape
@@ -64,14 +69,14 @@ class Linear(Part):
 
     def __call__(self, x: Array) -> Array:
         n, kernel = len(self.inputs), self.kernel.astype(x.dtype)
-        # No axis is merged with another: a mesh may have split it.
+        # No reshape that merges axes: a mesh may shard them separately.
         axes = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
         x = lax.dot_general(x, kernel, (axes, ((), ())), precision=self.execution.precision)
         return x if self.bias is None else x + self.bias.astype(x.dtype)
 
 
-class PatchProjection(Part):
-    """Cut images into patches and project each: (B, H, W, C) -> (B, rows * columns, width)."""
+class PatchProjection(ViTModule):
+    """A linear projection of patches, which do not overlap: (B, H, W, C) -> (B, rows * columns, width)."""
 
     use_bias: bool
 
@@ -90,10 +95,10 @@ class PatchProjection(Part):
         return x if self.bias is None else x + self.bias.astype(x.dtype)
 
 
-class LayerNorm(Part):
-    """Normalise the last axis, in at least float32: (..., dim) -> (..., dim).
+class LayerNorm(ViTModule):
+    """Layer normalization of the last axis, in at least float32: (..., dim) -> (..., dim).
 
-    The variance is the mean of squared deviations; flax's default E[x^2] - E[x]^2 loses digits where the mean is large.
+    The variance is the mean of squared deviations; flax's default, E[x^2] - E[x]^2, loses digits where the mean is large.
     """
 
     dim: int
@@ -106,17 +111,17 @@ class LayerNorm(Part):
         return _layer_norm(x, self.scale, self.bias, self.config.norms.eps)
 
 
-@partial(_again, static_argnums=3)
+@partial(_recompute_in_backward, static_argnums=3)
 def _layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
     wide = x.astype(at_least_float32(x))
     centred = wide - wide.mean(-1, keepdims=True)
     variance = jnp.square(centred).mean(-1, keepdims=True)
-    # Not lax.rsqrt, whose derivative, a power of -3/2, underflows in float32 from deviations of about 4e12 on.
+    # Not lax.rsqrt: its derivative, a power of -3/2, underflows in float32 for deviations above about 4e12.
     y = centred * (1 / jnp.sqrt(variance + eps))
     return (y * scale.astype(y.dtype) + bias.astype(y.dtype)).astype(x.dtype)
 
 
-class LayerScale(Part):
+class LayerScale(ViTModule):
     """A learned factor per channel: (..., width) -> (..., width)."""
 
     def setup(self) -> None:
@@ -126,9 +131,9 @@ class LayerScale(Part):
         return x * self.gamma.astype(x.dtype)
 
 
-@partial(_again, static_argnums=1)
+@partial(_recompute_in_backward, static_argnums=1)
 def activation(x: Array, kind: str) -> Array:
-    """Apply the non-linearity that `Mlp.activation` names; "swiglu" folds (..., 2, ff) into (..., ff)."""
+    """Apply the activation function `kind` of `vit_spec.Mlp`; "swiglu" maps (..., 2, ff) to (..., ff)."""
     match kind:
         case "gelu":
             return nn.gelu(x, approximate=False)
@@ -144,114 +149,136 @@ def activation(x: Array, kind: str) -> Array:
     return x
 
 
-def runs_cudnn(device: jax.Device) -> bool:
-    """Whether cuDNN's fused attention runs on a device: NVIDIA's from Ampere (compute capability 8.0) on."""
-    generation = str(getattr(device, "compute_capability", "")).partition(".")[0]  # AMD's are called such as gfx942
+def supports_cudnn_attention(device: jax.Device) -> bool:
+    """Return whether cuDNN's fused attention runs on a device: an NVIDIA GPU from Ampere (compute capability 8.0) on."""
+    generation = str(getattr(device, "compute_capability", "")).partition(".")[0]  # AMD GPUs have names such as gfx942
     return generation.isdigit() and int(generation) >= 8
 
 
-def in_rows(x: Array) -> Array:
-    """Hold tokens (B, T, width) in memory as they are written, width last.
+def row_major(x: Array) -> Array:
+    """Constrain tokens (B, T, width) to a row-major memory layout, on GPUs with jax 0.12 or later.
 
-    The compiler of jax 0.12 would lay them out by images on GPUs, for the sum over images that is the gradient of learned
-    positions, and turn them around at every norm; those before it do not (and that of 0.10, told so, gathers
-    images that a mesh splits).
+    Without the constraint, the compiler chooses the layout that suits the sum over images in the gradient of learned
+    positions, and transposes the tokens at every norm.  Earlier compilers do not.  With the constraint, the compiler of jax
+    0.10 gathers images that a mesh shards.
     """
-    turned = jax.__version_info__ >= (0, 12) and _device().platform == "gpu"
-    return with_layout_constraint(x, Layout((0, 1, 2))) if turned else x
+    is_affected = jax.__version_info__ >= (0, 12) and _default_device().platform == "gpu"
+    return with_layout_constraint(x, Layout((0, 1, 2))) if is_affected else x
 
 
-def _device() -> jax.Device:
-    """The device that is computed on unless an array lies elsewhere: under `jax.default_device`, the one it names."""
+def _default_device() -> jax.Device:
+    """Return jax's default device, which `jax.default_device` can set."""
     device = jax.config.jax_default_device  # type: ignore[attr-defined]
     return jax.local_devices(backend=device)[0] if device is None or isinstance(device, str) else device
 
 
-def attention(part: Part, q: Array, k: Array, v: Array, rate: float, train: bool) -> Array:
-    """softmax(scale q k^T) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D)."""
-    scale, kind, d = part.config.scale, part.execution.attention, q.shape[-1]
+def attention(module: ViTModule, q: Array, k: Array, v: Array, rate: float, train: bool) -> Array:
+    """Compute softmax(scale q k^T) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D).
+
+    Args:
+        module: the module that records the intermediates; its config and execution options are used.
+        q: queries, (B, T, H, D).
+        k: keys, (B, S, H, D).
+        v: values, (B, S, H, D).
+        rate: dropout rate of the attention weights.
+        train: whether dropout is enabled.
+
+    Raises:
+        InputError: the fused kernel is requested together with attention dropout.
+    """
+    scale, kind, d = module.config.scale, module.execution.attention, q.shape[-1]
     if kind == "cudnn" and rate and train:
         raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
-    half = q.dtype in (jnp.bfloat16, jnp.float16)
-    served = half and d % 8 == 0 and d <= 128 and not (rate and train) and runs_cudnn(_device())
-    among_themselves = q.shape[1] == k.shape[1]  # and no pooling's single query, whose gradient jax refuses
-    if among_themselves and (kind == "cudnn" or (kind == "auto" and served)):
-        return _fused(q, k, v, scale)
-    # Heads go ahead of tokens, and the softmax divides after the second product, where there is less to divide: on CPU
-    # this is several times faster than jax.nn.dot_product_attention (benchmarks/attention.py).
+    is_half = q.dtype in (jnp.bfloat16, jnp.float16)
+    is_supported = (
+        is_half and d % 8 == 0 and d <= 128 and not (rate and train) and supports_cudnn_attention(_default_device())
+    )
+    is_self_attention = q.shape[1] == k.shape[1]  # jax refuses the gradient for the single query of attention pooling
+    if is_self_attention and (kind == "cudnn" or (kind == "auto" and is_supported)):
+        return _cudnn_attention(q, k, v, scale)
+    # Heads come before tokens, and the softmax divides after the second product, which has fewer entries: on CPU this is
+    # several times faster than jax.nn.dot_product_attention (benchmarks/attention.py).
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))  # (B, H, T, D)
-    dot = partial(lax.dot_general, precision=part.execution.precision, preferred_element_type=at_least_float32(q))
-    # The queries are scaled, not the scores: on CPU, XLA would contract scale * product - maximum into one rounding.  At
-    # scores of 3e9 the largest difference is then up to 128 away from 0, either way, and exp overflows or all are 0.
+    dot = partial(lax.dot_general, precision=module.execution.precision, preferred_element_type=at_least_float32(q))
+    # Scale the queries, not the scores: on CPU, XLA would compute scale * product - maximum with a single rounding.  The
+    # largest difference, which should be 0, is then up to +-128 for scores of 3e9, and exp overflows or is 0 for all keys.
     q = (scale * q.astype(at_least_float32(q))).astype(q.dtype)
     scores = dot(q, k, (((3,), (3,)), ((0, 1), (0, 1))))  # (B, H, T, S)
-    scores = part.keep("scores", scores)
+    scores = module.intermediate("scores", scores)
     weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
     total = weights.sum(-1, keepdims=True)
-    part.show("weights", weights / total)
-    weights = drop(part, weights, rate, train)
-    rounded = _again(lambda weights, v: dot(weights.astype(v.dtype), v, (((3,), (2,)), ((0, 1), (0, 1)))))
-    x = rounded(weights, v) / total  # (B, H, T, D)
+    module.record("weights", weights / total)
+    weights = dropout(module, weights, rate, train)
+    weigh_values = _recompute_in_backward(
+        lambda weights, v: dot(weights.astype(v.dtype), v, (((3,), (2,)), ((0, 1), (0, 1))))
+    )
+    x = weigh_values(weights, v) / total  # (B, H, T, D)
     return jnp.swapaxes(x.astype(v.dtype), 1, 2)
 
 
-def _fused(q: Array, k: Array, v: Array, scale: float) -> Array:
-    """The same by cuDNN's kernel, with as many queries as keys.
+def _cudnn_attention(q: Array, k: Array, v: Array, scale: float) -> Array:
+    """Compute attention with cuDNN's fused kernel, for as many queries as keys.
 
-    jax differentiates it for an even number of tokens alone (check_is_flash_attention in jax/_src/cudnn takes the stand-in
-    of a bias for one, and so refuses 197): where there is one too many, another is put beside it that the kernel is told
-    to leave out.
+    jax differentiates the kernel only for an even number of tokens: check_is_flash_attention in jax/_src/cudnn mistakes the
+    placeholder of a bias for a bias, and therefore refuses 197 tokens.  An odd number of tokens is padded by one token,
+    which the kernel masks.
     """
     fused = partial(jax.nn.dot_product_attention, scale=scale, implementation="cudnn")
     batch, tokens = q.shape[:2]
     if tokens % 2 == 0:
         return fused(q, k, v)
     q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
-    counted = jnp.full(batch, tokens, jnp.int32)
-    return fused(q, k, v, query_seq_lengths=counted, key_value_seq_lengths=counted)[:, :tokens]
+    lengths = jnp.full(batch, tokens, jnp.int32)
+    return fused(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths)[:, :tokens]
 
 
-def rotate(x: Array, tables: tuple[Array, ...], kind: str) -> Array:
-    """Turn queries or keys by their position: (B, T, H, D) and cosines, sines (B or 1, T, 1, D) -> (B, T, H, D)."""
+def apply_rotary(x: Array, tables: tuple[Array, ...], kind: str) -> Array:
+    """Rotate queries or keys by their position: (B, T, H, D) -> (B, T, H, D).
+
+    Args:
+        x: queries or keys, (B, T, H, D).
+        tables: cosines and sines, (B or 1, T, 1, D) each.
+        kind: "axial" or "dinov3".
+    """
     cos, sin = tables
     wide = x.astype(cos.dtype)
-    if kind == "axial":  # the pairs are neighbours
-        turned = jnp.stack([-wide[..., 1::2], wide[..., ::2]], -1).reshape(x.shape)
-    else:  # the pairs are half a head apart
+    if kind == "axial":  # interleaved pairs
+        rotated = jnp.stack([-wide[..., 1::2], wide[..., ::2]], -1).reshape(x.shape)
+    else:  # pairs are half a head apart
         first, second = jnp.split(wide, 2, -1)
-        turned = jnp.concatenate([-second, first], -1)
-    return (wide * cos + turned * sin).astype(x.dtype)
+        rotated = jnp.concatenate([-second, first], -1)
+    return (wide * cos + rotated * sin).astype(x.dtype)
 
 
-def drop(part: Part, x: Array, rate: float, train: bool) -> Array:
-    """Dropout, in training: entries become zero with probability `rate`, the others grow by 1 / (1 - rate)."""
+def dropout(module: ViTModule, x: Array, rate: float, train: bool) -> Array:
+    """Apply dropout in training: set entries to zero with probability `rate`, and multiply the others by 1 / (1 - rate)."""
     if not rate or not train:
         return x
-    keep = jax.random.bernoulli(part.make_rng("dropout"), 1 - rate, x.shape)
+    keep = jax.random.bernoulli(module.make_rng("dropout"), 1 - rate, x.shape)
     return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
 
 
-def drop_path(part: Part, x: Array, rate: Array, train: bool) -> Array:
-    """Stochastic depth, in training: whole images of (B, T, width) become zero with probability `rate`."""
+def drop_path(module: ViTModule, x: Array, rate: Array, train: bool) -> Array:
+    """Apply stochastic depth in training: dropout of whole images of x, (B, T, width)."""
     if not train:
         return x
-    mask = jax.random.bernoulli(part.make_rng("dropout"), 1 - rate, (x.shape[0], 1, 1)).astype(x.dtype)
-    mask = part.keep("drop_path", mask)
+    mask = jax.random.bernoulli(module.make_rng("dropout"), 1 - rate, (x.shape[0], 1, 1)).astype(x.dtype)
+    mask = module.intermediate("drop_path", mask)
     return jnp.where(mask > 0, x / (1 - rate), 0).astype(x.dtype)
 
 
-def drop_patches(part: Part, x: Array, prefix: int, rate: float) -> Array:
-    """Return the places (B, kept) of the tokens of x that stay: the prefix, and a random share of the patches."""
+def sample_kept_tokens(module: ViTModule, x: Array, prefix: int, rate: float) -> Array:
+    """Return the indices (B, kept) of the tokens that patch dropout keeps: the prefix, and a random subset of patches."""
     batch, patches = x.shape[0], x.shape[1] - prefix
-    noise = jax.random.uniform(part.make_rng("dropout"), (batch, patches))
+    noise = jax.random.uniform(module.make_rng("dropout"), (batch, patches))
     kept = jnp.argsort(noise, axis=1)[:, : max(1, int(patches * (1 - rate)))] + prefix
     return jnp.concatenate([jnp.broadcast_to(jnp.arange(prefix), (batch, prefix)), kept], axis=1)
 
 
-def scanned(block: type[Part], config: ViTConfig, execution: Execution) -> nn.Module:
-    """Return `config.depth` blocks as one module, its parameters stacked on a leading axis.
+def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution) -> nn.Module:
+    """Return `config.depth` blocks as one module, whose parameters are stacked on a leading axis.
 
-    Called with (x, rates (depth,), tables, train), it compiles one block however many there are.
+    The module takes the arguments (x, rates (depth,), tables, train).  Only one block is compiled, whatever the depth.
     """
     if execution.remat != "none":
         dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
@@ -269,27 +296,27 @@ def scanned(block: type[Part], config: ViTConfig, execution: Execution) -> nn.Mo
 
 
 def check_images(images: Array, config: ViTConfig) -> None:
-    """Refuse what is no batch of normalised images of this config."""
-    wanted, c = "(batch, height, width, channels)", config.in_channels
+    """Raise InputError unless `images` is a batch of floating-point images that fits the config."""
+    expected, c = "(batch, height, width, channels)", config.in_channels
     if images.ndim != 4:
-        raise InputError(f"images have shape {images.shape}: expected {wanted}; a single image is images[None]")
+        raise InputError(f"images have shape {images.shape}: expected {expected}; a single image is images[None]")
     if images.shape[3] != c:
         hint = "; these look channels-first: use images.transpose(0, 2, 3, 1)" if images.shape[1] == c else ""
-        raise InputError(f"images have shape {images.shape}: expected {wanted} with {c} channels{hint}")
+        raise InputError(f"images have shape {images.shape}: expected {expected} with {c} channels{hint}")
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise InputError(
-            f"images are {images.dtype}: expected floating-point numbers; normalise them first, "
+            f"images are {images.dtype}: expected floating-point numbers; normalize them first, "
             "(images / 255 - config.pixels.mean) / config.pixels.std"
         )
 
 
 def at_least_float32(x: Array) -> Any:
-    """The type that sums and exponentials are computed in."""
+    """Return the dtype for sums and exponentials: that of x, but at least float32."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def draw(config: ViTConfig, path: tuple[str, ...], key: Array, shape: Shape) -> Array:
-    """Draw the parameter at this path by its row's law, float32."""
+def draw_parameter(config: ViTConfig, path: tuple[str, ...], key: Array, shape: Shape) -> Array:
+    """Return initial values of the parameter at this path, float32, from the distribution in its row."""
     row = _row(config, path)
     if row.law is None:
         return jnp.asarray(position_table(config, config.grid)[0], jnp.float32).reshape(shape)
@@ -297,7 +324,7 @@ def draw(config: ViTConfig, path: tuple[str, ...], key: Array, shape: Shape) -> 
 
 
 def _row(config: ViTConfig, path: tuple[str, ...]) -> Row:
-    """Find the row of a parameter; modules that hold a ViT put names of their own ahead of its path."""
+    """Return the row of a parameter; if the ViT is a submodule, its path starts with the names of the outer modules."""
     leaf = {"kernel": "weight", "scale": "weight"}.get(path[-1], path[-1])
     names = (".".join((*path[start:-1], leaf)) for start in range(len(path)))
     return next(rows(config)[name] for name in names if name in rows(config))

@@ -1,9 +1,9 @@
-"""The functional twin, in Flax linen.  Read it beside `vit_torch/model.py`: the two agree line for line.
+"""The model of the JAX twin, in Flax linen.  It corresponds line by line to `vit_torch/model.py`.
 
-They differ where a framework wants it: images are (B, H, W, C) here, the blocks are one module scanned over a leading
-axis of every parameter, and noise is asked for by `train=True` with a "dropout" key.
+They differ where the frameworks do: images here are (B, H, W, C), the blocks are one module that is scanned over the
+leading axis of its parameters, and dropout needs `train=True` and a "dropout" key.
 
-Shapes: B images, T tokens (prefix and patches), H heads of width D.
+Shapes: B images, T tokens (prefix and patches), H heads of dimension D.
 """
 
 import jax.numpy as jnp
@@ -14,26 +14,26 @@ from vit_jax.layers import (
     LayerNorm,
     LayerScale,
     Linear,
-    Part,
     PatchProjection,
+    ViTModule,
     activation,
+    apply_rotary,
     at_least_float32,
     attention,
     check_images,
-    drop,
-    drop_patches,
     drop_path,
-    in_rows,
-    rotate,
-    scanned,
+    dropout,
+    row_major,
+    sample_kept_tokens,
+    scan_blocks,
 )
 from vit_spec import position_table, resampling_matrices, rotary_tables
 
 Tables = tuple[Array, ...] | None
 
 
-class PatchEmbed(Part):
-    """Images to patch tokens: (B, H, W, C) -> (B, rows * columns, width)."""
+class PatchEmbed(ViTModule):
+    """The patch embedding, from images to patch tokens: (B, H, W, C) -> (B, rows * columns, width)."""
 
     def setup(self) -> None:
         self.proj = PatchProjection(self.config, self.execution, self.config.tokens.patch_bias)
@@ -45,7 +45,7 @@ class PatchEmbed(Part):
         return self.proj(images)
 
 
-class Attention(Part):
+class Attention(ViTModule):
     """Multi-head self-attention: (B, T, width) -> (B, T, width)."""
 
     def setup(self) -> None:
@@ -70,19 +70,19 @@ class Attention(Part):
             q = self.q_norm(q)
             k = self.k_norm(k)
         if tables is not None:
-            q = rotate(q, tables, config.positions.rotary)
-            k = rotate(k, tables, config.positions.rotary)
-        q = self.keep("q", q)
-        k = self.keep("k", k)
-        v = self.keep("v", v)
+            q = apply_rotary(q, tables, config.positions.rotary)
+            k = apply_rotary(k, tables, config.positions.rotary)
+        q = self.intermediate("q", q)
+        k = self.intermediate("k", k)
+        v = self.intermediate("v", v)
         x = attention(self, q, k, v, noise.attn_drop, train)  # (B, T, H, D)
-        x = self.keep("heads", x)
+        x = self.intermediate("heads", x)
         x = self.proj(x) if self.proj is not None else x.reshape(*x.shape[:2], -1)
         return x + v.reshape(x.shape) if config.attention.value_skip else x
 
 
-class Mlp(Part):
-    """Two layers, token by token: (..., width) -> (..., width)."""
+class Mlp(ViTModule):
+    """Two linear layers, applied to each token: (..., width) -> (..., width)."""
 
     def setup(self) -> None:
         config, execution = self.config, self.execution
@@ -94,14 +94,14 @@ class Mlp(Part):
         config, noise = self.config, self.config.regularisation
         x = self.fc1(x)  # (..., mlp_dim), or (..., 2, mlp_dim) when gated
         x = activation(x, config.mlp.activation)  # (..., mlp_dim)
-        x = self.keep("activation", x)
-        x = drop(self, x, noise.mlp_drop, train)
+        x = self.intermediate("activation", x)
+        x = dropout(self, x, noise.mlp_drop, train)
         x = self.fc2(x)
-        return drop(self, x, noise.mlp_drop, train)
+        return dropout(self, x, noise.mlp_drop, train)
 
 
-class Block(Part):
-    """Attention and MLP, each normalised first and added to the stream: (B, T, width) -> (B, T, width)."""
+class Block(ViTModule):
+    """Pre-norm attention and MLP, each with a residual connection: (B, T, width) -> (B, T, width)."""
 
     def setup(self) -> None:
         config, execution = self.config, self.execution
@@ -119,7 +119,7 @@ class Block(Part):
         y = self.attn(self.norm1(x), tables, train)
         y = self.ls1(y) if self.ls1 is not None else y
         y = drop_path(self, y, rate, train) if noise.drop_path else y
-        x = self.keep("sum", x + y)
+        x = self.intermediate("sum", x + y)
         y = self.mlp(norm2(x), train)
         y = self.ls2(y) if self.ls2 is not None else y
         y = drop_path(self, y, rate, train) if noise.drop_path else y
@@ -127,8 +127,8 @@ class Block(Part):
         return x, None
 
 
-class AttentionPool(Part):
-    """A learned query reads the patch tokens (MAP): (B, S, width) -> (B, width)."""
+class AttentionPool(ViTModule):
+    """Attention pooling of the patch tokens with a learned query (MAP): (B, S, width) -> (B, width)."""
 
     def setup(self) -> None:
         config, execution = self.config, self.execution
@@ -146,20 +146,21 @@ class AttentionPool(Part):
         q = self.q(latent)  # (B, 1, H, D)
         k, v = jnp.unstack(self.kv(x), axis=2)  # (B, S, H, D)
         x = attention(self, q, k, v, noise.attn_drop, train)  # (B, 1, H, D)
-        x = self.keep("heads", x)
+        x = self.intermediate("heads", x)
         x = self.proj(x)  # (B, 1, width)
         x = x + self.mlp(self.norm(x), train)
         return x[:, 0]
 
 
-class ViT(Part):
-    """A Vision Transformer: images (B, H, W, C) -> logits (B, num_classes), or the features that `config.head` names.
+class ViT(ViTModule):
+    """A Vision Transformer: images (B, H, W, C) -> logits (B, num_classes), or the features of `config.head`.
 
-    Images are floating-point numbers, normalised by `config.pixels`, of any size that the patch divides.  Logits come in
-    the computing type.  `train=True` switches the config's noise on and needs `rngs={"dropout": key}`.
+    Images are floating-point, normalized by `config.pixels`, of any size that is a multiple of the patch size.  Logits have
+    the dtype of the activations.  `train=True` enables the dropout of `config.regularisation` and needs
+    `rngs={"dropout": key}`.
 
     Raises:
-        vit_spec.InputError: images of the wrong shape, channel count, size or type.
+        vit_spec.InputError: the images have a wrong shape, number of channels, size or dtype.
     """
 
     execution: Execution = Execution()
@@ -174,7 +175,7 @@ class ViT(Part):
         learned, rows = config.positions.kind == "learned", config.sizes["token"]
         self.pos_embed = self.declare("pos_embed", (1, rows, width)) if learned else None
         self.norm_pre = LayerNorm(config, execution, width) if norms.before_blocks else None
-        self.blocks = scanned(Block, config, execution)
+        self.blocks = scan_blocks(Block, config, execution)
         self.norm = LayerNorm(config, execution, width) if norms.after_blocks else None
         pooled, feature = config.sizes["pooled"], config.sizes["feature"]
         self.attn_pool = AttentionPool(config, execution) if config.head.pool == "attention" else None
@@ -191,30 +192,30 @@ class ViT(Part):
         return self.classify(x, train)  # (B, num_classes)
 
     def embed(self, images: Array, train: bool) -> tuple[Array, Tables]:
-        """Images to the tokens that enter the blocks, and the cosines and sines that turn queries and keys."""
+        """Return the input tokens of the blocks, (B, T, width), and the cosines and sines of rotary embeddings, or None."""
         config, noise = self.config, self.config.regularisation
         grid = config.grid_of(images.shape[1], images.shape[2])
         x = self.patch_embed(images)  # (B, rows * columns, width)
         learned = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         prefix = [jnp.broadcast_to(token, (x.shape[0], *token.shape[1:])) for token in learned]
         x = jnp.concatenate([*(token.astype(x.dtype) for token in prefix), x], axis=1)  # (B, T, width)
-        x = self.keep("tokens", x)
-        x = x + self.keep("positions", self.positions(x, grid)) if config.positions.kind != "none" else x
-        x = drop(self, x, noise.pos_drop, train)
+        x = self.intermediate("tokens", x)
+        x = x + self.intermediate("positions", self.positions(x, grid)) if config.positions.kind != "none" else x
+        x = dropout(self, x, noise.pos_drop, train)
         tables = None
         if config.positions.rotary != "none":
             cos, sin = self.constants(rotary_tables, grid, x)
-            tables = self.keep("cosines", cos), self.keep("sines", sin)  # (1, T, 1, D) each
+            tables = self.intermediate("cosines", cos), self.intermediate("sines", sin)  # (1, T, 1, D) each
         if noise.patch_drop and train:
-            kept = drop_patches(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
+            kept = sample_kept_tokens(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
             x = jnp.take_along_axis(x, kept[..., None], axis=1)
             tables = (tables[0][0, kept], tables[1][0, kept]) if tables is not None else None
         x = self.norm_pre(x) if self.norm_pre is not None else x
-        x = self.keep("embed", x)
+        x = self.intermediate("embed", x)
         return x, tables
 
     def positions(self, x: Array, grid: tuple[int, int]) -> Array:
-        """What is added to the tokens x on this grid: (1, T, width); prefix tokens without a row get zeros."""
+        """Return the position table of x's tokens on this grid, (1, T, width); prefix tokens without a row get zeros."""
         config, covered = self.config, self.config.num_covered
         if self.pos_embed is None:
             table = self.constants(position_table, grid, x)[0][None]
@@ -231,24 +232,24 @@ class ViT(Part):
         return jnp.concatenate([head, gap, body], axis=1).astype(x.dtype)
 
     def encode(self, x: Array, tables: Tables, train: bool) -> Array:
-        """The blocks, and the final norm: (B, T, width) -> (B, T, width)."""
+        """Apply the blocks and the final norm: (B, T, width) -> (B, T, width)."""
         config, noise = self.config, self.config.regularisation
         rates = jnp.linspace(0, noise.drop_path, config.depth, dtype=at_least_float32(x))
-        x, _ = self.blocks(in_rows(x), rates, tables, train)
+        x, _ = self.blocks(row_major(x), rates, tables, train)
         return self.norm(x) if self.norm is not None else x
 
     def classify(self, x: Array, train: bool) -> Array:
-        """Encoded tokens to logits, or to features when there are no classes: (B, T, width) -> (B, num_classes)."""
+        """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes)."""
         logits = self.output(self.pool(x, train), self.head)
         if self.config.tokens.distillation:
             second = self.output(x[:, 1], self.head_dist)
-            logits = self.keep("first", logits)
-            second = self.keep("second", second)
+            logits = self.intermediate("first", logits)
+            second = self.intermediate("second", second)
             logits = (logits + second) / 2
         return logits
 
     def pool(self, x: Array, train: bool) -> Array:
-        """The feature of an image: (B, T, width) -> (B, pooled), or every token when nothing pools."""
+        """Pool tokens to one feature per image, (B, T, width) -> (B, pooled), or return all tokens without pooling."""
         kind, patches = self.config.head.pool, x[:, self.config.num_prefix :]
         if kind == "token":
             x = x[:, 0]
@@ -258,10 +259,10 @@ class ViT(Part):
             x = jnp.concatenate([x[:, 0], patches.mean(1)], axis=-1)
         if self.attn_pool is not None:
             x = self.attn_pool(patches, train)
-        return self.keep("pool", x)
+        return self.intermediate("pool", x)
 
     def output(self, x: Array, head: Linear | None) -> Array:
-        """A pooled feature through the norm after pooling, the hidden layer and a head, where there are any."""
+        """Apply the norm after pooling, the hidden layer and the head to a pooled feature; each of them is optional."""
         x = self.fc_norm(x) if self.fc_norm is not None else x
-        x = self.keep("hidden", jnp.tanh(self.pre_logits(x))) if self.pre_logits is not None else x
+        x = self.intermediate("hidden", jnp.tanh(self.pre_logits(x))) if self.pre_logits is not None else x
         return head(x) if head is not None else x

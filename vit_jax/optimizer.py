@@ -1,6 +1,6 @@
-"""AdamW of clipped gradients as an optax transformation, to the last digit what the formula says.
+"""AdamW with gradient clipping as an optax transformation, exact to rounding.
 
-Read it beside `vit_torch/optimizer.py`: what one keeps in a state and returns, the other does to its parameters.
+It corresponds to `vit_torch/optimizer.py`: this one returns a state and updates, the other changes its parameters in place.
 """
 
 import math
@@ -14,15 +14,21 @@ from jax import Array
 
 from vit_spec import ViTConfig, rows
 
-Tree = Any
+PyTree = Any
 
 
 class Moments(NamedTuple):
-    """AdamW's state: updates done so far (int32), and running means of the gradient and of its square."""
+    """AdamW's state: the number of updates and the moments.
+
+    Attributes:
+        updates: number of updates, a scalar int32.
+        mean: running mean of the gradients, a pytree with the structure of the parameters.
+        square: running mean of the squared gradients, a pytree with the structure of the parameters.
+    """
 
     updates: Array
-    mean: Tree
-    square: Tree
+    mean: PyTree
+    square: PyTree
 
 
 def adamw(
@@ -33,52 +39,62 @@ def adamw(
     b2: float,
     eps: float,
     weight_decay: float,
-    decays: Tree,
+    decays: PyTree,
 ) -> optax.GradientTransformation:
-    """Adam with decoupled weight decay (arXiv 1711.05101) of the gradients g, clipped, t = 1, 2, ...:
+    """Return AdamW: Adam with decoupled weight decay (arXiv 1711.05101).
+
+    For clipped gradients g and t = 1, 2, ...:
 
         m <- b1 m + (1 - b1) g
         v <- b2 v + (1 - b2) g^2
         p <- p - lr(t - 1) [ (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay p ]
 
-    `decays` has the parameters' structure; weight decay acts where it is True.
+    optax computes 1 - b2^t in float32 from a rounded b2, with an error of 2e-5; the error of its updates is therefore ten
+    times the error of torch's.  Here the logarithm is computed in float64, and expm1 keeps the digits of a small
+    difference.
 
-    optax computes 1 - b2^t in float32, from a b2 already rounded, and is wrong by 2e-5 there; so its updates err ten
-    times more than torch's.  Here the logarithm is taken in float64 and expm1 keeps the digits of a small difference.
+    Args:
+        learning_rate: function lr of the step, which counts from 0.
+        clip: maximum global norm of the gradients.
+        b1: decay rate of the first moment.
+        b2: decay rate of the second moment.
+        eps: epsilon in the denominator.
+        weight_decay: factor of the weight decay.
+        decays: pytree of bools with the structure of the parameters; weight decay applies where it is True.
     """
 
-    def init(params: Tree) -> Moments:
+    def init(params: PyTree) -> Moments:
         return Moments(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
 
-    def update(grads: Tree, state: Moments, params: Tree) -> tuple[Tree, Moments]:
+    def update(grads: PyTree, state: Moments, params: PyTree) -> tuple[PyTree, Moments]:
         grads = clip_by_global_norm(grads, clip)
-        step = state.updates.astype(float)  # float32, or float64 where jax's x64 mode is on
+        step = state.updates.astype(float)  # float32, or float64 in jax's x64 mode
         rate = learning_rate(step)
-        unbias1, unbias2 = (-jnp.expm1((step + 1) * math.log(b)) for b in (b1, b2))
+        bias_correction1, bias_correction2 = (-jnp.expm1((step + 1) * math.log(b)) for b in (b1, b2))
         mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, grads)
         square = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.square, grads)
 
-        def change(m: Array, v: Array, p: Array, decay: bool) -> Array:
-            adam = (m / unbias1) / (jnp.sqrt(v / unbias2) + eps)
+        def parameter_update(m: Array, v: Array, p: Array, decay: bool) -> Array:
+            adam = (m / bias_correction1) / (jnp.sqrt(v / bias_correction2) + eps)
             return (-rate * (adam + weight_decay * p if decay else adam)).astype(p.dtype)
 
-        return jax.tree.map(change, mean, square, params, decays), Moments(state.updates + 1, mean, square)
+        return jax.tree.map(parameter_update, mean, square, params, decays), Moments(state.updates + 1, mean, square)
 
     return optax.GradientTransformation(init, update)
 
 
-def clip_by_global_norm(grads: Tree, limit: float) -> Tree:
-    """Return all gradients scaled by min(1, limit / norm), norm being the root of the sum of all their squares.
+def clip_by_global_norm(grads: PyTree, limit: float) -> PyTree:
+    """Return the gradients scaled by min(1, limit / norm), where norm is the global norm of all gradients.
 
-    No epsilon is added to the norm: torch's `clip_grad_norm_` adds 1e-6, which shows in a float64 comparison, and at a
-    norm of zero the minimum is 1 without it.
+    No epsilon is added to the norm.  torch's `clip_grad_norm_` adds 1e-6, which is visible in float64; it is not needed,
+    because the minimum is 1 for a norm of zero.
     """
     factor = jnp.minimum(1.0, limit / optax.tree.norm(grads))
     return jax.tree.map(lambda g: (factor * g).astype(g.dtype), grads)
 
 
-def decay_mask(config: ViTConfig, params: Tree) -> Tree:
-    """Return which parameters of the functional twin decay: a tree of bools, as `vit_spec.rows` says."""
+def decay_mask(config: ViTConfig, params: PyTree) -> PyTree:
+    """Return a pytree of bools: whether weight decay applies to each parameter of the JAX twin, from `vit_spec.rows`."""
 
     def decays(path: tuple[Any, ...], leaf: Array) -> bool:
         *modules, name = (entry.key for entry in path)

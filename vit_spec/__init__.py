@@ -1,9 +1,9 @@
-"""What a Vision Transformer is: its config, its named models, its parameters and its constant tables; numpy only."""
+"""The specification of Vision Transformers: config, named models, parameters and constant tables.  It needs only numpy."""
 
 from vit_spec.config import ViTConfig
 from vit_spec.cost import Memory, count, flops, memory
 from vit_spec.errors import InputError, nearest
-from vit_spec.laws import Law
+from vit_spec.initialisation import Law
 from vit_spec.models import get, names
 from vit_spec.params import Row, rows
 from vit_spec.parts import Attention, Head, Mlp, Norms, Pixels, Positions, Regularisation, Resampling, Tokens

@@ -1,9 +1,9 @@
-"""What a Vision Transformer is: the words everyone knows at the top, the rest in a few frozen parts.
+"""The config of a Vision Transformer: common hyperparameters at the top level, further options in nested dataclasses.
 
-The config holds mathematics only.  How a model runs (dtype, kernels, rematerialisation, devices) is an argument of
-each twin, because it must not travel with the weights.
+The config describes only the mathematical function.  How a model runs (dtype, kernels, rematerialisation, devices) is an
+argument of each twin, because it must not be saved with the weights.
 
-The plain model is "An Image is Worth 16x16 Words" (arXiv 2010.11929); each option names its own source.
+The default model is "An Image is Worth 16x16 Words" (arXiv 2010.11929); each option names its own source.
 """
 
 import dataclasses
@@ -17,18 +17,34 @@ from typing import Any, Self
 from vit_spec import bounded_json
 from vit_spec.errors import InputError, nearest, require
 from vit_spec.parts import Attention, Head, Mlp, Norms, Pixels, Positions, Regularisation, Resampling, Tokens
-from vit_spec.typed_fields import check_types, coerced
+from vit_spec.typed_fields import check_types, coerce
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """A Vision Transformer.
+    """The config of a Vision Transformer.
 
-    image_size, patch_size: (height, width) in pixels; one number stands for a square.
-    num_classes: number of outputs; 0 yields the features ahead of the classifier.
+    Attributes:
+        image_size: (height, width) in pixels; a single integer means a square.
+        patch_size: (height, width) in pixels; a single integer means a square.
+        in_channels: number of image channels.
+        width: embedding dimension of the tokens.
+        depth: number of blocks.
+        num_heads: number of attention heads.
+        mlp_dim: hidden dimension of the MLPs.
+        num_classes: number of outputs; 0 means no classifier: the model returns its features.
+        pixels: normalization of input images.
+        tokens: the token sequence: class, distillation and register tokens, and patches.
+        positions: position table and rotary embeddings.
+        resampling: resampling of a learned position table to another grid.
+        attention: multi-head self-attention.
+        mlp: the MLP of a block.
+        norms: layer normalization and layer scale.
+        head: pooling and classifier.
+        regularisation: dropout rates.
 
     Raises:
-        InputError: a value of the wrong type or out of range, or values that contradict each other.
+        InputError: a value has the wrong type, is out of range or contradicts another value.
     """
 
     image_size: tuple[int, int] = (224, 224)
@@ -58,12 +74,17 @@ class ViTConfig:
         self._check_values()
 
     def _check_values(self) -> None:
-        """Raise InputError for values out of range and values that contradict each other, saying what to change."""
+        """Raise InputError if a value is out of range or contradicts another; the message says what to change."""
         for name in ("in_channels", "width", "depth", "num_heads", "mlp_dim"):
-            require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}: give a positive number")
+            require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}: give a positive integer")
         for name in ("image_size", "patch_size"):
-            require(min(getattr(self, name)) > 0, f"{name} is {getattr(self, name)}: give positive numbers of pixels")
-        require(self.num_classes >= 0, f"num_classes is {self.num_classes}: give the number of outputs, or 0 for features")
+            require(
+                min(getattr(self, name)) > 0, f"{name} is {getattr(self, name)}: give a positive height and width in pixels"
+            )
+        require(
+            self.num_classes >= 0,
+            f"num_classes is {self.num_classes}: give the number of outputs, or 0 for a model without a classifier",
+        )
         self.grid_of(*self.image_size)
         class_token = self.tokens.class_token
         self.pixels.check(in_channels=self.in_channels)
@@ -79,42 +100,42 @@ class ViTConfig:
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """Dimension of one attention head."""
         return self.attention.head_dim or self.width // self.num_heads
 
     @property
     def scale(self) -> float:
-        """What attention scores are multiplied by."""
+        """Factor of the attention scores."""
         return self.head_dim**-0.5 if self.attention.scale is None else self.attention.scale
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches at the config's own image size."""
+        """(rows, columns) of patches at the config's image size."""
         return self.grid_of(*self.image_size)
 
     @property
     def num_prefix(self) -> int:
-        """Tokens ahead of the patches."""
+        """Number of prefix tokens: class, distillation and register tokens."""
         return self.tokens.class_token + self.tokens.distillation + self.tokens.registers
 
     @property
     def num_covered(self) -> int:
-        """Prefix tokens that have a row in the position table."""
+        """Number of prefix tokens that have a row in the position table."""
         return {"all": self.num_prefix, "class": 1, "none": 0}[self.positions.covers]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the sequence at the config's own image size."""
+        """Number of tokens, prefix tokens and patches, at the config's image size."""
         return self.num_prefix + self.grid[0] * self.grid[1]
 
     @property
     def feature_dim(self) -> int:
-        """Width of what enters the classifier (or comes out, when num_classes is 0)."""
+        """Dimension of the classifier's input, which is the model's output if num_classes is 0."""
         return self.head.hidden or (2 * self.width if self.head.pool == "token_mean" else self.width)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """How long each named axis of a parameter is."""
+        """The length of each named axis of the parameters."""
         return {
             "block": self.depth,
             "width": self.width,
@@ -135,75 +156,79 @@ class ViTConfig:
         }
 
     def grid_of(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of patches of an image of this size.
+        """Return the (rows, columns) of patches of an image.
+
+        Args:
+            height: height of the image in pixels.
+            width: width of the image in pixels.
 
         Raises:
-            InputError: the size is not a multiple of the patch and the config does not pad.
+            InputError: the size is not a multiple of the patch size, and `tokens.pad` is False.
         """
         (ph, pw), pad = self.patch_size, self.tokens.pad
         if height < 1 or width < 1 or (not pad and (height % ph or width % pw)):
-            near = tuple(max(1, round(size / patch)) * patch for size, patch in ((height, ph), (width, pw)))
+            nearby = tuple(max(1, round(size / patch)) * patch for size, patch in ((height, ph), (width, pw)))
             raise InputError(
-                f"image size {height}x{width} is not a multiple of the patch {ph}x{pw}: "
-                f"resize images to {near[0]}x{near[1]}, or set tokens.pad=True"
+                f"image size {height}x{width} is not a multiple of the patch size {ph}x{pw}: "
+                f"resize images to {nearby[0]}x{nearby[1]}, or set tokens.pad=True"
             )
         return -(-height // ph), -(-width // pw)
 
     def at(self, name: str) -> Any:
-        """Return the value of a field, dotted where it lies in a part: "num_classes", "norms.eps".
+        """Return the value of a field; fields of nested dataclasses are dotted: "num_classes", "norms.eps".
 
         Raises:
-            InputError: no such field; says the nearest.
+            InputError: there is no such field; the message suggests the most similar one.
         """
         if name not in FIELDS:
-            raise InputError(f"unknown config field {name}{nearest(name, FIELDS) or ': see ViTConfig'}")
+            raise InputError(f"unknown config field {name}{nearest(name, FIELDS) or ': see the fields of ViTConfig'}")
         part, _, field_name = name.rpartition(".")
         return getattr(getattr(self, part) if part else self, field_name)
 
     # Changes and JSON ------------------------------------------------------------------------------------------------
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed; `part={...}` changes only the named fields of a part.
+        """Return a copy with some fields changed; a dict changes only the named fields of a nested dataclass.
 
         >>> vit_spec.get("vit_s16").replace(num_classes=10, norms={"eps": 1e-5})
 
         Raises:
-            InputError: an unknown field, or a value that the config refuses.
+            InputError: an unknown field or an invalid value.
         """
         for name, value in changes.items():
             if name in PARTS and isinstance(value, dict):
-                _known(value, PARTS[name], f"{name}.")
+                _check_field_names(value, PARTS[name], f"{name}.")
                 changes[name] = dataclasses.replace(getattr(self, name), **value)
-        _known(changes, type(self), "")
+        _check_field_names(changes, type(self), "")
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> str:
-        """Return every field as one line of JSON."""
+        """Return all fields as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Return the config that `to_json` wrote; fields left out take their defaults.
+        """Return the config that `to_json` wrote; omitted fields take their defaults.
 
         Raises:
-            InputError: not JSON, an unknown or missing key, or a value that the config refuses.
+            InputError: the text is not JSON, lacks a required key, or has an unknown key or an invalid value.
         """
         try:
             fields = bounded_json.parse(text)
         except InputError as error:
-            raise InputError(f"the config is not JSON ({error}): give what ViTConfig.to_json() wrote") from None
+            raise InputError(f"the config cannot be read ({error}): give the output of ViTConfig.to_json()") from None
         if not isinstance(fields, dict):
-            raise InputError(f"the config is a JSON {type(fields).__name__}: an object of fields was expected")
-        _known(fields, cls, "")
-        if missing := [f.name for f in dataclasses.fields(cls) if f.name not in fields and _required(f)]:
-            raise InputError(f"the config lacks {', '.join(missing)}: add them")
+            raise InputError(
+                f"the config is a JSON {type(fields).__name__}: expected an object with the fields of ViTConfig"
+            )
+        _check_field_names(fields, cls, "")
+        if missing := [f.name for f in dataclasses.fields(cls) if f.name not in fields and _is_required(f)]:
+            raise InputError(f"required config fields are missing: add {', '.join(missing)}")
         for name, value in fields.items():
             if name in PARTS:
                 if not isinstance(value, dict):
-                    raise InputError(
-                        f"{name} is {value!r}: an object with the fields of {PARTS[name].__name__} was expected"
-                    )
-                _known(value, PARTS[name], f"{name}.")
+                    raise InputError(f"{name} is {value!r}: expected an object with the fields of {PARTS[name].__name__}")
+                _check_field_names(value, PARTS[name], f"{name}.")
                 fields[name] = PARTS[name](**value)
         return cls(**fields)
 
@@ -222,25 +247,27 @@ FIELDS: tuple[str, ...] = tuple(
 )
 
 
-def typed(name: str, value: Any) -> Any:
-    """Return a value as the field of this name keeps it, dotted where it lies in a part; a side alone makes a square.
+def coerce_field(name: str, value: Any) -> Any:
+    """Return a value converted to the type of a field; fields of nested dataclasses are dotted, as in "norms.eps".
+
+    A single integer for image_size or patch_size becomes a square.
 
     Raises:
-        InputError: a value of another type.
+        InputError: the value has another type.
     """
     part, _, field_name = name.rpartition(".")
     annotation = typing.get_type_hints(PARTS[part] if part else ViTConfig)[field_name]
     if name in ("image_size", "patch_size") and isinstance(value, numbers.Integral):
         value = (value, value)
-    return coerced(name, value, annotation)
+    return coerce(name, value, annotation)
 
 
-def _required(f: dataclasses.Field[Any]) -> bool:
+def _is_required(f: dataclasses.Field[Any]) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
 
-def _known(given: dict[str, Any], cls: type, prefix: str) -> None:
-    """Refuse keys that are not fields of `cls`."""
+def _check_field_names(given: dict[str, Any], cls: type, prefix: str) -> None:
+    """Raise InputError for a key that is not a field of `cls`."""
     names = [f.name for f in dataclasses.fields(cls)]
     for key in given:
         if key not in names:

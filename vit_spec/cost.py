@@ -1,8 +1,7 @@
-"""What a model costs, read off its rows: parameters, FLOPs and bytes, as exact integers and without an array.
+"""Parameter count, FLOPs and memory estimate of a model, as exact integers computed from `vit_spec.rows`.
 
-Counts cover what grows with the width squared or the tokens squared.  Left out are the elementwise parts
-(norms, softmax, activations, biases, positions, residuals), each a small multiple of tokens * width and about
-1 % of the whole.
+FLOPs cover matrix products, which grow with width^2 or tokens^2.  They leave out elementwise operations (norms, softmax,
+activations, biases, positions, residuals): each is a small multiple of tokens * width, together about 1 % of the total.
 """
 
 from dataclasses import dataclass
@@ -11,18 +10,19 @@ from vit_spec.config import ViTConfig
 from vit_spec.errors import InputError, nearest
 from vit_spec.params import Row, rows
 
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 ImageSize = int | tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes.
+    """A memory estimate, in bytes.
 
-    weights: the parameters in their dtype: all that inference has to hold, but for one layer's activations.
-    training_state: parameters, gradient and Adam's two moments in float32, whatever the model computes in.
-    activations: what the backward pass of one image needs from its forward pass; an estimate.
+    Attributes:
+        weights: the parameters in the given dtype.  Inference needs these and the activations of one layer.
+        training_state: parameters, gradients and Adam's two moments in float32, whatever dtype the model computes in.
+        activations: activations of one image that the forward pass stores for the backward pass.
     """
 
     weights: int
@@ -36,29 +36,33 @@ def count(config: ViTConfig) -> int:
 
 
 def flops(config: ViTConfig, image_size: ImageSize | None = None) -> int:
-    """Return the floating point operations of one image's forward pass; a multiply-add is two.
+    """Return the floating-point operations of the forward pass of one image; a multiply-add counts as two.
 
-    A matrix costs 2 * its entries * the tokens it meets; attention between m queries and n keys costs
-    4 * m * n * heads * head_dim: two products, q k^T and what it weighs of v.  A training step costs three
-    times as much: the backward pass has two products for each one of the forward pass.
+    A matrix costs 2 * its number of entries * the number of tokens it multiplies.  Attention between m queries and n keys
+    costs 4 * m * n * heads * head_dim, for the two products q k^T and weights v.  A training step costs three times as
+    much: the backward pass has two products for each one of the forward pass.
 
     Kaplan et al., "Scaling Laws for Neural Language Models" (arXiv 2001.08361), table 1.  timm's tables give
-    GMACs: half of this, in billions.
+    GMACs: half of this number, in billions.
 
     Args:
         config: the model.
-        image_size: (height, width) in pixels or the side of a square; None is the config's own.
+        image_size: (height, width) in pixels, or the side of a square; None means the config's image size.
 
     Raises:
-        InputError: the image size is no multiple of the patch.
+        InputError: the image size is not a multiple of the patch size.
     """
-    patches, tokens = _lengths(config, image_size)
+    patches, tokens = _count_patches_and_tokens(config, image_size)
     inner = config.num_heads * config.head_dim
 
-    matrices = sum(2 * row.size * _meets(row, config, patches, tokens) for row in rows(config).values() if _is_matrix(row))
+    matrices = sum(
+        2 * row.size * _count_multiplied_tokens(row, config, patches, tokens)
+        for row in rows(config).values()
+        if _is_matrix(row)
+    )
     attention = config.depth * 4 * tokens * tokens * inner
     if config.head.pool == "attention":
-        attention += 4 * patches * inner  # a single query over the patches
+        attention += 4 * patches * inner  # one query over the patches
     return matrices + attention
 
 
@@ -68,34 +72,35 @@ def memory(
     dtype: str = "float32",
     fused_attention: bool = True,
 ) -> Memory:
-    """Return the bytes of weights, of training state and of one image's activations.
+    """Return a memory estimate: bytes of weights, of training state and of the activations of one image.
 
-    Of each token, a block keeps for its backward pass (entries; inner = heads * head_dim):
+    For each token, a block stores for the backward pass (entries; inner = heads * head_dim)::
 
-        4 width     what enters and what leaves each of the two norms
-        4 inner     queries, keys, values, and the heads' results
-        2 mlp_dim   what enters the activation and what leaves it (4 when it gates, 1 when there is none)
-        2 width     what layer scale multiplies (0 without)
+        4 width     inputs and outputs of the two norms
+        4 inner     queries, keys, values and the outputs of the heads
+        2 mlp_dim   input and output of the activation (4 mlp_dim if it is gated, 1 if there is no activation)
+        2 width     inputs of layer scale (0 without layer scale)
 
-    which for mlp_dim = 4 width is the 32 bytes * width in 16 bits of "Reducing Activation Recomputation in
-    Large Transformer Models" (arXiv 2205.05198, section 4.1) less its dropout masks.  Attention that is not
-    fused keeps its weights too, heads * tokens^2.  Ahead of the blocks the patches' pixels are kept, behind
-    them what enters and leaves the final norm.  What PyTorch saves of timm's S/16 and B/16, in float32 and not
-    compiled, is this within 0.3 %.  Rematerialisation and compilers keep less; casts, dropout masks and the
-    allocator's losses keep more.
+    For mlp_dim = 4 width in 16 bits, this is the 32 bytes * width of "Reducing Activation Recomputation in Large
+    Transformer Models" (arXiv 2205.05198, section 4.1) without its dropout masks.  Attention that is not fused also stores
+    its weights, heads * tokens^2.  Before the blocks, the pixels of the patches are stored; after them, the input and
+    the output of the final norm.
+
+    For timm's S/16 and B/16 in float32, not compiled, PyTorch stores this within 0.3 %.  Rematerialisation and compilers
+    store less; casts, dropout masks and the fragmentation of the allocator take more.
 
     Args:
         config: the model.
-        image_size: (height, width) in pixels or the side of a square; None is the config's own.
-        dtype: what weights and activations are held in: float64, float32, bfloat16 or float16.
+        image_size: (height, width) in pixels, or the side of a square; None means the config's image size.
+        dtype: dtype of weights and activations: float64, float32, bfloat16 or float16.
         fused_attention: whether the backward pass recomputes attention weights, as flash attention does.
 
     Raises:
-        InputError: an unknown dtype, or an image size that is no multiple of the patch.
+        InputError: the dtype is unknown, or the image size is not a multiple of the patch size.
     """
-    if dtype not in BYTES:
-        raise InputError(f"dtype is {dtype!r}: give one of {', '.join(BYTES)}{nearest(dtype, BYTES)}")
-    patches, tokens = _lengths(config, image_size)
+    if dtype not in ITEMSIZE:
+        raise InputError(f"dtype is {dtype!r}: give one of {', '.join(ITEMSIZE)}{nearest(dtype, ITEMSIZE)}")
+    patches, tokens = _count_patches_and_tokens(config, image_size)
     width, inner, mlp_dim = config.width, config.num_heads * config.head_dim, config.mlp_dim
 
     hidden = {"swiglu": 4, "none": 1}.get(config.mlp.activation, 2)
@@ -106,20 +111,20 @@ def memory(
         block += config.num_heads * tokens * tokens
 
     ph, pw = config.patch_size
-    kept = patches * config.in_channels * ph * pw + config.depth * block
+    activations = patches * config.in_channels * ph * pw + config.depth * block
     if config.norms.after_blocks:
-        kept += tokens * 2 * width
+        activations += tokens * 2 * width
 
     parameters = count(config)
     return Memory(
-        weights=parameters * BYTES[dtype],
-        training_state=4 * parameters * BYTES["float32"],
-        activations=kept * BYTES[dtype],
+        weights=parameters * ITEMSIZE[dtype],
+        training_state=4 * parameters * ITEMSIZE["float32"],
+        activations=activations * ITEMSIZE[dtype],
     )
 
 
-def _lengths(config: ViTConfig, image_size: ImageSize | None) -> tuple[int, int]:
-    """Return the numbers of patches and of tokens."""
+def _count_patches_and_tokens(config: ViTConfig, image_size: ImageSize | None) -> tuple[int, int]:
+    """Return the number of patches and the number of tokens of an image."""
     if image_size is None:
         image_size = config.image_size
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -128,14 +133,14 @@ def _lengths(config: ViTConfig, image_size: ImageSize | None) -> tuple[int, int]
 
 
 def _is_matrix(row: Row) -> bool:
-    """Whether a row multiplies tokens: a weight of two axes or more beside `block`; a norm's has one."""
+    """Return whether a parameter is a matrix: a weight with two or more axes besides `block` (a norm has one)."""
     return row.name.endswith(".weight") and len(set(row.axes) - {"block"}) > 1
 
 
-def _meets(row: Row, config: ViTConfig, patches: int, tokens: int) -> int:
-    """Return how many tokens a matrix multiplies."""
+def _count_multiplied_tokens(row: Row, config: ViTConfig, patches: int, tokens: int) -> int:
+    """Return the number of tokens that a matrix multiplies."""
     if row.name.startswith("blocks."):
         return tokens
     if row.name in ("patch_embed.proj.weight", "attn_pool.kv.weight"):
         return patches
-    return tokens if config.head.pool == "none" else 1  # what follows pooling meets one
+    return tokens if config.head.pool == "none" else 1  # layers after pooling multiply one token

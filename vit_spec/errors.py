@@ -1,32 +1,32 @@
-"""The one error that speaks to a person."""
+"""The exception for invalid user input, and helpers for its messages."""
 
 import difflib
 from collections.abc import Iterable
 
-from vit_spec.printable import LONGEST, printable
+from vit_spec.printable import MAX_MESSAGE_LENGTH, printable
 
 
 class InputError(ValueError):
-    """What was given is wrong.  The message is one line: what, what was expected, what to do.
+    """Invalid input.  The message is one line: what is wrong, what was expected, what to do.
 
-    A message quotes names from files, so it is escaped when it is read, and loses its middle where it is longer
-    than any line: see `vit_spec.printable`.
+    Messages quote names from files.  `str(error)` therefore escapes control characters, and omits the middle of a very long
+    message: see `vit_spec.printable`.
     """
 
     def __str__(self) -> str:
-        return printable(super().__str__(), longest=LONGEST)
+        return printable(super().__str__(), max_length=MAX_MESSAGE_LENGTH)
 
 
-def require(holds: bool, message: str) -> None:
-    """Raise InputError with this message unless a condition holds."""
-    if not holds:
+def require(condition: bool, message: str) -> None:
+    """Raise InputError with this message unless the condition is true."""
+    if not condition:
         raise InputError(message)
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the spelling nearest to `name`, or nothing.
+    """Return "; did you mean 'x'?" for the most similar of `names`, or "" if none is similar.
 
-    Names of more than 100 characters are near to none: the comparison takes time quadratic in their length.
+    Names of more than 100 characters are ignored: the comparison takes time quadratic in their length.
     """
     text = str(name)
     known = [each for each in names if len(each) <= 100] if len(text) <= 100 else []

@@ -1,11 +1,11 @@
-"""Models that were published under a name, each as the few choices that make it.
+"""Configs of published models by name.
 
-`vit_s16` is a small ViT on patches of 16.  The config of a family is one function below, the sizes that it
-was published in are one line of `_MODELS`.  Image sizes and pixels are those of the published weights; other
-sizes, heads or channels are changes: `get("deit3_b16", image_size=384)`.
+`vit_s16` is ViT-S with a patch size of 16.  Each family is one function, and its published sizes are one line of `_MODELS`.
+Image size and pixel normalization are those of the published weights.  Keyword arguments change any field of
+the config: `get("deit3_b16", image_size=384)`.
 
-Sources that every family shares, beside its own: timm 1.0.31 (timm/models/vision_transformer.py, deit.py,
-eva.py), whose published parameter counts and GMACs the tests hold each model to.
+Source of every family, in addition to its own: timm 1.0.31 (timm/models/vision_transformer.py, deit.py, eva.py).  Tests
+compare the parameter count and the GMACs of each model with those that timm publishes.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from vit_spec.parts import Attention, Head, Mlp, Norms, Pixels, Positions, Regul
 
 
 class Size(NamedTuple):
-    """How large the blocks are."""
+    """The size of the transformer blocks."""
 
     width: int
     depth: int
@@ -28,9 +28,9 @@ class Size(NamedTuple):
 
 
 # big_vision models/vit.py, decode_variant, after table 2 of "Scaling Vision Transformers" (arXiv 2106.04560)
-# and, for so400m, table 2 of arXiv 2305.13035.  g and G are two sizes: giant and gigantic.
+# and, for so400m, table 2 of arXiv 2305.13035.  "g" is giant and "G" is gigantic.
 SIZES = {
-    "mu": Size(32, 1, 2, 128),  # nothing was published with it: it makes a test fast
+    "mu": Size(32, 1, 2, 128),  # not published; for fast tests
     "ti": Size(192, 12, 3, 768),
     "s": Size(384, 12, 6, 1536),
     "m": Size(512, 12, 8, 2048),
@@ -48,11 +48,11 @@ SIZES = {
 IMAGENET = Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 CLIP = Pixels(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
 
-# Facebook's fine-tuning scripts and transformers resample like this; timm antialiases whatever the family.
+# Facebook's fine-tuning scripts and transformers resample without antialiasing; timm antialiases in every family.
 PLAIN_BICUBIC = Resampling(kernel="bicubic", antialias=False)
 DINO_BICUBIC = Resampling(kernel="bicubic", antialias=False, offset=0.1)
 
-# What Facebook draws tokens from: trunc_normal_(std=.02) cuts at 2, a hundred standard deviations away.
+# Facebook initializes tokens with trunc_normal_(std=.02), which truncates at +-2: a hundred standard deviations.
 NORMAL = "normal(0.02)"
 
 
@@ -67,8 +67,8 @@ def _config(size: Size, patch: int, image: int | tuple[int, int] = 224, **fields
 def _vit(size: str, patch: int) -> ViTConfig:
     """The plain model: "An Image is Worth 16x16 Words" (2010.11929), "How to train your ViT?" (2106.10270).
 
-    As timm has it: GELU is exact where Google's code takes Flax's default, the tanh approximation.  To run
-    Google's weights as they were trained, add mlp={"activation": "gelu_tanh"}.
+    GELU is exact, as in timm; Google's code uses Flax's default, the tanh approximation.  To run Google's weights as they
+    were trained, add mlp={"activation": "gelu_tanh"}.
     """
     return _config(SIZES[size], patch)
 
@@ -86,11 +86,11 @@ def _vit_s16_plain() -> ViTConfig:
 
 
 def _vit_22b14() -> ViTConfig:
-    """ "Scaling Vision Transformers to 22 Billion Parameters" (arXiv 2302.05442), as near as a config comes.
+    """ "Scaling Vision Transformers to 22 Billion Parameters" (arXiv 2302.05442), an approximation.
 
-    In the paper the halves of a block run in parallel, x + attention(norm(x)) + mlp(norm(x)); here they follow
-    each other, and the second has a norm of its own.  Its norms neither centre nor have a bias, and its
-    classifier is JFT's.  The matrices of the blocks are the same: 21,743 million parameters, as in its table 1.
+    The paper's blocks compute attention and MLP in parallel, x + attention(norm(x)) + mlp(norm(x)); here the MLP follows
+    attention and has its own norm.  The paper's norms do not subtract the mean and have no bias, and its classifier is
+    JFT's.  The matrices of the blocks have the same size: 21,743 million parameters, as in table 1.
     """
     return _config(
         SIZES["22b"],
@@ -103,7 +103,7 @@ def _vit_22b14() -> ViTConfig:
 
 
 def _deit(size: str, patch: int, distilled: bool = False) -> ViTConfig:
-    """DeiT (arXiv 2012.12877), distilled through a token of its own or not: facebookresearch/deit models.py."""
+    """DeiT (arXiv 2012.12877), with or without distillation token: facebookresearch/deit models.py."""
     return _config(
         SIZES[size],
         patch,
@@ -116,8 +116,8 @@ def _deit(size: str, patch: int, distilled: bool = False) -> ViTConfig:
 def _deit3(size: str, patch: int) -> ViTConfig:
     """DeiT III (arXiv 2204.07118): facebookresearch/deit models_v2.py.
 
-    Positions are added before the class token joins, so it has none.  Layer scale starts from 1e-4 there and
-    from 1e-6 in timm, which matters to training from scratch alone.
+    Positions are added before the class token is prepended, so the class token has no position.  Layer scale starts at
+    1e-4 there and at 1e-6 in timm, which matters only for training from scratch.
     """
     return _config(
         SIZES[size],
@@ -145,9 +145,9 @@ def _dino(size: str, patch: int) -> ViTConfig:
 def _dinov2(size: str, patch: int, registers: int = 0) -> ViTConfig:
     """DINOv2 (arXiv 2304.07193), without or with registers (2309.16588): facebookresearch/dinov2 hub/backbones.py.
 
-    The giant is neither g nor G, and gates.  Meta's files with registers hold a position for the class token;
-    timm adds it to the token once and for all, which computes the same, and has timm's keys and shapes.  The
-    names mean that; positions={"covers": "class"} is Meta's form.
+    DINOv2's giant has another size than "g" and "G", and a gated MLP.  Meta's checkpoints with registers have a position
+    for the class token.  timm adds this position to the class token itself, which is the same function with other keys and
+    shapes.  The named models follow timm; positions={"covers": "class"} follows Meta.
     """
     giant = size == "g"  # vit_giant2 in models/vision_transformer.py; mlp_dim is 4 * 1536 * 2 / 3
     return _config(
@@ -167,11 +167,10 @@ def _dinov2(size: str, patch: int, registers: int = 0) -> ViTConfig:
 def _dinov3(size: str, gated: bool = False) -> ViTConfig:
     """DINOv3 (arXiv 2508.10104): facebookresearch/dinov3 hub/backbones.py.
 
-    A "plus" gates: its mlp_dim, 6 * width * 2 / 3, is that of the plain size.  Meta's files hold biases of
-    queries and values (zeros, until someone fine-tunes), and so does this config, like timm's *_dinov3_qkvb;
-    timm's plain *_dinov3 is attention={"qkv_bias": "none"}, as the 7B has always been.  Features are the
-    class token's, as Meta's are; timm takes the mean of the patches.  The image size is the one timm
-    publishes with.
+    "plus" models have a gated MLP; their mlp_dim, 6 * width * 2 / 3, is that of the size without "plus".  Meta's
+    checkpoints have biases of queries and values (zero until fine-tuned), and so has this config, like timm's
+    *_dinov3_qkvb.  timm's *_dinov3 is attention={"qkv_bias": "none"}, which the 7B model always has.  The feature is the
+    class token, as in Meta's code; timm takes the mean of the patch tokens.  The image size is timm's.
     """
     width, depth, _, mlp_dim = SIZES[size]
     return _config(
@@ -189,15 +188,15 @@ def _dinov3(size: str, gated: bool = False) -> ViTConfig:
 
 
 def _dinov3_7b16() -> ViTConfig:
-    """The teacher of the others: wider heads, gated, without biases of queries, keys and values."""
+    """DINOv3 7B, the teacher of the other DINOv3 models: wider heads, gated MLP, no biases of queries, keys and values."""
     return _dinov3("s", gated=True).replace(**Size(4096, 40, 32, 8192)._asdict(), attention={"qkv_bias": "none"})
 
 
 def _mae(size: str, patch: int) -> ViTConfig:
     """MAE (arXiv 2111.06377), the encoder: facebookresearch/mae models_mae.py.
 
-    Its positions are a fixed table while it pre-trains; the files hold them and fine-tuning trains them.  A
-    fine-tuned classifier has head={"pool": "mean"} and norms={"after_blocks": False, "after_pool": True}.
+    Positions are a fixed table in pre-training; the checkpoints contain it, and fine-tuning trains it.  Fine-tuned
+    classifiers have head={"pool": "mean"} and norms={"after_blocks": False, "after_pool": True}.
     """
     return _config(
         SIZES[size],
@@ -211,9 +210,9 @@ def _mae(size: str, patch: int) -> ViTConfig:
 
 
 def _clip(size: str, patch: int, embedding: int, activation: Literal["gelu", "quick_gelu"], image: int = 224) -> ViTConfig:
-    """The image tower of CLIP (arXiv 2103.00020): openai/CLIP clip/model.py, open_clip transformer.py.
+    """The image encoder of CLIP (arXiv 2103.00020): openai/CLIP clip/model.py, open_clip transformer.py.
 
-    num_classes is the width of the shared embedding, onto which a matrix without bias projects.
+    num_classes is the dimension of the shared embedding; the classifier is CLIP's projection, which has no bias.
     """
     law = f"normal({SIZES[size].width ** -0.5})"
     return _config(
@@ -231,9 +230,9 @@ def _clip(size: str, patch: int, embedding: int, activation: Literal["gelu", "qu
 
 
 def _siglip(size: str, patch: int, image: int = 224) -> ViTConfig:
-    """The image tower of SigLIP (arXiv 2303.15343) and SigLIP 2 (2502.14786): big_vision models/vit.py.
+    """The image encoder of SigLIP (arXiv 2303.15343) and SigLIP 2 (2502.14786): big_vision models/vit.py.
 
-    GELU is the tanh approximation there and in transformers; some of timm's entrypoints say it is exact.
+    GELU is the tanh approximation there and in transformers; some of timm's entrypoints declare it exact.
     """
     return _config(
         SIZES[size],
@@ -248,13 +247,13 @@ def _siglip(size: str, patch: int, image: int = 224) -> ViTConfig:
     )
 
 
-# Five articles that build a ViT from nothing ----------------------------------------------------------------
-# Where an article leaves a choice open, it is big_vision's: 224 pixels, patches of 16, mlp_dim = 4 * width,
-# pixels from -1 to 1.  Their norms are torch's nn.LayerNorm, whose eps is 1e-5.
+# Five articles that implement a ViT from scratch ------------------------------------------------------------
+# Choices that an article leaves open are big_vision's: 224 pixels, patch size 16, mlp_dim = 4 * width, pixels from
+# -1 to 1.  The articles use torch's nn.LayerNorm, whose eps is 1e-5.
 
 
 def _article_xray_rope() -> ViTConfig:
-    """Findings on chest x-rays, several at once, with positions that only rotate."""
+    """Multi-label classification of chest X-rays; rotary position embeddings only."""
     return _config(
         Size(768, 6, 8, 1024),
         16,
@@ -267,11 +266,11 @@ def _article_xray_rope() -> ViTConfig:
 
 
 def _article_multihead() -> ViTConfig:
-    """ViT-B/16 out of torch's own attention; its classifier is a norm and a linear layer."""
+    """ViT-B/16 built on torch's nn.MultiheadAttention; its classifier is a norm and a linear layer."""
     return _config(
         SIZES["b"],
         16,
-        pixels=IMAGENET,  # 1000 classes: ImageNet, seen through torchvision's transforms
+        pixels=IMAGENET,  # 1000 classes: ImageNet with torchvision's transforms
         tokens=Tokens(init="normal(1.0)"),
         positions=Positions(table="normal(1.0)"),
         norms=Norms(eps=1e-5, after_blocks=False, after_pool=True),
@@ -280,14 +279,14 @@ def _article_multihead() -> ViTConfig:
 
 
 def _article_sincos() -> ViTConfig:
-    """Learned positions that start as sinusoids; one norm a block, no output projection, no activation."""
+    """Learned positions initialized as sinusoids; one norm per block, no output projection, no activation."""
     return _config(
         Size(768, 8, 6, 3072),
         16,
         num_classes=10,
         tokens=Tokens(init="uniform(0, 1)"),
         positions=Positions(table="sincos_1d"),
-        attention=Attention(proj=False, scale=6**-0.5),  # of the number of heads, not of their width
+        attention=Attention(proj=False, scale=6**-0.5),  # the article divides by the root of num_heads, not of head_dim
         mlp=Mlp(activation="none"),
         norms=Norms(eps=1e-5, shared_norm=True, after_blocks=False),
         regularisation=Regularisation(mlp_drop=0.1),
@@ -295,9 +294,9 @@ def _article_sincos() -> ViTConfig:
 
 
 def _article_rectangular() -> ViTConfig:
-    """ "Vision Transformers, Explained" (lanl/vision_transformers_explained): one number from a wide picture.
+    """ "Vision Transformers, Explained" (lanl/vision_transformers_explained): regression of one number from a wide image.
 
-    Its attention adds the values to what the projection yields (modules/attention.py), as T2T-ViT's does.
+    Attention adds the values to the output of the projection (modules/attention.py), as in T2T-ViT.
     """
     return _config(
         Size(768, 12, 4, 3072),
@@ -305,7 +304,7 @@ def _article_rectangular() -> ViTConfig:
         image=(60, 100),
         in_channels=1,
         num_classes=1,
-        pixels=Pixels(mean=(0.0,), std=(1.0,)),  # mountains.npy lies in [0, 1] and goes in as it is
+        pixels=Pixels(mean=(0.0,), std=(1.0,)),  # mountains.npy has values in [0, 1] and is not normalized
         tokens=Tokens(init="trunc_normal(0.02)"),
         positions=Positions(kind="fixed", table="sincos_1d"),
         attention=Attention(qkv_bias="none", value_skip=True),
@@ -314,42 +313,48 @@ def _article_rectangular() -> ViTConfig:
 
 
 def _article_dino() -> ViTConfig:
-    """DINO's own backbone, for its features and its attention maps."""
+    """DINO's own backbone, used for its features and attention maps."""
     return _dino("s", 16)
 
 
 # Names ------------------------------------------------------------------------------------------------------
 
-Build = Callable[[], ViTConfig]
+ConfigBuilder = Callable[[], ViTConfig]
 
 
-def _named(pattern: str, family: Callable[[str, int], ViTConfig], words: str) -> dict[str, Build]:
-    """Name a family's models after size and patch: "so400m14" is size "so400m" on patches of 14."""
-    builds: dict[str, Build] = {}
+def _family(pattern: str, family: Callable[[str, int], ViTConfig], words: str) -> dict[str, ConfigBuilder]:
+    """Return the config builders of a family by model name.
+
+    Args:
+        pattern: the model name, with {} for a word.
+        family: builds the config from a size, which is a key of `SIZES`, and a patch size in pixels.
+        words: sizes and patch sizes, separated by spaces: "so400m14" is so400m with patches of 14 pixels.
+    """
+    builds: dict[str, ConfigBuilder] = {}
     for word in words.split():
         size = word.rstrip(digits)
         builds[pattern.format(word)] = partial(family, size, int(word.removeprefix(size)))
     return builds
 
 
-_MODELS: dict[str, Build] = {
-    **_named("vit_{}", _vit, "mu16 ti16 s32 s16 m16 b32 b16 b8 l32 l16 l14 so400m16 so400m14 h14 g14 G14"),
+_MODELS: dict[str, ConfigBuilder] = {
+    **_family("vit_{}", _vit, "mu16 ti16 s32 s16 m16 b32 b16 b8 l32 l16 l14 so400m16 so400m14 h14 g14 G14"),
     "vit_22b14": _vit_22b14,
     "vit_s16_plain": _vit_s16_plain,
-    **_named("deit_{}", _deit, "ti16 s16 b16"),
-    **_named("deit_{}_distilled", partial(_deit, distilled=True), "ti16 s16 b16"),
-    **_named("deit3_{}", _deit3, "s16 m16 b16 l16 h14"),
-    **_named("dino_{}", _dino, "s16 s8 b16 b8"),
-    **_named("dinov2_{}", _dinov2, "s14 b14 l14 g14"),
-    **_named("dinov2_{}_reg4", partial(_dinov2, registers=4), "s14 b14 l14 g14"),
+    **_family("deit_{}", _deit, "ti16 s16 b16"),
+    **_family("deit_{}_distilled", partial(_deit, distilled=True), "ti16 s16 b16"),
+    **_family("deit3_{}", _deit3, "s16 m16 b16 l16 h14"),
+    **_family("dino_{}", _dino, "s16 s8 b16 b8"),
+    **_family("dinov2_{}", _dinov2, "s14 b14 l14 g14"),
+    **_family("dinov2_{}_reg4", partial(_dinov2, registers=4), "s14 b14 l14 g14"),
     "dinov3_s16": partial(_dinov3, "s"),
     "dinov3_s16plus": partial(_dinov3, "s", gated=True),
     "dinov3_b16": partial(_dinov3, "b"),
     "dinov3_l16": partial(_dinov3, "l"),
     "dinov3_h16plus": partial(_dinov3, "h", gated=True),
     "dinov3_7b16": _dinov3_7b16,
-    **_named("mae_{}", _mae, "b16 l16 h14"),
-    # OpenAI's four, then open_clip's, whose numbers are in src/open_clip/model_configs/ViT-{H,g,bigG}-14.json.
+    **_family("mae_{}", _mae, "b16 l16 h14"),
+    # Four models by OpenAI, then three by open_clip, whose sizes are in src/open_clip/model_configs/ViT-{H,g,bigG}-14.json.
     "clip_b32": partial(_clip, "b", 32, 512, "quick_gelu"),
     "clip_b16": partial(_clip, "b", 16, 512, "quick_gelu"),
     "clip_l14": partial(_clip, "l", 14, 768, "quick_gelu"),
@@ -372,24 +377,28 @@ _MODELS: dict[str, Build] = {
 
 
 def names() -> list[str]:
-    """Return the name of every model, family by family."""
+    """Return the names of all models, grouped by family."""
     return list(_MODELS)
 
 
 @cache
-def _built(name: str) -> ViTConfig:
+def _base_config(name: str) -> ViTConfig:
     return _MODELS[name]()
 
 
 def get(name: str, **changes: Any) -> ViTConfig:
-    """Return the named model's config with some fields changed, as `ViTConfig.replace` does.
+    """Return the config of a named model, with some fields changed as by `ViTConfig.replace`.
 
     >>> vit_spec.get("vit_s16", num_classes=10, image_size=(64, 64))
 
+    Args:
+        name: one of `vit_spec.names()`.
+        changes: fields of the config and their new values.
+
     Raises:
-        InputError: an unknown name, or a change that the config refuses.
+        InputError: an unknown name, an unknown field or an invalid value.
     """
     if name not in _MODELS:
         hint = nearest(name, names())
         raise InputError(f"unknown model {name!r}{hint}; `python -m parity models` lists them all")
-    return _built(name).replace(**changes)
+    return _base_config(name).replace(**changes)

@@ -1,10 +1,10 @@
-"""The one declaration of a ViT's parameters.
+"""The declaration of all parameters of a ViT.
 
-A row is an array with named axes; `config.sizes` gives each axis its length.  Names are those of the PyTorch twin (and so
-of timm) without block numbers: the `block` axis stands for those.  Shapes, counts, FLOPs, initialisation, weight decay,
-sharding and what a file must contain are all read off these rows.
+A row describes one parameter: an array with named axes, whose lengths `config.sizes` gives.  Names are those of the PyTorch
+twin (and of timm) without block numbers: the `block` axis replaces them.  Shapes, parameter counts, FLOPs, initialisation,
+weight decay, sharding and the contents of a checkpoint are all derived from these rows.
 
-The `if`s follow the models' own, in the same order: see `vit_jax/model.py` and `vit_torch/model.py`.
+The `if` statements are in the same order as in the models: see `vit_jax/model.py` and `vit_torch/model.py`.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import prod
 
 from vit_spec.config import ViTConfig
-from vit_spec.laws import ONES, ZEROS, Law, lecun_normal, xavier_uniform
+from vit_spec.initialisation import ONES, ZEROS, Law, lecun_normal, xavier_uniform
 from vit_spec.positions import TABLES
 
 MLP_BIAS = Law("normal", (1e-6,))  # as in google-research/vision_transformer, vit_jax/models_vit.py
@@ -21,13 +21,15 @@ MLP_BIAS = Law("normal", (1e-6,))  # as in google-research/vision_transformer, v
 
 @dataclass(frozen=True)
 class Row:
-    """One parameter.
+    """The description of one parameter.
 
-    name: where it lives, e.g. "blocks.attn.qkv.weight".
-    axes: its named axes, e.g. ("block", "qkv", "head", "dim", "width"); of a weight, outputs come before inputs.
-    shape: their lengths.
-    law: what it is drawn from; None where it starts as `vit_spec.position_table`.
-    decays: whether weight decay acts on it (the matrices do; norms, biases, tokens, tables and scales do not).
+    Attributes:
+        name: its dotted name, e.g. "blocks.attn.qkv.weight".
+        axes: its named axes, e.g. ("block", "qkv", "head", "dim", "width"); in a weight, the output axes come before the
+            input axes.
+        shape: the lengths of the axes.
+        law: its initial distribution; None if its initial value is `vit_spec.position_table`.
+        decays: whether weight decay applies (to matrices; not to norms, biases, tokens, position tables and layer scales).
     """
 
     name: str
@@ -44,72 +46,72 @@ class Row:
 
 @lru_cache(maxsize=128)
 def rows(config: ViTConfig) -> dict[str, Row]:
-    """Return every parameter of the model by name, in the order in which the models use them."""
-    found: dict[str, Row] = {}
+    """Return all parameters of the model by name, in the order in which the forward pass uses them."""
+    by_name: dict[str, Row] = {}
     for name, axes, law, decays in _rows(config):
-        words = tuple(axes.split())
-        found[name] = Row(name, words, tuple(config.sizes[word] for word in words), law, decays)
-    return found
+        axis_names = tuple(axes.split())
+        by_name[name] = Row(name, axis_names, tuple(config.sizes[axis] for axis in axis_names), law, decays)
+    return by_name
 
 
 Declaration = tuple[str, str, Law | None, bool]  # name, axes, law, decays
 
 
 def _rows(c: ViTConfig) -> Iterator[Declaration]:
-    d, inner = c.width, c.num_heads * c.head_dim
-    token = Law.parse(c.tokens.init, "tokens.init")
+    width, inner = c.width, c.num_heads * c.head_dim
+    token_law = Law.parse(c.tokens.init, "tokens.init")
 
     yield "patch_embed.proj.weight", "width rgb ph pw", lecun_normal(c.in_channels * prod(c.patch_size)), True
     if c.tokens.patch_bias:
         yield "patch_embed.proj.bias", "width", ZEROS, False
     if c.tokens.class_token:
-        yield "cls_token", "width", token, False
+        yield "cls_token", "width", token_law, False
     if c.tokens.distillation:
-        yield "dist_token", "width", token, False
+        yield "dist_token", "width", token_law, False
     if c.tokens.registers:
-        yield "reg_token", "register width", token, False
+        yield "reg_token", "register width", token_law, False
     if c.positions.kind == "learned":
         law = None if c.positions.table in TABLES else Law.parse(c.positions.table, "positions.table")
         yield "pos_embed", "token width", law, False
     if c.norms.before_blocks:
-        yield from _norm("norm_pre", "width")
+        yield from _norm_rows("norm_pre", "width")
 
-    yield from _norm("blocks.norm1", "block width")
-    yield "blocks.attn.qkv.weight", "block qkv head dim width", xavier_uniform(d, inner), True
+    yield from _norm_rows("blocks.norm1", "block width")
+    yield "blocks.attn.qkv.weight", "block qkv head dim width", xavier_uniform(width, inner), True
     if c.attention.qkv_bias == "qkv":
         yield "blocks.attn.qkv.bias", "block qkv head dim", ZEROS, False
     if c.attention.qkv_bias == "qv":
         yield "blocks.attn.q_bias", "block head dim", ZEROS, False
         yield "blocks.attn.v_bias", "block head dim", ZEROS, False
     if c.attention.qk_norm:
-        yield from _norm("blocks.attn.q_norm", "block dim")
-        yield from _norm("blocks.attn.k_norm", "block dim")
+        yield from _norm_rows("blocks.attn.q_norm", "block dim")
+        yield from _norm_rows("blocks.attn.k_norm", "block dim")
     if c.attention.proj:
-        yield "blocks.attn.proj.weight", "block width head dim", xavier_uniform(inner, d), True
+        yield "blocks.attn.proj.weight", "block width head dim", xavier_uniform(inner, width), True
         if c.attention.proj_bias:
             yield "blocks.attn.proj.bias", "block width", ZEROS, False
     if c.norms.layer_scale is not None:
         yield "blocks.ls1.gamma", "block width", Law("constant", (c.norms.layer_scale,)), False
     if not c.norms.shared_norm:
-        yield from _norm("blocks.norm2", "block width")
-    yield from _mlp("blocks.mlp", "block ", c)
+        yield from _norm_rows("blocks.norm2", "block width")
+    yield from _mlp_rows("blocks.mlp", "block ", c)
     if c.norms.layer_scale is not None:
         yield "blocks.ls2.gamma", "block width", Law("constant", (c.norms.layer_scale,)), False
 
     if c.norms.after_blocks:
-        yield from _norm("norm", "width")
+        yield from _norm_rows("norm", "width")
     if c.head.pool == "attention":
-        yield "attn_pool.latent", "width", xavier_uniform(1, d), False
-        yield "attn_pool.q.weight", "head dim width", xavier_uniform(d, inner), True
+        yield "attn_pool.latent", "width", xavier_uniform(1, width), False
+        yield "attn_pool.q.weight", "head dim width", xavier_uniform(width, inner), True
         yield "attn_pool.q.bias", "head dim", ZEROS, False
-        yield "attn_pool.kv.weight", "kv head dim width", xavier_uniform(d, inner), True
+        yield "attn_pool.kv.weight", "kv head dim width", xavier_uniform(width, inner), True
         yield "attn_pool.kv.bias", "kv head dim", ZEROS, False
-        yield "attn_pool.proj.weight", "width head dim", xavier_uniform(inner, d), True
+        yield "attn_pool.proj.weight", "width head dim", xavier_uniform(inner, width), True
         yield "attn_pool.proj.bias", "width", ZEROS, False
-        yield from _norm("attn_pool.norm", "width")
-        yield from _mlp("attn_pool.mlp", "", c)
+        yield from _norm_rows("attn_pool.norm", "width")
+        yield from _mlp_rows("attn_pool.mlp", "", c)
     if c.norms.after_pool:
-        yield from _norm("fc_norm", "pooled")
+        yield from _norm_rows("fc_norm", "pooled")
     if c.head.hidden is not None:
         yield "pre_logits.weight", "feature pooled", lecun_normal(c.sizes["pooled"]), True
         yield "pre_logits.bias", "feature", ZEROS, False
@@ -120,12 +122,12 @@ def _rows(c: ViTConfig) -> Iterator[Declaration]:
                 yield f"{head}.bias", "label", ZEROS, False
 
 
-def _norm(name: str, axes: str) -> Iterator[Declaration]:
+def _norm_rows(name: str, axes: str) -> Iterator[Declaration]:
     yield f"{name}.weight", axes, ONES, False
     yield f"{name}.bias", axes, ZEROS, False
 
 
-def _mlp(name: str, block: str, c: ViTConfig) -> Iterator[Declaration]:
+def _mlp_rows(name: str, block: str, c: ViTConfig) -> Iterator[Declaration]:
     glu = "glu " if c.mlp.activation == "swiglu" else ""
     yield f"{name}.fc1.weight", f"{block}{glu}ff width", xavier_uniform(c.width, c.mlp_dim), True
     yield f"{name}.fc1.bias", f"{block}{glu}ff", MLP_BIAS, False

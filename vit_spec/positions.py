@@ -1,7 +1,7 @@
-"""Position tables: fixed sinusoids added to the tokens, and the angles by which rotary attention turns them.
+"""Position tables: sinusoids that are added to the tokens, and cosines and sines of rotary position embeddings.
 
-Every table is float64, row-major (patch (row y, column x) of a grid (gh, gw) stands in line y * gw + x), cached and so
-read-only.
+Every table is float64 and row-major: row y * gw + x is the patch in row y and column x of a grid (gh, gw).  Tables are
+cached, and therefore read-only.
 """
 
 from functools import cache
@@ -11,73 +11,81 @@ from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
 
-TABLES = ("sincos_1d", "sincos_2d_big_vision", "sincos_2d_mae", "sincos_2d_timm")  # what may be added to tokens
+TABLES = (
+    "sincos_1d",
+    "sincos_2d_big_vision",
+    "sincos_2d_mae",
+    "sincos_2d_timm",
+)  # names of the tables that can be added to tokens
 
 
 @cache
 def sincos_1d(length: int, width: int) -> Table:
-    """Sinusoids of a sequence, (length, width); positions count from 0.
+    """Return the sine-cosine table of a sequence, (length, width); positions count from 0.
 
         table[pos, 2i]     = sin(pos / 10000^(2i / width))
         table[pos, 2i + 1] = cos(pos / 10000^(2i / width))
 
     "Attention Is All You Need", section 3.5; T2T-ViT `get_sinusoid_encoding` (models/transformer_block.py).
-    An odd width ends on a sine without its cosine, as the formula and T2T-ViT have it.
+    An odd width ends with a sine that has no cosine, as in the formula and in T2T-ViT.
     """
     column = np.arange(width)
     angle = np.arange(length)[:, None] / 10000.0 ** (column // 2 * 2 / width)
-    return _frozen(np.where(column % 2 == 0, np.sin(angle), np.cos(angle)))
+    return _read_only(np.where(column % 2 == 0, np.sin(angle), np.cos(angle)))
 
 
 @cache
 def sincos_2d(grid: tuple[int, int], width: int, order: str) -> Table:
-    """Sinusoids of a grid of patches, (gh * gw, width); rows y and columns x count from 0, d = width / 4:
+    """Return the 2-D sine-cosine table of a grid of patches, (gh * gw, width).
+
+    Rows y and columns x count from 0; d = width / 4:
 
         order       w_k, k = 0..d-1         columns, d of each                      source
         big_vision  10000^(-k / (d - 1))    [sin x w, cos x w, sin y w, cos y w]    big_vision models/vit.py
         mae         10000^(-k / d)          [sin x w, cos x w, sin y w, cos y w]    mae util/pos_embed.py
         timm        10000^(-k / d)          [sin y w, sin x w, cos y w, cos x w]    timm build_sincos2d_pos_embed
 
-    "big_vision" is also SimpleViT's; both say that they follow MoCo v3. The file vits.py of
-    moco-v3 itself has MAE's frequencies and the rows first; its checkpoints carry their table as `pos_embed`.
+    SimpleViT also uses "big_vision"; both state that they follow MoCo v3.  However, vits.py of moco-v3 has MAE's
+    frequencies, and rows before columns; its checkpoints contain the table as `pos_embed`.
 
-    ValueError: unknown order; width not a multiple of 4; "big_vision" with width 4, where w is 0 / 0.
+    Raises:
+        ValueError: unknown order; width not a multiple of 4; "big_vision" with width 4, where w is 0 / 0.
     """
     if order not in ("big_vision", "mae", "timm"):
         raise ValueError(f'order must be "big_vision", "mae" or "timm", not {order!r}')
     if width % 4 or width < 4:
-        raise ValueError(f"width {width} must be a positive multiple of 4: a sine and a cosine of x and of y")
+        raise ValueError(f"width {width} must be a positive multiple of 4: a sine and a cosine for each of x and y")
     if order == "big_vision" and width == 4:
         raise ValueError('order "big_vision" divides by width / 4 - 1: use a width of 8 or more, or order "mae"')
     d = width // 4
     omega = 10000.0 ** (-np.arange(d) / (d - 1 if order == "big_vision" else d))
     y, x = (np.outer(position, omega) for position in np.indices(grid).reshape(2, -1))
     if order == "timm":
-        return _frozen(np.concatenate([np.sin(y), np.sin(x), np.cos(y), np.cos(x)], axis=1))
-    return _frozen(np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1))
+        return _read_only(np.concatenate([np.sin(y), np.sin(x), np.cos(y), np.cos(x)], axis=1))
+    return _read_only(np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1))
 
 
 @cache
 def rotary_axial(grid: tuple[int, int], head_dim: int, prefix: int, base: float) -> tuple[Table, Table]:
-    """Two rotary embeddings side by side, one for columns and one for rows: cos and sin,
-    each (prefix + gh * gw, head_dim).
+    """Return cos and sin of axial rotary embeddings, of columns and of rows, each (prefix + gh * gw, head_dim).
 
-    With d = head_dim / 2 and theta_i = base^(-2i / d), i = 1..d/2, each written twice:
+    With d = head_dim / 2 and theta_i = base^(-2i / d), i = 1..d/2, where each theta_i occurs twice:
 
         angle = [x theta_1, x theta_1, .., x theta_{d/2}, x theta_{d/2},  y theta_1, y theta_1, ..]
 
-    x (the column) and y (the row) count from 1; a prefix token stands at 0 and does not turn.
-    Apply to queries and keys by **interleaved pairs**:
+    x (the column) and y (the row) count from 1; prefix tokens have angle 0, so they are not rotated.
+    Apply to queries and keys in **interleaved pairs**:
 
         q * cos + pairs(q) * sin,   pairs: (q0, q1, q2, q3, ..) -> (-q1, q0, -q3, q2, ..)
 
-    s-chh/2D-Positional-Encoding-Vision-Transformer, positional_embeddings/pos_embed_rope.py, base 10000. Its
-    exponent is -2i / d where RoFormer (arXiv 2104.09864, equation 15) has -2(i - 1) / d, so that even the
-    fastest pair turns by less than a radian a patch.
+    s-chh/2D-Positional-Encoding-Vision-Transformer, positional_embeddings/pos_embed_rope.py, base 10000.  Its exponent is
+    -2i / d where RoFormer (arXiv 2104.09864, equation 15) has -2(i - 1) / d, so even the fastest pair rotates by less than
+    a radian per patch.
 
-    ValueError: head_dim not a multiple of 4.
+    Raises:
+        ValueError: head_dim is not a multiple of 4.
     """
-    _require_pairs(head_dim)
+    _check_head_dim(head_dim)
     d = head_dim // 2
     theta = np.repeat(base ** (-2 * np.arange(1, d // 2 + 1) / d), 2)
     y, x = (np.outer(position, theta) for position in np.indices(grid).reshape(2, -1) + 1)
@@ -86,43 +94,44 @@ def rotary_axial(grid: tuple[int, int], head_dim: int, prefix: int, base: float)
 
 @cache
 def rotary_dinov3(grid: tuple[int, int], head_dim: int, prefix: int, base: float) -> tuple[Table, Table]:
-    """Rotary embedding of DINOv3: cos and sin, each (prefix + gh * gw, head_dim).
+    """Return cos and sin of DINOv3's rotary embedding, each (prefix + gh * gw, head_dim).
 
-    Patch centres are scaled to [-1, 1] along each side, so that the angles do not grow with the resolution.
+    Patch centers are scaled to [-1, 1] along each axis, so that the angles do not grow with the resolution.
     With d = head_dim / 2 and period_i = base^(2i / d), i = 0..d/2-1:
 
         y = 2 (row + 1/2) / gh - 1,   x = 2 (column + 1/2) / gw - 1
         angle = [2 pi y / period, 2 pi x / period,  2 pi y / period, 2 pi x / period]
 
-    A prefix token does not turn. Apply to queries and keys by **halves**:
+    Prefix tokens have angle 0, so they are not rotated.  Apply to queries and keys in **halves**:
 
         q * cos + halves(q) * sin,   halves: (q1, q2) -> (-q2, q1), each of head_dim / 2
 
     arXiv 2508.10104; dinov3/layers/rope_position_encoding.py with normalize_coords="separate" (base 100).
-    Meta's files store the periods rounded to bfloat16; timm and transformers recompute them in float32.
+    Meta's checkpoints store the periods rounded to bfloat16; timm and transformers recompute them in float32.
 
-    ValueError: head_dim not a multiple of 4.
+    Raises:
+        ValueError: head_dim is not a multiple of 4.
     """
-    _require_pairs(head_dim)
+    _check_head_dim(head_dim)
     d = head_dim // 2
     period = base ** (2 * np.arange(d // 2) / d)
-    centres = 2 * (np.indices(grid).reshape(2, -1) + 0.5) / np.array(grid)[:, None] - 1
-    y, x = (np.outer(position, 2 * np.pi / period) for position in centres)
+    centers = 2 * (np.indices(grid).reshape(2, -1) + 0.5) / np.array(grid)[:, None] - 1
+    y, x = (np.outer(position, 2 * np.pi / period) for position in centers)
     return _cos_sin(np.concatenate([y, x, y, x], axis=1), prefix)
 
 
-def _require_pairs(head_dim: int) -> None:
-    """Half a head turns with x and half with y, each in pairs of entries."""
+def _check_head_dim(head_dim: int) -> None:
+    """Raise ValueError if half a head, for x and for y each, cannot be divided into pairs of entries."""
     if head_dim % 4:
-        raise ValueError(f"head_dim {head_dim} is not a multiple of 4, as 2-D rotary needs: change num_heads or width")
+        raise ValueError(f"head_dim is {head_dim}: 2-D rotary embeddings need a multiple of 4; change num_heads or width")
 
 
 def _cos_sin(angle: Table, prefix: int) -> tuple[Table, Table]:
-    """(gh * gw, head_dim) angles -> cos and sin, `prefix` rows of angle 0 put before."""
+    """Return cos and sin of the angles (gh * gw, head_dim), with `prefix` rows of angle 0 prepended."""
     angle = np.pad(angle, ((prefix, 0), (0, 0)))
-    return _frozen(np.cos(angle)), _frozen(np.sin(angle))
+    return _read_only(np.cos(angle)), _read_only(np.sin(angle))
 
 
-def _frozen(table: Table) -> Table:
-    table.flags.writeable = False  # the cache hands the same array to everyone
+def _read_only(table: Table) -> Table:
+    table.flags.writeable = False  # the cache returns the same array to every caller
     return table

@@ -1,35 +1,39 @@
-"""Text from files, made safe to print: names in files can hold escape sequences, which a terminal would obey."""
+"""Make text from files safe to print: names in files can contain escape sequences, which a terminal would execute."""
 
 import re
 import unicodedata
 
-LONGEST = 8000  # characters of a message; a longer one loses its middle
+MAX_MESSAGE_LENGTH = 8000  # characters; the middle of a longer message is omitted
 
-# Control characters, format characters (which reorder or hide text), halves of surrogate pairs, private and unassigned
-# characters, separators of lines and of paragraphs.
-_ESCAPED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+# Unicode categories: control characters, format characters (which reorder or hide text), surrogates, private-use and
+# unassigned characters, line and paragraph separators.
+_ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
-_LEFT_OUT = re.compile(r" \.\.\. \((\d{1,3}(?:,\d{3}){0,4}) characters left out\) \.\.\. ")  # of a message in this one
+# The mark of an omission; a message that quotes another message can contain it.
+_OMISSION = re.compile(r" \.\.\. \((\d{1,3}(?:,\d{3}){0,4}) characters left out\) \.\.\. ")
 
 
-def printable(text: str, *, keep: str = "", longest: int | None = None) -> str:
-    r"""Return text with every character that a terminal may obey written as an escape, such as \x1b.
+def printable(text: str, *, keep: str = "", max_length: int | None = None) -> str:
+    r"""Return the text with every character that can control a terminal replaced by an escape, such as \x1b.
 
-    keep: characters to leave as they are, such as "\n".
-    longest: length above which the middle of the text is left out; None: any.
+    Args:
+        text: any text.
+        keep: characters that are not escaped, such as "\n".
+        max_length: characters; the middle of a longer text is omitted, and the number of omitted characters is given.  None
+            means no limit.
     """
     if not text.isprintable():
-        text = "".join(each if each in keep or each.isprintable() else _escaped(each) for each in text)
-    if longest is not None and len(text) > longest:
-        head, tail = longest * 3 // 4, longest // 4
+        text = "".join(each if each in keep or each.isprintable() else _escape(each) for each in text)
+    if max_length is not None and len(text) > max_length:
+        head, tail = max_length * 3 // 4, max_length // 4
         middle = text[head:-tail]
-        before = [(int(each[1].replace(",", "")), len(each[0])) for each in _LEFT_OUT.finditer(middle)]
-        left = len(middle) + sum(count - length for count, length in before)
-        text = f"{text[:head]} ... ({left:,} characters left out) ... {text[-tail:]}"
+        earlier = [(int(each[1].replace(",", "")), len(each[0])) for each in _OMISSION.finditer(middle)]
+        omitted = len(middle) + sum(count - length for count, length in earlier)
+        text = f"{text[:head]} ... ({omitted:,} characters left out) ... {text[-tail:]}"
     return text
 
 
-def _escaped(character: str) -> str:
-    if unicodedata.category(character) not in _ESCAPED:  # a space of another width
+def _escape(character: str) -> str:
+    if unicodedata.category(character) not in _ESCAPED_CATEGORIES:  # a space other than U+0020
         return character
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")

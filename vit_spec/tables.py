@@ -1,7 +1,7 @@
-"""The constants that both twins apply, for a config and a grid of patches.
+"""Constant tables of a config for a grid of patches: positions, rotary embeddings and resampling matrices.
 
-They are built here once, in float64, so that no two frameworks can disagree about a sine or a resize kernel.  Each function
-returns a tuple of arrays.
+Both twins use these float64 arrays, so that they cannot differ in a sine or a resize kernel.  Each function returns a
+tuple of arrays.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ Table = NDArray[np.float64]
 def position_table(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table]:
     """Return the sine-cosine table that `config.positions.table` names: (covered prefix + rows * columns, width).
 
-    Prefix tokens take the first places of the 1-D sequence; in a 2-D table, where they have no place, their rows are zero
+    In a 1-D table, prefix tokens take the first positions.  In a 2-D table they have no position, and their rows are zero
     (as in MAE).
     """
     covered, patches = config.num_covered, grid[0] * grid[1]
@@ -29,14 +29,14 @@ def position_table(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table]:
 
 
 def rotary_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Table]:
-    """Return cosines and sines, each (1, prefix + rows * columns, 1, head_dim); prefix tokens are not turned."""
+    """Return cosines and sines, each (1, prefix + rows * columns, 1, head_dim); prefix tokens are not rotated."""
     rotary = {"axial": positions.rotary_axial, "dinov3": positions.rotary_dinov3}[config.positions.rotary]
     cos, sin = rotary(grid, config.head_dim, config.num_prefix, config.positions.rotary_base)
     return cos[None, :, None], sin[None, :, None]
 
 
 def resampling_matrices(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Table]:
-    """Return the matrices (new rows, rows) and (new columns, columns) that carry a learned table to another grid."""
+    """Return the matrices (new rows, rows) and (new columns, columns) that resample a learned table to another grid."""
     r = config.resampling
     rows, columns = (
         resample.matrix(old, new, kernel=r.kernel, antialias=r.antialias, align_corners=r.align_corners, offset=r.offset)

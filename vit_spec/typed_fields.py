@@ -1,4 +1,4 @@
-"""Check the fields of a dataclass against their annotations, and convert values that stand for them."""
+"""Check the fields of a dataclass against their type annotations, and convert equivalent values."""
 
 import dataclasses
 import math
@@ -9,14 +9,19 @@ from typing import Any, Literal
 
 from vit_spec.errors import InputError, nearest
 
-_COUNTED = 2**63  # beyond which nothing is counted, and products of sizes are numbers that Python does not print
+_MAX_INT = 2**63  # larger sizes are mistakes, and Python refuses to print their products
 
 
 def check_types(part: Any, prefix: str) -> None:
-    """Check every field of a dataclass against its annotation, including those of parts; convert what stands for it.
+    """Check every field of a dataclass, and of the dataclasses in its fields, against its annotation.
+
+    Equivalent values of other types are converted in place: a list to a tuple, a numpy integer to int, an integer to float.
+
+    Args:
+        prefix: put before field names in error messages, such as "norms.".
 
     Raises:
-        InputError: a value of another type.
+        InputError: a value has another type.
     """
     for name, annotation in typing.get_type_hints(type(part)).items():
         value = getattr(part, name)
@@ -25,40 +30,49 @@ def check_types(part: Any, prefix: str) -> None:
                 raise InputError(f"{prefix}{name} is {value!r}: give a vit_spec.{annotation.__name__}(...)")
             check_types(value, f"{prefix}{name}.")
         else:
-            object.__setattr__(part, name, coerced(f"{prefix}{name}", value, annotation))
+            object.__setattr__(part, name, coerce(f"{prefix}{name}", value, annotation))
 
 
-def coerced(name: str, value: Any, annotation: Any) -> Any:
-    """Return `value` as the plain Python value that `annotation` asks for, or refuse it."""
+def coerce(name: str, value: Any, annotation: Any) -> Any:
+    """Return `value` as a plain Python value of the annotated type.
+
+    Args:
+        name: the name of the field, for error messages.
+        value: the value of the field.
+        annotation: bool, int, float, str, a Literal, a tuple of these, or `X | None`.
+
+    Raises:
+        InputError: the value is not of this type and not equivalent to one.
+    """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         if value not in arguments:
             raise InputError(f"{name} is {value!r}: give one of {', '.join(arguments)}{nearest(value, arguments)}")
         return value
     if origin is types.UnionType:  # `X | None`
-        return None if value is None else coerced(name, value, arguments[0])
+        return None if value is None else coerce(name, value, arguments[0])
     if origin is tuple:
         length = None if arguments[-1] is Ellipsis else len(arguments)
         if not isinstance(value, (tuple, list)) or not value or length not in (None, len(value)):
-            example = f"{length} numbers, as in (224, 224)" if length else "some numbers, as in (0.5, 0.5, 0.5)"
+            example = f"{length} numbers, such as (224, 224)" if length else "one or more numbers, such as (0.5, 0.5, 0.5)"
             raise InputError(f"{name} is {value!r}: give {example}")
-        return tuple(coerced(name, item, arguments[0]) for item in value)
+        return tuple(coerce(name, item, arguments[0]) for item in value)
     if annotation is bool and isinstance(value, bool):
         return value
     if annotation is str and isinstance(value, str):
         return value
     if annotation is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        if abs(int(value)) < _COUNTED:
+        if abs(int(value)) < _MAX_INT:
             return int(value)
         raise InputError(f"{name} is a number of {int(value).bit_length()} bits: give a smaller one")
     if annotation is float and isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value):
         return float(value)
-    wanted = {bool: "True or False", str: "a string", int: "a whole number", float: "a finite number"}[annotation]
-    raise InputError(f"{name} is {value!r}: give {wanted}")
+    expected = {bool: "True or False", str: "a string", int: "an integer", float: "a finite number"}[annotation]
+    raise InputError(f"{name} is {value!r}: give {expected}")
 
 
 def _is_finite(value: numbers.Real) -> bool:
-    """Whether a number is one of those that a float can be, which very large whole numbers are not."""
+    """Return whether a number is finite as a float; very large integers overflow."""
     try:
         return math.isfinite(value)
     except OverflowError:

@@ -1,7 +1,7 @@
-"""The object twin: a Vision Transformer in PyTorch."""
+"""The PyTorch twin: a Vision Transformer as an nn.Module."""
 
+from vit_torch.api import attention_maps, intermediates, load
 from vit_torch.execution import Execution
 from vit_torch.model import ViT
-from vit_torch.use import attention_maps, intermediates, load
 
 __all__ = ["Execution", "ViT", "attention_maps", "intermediates", "load"]

@@ -1,4 +1,4 @@
-"""How the object twin runs; nothing here changes the function it computes."""
+"""Execution options of the PyTorch twin: dtype, kernels, rematerialisation.  They do not change the function."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,13 +8,15 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How to run the model.
+    """Options that determine how the model runs, and not what it computes.
 
-    dtype: what activations are computed in; None is the parameters' own.  Norms, rotations and softmax are computed in at
-        least float32 whatever it is.
-    attention: "fused" is `scaled_dot_product_attention`, with the kernel that PyTorch chooses; "explicit" writes the
-        products and the softmax out.
-    remat: what a block keeps for the backward pass: "none" recomputes nothing, "full" keeps a block's input alone.
+    Attributes:
+        dtype: dtype of activations; None means the dtype of the parameters.  Norms, rotary embeddings and softmax are
+            always computed in at least float32.
+        attention: "fused" is `scaled_dot_product_attention`, with the kernel that PyTorch chooses; "explicit" computes the
+            products and the softmax as separate operations.
+        remat: which activations a block stores for the backward pass: "none" stores all, "full" stores only the input of
+            the block and recomputes the rest (activation checkpointing).
     """
 
     dtype: torch.dtype | None = None

@@ -1,6 +1,6 @@
-"""The small parts of the object twin: everything in which it may differ from `vit_jax/layers.py`.
+"""Layers and functions of the PyTorch twin.  Unlike model.py, they may differ from `vit_jax/layers.py`.
 
-Weights are (outputs, inputs) with heads merged, as in timm, so that the `state_dict` is one that timm reads.
+Weights have the shape (outputs, inputs) with merged heads, as in timm, so that timm can load the `state_dict`.
 """
 
 from collections.abc import Callable
@@ -13,37 +13,44 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vit_spec import InputError, Law, ViTConfig, position_table, rows
-from vit_spec.laws import TRUNCATED_STD
+from vit_spec.initialisation import TRUNCATED_STD
 from vit_torch.execution import Execution
 
 Shape = tuple[int, ...]
 Tables = tuple[np.ndarray, ...]
 
 
-class Part(nn.Module):
-    """A module of the twin: it knows the config."""
+class ViTModule(nn.Module):
+    """Base class of the twin's modules: it has the config.
 
-    tap: Callable[[str, Tensor], Tensor] | None = None
+    Attributes:
+        config: the config of the model.
+        execution: the execution options of the model.
+        on_intermediate: function of the name and the value of an intermediate, which returns the value to use instead; None
+            if intermediates are not recorded.
+    """
+
+    on_intermediate: Callable[[str, Tensor], Tensor] | None = None
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__()
         self.config = config
         self.execution = execution
 
-    def keep(self, name: str, value: Tensor) -> Tensor:
-        """Name an intermediate, and return it, or what is fed in its place; see `vit_torch.intermediates`."""
-        return value if self.tap is None else self.tap(name, value)
+    def intermediate(self, name: str, value: Tensor) -> Tensor:
+        """Record an intermediate under a name; return it, or the value fed to replace it: see `vit_torch.intermediates`."""
+        return value if self.on_intermediate is None else self.on_intermediate(name, value)
 
-    def show(self, name: str, value: Tensor) -> None:
-        """Name a value that nothing goes on from."""
-        if self.tap is not None:
-            self.tap(name, value)
+    def record(self, name: str, value: Tensor) -> None:
+        """Record a value that the forward pass does not use further."""
+        if self.on_intermediate is not None:
+            self.on_intermediate(name, value)
 
     def constants(self, make: Callable[..., Tables], grid: tuple[int, int], x: Tensor) -> tuple[Tensor, ...]:
-        """The tables of `vit_spec` for this grid, rounded once to the type that x is summed in."""
+        """Return constant tables of `vit_spec` for this grid, in x's dtype, but at least float32, on x's device."""
         return self._constants(make, grid, at_least_float32(x), x.device)
 
-    @torch.compiler.assume_constant_result  # numpy is not to be traced
+    @torch.compiler.assume_constant_result  # do not trace numpy
     def _constants(
         self, make: Callable[..., Tables], grid: tuple[int, int], dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, ...]:
@@ -51,7 +58,7 @@ class Part(nn.Module):
 
 
 class Linear(nn.Linear):
-    """Contract the trailing axes `inputs` of x into the axes `outputs`: (..., *inputs) -> (..., *outputs)."""
+    """A linear layer from the trailing axes `inputs` to the axes `outputs`: (..., *inputs) -> (..., *outputs)."""
 
     def __init__(self, inputs: Shape, outputs: Shape, bias: bool = True) -> None:
         super().__init__(prod(inputs), prod(outputs), bias)
@@ -65,7 +72,7 @@ class Linear(nn.Linear):
 
 
 class PatchProjection(nn.Conv2d):
-    """Cut images into patches and project each: (B, C, H, W) -> (B, rows * columns, width)."""
+    """A linear projection of patches, which do not overlap: (B, C, H, W) -> (B, rows * columns, width)."""
 
     def __init__(self, config: ViTConfig, execution: Execution, bias: bool) -> None:
         super().__init__(config.in_channels, config.width, config.patch_size, config.patch_size, bias=bias)
@@ -76,19 +83,19 @@ class PatchProjection(nn.Conv2d):
         x = images.to(self.dtype or self.weight.dtype)
         x = x.view(b, c, height // ph, ph, width // pw, pw).permute(0, 2, 4, 1, 3, 5)
         x = x.reshape(b, -1, c * ph * pw)
-        # A product, not a convolution: what is summed is the same, and no convolution setting (TF32) can change it.
+        # A matrix product, not a convolution: it computes the same sum, and convolution settings (TF32) do not apply.
         return F.linear(x, self.weight.to(x.dtype).flatten(1), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class LayerNorm(nn.LayerNorm):
-    """Normalise the last axis, in at least float32: (..., dim) -> (..., dim)."""
+    """Layer normalization of the last axis, in at least float32: (..., dim) -> (..., dim)."""
 
     def __init__(self, config: ViTConfig, dim: int) -> None:
         super().__init__(dim, config.norms.eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = at_least_float32(x)
-        y = F.layer_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.bias.to(wide), self.eps)
+        dtype = at_least_float32(x)
+        y = F.layer_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.bias.to(dtype), self.eps)
         return y.to(x.dtype)
 
 
@@ -104,7 +111,7 @@ class LayerScale(nn.Module):
 
 
 def activation(x: Tensor, kind: str) -> Tensor:
-    """Apply the non-linearity that `Mlp.activation` names; "swiglu" folds (..., 2, ff) into (..., ff)."""
+    """Apply the activation function `kind` of `vit_spec.Mlp`; "swiglu" maps (..., 2, ff) to (..., ff)."""
     match kind:
         case "gelu":
             return F.gelu(x, approximate="none")
@@ -120,88 +127,102 @@ def activation(x: Tensor, kind: str) -> Tensor:
     return x
 
 
-def attention(part: Part, q: Tensor, k: Tensor, v: Tensor, rate: float) -> Tensor:
-    """softmax(scale q k^T) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D)."""
-    scale, rate = part.config.scale, rate if part.training else 0.0
+def attention(module: ViTModule, q: Tensor, k: Tensor, v: Tensor, rate: float) -> Tensor:
+    """Compute softmax(scale q k^T) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D).
+
+    Args:
+        module: the module that records the intermediates; its config and execution options are used.
+        q: queries, (B, T, H, D).
+        k: keys, (B, S, H, D).
+        v: values, (B, S, H, D).
+        rate: dropout rate of the attention weights.
+    """
+    scale, rate = module.config.scale, rate if module.training else 0.0
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D)
-    if part.execution.attention == "fused":
+    if module.execution.attention == "fused":
         x = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, scale=scale)
     else:
         scores = scale * (q @ k.transpose(2, 3)).to(at_least_float32(q))  # (B, H, T, S)
-        scores = part.keep("scores", scores)
+        scores = module.intermediate("scores", scores)
         weights = scores.softmax(-1)
-        part.show("weights", weights)
+        module.record("weights", weights)
         x = F.dropout(weights, rate).to(v.dtype) @ v
     return x.transpose(1, 2)
 
 
-def rotate(x: Tensor, tables: tuple[Tensor, ...], kind: str) -> Tensor:
-    """Turn queries or keys by their position: (B, T, H, D) and cosines, sines (B or 1, T, 1, D) -> (B, T, H, D)."""
+def apply_rotary(x: Tensor, tables: tuple[Tensor, ...], kind: str) -> Tensor:
+    """Rotate queries or keys by their position: (B, T, H, D) -> (B, T, H, D).
+
+    Args:
+        x: queries or keys, (B, T, H, D).
+        tables: cosines and sines, (B or 1, T, 1, D) each.
+        kind: "axial" or "dinov3".
+    """
     cos, sin = tables
     wide = x.to(cos.dtype)
-    if kind == "axial":  # the pairs are neighbours
-        turned = torch.stack([-wide[..., 1::2], wide[..., ::2]], -1).reshape(x.shape)
-    else:  # the pairs are half a head apart
+    if kind == "axial":  # interleaved pairs
+        rotated = torch.stack([-wide[..., 1::2], wide[..., ::2]], -1).reshape(x.shape)
+    else:  # pairs are half a head apart
         first, second = wide.chunk(2, -1)
-        turned = torch.cat([-second, first], -1)
-    return (wide * cos + turned * sin).to(x.dtype)
+        rotated = torch.cat([-second, first], -1)
+    return (wide * cos + rotated * sin).to(x.dtype)
 
 
-def drop(part: Part, x: Tensor, rate: float) -> Tensor:
-    """Dropout, in training: entries become zero with probability `rate`, the others grow by 1 / (1 - rate)."""
-    return F.dropout(x, rate, part.training)
+def dropout(module: ViTModule, x: Tensor, rate: float) -> Tensor:
+    """Apply dropout in training: set entries to zero with probability `rate`, and multiply the others by 1 / (1 - rate)."""
+    return F.dropout(x, rate, module.training)
 
 
-def drop_path(part: Part, x: Tensor, rate: float) -> Tensor:
-    """Stochastic depth, in training: whole images of (B, T, width) become zero with probability `rate`."""
-    if not part.training:
+def drop_path(module: ViTModule, x: Tensor, rate: float) -> Tensor:
+    """Apply stochastic depth in training: dropout of whole images of x, (B, T, width)."""
+    if not module.training:
         return x
     mask = (torch.rand(x.shape[0], 1, 1, device=x.device) >= rate).to(x.dtype)
-    mask = part.keep("drop_path", mask)
+    mask = module.intermediate("drop_path", mask)
     return torch.where(mask > 0, x / (1 - rate), 0)
 
 
-def drop_patches(part: Part, x: Tensor, prefix: int, rate: float) -> Tensor:
-    """Return the places (B, kept) of the tokens of x that stay: the prefix, and a random share of the patches."""
+def sample_kept_tokens(module: ViTModule, x: Tensor, prefix: int, rate: float) -> Tensor:
+    """Return the indices (B, kept) of the tokens that patch dropout keeps: the prefix, and a random subset of patches."""
     batch, patches = x.shape[0], x.shape[1] - prefix
     noise = torch.rand(batch, patches, device=x.device)
     kept = noise.argsort(dim=1)[:, : max(1, int(patches * (1 - rate)))] + prefix
     return torch.cat([torch.arange(prefix, device=x.device).expand(batch, prefix), kept], dim=1)
 
 
-def run(block: nn.Module, x: Tensor, rate: float, tables: tuple[Tensor, ...] | None) -> Tensor:
-    """Apply one block, keeping for the backward pass what `Execution.remat` says."""
-    assert isinstance(block, Part)
+def run_block(block: nn.Module, x: Tensor, rate: float, tables: tuple[Tensor, ...] | None) -> Tensor:
+    """Apply one block, with activation checkpointing if `Execution.remat` is "full"."""
+    assert isinstance(block, ViTModule)
     if block.execution.remat == "full" and torch.is_grad_enabled():
         return checkpoint(block, x, rate, tables, use_reentrant=False)
     return block(x, rate, tables)
 
 
 def at_least_float32(x: Tensor) -> torch.dtype:
-    """The type that sums and exponentials are computed in."""
+    """Return the dtype for sums and exponentials: that of x, but at least float32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def check_images(images: Tensor, config: ViTConfig) -> None:
-    """Refuse what is no batch of normalised images of this config."""
-    wanted, c = "(batch, channels, height, width)", config.in_channels
+    """Raise InputError unless `images` is a batch of floating-point images that fits the config."""
+    expected, c = "(batch, channels, height, width)", config.in_channels
     if images.ndim != 4:
-        raise InputError(f"images have shape {tuple(images.shape)}: expected {wanted}; a single image is images[None]")
+        raise InputError(f"images have shape {tuple(images.shape)}: expected {expected}; a single image is images[None]")
     if images.shape[1] != c:
         hint = "; these look channels-last: use images.permute(0, 3, 1, 2)" if images.shape[3] == c else ""
-        raise InputError(f"images have shape {tuple(images.shape)}: expected {wanted} with {c} channels{hint}")
+        raise InputError(f"images have shape {tuple(images.shape)}: expected {expected} with {c} channels{hint}")
     if not images.is_floating_point():
         raise InputError(
-            f"images are {images.dtype}: expected floating-point numbers; normalise them first, "
+            f"images are {images.dtype}: expected floating-point numbers; normalize them first, "
             "(images / 255 - config.pixels.mean) / config.pixels.std"
         )
 
 
 @torch.no_grad()
-def initialise(model: Part) -> None:
-    """Draw every parameter anew, by the laws of `vit_spec.rows`, from PyTorch's global generator.
+def initialise(model: ViTModule) -> None:
+    """Set every parameter to initial values from the distributions in `vit_spec.rows`, with torch's global generator.
 
-    Parameters on the meta device hold nothing, and stay as they are.
+    Parameters on the meta device have no values and are not changed.
     """
     if next(model.parameters()).is_meta:
         return

@@ -1,9 +1,9 @@
-"""The object twin, in PyTorch.  Read it beside `vit_jax/model.py`: the two agree line for line.
+"""The model of the PyTorch twin.  It corresponds line by line to `vit_jax/model.py`.
 
-They differ where a framework wants it: images are (B, C, H, W) here, the blocks are a list of modules, and noise is
-asked for by `train()`.
+They differ where the frameworks do: images here are (B, C, H, W), the blocks are a list of modules, and dropout is enabled
+by `train()`.
 
-Shapes: B images, T tokens (prefix and patches), H heads of width D.
+Shapes: B images, T tokens (prefix and patches), H heads of dimension D.
 """
 
 import torch
@@ -16,25 +16,25 @@ from vit_torch.layers import (
     LayerNorm,
     LayerScale,
     Linear,
-    Part,
     PatchProjection,
+    ViTModule,
     activation,
+    apply_rotary,
     at_least_float32,
     attention,
     check_images,
-    drop,
-    drop_patches,
     drop_path,
+    dropout,
     initialise,
-    rotate,
-    run,
+    run_block,
+    sample_kept_tokens,
 )
 
 Tables = tuple[Tensor, ...] | None
 
 
-class PatchEmbed(Part):
-    """Images to patch tokens: (B, C, H, W) -> (B, rows * columns, width)."""
+class PatchEmbed(ViTModule):
+    """The patch embedding, from images to patch tokens: (B, C, H, W) -> (B, rows * columns, width)."""
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
@@ -47,7 +47,7 @@ class PatchEmbed(Part):
         return self.proj(images)
 
 
-class Attention(Part):
+class Attention(ViTModule):
     """Multi-head self-attention: (B, T, width) -> (B, T, width)."""
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
@@ -72,19 +72,19 @@ class Attention(Part):
             q = self.q_norm(q)
             k = self.k_norm(k)
         if tables is not None:
-            q = rotate(q, tables, config.positions.rotary)
-            k = rotate(k, tables, config.positions.rotary)
-        q = self.keep("q", q)
-        k = self.keep("k", k)
-        v = self.keep("v", v)
+            q = apply_rotary(q, tables, config.positions.rotary)
+            k = apply_rotary(k, tables, config.positions.rotary)
+        q = self.intermediate("q", q)
+        k = self.intermediate("k", k)
+        v = self.intermediate("v", v)
         x = attention(self, q, k, v, noise.attn_drop)  # (B, T, H, D)
-        x = self.keep("heads", x)
+        x = self.intermediate("heads", x)
         x = self.proj(x) if self.proj is not None else x.flatten(2)
         return x + v.flatten(2) if config.attention.value_skip else x
 
 
-class Mlp(Part):
-    """Two layers, token by token: (..., width) -> (..., width)."""
+class Mlp(ViTModule):
+    """Two linear layers, applied to each token: (..., width) -> (..., width)."""
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
@@ -96,14 +96,14 @@ class Mlp(Part):
         config, noise = self.config, self.config.regularisation
         x = self.fc1(x)  # (..., mlp_dim), or (..., 2, mlp_dim) when gated
         x = activation(x, config.mlp.activation)  # (..., mlp_dim)
-        x = self.keep("activation", x)
-        x = drop(self, x, noise.mlp_drop)
+        x = self.intermediate("activation", x)
+        x = dropout(self, x, noise.mlp_drop)
         x = self.fc2(x)
-        return drop(self, x, noise.mlp_drop)
+        return dropout(self, x, noise.mlp_drop)
 
 
-class Block(Part):
-    """Attention and MLP, each normalised first and added to the stream: (B, T, width) -> (B, T, width)."""
+class Block(ViTModule):
+    """Pre-norm attention and MLP, each with a residual connection: (B, T, width) -> (B, T, width)."""
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
@@ -121,7 +121,7 @@ class Block(Part):
         y = self.attn(self.norm1(x), tables)
         y = self.ls1(y) if self.ls1 is not None else y
         y = drop_path(self, y, rate) if noise.drop_path else y
-        x = self.keep("sum", x + y)
+        x = self.intermediate("sum", x + y)
         y = self.mlp(norm2(x))
         y = self.ls2(y) if self.ls2 is not None else y
         y = drop_path(self, y, rate) if noise.drop_path else y
@@ -129,8 +129,8 @@ class Block(Part):
         return x
 
 
-class AttentionPool(Part):
-    """A learned query reads the patch tokens (MAP): (B, S, width) -> (B, width)."""
+class AttentionPool(ViTModule):
+    """Attention pooling of the patch tokens with a learned query (MAP): (B, S, width) -> (B, width)."""
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
@@ -148,20 +148,20 @@ class AttentionPool(Part):
         q = self.q(latent)  # (B, 1, H, D)
         k, v = self.kv(x).unbind(2)  # (B, S, H, D)
         x = attention(self, q, k, v, noise.attn_drop)  # (B, 1, H, D)
-        x = self.keep("heads", x)
+        x = self.intermediate("heads", x)
         x = self.proj(x)  # (B, 1, width)
         x = x + self.mlp(self.norm(x))
         return x[:, 0]
 
 
-class ViT(Part):
-    """A Vision Transformer: images (B, C, H, W) -> logits (B, num_classes), or the features that `config.head` names.
+class ViT(ViTModule):
+    """A Vision Transformer: images (B, C, H, W) -> logits (B, num_classes), or the features of `config.head`.
 
-    Images are floating-point numbers, normalised by `config.pixels`, of any size that the patch divides.  Logits come in
-    the computing type.  `train()` switches the config's noise on.
+    Images are floating-point, normalized by `config.pixels`, of any size that is a multiple of the patch size.  Logits have
+    the dtype of the activations.  `train()` enables the dropout of `config.regularisation`.
 
     Raises:
-        vit_spec.InputError: images of the wrong shape, channel count, size or type.
+        vit_spec.InputError: the images have a wrong shape, number of channels, size or dtype.
     """
 
     def __init__(self, config: ViTConfig, execution: Execution | None = None) -> None:
@@ -193,30 +193,30 @@ class ViT(Part):
         return self.classify(x)  # (B, num_classes)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tables]:
-        """Images to the tokens that enter the blocks, and the cosines and sines that turn queries and keys."""
+        """Return the input tokens of the blocks, (B, T, width), and the cosines and sines of rotary embeddings, or None."""
         config, noise = self.config, self.config.regularisation
         grid = config.grid_of(images.shape[2], images.shape[3])
         x = self.patch_embed(images)  # (B, rows * columns, width)
         learned = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         prefix = [token.expand(x.shape[0], *token.shape[1:]) for token in learned]
         x = torch.cat([*(token.to(x.dtype) for token in prefix), x], dim=1)  # (B, T, width)
-        x = self.keep("tokens", x)
-        x = x + self.keep("positions", self.positions(x, grid)) if config.positions.kind != "none" else x
-        x = drop(self, x, noise.pos_drop)
+        x = self.intermediate("tokens", x)
+        x = x + self.intermediate("positions", self.positions(x, grid)) if config.positions.kind != "none" else x
+        x = dropout(self, x, noise.pos_drop)
         tables = None
         if config.positions.rotary != "none":
             cos, sin = self.constants(rotary_tables, grid, x)
-            tables = self.keep("cosines", cos), self.keep("sines", sin)  # (1, T, 1, D) each
+            tables = self.intermediate("cosines", cos), self.intermediate("sines", sin)  # (1, T, 1, D) each
         if noise.patch_drop and self.training:
-            kept = drop_patches(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
+            kept = sample_kept_tokens(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
             x = x.take_along_dim(kept[..., None], dim=1)
             tables = (tables[0][0, kept], tables[1][0, kept]) if tables is not None else None
         x = self.norm_pre(x) if self.norm_pre is not None else x
-        x = self.keep("embed", x)
+        x = self.intermediate("embed", x)
         return x, tables
 
     def positions(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """What is added to the tokens x on this grid: (1, T, width); prefix tokens without a row get zeros."""
+        """Return the position table of x's tokens on this grid, (1, T, width); prefix tokens without a row get zeros."""
         config, covered = self.config, self.config.num_covered
         if self.pos_embed is None:
             table = self.constants(position_table, grid, x)[0][None]
@@ -233,25 +233,25 @@ class ViT(Part):
         return torch.cat([head, gap, body], dim=1).to(x.dtype)
 
     def encode(self, x: Tensor, tables: Tables) -> Tensor:
-        """The blocks, and the final norm: (B, T, width) -> (B, T, width)."""
+        """Apply the blocks and the final norm: (B, T, width) -> (B, T, width)."""
         config, noise = self.config, self.config.regularisation
         rates = [noise.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         for block, rate in zip(self.blocks, rates, strict=True):
-            x = run(block, x, rate, tables)
+            x = run_block(block, x, rate, tables)
         return self.norm(x) if self.norm is not None else x
 
     def classify(self, x: Tensor) -> Tensor:
-        """Encoded tokens to logits, or to features when there are no classes: (B, T, width) -> (B, num_classes)."""
+        """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes)."""
         logits = self.output(self.pool(x), self.head)
         if self.config.tokens.distillation:
             second = self.output(x[:, 1], self.head_dist)
-            logits = self.keep("first", logits)
-            second = self.keep("second", second)
+            logits = self.intermediate("first", logits)
+            second = self.intermediate("second", second)
             logits = (logits + second) / 2
         return logits
 
     def pool(self, x: Tensor) -> Tensor:
-        """The feature of an image: (B, T, width) -> (B, pooled), or every token when nothing pools."""
+        """Pool tokens to one feature per image, (B, T, width) -> (B, pooled), or return all tokens without pooling."""
         kind, patches = self.config.head.pool, x[:, self.config.num_prefix :]
         if kind == "token":
             x = x[:, 0]
@@ -261,10 +261,10 @@ class ViT(Part):
             x = torch.cat([x[:, 0], patches.mean(1)], dim=-1)
         if self.attn_pool is not None:
             x = self.attn_pool(patches)
-        return self.keep("pool", x)
+        return self.intermediate("pool", x)
 
     def output(self, x: Tensor, head: Linear | None) -> Tensor:
-        """A pooled feature through the norm after pooling, the hidden layer and a head, where there are any."""
+        """Apply the norm after pooling, the hidden layer and the head to a pooled feature; each of them is optional."""
         x = self.fc_norm(x) if self.fc_norm is not None else x
-        x = self.keep("hidden", torch.tanh(self.pre_logits(x))) if self.pre_logits is not None else x
+        x = self.intermediate("hidden", torch.tanh(self.pre_logits(x))) if self.pre_logits is not None else x
         return head(x) if head is not None else x

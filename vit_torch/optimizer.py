@@ -1,6 +1,6 @@
-"""AdamW of clipped gradients as a torch optimizer, to the last digit what the formula says.
+"""AdamW with gradient clipping as a torch optimizer, exact to rounding.
 
-Read it beside `vit_jax/optimizer.py`: what one does to its parameters, the other keeps in a state and returns.
+It corresponds to `vit_jax/optimizer.py`: this one changes its parameters in place, the other returns a state and updates.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,17 +13,27 @@ from vit_spec import ViTConfig, rows
 
 
 class AdamW(torch.optim.Adam):
-    """Adam with decoupled weight decay (arXiv 1711.05101) of the gradients g, clipped, t = 1, 2, ...:
+    """AdamW: Adam with decoupled weight decay (arXiv 1711.05101).
+
+    For clipped gradients g and t = 1, 2, ...:
 
         m <- b1 m + (1 - b1) g
         v <- b2 v + (1 - b2) g^2
         p <- p - lr(t - 1) [ (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + weight_decay p ]
 
-    `decays` has the parameters' names; weight decay acts where it is True.
+    torch's own AdamW multiplies p by 1 - lr weight_decay, which float32 rounds to a multiple of 6e-8: the same error for
+    every entry and in every step.  At lr 1e-4 and weight_decay 0.1 the decay is wrong by up to 0.3 %.  This class therefore
+    subtracts the decay itself, and calls torch's Adam for the rest.
 
-    torch's own AdamW multiplies p by 1 - lr weight_decay, which float32 rounds to a multiple of 6e-8, for every entry
-    alike and at every step: at lr 1e-4 and weight_decay 0.1 the decay is wrong by up to 0.3 %.  So its Adam does the rest,
-    and the decay is subtracted here.
+    Args:
+        params: the parameters by name.
+        learning_rate: function lr of the step, which counts from 0.
+        clip: maximum global norm of the gradients.
+        b1: decay rate of the first moment.
+        b2: decay rate of the second moment.
+        eps: epsilon in the denominator.
+        weight_decay: factor of the weight decay.
+        decays: by name, whether weight decay applies to a parameter.
     """
 
     def __init__(
@@ -47,12 +57,12 @@ class AdamW(torch.optim.Adam):
 
     @property
     def updates(self) -> int:
-        """Updates done so far; a state dict that is loaded brings its own."""
+        """Number of updates so far; it is restored with the state dict."""
         return max((int(state["step"]) for state in self.state.values()), default=0)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Clip the gradients where they are, and move the parameters."""
+        """Clip the gradients in place, and update the parameters."""
         clip_by_global_norm([p.grad for group in self.param_groups for p in group["params"]], self._clip)
         rate = float(self._learning_rate(self.updates))
         for group in self.param_groups:
@@ -64,10 +74,10 @@ class AdamW(torch.optim.Adam):
 
 @torch.no_grad()
 def clip_by_global_norm(grads: Sequence[Tensor], limit: float) -> None:
-    """Scale all gradients in place by min(1, limit / norm), norm being the root of the sum of all their squares.
+    """Scale the gradients in place by min(1, limit / norm), where norm is the global norm of all gradients.
 
-    No epsilon is added to the norm: torch's own `clip_grad_norm_` adds 1e-6, which shows in a float64 comparison, and at
-    a norm of zero the minimum is 1 without it.
+    No epsilon is added to the norm.  torch's own `clip_grad_norm_` adds 1e-6, which is visible in float64; it is not
+    needed, because the minimum is 1 for a norm of zero.
     """
     factor = (limit / torch.nn.utils.get_total_norm(grads)).clamp(max=1.0)
     for g in grads:
@@ -75,7 +85,7 @@ def clip_by_global_norm(grads: Sequence[Tensor], limit: float) -> None:
 
 
 def decay_mask(config: ViTConfig, params: Iterable[str]) -> dict[str, bool]:
-    """Return which parameters of the object twin decay, by their names, as `vit_spec.rows` says."""
+    """Return by name whether weight decay applies to each parameter of the PyTorch twin, from `vit_spec.rows`."""
 
     def decays(name: str) -> bool:
         row = ".".join(word for word in name.split(".") if not word.isdigit())

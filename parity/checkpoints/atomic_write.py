@@ -1,7 +1,8 @@
-"""All of it or nothing: a file or folder takes its name when it is complete, and what was there stays until then.
+"""Atomic writes: a file or folder gets its name when it is complete; until then, the old file or folder stays.
 
-What is being written lies in a staging folder beside its target, which only its owner can read.  A process that is
-killed leaves that folder behind; the lock on a file in it tells, and the next process that writes beside it clears it.
+New content is written to a staging folder beside its target, which only its owner can read.  A killed process leaves its
+staging folder behind.  A lock file in the folder is locked while the process lives.  The next process that writes beside
+the folder finds the lock file unlocked, and removes the folder.
 """
 
 import contextlib
@@ -19,25 +20,26 @@ from pathlib import Path
 from vit_spec import InputError
 
 _STAGING = re.compile(r"\.parity-[0-9a-f]{32}\.partial")
-_LOCK = ".unfinished"  # in a staging folder: locked as long as the process lives that writes there
-_TRIES, _PAUSE = 20, 0.1  # seconds; a library that failed may still be writing from other threads
+_LOCK = ".unfinished"  # in a staging folder; locked while the process that writes there lives
+# Attempts to remove a staging folder, and seconds between them: other threads of a failed library may still write to it.
+_TRIES, _PAUSE = 20, 0.1
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a free path of the same name; what is there in the end takes the place `path`, or is removed after a failure.
+def atomic_replace(path: Path) -> Iterator[Path]:
+    """Yield an unused path to write a file or folder to, and move the result to `path`; after an exception, remove it.
 
-    What was at `path` is exchanged for the new in one step, and the new has its permissions and, where that is allowed,
-    its owner.  Before that the new is brought to the disk: a loss of power must not take both.  Where nothing can be
-    lost, that is left to the system, as cp does.  A link is replaced, and not what it points to: the caches of hubs are
-    made of links.
+    An old file or folder at `path` is replaced in one step.  The new one gets the permissions and, if that is allowed, the
+    owner of the old one.  It is flushed to the disk first, so that a power loss cannot destroy both.  If nothing is
+    replaced, the system decides when to flush, as for cp.  If `path` is a link, the link is replaced and not its target,
+    because the caches of hubs consist of links.
 
     Raises:
         InputError: `path` is a device, a pipe or a socket.
     """
     check_replaceable(path)
-    clear(path.parent)
-    with _staging(path.parent) as folder:
+    remove_abandoned(path.parent)
+    with _staging_folder(path.parent) as folder:
         new = folder / path.name
         try:
             yield new
@@ -45,8 +47,8 @@ def replacing(path: Path) -> Iterator[Path]:
             raise InputError(str(error).replace(str(new), str(path))) from None
         if os.path.lexists(path):
             if path.exists():
-                _take_permissions(new, path)
-            _sync(new)
+                _copy_permissions(new, path)
+            _fsync_all(new)
         if os.path.lexists(path) and (path.is_dir() or new.is_dir()):
             _exchange(new, path)
         else:
@@ -54,28 +56,28 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise InputError if there is anything at a path but a file, a folder or a link."""
+    """Raise InputError if a path exists and is neither a file, a folder nor a link."""
     if os.path.lexists(path) and not (path.is_symlink() or path.is_file() or path.is_dir()):
         raise InputError(f"{path} is a device, a pipe or a socket, and is not replaced: give another name")
 
 
-def clear(parent: Path) -> None:
-    """Remove from a folder what processes of this user that were killed left of their writing."""
+def remove_abandoned(parent: Path) -> None:
+    """Remove the staging folders in `parent` that killed processes of this user left behind."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if _STAGING.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 with contextlib.suppress(OSError):
-                    _clear_staging(Path(entry.path))
+                    _remove_if_abandoned(Path(entry.path))
 
 
-def _clear_staging(folder: Path) -> None:
-    """Remove a staging folder, unless it is another user's or its process lives."""
+def _remove_if_abandoned(folder: Path) -> None:
+    """Remove a staging folder, unless it belongs to another user or its process is alive."""
     if folder.stat().st_uid != os.getuid():
         return
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        folder.rmdir()  # which only removes an empty one
+        folder.rmdir()  # fails if it is not empty
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,9 +87,9 @@ def _clear_staging(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _staging(parent: Path) -> Iterator[Path]:
-    """Yield a new, locked folder; remove it and all that is in it afterwards."""
-    folder, lock = _locked(parent)
+def _staging_folder(parent: Path) -> Iterator[Path]:
+    """Yield a new, locked folder; remove it with all its content afterwards."""
+    folder, lock = _create_locked_folder(parent)
     try:
         yield folder
     finally:
@@ -99,8 +101,9 @@ def _staging(parent: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _locked(parent: Path) -> tuple[Path, int]:
-    while True:  # until no other process clears it before it is locked
+def _create_locked_folder(parent: Path) -> tuple[Path, int]:
+    """Create a staging folder; return it and the descriptor of its locked file."""
+    while True:  # again if another process removes the folder before it is locked
         folder = parent / f".parity-{uuid.uuid4().hex}.partial"
         folder.mkdir(0o700)
         try:
@@ -110,37 +113,40 @@ def _locked(parent: Path) -> tuple[Path, int]:
         except OSError:
             folder.rmdir()
             raise
-        with contextlib.suppress(OSError):  # a file system without locks, on which nothing is cleared either
+        with contextlib.suppress(OSError):  # without file locks, other processes cannot remove this folder either
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(lock).st_nlink:
             return folder, lock
         os.close(lock)
 
 
-def _take_permissions(new: Path, old: Path) -> None:
-    """Give a file or folder the permissions of the one that it replaces; new files in a folder those all old ones have."""
-    _take(new, old.stat())
+def _copy_permissions(new: Path, old: Path) -> None:
+    """Give a file or folder the permissions of the one that it replaces.
+
+    Files in a folder get the permissions of the old file of that name, or those that all old files have in common.
+    """
+    _copy_owner_and_mode(new, old.stat())
     if not (old.is_dir() and new.is_dir()):
         return
-    before = {entry.name: entry.stat() for entry in os.scandir(old) if entry.is_file()}
-    common = 0o777
-    for each in before.values():
-        common &= stat.S_IMODE(each.st_mode)
+    old_files = {entry.name: entry.stat() for entry in os.scandir(old) if entry.is_file()}
+    common_mode = 0o777
+    for status in old_files.values():
+        common_mode &= stat.S_IMODE(status.st_mode)
     for entry in os.scandir(new):
-        if entry.name in before:
-            _take(Path(entry.path), before[entry.name])
-        elif before and entry.is_file(follow_symlinks=False):
-            os.chmod(entry.path, common)
+        if entry.name in old_files:
+            _copy_owner_and_mode(Path(entry.path), old_files[entry.name])
+        elif old_files and entry.is_file(follow_symlinks=False):
+            os.chmod(entry.path, common_mode)
 
 
-def _take(new: Path, old: os.stat_result) -> None:
+def _copy_owner_and_mode(new: Path, old: os.stat_result) -> None:
     with contextlib.suppress(PermissionError):
         os.chown(new, old.st_uid, old.st_gid)
     os.chmod(new, stat.S_IMODE(old.st_mode))
 
 
-def _sync(path: Path) -> None:
-    """Bring a file, or a folder and all in it, to the disk."""
+def _fsync_all(path: Path) -> None:
+    """Flush a file, or a folder with all its content, to the disk."""
     for each in (*(path.rglob("*") if path.is_dir() else ()), path):
         descriptor = os.open(each, os.O_RDONLY)
         try:
@@ -150,12 +156,12 @@ def _sync(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Swap the names of a folder and of a folder or link, in one step where the system can."""
+    """Swap the names of two files, folders or links, of which one is a folder; in one step if the system supports it."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if renameat2 and renameat2(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
+    at_fdcwd, rename_exchange = -100, 2  # the constants of linux/fcntl.h and linux/fs.h
+    if renameat2 and renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange) == 0:
         return
-    old = one.parent.with_suffix(".old")  # outside of the staging folder: nobody clears it
+    old = one.parent.with_suffix(".old")  # outside of the staging folder, so that nothing removes it
     os.rename(other, old)
     os.rename(one, other)
     old.unlink() if old.is_symlink() else shutil.rmtree(old)

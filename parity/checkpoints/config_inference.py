@@ -1,4 +1,7 @@
-"""The config of weights that do not bring one: read off shapes, told by the files beside them, or assumed and said so."""
+"""Infer the config of weights that are stored without one: from tensors and the files beside them, else by assumptions.
+
+Every assumption is reported to the user.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -7,12 +10,12 @@ from typing import Any
 
 from parity.checkpoints.formats import Evidence, Fields, Format
 from vit_spec import InputError, ViTConfig
-from vit_spec.config import PARTS, typed
+from vit_spec.config import PARTS, coerce_field
 from vit_spec.models import SIZES
 
-# Fields that change what is computed and that no tensor shows, with what most models have.  Whatever of them neither the
-# file nor the format tells is assumed, and named.
-USUAL: Fields = {
+# Fields that change what is computed and that no tensor shows, with the values that most models have.  A field that neither
+# the file nor the format determines gets this value, and is reported as an assumption.
+DEFAULTS: Fields = {
     "positions.kind": "none",
     "positions.rotary": "none",
     "attention.scale": None,
@@ -29,28 +32,29 @@ USUAL: Fields = {
 }
 
 
-# What `ViTConfig` means by each rotation, in words, and the base that it was published with.
-ROTATIONS: dict[str, tuple[str, float]] = {
+# Kind of rotary positions -> what it rotates, in words, and the base that it was published with.
+ROTARY_KINDS: dict[str, tuple[str, float]] = {
     "axial": ("of neighbouring pairs, over columns and rows of patches counted from one", 10000.0),
     "dinov3": ("of halves, over rows and columns of patches about the centre", 100.0),
 }
 
 
 class AssumptionWarning(UserWarning):
-    """A model was made of weights that do not tell everything about it; the message names what was assumed."""
+    """A model was loaded from weights that do not determine all of its config; the message lists the assumptions."""
 
 
-class Unfit(InputError):
-    """A format cannot be what a file shows; another one with the same keys may."""
+class FormatMismatch(InputError):
+    """The tensors or files contradict a format; another format with the same keys may fit."""
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """Something that changes the function and that nothing in the file tells.
+    """A property that changes the function and that nothing in the file states.
 
-    field, value: as in `ViTConfig`, e.g. "norms.eps", 1e-6; or, where `ViTConfig` knows no other value, in words, e.g.
-        "order of a block", "each norm ahead of its half".
-    why: on whose word.
+    Attributes:
+        field: a field of `ViTConfig`, e.g. "norms.eps"; or a property that has no field, e.g. "patch extraction".
+        value: the assumed value of the field, e.g. 1e-6; or text, e.g. "without overlap".
+        why: the reason for the value, e.g. "as in most models".
     """
 
     field: str
@@ -58,78 +62,91 @@ class Assumption:
     why: str
 
 
-def infer(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig, tuple[Assumption, ...]]:
-    """Return the config of weights in a format, and what of it is assumed.
+def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViTConfig, tuple[Assumption, ...]]:
+    """Return the config of weights in a format, and the assumptions in it.
+
+    Sources, in order of precedence: `given`; the statements of the file and of the files beside it; the requirements of the
+    format; the tensors; the published models of the format; `DEFAULTS`.
 
     Args:
-        given: fields that the user set; they go before all else.
+        format: the format of the weights.
+        evidence: what the checkpoint shows about the model.
+        given: config overrides of the user, by dotted field name.
 
     Raises:
-        Unfit: no model of the format is what the file shows.
-        InputError: something that must be known is not, or the file contradicts itself.
+        FormatMismatch: the file is not a model of this format.
+        InputError: a required field is unknown, or the file contradicts itself.
     """
-    shown, likely = _structure(evidence)
-    always = {name: value for name, value in format.always.items() if not isinstance(value, tuple) and not callable(value)}
-    if format.owns(evidence.notes):  # what its own library always does, others with the same keys may not
-        always |= {name: value[0] for name, value in format.always.items() if isinstance(value, tuple) and len(value) == 1}
-    given = {name: typed(name, value) for name, value in given.items()}
-    told = format.told(evidence)
-    source = format.described_in if format.owns(evidence.notes) else "file"
-    if "in_channels" not in {**told, **given}:
-        _hold_to_channels_first(evidence)
-    for name, value in told.items():
+    shown, likely = _fields_from_tensors(evidence)
+    required = {
+        name: value for name, value in format.constraints.items() if not isinstance(value, tuple) and not callable(value)
+    }
+    from_library = format.matches_config_file(evidence.notes)
+    if from_library:  # a constraint to one value applies to the format's library, and not to others with the same keys
+        required |= {
+            name: value[0] for name, value in format.constraints.items() if isinstance(value, tuple) and len(value) == 1
+        }
+    given = {name: coerce_field(name, value) for name, value in given.items()}
+    stated = format.stated_fields(evidence)
+    source = format.config_file if from_library else "file"
+    if "in_channels" not in {**stated, **given}:
+        _check_channels_first(evidence)
+    for name, value in stated.items():
         if name in shown and shown[name] != value and name not in given:
             raise InputError(
-                f"its {source} says {name}={value!r}, its tensors {shown[name]!r}: give the {source} of these very weights"
+                f"its {source} says {name}={value!r}, but its tensors show {shown[name]!r}: give the {source} of these "
+                f"weights"
             )
-    for name in sorted(shown.keys() & always.keys()):
-        if shown[name] != always[name]:
-            raise Unfit(f"models of format {format.name!r} have {name}={always[name]!r}, its tensors show {shown[name]!r}")
-    known = {**shown, **always, **told, **given}
-    # Statistics of red, green and blue say nothing of other channels.
-    guessed = {**format.assumed, **likely, **format.likely(evidence)}
+    for name in sorted(shown.keys() & required.keys()):
+        if shown[name] != required[name]:
+            raise FormatMismatch(
+                f"models of format {format.name!r} have {name}={required[name]!r}, but its tensors show {shown[name]!r}"
+            )
+    known = {**shown, **required, **stated, **given}
+    guessed = {**format.assumed, **likely, **format.infer_assumed(evidence)}
+    # The published pixel statistics are those of red, green and blue: they do not apply to other numbers of channels.
     channels = (1, known.get("in_channels", guessed.get("in_channels", 3)))
     published = {n: v for n, v in guessed.items() if not n.startswith("pixels.") or len(v) in channels}
-    if format.owns(evidence.notes):  # of the format's own library, whose code has one rule for all its models
+    if from_library:  # the library resamples the positions of all its models in the same way
         known = {**{n: v for n, v in published.items() if n.startswith("resampling.")}, **known}
     of_format = f"models of format {format.name}"
     assumed = [
-        Assumption(name, value, f"as {'most models' if name not in published or name in likely else of_format}")
-        for name, value in {**USUAL, **published}.items()
-        if name not in known and _matters(name, known, evidence)
+        Assumption(name, value, f"as in {'most models' if name not in published or name in likely else of_format}")
+        for name, value in {**DEFAULTS, **published}.items()
+        if name not in known and _affects_model(name, known, evidence)
     ]
-    start = {"norms.layer_scale": published.get("norms.layer_scale", 1e-5)}
-    known = {**start, **{each.field: each.value for each in assumed}, **known}
-    for found_by in (_patch, _heads, _base, partial(_grid, format)):
-        found = found_by(known, evidence)
+    initial = {"norms.layer_scale": published.get("norms.layer_scale", 1e-5)}
+    known = {**initial, **{each.field: each.value for each in assumed}, **known}
+    for infer_fields in (_infer_patch, _infer_heads, _infer_rotary_base, partial(_infer_grid, format)):
+        found = infer_fields(known, evidence)
         assumed += [each for each in found if each.why]
         known = {**{each.field: each.value for each in found}, **known}
     try:
-        config = build(known)
+        config = build_config(known)
         format.layouts(config)
     except InputError as error:
-        raise Unfit(str(error)) from None
-    in_words = dict(format.untold(evidence))
-    if (rotary := config.positions.rotary) != "none" and "positions.rotary" not in {**always, **told}:
-        in_words["rotation"], _ = ROTATIONS[rotary]
-    for what, value in in_words.items():
-        assumed.append(Assumption(what, value, f"as models of format {format.name}"))
+        raise FormatMismatch(str(error)) from None
+    behaviour = dict(format.assumed_behaviour(evidence))
+    if (rotary := config.positions.rotary) != "none" and "positions.rotary" not in {**required, **stated}:
+        behaviour["rotation"], _ = ROTARY_KINDS[rotary]
+    for what, value in behaviour.items():
+        assumed.append(Assumption(what, value, f"as in models of format {format.name}"))
     return config, tuple(assumed)
 
 
-def build(fields: Fields) -> ViTConfig:
-    """Return the config that has these fields, dotted where they lie in a part, and defaults for the others.
+def build_config(fields: Fields) -> ViTConfig:
+    """Return a config with these fields, dotted as in "norms.eps", and the defaults of `ViTConfig` for the others.
 
     Raises:
-        InputError: a value that the config refuses, or that does not go with the others.
+        InputError: a value is invalid, by itself or in combination with the others.
     """
-    changes = nested(fields)
+    changes = nest_fields(fields)
     parts = {name: PARTS[name](**changes.pop(name)) for name in PARTS if name in changes}
     return ViTConfig(**changes, **parts)
 
 
-def nested(fields: Fields) -> dict[str, Any]:
-    """Return dotted fields as `ViTConfig.replace` takes them: {"norms.eps": 1e-5} as {"norms": {"eps": 1e-5}}."""
+def nest_fields(fields: Fields) -> dict[str, Any]:
+    """Return dotted fields nested, as `ViTConfig.replace` takes them: {"norms.eps": 1e-5} as {"norms": {"eps": 1e-5}}."""
     changes: dict[str, Any] = {}
     for name, value in fields.items():
         part, _, field = name.rpartition(".")
@@ -140,8 +157,8 @@ def nested(fields: Fields) -> dict[str, Any]:
     return changes
 
 
-def _structure(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what tensors tell by being there and by their shapes, and what they make likely."""
+def _fields_from_tensors(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields that the presence and shapes of tensors prove, and those that they make likely."""
     axes, sizes = evidence.axes, evidence.sizes
     qkv = "qkv" if "blocks.attn.qkv.bias" in axes else "qv" if "blocks.attn.q_bias" in axes else "none"
     shown: dict[str, Any] = {
@@ -174,7 +191,7 @@ def _structure(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
         likely["mlp.activation"] = "swiglu"
     if "attn_pool.latent" in axes:
         shown["head.pool"] = "attention"
-    elif not shown["tokens.class_token"] or "fc_norm.weight" in axes:  # a norm after the pool is a mean's
+    elif not shown["tokens.class_token"] or "fc_norm.weight" in axes:  # models with a norm after the pool take the mean
         likely["head.pool"] = "mean"
     if "pre_logits.weight" in axes:
         shown["head.hidden"] = sizes["feature"]
@@ -187,86 +204,86 @@ def _structure(evidence: Evidence) -> tuple[dict[str, Any], dict[str, Any]]:
     return shown, likely
 
 
-def _hold_to_channels_first(evidence: Evidence) -> None:
-    """Refuse a patch projection of (width, 16, 16, 3), in the order of MLX, where PyTorch's is (width, 3, 16, 16).
+def _check_channels_first(evidence: Evidence) -> None:
+    """Raise InputError if the channels seem to be the last axis of the patch projection.
 
-    Read as PyTorch's it has 16 channels and patches of 16 x 3, and all shapes of the file agree with that.
-
-    Raises:
-        InputError: channels seem to be the last axis.
+    MLX stores (width, 16, 16, 3) instead of (width, 3, 16, 16).  In PyTorch's order that shape means 16 channels and
+    patches of 16 x 3, and all other shapes of the file agree with it.
     """
-    channels, ph, pw = (evidence.sizes.get(word, 0) for word in ("rgb", "ph", "pw"))
+    channels, ph, pw = (evidence.sizes.get(axis, 0) for axis in ("rgb", "ph", "pw"))
     if 1 < channels == ph != pw and pw in (1, 3):
         raise InputError(
-            f"its patch projection takes {channels} channels of {ph}x{pw} pixels, or {pw} of {channels}x{ph} with the "
-            f"channels last: transpose it to (width, channels, rows, columns), or give --set in_channels={channels}"
+            f"its patch projection has {channels} channels of {ph}x{pw} pixels, or {pw} channels of {channels}x{ph} if the "
+            f"channels are last: transpose it to (width, channels, rows, columns), or give --set in_channels={channels}"
         )
 
 
-def _matters(name: str, known: Fields, evidence: Evidence) -> bool:
-    """Whether a field that is assumed changes anything for this model."""
+def _affects_model(name: str, known: Fields, evidence: Evidence) -> bool:
+    """Return whether an assumed field changes the function of this model."""
     if name.startswith("resampling."):
         return "pos_embed" in evidence.axes
-    return name != "norms.layer_scale"  # whose value is where training starts
+    return name != "norms.layer_scale"  # only the initial value of parameters that are in the file
 
 
-def _patch(known: Fields, evidence: Evidence) -> list[Assumption]:
-    """Return the channels and the patch, where a projection of flattened patches has merged them."""
+def _infer_patch(known: Fields, evidence: Evidence) -> list[Assumption]:
+    """Return the number of channels and the patch size, if the projection takes flattened patches, which merge them."""
     if "patch" not in evidence.sizes:
         return []
     length, found = evidence.sizes["patch"], []
     channels = known.get("in_channels", 3)
     if "in_channels" not in known:
-        found.append(Assumption("in_channels", channels, "as colour images"))
+        found.append(Assumption("in_channels", channels, "as for colour images"))
     side = isqrt(length // max(1, channels))
     ph, pw = known.get("patch_size", (side, side))
     if "patch_size" not in known:
         found.append(Assumption("patch_size", (ph, pw), "a square patch"))
     if channels * ph * pw != length:
         raise InputError(
-            f"{channels} channels of patches of {ph}x{pw} are {channels * ph * pw} numbers, the projection takes {length}: "
+            f"{channels} channels of patches of {ph}x{pw} are {channels * ph * pw} values, the projection takes {length}: "
             f"give --set in_channels=N patch_size=HxW"
         )
     return found
 
 
-def _heads(known: Fields, evidence: Evidence) -> list[Assumption]:
-    """Return how many heads there are, and how wide each is where that is not their share of the width."""
+def _infer_heads(known: Fields, evidence: Evidence) -> list[Assumption]:
+    """Return the number of heads, and the width of each if it is not `width / num_heads`."""
     inner, width = evidence.sizes.get("inner", known["width"]), known["width"]
     found: list[Assumption] = []
     if "num_heads" in known and known["num_heads"] is None:
-        raise InputError("tensors do not tell the number of heads: give it with --set num_heads=N")
+        raise InputError("the tensors do not show the number of heads: give it with --set num_heads=N")
     if "num_heads" in known:
         heads = known["num_heads"]
     elif "dim" in evidence.sizes:
         heads = inner // evidence.sizes["dim"]
-        # A norm over the whole width is that of one head, or of all heads together: tensors do not tell.
+        # A norm of the whole width may belong to a single head or to all heads together: tensors do not show which.
         found.append(Assumption("num_heads", heads, "as wide as the norm of queries" if heads == 1 else ""))
     else:
         sizes = [s for s in SIZES.values() if (s.width, s.depth) == (width, known["depth"])]
         if not sizes and inner % 64:
-            raise InputError("tensors do not tell the number of heads: give it with --set num_heads=N")
+            raise InputError("the tensors do not show the number of heads: give it with --set num_heads=N")
         heads = sizes[0].num_heads if sizes else inner // 64
-        why = "as the published models of this width and depth" if sizes else "as in most models, whose heads are 64 wide"
+        why = (
+            "as in the published models of this width and depth" if sizes else "as in most models, whose heads are 64 wide"
+        )
         found.append(Assumption("num_heads", heads, why))
     if heads < 1 or inner % heads:
-        raise InputError(f"{heads} heads do not divide {inner}, which queries and keys have: give --set num_heads=N")
+        raise InputError(f"{heads} heads do not divide {inner}, the width of queries and keys: give --set num_heads=N")
     if inner // heads * heads != width or width % heads:
         found.append(Assumption("attention.head_dim", inner // heads, ""))
     return found
 
 
-def _base(known: Fields, evidence: Evidence) -> list[Assumption]:
-    """Return the base of a rotation, also of one that the user was the first to tell of."""
+def _infer_rotary_base(known: Fields, evidence: Evidence) -> list[Assumption]:
+    """Return the base of rotary positions, also if a config override of the user chose them."""
     rotary = known.get("positions.rotary", "none")
-    if rotary not in ROTATIONS or "positions.rotary_base" in known:
+    if rotary not in ROTARY_KINDS or "positions.rotary_base" in known:
         return []
-    _, base = ROTATIONS[rotary]
-    return [Assumption("positions.rotary_base", base, f"as where rotary positions of kind {rotary!r} were published")]
+    _, base = ROTARY_KINDS[rotary]
+    return [Assumption("positions.rotary_base", base, f"as published with rotary positions of kind {rotary!r}")]
 
 
-def _grid(format: Format, known: Fields, evidence: Evidence) -> list[Assumption]:
-    """Return the image size and which tokens the position table covers, from its rows."""
+def _infer_grid(format: Format, known: Fields, evidence: Evidence) -> list[Assumption]:
+    """Return the image size, and which tokens the position table covers, from the number of rows of the table."""
     ph, pw = known["patch_size"]
     prefix = known["tokens.class_token"] + known["tokens.distillation"] + known["tokens.registers"]
     if known.get("positions.kind") != "learned":
@@ -274,10 +291,10 @@ def _grid(format: Format, known: Fields, evidence: Evidence) -> list[Assumption]
             [] if "image_size" in known else [Assumption("image_size", (14 * ph, 14 * pw), "for a grid of 14 x 14 patches")]
         )
     if "token" not in evidence.sizes:
-        raise Unfit(f"models of format {format.name!r} have a table of positions, and the file has none")
+        raise FormatMismatch(f"models of format {format.name!r} have a position table, and the file has none")
     rows = evidence.sizes["token"]
-    covers = {"all": prefix, "none": 0, "class": int(known["tokens.class_token"])}  # the last, where there is none
-    if isinstance(allowed := format.always.get("positions.covers"), tuple):
+    covers = {"all": prefix, "none": 0, "class": int(known["tokens.class_token"])}  # in order of preference
+    if isinstance(allowed := format.constraints.get("positions.covers"), tuple):
         covers = {name: count for name, count in covers.items() if name in allowed}
     if "positions.covers" in known:
         covers = {known["positions.covers"]: covers[known["positions.covers"]]}
@@ -295,6 +312,9 @@ def _grid(format: Format, known: Fields, evidence: Evidence) -> list[Assumption]
     fitting = [name for name, count in covers.items() if sides[name] and sides[name] ** 2 == rows - count]
     if fitting:
         side, several = sides[fitting[0]], len({sides[name] for name in fitting}) > 1
-        found = [Assumption("image_size", (side * ph, side * pw), "since the table's rows make a square")]
-        return [*found, Assumption("positions.covers", fitting[0], "the first that makes a square" if several else "")]
-    raise InputError(f"the position table has {rows} rows, which make no square: give --set image_size=HxW")
+        found = [Assumption("image_size", (side * ph, side * pw), "the rows of the position table make a square grid")]
+        return [
+            *found,
+            Assumption("positions.covers", fitting[0], "the first choice that makes a square grid" if several else ""),
+        ]
+    raise InputError(f"the position table has {rows} rows, which do not form a square grid: give --set image_size=HxW")

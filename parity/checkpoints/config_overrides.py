@@ -1,4 +1,4 @@
-"""Fields of a config as they are set on the command line: norms.eps=1e-5, or by a shorter name that means one field."""
+"""Parse config overrides as they are given on the command line: --set norms.eps=1e-5, or a shorter name of the field."""
 
 import ast
 import re
@@ -9,52 +9,53 @@ from vit_spec import InputError, nearest
 from vit_spec.config import FIELDS
 
 
-def assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """Return what texts such as "norm_eps=1e-5", "head.pool=mean" or "image_size=256x128" set.
+def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+    """Parse texts such as "head.pool=mean" or "image_size=256x128" to config overrides: dotted field -> value.
 
-    A field may be called by its dotted name, by its last word where no other field ends in it, or with its part in front
-    as one would say it: norms.eps, eps, norm_eps.
+    A field may be given by its dotted name, by its last word if no other field ends in it, or with its part in the
+    singular: norms.eps, eps or norm_eps.
 
     Raises:
-        InputError: no assignment, or no such field; says the nearest.
+        InputError: a text is not FIELD=VALUE, or the field is ambiguous or unknown; the message suggests the nearest name.
     """
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not value.strip():
             raise InputError(f"--set {text!r} sets nothing: write it as norms.eps=1e-5")
-        found[_field(name.strip())] = _value(value.strip())
+        found[_resolve_field(name.strip())] = _parse_value(value.strip())
     return found
 
 
-def _field(name: str) -> str:
+def _resolve_field(name: str) -> str:
+    """Return the dotted name of the field that a name or short name means."""
     if name in FIELDS:
         return name
-    meant = {field for field in FIELDS if name in (field.rpartition(".")[2], _spoken(field))}
+    meant = {field for field in FIELDS if name in (field.rpartition(".")[2], _short_name(field))}
     if len(meant) == 1:
         return meant.pop()
     if meant:
         raise InputError(f"--set {name} may mean {' or '.join(sorted(meant))}: say which")
     raise InputError(
-        f"--set {name} is no field of the config{nearest(name, FIELDS) or ': `python -m parity inspect` lists them'}"
+        f"--set {name} is not a field of the config{nearest(name, FIELDS) or ': `python -m parity inspect` lists them'}"
     )
 
 
-def _spoken(field: str) -> str:
-    """norms.eps as norm_eps."""
+def _short_name(field: str) -> str:
+    """Return the short name of a dotted field: norm_eps for norms.eps."""
     part, _, word = field.rpartition(".")
     return f"{part.removesuffix('s')}_{word}"
 
 
-def _value(text: str) -> Any:
-    """Read a number, true, false, None, a size as 256x128, a list or a word."""
+def _parse_value(text: str) -> Any:
+    """Parse a number, true, false, None, a size such as 256x128, a list, or else a word."""
     if size := re.fullmatch(r"(\d{1,18})x(\d{1,18})", text):
         return int(size[1]), int(size[2])
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
         value = ast.literal_eval(text)
-        repr(value)  # as a message shows it: a number in base 16 may have more digits than Python prints
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # a list as a key; a text of brackets
+        repr(value)  # messages print it; Python refuses to print numbers with too many digits, which base 16 can make
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # e.g. a list as a key, too many brackets
         return text
     return value

@@ -1,4 +1,4 @@
-"""Names of models on the Hugging Face hub, and where their files lie on this machine."""
+"""Models on the Hugging Face hub: find them in the local cache, or download the files that are needed."""
 
 import logging
 import os
@@ -16,38 +16,44 @@ from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
-from parity.terminal import note
+from parity.terminal import print_note
 from vit_spec import InputError
 
 PREFIX = "hf://"
 
-_FORM = "hf://owner/name, hf://owner/name@revision or hf://owner/name/path/of/a/file"
+_NAME_FORMS = "hf://owner/name, hf://owner/name@revision or hf://owner/name/path/of/a/file"
 _NAME = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.+-]+)*)", re.ASCII)
-_BESIDE = [
+_COMPANION_FILES = [
     *("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json"),
-    "adapter_config.json",  # because of which weights are refused
+    "adapter_config.json",  # its presence shows that the weights need an adapter; they are then refused
 ]
-_SAFE = ["*.safetensors", "*.safetensors.index.json"]
-_KINDS = [_SAFE, ["*.msgpack", "*.msgpack.index.json"], ["*.npz"], ["*.bin", "*.bin.index.json"], ["*.pth"]]
-SECONDS = 3.0
-PATIENCE = 30.0  # seconds for a list of files; the library waits for as long as a server tells it to
+_SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
+_WEIGHT_PATTERNS = [  # the files of each container, the safest container first
+    _SAFETENSORS,
+    ["*.msgpack", "*.msgpack.index.json"],
+    ["*.npz"],
+    ["*.bin", "*.bin.index.json"],
+    ["*.pth"],
+]
+CONNECT_TIMEOUT = 3.0  # seconds
+LISTING_TIMEOUT = 30.0  # seconds for the list of files; the library alone would wait as long as a server asks it to
 
 
 def resolve(name: str) -> Path:
-    """Return the folder of a model of the hub, or one file or folder in it, from the cache or else from the network.
+    """Return the local path of a model on the hub, or of one file or folder in it: from the cache, or else downloaded.
 
-    Of the weights that a model has in several containers only the safest is fetched: safetensors, msgpack, npz, then
-    pickles.
+    If a model has weights in several containers, only the safest is downloaded: safetensors, msgpack, npz, then pickles.
 
-    name: hf://owner/name[@revision][/path/in/repo]
+    Args:
+        name: hf://owner/name[@revision][/path/in/repo]
 
     Raises:
-        InputError: a name of another form, no such model or file, no network, or no huggingface_hub.
+        InputError: a malformed name, no such model or file, no network, or huggingface_hub is not installed.
     """
     match = _NAME.fullmatch(name)
-    words = [part for part in re.split(r"[/@]", name.removeprefix(PREFIX)) if part.strip(".") == ""]
-    if not match or words:
-        raise InputError(f"{name!r} is no name of a model on the hub: expected {_FORM}")
+    dots_only = [part for part in re.split(r"[/@]", name.removeprefix(PREFIX)) if part.strip(".") == ""]
+    if not match or dots_only:
+        raise InputError(f"{name!r} is not the name of a model on the hub: expected {_NAME_FORMS}")
     repo, revision, inside = match[1], match[2], match[3].strip("/")
     try:
         import huggingface_hub.errors
@@ -56,147 +62,165 @@ def resolve(name: str) -> Path:
             f"{name}: to fetch from the hub, pip install huggingface_hub; or give the path of a file"
         ) from None
 
-    kept = _cached(huggingface_hub, repo, revision, inside)
-    if kept is not None:
-        return kept
-    if not reachable():
+    cached = _find_in_cache(huggingface_hub, repo, revision, inside)
+    if cached is not None:
+        return cached
+    if not is_reachable():
         raise InputError(
             f"{name} is not in the cache and the hub is out of reach: give the path of a file or folder instead"
         )
-    return _fetched(huggingface_hub, name, repo, revision, inside)
+    return _download(huggingface_hub, name, repo, revision, inside)
 
 
-def _cached(hub: Any, repo: str, revision: str | None, inside: str) -> Path | None:
-    """Return what the cache has: the file or folder that is asked for, or a snapshot with any weights in it."""
+def _find_in_cache(hub: Any, repo: str, revision: str | None, inside: str) -> Path | None:
+    """Return the file or folder `inside` in the cache, or for "" a snapshot that has weights; None if there is none."""
     try:
         snapshot = Path(hub.snapshot_download(repo, revision=revision, local_files_only=True))
     except (hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError, FileNotFoundError, ValueError):
         return None
     if inside:
         return snapshot / inside if (snapshot / inside).exists() else None
-    patterns = [pattern for kind in _KINDS for pattern in kind]
+    patterns = [pattern for container in _WEIGHT_PATTERNS for pattern in container]
     return snapshot if any(fnmatch(file.name, pattern) for file in snapshot.iterdir() for pattern in patterns) else None
 
 
-def _fetched(hub: Any, name: str, repo: str, revision: str | None, inside: str) -> Path:
-    def ask(question: Callable[..., Any], **more: Any) -> Any:
-        return answered(hub, name, "the path of a file", question, repo, revision=revision, **more)
+def _download(hub: Any, name: str, repo: str, revision: str | None, inside: str) -> Path:
+    """Download the weights of a model and the JSON files beside them, or only `inside`; return the local path."""
 
-    files = ask(hub.HfApi().list_repo_files, patience=PATIENCE)
-    wanted = chosen(files, inside)
+    def call(function: Callable[..., Any], **kwargs: Any) -> Any:
+        return call_hub(hub, name, "the path of a file", function, repo, revision=revision, **kwargs)
+
+    files = call(hub.HfApi().list_repo_files, timeout=LISTING_TIMEOUT)
+    wanted = choose_files(files, inside)
     if not wanted:
         raise InputError(f"{name} has no {inside or 'weights of a known kind'}: it holds {', '.join(files[:20])}")
-    snapshot = Path(ask(hub.snapshot_download, allow_patterns=wanted, etag_timeout=SECONDS))
+    snapshot = Path(call(hub.snapshot_download, allow_patterns=wanted, etag_timeout=CONNECT_TIMEOUT))
     return snapshot / inside
 
 
-def chosen(files: list[str], inside: str) -> list[str]:
-    """Return which of a repository's files are needed: of its first container, or those at `inside`."""
+def choose_files(files: list[str], inside: str) -> list[str]:
+    """Return the files of a repository to download: those at `inside`, or for "" the weights of the safest container."""
     if inside in files:
-        beside = [f"{inside.rpartition('/')[0]}/{name}".lstrip("/") for name in _BESIDE]
-        return [inside, *(file for file in beside if file in files)]
+        companions = [f"{inside.rpartition('/')[0]}/{name}".lstrip("/") for name in _COMPANION_FILES]
+        return [inside, *(file for file in companions if file in files)]
     if inside:
         return [file for file in files if file.startswith(f"{inside}/")]
     top = [file for file in files if "/" not in file]
-    for kind in _KINDS:
-        if weights := [file for file in top if any(fnmatch(file, pattern) for pattern in kind)]:
-            return [*weights, *(file for file in _BESIDE if file in top)]
+    for patterns in _WEIGHT_PATTERNS:
+        if weights := [file for file in top if any(fnmatch(file, pattern) for pattern in patterns)]:
+            return [*weights, *(file for file in _COMPANION_FILES if file in top)]
     return []
 
 
-def answered(
-    hub: Any, name: str, instead: str, question: Callable[..., Any], *about: Any, patience: float | None = None, **more: Any
+def call_hub(
+    hub: Any, name: str, instead: str, function: Callable[..., Any], *args: Any, timeout: float | None = None, **kwargs: Any
 ) -> Any:
-    """Return what the hub's library answers.
+    """Call a function of huggingface_hub, and convert every failure into an InputError of one line.
 
-    instead: what can be given where the hub does not help.
-    patience: seconds after which no answer is waited for; None: it may take as long as files take to come.
+    Args:
+        hub: the library, as a module.
+        name: name of the fetched model or data, for the message.
+        instead: what the user can give instead of a name on the hub, for the message.
+        function: the function to call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        timeout: in seconds; None for calls that download files, which may take any time.
 
     Raises:
-        InputError: in a line, why `name` is not to be had.
+        InputError: says why `name` cannot be fetched.
     """
     try:
-        with _spoken_safely(quiet=patience is not None):
-            return _within(patience, partial(question, *about, **more))
+        with _safe_logging(quiet=timeout is not None):
+            return _call_with_timeout(timeout, partial(function, *args, **kwargs))
     except hub.errors.GatedRepoError:
         raise InputError(
-            f"{name} is only given to those who accepted its terms: do so on its page, then hf auth login"
+            f"{name} is only available to users who accepted its terms: do so on its page, then hf auth login"
         ) from None
     except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError, hub.errors.HFValidationError):
         raise InputError(f"the hub has no {name}, or it is private: check the name, or hf auth login") from None
     except MemoryError:
         raise
-    except _Silence:
-        raise InputError(f"{name}: the hub does not answer within {patience:.0f} s: try later, or give {instead}") from None
-    # The library takes what a server says as it comes, and fails in any way where that is nonsense; besides, of the HTTP
-    # library below, another one in each version, no errors are known.
+    except _NoAnswer:
+        raise InputError(f"{name}: the hub does not answer within {timeout:.0f} s: try later, or give {instead}") from None
+    # The library does not validate responses, so an invalid response can raise any exception.  The exceptions of its HTTP
+    # library are unknown too, because versions use different ones.
     except Exception as error:
         what = type(error).__name__
         raise InputError(f"{name} could not be fetched ({what}): try again, or give {instead}") from None
 
 
-def _within(seconds: float | None, question: Callable[[], Any]) -> Any:
-    """Return what a question answers.
+def _call_with_timeout(seconds: float | None, function: Callable[[], Any]) -> Any:
+    """Call a function and return its result.
 
     Raises:
-        _Silence: it takes longer.
+        _NoAnswer: the function takes longer than `seconds`; None means no limit.
     """
     if seconds is None:
-        return question()
-    answer: Future[Any] = Future()
+        return function()
+    result: Future[Any] = Future()
 
-    def ask() -> None:
+    def call() -> None:
         try:
-            answer.set_result(question())
+            result.set_result(function())
         except BaseException as error:
-            answer.set_exception(error)
+            result.set_exception(error)
 
-    Thread(target=ask, daemon=True).start()  # which does not keep the process from ending
-    if not wait([answer], seconds).done:
-        raise _Silence
-    return answer.result()
+    Thread(target=call, daemon=True).start()  # a daemon thread does not keep the process from ending
+    if not wait([result], seconds).done:
+        raise _NoAnswer
+    return result.result()
 
 
-class _Silence(Exception):
-    """A server that does not answer."""
+class _NoAnswer(Exception):
+    """The server does not answer in time."""
 
 
 @contextmanager
-def _spoken_safely(quiet: bool) -> Iterator[None]:
-    """Print what the hub's library logs as any other line, or not at all: servers can put escape sequences into it.
+def _safe_logging(quiet: bool) -> Iterator[None]:
+    """Print the log of huggingface_hub as our notes, which escape control characters that a server sends.
 
-    Its bars of progress are for terminals alone; in a file, each step of them would be one more line.
+    Progress bars of the library are hidden unless stderr is a terminal: in a file, each step would be another line.
+
+    Args:
+        quiet: print only critical records.
     """
-    logger, safe = logging.getLogger("huggingface_hub"), _Notes(logging.CRITICAL if quiet else logging.WARNING)
-    before, propagates = logger.handlers[:], logger.propagate
-    logger.handlers, logger.propagate = [safe], False
-    bars = sys.modules.get("huggingface_hub.utils")
-    hidden = bars is not None and not sys.stderr.isatty() and not bars.are_progress_bars_disabled()
+    logger, handler = logging.getLogger("huggingface_hub"), _NoteHandler(logging.CRITICAL if quiet else logging.WARNING)
+    handlers_before, propagate_before = logger.handlers[:], logger.propagate
+    logger.handlers, logger.propagate = [handler], False
+    utils = sys.modules.get("huggingface_hub.utils")
+    hide_bars = utils is not None and not sys.stderr.isatty() and not utils.are_progress_bars_disabled()
     try:
-        if bars is not None and hidden:
-            bars.disable_progress_bars()
+        if utils is not None and hide_bars:
+            utils.disable_progress_bars()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.handlers, logger.propagate = before, propagates
-        if bars is not None and hidden:
-            bars.enable_progress_bars()
+        logger.handlers, logger.propagate = handlers_before, propagate_before
+        if utils is not None and hide_bars:
+            utils.enable_progress_bars()
 
 
-class _Notes(logging.Handler):
+class _NoteHandler(logging.Handler):
+    """Prints log records as notes, which escape control characters."""
+
     def emit(self, record: logging.LogRecord) -> None:
-        note(record.getMessage())
+        print_note(record.getMessage())
 
 
-def reachable() -> bool:
-    """Return whether the hub, or the proxy before it, answers at all: its library would try for half a minute."""
+def is_reachable() -> bool:
+    """Return whether the hub, or the proxy in front of it, accepts connections.
+
+    The library itself would try for half a minute.
+    """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return False
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     url = urlsplit(os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or endpoint)
     try:
-        socket.create_connection((url.hostname or "", url.port or (80 if url.scheme == "http" else 443)), SECONDS).close()
+        socket.create_connection(
+            (url.hostname or "", url.port or (80 if url.scheme == "http" else 443)), CONNECT_TIMEOUT
+        ).close()
     except (OSError, ValueError):
         return False
     return True

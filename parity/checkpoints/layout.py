@@ -1,17 +1,27 @@
-"""Where a parameter lives in a format, in one line, and the one function that moves arrays between two such lines.
+"""The layout language: where a format stores a parameter, in one line, and the copy from one layout to another.
 
-A parameter is an array with named axes.  A format decides where each axis goes: into the key or into the array,
-and merged with which neighbours.  A layout says so as `key | axes`:
+A parameter is an array with named axes, which `vit_spec.rows` declares.  The weight that produces queries, keys and values
+has the axes `block`, `qkv`, `head`, `dim` and `width`.  A checkpoint format decides which of them go into the key, which
+become dimensions of the array and in which order, and which are merged into one dimension.  A layout states this as
+`key | dimensions`.  For 12 blocks, 3 heads of 64 dims and a width of 192:
 
-    blocks/attn/qkv/kernel            | block width qkv head dim      a bare word is an axis of the array
-    blocks.{block}.attn.qkv.weight    | (qkv head dim) width          a {braced} word is spelled out in the key,
-    layer.{block}.attn.{qkv}.weight   | (head dim) width              (several) words are merged into one dimension,
-    cls_token                         | 1 1 width                     and 1 is a dimension of length one
-    blocks.{block}.attn.qkv.bias      | (qkv=2 head dim)              the parameter is a part: place 2 of qkv,
-    head.attention.in_proj_bias       | (qkv=1:kv head dim)           or its axis kv lies on qkv from place 1 on
+    layout                                                      arrays
+    blocks/attn/qkv/kernel          | block width qkv head dim  1, of shape (12, 192, 3, 3, 64)
+    blocks.{block}.attn.qkv.weight  | (qkv head dim) width      12, of shape (576, 192): blocks.0.attn.qkv.weight, ...
+    layer.{block}.attn.{qkv}.weight | (head dim) width          36, of shape (192, 192): layer.0.attn.query.weight, ...
 
-Two layouts that hold the same words are two addresses of the same numbers.  So a conversion is a strided copy from
-one to the other: it computes nothing, it is lossless in every dtype, and its inverse is the two layouts swapped.
+The notation:
+
+    width           a dimension of the array: this axis
+    (head dim)      a dimension of the array: these axes merged, the last one varying fastest
+    1               a dimension of the array of length one
+    {block}         an axis in the key: one array for each index, written 0, 1, 2, ... or as the words in `spellings`
+    qkv=2           the parameter is index 2 of the array's axis qkv; other parameters are stored in the rest of the array
+    qkv=1:kv        the parameter's axis kv is stored on the array's axis qkv, from index 1 on
+
+The layouts of all parameters in one format are its column.  Two layouts with the same axes store the same numbers, so a
+conversion is a strided copy from one to the other.  It computes nothing, it is lossless in every dtype, and its inverse is
+the same copy with the two layouts swapped.
 """
 
 import re
@@ -27,52 +37,56 @@ from numpy.typing import NDArray
 from vit_spec import InputError
 
 Array = NDArray[Any]
-Sizes = Mapping[str, int]  # axis word -> its length
-Place = Mapping[str, int]  # axis word -> where on it
-Spellings = Mapping[str, tuple[str, ...]]  # axis word -> how its places are spelled in keys; others count from zero
-Read = Callable[[str, int, int], Array]  # a key, and which of its entries in C order: first, and one past the last
+Sizes = Mapping[str, int]  # axis -> its length
+Indices = Mapping[str, int]  # axis -> an index on it
+Spellings = Mapping[str, tuple[str, ...]]  # axis -> the word for each of its indices in keys; default: 0, 1, 2, ...
+ReadRange = Callable[[str, int, int], Array]  # (key, start, stop) -> entries start to stop of its array in C order, 1-d
 
-_WORD = r"[a-z]\w*"
-_AXIS = re.compile(rf"({_WORD})(?:=(\d+)(?::({_WORD}))?)?")
+_NAME = r"[a-z]\w*"
+_AXIS = re.compile(rf"({_NAME})(?:=(\d+)(?::({_NAME}))?)?")
 
-PIECE = 16 << 20  # bytes read at once where more are not needed
-STRIP = 2 << 20  # bytes reordered at once, so that they are still in the cache when they are used
-LINES, TILE = 512, 512  # of what is transposed at once: rows, and bytes of each
+READ_CHUNK = 16 << 20  # bytes to read at a time where the order of entries allows it
+COPY_CHUNK = 2 << 20  # bytes to reorder at a time: few enough to stay in the CPU cache until they are used
+TILE_ROWS, TILE_BYTES = 512, 512  # a tile of a transposition: its rows, and the bytes of each
 
 
 class Axis(NamedTuple):
-    """One axis of an array: all of `holder`, or the part of it from place `start` on that the parameter is.
+    """One axis of a stored array; the parameter takes all of it or a part of it.
 
-    word: the parameter's own axis; None where it is one place of `holder` and has no such axis.
+    Attributes:
+        name: the axis of the array.
+        parameter_axis: the axis of the parameter that is stored on it; None if the parameter takes a single index.
+        start: the index on the array's axis at which the parameter begins.
     """
 
-    holder: str
-    word: str | None
+    name: str
+    parameter_axis: str | None
     start: int
 
     def __str__(self) -> str:
-        if self.word == self.holder:
-            return self.holder
-        return f"{self.holder}={self.start}" + (f":{self.word}" if self.word else "")
+        if self.parameter_axis == self.name:
+            return self.name
+        return f"{self.name}={self.start}" + (f":{self.parameter_axis}" if self.parameter_axis else "")
 
-    def place(self, at: Place) -> int | None:
-        """Return the one place of `holder` that is meant, if it is one."""
-        if self.word is None:
+    def fixed_index(self, indices: Indices) -> int | None:
+        """Return the one index on this axis that `indices` select; None if they select no single one."""
+        if self.parameter_axis is None:
             return self.start
-        return self.start + at[self.word] if self.word in at else None
+        return self.start + indices[self.parameter_axis] if self.parameter_axis in indices else None
 
-    def part(self, sizes: Sizes) -> slice:
-        """Return the places of `holder` that the word takes."""
-        return slice(self.start, self.start + sizes[self.word or self.holder])
+    def index_range(self, sizes: Sizes) -> slice:
+        """Return the indices on this axis that belong to the parameter."""
+        return slice(self.start, self.start + sizes[self.parameter_axis or self.name])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One parameter's place in a format.
+    """The location of one parameter in the checkpoints of a format.
 
-    key: the key, or the pattern of the keys, with {braced} axis words.
-    dims: for each dimension of the array, the axes merged into it; none for a dimension of length one.
-    spellings: how axis words are spelled in the key.
+    Attributes:
+        key: the key, or the pattern of the keys, with axes in {braces}.
+        dims: for each dimension of the array, the axes merged into it; empty for a dimension of length one.
+        spellings: the words for the indices of axes in the key.
     """
 
     key: str
@@ -81,190 +95,217 @@ class Layout:
 
     @classmethod
     def parse(cls, line: str, spellings: Spellings | None = None) -> Self:
-        """Read a line such as "blocks.{block}.attn.qkv.weight | (qkv head dim) width".
+        """Parse a line such as "blocks.{block}.attn.qkv.weight | (qkv head dim) width".
 
         Raises:
-            InputError: quoting the line and what is wrong in it.
+            InputError: the line is malformed; the message quotes it and says what is wrong.
         """
 
-        def wrong(what: str) -> InputError:
+        def error(what: str) -> InputError:
             return InputError(f"layout {line.strip()!r}: {what}")
 
         key, bar, axes = (part.strip() for part in line.partition("|"))
         if not bar or not key or not axes or "|" in axes:
-            raise wrong("write it as `key | axes`, with one bar")
-        if re.search(r"\s", key) or re.search(r"[{}]", re.sub(rf"{{{_WORD}}}", "", key)):
-            raise wrong("a key has no blanks, and braces only around one axis word, as in blocks.{block}.norm1.weight")
+            raise error("write it as `key | axes`, with one bar")
+        if re.search(r"\s", key) or re.search(r"[{}]", re.sub(rf"{{{_NAME}}}", "", key)):
+            raise error("a key has no blanks, and braces only around one axis, as in blocks.{block}.norm1.weight")
         dims = []
         for dim in re.findall(r"\([^()]*\)|\S+", axes):
             texts = dim[1:-1].split() if dim[0] == "(" and dim[-1] == ")" else [dim]
             matches = [_AXIS.fullmatch(text) for text in ([] if dim == "1" else texts or [dim])]
             if not all(matches):
-                raise wrong(f"{dim!r} is not an axis: write a word, (words to merge), 1, word=place or word=place:part")
+                raise error(f"{dim!r} is not an axis: write a name, (names to merge), 1, name=index or name=index:axis")
             found = [match.groups() for match in matches if match]
             dims.append(tuple(Axis(a, part or (None if n else a), int(n or 0)) for a, n, part in found))
         layout = cls(key, tuple(dims), spellings or {})
-        if repeated := sorted({word for word in layout.words if layout.words.count(word) > 1}):
-            raise wrong(f"{', '.join(repeated)} appears more than once")
+        if repeated := sorted({axis for axis in layout.parameter_axes if layout.parameter_axes.count(axis) > 1}):
+            raise error(f"{', '.join(repeated)} appears more than once")
         return layout
 
     @property
-    def spelled(self) -> list[str]:
-        """The axis words in the key, in order."""
-        return re.findall(rf"{{({_WORD})}}", self.key)
+    def key_axes(self) -> list[str]:
+        """The axes in the key, in order."""
+        return re.findall(rf"{{({_NAME})}}", self.key)
 
     @property
-    def flat(self) -> list[Axis]:
-        """The axes of the array, in order, none merged."""
+    def array_axes(self) -> list[Axis]:
+        """The axes of the array, in order, with merged dimensions split."""
         return [axis for dim in self.dims for axis in dim]
 
     @property
-    def words(self) -> list[str]:
-        """Every axis word of the parameter, of the key and of the array."""
-        return self.spelled + [axis.word for axis in self.flat if axis.word]
+    def parameter_axes(self) -> list[str]:
+        """All axes of the parameter: those in the key, then those in the array."""
+        return self.key_axes + [axis.parameter_axis for axis in self.array_axes if axis.parameter_axis]
 
     @property
     def is_part(self) -> bool:
-        """Whether the arrays hold more than this parameter."""
-        return any(axis.word != axis.holder for axis in self.flat)
+        """Whether the arrays have room for more than this parameter."""
+        return any(axis.parameter_axis != axis.name for axis in self.array_axes)
 
     @property
-    def axes(self) -> str:
-        """The array's side of the line, e.g. "(qkv head dim) width"."""
+    def axes_text(self) -> str:
+        """The right-hand side of the line, e.g. "(qkv head dim) width"."""
         dims = (" ".join(map(str, dim)) or "1" for dim in self.dims)
         return " ".join(f"({text})" if " " in text else text for text in dims)
 
     def __str__(self) -> str:
-        return f"{self.key} | {self.axes}"
+        return f"{self.key} | {self.axes_text}"
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """Shape of each array."""
-        return tuple(prod(sizes[axis.holder] for axis in dim) for dim in self.dims)
+        """Return the shape of each array."""
+        return tuple(prod(sizes[axis.name] for axis in dim) for dim in self.dims)
 
     def keys(self, sizes: Sizes) -> list[str]:
-        """Every key, in order."""
-        return [key for key, _ in self.places(sizes, {})]
+        """Return every key, in order."""
+        return [key for key, _ in self.indexed_keys(sizes, {})]
 
-    def places(self, sizes: Sizes, at: Place) -> Iterator[tuple[str, Place]]:
-        """Yield the keys that lie at `at`, each with its place on every axis that the key spells out."""
-        spelled = self.spelled
-        for numbers in product(*([at[word]] if word in at else range(sizes[word]) for word in spelled)):
-            place = dict(zip(spelled, numbers, strict=True))
-            spelling = {word: self.spellings[word][n] if word in self.spellings else n for word, n in place.items()}
-            yield self.key.format_map(spelling), place
+    def indexed_keys(self, sizes: Sizes, indices: Indices) -> Iterator[tuple[str, Indices]]:
+        """Yield the keys that agree with `indices`, each with its index on every axis in the key."""
+        key_axes = self.key_axes
+        for numbers in product(*([indices[axis]] if axis in indices else range(sizes[axis]) for axis in key_axes)):
+            key_indices = dict(zip(key_axes, numbers, strict=True))
+            words = {axis: self.spellings[axis][n] if axis in self.spellings else n for axis, n in key_indices.items()}
+            yield self.key.format_map(words), key_indices
 
-    def view(self, array: Array, sizes: Sizes, at: Place, words: list[str]) -> Array:
-        """Return a view of the part of an array that lies at `at`, one dimension for each of `words`, in their order.
+    def view(self, array: Array, sizes: Sizes, indices: Indices, axes: list[str]) -> Array:
+        """Return a view of the parameter in an array at `indices`, with one dimension for each of `axes`, in their order.
 
-        array: `shape(sizes)`; splitting a dimension never needs a copy.
+        Splitting the dimensions of the array never needs a copy.
+
+        Args:
+            array: an array of the shape `shape(sizes)`.
+            sizes: the length of each axis.
+            indices: the index on each axis that is not in `axes`.
+            axes: the axes of the parameter, in the order of the dimensions of the view.
         """
-        split = array.reshape([sizes[axis.holder] for axis in self.flat])
-        return _view(split, self.flat, sizes, at, words)
+        split = array.reshape([sizes[axis.name] for axis in self.array_axes])
+        return _view(split, self.array_axes, sizes, indices, axes)
 
 
 Column = Mapping[str, Layout]  # parameter -> its layout in one format
 
 
-def _view(split: Array, axes: list[Axis], sizes: Sizes, at: Place, words: list[str]) -> Array:
-    places = [axis.place(at) for axis in axes]
-    index = [axis.part(sizes) if n is None else n for axis, n in zip(axes, places, strict=True)]
-    left = [axis.word for axis, n in zip(axes, places, strict=True) if n is None]
-    view: Array = split[(*index, ...)].transpose([left.index(word) for word in words])  # `...`: a view even of one entry
+def _view(split: Array, array_axes: list[Axis], sizes: Sizes, indices: Indices, axes: list[str]) -> Array:
+    fixed = [axis.fixed_index(indices) for axis in array_axes]
+    selection = [axis.index_range(sizes) if n is None else n for axis, n in zip(array_axes, fixed, strict=True)]
+    remaining = [axis.parameter_axis for axis, n in zip(array_axes, fixed, strict=True) if n is None]
+    # The ellipsis makes numpy return a view even where the selection is one entry.
+    view: Array = split[(*selection, ...)].transpose([remaining.index(axis) for axis in axes])
     return view
 
 
-def runs(source: Layout, target: Layout, sizes: Sizes, at: Place) -> list[tuple[int, Place]]:
-    """Return the runs of the target's array at `at` that come from different arrays of the source.
+def split_by_source(source: Layout, target: Layout, sizes: Sizes, indices: Indices) -> list[tuple[int, Indices]]:
+    """Split a target array into the parts that come from different source arrays.
 
-    Each is its first entry in C order, and its place: what `parts` takes.  They can be made independently.
+    The parts are independent of each other: threads may convert them at the same time.
+
+    Args:
+        source: the layout of the source.
+        target: the layout of the target.
+        sizes: the length of each axis.
+        indices: the index on every axis in the target's key.
+
+    Returns:
+        For each part, the offset of its first entry in C order, and its indices for `convert_chunks`.
     """
-    words = [axis.holder for axis in target.flat]
-    if not words or words[0] not in source.spelled:
-        return [(0, at)]
-    stride = prod(sizes[word] for word in words[1:])
-    return [(n * stride, {**at, words[0]: n}) for n in range(sizes[words[0]])]
+    axes = [axis.name for axis in target.array_axes]
+    if not axes or axes[0] not in source.key_axes:
+        return [(0, indices)]
+    stride = prod(sizes[axis] for axis in axes[1:])
+    return [(n * stride, {**indices, axes[0]: n}) for n in range(sizes[axes[0]])]
 
 
-def parts(source: Layout, target: Layout, sizes: Sizes, at: Place, read: Read) -> Iterator[tuple[int, Array]]:
-    """Yield what lies at `at` in the target's array, bit by bit: a first entry in C order, and the entries from there on.
+def convert_chunks(
+    source: Layout, target: Layout, sizes: Sizes, indices: Indices, read: ReadRange
+) -> Iterator[tuple[int, Array]]:
+    """Yield a target array, or a part of one, in chunks copied bit by bit from the source.
 
-    Entries come in order.  No more than what one key of the source holds at `at` is in memory at a time, and only a
-    piece of that wherever source and target run through it alike.
+    A chunk is the offset of its first entry in C order, and its entries in one dimension.  Chunks are yielded in order.  At
+    most the selected entries of one source array are in memory at a time; if the target stores them in the same order, at
+    most `READ_CHUNK` bytes of them.  Source arrays that interleave in the target are first assembled in memory.
 
-    at: the place on every axis that the target's key spells out, and of a run on the first of the array's own.
-    read: gives entries of the source's array at a key, in one dimension.
+    Args:
+        source: the layout of the source.
+        target: the layout of the target.
+        sizes: the length of each axis.
+        indices: the index on every axis in the target's key, and for a part also on the first axis of the array.
+        read: returns a range of the entries of the source array at a key.
 
     Raises:
-        ValueError: layouts that do not hold the same words, or a target of which the parameter is a part.
+        ValueError: the layouts do not have the same axes, or the target array has room for more than this parameter.
     """
-    if sorted(source.words) != sorted(target.words):
-        raise ValueError(f"{source} and {target} do not hold the same axes")
+    if sorted(source.parameter_axes) != sorted(target.parameter_axes):
+        raise ValueError(f"{source} and {target} do not have the same axes")
     if target.is_part:
-        raise ValueError(f"{target} holds more than one parameter: fill a view of it")
-    yield from _parts(source, [axis.holder for axis in target.flat if axis.holder not in at], sizes, at, read)
+        raise ValueError(f"{target} has room for more than one parameter: fill a view of it")
+    axes = [axis.name for axis in target.array_axes if axis.name not in indices]
+    yield from _chunks(source, axes, sizes, indices, read)
 
 
-def _parts(source: Layout, words: list[str], sizes: Sizes, at: Place, read: Read) -> Iterator[tuple[int, Array]]:
-    """Yield the entries at `at`, the axes of `words` in their order."""
-    if words and words[0] in source.spelled:  # the source has an array for each place on the target's first axis
-        stride = prod(sizes[word] for word in words[1:])
-        for n in range(sizes[words[0]]):
-            for first, entries in _parts(source, words[1:], sizes, {**at, words[0]: n}, read):
+def _chunks(
+    source: Layout, axes: list[str], sizes: Sizes, indices: Indices, read: ReadRange
+) -> Iterator[tuple[int, Array]]:
+    """Yield the entries at `indices` in chunks, with `axes` in C order."""
+    if axes and axes[0] in source.key_axes:  # the source has an array for each index on the target's first axis
+        stride = prod(sizes[axis] for axis in axes[1:])
+        for n in range(sizes[axes[0]]):
+            for first, entries in _chunks(source, axes[1:], sizes, {**indices, axes[0]: n}, read):
                 yield n * stride + first, entries
         return
-    inner = [word for word in words if word not in source.spelled]
-    if inner == words:
-        [(key, place)] = source.places(sizes, at)
-        for first, view in _reads(source, key, words, sizes, {**at, **place}, read):
-            for offset, entries in _strips(view):
+    inner = [axis for axis in axes if axis not in source.key_axes]
+    if inner == axes:
+        [(key, key_indices)] = source.indexed_keys(sizes, indices)
+        for first, view in _read_views(source, key, axes, sizes, {**indices, **key_indices}, read):
+            for offset, entries in _contiguous_chunks(view):
                 yield first + offset, entries
         return
-    whole = None
-    for key, place in source.places(sizes, at):  # the source has arrays that interleave in the target's
-        [(_, view)] = _reads(source, key, inner, sizes, {**at, **place}, read, at_once=True)
-        if whole is None:
-            whole = np.empty([sizes[word] for word in words], view.dtype)
-        _copy(whole[(*(place.get(word, slice(None)) for word in words), ...)], view)
-    if whole is not None:
-        yield 0, whole.reshape(-1)
+    assembled = None
+    for key, key_indices in source.indexed_keys(sizes, indices):  # source arrays that interleave in the target
+        [(_, view)] = _read_views(source, key, inner, sizes, {**indices, **key_indices}, read, at_once=True)
+        if assembled is None:
+            assembled = np.empty([sizes[axis] for axis in axes], view.dtype)
+        _copy(assembled[(*(key_indices.get(axis, slice(None)) for axis in axes), ...)], view)
+    if assembled is not None:
+        yield 0, assembled.reshape(-1)
 
 
-def _reads(
-    source: Layout, key: str, words: list[str], sizes: Sizes, at: Place, read: Read, at_once: bool = False
+def _read_views(
+    source: Layout, key: str, axes: list[str], sizes: Sizes, indices: Indices, read: ReadRange, at_once: bool = False
 ) -> Iterator[tuple[int, Array]]:
-    """Yield views of what lies at `at` in the array of a key, a range of the first word at a time."""
-    axes, lengths = source.flat, [sizes[axis.holder] for axis in source.flat]
+    """Yield views of the entries at `indices` in the array of a key, a range of the first axis at a time."""
+    array_axes, lengths = source.array_axes, [sizes[axis.name] for axis in source.array_axes]
     offset = depth = 0
-    while depth < len(axes) and (n := axes[depth].place(at)) is not None:  # the outermost axes: one contiguous run
-        offset += n * prod(lengths[depth + 1 :])
+    while depth < len(array_axes) and (n := array_axes[depth].fixed_index(indices)) is not None:
+        offset += n * prod(lengths[depth + 1 :])  # fixed outermost axes select one contiguous range
         depth += 1
-    rest, stride = axes[depth:], prod(lengths[depth + 1 :])
+    rest, stride = array_axes[depth:], prod(lengths[depth + 1 :])
     if not rest:
         yield 0, read(key, offset, offset + 1).reshape(())
         return
-    span = rest[0].part(sizes)
+    span = rest[0].index_range(sizes)
     count, step = span.stop - span.start, span.stop - span.start
-    if not at_once and words and rest[0].word == words[0]:
-        step = max(1, PIECE // (8 * stride))  # of the widest dtype
-    inner = prod(sizes[word] for word in words[1:])
+    if not at_once and axes and rest[0].parameter_axis == axes[0]:
+        step = max(1, READ_CHUNK // (8 * stride))  # 8 bytes: the widest dtype
+    inner = prod(sizes[axis] for axis in axes[1:])
     for n in range(0, count, step):
         rows = min(step, count - n)
         start = offset + (span.start + n) * stride
         split = read(key, start, start + rows * stride).reshape([rows, *lengths[depth + 1 :]])
-        window = Axis(rest[0].holder, rest[0].word, 0)
-        yield n * inner, _view(split, [window, *rest[1:]], {**sizes, str(window.word): rows}, at, words)
+        window = Axis(rest[0].name, rest[0].parameter_axis, 0)
+        view_sizes = {**sizes, str(window.parameter_axis): rows}
+        yield n * inner, _view(split, [window, *rest[1:]], view_sizes, indices, axes)
 
 
-def _strips(view: Array) -> Iterator[tuple[int, Array]]:
-    """Yield the entries of a view in C order, as they are or a cache's worth at a time."""
+def _contiguous_chunks(view: Array) -> Iterator[tuple[int, Array]]:
+    """Yield the entries of a view in C order: the view itself if it is contiguous, else copies of `COPY_CHUNK` bytes."""
     if view.flags.c_contiguous:
         yield 0, view.reshape(-1)
         return
     row = view.size // len(view)
-    step = STRIP // (row * view.itemsize)
+    step = COPY_CHUNK // (row * view.itemsize)
     if step == 0:
         for n, inner in enumerate(view):
-            for first, entries in _strips(inner):
+            for first, entries in _contiguous_chunks(inner):
                 yield n * row + first, entries
         return
     for n in range(0, len(view), step):
@@ -274,34 +315,35 @@ def _strips(view: Array) -> Iterator[tuple[int, Array]]:
         yield n * row, out.reshape(-1)
 
 
-def _copy(to: Array, source: Array) -> None:
-    """Copy bits; where rows become columns, tile by tile, through rows that lie an odd number of cache lines apart.
+def _copy(target: Array, source: Array) -> None:
+    """Copy the bits of `source` to `target`, which has the same shape and may have another order of entries in memory.
 
-    A tile stays in the cache between its rows and its columns.  Rows whose distance is a power of two would compete for the
-    same lines of it, and a plain copy of the transposed array takes several times as long.
+    A transposition copies tiles through a buffer whose rows are an odd number of cache lines apart.  A tile stays in the
+    cache between the reading of its rows and the writing of its columns.  Rows a power of two apart would compete for the
+    same cache lines.  A plain copy of the transposed array takes several times as long.
     """
-    to, source = _bits(to), _bits(source)
+    target, source = _as_unsigned(target), _as_unsigned(source)
     last, strides = source.ndim - 1, [abs(stride) for stride in source.strides]
     long = [axis for axis, length in enumerate(source.shape) if length > 1]
     k = min(long, key=strides.__getitem__, default=last)  # the axis along which the source is contiguous
     if k == last:
-        to[...] = source
+        target[...] = source
         return
     order = [*sorted((axis for axis in range(source.ndim) if axis != k), key=lambda axis: -strides[axis]), k]
-    back, columns = np.argsort(order), TILE // source.itemsize
+    back, columns = np.argsort(order), TILE_BYTES // source.itemsize
     tile = [source.shape[axis] for axis in order]
-    tile[order.index(last)], tile[-1] = min(LINES, source.shape[last]), min(columns, source.shape[k])
-    scratch = np.empty((*tile[:-1], tile[-1] + 64 // source.itemsize), source.dtype)
-    here = [slice(None)] * source.ndim
+    tile[order.index(last)], tile[-1] = min(TILE_ROWS, source.shape[last]), min(columns, source.shape[k])
+    buffer = np.empty((*tile[:-1], tile[-1] + 64 // source.itemsize), source.dtype)
+    region = [slice(None)] * source.ndim
     for n in range(0, source.shape[k], columns):
-        for m in range(0, source.shape[last], LINES):
-            here[k], here[last] = slice(n, n + columns), slice(m, m + LINES)
-            part = source[tuple(here)].transpose(order)
-            padded = scratch[tuple(slice(0, length) for length in part.shape)]
+        for m in range(0, source.shape[last], TILE_ROWS):
+            region[k], region[last] = slice(n, n + columns), slice(m, m + TILE_ROWS)
+            part = source[tuple(region)].transpose(order)
+            padded = buffer[tuple(slice(0, length) for length in part.shape)]
             padded[...] = part
-            to[tuple(here)] = padded.transpose(back)
+            target[tuple(region)] = padded.transpose(back)
 
 
-def _bits(array: Array) -> Array:
-    """The same memory as unsigned integers: numpy then copies bits, and never a number."""
+def _as_unsigned(array: Array) -> Array:
+    """Return the same memory as unsigned integers, so that numpy copies bits and converts no number."""
     return array.view(f"u{array.itemsize}")

@@ -1,4 +1,4 @@
-"""Open weights for use as a model: change head or image size where asked for, and warn of what was assumed."""
+"""Load a checkpoint for a model: change its head and image size as requested, and warn about assumptions."""
 
 import os
 import sys
@@ -7,41 +7,44 @@ from collections.abc import Mapping
 from typing import Any
 
 from parity.checkpoints.config_inference import AssumptionWarning
-from parity.checkpoints.reading import Source, load
+from parity.checkpoints.reading import StrPath, load
 from parity.checkpoints.weights import Checkpoint
 
 
 class SurgeryWarning(UserWarning):
-    """Weights were changed on the way to a model because the caller asked for another head or image size."""
+    """Weights were changed while a model was loaded, because the caller asked for another head or image size."""
 
 
-def for_model(
-    path: Source,
+def load_for_model(
+    path: StrPath,
     *,
     format: str | None = None,
     given: Mapping[str, Any] | None = None,
     num_classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
 ) -> Checkpoint:
-    """Return weights as `load` does, changed to what is asked for; warn of what was assumed and of what was changed.
+    """Load a checkpoint, and change its head and image size as requested.
 
     Args:
-        path, format, given: as for `load`.
-        num_classes: width of the classifier: another one is drawn anew, 0 takes it away; None keeps it.
-        image_size: in pixels, (height, width) or the side of a square: positions are resampled to it; None keeps it.
+        path: see `load`.
+        format: see `load`.
+        given: see `load`.
+        num_classes: number of outputs of the classifier.  A number other than that of the checkpoint makes a new classifier
+            with random weights; 0 removes the classifier; None keeps it.
+        image_size: in pixels, (height, width) or the side of a square.  Positions are resampled to it; None keeps it.
 
     Warns:
-        AssumptionWarning: what of the config nothing in the file tells, one line for all fields.
-        SurgeryWarning: what was changed, one line a change.
+        AssumptionWarning: lists all assumptions in one line, if there are any.
+        SurgeryWarning: describes a change; one warning for each change.
 
     Raises:
-        InputError: as `load` and the functions of `parity.surgery` do.
+        InputError: for the reasons given in `load` and in the functions of `parity.surgery`.
     """
     checkpoint = load(path, format=format, given=given)
     if checkpoint.assumed:
         fields = ", ".join(f"{each.field}={each.value!r} ({each.why})" for each in checkpoint.assumed)
-        told = f"{path} does not tell all of its model; assumed: {fields}. Confirm or correct with given={{FIELD: VALUE}}"
-        _warn(told, AssumptionWarning)
+        message = f"{path} does not determine its model; assumed: {fields}. Confirm or correct with given={{FIELD: VALUE}}"
+        _warn_caller(message, AssumptionWarning)
     config = checkpoint.config
     changes: dict[str, Any] = {}
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
@@ -54,15 +57,15 @@ def for_model(
 
         checkpoint, lines = surgery.apply(checkpoint, changes)
         for line in lines:
-            _warn(f"{path}: {line}", SurgeryWarning)
+            _warn_caller(f"{path}: {line}", SurgeryWarning)
     return checkpoint
 
 
-def _warn(message: str, category: type[Warning]) -> None:
-    """Warn at the line of the caller's code, which is the first one outside of this project's packages."""
+def _warn_caller(message: str, category: type[Warning]) -> None:
+    """Issue a warning at the line of the caller: the innermost line outside of this project's packages."""
     loaded = [sys.modules[name] for name in ("parity", "vit_jax", "vit_torch") if name in sys.modules]
-    ours = [os.path.dirname(module.__file__ or "") for module in loaded]
+    our_folders = [os.path.dirname(module.__file__ or "") for module in loaded]
     depth, frame = 1, sys._getframe()
-    while frame.f_back and os.path.dirname(frame.f_code.co_filename).startswith(tuple(ours)):
+    while frame.f_back and os.path.dirname(frame.f_code.co_filename).startswith(tuple(our_folders)):
         depth, frame = depth + 1, frame.f_back
     warnings.warn(message, category, stacklevel=depth)

@@ -1,7 +1,10 @@
-"""What travels with weights beside their config: names of classes, preparation of images, and what is only assumed.
+"""Metadata of a checkpoint besides its config: labels, task, preprocessing and assumptions.
 
-It is read from this project's own notes, from a run's config.json, or from the JSON files of timm and transformers, and is
-written to all of them.  What cannot be read or written is told in a line; it never stops weights from being read.
+They are read from this project's own metadata in a file, from the config.json of a run, or from the JSON files of timm,
+transformers and OpenCLIP.  They are written to our own metadata and to the JSON files of timm and transformers.  Metadata
+that cannot be read or written is reported in one line, and never prevents weights from being read.
+
+In this module `notes` are the metadata of a file together with the parsed JSON files beside it, by their names.
 """
 
 import json
@@ -11,23 +14,21 @@ from typing import Any
 
 from parity.checkpoints.config_inference import Assumption
 from parity.checkpoints.formats import Fields, get, hf_processor, open_clip_config, timm_data
-from parity.checkpoints.preprocessing import Preprocessing, central
+from parity.checkpoints.preprocessing import Preprocessing, center_crop
 from parity.checkpoints.weights import TASKS, Checkpoint
 from vit_spec import InputError, ViTConfig, bounded_json
 from vit_spec.config import FIELDS
 from vit_spec.printable import printable
 
-LOST = "lost: "  # what a line begins with that says what a library cannot express
-RUN = "run"  # the note that is the config.json of a run of `train`
-LONGEST = 1 << 22  # bytes of JSON that all names together may take: those of ImageNet-21k take a fifth
-SHOWN = 3  # names that are printed of many
-LETTERS = 40  # of a name that are printed
-
-Said = Mapping[str, Any]  # fields of Checkpoint
+LOST_PREFIX = "lost: "  # begins a line about metadata that the JSON files of a library cannot express
+RUN_NOTE = "run"  # the key in `notes` of the config.json of a run of `train`
+MAX_NAMES_BYTES = 1 << 22  # limit for the JSON of all label names; those of ImageNet-21k take a fifth
+MAX_NAMES_SHOWN = 3  # label names to print
+MAX_NAME_LENGTH = 40  # characters of a label name to print
 
 
-def notes(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return what a file keeps of a checkpoint beside its config, as text."""
+def to_notes(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the metadata entries of a checkpoint other than its config, as text."""
     found = {}
     if checkpoint.labels is not None:
         found["labels"] = json.dumps(checkpoint.labels)
@@ -36,60 +37,64 @@ def notes(checkpoint: Checkpoint) -> dict[str, str]:
     if checkpoint.task != "classes":
         found["task"] = checkpoint.task
     if checkpoint.assumed:
-        found["assumed"] = json.dumps([_note(each) for each in checkpoint.assumed])
+        found["assumed"] = json.dumps([_assumption_note(each) for each in checkpoint.assumed])
     return found
 
 
-def _note(one: Assumption) -> dict[str, str]:
-    """Return an assumption without its value, which is in the config, unless it is on what has no field there."""
+def _assumption_note(one: Assumption) -> dict[str, str]:
+    """Return the JSON object of an assumption; the value is omitted if it is in the config."""
     return {"field": one.field, "why": one.why} | ({} if one.field in FIELDS else {"value": str(one.value)})
 
 
-def attached(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fields, own: bool) -> Checkpoint:
-    """Return the checkpoint with what its file, or the files beside it, say of its images and classes.
+def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fields, own: bool) -> Checkpoint:
+    """Return the checkpoint with the labels, task and preprocessing that its file or the files beside it state.
 
-    notes: of the file, and of those beside it.
-    given: fields of the config that the user set.
-    own: whether this project wrote the notes of the file.
+    Args:
+        checkpoint: the checkpoint without metadata.
+        notes: the metadata of the file, and the parsed JSON files beside it.
+        given: the config overrides of the user.
+        own: whether this project wrote the file.
     """
-    of_open_clip = open_clip_config.FILE in notes and get(checkpoint.format).described_in == open_clip_config.FILE
-    theirs = (_open_clip,) if of_open_clip else (_timm, _hugging_face)
-    sources = (_ours, _run, _names_beside) if own else (_run, *theirs)
-    said: dict[str, Any] = {}
-    left: list[str] = []
+    of_open_clip = open_clip_config.FILE in notes and get(checkpoint.format).config_file == open_clip_config.FILE
+    from_library = (_from_open_clip,) if of_open_clip else (_from_timm, _from_hugging_face)
+    sources = (_from_notes, _from_run, _labels_from_companions) if own else (_from_run, *from_library)
+    fields: dict[str, Any] = {}
+    unread: list[str] = []
     for source in sources:
         for name, read in source(notes, checkpoint.config):
-            if name in said:
+            if name in fields:
                 continue
             try:
                 value = read()
             except InputError as error:
-                left.append(str(error))
+                unread.append(str(error))
                 continue
-            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # as JSON has types
-                left.append(f"{name}: what the files beside the weights say cannot be read ({error})")
+            # Values in JSON files can have any type, so a reader can raise any of these.
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                unread.append(f"{name}: the entry in the files beside the weights cannot be read ({error})")
                 continue
             if name == "left":
-                left += [value] if value else []
+                unread += [value] if value else []
             elif value is not None:
-                said[name] = value
-    if how := said.get("preprocessing"):
-        said["preprocessing"] = how.at(checkpoint.config.image_size) if "image_size" in given else how
-    return replace(checkpoint, **said, left=(*checkpoint.left, *left))
+                fields[name] = value
+    if preprocessing := fields.get("preprocessing"):
+        size = checkpoint.config.image_size
+        fields["preprocessing"] = preprocessing.for_size(size) if "image_size" in given else preprocessing
+    return replace(checkpoint, **fields, left=(*checkpoint.left, *unread))
 
 
-def assumed(notes: Mapping[str, Any], config: ViTConfig, given: Fields) -> tuple[Assumption, ...]:
-    """Return what of the config was assumed when the file was written, but for what the user has set.
+def read_assumptions(notes: Mapping[str, Any], config: ViTConfig, given: Fields) -> tuple[Assumption, ...]:
+    """Return the assumptions in the metadata of a file, except those about fields that the user has set.
 
     Raises:
-        InputError: a list that this project did not write.
+        InputError: the entry does not have the form that this project writes.
     """
-    found = _parsed(notes.get("assumed", "[]"))
+    found = _parse_json(notes.get("assumed", "[]"))
     for each in found if isinstance(found, list) else [None]:
-        told = each if isinstance(each, dict) else {}
-        keys = {"field", "why"} if told.get("field") in FIELDS else {"field", "why", "value"}
-        if told.keys() != keys or not all(isinstance(word, str) for word in told.values()):
-            raise InputError("its note on what was assumed is not as it was written: convert the source again")
+        entry = each if isinstance(each, dict) else {}
+        keys = {"field", "why"} if entry.get("field") in FIELDS else {"field", "why", "value"}
+        if entry.keys() != keys or not all(isinstance(word, str) for word in entry.values()):
+            raise InputError("the metadata entry assumed does not have the expected form: convert the source again")
     return tuple(
         Assumption(each["field"], each["value"] if "value" in each else config.at(each["field"]), each["why"])
         for each in found
@@ -97,87 +102,91 @@ def assumed(notes: Mapping[str, Any], config: ViTConfig, given: Fields) -> tuple
     )
 
 
-Source = Iterator[
-    tuple[str, Callable[[], Any]]
-]  # a field of Checkpoint, and what reads it; "left": a line for the user or ""
+# (field of Checkpoint, function that reads its value); for the field "left", the function returns a line or "".
+FieldReaders = Iterator[tuple[str, Callable[[], Any]]]
 
 
-def _ours(notes: Mapping[str, Any], config: ViTConfig) -> Source:
-    """What this project wrote."""
+def _from_notes(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
+    """Yield the fields in the metadata that this project wrote."""
     if "labels" in notes:
-        yield "labels", lambda: names(_parsed(notes["labels"]), config, "the note labels")
+        yield "labels", lambda: parse_labels(_parse_json(notes["labels"]), config, "the metadata entry labels")
     if "preprocessing" in notes:
         yield "preprocessing", lambda: Preprocessing.from_json(str(notes["preprocessing"]))
     if "task" in notes:
-        yield "task", lambda: _task(notes["task"])
+        yield "task", lambda: _parse_task(notes["task"])
 
 
-def _run(notes: Mapping[str, Any], config: ViTConfig) -> Source:
-    """What the config.json of a run says: weights of older runs have it there alone."""
-    run = notes.get(RUN)
+def _from_run(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
+    """Yield the fields in the config.json of a run.  Weights of older runs have them only there."""
+    run = notes.get(RUN_NOTE)
     if not run:
         return
     outputs = config.num_classes
 
-    def told(*path: str) -> Any:
+    def entry(*path: str) -> Any:
         node = run
         for name in path:
             node = node.get(name) if isinstance(node, dict) else None
         return node
 
-    classes = told("data", "classes")
+    classes = entry("data", "classes")
     if isinstance(classes, list) and len(classes) == outputs:
-        yield "labels", lambda: names(classes, config, "the run's config.json")
-    if told("data", "task") is not None:
-        yield "task", lambda: _task(told("data", "task"))
-    share, filter = told("recipe", "augment", "share"), told("recipe", "augment", "held_out_filter")
+        yield "labels", lambda: parse_labels(classes, config, "the run's config.json")
+    if entry("data", "task") is not None:
+        yield "task", lambda: _parse_task(entry("data", "task"))
+    share, filter = entry("recipe", "augment", "share"), entry("recipe", "augment", "held_out_filter")
     if isinstance(share, (int, float)) and 0 < share <= 1:
-        yield "preprocessing", lambda: central(config.image_size, share, filter)
+        yield "preprocessing", lambda: center_crop(config.image_size, share, filter)
 
 
-def _timm(notes: Mapping[str, Any], config: ViTConfig) -> Source:
-    """What timm's config.json says."""
+def _from_timm(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
+    """Yield the fields in timm's config.json."""
     found = notes.get("config.json") or {}
     if "architecture" not in found:
         return
-    yield "labels", lambda: names(timm_data.labels(found), config, "label_names of config.json")
+    yield "labels", lambda: parse_labels(timm_data.labels(found), config, "label_names of config.json")
     yield "preprocessing", lambda: timm_data.preprocessing(found)
-    yield "left", lambda: timm_data.unread(found)
+    yield "left", lambda: timm_data.unread_labels(found)
 
 
-def _hugging_face(notes: Mapping[str, Any], config: ViTConfig) -> Source:
-    """What transformers' config.json and the file of its image processor say."""
+def _from_hugging_face(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
+    """Yield the fields in transformers' config.json and in the file of its image processor."""
     found = notes.get("config.json") or {}
     if "model_type" in found:
-        yield "labels", lambda: names(hf_processor.labels(found), config, "id2label of config.json")
+        yield "labels", lambda: parse_labels(hf_processor.labels(found), config, "id2label of config.json")
         if config.num_classes:
             yield "task", lambda: hf_processor.task(found, config.num_classes)
     yield "preprocessing", lambda: hf_processor.preprocessing(notes)
-    yield "left", lambda: hf_processor.unlike(notes)
-    yield "left", lambda: hf_processor.padded(notes)
+    yield "left", lambda: hf_processor.rounding_difference(notes)
+    yield "left", lambda: hf_processor.padding_difference(notes)
 
 
-def _open_clip(notes: Mapping[str, Any], config: ViTConfig) -> Source:
-    """What open_clip_config.json says."""
+def _from_open_clip(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
+    """Yield the fields in open_clip_config.json."""
     yield "preprocessing", lambda: open_clip_config.preprocessing(notes)
 
 
-def _names_beside(notes: Mapping[str, Any], config: ViTConfig) -> Source:
-    """Names that the user may have put into a folder which this project wrote.
+def _labels_from_companions(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
+    """Yield the labels in the JSON files of a folder that this project wrote; the user may have added them.
 
-    Nothing else: where the preparation of images was not known, that in its JSON files is an assumption.
+    The preprocessing there is not read: if it was unknown when the folder was written, it is only an assumption.
     """
-    for source in (_timm, _hugging_face):
+    for source in (_from_timm, _from_hugging_face):
         yield from ((name, read) for name, read in source(notes, config) if name == "labels")
 
 
-def names(names: Any, config: ViTConfig, where: str) -> tuple[str, ...] | None:
-    """Return the names of the classes, in order; None where there are none.
+def parse_labels(names: Any, config: ViTConfig, where: str) -> tuple[str, ...] | None:
+    """Return the names of the outputs, in order; None if there are none.
 
-    names: a list, or by number, which JSON makes a string.  Numbers among the names become text.
+    Args:
+        names: a list, or a dictionary with the numbers of the outputs as keys, which are strings in JSON.  Numbers among
+            the names become text.
+        config: the model.
+        where: the origin of the names, for the message.
 
     Raises:
-        InputError: not one name for each output, something that is no name, or too much of it.
+        InputError: the number of names is not that of the outputs, a name is neither text nor a number, or the names take
+            more than `MAX_NAMES_BYTES`.
     """
     if names is None:
         return None
@@ -185,74 +194,74 @@ def names(names: Any, config: ViTConfig, where: str) -> tuple[str, ...] | None:
         numbers = [str(number) for number in range(len(names))]
         by_number = {str(number): name for number, name in names.items()}
         if by_number.keys() != set(numbers):
-            raise InputError(f"{where}: its numbers are not those from 0 to {len(names) - 1:,}")
+            raise InputError(f"{where}: its keys are not the numbers from 0 to {len(names) - 1:,}")
         names = [by_number[number] for number in numbers]
     if not isinstance(names, (list, tuple)):
-        raise InputError(f"{where}: a {type(names).__name__}, and a list was expected")
+        raise InputError(f"{where}: a {type(names).__name__}, but a list was expected")
     if len(names) != config.num_classes:
-        raise InputError(f"{where}: {len(names):,} names, and the model has {config.num_classes:,} outputs")
+        raise InputError(f"{where}: {len(names):,} names, but the model has {config.num_classes:,} outputs")
     odd = next((name for name in names if isinstance(name, bool) or not isinstance(name, (str, int, float))), None)
     if odd is not None or None in names:
-        raise InputError(f"{where}: one of the names is a {type(odd).__name__}, and text was expected")
+        raise InputError(f"{where}: one of the names is a {type(odd).__name__}, but text was expected")
     found = tuple(map(str, names))
-    if len(json.dumps(found)) > LONGEST:
-        raise InputError(f"{where}: the names take more than {LONGEST >> 20} MiB")
+    if len(json.dumps(found)) > MAX_NAMES_BYTES:
+        raise InputError(f"{where}: the names take more than {MAX_NAMES_BYTES >> 20} MiB")
     return found
 
 
-def _task(found: Any) -> str:
+def _parse_task(found: Any) -> str:
     if found not in TASKS:
-        raise InputError(f"the note task: {shortened(str(found))!r}, one of {', '.join(TASKS)} was expected")
+        raise InputError(f"the metadata entry task: {shorten(str(found))!r}, but one of {', '.join(TASKS)} was expected")
     return str(found)
 
 
-def _parsed(text: Any) -> Any:
+def _parse_json(text: Any) -> Any:
     if not isinstance(text, str):
-        raise InputError(f"a note is a {type(text).__name__}, JSON was expected")
+        raise InputError(f"a metadata entry is a {type(text).__name__}, but JSON was expected")
     try:
-        return bounded_json.parse(text, longest=LONGEST)
+        return bounded_json.parse(text, max_bytes=MAX_NAMES_BYTES)
     except InputError as error:
-        raise InputError(f"a note cannot be read ({error}): take the note out") from None
+        raise InputError(f"a metadata entry cannot be read ({error}): remove the entry") from None
 
 
-# For other libraries, and for people ----------------------------------------------------------------------------------
+# Output for other libraries and for the user --------------------------------------------------------------------------
 
 
-def described(files: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the JSON files of a library with what the checkpoint knows, and in lines what they cannot say."""
+def fill_library_files(files: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the JSON files of a library with a checkpoint's metadata, and a line for each entry they cannot express."""
     content = files.get("config.json", {})
     known = {name: getattr(checkpoint, name) for name in ("labels", "task", "preprocessing")}
     if "pretrained_cfg" in content:
-        files, lost = timm_data.described(files, checkpoint.config, **known)
+        files, lost = timm_data.with_metadata(files, checkpoint.config, **known)
     elif "model_type" in content:
-        files, lost = hf_processor.described(files, checkpoint.config, **known)
+        files, lost = hf_processor.with_metadata(files, checkpoint.config, **known)
     else:
         return files, []
-    return files, [f"{LOST}{line}" for line in lost]
+    return files, [f"{LOST_PREFIX}{line}" for line in lost]
 
 
-def alone(checkpoint: Checkpoint) -> list[str]:
-    """Say what readers of a file of weights find nowhere but in this project's notes."""
-    known = {"names of classes": checkpoint.labels, "preparation of images": checkpoint.preprocessing}
-    there = " and ".join(what for what, value in known.items() if value)
-    return [f"{there}: in our metadata alone, which other readers of a file of weights do not look for"] if there else []
+def notes_only_remarks(checkpoint: Checkpoint) -> list[str]:
+    """Return a line that names the metadata which only this project's own entries store, or an empty list."""
+    known = {"labels": checkpoint.labels, "preprocessing": checkpoint.preprocessing}
+    found = " and ".join(what for what, value in known.items() if value)
+    return [f"{found}: only in our own metadata, which other libraries do not read"] if found else []
 
 
-def told(checkpoint: Checkpoint) -> Iterator[str]:
-    """Say what is known of classes and images, a line each."""
+def summary_lines(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a line about the labels and a line about the preprocessing, if they are known."""
     if names := checkpoint.labels:
-        more = ", ..." if len(names) > SHOWN else ""
-        yield f"{checkpoint.task}: {len(names):,}, {', '.join(map(shortened, names[:SHOWN]))}{more}"
+        more = ", ..." if len(names) > MAX_NAMES_SHOWN else ""
+        yield f"{checkpoint.task}: {len(names):,}, {', '.join(map(shorten, names[:MAX_NAMES_SHOWN]))}{more}"
     if checkpoint.preprocessing:
         yield f"images: {checkpoint.preprocessing}"
 
 
-def facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the same for JSON."""
-    how = checkpoint.preprocessing
-    return {"task": checkpoint.task, "labels": checkpoint.labels, "preprocessing": None if how is None else asdict(how)}
+def to_json_fields(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the task, labels and preprocessing of a checkpoint as JSON fields."""
+    preprocessing = None if checkpoint.preprocessing is None else asdict(checkpoint.preprocessing)
+    return {"task": checkpoint.task, "labels": checkpoint.labels, "preprocessing": preprocessing}
 
 
-def shortened(text: str, letters: int = LETTERS) -> str:
-    """Return text as a line shows it: control characters escaped, and cut after so many letters."""
-    return printable(text if len(text) <= letters else f"{text[: letters - 1]}…")
+def shorten(text: str, max_length: int = MAX_NAME_LENGTH) -> str:
+    """Return text for one printed line: cut to `max_length` characters, with control characters escaped."""
+    return printable(text if len(text) <= max_length else f"{text[: max_length - 1]}…")

@@ -1,4 +1,4 @@
-"""Weights on disk, to read: any container, any format, held to their config."""
+"""Read checkpoints from disk: any container and any format, validated against their config."""
 
 import zlib
 from collections.abc import Mapping
@@ -7,126 +7,136 @@ from pathlib import Path
 from typing import Any
 
 from parity.checkpoints import containers, hub, metadata
-from parity.checkpoints.config_inference import Assumption, Unfit, infer, nested
+from parity.checkpoints.config_inference import Assumption, FormatMismatch, infer_config, nest_fields
 from parity.checkpoints.containers import Contents
 from parity.checkpoints.formats import Fields, hf_processor, open_clip_config
 from parity.checkpoints.formats import get as get_format
-from parity.checkpoints.recognition import Match, joined, recognise
-from parity.checkpoints.weights import Checkpoint, check
+from parity.checkpoints.recognition import Match, join_keys, recognise
+from parity.checkpoints.weights import Checkpoint, validate
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
 
-WEIGHTS = "weights.safetensors"  # what a run folder calls them
-BESIDE = "parity.json"  # the config where there is no room for it: in a folder, or after a file's own name beside it
-FLAX = "flax_model.msgpack"  # what transformers calls the weights of its Flax models
-COMPANIONS = ("config.json", *hf_processor.FILES, open_clip_config.FILE)  # what libraries keep beside weights
-ADAPTER = "adapter_config.json"  # what PEFT keeps beside an adapter, which transformers adds to the weights it finds there
+WEIGHTS_FILE = "weights.safetensors"  # the weights in a run folder
+# Our metadata if the container cannot store it: this file in a folder, or NAME.parity.json beside the file NAME.
+SIDECAR_FILE = "parity.json"
+FLAX_FILE = "flax_model.msgpack"  # the weights of a Flax model in a folder of transformers
+# JSON files that libraries put beside weights.
+COMPANION_FILES = ("config.json", *hf_processor.FILES, open_clip_config.FILE)
+ADAPTER_FILE = "adapter_config.json"  # PEFT writes it with an adapter, which transformers adds to the weights
 
-Source = str | PathLike[str]
+StrPath = str | PathLike[str]
 
-_END = 1 << 20  # bytes
-_TEXT = 1 << 24  # bytes of a JSON file: the names of 21,843 classes take 3 MB in Hugging Face's config.json
+_FINGERPRINT_BYTES = 1 << 20  # at each end of a file
+_MAX_JSON_BYTES = 1 << 24  # the names of 21,843 classes take 3 MB in Hugging Face's config.json
 
-# Of these words a config.json has at least one if it describes a model.
-_MODEL = frozenset(
+# A config.json that describes a model has at least one of these keys.
+_MODEL_KEYS = frozenset(
     "model_type architecture architectures hidden_size embed_dim num_heads num_attention_heads n_heads num_hidden_layers "
     "layer_norm_eps hidden_act patch_size image_size img_size qkv_bias mlp_ratio global_pool model_args".split()
 )
 
 
-def load(path: Source, *, format: str | None = None, given: Fields | None = None) -> Checkpoint:
-    """Open weights: a file or folder in any container and format, a run folder, or "hf://owner/name".
+def load(path: StrPath, *, format: str | None = None, given: Fields | None = None) -> Checkpoint:
+    """Open a checkpoint: a file or folder in any container and format, a run folder, or "hf://owner/name".
 
-    Their arrays are read when they are used.  A config that the file does not bring is inferred; what was assumed in
-    doing so is in `Checkpoint.assumed`.
+    Arrays are read when they are used.  A config that is not stored with the weights is inferred; `Checkpoint.assumed`
+    lists the assumptions.
 
     Args:
-        path: where they are.
-        format: the name of their format; by default it is recognised.
-        given: fields of the config to set against what the file says, dotted as in {"norms.eps": 1e-5}.
+        path: the path, or the name on the Hugging Face hub.
+        format: the name of the format; by default it is recognised.
+        given: config overrides by dotted field name, such as {"norms.eps": 1e-5}; they replace the values in the file.
 
     Raises:
-        InputError: nothing there, a damaged file, weights in no known format, or not of the config that came with them.
+        InputError: the file does not exist or is damaged, the format is unknown, or the weights do not match their config.
     """
-    path = existing(path)
+    path = resolve_path(path)
     try:
         contents = containers.open(path)
-        notes = {name: note for name, note in contents.notes.items() if name not in COMPANIONS}  # which are files' names
-        return checkpoint(contents, {**notes, **_beside(path)}, format, given or {})
+        # Drop metadata entries with the name of a companion file, which would be mistaken for that file.
+        notes = {name: note for name, note in contents.metadata.items() if name not in COMPANION_FILES}
+        return build_checkpoint(contents, {**notes, **_read_companions(path)}, format, given or {})
     except InputError as error:
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
-def checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None, given: Fields) -> Checkpoint:
-    """Return the weights in a container, held to the config that `notes` bring or that is inferred.
+def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None, given: Fields) -> Checkpoint:
+    """Return the checkpoint in a container, validated against the config in `notes` or an inferred one.
+
+    Args:
+        contents: the arrays and the metadata of the container.
+        notes: the metadata of the container, and the parsed JSON files beside it, by their names.
+        format: see `load`.
+        given: see `load`.
 
     Raises:
-        InputError: as `load`.
+        InputError: for the reasons given in `load`.
     """
-    name = notes.get("layout", notes.get("format", "pt"))  # where "format" has to be "pt", as it is in files of others
+    # transformers requires the entry format="pt", so files for transformers name their format in "layout".
+    name = notes.get("layout", notes.get("format", "pt"))
     if own := isinstance(notes.get("config"), str) and isinstance(name, str) and name != "pt":
         if format not in (None, name, get_format(name).name):
             raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from out")
         config = ViTConfig.from_json(notes["config"])
-        _hold_to_companion(config, name, contents, notes)
-        arrays = joined(contents.arrays, get_format(name).separator)
-        config = config.replace(**nested(given))
-        found = Checkpoint(config, name, arrays, contents.container, metadata.assumed(notes, config, given))
+        _check_companion_config(config, name, contents, notes)
+        arrays = join_keys(contents.arrays, get_format(name).separator)
+        config = config.replace(**nest_fields(given))
+        found = Checkpoint(config, name, arrays, contents.container, metadata.read_assumptions(notes, config, given))
     else:
-        match, config, assumed = _sensible(recognise(contents.arrays, notes, format), given)
+        match, config, assumed = _first_valid_match(recognise(contents.arrays, notes, format), given)
         name = match.format.full_name(config)
-        if match.others:
-            told = f"not {', '.join(match.others)}, of the same file: save that alone to read it"
-            assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", told))
-        found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.left)
-    check(found)
-    return metadata.attached(found, notes, given, own)
+        if match.alternatives:
+            why = f"not {', '.join(match.alternatives)}, of the same file: save that alone to read it"
+            assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", why))
+        found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.unread)
+    validate(found)
+    return metadata.attach_metadata(found, notes, given, own)
 
 
-def _hold_to_companion(config: ViTConfig, name: str, contents: Contents, notes: Mapping[str, Any]) -> None:
-    """Refuse a config.json of the format's library that contradicts the config that was written with the weights."""
+def _check_companion_config(config: ViTConfig, name: str, contents: Contents, notes: Mapping[str, Any]) -> None:
+    """Raise InputError if the library's config.json contradicts the config in the metadata of the weights."""
     format = get_format(name)
-    if not format.owns(notes):
+    if not format.matches_config_file(notes):
         return
     for match in recognise(contents.arrays, notes, name)[:1]:
-        for field, value in match.format.told(match.evidence).items():
-            if field in format.says and field != "norms.layer_scale" and config.at(field) != value:
+        for field, value in match.format.stated_fields(match.evidence).items():
+            if field in format.written_fields and field != "norms.layer_scale" and config.at(field) != value:
                 raise InputError(
-                    f"its config.json says {field}={value!r}, the config among its weights {config.at(field)!r}: "
-                    f"correct config.json, or take it away"
+                    f"its config.json says {field}={value!r}, but the config stored with its weights says "
+                    f"{config.at(field)!r}: correct config.json, or remove it"
                 )
 
 
-def _sensible(matches: list[Match], given: Fields) -> tuple[Match, ViTConfig, tuple[Assumption, ...]]:
-    """Return the first reading of a file that makes a model, and that model's config.
+def _first_valid_match(matches: list[Match], given: Fields) -> tuple[Match, ViTConfig, tuple[Assumption, ...]]:
+    """Return the first match from which a config can be inferred, the config, and its assumptions.
 
-    Another format with the same keys is tried only where nothing says what the file is: a refusal by the format that
-    claims it, or whose library's config.json lies beside it, stands.
+    After a mismatch, the next match is tried, unless the format recognises the file or its library's config.json is beside
+    the file: then the mismatch is final.
 
     Raises:
-        InputError: none does, or the likeliest lacks what has to be given.
+        InputError: no match has a config (the error is that of the likeliest), or a required field is not given.
     """
-    refusals: list[InputError] = []
+    errors: list[InputError] = []
     for match in matches:
         try:
-            return match, *infer(match.format, match.evidence, given)
-        except Unfit as error:
-            refusals.append(error)
-            if match.format.recognises(match.evidence) or match.format.owns(match.evidence.notes):
+            return match, *infer_config(match.format, match.evidence, given)
+        except FormatMismatch as error:
+            errors.append(error)
+            if match.format.recognises(match.evidence) or match.format.matches_config_file(match.evidence.notes):
                 break
-    raise refusals[0]
+    raise errors[0]
 
 
-def existing(source: Source) -> Path:
-    """Return the file or folder of a name: in the cache of a hub, in a run folder, or as it is.
+def resolve_path(source: StrPath) -> Path:
+    """Return the path of weights: in the cache for a name on the hub, in the folder for a run, else `source` itself.
 
     Raises:
-        InputError: there is none; says the nearest name in the same folder.
+        InputError: the path does not exist; the message suggests the nearest name in the same folder.
     """
     if str(source).startswith("hf://"):
         return hub.resolve(str(source))
     path = Path(source)
-    if (path / WEIGHTS).is_file():
-        return path / WEIGHTS
+    if (path / WEIGHTS_FILE).is_file():
+        return path / WEIGHTS_FILE
     if path.exists():
         return path
     folder = path.parent
@@ -135,52 +145,58 @@ def existing(source: Source) -> Path:
     raise InputError(f"no file {path}{hint}")
 
 
-def _beside(path: Path) -> dict[str, Any]:
-    """Return what the files beside weights say: by the name of the file, and of our own what it holds."""
+def _read_companions(path: Path) -> dict[str, Any]:
+    """Return the parsed JSON files beside weights, by name, and the entries of our own sidecar file.
+
+    Raises:
+        InputError: a file cannot be read, or an adapter is beside the weights.
+    """
     folder = path if path.is_dir() else path.parent
-    if (folder / ADAPTER).is_file():
+    if (folder / ADAPTER_FILE).is_file():
         raise InputError(
-            f"{folder / ADAPTER} says that an adapter belongs to these weights, without which they are another function: "
-            f"merge it into them, or take it away"
+            f"{folder / ADAPTER_FILE} says that these weights have an adapter, without which they compute another "
+            f"function: merge the adapter into the weights, or remove the file"
         )
     notes: dict[str, Any] = {}
-    for name in COMPANIONS:
-        found = _json(folder / name)
-        if found and (name != "config.json" or _MODEL & found.keys()):  # not of some other program
+    for name in COMPANION_FILES:
+        found = _read_json(folder / name)
+        if found and (name != "config.json" or _MODEL_KEYS & found.keys()):  # other programs have a config.json too
             notes[name] = found
         if {"recipe", "data"} <= found.keys():
-            notes[metadata.RUN] = found
-    inside = [described(path / FLAX), _json(path / BESIDE)] if path.is_dir() else [described(path)]
+            notes[metadata.RUN_NOTE] = found
+    inside = [read_sidecar(path / FLAX_FILE), _read_json(path / SIDECAR_FILE)] if path.is_dir() else [read_sidecar(path)]
     return notes | next(filter(None, inside), {})
 
 
-def described(path: Path) -> dict[str, Any]:
-    """Return what the file beside a file without room for its config says of it, by its fingerprint."""
-    found = _json(path.with_name(f"{path.name}.{BESIDE}")) if path.is_file() else {}
-    said = found.get(fingerprint(path), {}) if found else {}
-    if not isinstance(said, dict):
-        raise InputError(f"{path.name}.{BESIDE} says of {path} what is no JSON object: correct it or take it away")
-    return said
+def read_sidecar(path: Path) -> dict[str, Any]:
+    """Return the metadata of a file from its sidecar file, in which the fingerprint of the file is the key."""
+    found = _read_json(path.with_name(f"{path.name}.{SIDECAR_FILE}")) if path.is_file() else {}
+    entries = found.get(fingerprint(path), {}) if found else {}
+    if not isinstance(entries, dict):
+        raise InputError(
+            f"{path.name}.{SIDECAR_FILE} has an entry for {path} that is not a JSON object: correct it or remove it"
+        )
+    return entries
 
 
 def fingerprint(path: Path) -> str:
-    """Return what tells a file from the one that was or will be in its place: its size and a checksum of its ends."""
+    """Return the size of a file and a checksum of its ends, which distinguish it from other files of the same name."""
     with path.open("rb") as file:
-        head = file.read(_END)
+        head = file.read(_FINGERPRINT_BYTES)
         size = file.seek(0, 2)
-        file.seek(max(0, size - _END))
+        file.seek(max(0, size - _FINGERPRINT_BYTES))
         return f"{size}-{zlib.crc32(file.read(), zlib.crc32(head)):08x}"
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """Return the object that a small JSON file holds; nothing where there is no such file.
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a small JSON file; {} if there is no such file.
 
     Raises:
-        InputError: another content.
+        InputError: the file is not JSON, is too large, or is not an object.
     """
     if not path.is_file():
         return {}
     try:
-        return bounded_json.read_object(path, longest=_TEXT)
+        return bounded_json.read_object(path, max_bytes=_MAX_JSON_BYTES)
     except InputError as error:
-        raise InputError(f"{path} is not JSON that can be read ({error}): correct it or take it away") from None
+        raise InputError(f"{path} cannot be read as JSON ({error}): correct it or remove it") from None

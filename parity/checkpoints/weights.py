@@ -1,6 +1,6 @@
-"""Weights in memory: held to their config without mercy, and moved from one format to another.
+"""Checkpoints in memory: validation against their config, and conversion from one format to another.
 
-Nothing here loads jax or torch before it is handed one of their arrays or asked for one.
+Neither jax nor torch is imported until one of their arrays is passed in or asked for.
 """
 
 import re
@@ -15,9 +15,19 @@ import ml_dtypes
 import numpy as np
 
 from parity.checkpoints.config_inference import Assumption
-from parity.checkpoints.containers.container import Stored
+from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import Format, get
-from parity.checkpoints.layout import Array, Axis, Column, Layout, Place, Read, Sizes, parts, runs
+from parity.checkpoints.layout import (
+    Array,
+    Axis,
+    Column,
+    Indices,
+    Layout,
+    ReadRange,
+    Sizes,
+    convert_chunks,
+    split_by_source,
+)
 from parity.checkpoints.preprocessing import Preprocessing
 from vit_spec import InputError, ViTConfig, rows
 
@@ -26,27 +36,31 @@ if TYPE_CHECKING:
 
 Tree = Mapping[str, Any]  # key -> array, or nested; of numpy, jax or torch
 
-Answers = Literal["classes", "labels", "values"]
-TASKS: tuple[Answers, ...] = get_args(Answers)
+TaskName = Literal["classes", "labels", "values"]
+TASKS: tuple[TaskName, ...] = get_args(TaskName)
 
-_PLAUSIBLE = 50  # times as many arrays as there are may be missing by mistake
+# If the config has this many times more arrays than the checkpoint, it is another model's, and its keys are not listed.
+_MAX_MISSING_RATIO = 50
 
-FLOATS = {np.dtype(kind).name: np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)}
+FLOAT_DTYPES = {np.dtype(kind).name: np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)}
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Weights that know what they are the weights of.
+    """The weights of a model, together with its config.
 
-    config: the model.
-    format: the name of the format that the arrays are in, with its variant where it has several: "google:linen".
-    arrays: key -> array, exactly as the format has them; of a file, read when they are used.
-    container: what the file was, e.g. "safetensors".
-    assumed: what of the config nothing in the file told, nor in the file that it was converted from.
-    left: what of the file is not of this model, each in a line with the reason.
-    labels: the names of the outputs, (num_classes,); None where they have none.
-    preprocessing: how an image becomes the pixels that `config.pixels` normalizes; None where nothing tells.
-    task: what the outputs are: logits of classes of which one holds, or of labels each for itself, or values.
+    Attributes:
+        config: the model.
+        format: the name of the format of the arrays, with its variant if the format has several: "google:linen".
+        arrays: key -> array, exactly as the format stores them.  Arrays of a file are read when they are used.
+        container: the kind of file, e.g. "safetensors"; "" for weights that were not read from a file.
+        assumed: the properties of the model that were assumed, because neither the file nor the file from which it was
+            converted states them.
+        left: one line, with the reason, for each part of the file that was not read.
+        labels: num_classes names of the outputs; None if the outputs have no names.
+        preprocessing: how an image becomes the pixels that `config.pixels` normalizes; None if unknown.
+        task: the meaning of the outputs: "classes" are logits of mutually exclusive classes, "labels" are logits of
+            independent labels, "values" are numbers, as in a regression.
     """
 
     config: ViTConfig
@@ -57,15 +71,20 @@ class Checkpoint:
     left: tuple[str, ...] = ()
     labels: tuple[str, ...] | None = field(default=None, repr=False)
     preprocessing: Preprocessing | None = None
-    task: Answers = "classes"
+    task: TaskName = "classes"
 
 
 @dataclass(frozen=True)
-class Task:
-    """One array of a target format, to be made from a checkpoint.
+class ArrayConversion:
+    """One array of a target format, computed from a checkpoint on demand.
 
-    runs: what can be made independently, in C order: the first entry of a run, and a function that yields its entries,
-        each time a first one, counted from the run's, and those from there on, in one dimension.
+    Attributes:
+        key: the key of the array.
+        shape: the shape of the array.
+        dtype: the dtype of the array.
+        runs: the parts of the array, in C order.  They are independent: threads may compute them at the same time.  Each is
+            the offset of its first entry in the array, and a function that yields its entries in chunks: the offset of a
+            chunk in the run, and its entries in one dimension.
     """
 
     key: str
@@ -75,35 +94,38 @@ class Task:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes."""
+        """Size of the array in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
-    def parts(self) -> Iterator[tuple[int, Array]]:
-        """Yield all entries in C order."""
+    def chunks(self) -> Iterator[tuple[int, Array]]:
+        """Yield the array in chunks in C order: the offset of the first entry, and the entries in one dimension."""
         for start, run in self.runs:
             for first, entries in run():
                 yield start + first, entries
 
-    def whole(self) -> Array:
-        """Return the array."""
+    def to_array(self) -> Array:
+        """Return the whole array."""
         out = np.empty(prod(self.shape), self.dtype)
-        for first, entries in self.parts():
+        for first, entries in self.chunks():
             out[first : first + len(entries)] = entries
         return out.reshape(self.shape)
 
 
 def to_jax(weights: Tree | Checkpoint, config: ViTConfig | None = None) -> dict[str, Any]:
-    """Return weights as the parameters of `vit_jax`: nested dictionaries of new numpy arrays, bit for bit.
+    """Convert weights to the parameters of `vit_jax`, bit for bit: nested dictionaries of new numpy arrays.
 
     Args:
         weights: the state dict of `vit_torch` (or of timm), or a checkpoint in any format.
-        config: the model; a checkpoint brings its own.
+        config: the model; None with a checkpoint, which has its own.
+
+    Returns:
+        The parameters; those of the blocks are stacked on a leading axis.
 
     Raises:
-        InputError: weights that are not exactly this config's; lists every key that is wrong.
+        InputError: the weights do not match the config; the message lists every wrong key.
     """
     nested: dict[str, Any] = {}
-    for key, array in translate(held(weights, config, "torch"), "jax"):
+    for key, array in converted_arrays(as_checkpoint(weights, config, "torch"), "jax"):
         *parents, leaf = key.split("/")
         node = nested
         for parent in parents:
@@ -113,30 +135,30 @@ def to_jax(weights: Tree | Checkpoint, config: ViTConfig | None = None) -> dict[
 
 
 def to_torch(weights: Tree | Checkpoint, config: ViTConfig | None = None) -> "dict[str, torch.Tensor]":
-    """Return weights as the state dict of `vit_torch` (and of timm): new tensors on the CPU, bit for bit.
+    """Convert weights to the state dict of `vit_torch` (and of timm), bit for bit: new tensors on the CPU.
 
     Args:
         weights: the parameters of `vit_jax`, or a checkpoint in any format.
-        config: the model; a checkpoint brings its own.
+        config: the model; None with a checkpoint, which has its own.
 
     Raises:
-        InputError: weights that are not exactly this config's; lists every key that is wrong.
+        InputError: the weights do not match the config; the message lists every wrong key.
     """
     import torch
 
     def tensor(array: Array) -> torch.Tensor:
-        if array.dtype == FLOATS["bfloat16"]:  # of which numpy's and torch's know nothing of each other: hand over bits
+        if array.dtype == FLOAT_DTYPES["bfloat16"]:  # torch does not accept the dtype of ml_dtypes: pass the bits
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
-    return {key: tensor(array) for key, array in translate(held(weights, config, "jax"), "torch")}
+    return {key: tensor(array) for key, array in converted_arrays(as_checkpoint(weights, config, "jax"), "torch")}
 
 
 def flatten(tree: Tree, format: Format) -> dict[str, Any]:
-    """Return nested weights as one dictionary, keys joined as the format joins them.
+    """Return nested weights as one dictionary, with keys joined by the format's separator.
 
     Raises:
-        InputError: not a mapping of names, or a name given twice.
+        InputError: the tree is not a mapping, a key is not a string, or two entries have the same joined key.
     """
     if not isinstance(tree, Mapping):
         raise InputError(f"weights are a {type(tree).__name__}: give a mapping of names to arrays, such as a state dict")
@@ -153,98 +175,110 @@ def flatten(tree: Tree, format: Format) -> dict[str, Any]:
     return flat
 
 
-def check(checkpoint: Checkpoint) -> dict[str, np.dtype[Any]]:
-    """Return the dtype of each parameter, after holding every key to the config, both ways.
+def validate(checkpoint: Checkpoint) -> dict[str, np.dtype[Any]]:
+    """Check that a checkpoint has exactly the keys, shapes and dtypes of its config, and return each parameter's dtype.
 
     Raises:
-        InputError: one, that lists every missing, unexpected, misshapen and mistyped key, with what was expected.
+        InputError: a key is missing, unexpected, misshapen or of a wrong dtype; the message lists every such key, with the
+            expected shape or dtype.
     """
     config, format, arrays = checkpoint.config, get(checkpoint.format), checkpoint.arrays
     wrong: dict[str, list[str]] = {"missing": [], "unexpected": [], "misshapen": [], "of a wrong dtype": []}
     dtypes, expected, column = {}, set(), format.layouts(config)
-    count = sum(prod(config.sizes[word] for word in place.spelled) for place in column.values())
-    if count > _PLAUSIBLE * (len(arrays) + 1):  # whose names would fill a screen, or the memory
+    count = sum(prod(config.sizes[axis] for axis in layout.key_axes) for layout in column.values())
+    if count > _MAX_MISSING_RATIO * (len(arrays) + 1):  # the missing keys would fill a screen, or the memory
         raise InputError(
-            f"these weights are not the config's in format {format.name!r}: they are {len(arrays):,} arrays, and a model "
-            f"of depth={config.depth} has {count:,}. Give the config that they were made with"
+            f"these weights do not match the config in format {format.name!r}: they are {len(arrays):,} arrays, but a "
+            f"model of depth={config.depth} has {count:,}. Give the config that they were made with"
         )
-    for name, place in column.items():
-        shape, seen = place.shape(config.sizes), set()
-        for key in place.keys(config.sizes):
+    for name, layout in column.items():
+        shape, seen = layout.shape(config.sizes), set()
+        for key in layout.keys(config.sizes):
             expected.add(key)
             if key not in arrays:
-                wrong["missing"].append(f"{key} | {place.axes} {shape}")
+                wrong["missing"].append(f"{key} | {layout.axes_text} {shape}")
                 continue
-            given, dtype = _facts(arrays[key])
-            if dtype not in FLOATS:
-                wrong["of a wrong dtype"].append(f"{key} is {dtype}, expected one of {', '.join(FLOATS)}")
+            given, dtype = _shape_and_dtype(arrays[key])
+            if dtype not in FLOAT_DTYPES:
+                wrong["of a wrong dtype"].append(f"{key} is {dtype}, expected one of {', '.join(FLOAT_DTYPES)}")
                 continue
             if given != shape:
-                wrong["misshapen"].append(f"{key} {given}, expected {place.axes} {shape}")
+                wrong["misshapen"].append(f"{key} {given}, expected {layout.axes_text} {shape}")
             seen.add(dtype)
         if len(seen) > 1:
-            wrong["of a wrong dtype"].append(f"{place.key} is {' and '.join(sorted(seen))}, expected one of them")
-        dtypes[name] = FLOATS[seen.pop()] if seen else FLOATS["float32"]
-    extra = [key for key in arrays if key not in expected and not any(re.fullmatch(p, key) for p in format.passed)]
-    wrong["unexpected"] = [f"{key!r} {_facts(arrays[key])[0] or ''}".strip() for key in extra]
+            wrong["of a wrong dtype"].append(f"{layout.key} is {' and '.join(sorted(seen))}, expected one of them")
+        dtypes[name] = FLOAT_DTYPES[seen.pop()] if seen else FLOAT_DTYPES["float32"]
+    extra = [
+        key
+        for key in arrays
+        if key not in expected and not any(re.fullmatch(p, key) for p in format.ignored_keys_of_variant)
+    ]
+    wrong["unexpected"] = [f"{key!r} {_shape_and_dtype(arrays[key])[0] or ''}".strip() for key in extra]
 
     if lists := [f"{len(keys)} {what}: {'; '.join(keys)}" for what, keys in wrong.items() if keys]:
         raise InputError(
-            f"these weights are not the config's in format {format.name!r}: {'. '.join(lists)}. "
+            f"these weights do not match the config in format {format.name!r}: {'. '.join(lists)}. "
             f"Give the config and the format that they were made with, or correct these keys"
         )
     return dtypes
 
 
-def translate(checkpoint: Checkpoint, to: str) -> Iterator[tuple[str, Array]]:
-    """Yield every key of the format `to` with a new numpy array, after `check`.
+def converted_arrays(checkpoint: Checkpoint, to: str) -> Iterator[tuple[str, Array]]:
+    """Convert a checkpoint to the format `to`: yield every key with a new numpy array.
 
     Raises:
-        InputError: an unknown format, one that cannot hold this config, or weights that fail `check`; before any work.
+        InputError: the format is unknown or cannot store this config, or the weights do not match their config.  The call
+            raises it, before any array is converted.
     """
-    return ((task.key, task.whole()) for task in plan(checkpoint, to))
+    return ((conversion.key, conversion.to_array()) for conversion in plan_conversion(checkpoint, to))
 
 
-def plan(checkpoint: Checkpoint, to: str, dtype: np.dtype[Any] | None = None) -> list[Task]:
-    """Return what it takes to have a checkpoint in the format `to`, array by array, after `check`.
+def plan_conversion(checkpoint: Checkpoint, to: str, dtype: np.dtype[Any] | None = None) -> list[ArrayConversion]:
+    """Validate a checkpoint and return the arrays of the format `to`, to be computed on demand.
 
-    dtype: what to round the parameters to; None leaves every bit as it is.
+    Args:
+        checkpoint: the checkpoint.
+        to: the name of the target format.
+        dtype: the dtype to round the parameters to; None keeps every bit.
 
     Raises:
-        InputError: as `translate`.
+        InputError: for the reasons given in `converted_arrays`.
     """
     config, target = checkpoint.config, get(to)
-    column, dtypes = target.layouts(config), check(checkpoint)
+    column, dtypes = target.layouts(config), validate(checkpoint)
     if dtype is not None:
         dtypes = dict.fromkeys(dtypes, dtype)
     source = get(checkpoint.format).layouts(config)
-    read = _reader(checkpoint.arrays)
-    tasks = list(_tasks(source, column, config.sizes, dtypes, read))
-    for name, layout in target.copied(config).items():
-        tasks += _tasks({name: source[name]}, {name: layout}, config.sizes, dtypes, read)
+    read = _entry_reader(checkpoint.arrays)
+    planned = list(_plan_column(source, column, config.sizes, dtypes, read))
+    for name, layout in target.duplicate_layouts(config).items():
+        planned += _plan_column({name: source[name]}, {name: layout}, config.sizes, dtypes, read)
     widest = max(dtypes.values(), key=lambda each: each.itemsize)
-    for key, array in target.fixed(config).items():
+    for key, array in target.constant_arrays(config).items():
         values = array.astype(widest) if array.dtype.kind == "f" else array
-        tasks.append(Task(key, values.shape, values.dtype, [(0, partial(_known, values))]))
-    return tasks
+        planned.append(ArrayConversion(key, values.shape, values.dtype, [(0, partial(_constant_chunks, values))]))
+    return planned
 
 
 def parameter(checkpoint: Checkpoint, name: str) -> Array:
     """Return one parameter as a new array with the axes of its row in `vit_spec.rows`, in their order."""
     config = checkpoint.config
-    source, target = get(checkpoint.format).layouts(config)[name], _own(name, rows(config)[name].axes)
-    [task] = _tasks({name: source}, {name: target}, config.sizes, check(checkpoint), _reader(checkpoint.arrays))
-    return task.whole()
+    source, target = get(checkpoint.format).layouts(config)[name], _row_layout(name, rows(config)[name].axes)
+    dtypes, read = validate(checkpoint), _entry_reader(checkpoint.arrays)
+    [conversion] = _plan_column({name: source}, {name: target}, config.sizes, dtypes, read)
+    return conversion.to_array()
 
 
-def edited(checkpoint: Checkpoint, config: ViTConfig, changes: Mapping[str, Array]) -> Checkpoint:
-    """Return the checkpoint of another config, in the same format, with some parameters new and all others as they are.
+def replace_parameters(checkpoint: Checkpoint, config: ViTConfig, changes: Mapping[str, Array]) -> Checkpoint:
+    """Return a checkpoint of another config in the same format: some parameters are replaced, the others stay unread.
 
-    config: what the checkpoint is to be the weights of.
-    changes: parameter -> array with the axes of its row in `vit_spec.rows(config)`.
+    Args:
+        checkpoint: the checkpoint.
+        config: the config of the new checkpoint.
+        changes: parameter -> array with the axes of its row in `vit_spec.rows(config)`.
 
     Raises:
-        InputError: the format has no place for the config.
+        InputError: the format cannot store the config.
     """
     column, before = get(checkpoint.format).layouts(config), get(checkpoint.format).layouts(checkpoint.config)
     shared = {column[name].key for name in changes if column[name].is_part}
@@ -253,115 +287,133 @@ def edited(checkpoint: Checkpoint, config: ViTConfig, changes: Mapping[str, Arra
     arrays = {key: checkpoint.arrays[key] for layout in kept for key in layout.keys(checkpoint.config.sizes)}
 
     values = {name: changes[name] if name in changes else parameter(checkpoint, name) for name in new}
-    own = {name: _own(name, rows(config)[name].axes) for name in new}
+    own = {name: _row_layout(name, rows(config)[name].axes) for name in new}
     dtypes = {name: array.dtype for name, array in values.items()}
-    made = {task.key: task.whole() for task in _tasks(own, new, config.sizes, dtypes, _reader(values))}
+    planned = _plan_column(own, new, config.sizes, dtypes, _entry_reader(values))
+    made = {conversion.key: conversion.to_array() for conversion in planned}
     return replace(checkpoint, config=config, arrays={**arrays, **made})
 
 
-Parts = Iterator[tuple[int, Array]]
-Dtypes = Mapping[str, np.dtype[Any]]  # of each parameter
+Chunks = Iterator[tuple[int, Array]]  # (offset of the first entry, entries in one dimension)
+Dtypes = Mapping[str, np.dtype[Any]]  # parameter -> its dtype
 
 
-def _own(name: str, axes: Sequence[str]) -> Layout:
-    """The layout of a parameter as `vit_spec.rows` declares it."""
-    return Layout(name, tuple((Axis(word, word, 0),) for word in axes))
+def _row_layout(name: str, axes: Sequence[str]) -> Layout:
+    """Return the layout of a parameter as `vit_spec.rows` declares it: a dimension for each axis."""
+    return Layout(name, tuple((Axis(axis, axis, 0),) for axis in axes))
 
 
-def _tasks(source: Column, target: Column, sizes: Sizes, dtypes: Dtypes, read: Read) -> Iterator[Task]:
-    """Yield a task for each key of the target column, in its order."""
+def _plan_column(
+    source: Column, target: Column, sizes: Sizes, dtypes: Dtypes, read: ReadRange
+) -> Iterator[ArrayConversion]:
+    """Yield the conversion of each key of the target column, in its order."""
     owners: dict[str, list[str]] = defaultdict(list)
     for name, layout in target.items():
         owners[layout.key].append(name)
     for names in owners.values():
         layout, dtype = target[names[0]], dtypes[names[0]]
-        for key, at in layout.places(sizes, {}):
+        for key, indices in layout.indexed_keys(sizes, {}):
             if layout.is_part:
                 column = {name: target[name] for name in names}
-                made = [(0, partial(_assembled, source, column, sizes, at, dtype, read))]
+                runs = [(0, partial(_assembled_chunks, source, column, sizes, indices, dtype, read))]
             else:
                 one = source[names[0]]
-                places = runs(one, layout, sizes, at)
-                made = [(first, partial(_moved, one, layout, sizes, place, dtype, read)) for first, place in places]
-            yield Task(key, layout.shape(sizes), dtype, made)
+                runs = [
+                    (first, partial(_converted_chunks, one, layout, sizes, part, dtype, read))
+                    for first, part in split_by_source(one, layout, sizes, indices)
+                ]
+            yield ArrayConversion(key, layout.shape(sizes), dtype, runs)
 
 
-def _moved(source: Layout, target: Layout, sizes: Sizes, at: Place, dtype: np.dtype[Any], read: Read) -> Parts:
-    for first, entries in parts(source, target, sizes, at, read):
-        yield first, rounded(entries, dtype)
+def _converted_chunks(
+    source: Layout, target: Layout, sizes: Sizes, indices: Indices, dtype: np.dtype[Any], read: ReadRange
+) -> Chunks:
+    """Yield the chunks of `convert_chunks`, rounded to `dtype`."""
+    for first, entries in convert_chunks(source, target, sizes, indices, read):
+        yield first, round_to(entries, dtype)
 
 
-def _assembled(source: Column, target: Column, sizes: Sizes, at: Place, dtype: np.dtype[Any], read: Read) -> Parts:
-    """An array of several parameters, with zeros where none of them is: a bias of keys that the model does not have."""
-    whole = np.zeros(next(iter(target.values())).shape(sizes), dtype)
-    for name, layout in target.items():
-        words = [axis.word for axis in layout.flat if axis.word]
-        spelled = "".join(f"{{{word}}}" for word in layout.spelled)
-        view = layout.view(whole, sizes, at, words)
-        run = partial(_moved, source[name], _own(spelled, words), sizes, at, dtype, read)
-        view[...] = Task(name, view.shape, dtype, [(0, run)]).whole()
-    yield 0, whole.reshape(-1)
+def _assembled_chunks(
+    source: Column, target: Column, sizes: Sizes, indices: Indices, dtype: np.dtype[Any], read: ReadRange
+) -> Chunks:
+    """Yield an array that stores several parameters, as one chunk.
 
-
-def rounded(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Return values of another type, rounded once to the nearest; of the same type, themselves.
-
-    A cast of float64 to bfloat16 goes through float32 (ml_dtypes 0.6) and rounds twice.  So float32 is rounded to odd
-    first, which keeps the side of a tie on which the number lies (Boldo and Melquiond, 2005).
+    Entries that belong to no parameter are zero, such as the bias of keys in a model that has none.
     """
-    if dtype != FLOATS["bfloat16"] or values.dtype != np.float64:
+    array = np.zeros(next(iter(target.values())).shape(sizes), dtype)
+    for name, layout in target.items():
+        axes = [axis.parameter_axis for axis in layout.array_axes if axis.parameter_axis]
+        key = "".join(f"{{{axis}}}" for axis in layout.key_axes)
+        view = layout.view(array, sizes, indices, axes)
+        run = partial(_converted_chunks, source[name], _row_layout(key, axes), sizes, indices, dtype, read)
+        view[...] = ArrayConversion(name, view.shape, dtype, [(0, run)]).to_array()
+    yield 0, array.reshape(-1)
+
+
+def round_to(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Return values rounded once to the nearest number of a dtype; the same array if it has that dtype.
+
+    A cast from float64 to bfloat16 goes through float32 (ml_dtypes 0.6) and so rounds twice.  Here the step to float32
+    rounds to odd, which preserves on which side of a tie the number lies (Boldo and Melquiond, 2005).
+    """
+    if dtype != FLOAT_DTYPES["bfloat16"] or values.dtype != np.float64:
         return values.astype(dtype, copy=False)
     narrow = values.astype(np.float32)
     bits = narrow.view(np.uint32)
-    bits -= np.abs(narrow) > np.abs(values)  # towards zero
-    bits |= narrow != values
+    bits -= np.abs(narrow) > np.abs(values)  # round towards zero
+    bits |= narrow != values  # and set the last bit of inexact results: round to odd
     return narrow.astype(dtype)
 
 
-def _known(values: Array) -> Parts:
+def _constant_chunks(values: Array) -> Chunks:
+    """Yield an array as one chunk."""
     yield 0, values.reshape(-1)
 
 
-def _reader(arrays: Mapping[str, Any]) -> Read:
-    """Read a file's arrays by pieces; of arrays in memory hand out views."""
-    last: dict[str, Array] = {}
+def _entry_reader(arrays: Mapping[str, Any]) -> ReadRange:
+    """Return a function that reads a range of an array: from the file, or as a view of an array in memory."""
+    latest: dict[str, Array] = {}
 
-    def read(key: str, first: int, last_entry: int) -> Array:
+    def read(key: str, start: int, stop: int) -> Array:
         array = arrays[key]
-        if isinstance(array, Stored):
-            return array.read(first, last_entry)
-        flat = last.get(key)
-        if flat is None:  # flattening may copy: once is enough
-            flat = _on_host(array).reshape(-1)
-            last.clear()
-            last[key] = flat
-        return flat[first:last_entry]
+        if isinstance(array, StoredArray):
+            return array.read(start, stop)
+        flat = latest.get(key)
+        if flat is None:  # flattening may copy: keep the result for the next range of the same array
+            flat = _to_numpy(array).reshape(-1)
+            latest.clear()
+            latest[key] = flat
+        return flat[start:stop]
 
     return read
 
 
-def held(weights: Tree | Checkpoint, config: ViTConfig | None, format: str) -> Checkpoint:
-    """Return the checkpoint that was given, or the one that weights in `format` and their config are."""
+def as_checkpoint(weights: Tree | Checkpoint, config: ViTConfig | None, format: str) -> Checkpoint:
+    """Return `weights` if they are a checkpoint, otherwise a checkpoint of them, their config and their format.
+
+    Raises:
+        InputError: a checkpoint together with a config, or weights without one.
+    """
     if isinstance(weights, Checkpoint):
         if config is not None:
-            raise InputError("a checkpoint brings its own config: leave the second argument out")
+            raise InputError("a checkpoint has its own config: leave the second argument out")
         return weights
     if config is None:
-        raise InputError("weights alone do not say which model they are of: give its config as the second argument")
+        raise InputError("weights alone do not say which model they belong to: give its config as the second argument")
     return Checkpoint(config, format, flatten(weights, get(format)))
 
 
-def _facts(value: Any) -> tuple[tuple[int, ...] | None, str]:
-    """Return an array's shape and the name of its dtype; of anything else its type, and no shape."""
-    if isinstance(value, Stored):
+def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...] | None, str]:
+    """Return the shape of an array and the name of its dtype; for anything else None and the name of its type."""
+    if isinstance(value, StoredArray):
         return value.shape, value.dtype.name
     if not hasattr(value, "__array__") or getattr(value, "is_meta", False):
         return None, f"a {type(value).__name__} without values"
     return tuple(value.shape), str(value.dtype).removeprefix("torch.")
 
 
-def _on_host(value: Any) -> Array:
-    """Return an array of numpy, jax or torch as numpy's, sharing memory where it can."""
+def _to_numpy(value: Any) -> Array:
+    """Return an array of numpy, jax or torch as a numpy array, which shares its memory where possible."""
     if not hasattr(value, "detach"):
         return np.asarray(value)
     import torch
@@ -369,6 +421,6 @@ def _on_host(value: Any) -> Array:
     tensor = value.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         bits: Array = tensor.view(torch.int16).numpy()
-        return bits.view(FLOATS["bfloat16"])
+        return bits.view(FLOAT_DTYPES["bfloat16"])
     host: Array = tensor.numpy()
     return host

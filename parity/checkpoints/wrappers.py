@@ -1,4 +1,8 @@
-"""Where in a file weights lie: what they are wrapped in, and what may lie beside them."""
+"""Find the weights of a model in a checkpoint: the prefix of their keys, and what the other keys are.
+
+Training scripts store weights in wrappers, such as {"model": ...} or "module." in front of every key, and store other
+things beside them, such as optimizer state.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -8,7 +12,8 @@ from typing import Any
 
 from parity.checkpoints.formats import formats, get
 
-# What weights are wrapped in.  Of several, the earlier: averaged weights are what people evaluate, as in timm.
+# Names of wrappers, in order of preference.  Averaged weights are preferred, because they are the weights that people
+# evaluate, as in timm.
 WRAPPERS = (
     "state_dict_ema",
     "model_ema",
@@ -29,116 +34,124 @@ WRAPPERS = (
     "student",
 )
 
-# What may stand beside weights, and is told and not read.  Anything else there is an error: it may be half the model.
-_BESIDE = re.compile(
+# Keys that may be beside weights; they are reported and not read.  Any other key is an error: the model may need it.
+_KNOWN_EXTRAS = re.compile(
     r"(optimizer\w*|opt|opt_state\w*|state\W(step|param_states)|lr_scheduler\w*|scheduler\w*|loss_scaler|rng\w*|step"
     r"|global_step|epoch\w*|iteration|args|config|hyper_parameters|callbacks|loops|best_(acc|prec)\w*|n_averaged"
     r"|(extra\W)?accum_(\w+_time|examples_seen)"  # the state of a training run
-    r"|dino_\w+|ibot_\w+|mask_token"  # what pre-training alone needs
+    r"|dino_\w+|ibot_\w+|mask_token"  # used only in pre-training
     r"|txt|text|text_(model|encoder|tower|projection)|logit_scale|logit_bias)(\W.*)?"  # another tower
 )
-_TEXT = re.compile(r"[tb]")  # temperature and bias of the comparison with texts, beside "img"
-_DINO = re.compile(r"head\W(mlp|last_layer)(\W.*)?")  # of pre-training alone, where there is a last layer
-# Of a training run or of pre-training too, or what a model's outputs come from: that it is not read is an assumption.
-_PARTS = re.compile(r"(predictor|decoder\w*|head\Wmlp|scaler|amp|state|batch_stats|cache|center|text\w*|[tb])(\W.*)?")
-_MOMENTS = re.compile(r"opt.*")  # keeps arrays by the names of the parameters, which are no weights
+_CONTRASTIVE_SCALARS = re.compile(r"[tb]")  # temperature and bias of big_vision's contrastive loss, beside "img"
+_DINO_HEAD = re.compile(r"head\W(mlp|last_layer)(\W.*)?")  # only for pre-training, if there is a last_layer
+# These may belong to a training run, to pre-training or to the model: ignoring them is reported as an assumption.
+_POSSIBLE_PARTS = re.compile(
+    r"(predictor|decoder\w*|head\Wmlp|scaler|amp|state|batch_stats|cache|center|text\w*|[tb])(\W.*)?"
+)
+_OPTIMIZER_STATE = re.compile(r"opt.*")  # has arrays under the names of the parameters, which are not weights
 
-_RANKS = {word: n for n, word in enumerate(WRAPPERS)}
-_LONGEST = 8  # words of the key of a patch projection, at most
-_DEEPEST, _ROOTS = 6, 16  # wrappers around one another; places in one file where a model may lie
+_PRIORITY = {word: n for n, word in enumerate(WRAPPERS)}
+_MAX_KEY_WORDS = 8  # the key of a patch projection has at most this many words
+_MAX_DEPTH, _MAX_PREFIXES = 6, 16  # limits for nested wrappers, and for the prefixes to try in one file
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What lies in a file beside the weights of a model.
+class OtherKeys:
+    """The keys of a file that are not under the prefix of the model's weights.
 
-    keys: all of it.
-    foreign: the keys of what is neither known to lie there nor weights: it may be half the model.
-    others: what could be meant as well, or as a part of the model: other weights, a predictor, a scaler.
+    Attributes:
+        keys: all these keys.
+        unknown: keys that are neither known extras nor other weights; they may be a part of the model.
+        alternatives: the first words of keys that may be the weights the user wants, or a part of the model, such as other
+            weights, a predictor or a scaler.
     """
 
     keys: frozenset[str]
-    foreign: tuple[str, ...]
-    others: tuple[str, ...]
+    unknown: tuple[str, ...]
+    alternatives: tuple[str, ...]
 
 
-def roots(keys: Mapping[str, Any], separator: str) -> list[str]:
-    """Return what may stand in front of a model's keys: nothing, a wrapper, wrappers in wrappers; the outer first.
+def find_prefixes(keys: Mapping[str, Any], separator: str) -> list[str]:
+    """Return the prefixes under which the keys have a patch projection of some format: "", "model.", "model.module.", ...
 
-    A root counts where a patch projection of some format lies under it.
+    Prefixes of fewer wrappers come first; among these, the order is that of `WRAPPERS`.
     """
     found: dict[str, tuple[int, ...]] = {"": ()}
     for key in keys:
-        root = ""
-        ranks: tuple[int, ...] = ()
-        for _ in range(_DEEPEST):
-            word, _, rest = key[len(root) :].partition(separator)
-            if not rest or word not in _RANKS:
+        prefix = ""
+        priority: tuple[int, ...] = ()
+        for _ in range(_MAX_DEPTH):
+            word, _, rest = key[len(prefix) :].partition(separator)
+            if not rest or word not in _PRIORITY:
                 break
-            root, ranks = f"{root}{word}{separator}", (*ranks, _RANKS[word])
-            found.setdefault(root, ranks)
-    anchors = _anchors(separator)
-    ordered = sorted(found, key=lambda root: (len(found[root]), found[root]))
-    return [root for root in ordered if any(root + anchor in keys for anchor in anchors)][:_ROOTS]
+            prefix, priority = f"{prefix}{word}{separator}", (*priority, _PRIORITY[word])
+            found.setdefault(prefix, priority)
+    projections = _patch_projection_keys(separator)
+    ordered = sorted(found, key=lambda prefix: (len(found[prefix]), found[prefix]))
+    return [prefix for prefix in ordered if any(prefix + key in keys for key in projections)][:_MAX_PREFIXES]
 
 
 @cache
-def _anchors(separator: str) -> frozenset[str]:
-    """Return the keys of the patch projection in all tables of the formats that join keys like this."""
+def _patch_projection_keys(separator: str) -> frozenset[str]:
+    """Return the keys of the patch projection in all tables of the formats with this separator."""
     tables = [
         (get(name), variant) for name in formats() for variant in get(name).tables if get(name).separator == separator
     ]
     return frozenset(
-        layout.key for format, variant in tables for layout in format.lines(variant).get("patch_embed.proj.weight", [])
+        layout.key
+        for format, variant in tables
+        for layout in format.table_layouts(variant).get("patch_embed.proj.weight", [])
     )
 
 
-def beside(keys: Iterable[str], root: str, separator: str) -> Beside:
-    """Judge all keys that do not begin with `root`, behind which a model lies; none are beside where that is empty."""
-    aside = {key: _aside(key, root, separator) for key in keys if root and not key.startswith(root)}
-    inert = _inert(aside.values(), root.removesuffix(separator), separator)
-    doubtful = {key: rest for key, rest in aside.items() if not inert(rest)}
-    meant = {rest for rest in doubtful.values() if _may_be_meant(rest, separator)}
-    foreign = tuple(key for key, rest in doubtful.items() if rest not in meant)
-    meant |= {rest for rest in aside.values() if _holds_weights(rest, separator)}
-    return Beside(frozenset(aside), foreign, tuple(sorted({rest.partition(separator)[0] for rest in meant})))
+def classify_other_keys(keys: Iterable[str], prefix: str, separator: str) -> OtherKeys:
+    """Classify all keys that do not begin with the prefix of a model's weights; with an empty prefix there are none."""
+    others = {key: _without_common_path(key, prefix, separator) for key in keys if prefix and not key.startswith(prefix)}
+    is_known = _known_extra_test(others.values(), prefix.removesuffix(separator), separator)
+    doubtful = {key: rest for key, rest in others.items() if not is_known(rest)}
+    ambiguous = {rest for rest in doubtful.values() if _is_ambiguous(rest, separator)}
+    unknown = tuple(key for key, rest in doubtful.items() if rest not in ambiguous)
+    ambiguous |= {rest for rest in others.values() if _is_patch_projection(rest, separator)}
+    return OtherKeys(frozenset(others), unknown, tuple(sorted({rest.partition(separator)[0] for rest in ambiguous})))
 
 
-def _aside(key: str, root: str, separator: str) -> str:
-    """Return a key from where it leaves the way to the weights."""
-    words, way = key.split(separator), root.split(separator)
-    while words and way and words[0] == way[0]:
-        words, way = words[1:], way[1:]
+def _without_common_path(key: str, prefix: str, separator: str) -> str:
+    """Return a key without the words that it shares with the beginning of a prefix."""
+    words, prefix_words = key.split(separator), prefix.split(separator)
+    while words and prefix_words and words[0] == prefix_words[0]:
+        words, prefix_words = words[1:], prefix_words[1:]
     return separator.join(words)
 
 
-def _inert(beside: Iterable[str], wrapper: str, separator: str) -> Callable[[str], bool]:
-    """Return whether what lies beside weights has no part in their model.
+def _known_extra_test(rests: Iterable[str], wrapper: str, separator: str) -> Callable[[str], bool]:
+    """Return a function that returns whether a key certainly does not belong to the model.
 
-    beside: all keys from where they leave the way to the weights.
-    wrapper: that way.
+    Args:
+        rests: all other keys, without the words that they share with the prefix of the weights.
+        wrapper: the prefix of the weights, without its last separator.
+        separator: the separator of the words of a key.
     """
-    patterns = [_BESIDE]
-    patterns += [_TEXT] if wrapper.split(separator)[-1] == "img" else []
-    patterns += [_DINO] if any(rest.startswith(f"head{separator}last_layer") for rest in beside) else []
+    patterns = [_KNOWN_EXTRAS]
+    patterns += [_CONTRASTIVE_SCALARS] if wrapper.split(separator)[-1] == "img" else []
+    patterns += [_DINO_HEAD] if any(rest.startswith(f"head{separator}last_layer") for rest in rests) else []
     return lambda rest: any(pattern.fullmatch(rest) for pattern in patterns)
 
 
-def _may_be_meant(rest: str, separator: str) -> bool:
-    """Whether such a key is of weights that could be read as well, or of what may be a part of the model."""
-    return rest.partition(separator)[0] in _RANKS or _PARTS.fullmatch(rest) is not None
+def _is_ambiguous(rest: str, separator: str) -> bool:
+    """Return whether a key may belong to other weights or to a part of the model."""
+    return rest.partition(separator)[0] in _PRIORITY or _POSSIBLE_PARTS.fullmatch(rest) is not None
 
 
-def _holds_weights(rest: str, separator: str) -> bool:
-    """Whether such a key ends in that of a patch projection, as one of averaged weights in a callback's state does."""
-    anchors = _anchors(separator)
-    if not rest.endswith(_endings(separator)) or _MOMENTS.fullmatch(rest):
+def _is_patch_projection(rest: str, separator: str) -> bool:
+    """Return whether a key ends like the key of a patch projection, as for averaged weights in the state of a callback."""
+    projections = _patch_projection_keys(separator)
+    if not rest.endswith(_patch_projection_endings(separator)) or _OPTIMIZER_STATE.fullmatch(rest):
         return False
-    words = rest.rsplit(separator, _LONGEST)
-    return any(separator.join(words[first:]) in anchors for first in range(len(words)))
+    words = rest.rsplit(separator, _MAX_KEY_WORDS)
+    return any(separator.join(words[first:]) in projections for first in range(len(words)))
 
 
 @cache
-def _endings(separator: str) -> tuple[str, ...]:
-    """Return the last words of all patch projections."""
-    return tuple(sorted({anchor.rsplit(separator, 1)[-1] for anchor in _anchors(separator)}))
+def _patch_projection_endings(separator: str) -> tuple[str, ...]:
+    """Return the last words of the keys of all patch projections."""
+    return tuple(sorted({key.rsplit(separator, 1)[-1] for key in _patch_projection_keys(separator)}))

@@ -1,4 +1,4 @@
-"""Weights on disk, to write: a strip at a time, read back, and under their name only when all is well."""
+"""Write checkpoints to disk in chunks, verify them by reading them back, and give them their name when complete."""
 
 import contextlib
 import errno
@@ -17,34 +17,35 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints import containers, metadata
-from parity.checkpoints.atomic_write import check_replaceable, replacing
-from parity.checkpoints.containers import Container, Sink, Slot
-from parity.checkpoints.containers.container import Span
+from parity.checkpoints.atomic_write import atomic_replace, check_replaceable
+from parity.checkpoints.containers import ArraySpec, Container, Writer
+from parity.checkpoints.containers.container import ContiguousArray
 from parity.checkpoints.containers.safetensors import create_sharded
 from parity.checkpoints.formats import Fields, Format, get
 from parity.checkpoints.formats.format import no_files
 from parity.checkpoints.layout import Array
 from parity.checkpoints.preprocessing import Preprocessing
-from parity.checkpoints.reading import BESIDE, COMPANIONS, FLAX, Source, described, fingerprint, load
-from parity.checkpoints.weights import FLOATS, Answers, Checkpoint, Task, Tree, flatten, plan
+from parity.checkpoints.reading import COMPANION_FILES, FLAX_FILE, SIDECAR_FILE, StrPath, fingerprint, load, read_sidecar
+from parity.checkpoints.weights import FLOAT_DTYPES, ArrayConversion, Checkpoint, TaskName, Tree, flatten, plan_conversion
 from vit_spec import InputError, ViTConfig, nearest
 
 PROJECT = "twin-vision-transformers"
-THREADS = 2  # at most this many arrays of the source are in memory at a time
-SHARD = 5_000_000_000  # bytes of a file in a folder, unless asked otherwise; what Hugging Face takes
+MAX_THREADS = 2  # at most this many arrays of the source are in memory at a time
+SHARD_BYTES = 5_000_000_000  # default size limit of a file in a folder; that of Hugging Face
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 
 
 @dataclass(frozen=True)
-class Written:
-    """What was written.
+class WriteResult:
+    """The result of a write.
 
-    path: the file or folder.
-    format: with its variant, where there are several.
-    container: e.g. "safetensors".
-    nbytes: of arrays.
-    remarks: what other readers of the format will not know of the model, a line each.
+    Attributes:
+        path: the file or folder.
+        format: the name of the format, with its variant if the format has several.
+        container: the name of the container, e.g. "safetensors"; or "folder".
+        nbytes: the size of the arrays in bytes.
+        remarks: one line for each property of the model that other programs cannot read from the result.
     """
 
     path: Path
@@ -55,7 +56,7 @@ class Written:
 
 
 def save(
-    path: Source,
+    path: StrPath,
     weights: Tree,
     config: ViTConfig,
     format: str,
@@ -63,23 +64,25 @@ def save(
     force: bool = False,
     labels: Sequence[str] | None = None,
     preprocessing: Preprocessing | None = None,
-    task: Answers = "classes",
+    task: TaskName = "classes",
 ) -> None:
-    """Write weights, nested or flat: completely, or not at all.
+    """Write weights to a file, completely or not at all.
 
     Args:
-        path: the file; its suffix says the container, e.g. .safetensors, .npz, .pth, .msgpack.
-        weights: arrays of numpy, jax or torch, exactly as `format` has them.
+        path: the file; its suffix selects the container: .safetensors, .npz, .pth, .msgpack, ...
+        weights: arrays of numpy, jax or torch, nested or flat, exactly as `format` stores them.
         config: the model.
         format: the name of the weights' format, e.g. "jax"; see `parity.checkpoints.formats`.
-        force: replace a file that is there.
-        labels, preprocessing, task: as of `Checkpoint`.
+        force: replace an existing file.
+        labels: names of the outputs; see `Checkpoint`.
+        preprocessing: see `Checkpoint`.
+        task: see `Checkpoint`.
 
     Raises:
-        InputError: a path that cannot be written to, an unknown format, weights that are not the config's, or labels that
-            are not one for each output.
+        InputError: the path cannot be written to, the format is unknown, the weights do not match the config, or the number
+            of labels is not that of the outputs.
     """
-    names = metadata.names(labels, config, "labels")
+    names = metadata.parse_labels(labels, config, "labels")
     checkpoint = Checkpoint(
         config, format, flatten(weights, get(format)), labels=names, preprocessing=preprocessing, task=task
     )
@@ -87,8 +90,8 @@ def save(
 
 
 def convert(
-    source: Source,
-    target: Source,
+    source: StrPath,
+    target: StrPath,
     to: str,
     *,
     format: str | None = None,
@@ -96,261 +99,284 @@ def convert(
     force: bool = False,
     dtype: str | None = None,
     container: str | None = None,
-) -> Written:
-    """Write a file's weights to another file in another format, bit by bit, in constant memory.
+) -> WriteResult:
+    """Convert a checkpoint on disk to another format, bit for bit and in constant memory.
 
     Args:
-        source: what `load` reads.
-        target, to: as of `write`: the file, whose suffix says the container, and the name of the format.
-        format, given: as of `load`.
-        force, dtype, container: as of `write`.
+        source: anything that `load` reads.
+        target: the file to write, whose suffix selects the container, or a folder; see `path` of `write`.
+        to: the name of the target format.
+        format: the format of the source; see `load`.
+        given: config overrides of the source; see `load`.
+        force: see `write`.
+        dtype: see `write`.
+        container: see `write`.
 
     Raises:
-        InputError: as `load` and `write`.
+        InputError: for the reasons given in `load` and `write`.
     """
-    get(to)  # a misspelt name is told before files are looked at
+    get(to)  # report a misspelt name before any file is opened
     checkpoint = load(source, format=format, given=given)
     return write(checkpoint, target, to, force=force, dtype=dtype, container=container)
 
 
 def write(
     checkpoint: Checkpoint,
-    path: Source,
+    path: StrPath,
     to: str,
     *,
     force: bool = False,
     dtype: str | None = None,
     container: str | None = None,
-    shard: int = SHARD,
+    shard: int = SHARD_BYTES,
     progress: Progress | None = None,
-) -> Written:
+) -> WriteResult:
     """Write a checkpoint in the format `to`.
 
-    Nothing is at `path` until all of it was written and read back; a file that was there stays until then.
+    Nothing is at `path` until everything is written and read back; an existing file stays until then.
 
     Args:
+        checkpoint: the checkpoint, in any format.
         path: the file or folder.
-        force: replace what is there.
-        dtype: round the parameters to this type; by default every bit stays.
-        container: its name; by default what the path's suffix says, and for a path without one the folder that the
-            format's own library opens.
-        shard: bytes that a file in such a folder may have.
-        progress: called with the bytes done and those in all.
+        to: the name of the format.
+        force: replace an existing file or folder.
+        dtype: round the parameters to this dtype; by default every bit is kept.
+        container: the name of the container.  By default the path's suffix selects it, and a path that ends in a slash or
+            has no suffix is the folder that the format's own library opens.
+        shard: the size limit of a file in such a folder, in bytes.
+        progress: function of the bytes done and the bytes in total; the bytes read back count too.
 
     Raises:
-        InputError: a path that cannot be written to, a format that cannot hold the config, weights that are not its.
+        InputError: the path cannot be written to, the format cannot store the config, or the weights do not match it.
     """
     slash, path, format = str(path).endswith("/"), Path(path), get(to)
-    kind, unsaid = _kind(path, slash, container, format, checkpoint, shard)
-    tasks = plan(checkpoint, to, None if dtype is None else _dtype(dtype))
+    kind, metadata_remarks = _choose_container(path, slash, container, format, checkpoint, shard)
+    conversions = plan_conversion(checkpoint, to, None if dtype is None else _parse_dtype(dtype))
     name = format.full_name(checkpoint.config)
-    notes = {"config": checkpoint.config.to_json(), "format": name, "version": written_by()}
-    notes |= metadata.notes(checkpoint)
-    slots = {task.key: Slot(task.shape, task.dtype) for task in tasks}
-    total = sum(slot.nbytes for slot in slots.values())
-    _free(path, kind, force)
-    with _room(path, total), replacing(path) as new:
-        with kind.create(new, slots, notes) as sink:
-            digests = _fill(sink, tasks, kind.any_order, _Meter(2 * total, progress))
-        _read_back(kind, new, slots, digests, _Meter(2 * total, progress, total))
-        if not kind.carries_notes:
-            _describe(new, path, notes)
-    remarks = _remarks(format, checkpoint.config, kind.name == FOLDER)
-    return Written(path, name, kind.name, total, (*remarks, *unsaid))
+    notes = {"config": checkpoint.config.to_json(), "format": name, "version": project_version()}
+    notes |= metadata.to_notes(checkpoint)
+    specs = {conversion.key: ArraySpec(conversion.shape, conversion.dtype) for conversion in conversions}
+    total = sum(spec.nbytes for spec in specs.values())
+    _check_target(path, kind, force)
+    with _report_full_disk(path, total), atomic_replace(path) as new:
+        with kind.create(new, specs, notes) as writer:
+            checksums = _write_arrays(writer, conversions, kind.any_order, _ByteCounter(2 * total, progress))
+        _verify(kind, new, specs, checksums, _ByteCounter(2 * total, progress, total))
+        if not kind.stores_metadata:
+            _write_sidecar(new, path, notes)
+    remarks = _config_remarks(format, checkpoint.config, kind.name == FOLDER)
+    return WriteResult(path, name, kind.name, total, (*remarks, *metadata_remarks))
 
 
-# What to write, and where --------------------------------------------------------------------------------------------
+# Container and target path -------------------------------------------------------------------------------------------
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-_FEW_FILES = 1000  # fewer may be what a write ended for
+_FEW_FILES = 1000  # with fewer free inodes than this, the lack of inodes may be why the disk is full
 
-FOLDER = "folder"  # of safetensors and the JSON files with which a format's own library opens it
+FOLDER = "folder"  # name of the container of a folder that the format's own library opens: weights and JSON files
 
 
-def _kind(
+def _choose_container(
     path: Path, slash: bool, name: str | None, format: Format, checkpoint: Checkpoint, shard: int
 ) -> tuple[Container, list[str]]:
-    """Return the container to write, and lines on what of the classes and images its readers will not know."""
-    alone = [] if format.files is no_files else metadata.alone(checkpoint)
+    """Return the container to write, and remarks on labels and preprocessing that other programs cannot read from it."""
+    remarks = [] if format.json_files is no_files else metadata.notes_only_remarks(checkpoint)
     if name is not None:
-        return containers.get(name), alone
-    if (found := containers.named(path)) and not slash:
-        return found, alone
-    files, unsaid = metadata.described(format.files(checkpoint.config), checkpoint)
-    suffixes = [suffix for each in containers.containers() for suffix in containers.get(each).suffixes]
+        return containers.get(name), remarks
+    if (found := containers.by_suffix(path)) and not slash:
+        return found, remarks
+    files, lost = metadata.fill_library_files(format.json_files(checkpoint.config), checkpoint)
+    suffixes = [suffix for each in containers.names() for suffix in containers.get(each).suffixes]
     if not files or (path.suffix and not slash):
         hint = nearest(path.suffix, suffixes) if path.suffix else ""
-        also = f", or of a folder and a slash for one that the library of {format.name} opens" if files else ""
-        raise InputError(f"{path} does not say what to write{hint}: give a name that ends in {', '.join(suffixes)}{also}")
+        also = f", or FOLDER/ for a folder that the library of {format.name} opens" if files else ""
+        raise InputError(f"{path} does not select a container{hint}: give a name that ends in {', '.join(suffixes)}{also}")
 
     flax = format.separator == "/"
     weights = containers.get("msgpack" if flax else "safetensors")
 
     @contextlib.contextmanager
-    def create(partial: Path, slots: Mapping[str, Slot], notes: Mapping[str, str]) -> Iterator[Sink]:
+    def create(partial: Path, specs: Mapping[str, ArraySpec], notes: Mapping[str, str]) -> Iterator[Writer]:
         if flax:
             partial.mkdir()
-            file = weights.create(partial / FLAX, slots, notes)
-        else:  # transformers reads none whose format is not "pt"
-            file = create_sharded(partial, slots, {**notes, "format": "pt", "layout": notes["format"]}, shard)
-        with file as sink:
-            yield sink
+            file = weights.create(partial / FLAX_FILE, specs, notes)
+        else:  # transformers refuses a file whose metadata entry "format" is not "pt"
+            file = create_sharded(partial, specs, {**notes, "format": "pt", "layout": notes["format"]}, shard)
+        with file as writer:
+            yield writer
         if flax:
-            _describe(partial / FLAX, partial / FLAX, notes)
+            _write_sidecar(partial / FLAX_FILE, partial / FLAX_FILE, notes)
         for name, content in files.items():
             (partial / name).write_text(json.dumps(content, indent=2) + "\n")
 
     entries = r"model[\w-]*\.safetensors(\.index\.json)?|" + "|".join(
-        map(re.escape, (FLAX, f"{FLAX}.{BESIDE}", *COMPANIONS))
+        map(re.escape, (FLAX_FILE, f"{FLAX_FILE}.{SIDECAR_FILE}", *COMPANION_FILES))
     )
-    folder = replace(weights, name=FOLDER, create=create, open=containers.open, carries_notes=True, entries=entries)
-    return folder, unsaid
+    folder = replace(weights, name=FOLDER, create=create, open=containers.open, stores_metadata=True, entry_pattern=entries)
+    return folder, lost
 
 
-def _dtype(name: str) -> np.dtype[Any]:
-    if name not in FLOATS:
-        hint = nearest(name, FLOATS) or f": give one of {', '.join(FLOATS)}"
+def _parse_dtype(name: str) -> np.dtype[Any]:
+    if name not in FLOAT_DTYPES:
+        hint = nearest(name, FLOAT_DTYPES) or f": give one of {', '.join(FLOAT_DTYPES)}"
         raise InputError(f"unknown dtype {name!r}{hint}")
-    return FLOATS[name]
+    return FLOAT_DTYPES[name]
 
 
-def _free(path: Path, kind: Container, force: bool) -> None:
-    """Refuse a path that must not or cannot be written to."""
+def _check_target(path: Path, container: Container, force: bool) -> None:
+    """Raise InputError if a path cannot be written to, or must not be replaced."""
     if not path.parent.is_dir():
         raise InputError(f"no folder {path.parent}: create it first")
     if not os.path.lexists(path):
         return
     check_replaceable(path)
-    if path.is_dir() and kind.suffixes and kind.name != FOLDER:
+    if path.is_dir() and container.suffixes and container.name != FOLDER:
         raise InputError(
-            f"{path} is a folder: give the name of a file in it, such as {path / f'weights{kind.suffixes[0]}'}"
+            f"{path} is a folder: give the name of a file in it, such as {path / f'weights{container.suffixes[0]}'}"
         )
     if not force:
         raise InputError(f"{path} exists: give another name, or --force (force=True) to replace it")
-    if path.is_dir() and not path.is_symlink() and not _only_weights(path, kind):
-        raise InputError(f"{path} holds more than weights, and is not replaced: give another name, or empty it yourself")
-    if path.is_file() and (kind.name == FOLDER or not kind.suffixes):
-        raise InputError(f"{path} is a file, and a folder is to be written: give another name")
+    if path.is_dir() and not path.is_symlink() and not _has_only_weights(path, container):
+        raise InputError(f"{path} has other files than weights, and is not replaced: give another name, or empty it first")
+    if path.is_file() and (container.name == FOLDER or not container.suffixes):
+        raise InputError(f"{path} is a file, but the output is a folder: give another name")
 
 
-def _only_weights(path: Path, kind: Container) -> bool:
-    """Whether a folder holds what was written as weights, and nothing else that would be lost with it."""
-    return all(re.fullmatch(kind.entries, entry.name) for entry in path.iterdir())
+def _has_only_weights(path: Path, container: Container) -> bool:
+    """Return whether all files in a folder belong to the container, so that replacing it loses nothing else."""
+    return all(re.fullmatch(container.entry_pattern, entry.name) for entry in path.iterdir())
 
 
-def _remarks(format: Format, config: ViTConfig, says: bool) -> tuple[str, ...]:
-    """Say what of the function other readers of the format would not know."""
+def _config_remarks(format: Format, config: ViTConfig, with_json_files: bool) -> tuple[str, ...]:
+    """Return a line for each field that changes the function and that other programs cannot read from the result."""
     lines = []
     for name, value in format.assumed.items():
-        told = value is None or (says and name in format.says)
+        is_known = value is None or (with_json_files and name in format.written_fields)
         matters = not name.startswith(("resampling.", "pixels.", "image_size"))
-        if matters and not told and config.at(name) != value:
-            lines.append(f"{name}={config.at(name)!r} is in our metadata alone: others read the format as {value!r}")
+        if matters and not is_known and config.at(name) != value:
+            lines.append(
+                f"{name}={config.at(name)!r} is only in our own metadata: other libraries read the format as {value!r}"
+            )
     return tuple(lines)
 
 
 @contextlib.contextmanager
-def _room(path: Path, nbytes: int) -> Iterator[None]:
-    """Say in a line what a full disk lacks, whichever library met it."""
+def _report_full_disk(path: Path, nbytes: int) -> Iterator[None]:
+    """Convert the exceptions with which libraries report a full disk to an InputError of one line."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        if not _is_full(error):
+        if not _is_disk_full(error):
             raise
         disk = os.statvfs(path.parent)
-        left = f"has {disk.f_bavail * disk.f_frsize:,} left"
-        if disk.f_files and disk.f_favail < _FEW_FILES:  # counted after what was begun is gone
-            left += f", in {disk.f_favail:,} files at most"
-        raise InputError(f"{path} needs {nbytes:,} bytes, and its disk {left}: make room, or write elsewhere") from None
+        free = f"has {disk.f_bavail * disk.f_frsize:,} left"
+        if disk.f_files and disk.f_favail < _FEW_FILES:  # the unfinished files are already removed
+            free += f", in {disk.f_favail:,} files at most"
+        raise InputError(f"{path} needs {nbytes:,} bytes, and its disk {free}: make room, or write elsewhere") from None
 
 
-def _is_full(error: BaseException) -> bool:
-    """Whether an error, or one that it came of, says that a disk is full or a quota reached."""
+def _is_disk_full(error: BaseException) -> bool:
+    """Return whether an exception, or one that caused it, says that a disk is full or a quota reached."""
     seen: set[int] = set()
     while id(error) not in seen:
         seen.add(id(error))
-        if getattr(error, "errno", None) in _FULL or any(os.strerror(number) in str(error) for number in _FULL):
+        if getattr(error, "errno", None) in _DISK_FULL_ERRNOS or any(
+            os.strerror(number) in str(error) for number in _DISK_FULL_ERRNOS
+        ):
             return True
         error = error.__cause__ or error.__context__ or error
     return False
 
 
-def _describe(new: Path, path: Path, notes: Mapping[str, str]) -> None:
-    """Keep the notes beside weights that have no room for them.
+def _write_sidecar(new: Path, path: Path, notes: Mapping[str, str]) -> None:
+    """Write the metadata of weights to a sidecar file, because their container cannot store it.
 
-    For a file they are there before it takes its name, and together with those of the file that it replaces: whichever
-    of the two is there after an interruption is described.
+    The sidecar of a file is written before the file gets its name, and it keeps the entry of the file that is replaced.
+    After an interruption, the sidecar therefore has the metadata of the old file and of the new one.
     """
     if new.is_dir():
-        (new / BESIDE).write_text(json.dumps(notes))
+        (new / SIDECAR_FILE).write_text(json.dumps(notes))
         return
-    old = {fingerprint(path): known} if path.is_file() and (known := described(path)) else {}
-    with replacing(path.with_name(f"{path.name}.{BESIDE}")) as beside:
-        beside.write_text(json.dumps({**old, fingerprint(new): dict(notes)}))
+    old = {fingerprint(path): known} if path.is_file() and (known := read_sidecar(path)) else {}
+    with atomic_replace(path.with_name(f"{path.name}.{SIDECAR_FILE}")) as sidecar:
+        sidecar.write_text(json.dumps({**old, fingerprint(new): dict(notes)}))
 
 
-# The bytes -----------------------------------------------------------------------------------------------------------
+# Arrays --------------------------------------------------------------------------------------------------------------
 
-Digests = dict[str, list[tuple[int, int, int]]]  # key -> first entry, number of entries and digest of each strip
+Checksums = dict[str, list[tuple[int, int, int]]]  # key -> (first entry, number of entries, checksum) of each chunk
 
 
-class _Meter:
-    """Counts bytes from several threads, and tells how many of how many."""
+class _ByteCounter:
+    """A count of the bytes that several threads have processed, which reports the progress."""
 
-    def __init__(self, total: int, tell: Progress | None, done: int = 0) -> None:
-        self.total, self.tell, self.done, self.lock = total, tell, done, Lock()
+    def __init__(self, total: int, progress: Progress | None, done: int = 0) -> None:
+        self.total, self.progress, self.done, self.lock = total, progress, done, Lock()
 
     def add(self, count: int) -> None:
         with self.lock:
             self.done += count
-            if self.tell:
-                self.tell(self.done, self.total)
+            if self.progress:
+                self.progress(self.done, self.total)
 
 
-def _fill(sink: Sink, tasks: Sequence[Task], any_order: bool, meter: _Meter) -> Digests:
-    """Write every array, and return what it must be when it is read back."""
-    digests: Digests = {task.key: [] for task in tasks}
+def _write_arrays(
+    writer: Writer, conversions: Sequence[ArrayConversion], any_order: bool, counter: _ByteCounter
+) -> Checksums:
+    """Write every array, and return the checksums of all chunks."""
+    checksums: Checksums = {conversion.key: [] for conversion in conversions}
 
-    def write(task: Task, start: int, run: Callable[[], Iterator[tuple[int, Array]]]) -> None:
+    def write(conversion: ArrayConversion, start: int, run: Callable[[], Iterator[tuple[int, Array]]]) -> None:
         for first, entries in run():
-            sink.put(task.key, start + first, entries)
-            digests[task.key].append((start + first, len(entries), _digest(entries)))
-            meter.add(entries.nbytes)
+            writer.write(conversion.key, start + first, entries)
+            checksums[conversion.key].append((start + first, len(entries), _checksum(entries)))
+            counter.add(entries.nbytes)
 
-    largest_first = sorted(tasks, key=lambda task: -task.nbytes) if any_order else tasks
-    jobs = (partial(write, task, start, run) for task in largest_first for start, run in task.runs)
-    _run(jobs, THREADS if any_order else 1)
-    return digests
+    largest_first = sorted(conversions, key=lambda conversion: -conversion.nbytes) if any_order else conversions
+    jobs = (partial(write, conversion, start, run) for conversion in largest_first for start, run in conversion.runs)
+    _run_jobs(jobs, MAX_THREADS if any_order else 1)
+    return checksums
 
 
-def _read_back(kind: Container, path: Path, slots: Mapping[str, Slot], digests: Digests, meter: _Meter) -> None:
-    """Open what was written as any reader would, and hold each strip's digest to that of what was handed over."""
+def _verify(
+    container: Container, path: Path, specs: Mapping[str, ArraySpec], checksums: Checksums, counter: _ByteCounter
+) -> None:
+    """Open the written file as any reader would, and compare the checksum of every chunk with that of the data written.
+
+    Raises:
+        OSError: the file cannot be opened, or an array or a checksum differs.
+    """
     try:
-        found = {"/".join(words): array for words, array in kind.open(path).arrays.items()}
+        found = {"/".join(path_words): array for path_words, array in container.open(path).arrays.items()}
     except InputError as error:
         raise OSError(f"what was written cannot be read back ({error}): check the disk") from None
-    wrong = [key for key, slot in slots.items() if key not in found or (found[key].shape, found[key].dtype) != slot.facts]
+    wrong = [
+        key
+        for key, spec in specs.items()
+        if key not in found or (found[key].shape, found[key].dtype) != spec.shape_and_dtype
+    ]
 
     def check(key: str) -> None:
         array = found[key]
-        mapped = array.mapped() if type(array) is Span and array.size else None  # nobody else knows this file
-        for first, count, digest in digests[key]:
+        # Mapping is safe here: no other process writes to a file that has no name yet.
+        mapped = array.memmap() if type(array) is ContiguousArray and array.size else None
+        for first, count, checksum in checksums[key]:
             entries = array.read(first, first + count) if mapped is None else mapped[first : first + count]
-            if _digest(entries) != digest:
+            if _checksum(entries) != checksum:
                 wrong.append(key)
-            meter.add(count * slots[key].dtype.itemsize)
+            counter.add(count * specs[key].dtype.itemsize)
 
     if not wrong:
-        _run((partial(check, key) for key in slots), THREADS)
-    if wrong or len(found) != len(slots):
+        _run_jobs((partial(check, key) for key in specs), MAX_THREADS)
+    if wrong or len(found) != len(specs):
         raise OSError(f"what was read back is not what was written ({', '.join(wrong[:5])}): check the disk")
 
 
-def _run(jobs: Iterator[Callable[[], None]], threads: int) -> None:
-    """Run jobs, a few at a time; the first failure ends it."""
+def _run_jobs(jobs: Iterator[Callable[[], None]], threads: int) -> None:
+    """Run jobs on a number of threads; stop at the first exception, and raise it."""
     if threads == 1:
         for job in jobs:
             job()
@@ -371,15 +397,18 @@ def _run(jobs: Iterator[Callable[[], None]], threads: int) -> None:
                 each.cancel()
 
 
-def _digest(entries: Array) -> int:
-    """Sum the bits in words of 64: as fast as memory, and any lost, zeroed or misplaced strip shows."""
+def _checksum(entries: Array) -> int:
+    """Return the sum of the bytes as 64-bit words.
+
+    The sum is as fast as memory, and detects lost, zeroed and misplaced chunks.
+    """
     data = entries.view(np.uint8)
-    whole = len(data) // 8 * 8
-    return (int(np.add.reduce(data[:whole].view(np.uint64))) + int.from_bytes(data[whole:].tobytes(), "little")) % 2**64
+    end = len(data) // 8 * 8
+    return (int(np.add.reduce(data[:end].view(np.uint64))) + int.from_bytes(data[end:].tobytes(), "little")) % 2**64
 
 
-def written_by() -> str:
-    """Return the version of this project, for the notes of a file."""
+def project_version() -> str:
+    """Return the version of this project, for the metadata of files."""
     try:
         return version(PROJECT)
     except PackageNotFoundError:  # run from a folder that was never installed

@@ -1,1 +1,1 @@
-"""What the commands do once their arguments are read; see `parity.__main__`."""
+"""The commands of `python -m parity`; `parity.__main__` parses their arguments."""

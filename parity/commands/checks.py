@@ -1,4 +1,4 @@
-"""The commands that run models, once their arguments are read; see `parity.__main__`."""
+"""The commands check, diagnose and golden, which run models, called with parsed arguments; see `parity.__main__`."""
 
 import argparse
 import json
@@ -7,133 +7,138 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from parity.checkpoints.config_overrides import assignments
+from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.reading import load
 from parity.checkpoints.weights import Checkpoint
-from parity.commands.printing import facts_of, source, spinner, told
-from parity.terminal import report as show
-from parity.terminal import say
+from parity.commands.printing import checkpoint_facts, describe_checkpoint, load_source, spinner
+from parity.terminal import print_lines, print_report
 from vit_spec import InputError
 
 
-def check(given: argparse.Namespace) -> int:
-    """Run both twins on the weights of SRC, or SRC against OTHER, and say PASS or the first part that differs."""
+def check(args: argparse.Namespace) -> int:
+    """Compare both twins on the weights of SRC, or SRC with OTHER, and print PASS or the first part that differs."""
     from parity.comparison import html_report
 
-    gates = ("level", "dtype", "steps", "no_gradients", "as_is", "html")
-    if given.against and (asked := [f"--{name.replace('_', '-')}" for name in gates if getattr(given, name)]):
-        raise InputError(f"--against compares two files in float64, forward, and has no {' or '.join(asked)}: leave it out")
-    if given.html:
-        html_report.ready(given.html)
-    checkpoint = source(given)
-    other = load(given.against) if given.against else None
+    twin_options = ("level", "dtype", "steps", "no_gradients", "as_is", "html")
+    if args.against and (given := [f"--{name.replace('_', '-')}" for name in twin_options if getattr(args, name)]):
+        raise InputError(
+            f"--against compares only the forward passes of two checkpoints, in float64: remove {' and '.join(given)}"
+        )
+    if args.html:
+        html_report.check_output_path(args.html)
+    checkpoint = load_source(args)
+    other = load(args.against) if args.against else None
     written: list[Path] = []
-    with _frameworks("check runs both twins"), spinner(quiet=given.json) as progress:
-        report = _against(checkpoint, other, given, progress) if other else _twins(checkpoint, given, progress)
-        if given.html:
-            progress("the report")
-            written = html_report.write(report, checkpoint, given.html, source=given.source, seed=given.seed)
-    if given.json:
-        _print_json({**report.facts(), **facts_of(checkpoint)})
+    with _require_frameworks("check runs both twins"), spinner(quiet=args.json) as progress:
+        report = (
+            _compare_checkpoints(checkpoint, other, args, progress) if other else _compare_twins(checkpoint, args, progress)
+        )
+        if args.html:
+            progress("the HTML report")
+            written = html_report.write(report, checkpoint, args.html, source=args.source, seed=args.seed)
+    if args.json:
+        _print_json({**report.facts(), **checkpoint_facts(checkpoint)})
     else:
-        say(*told(checkpoint), *(f"wrote {path}" for path in written))
-        show(report)
+        print_lines(*describe_checkpoint(checkpoint), *(f"wrote {path}" for path in written))
+        print_report(report)
     return 0 if report.passed else 1
 
 
-def diagnose(given: argparse.Namespace) -> int:
-    """Find out why SRC does not give the outputs that it should: which cause explains it, and what mends it."""
+def diagnose(args: argparse.Namespace) -> int:
+    """Find out why SRC does not give the expected outputs, and print the cause and how to repair it."""
     from parity.comparison import diagnosis
 
-    said = assignments(given.set)
-    if given.logits:
-        checkpoint = diagnosis.load(given.source, given.logits, format=given.format, given=said)
+    overrides = parse_overrides(args.set)
+    if args.logits:
+        checkpoint = diagnosis.load_checkpoint(args.source, args.logits, format=args.format, given=overrides)
     else:
-        checkpoint = source(given)
-    said |= {each.field: each.value for each in checkpoint.assumed if each.why == diagnosis.AS_SHOWN}
-    named = diagnosis.Source(given.source, given.format, said)
-    with _frameworks("diagnose runs the PyTorch twin"), spinner(quiet=given.json) as progress:
-        if given.against:
-            found = diagnosis.against(
+        checkpoint = load_source(args)
+    overrides |= {each.field: each.value for each in checkpoint.assumed if each.why == diagnosis.SIZE_OF_EXPECTED_IMAGES}
+    source = diagnosis.CommandLineSource(args.source, args.format, overrides)
+    with _require_frameworks("diagnose runs the PyTorch twin"), spinner(quiet=args.json) as progress:
+        if args.against:
+            found = diagnosis.diagnose_against(
                 checkpoint,
-                load(given.against),
-                seed=given.seed,
-                source=named,
-                progress=_counted(progress),
-                pairs=given.pairs,
+                load(args.against),
+                seed=args.seed,
+                source=source,
+                progress=_with_count(progress),
+                pairs=args.pairs,
             )
         else:
-            expected = diagnosis.read(given.logits, checkpoint.config)
-            found = diagnosis.diagnose(checkpoint, expected, source=named, progress=_counted(progress), pairs=given.pairs)
-    if given.json:
-        _print_json({**found.facts(), **facts_of(checkpoint)})
+            expected = diagnosis.read_expected_outputs(args.logits, checkpoint.config)
+            found = diagnosis.diagnose(
+                checkpoint, expected, source=source, progress=_with_count(progress), pairs=args.pairs
+            )
+    if args.json:
+        _print_json({**found.facts(), **checkpoint_facts(checkpoint)})
     else:
-        say(*told(checkpoint))
-        show(found)
+        print_lines(*describe_checkpoint(checkpoint))
+        print_report(found)
     return 0 if found.passed else 1
 
 
-def golden(given: argparse.Namespace) -> int:
-    """Record what both twins agree on, verify it with later versions or on other hardware, or print its history."""
-    return {"record": _record, "verify": _verify, "table": _table}[given.what](given)
+def golden(args: argparse.Namespace) -> int:
+    """Record a golden file of a model, verify it with other library versions or hardware, or print its history."""
+    return {"record": _record, "verify": _verify, "table": _table}[args.what](args)
 
 
-def _record(given: argparse.Namespace) -> int:
+def _record(args: argparse.Namespace) -> int:
     from parity.comparison import golden
 
-    subject = golden.read_subject(given.subject, format=given.format, given=assignments(given.set))
-    with _frameworks("golden record runs both twins"), spinner(quiet=given.json) as progress:
-        made = golden.record(subject, given.file, seed=given.seed, force=given.force, progress=progress)
-    size = Path(given.file).stat().st_size
-    if given.json:
-        _print_json({"file": given.file, "tensors": len(made.tensors), "bytes": size})
+    subject = golden.read_model(args.subject, format=args.format, given=parse_overrides(args.set))
+    with _require_frameworks("golden record runs both twins"), spinner(quiet=args.json) as progress:
+        recorded = golden.record(subject, args.file, seed=args.seed, force=args.force, progress=progress)
+    size = Path(args.file).stat().st_size
+    if args.json:
+        _print_json({"file": args.file, "tensors": len(recorded.tensors), "bytes": size})
     else:
-        say(f"{given.file}: {len(made.tensors)} tensors, {size:,} bytes")
+        print_lines(f"{args.file}: {len(recorded.tensors)} tensors, {size:,} bytes")
     return 0
 
 
-def _verify(given: argparse.Namespace) -> int:
+def _verify(args: argparse.Namespace) -> int:
     from parity.comparison import golden
 
-    weights = load(given.weights) if given.weights else None
-    found = []
-    with _frameworks("golden verify runs either twin"), spinner(quiet=given.json) as progress:
-        for path in given.files:
-            found.append(golden.verify(path, weights=weights, only=given.only, append=given.append, progress=progress))
-    if given.json:
-        _print_json({"passed": all(each.passed for each in found), "files": [each.facts() for each in found]})
+    weights = load(args.weights) if args.weights else None
+    results = []
+    with _require_frameworks("golden verify runs either twin"), spinner(quiet=args.json) as progress:
+        for path in args.files:
+            results.append(golden.verify(path, weights=weights, only=args.only, append=args.append, progress=progress))
+    if args.json:
+        _print_json({"passed": all(each.passed for each in results), "files": [each.facts() for each in results]})
     else:
-        show("\n\n".join(map(str, found)))
-    return 0 if all(each.passed for each in found) else 1
+        print_report("\n\n".join(map(str, results)))
+    return 0 if all(each.passed for each in results) else 1
 
 
-def _table(given: argparse.Namespace) -> int:
+def _table(args: argparse.Namespace) -> int:
     from parity.comparison import golden
 
-    history = golden.table(given.files)
-    if given.json:
+    history = golden.table(args.files)
+    if args.json:
         _print_json(history.facts())
     else:
-        show(history)
+        print_report(history)
     return 0
 
 
-def _twins(checkpoint: Checkpoint, given: argparse.Namespace, progress: Any) -> Any:
+def _compare_twins(checkpoint: Checkpoint, args: argparse.Namespace, progress: Any) -> Any:
     from parity.comparison.twins import compare
 
-    options: dict[str, Any] = {"backward": not given.no_gradients, "strict": not given.as_is}
-    options |= {name: value for name in ("level", "dtype", "steps") if (value := getattr(given, name))}
-    return compare(checkpoint.config, checkpoint, seed=given.seed, progress=progress, **options)
+    options: dict[str, Any] = {"backward": not args.no_gradients, "strict": not args.as_is}
+    options |= {name: value for name in ("level", "dtype", "steps") if (value := getattr(args, name))}
+    return compare(checkpoint.config, checkpoint, seed=args.seed, progress=progress, **options)
 
 
-def _against(checkpoint: Checkpoint, other: Checkpoint, given: argparse.Namespace, progress: Any) -> Any:
+def _compare_checkpoints(checkpoint: Checkpoint, other: Checkpoint, args: argparse.Namespace, progress: Any) -> Any:
     from parity.comparison.two_files import compare_files
 
-    return compare_files(checkpoint, other, seed=given.seed, progress=progress)
+    return compare_files(checkpoint, other, seed=args.seed, progress=progress)
 
 
-def _counted(progress: Callable[[str], None]) -> Callable[[str, int, int], None]:
-    """Say what is tried, and how many of how many are done."""
+def _with_count(progress: Callable[[str], None]) -> Callable[[str, int, int], None]:
+    """Return a progress function that adds the count done and the total count to the description."""
     return lambda what, done, total: progress(f"{done:,} of {total:,}: {what}")
 
 
@@ -142,9 +147,13 @@ def _print_json(facts: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _frameworks(what: str) -> Iterator[None]:
-    """Say which package a command lacks."""
+def _require_frameworks(what: str) -> Iterator[None]:
+    """Convert ModuleNotFoundError to an InputError that names the missing package.
+
+    Args:
+        what: the reason why the command needs the frameworks, such as "check runs both twins".
+    """
     try:
         yield
     except ModuleNotFoundError as error:
-        raise InputError(f"{what}, and {error.name} is not installed: install it") from None
+        raise InputError(f"{what}, but {error.name} is not installed: install it") from None

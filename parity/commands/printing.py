@@ -1,4 +1,4 @@
-"""What the commands read and print alike."""
+"""Helpers that several commands share: load SRC, describe a checkpoint, show progress."""
 
 import argparse
 import time
@@ -12,48 +12,52 @@ from rich.table import Table
 from rich.text import Text
 
 from parity.checkpoints import metadata
-from parity.checkpoints.config_overrides import assignments
+from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.reading import load
 from parity.checkpoints.weights import Checkpoint
 from parity.terminal import console
 from vit_spec.printable import printable
 
 
-def source(given: argparse.Namespace) -> Checkpoint:
-    """Open SRC, with what --from and --set say of it."""
-    return load(given.source, format=given.format, given=assignments(given.set))
+def load_source(args: argparse.Namespace) -> Checkpoint:
+    """Open the checkpoint SRC with the options --from and --set."""
+    return load(args.source, format=args.format, given=parse_overrides(args.set))
 
 
-def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What of a checkpoint goes into JSON."""
+def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the fields of the JSON output that describe a checkpoint."""
     return {
         "format": checkpoint.format,
         "container": checkpoint.container,
         "config": asdict(checkpoint.config),
         "assumed": [asdict(each) for each in checkpoint.assumed],
         "left": list(checkpoint.left),
-        **metadata.facts(checkpoint),
+        **metadata.to_json_fields(checkpoint),
     }
 
 
-def told(checkpoint: Checkpoint) -> Iterator[str]:
-    """Say what was read, what of it was assumed, and what was left."""
+def describe_checkpoint(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield lines that describe a checkpoint: its format, the assumptions and the keys that were not read."""
     yield f"read: format {checkpoint.format}, container {checkpoint.container}"
-    yield from metadata.told(checkpoint)
+    yield from metadata.summary_lines(checkpoint)
     reasons: dict[str, list[str]] = {}
     for each in checkpoint.assumed:
         reasons.setdefault(each.why, []).append(f"{each.field}={each.value!r}")
     for why, fields in reasons.items():
         yield f"assumed, {why}: {', '.join(fields)}"
     if reasons:
-        yield "(--set FIELD=VALUE says otherwise)"
+        yield "(override with --set FIELD=VALUE)"
     for line in checkpoint.left:
         yield f"not read: {line}"
 
 
 @contextmanager
-def transfer(quiet: bool) -> Iterator[Any]:
-    """Show a bar with GB/s on a terminal; yield what to call with the bytes done and those in all."""
+def transfer_progress(quiet: bool) -> Iterator[Any]:
+    """Show a progress bar with GB/s if stderr is a terminal.
+
+    Yields:
+        A function to call with the bytes done and the total, or None if nothing is shown.
+    """
     screen = console(stderr=True)
     if quiet or not screen.is_terminal:
         yield None
@@ -71,7 +75,11 @@ def transfer(quiet: bool) -> Iterator[Any]:
 
 @contextmanager
 def spinner(quiet: bool) -> Iterator[Any]:
-    """Show on a terminal what is being done; yield what to call with it."""
+    """Show a spinner with the current step if stderr is a terminal.
+
+    Yields:
+        A function to call with a description of each step.
+    """
     screen = console(stderr=True)
     if quiet or not screen.is_terminal:
         yield lambda what: None
@@ -80,8 +88,12 @@ def spinner(quiet: bool) -> Iterator[Any]:
         yield lambda what: status.update(Text(printable(f"{what} ...")))
 
 
-def columns(title: str | None, *columns: str) -> Table:
-    """A table without frames; a column's name starts with > where it holds numbers."""
+def make_table(title: str | None, *columns: str) -> Table:
+    """Return a table without borders.
+
+    Args:
+        columns: the column headers; ">" before a header aligns its column to the right, for numbers.
+    """
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in columns:
         justify: Any = "right" if name.startswith(">") else "left"

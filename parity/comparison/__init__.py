@@ -1,1 +1,1 @@
-"""Compare models: intermediates, outputs, gradients, training steps, and the cause of a difference."""
+"""Comparison of models: intermediates, outputs, gradients, training steps, and the cause of a difference."""

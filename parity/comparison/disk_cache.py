@@ -1,4 +1,4 @@
-"""Tensors that wait on disk: all of a pass over a large model would not fit in memory twice."""
+"""A cache of tensors on disk, because two passes over a large model would not fit in memory."""
 
 import ctypes
 import gc
@@ -11,51 +11,54 @@ import numpy as np
 
 from parity.comparison.tolerances import Array
 
-SMALL = 64 << 20  # bytes that may as well stay in memory
+MAX_BYTES_IN_MEMORY = 64 << 20  # smaller results are not worth a file
 
 
-class Spool(Mapping[str, Array]):
-    """Arrays by name, in a file without one; each is read anew when it is asked for."""
+class DiskCache(Mapping[str, Array]):
+    """Read-only mapping of names to arrays in an unnamed temporary file; each access reads the file again."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._file = tempfile.TemporaryFile()
-        weakref.finalize(self, self._file.close)  # which removes it
-        self._places: dict[str, tuple[int, np.dtype, tuple[int, ...]]] = {}
+        weakref.finalize(self, self._file.close)  # closing it removes it
+        self._entries: dict[str, tuple[int, np.dtype, tuple[int, ...]]] = {}
         for name, array in arrays.items():
-            self._places[name] = self._file.tell(), array.dtype, array.shape
+            self._entries[name] = self._file.tell(), array.dtype, array.shape
             self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def __getitem__(self, name: str) -> Array:
-        start, dtype, shape = self._places[name]
+        start, dtype, shape = self._entries[name]
         array = np.empty(shape, dtype)
         self._file.seek(start)
         self._file.readinto(array.reshape(-1).view(np.uint8).data)
         return array
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._entries
 
 
-def give_back(nbytes: int) -> None:
-    """Return to the system what is free, if that is much: glibc keeps freed tensors, and the next pass asks for more."""
-    if nbytes <= SMALL:
+def release_memory(nbytes: int) -> None:
+    """Return freed memory to the system, if more than `MAX_BYTES_IN_MEMORY` was freed.
+
+    glibc keeps the memory of freed tensors, and the next pass allocates more.
+    """
+    if nbytes <= MAX_BYTES_IN_MEMORY:
         return
-    gc.collect()  # hooks make cycles, which hold tensors
+    gc.collect()  # hooks make reference cycles that keep tensors alive
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
 
 
-def spooled(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return arrays on disk, or as they are if they are small."""
-    return arrays if size(arrays) <= SMALL else Spool(arrays)
+def cache_on_disk(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return the same arrays, on disk if they take more than `MAX_BYTES_IN_MEMORY`."""
+    return arrays if bytes_in_memory(arrays) <= MAX_BYTES_IN_MEMORY else DiskCache(arrays)
 
 
-def size(arrays: Mapping[str, Array]) -> int:
-    """Return the bytes of arrays in memory; of those on disk 0."""
-    return 0 if isinstance(arrays, Spool) else sum(array.nbytes for array in arrays.values())
+def bytes_in_memory(arrays: Mapping[str, Array]) -> int:
+    """Return the size of arrays in memory in bytes; 0 for those on disk."""
+    return 0 if isinstance(arrays, DiskCache) else sum(array.nbytes for array in arrays.values())

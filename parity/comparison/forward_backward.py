@@ -1,8 +1,10 @@
 """One pass of either twin over the same weights and images: every named intermediate, the loss and every gradient.
 
-A pass can be *fed*: each intermediate is computed and named, but what goes on in its place is what it is fed, so that
-every part is seen on its own.  Its loss is the loss plus, for each intermediate, its product with the gradient that
-should arrive there: so every part is sent back on its own too, and what arrives at its inputs is one part's work alone.
+A pass can take the inputs of every part from another pass (`inputs_from`).  Each intermediate is then computed and
+recorded, but the operations after it read the intermediate of the other pass instead, so that an error in one part does not
+reach the next.  The backward pass is isolated in the same way.  For each intermediate, its inner product with its gradient
+in the other pass is added to the loss.  Each part thus receives that gradient, and the gradient at its inputs depends on
+this part alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,55 +15,56 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.weights import FLOATS, Checkpoint, held, rounded, translate
-from parity.comparison.disk_cache import give_back, spooled
-from parity.comparison.framework_settings import compiler_options, strict
-from parity.comparison.monte_carlo_arithmetic import disturbing
+from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, as_checkpoint, converted_arrays, round_to
+from parity.comparison.disk_cache import cache_on_disk, release_memory
+from parity.comparison.framework_settings import compiler_options, strict_settings
+from parity.comparison.monte_carlo_arithmetic import perturb_operands
 from parity.comparison.tolerances import Array
 from vit_spec import InputError, ViTConfig
 
-SHOWN = ("weights",)  # named, but nothing goes on from it: see `show` in the layers of the twins
+UNCONSUMED = ("weights",)  # recorded, but later operations do not read the recorded tensor: see `attention` in both twins
 Tensors = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
-class Run:
-    """What one pass computed.
+class PassResult:
+    """Tensors of one pass, as numpy arrays by name.
 
-    values: every named intermediate, the logits and the loss, of the PyTorch twin in the order of computation.
-    gradients: of the loss by every parameter, named as in a state dict, from the head backwards, and then by the images.
-    arriving: of the loss by every intermediate that a gradient reaches.
+    values: every named intermediate, the logits and the loss; for the PyTorch twin in the order of computation.
+    gradients: gradients of the loss with respect to every parameter, named as in a state dict, from the head to the
+        embedding; and then with respect to the images, (B, H, W, C).
+    intermediate_gradients: gradients of the loss with respect to every intermediate that a gradient reaches.
     """
 
     values: Tensors
     gradients: Tensors = field(default_factory=dict)
-    arriving: Tensors = field(default_factory=dict)
+    intermediate_gradients: Tensors = field(default_factory=dict)
 
-    def spooled(self) -> "Run":
-        """Return the same, on disk where it is large."""
-        return Run(spooled(self.values), spooled(self.gradients), spooled(self.arriving))
+    def cached_on_disk(self) -> "PassResult":
+        """Return the same tensors; each of the three mappings is on disk if it is large."""
+        return PassResult(*map(cache_on_disk, (self.values, self.gradients, self.intermediate_gradients)))
 
 
-def noise(config: ViTConfig, seed: int, count: int = 2) -> Array:
-    """Return images of normal noise of the config's own size, (count, H, W, C), float32.
+def noise_images(config: ViTConfig, seed: int, count: int = 2) -> Array:
+    """Return images of standard normal noise of the config's image size, (count, H, W, C), float32.
 
     Raises:
-        InputError: a negative seed.
+        InputError: the seed is negative.
     """
     if seed < 0:
         raise InputError(f"seed is {seed}: give a number from 0")
-    drawn = np.random.default_rng(seed).standard_normal((count, *config.image_size, config.in_channels))
-    return drawn.astype(np.float32)
+    images = np.random.default_rng(seed).standard_normal((count, *config.image_size, config.in_channels))
+    return images.astype(np.float32)
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is run: weights of a model, and what they are shown.
+class PassInputs:
+    """Weights, images and random numbers that both twins run on.
 
-    checkpoint: the weights, in any format; read anew for each pass, so that no second copy stays in memory.
-    images: (B, H, W, C), float32.
-    seed: of the target that the loss measures the mean squared distance to, and of masks.
-    drop_path: the rate of stochastic depth, in training, under masks that are the same for both twins; 0 is inference.
+    checkpoint: the weights, in any format; each pass reads them again, so that no second copy stays in memory.
+    images: (B, H, W, C), normalized, float32.
+    seed: seed of the target of the loss, which is the mean squared error of the logits, and of the masks.
+    drop_path: rate of stochastic depth in training mode, with the same masks in both twins; 0 means inference mode.
     """
 
     checkpoint: Checkpoint
@@ -71,15 +74,18 @@ class Subject:
 
     @cached_property
     def config(self) -> ViTConfig:
-        """The model; in training with no noise but stochastic depth, at inference with its own, none of which may show."""
+        """The config of the model; in training mode stochastic depth is its only source of randomness."""
         if not self.drop_path:
             return self.checkpoint.config
-        silent = dict.fromkeys(("pos_drop", "patch_drop", "attn_drop", "mlp_drop"), 0.0)
-        return self.checkpoint.config.replace(regularisation={**silent, "drop_path": self.drop_path})
+        no_dropout = dict.fromkeys(("pos_drop", "patch_drop", "attn_drop", "mlp_drop"), 0.0)
+        return self.checkpoint.config.replace(regularisation={**no_dropout, "drop_path": self.drop_path})
 
     @property
     def masks(self) -> Tensors:
-        """For both halves of each block, which images go through it: (B, 1, 1) of 0 and 1 by name; none at inference."""
+        """Masks of stochastic depth by name, (B, 1, 1), float64: 1 for the images that keep a residual branch, else 0.
+
+        In training mode there are two for each block, and in inference mode none.
+        """
         if not self.drop_path:
             return {}
         rng, rates = np.random.default_rng(self.seed + 2), np.linspace(0, self.drop_path, self.config.depth)
@@ -88,169 +94,199 @@ class Subject:
         return {name: (rng.random(shape) >= rate).astype(np.float64) for name, rate in names}
 
     def target(self, shape: tuple[int, ...]) -> Array:
-        """What the outputs are to become, standard normal, float64."""
+        """Return the target of the outputs in the loss: standard normal, float64."""
         return np.random.default_rng(self.seed + 1).standard_normal(shape)
 
-    def weights(self, format: str, through: str, dtype: str | None) -> Iterator[tuple[str, Array]]:
-        """Yield the weights by key, rounded to `through`, and then in `dtype`, or where it is None in their own.
+    def weights(self, format: str, input_dtype: str, dtype: str | None) -> Iterator[tuple[str, Array]]:
+        """Yield the weights by key, rounded to `input_dtype` and then converted to `dtype`.
 
-        Subnormal numbers are widened all the same: XLA makes them zero on CPU before it widens them itself.
+        If `dtype` is None, weights keep their own type if it is no wider than `input_dtype`.  Weights with numbers that are
+        subnormal in float32 are an exception and are converted to `input_dtype`, because XLA on CPU would make such numbers
+        zero before it converts them itself.
         """
         nbytes = 0
-        for key, array in translate(self.checkpoint, format):
-            own = dtype is None and array.itemsize <= FLOATS[through].itemsize and not _subnormal(array)
-            narrow = array if own else rounded(array, FLOATS[through])
-            yield key, narrow if dtype is None else rounded(narrow, FLOATS[dtype])
-            nbytes += narrow.nbytes
-        give_back(nbytes)
+        for key, array in converted_arrays(self.checkpoint, format):
+            keeps_dtype = (
+                dtype is None and array.itemsize <= FLOAT_DTYPES[input_dtype].itemsize and not _has_subnormals(array)
+            )
+            rounded = array if keeps_dtype else round_to(array, FLOAT_DTYPES[input_dtype])
+            yield key, rounded if dtype is None else round_to(rounded, FLOAT_DTYPES[dtype])
+            nbytes += rounded.nbytes
+        release_memory(nbytes)
 
 
 @dataclass(frozen=True)
 class TorchTwin:
-    """The PyTorch twin.
+    """The PyTorch twin on given inputs; `run` runs one pass.
 
-    attention: "explicit" shows scores and weights; "fused" is how the model runs.
-    strict: whether to set the framework to strict values while it runs; see `parity.comparison.framework_settings`.
-    through: round weights and images to this type before they are widened to the type of the pass.
-    disturbed: a type and a seed: disturb all operands by a few roundings of that type; see
-        `parity.comparison.monte_carlo_arithmetic`.
+    inputs: weights, images and random numbers.
+    attention: "explicit" computes and records scores and weights; "fused" runs PyTorch's kernel, as the model does by
+        default.
+    input_dtype: the type that weights and images are rounded to before they are converted to the type of the pass; None
+        means the type of the pass.
+    strict: whether to run under strict framework settings; see `parity.comparison.framework_settings`.
+    perturbation: a type and a seed: all operands are perturbed by a few unit roundoffs of that type; None means no
+        perturbation.  See `parity.comparison.monte_carlo_arithmetic`.
     """
 
-    subject: Subject
+    inputs: PassInputs
     attention: Any = "fused"
-    through: str | None = None
+    input_dtype: str | None = None
     strict: bool = True
-    disturbed: tuple[str, int] | None = None
+    perturbation: tuple[str, int] | None = None
 
-    def run(self, dtype: str = "float64", *, backward: bool = True, arriving: bool = False, fed: Run | None = None) -> Run:
-        """Run it once.
+    def run(
+        self,
+        dtype: str = "float64",
+        *,
+        backward: bool = True,
+        intermediate_gradients: bool = False,
+        inputs_from: PassResult | None = None,
+    ) -> PassResult:
+        """Run one pass and return its tensors.
 
         Args:
-            dtype: of weights and images, which are rounded to it, and so of all that is computed.
-            backward: whether to compute gradients too.
-            arriving: whether to compute those by intermediates as well; a pass that is fed always does.
-            fed: what to put in the place of every intermediate, and the gradients that are to arrive there.
+            dtype: the type of all operations, to which weights and images are rounded.
+            backward: whether to compute gradients.
+            intermediate_gradients: whether to compute gradients with respect to intermediates too; with `inputs_from` they
+                are always computed.
+            inputs_from: the pass from which every part takes its inputs and the gradient of its output.
         """
         import torch
 
         import vit_torch
 
-        wide, device = getattr(torch, dtype), "cuda" if dtype != "float64" and _both_on_gpu() else "cpu"
+        torch_dtype, device = getattr(torch, dtype), "cuda" if dtype != "float64" and _both_on_gpu() else "cpu"
         with torch.device("meta"):
-            model = vit_torch.ViT(self.subject.config, vit_torch.Execution(attention=self.attention, dtype=wide))
-        model.train(bool(self.subject.drop_path))
-        # Without gradients weights stay as narrow as they are, and are widened as they are used.
-        weights = self.subject.weights("torch", self.through or dtype, dtype if backward else None)
-        model.load_state_dict({key: _tensor(array).to(device) for key, array in weights}, assign=True)
-        images = rounded(rounded(self.subject.images, FLOATS[self.through or dtype]), FLOATS[dtype])
-        x = _tensor(images).to(device).permute(0, 3, 1, 2)
+            model = vit_torch.ViT(self.inputs.config, vit_torch.Execution(attention=self.attention, dtype=torch_dtype))
+        model.train(bool(self.inputs.drop_path))
+        # Without a backward pass, weights keep their own, narrower type in memory; each layer converts them when it runs.
+        weights = self.inputs.weights("torch", self.input_dtype or dtype, dtype if backward else None)
+        model.load_state_dict({key: _to_torch(array).to(device) for key, array in weights}, assign=True)
+        images = round_to(round_to(self.inputs.images, FLOAT_DTYPES[self.input_dtype or dtype]), FLOAT_DTYPES[dtype])
+        x = _to_torch(images).to(device).permute(0, 3, 1, 2)
         with ExitStack() as stack:
-            stack.enter_context(strict() if self.strict else nullcontext())
+            stack.enter_context(strict_settings() if self.strict else nullcontext())
             stack.enter_context(torch.set_grad_enabled(backward))
-            stack.enter_context(torch.random.fork_rng(devices=[]))  # should anything be drawn, it is the same in each pass
-            torch.manual_seed(self.subject.seed)
+            # If the model drew random numbers, they would be the same in each pass.
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            torch.manual_seed(self.inputs.seed)
             x.requires_grad_(backward)
-            into = {name: _tensor(value).to(device, wide).requires_grad_(backward) for name, value in _fed(fed).items()}
-            masks = {name: _tensor(mask).to(device, wide) for name, mask in self.subject.masks.items()}
-            if self.disturbed:
-                stack.enter_context(disturbing(*self.disturbed))
-            logits, found = vit_torch.intermediates(model, x, {**into, **masks})
+            substitutes = {
+                name: _to_torch(value).to(device, torch_dtype).requires_grad_(backward)
+                for name, value in _substituted_values(inputs_from).items()
+            }
+            masks = {name: _to_torch(mask).to(device, torch_dtype) for name, mask in self.inputs.masks.items()}
+            if self.perturbation:
+                stack.enter_context(perturb_operands(*self.perturbation))
+            logits, found = vit_torch.intermediates(model, x, {**substitutes, **masks})
             found = {name: tensor for name, tensor in found.items() if "drop_path" not in name}
-            answer = into.get("logits", logits)
-            target = torch.tensor(self.subject.target(tuple(logits.shape)), dtype=wide, device=device)
-            loss = (answer - target).square().mean()
+            outputs = substitutes.get("logits", logits)
+            target = torch.tensor(self.inputs.target(tuple(logits.shape)), dtype=torch_dtype, device=device)
+            loss = (outputs - target).square().mean()
             found["loss"] = loss
             if not backward:
-                return Run(_on_host(found))
+                return PassResult(_to_numpy(found))
             total = loss
-            for name, gradient in _due(fed).items():
+            for name, gradient in _substituted_gradients(inputs_from).items():
                 if name in found:
-                    total = total + (found[name] * _tensor(gradient).to(device, wide)).sum()
+                    total = total + (found[name] * _to_torch(gradient).to(device, torch_dtype)).sum()
             names, parameters = zip(*model.named_parameters(), strict=True)
-            inner = {name: into.get(name, tensor) for name, tensor in found.items() if _goes_on(name)}
-            inner = {name: tensor for name, tensor in inner.items() if tensor.requires_grad and (arriving or fed)}
-            wrt = [*parameters, x, *inner.values()]
+            intermediates = {name: substitutes.get(name, tensor) for name, tensor in found.items() if _is_consumed(name)}
+            intermediates = {
+                name: tensor
+                for name, tensor in intermediates.items()
+                if tensor.requires_grad and (intermediate_gradients or inputs_from)
+            }
+            wrt = [*parameters, x, *intermediates.values()]
             gradients = torch.autograd.grad(total, wrt, allow_unused=True, materialize_grads=True)
         by_name = dict(zip(names, gradients, strict=False))
-        by_inner = dict(zip(inner, gradients[len(names) + 1 :], strict=True))
+        by_intermediate = dict(zip(intermediates, gradients[len(names) + 1 :], strict=True))
         by_name = {**dict(reversed(by_name.items())), "images": gradients[len(names)].permute(0, 2, 3, 1)}
-        return Run(_on_host(found), _on_host(by_name), _on_host(by_inner))
+        return PassResult(_to_numpy(found), _to_numpy(by_name), _to_numpy(by_intermediate))
 
 
 @dataclass(frozen=True)
 class JaxTwin:
-    """The JAX twin.
+    """The JAX twin on given inputs; `run` runs one pass.
 
-    options: of XLA's compiler, beside those that make it strict.
-    strict: whether to set the framework to strict values while it runs; see `parity.comparison.framework_settings`.
+    inputs: weights, images and random numbers.
+    options: options of XLA's compiler, in addition to the strict options.
+    strict: whether to run under strict framework settings; see `parity.comparison.framework_settings`.
     """
 
-    subject: Subject
+    inputs: PassInputs
     options: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = True
 
-    def run(self, dtype: str = "float64", *, backward: bool = True, fed: Run | None = None) -> Run:
-        """Run it once, as `TorchTwin.run`; gradients by intermediates come of a pass that is fed alone."""
+    def run(self, dtype: str = "float64", *, backward: bool = True, inputs_from: PassResult | None = None) -> PassResult:
+        """Run one pass as `TorchTwin.run` does; gradients with respect to intermediates need `inputs_from`."""
         import jax
         import jax.numpy as jnp
 
         import vit_jax
 
-        wide, config = dtype == "float64", self.subject.config
+        is_float64, config = dtype == "float64", self.inputs.config
         model = vit_jax.ViT(config, vit_jax.Execution(dtype=dtype, precision="highest" if self.strict else None))
 
-        def loss(weights: Any, x: Any, into: Any, due: Any) -> Any:
-            masks = {name: jnp.asarray(mask, dtype) for name, mask in self.subject.masks.items()}
-            noise = {"train": True, "rngs": {"dropout": jax.random.key(0)}} if masks else {}
-            logits, found = vit_jax.intermediates(model, weights, x, {**into, **masks}, stacked=not fed, **noise)
+        def loss(weights: Any, x: Any, substitutes: Any, upstream: Any) -> Any:
+            masks = {name: jnp.asarray(mask, dtype) for name, mask in self.inputs.masks.items()}
+            training = {"train": True, "rngs": {"dropout": jax.random.key(0)}} if masks else {}
+            logits, found = vit_jax.intermediates(
+                model, weights, x, {**substitutes, **masks}, stacked=not inputs_from, **training
+            )
             found = {name: tensor for name, tensor in found.items() if "drop_path" not in name}
-            target = jnp.asarray(self.subject.target(logits.shape), logits.dtype)
-            found["loss"] = jnp.square(into.get("logits", logits) - target).mean()
-            return found["loss"] + sum(jnp.vdot(g, found[name]) for name, g in due.items() if name in found), found
+            target = jnp.asarray(self.inputs.target(logits.shape), logits.dtype)
+            found["loss"] = jnp.square(substitutes.get("logits", logits) - target).mean()
+            return found["loss"] + sum(jnp.vdot(g, found[name]) for name, g in upstream.items() if name in found), found
 
         with (
-            strict() if self.strict else nullcontext(),
-            jax.enable_x64(wide),
-            jax.default_device(jax.devices("cpu")[0] if wide else None),
+            strict_settings() if self.strict else nullcontext(),
+            jax.enable_x64(is_float64),
+            jax.default_device(jax.devices("cpu")[0] if is_float64 else None),
         ):
             weights: dict[str, Any] = {}
-            for key, array in self.subject.weights("jax", dtype, dtype if backward else None):
+            for key, array in self.inputs.weights("jax", dtype, dtype if backward else None):
                 *parents, leaf = key.split("/")
                 node = weights
                 for parent in parents:
                     node = node.setdefault(parent, {})
                 node[leaf] = jnp.asarray(array)
-            x = jnp.asarray(rounded(self.subject.images, FLOATS[dtype]))
-            into, due = ({n: jnp.asarray(t.astype(dtype)) for n, t in given.items()} for given in (_fed(fed), _due(fed)))
+            x = jnp.asarray(round_to(self.inputs.images, FLOAT_DTYPES[dtype]))
+            values, upstream = (
+                {n: jnp.asarray(t.astype(dtype)) for n, t in given.items()}
+                for given in (_substituted_values(inputs_from), _substituted_gradients(inputs_from))
+            )
             options = {**compiler_options(strict=self.strict), **self.options}
             if not backward:
-                _, found = jax.jit(loss, compiler_options=options)(weights, x, into, due)
-                return Run(_on_host(found) if fed else vit_jax.unstacked(_on_host(found)))
+                _, found = jax.jit(loss, compiler_options=options)(weights, x, values, upstream)
+                return PassResult(_to_numpy(found) if inputs_from else vit_jax.unstacked(_to_numpy(found)))
             step = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True), compiler_options=options)
-            (by_weight, by_image, by_fed), found = step(weights, x, into, due)
-        by_name = dict(reversed(list(translate(held(by_weight, config, "jax"), "torch"))))
-        values = _on_host(found) if fed else vit_jax.unstacked(_on_host(found))
-        return Run(values, _on_host({**by_name, "images": by_image}), _on_host(by_fed))
+            (by_weight, by_image, by_intermediate), found = step(weights, x, values, upstream)
+        by_name = dict(reversed(list(converted_arrays(as_checkpoint(by_weight, config, "jax"), "torch"))))
+        intermediates = _to_numpy(found) if inputs_from else vit_jax.unstacked(_to_numpy(found))
+        return PassResult(intermediates, _to_numpy({**by_name, "images": by_image}), _to_numpy(by_intermediate))
 
 
-def _subnormal(array: Array) -> bool:
-    """Whether a float32 array has numbers below the least normal one; bfloat16 and float16 are widened to be seen."""
-    size = np.abs(array if array.itemsize >= 4 else rounded(array, FLOATS["float32"]))
+def _has_subnormals(array: Array) -> bool:
+    """Return whether an array of any float type has numbers that are subnormal in float32."""
+    size = np.abs(array if array.itemsize >= 4 else round_to(array, FLOAT_DTYPES["float32"]))
     return bool(((size > 0) & (size < 2.0**-126)).any())
 
 
-def _goes_on(name: str) -> bool:
-    return name != "loss" and name.rpartition(".")[2] not in SHOWN
+def _is_consumed(name: str) -> bool:
+    """Return whether a later operation reads the recorded intermediate."""
+    return name != "loss" and name.rpartition(".")[2] not in UNCONSUMED
 
 
-def _fed(run: Run | None) -> Tensors:
-    """What is put in the place of intermediates."""
-    return {name: value for name, value in run.values.items() if _goes_on(name)} if run else {}
+def _substituted_values(run: PassResult | None) -> Tensors:
+    """Return the tensors that replace intermediates: all tensors of a pass that later operations read."""
+    return {name: value for name, value in run.values.items() if _is_consumed(name)} if run else {}
 
 
-def _due(run: Run | None) -> Tensors:
-    """The gradients that are to arrive at intermediates."""
-    return run.arriving if run else {}
+def _substituted_gradients(run: PassResult | None) -> Tensors:
+    """Return the gradients that are added at intermediates."""
+    return run.intermediate_gradients if run else {}
 
 
 def _both_on_gpu() -> bool:
@@ -265,22 +301,22 @@ def _both_on_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
-def _tensor(array: Array) -> Any:
-    """A tensor on the memory of an array, whatever its type."""
+def _to_torch(array: Array) -> Any:
+    """Return a tensor that shares the memory of an array of any float type."""
     import torch
 
-    array = np.require(array, requirements=["C", "W"])  # arrays of jax are read-only, and copied
-    if array.dtype == FLOATS["bfloat16"]:
+    array = np.require(array, requirements=["C", "W"])  # arrays of jax are read-only, so they are copied
+    if array.dtype == FLOAT_DTYPES["bfloat16"]:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
-def _on_host(tensors: Mapping[str, Any]) -> Tensors:
-    """Arrays of numpy; half precision, which numpy may not have, as float32, which holds every number of it."""
-    return {name: _array(tensor) for name, tensor in tensors.items()}
+def _to_numpy(tensors: Mapping[str, Any]) -> Tensors:
+    """Return tensors as numpy arrays; half precision becomes float32, because numpy has no bfloat16 of its own."""
+    return {name: _to_array(tensor) for name, tensor in tensors.items()}
 
 
-def _array(tensor: Any) -> Array:
+def _to_array(tensor: Any) -> Array:
     if hasattr(tensor, "detach"):
         tensor = tensor.detach().cpu()
         tensor = tensor.float() if tensor.dtype.itemsize == 2 else tensor

@@ -1,8 +1,9 @@
-"""Where two passes part: what is wrong in itself, and what only carries on what it was handed.
+"""Find the parts of a model that cause a difference between two passes, as opposed to the parts that only propagate it.
 
-Two tests that know nothing of each other.  *Isolation* feeds every part of a twin the reference's input, forward, and the
-reference's gradient, backward: what differs even then is an origin, all else is propagation.  *Swap bisection* lets one
-twin compute the first k blocks and the other the rest: the smallest k whose outputs are wrong names the block.
+There are two independent tests.  *Isolation* gives every part of a twin the reference's input in the forward pass, and the
+reference's gradient in the backward pass.  A part whose result still differs is an origin; all others only propagate a
+difference.  In *swap bisection* one twin computes the first k blocks and the other twin the rest: the smallest k with wrong
+outputs gives the wrong block.
 """
 
 import math
@@ -12,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from parity.comparison.forward_backward import Run, TorchTwin
-from parity.comparison.tolerances import FUNCTION, JUDGED, Budget, Error, luck
+from parity.comparison.forward_backward import PassResult, TorchTwin
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, MAX_TOLERANCE, ErrorBudget, ErrorNorms, five_sigma_factor
 
-GRADIENT = "gradient of "  # of a parameter
-ARRIVING = "gradient at "  # of an intermediate
+GRADIENT_OF = "gradient of "  # prefix of the name of a gradient with respect to a parameter
+GRADIENT_AT = "gradient at "  # prefix of the name of a gradient with respect to an intermediate
 
 
 @dataclass(frozen=True)
 class Part:
-    """A place in a model.
+    """An operation of a model, in one direction.
 
-    module: as in a state dict: "blocks.3.attn"; empty for the model itself.
-    operation: what in the module; empty where the module is one operation, a linear map or a norm.
+    module: module name as in a state dict, such as "blocks.3.attn"; empty for the model itself.
+    operation: operation within the module; empty if the module is a single operation, such as a linear map or a norm.
     way: "forward", "backward", or "training" for a part of an optimizer step.
     """
 
@@ -34,11 +35,11 @@ class Part:
 
     @classmethod
     def of(cls, name: str, names: Iterable[str]) -> "Part":
-        """Read the name of an intermediate, or of a gradient, among all `names` of intermediates."""
-        if name.startswith(ARRIVING):  # what hands it back is to blame: what is computed from it, next
-            name = GRADIENT + _next(name.removeprefix(ARRIVING), names)
-        if name.startswith(GRADIENT):
-            part = cls.of(name.removeprefix(GRADIENT), names)
+        """Return the part that computes an intermediate or a gradient; `names` are those of all intermediates, in order."""
+        if name.startswith(GRADIENT_AT):  # the operation after it computes this gradient
+            name = GRADIENT_OF + _next_intermediate(name.removeprefix(GRADIENT_AT), names)
+        if name.startswith(GRADIENT_OF):
+            part = cls.of(name.removeprefix(GRADIENT_OF), names)
             return cls(part.module, part.operation, "backward")
         module, _, last = name.rpartition(".")
         plain = last.partition(" (")[0]
@@ -50,18 +51,18 @@ class Part:
 
     def __str__(self) -> str:
         place = f"{self.module}: {self.operation}" if self.module and self.operation else self.module or self.operation
-        return f"{place} on the way back" if self.way == "backward" else place
+        return f"{place} in the backward pass" if self.way == "backward" else place
 
 
-def _next(name: str, names: Iterable[str]) -> str:
-    """The first intermediate that is computed from this one."""
+def _next_intermediate(name: str, names: Iterable[str]) -> str:
+    """Return the first intermediate that is computed from the given one; `names` are in the order of computation."""
     later = list(names)
     later = later[later.index(name) + 1 :]
-    passed_by = ("k", "v", "weights") if name.rpartition(".")[2] in ("q", "k", "scores") else ()
-    return next((each for each in later if each.rpartition(".")[2] not in passed_by), name)
+    skipped = ("k", "v", "weights") if name.rpartition(".")[2] in ("q", "k", "scores") else ()
+    return next((each for each in later if each.rpartition(".")[2] not in skipped), name)
 
 
-# What the twins name inside a module that is no module itself.
+# Names of intermediates that are operations within a module.
 OPERATIONS = frozenset(
     (
         *("tokens", "positions", "cosines", "sines", "embed"),
@@ -71,21 +72,22 @@ OPERATIONS = frozenset(
 )
 
 
-UNSEEN = ("scores", "weights")  # in a fused kernel
+HIDDEN_BY_FUSED_ATTENTION = ("scores", "weights")  # a fused kernel does not return them
 
-Rounding = Mapping[str, Error]  # what rounding makes of the tensors of these names; see `parity.comparison.amplification`
-NOTHING: Rounding = {}
+RoundingErrors = Mapping[str, ErrorNorms]  # measured rounding errors by tensor; see `parity.comparison.amplification`
+NO_ROUNDING_ERRORS: RoundingErrors = {}
 
-CONSTANT = ("positions", "cosines", "sines")  # what a model may have no parameter for, so that no gradient is asked for
+CONSTANT_TABLES = ("positions", "cosines", "sines")  # a model may have them without a parameter, so without a gradient
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A part that is wrong in itself.
+    """A part whose result is wrong although its input is right.
 
-    name: of the intermediate, or of the gradient.
-    error: relRMS of what it makes of the reference's input; infinite where one twin alone has it.
-    twin: "jax" or "torch", whichever was fed; of a difference in precision the coarser.
+    name: name of the intermediate or of the gradient that is wrong.
+    part: the part that computes it.
+    error: relRMS of its result from the reference's input; infinite if only one twin computes it.
+    twin: "jax" or "torch", the twin that is wrong; for a difference in precision, the less precise one.
     """
 
     name: str
@@ -95,148 +97,172 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Alone:
-    """What a pass that was fed the reference says of every part on its own.
+class IsolationResult:
+    """Result of testing every part in isolation.
 
-    origins: what differs: forward in the order of computation, then backward.
-    unjudged: what float64 cannot tell a wrong formula in, because rounding is nearly all there is in it -> how much of it.
-    worst: the largest relRMS of all others.
+    origins: parts that differ: in the forward pass, in the order of computation, and then in the backward pass.
+    unjudged: names of tensors that are mostly rounding error in float64, so that a wrong formula could not be recognised ->
+        their relative rounding error.
+    largest_error: largest relRMS of all other tensors.
     """
 
     origins: tuple[Origin, ...]
     unjudged: dict[str, float]
-    worst: float
+    largest_error: float
 
 
-def alone(reference: Run, local: Run, twin: str, rounding: Rounding = NOTHING) -> Alone:
-    """Judge every part by what it makes of the reference's input.
+def check_in_isolation(
+    reference: PassResult, local: PassResult, twin: str, rounding: RoundingErrors = NO_ROUNDING_ERRORS
+) -> IsolationResult:
+    """Compare the result of every part in isolation with that of the reference, in float64.
 
-    local: the pass of `twin` in float64 that was fed `reference`.
-    rounding: what rounding makes of each part that is fed the reference; see `parity.comparison.amplification`.
+    Args:
+        reference: the pass that gave every part its inputs.
+        local: the pass of `twin` that took its inputs from `reference`.
+        twin: "jax" or "torch".
+        rounding: measured rounding errors of each part in isolation; see `parity.comparison.amplification`.
     """
     names, found, unjudged, worst = list(reference.values), [], {}, 0.0
-    seen = [name for name in names if name.rpartition(".")[2] not in UNSEEN]  # no gradient is handed to the others
-    for name, error, scale in _all(reference, local):
-        relative, factor = error.relative_rms(scale), luck(error.entries)
-        if not (relative <= FUNCTION or error.explained(rounding.get(name), factor)):
-            way = seen if name.startswith(ARRIVING) else names
-            found.append(Origin(name, Part.of(name, way), relative, twin))
-        elif relative > FUNCTION and not factor * rounding[name].relative_rms(scale) <= JUDGED["float64"]:
+    # Only these intermediates get a gradient in every twin.
+    with_gradient = [name for name in names if name.rpartition(".")[2] not in HIDDEN_BY_FUSED_ATTENTION]
+    for name, error, scale in _compare_all(reference, local):
+        relative, factor = error.relative_rms(scale), five_sigma_factor(error.entries)
+        if not (relative <= FLOAT64_TOLERANCE or error.is_explained_by(rounding.get(name), factor)):
+            order = with_gradient if name.startswith(GRADIENT_AT) else names
+            found.append(Origin(name, Part.of(name, order), relative, twin))
+        elif relative > FLOAT64_TOLERANCE and not factor * rounding[name].relative_rms(scale) <= MAX_TOLERANCE["float64"]:
             unjudged[name] = rounding[name].relative_rms(scale)
         else:
             worst = max(worst, relative)
-    return Alone(tuple(found), unjudged, worst)
+    return IsolationResult(tuple(found), unjudged, worst)
 
 
-def imprecise(
-    reference: Run, jax: Run, torch: Run, dtype: str, rounding: Rounding = NOTHING
+def find_imprecise_parts(
+    reference: PassResult, jax: PassResult, torch: PassResult, dtype: str, rounding: RoundingErrors = NO_ROUNDING_ERRORS
 ) -> tuple[list[Origin], dict[str, float]]:
-    """Return the parts that one twin computes more coarsely than the other, or either than the type explains.
+    """Find the parts that one twin computes less precisely than the other, or less precisely than the type allows.
 
-    The second of what is returned are parts to which rounding leaves too little to judge -> how much it makes of them.
+    The ratio of the two errors is not tested for gradients: these are sums that cancel, so an error may be small by chance.
 
-    Gradients cancel, and their errors may be small by luck: of them one twin is not held to the other.
+    Args:
+        reference: the pass in float64 that took the same rounded inputs in every part.
+        jax, torch: the passes of both twins in `dtype`, with these inputs.
+        dtype: the type of lower precision.
+        rounding: measured errors of each part from rounding to `dtype`.
 
-    reference: the pass in float64 that was fed the same rounded numbers.
-    rounding: what rounding to the type makes of each part that is fed them.
+    Returns:
+        The imprecise parts; and for the tensors whose rounding errors are too large to judge them, name -> relative error.
     """
-    names, found, lost = list(reference.values), [], {}
-    seen = [name for name in names if name.rpartition(".")[2] not in UNSEEN]
-    of_torch = {name: error for name, error, _ in _all(reference, torch)}
-    for name, of_jax, scale in _all(reference, jax):
-        other = of_torch.get(name)
-        both = name.startswith((GRADIENT, ARRIVING)) or (name in jax.values and name in torch.values)
-        if other is None or not both:  # a fused kernel does not show its scores
+    names, found, unjudged = list(reference.values), [], {}
+    with_gradient = [name for name in names if name.rpartition(".")[2] not in HIDDEN_BY_FUSED_ATTENTION]
+    torch_errors = {name: error for name, error, _ in _compare_all(reference, torch)}
+    for name, jax_error, scale in _compare_all(reference, jax):
+        torch_error = torch_errors.get(name)
+        is_in_both = name.startswith((GRADIENT_OF, GRADIENT_AT)) or (name in jax.values and name in torch.values)
+        if torch_error is None or not is_in_both:  # a fused kernel does not return its scores
             continue
-        budget = Budget(dtype, rounding=rounding.get(name))
-        right = budget.near_enough if name.startswith((GRADIENT, ARRIVING)) else budget.holds
-        if not right(of_jax, other, scale=scale):
-            twin, worse = ("jax", of_jax) if of_jax.norm > other.norm else ("torch", other)
-            way = seen if name.startswith(ARRIVING) else names
-            found.append(Origin(name, Part.of(name, way), worse.relative_rms(scale), twin))
-        elif budget.amplifies(scale) and not rounding[name].relative_rms(scale) <= JUDGED[dtype]:
-            lost[name] = rounding[name].relative_rms(scale)
-    return found, lost
+        budget = ErrorBudget(dtype, rounding=rounding.get(name))
+        accepts = budget.are_within_tolerance if name.startswith((GRADIENT_OF, GRADIENT_AT)) else budget.accepts
+        if not accepts(jax_error, torch_error, scale=scale):
+            twin, worse = ("jax", jax_error) if jax_error.norm > torch_error.norm else ("torch", torch_error)
+            order = with_gradient if name.startswith(GRADIENT_AT) else names
+            found.append(Origin(name, Part.of(name, order), worse.relative_rms(scale), twin))
+        elif budget.is_amplified(scale) and not rounding[name].relative_rms(scale) <= MAX_TOLERANCE[dtype]:
+            unjudged[name] = rounding[name].relative_rms(scale)
+    return found, unjudged
 
 
-def _all(reference: Run, other: Run) -> Iterator[tuple[str, Error, float]]:
-    """Compare every intermediate, and then every gradient, with its scale."""
-    yield from ((name, error, 0.0) for name, error in forward(reference, other))
-    yield from backward(reference, other)
+def _compare_all(reference: PassResult, other: PassResult) -> Iterator[tuple[str, ErrorNorms, float]]:
+    """Yield name, error and scale of every intermediate, and then of every gradient; see `ErrorNorms.relative_rms`."""
+    yield from ((name, error, 0.0) for name, error in compare_forward(reference, other))
+    yield from compare_backward(reference, other)
 
 
-def forward(reference: Run, other: Run) -> Iterator[tuple[str, Error]]:
-    """Compare every intermediate, in the order of computation; what one of the two lacks is infinitely far.
+def compare_forward(reference: PassResult, other: PassResult) -> Iterator[tuple[str, ErrorNorms]]:
+    """Yield name and error of every intermediate, in the order of computation.
 
-    What the reference lacks comes ahead of all that it has in the same module.
+    The error of an intermediate that one of the two passes lacks is infinite.  An intermediate that the reference lacks
+    comes before all others of its module.
     """
-    alone = [name for name in other.values if name not in reference.values]
+    extra_names = [name for name in other.values if name not in reference.values]
     for name, value in reference.values.items():
-        for extra in [each for each in alone if name.startswith(each.rpartition(".")[0])]:
-            alone.remove(extra)
-            yield extra, Error.infinite()
-        yield name, Error.of(other.values[name], value) if name in other.values else Error.infinite()
-    yield from ((name, Error.infinite()) for name in alone)
+        for extra in [each for each in extra_names if name.startswith(each.rpartition(".")[0])]:
+            extra_names.remove(extra)
+            yield extra, ErrorNorms.infinite()
+        yield name, ErrorNorms.of(other.values[name], value) if name in other.values else ErrorNorms.infinite()
+    yield from ((name, ErrorNorms.infinite()) for name in extra_names)
 
 
-def backward(reference: Run, other: Run) -> Iterator[tuple[str, Error, float]]:
-    """Compare every gradient on the way back, at intermediates and then of parameters and images, with its scale."""
+def compare_backward(reference: PassResult, other: PassResult) -> Iterator[tuple[str, ErrorNorms, float]]:
+    """Yield name, error and scale of every gradient: of intermediates in backward order, of parameters, and of images."""
     for name in reversed(list(reference.values)):
-        if name in other.arriving and (name in reference.arriving or name not in CONSTANT):
-            expected = reference.arriving.get(name, np.zeros(reference.values[name].shape))
-            where = ARRIVING if name in reference.arriving else GRADIENT  # none arrives: it is itself cut off
-            yield f"{where}{name}", Error.of(other.arriving[name], expected), 0.0
+        if name in other.intermediate_gradients and (
+            name in reference.intermediate_gradients or name not in CONSTANT_TABLES
+        ):
+            expected = reference.intermediate_gradients.get(name, np.zeros(reference.values[name].shape))
+            # Without a gradient in the reference, the intermediate itself is detached there.
+            prefix = GRADIENT_AT if name in reference.intermediate_gradients else GRADIENT_OF
+            yield f"{prefix}{name}", ErrorNorms.of(other.intermediate_gradients[name], expected), 0.0
     scales = module_scales(reference.gradients)
     for name, value in reference.gradients.items():
-        error = Error.of(other.gradients[name], value) if name in other.gradients else Error.infinite()
-        yield f"{GRADIENT}{name}", error, scales[name]
+        error = ErrorNorms.of(other.gradients[name], value) if name in other.gradients else ErrorNorms.infinite()
+        yield f"{GRADIENT_OF}{name}", error, scales[name]
 
 
 def module_scales(tensors: Mapping[str, Any]) -> dict[str, float]:
-    """What a parameter's gradient, or change, is measured against at least: the root-mean-square over its module.
+    """Return the scale of the relative error of each parameter: the root-mean-square of all tensors of its module.
 
-    Some gradients are zero but for rounding (a key's bias cannot change a softmax), and noise over noise is no measure.
+    Some gradients are zero except for rounding errors (the bias of keys cannot change a softmax), and the relative error of
+    a tensor that is only rounding error means nothing.  Therefore the reference is taken to be at least this large.
     """
-    sums: dict[str, Error] = {}
+    sums: dict[str, ErrorNorms] = {}
     for name, value in tensors.items():
-        sums[_module(name)] = sums.get(_module(name), Error()).joined(Error.of(value, value))
-    return {name: (of := sums[_module(name)]).reference_norm / math.sqrt(max(1, of.entries)) for name in tensors}
+        sums[_module_of(name)] = sums.get(_module_of(name), ErrorNorms()).combined_with(ErrorNorms.of(value, value))
+    return {name: (of := sums[_module_of(name)]).reference_norm / math.sqrt(max(1, of.entries)) for name in tensors}
 
 
-def _module(name: str) -> str:
+def _module_of(name: str) -> str:
     return name.rpartition(".")[0] or name
 
 
 @dataclass(frozen=True)
 class Bisection:
-    """What a swap bisection found.
+    """Result of a swap bisection.
 
-    stage: the first that is wrong: "embed", "blocks.3", or "outputs" for what follows the blocks.
-    runs: name of the last stage that the twin under suspicion computed -> relRMS of the outputs that came of it.
+    stage: the first wrong stage: "embed", "blocks.3", or "outputs" for all that follows the blocks.
+    runs: name of the last stage that the suspect twin computed -> relRMS of the outputs.
     """
 
     stage: str
     runs: dict[str, float]
 
     def __str__(self) -> str:
-        tried = ", ".join(f"{error:.1e} after {name}" for name, error in self.runs.items())
-        return f"swap bisection: {self.stage} (outputs differ by {tried}, where the other twin takes over)"
+        runs = ", ".join(f"{error:.1e} after {name}" for name, error in self.runs.items())
+        return f"swap bisection: {self.stage} (outputs differ by {runs}, where the other twin takes over)"
 
 
-def bisect(reference: Run, suspect: Run, rest: TorchTwin, depth: int, tolerance: float = FUNCTION) -> Bisection:
-    """Find the first stage of `suspect` that is wrong, in log2(depth) runs: it computes the first, `rest` the others.
+def swap_bisection(
+    reference: PassResult, suspect: PassResult, rest: TorchTwin, depth: int, tolerance: float = FLOAT64_TOLERANCE
+) -> Bisection:
+    """Find the first wrong stage of a twin in about log2(depth) runs.
 
-    reference: the pass of `rest` alone.
-    tolerance: of the logits.
+    In each run the twin that may be wrong computes the first stages, and `rest` computes the others.
+
+    Args:
+        reference: the pass of `rest` alone.
+        suspect: the pass of the twin that may be wrong.
+        rest: the twin that computes the later stages.
+        depth: number of blocks.
+        tolerance: largest allowed relRMS of the logits.
     """
     stages = ["embed", *(f"blocks.{i}" for i in range(depth)), "outputs"]
     runs: dict[str, float] = {}
     low, high = -1, len(stages) - 1  # all stages up to `low` are right; among those up to `high` one is wrong
     while high - low > 1:
         middle = (low + high) // 2
-        handed = Run({stages[middle]: suspect.values[stages[middle]]})
-        outputs = rest.run(backward=False, fed=handed).values["logits"]
-        runs[stages[middle]] = Error.of(outputs, reference.values["logits"]).relative_rms()
+        swapped = PassResult({stages[middle]: suspect.values[stages[middle]]})
+        outputs = rest.run(backward=False, inputs_from=swapped).values["logits"]
+        runs[stages[middle]] = ErrorNorms.of(outputs, reference.values["logits"]).relative_rms()
         if runs[stages[middle]] <= tolerance:
             low = middle
         else:

@@ -1,4 +1,4 @@
-"""What a comparison of the twins found: for a person, a table and a verdict; for a machine, JSON."""
+"""The report of a comparison of the twins: a table and a verdict to print, and the same values for JSON."""
 
 import math
 import re
@@ -10,41 +10,51 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
-from parity.comparison.localisation import GRADIENT, Bisection, Origin, Part
-from parity.comparison.tolerances import FEW, FUNCTION, JUDGED, ROUNDINGS, Budget, Error
+from parity.comparison.localisation import GRADIENT_OF, Bisection, Origin, Part
+from parity.comparison.tolerances import (
+    AMPLIFIED_ERROR_FACTOR,
+    FLOAT64_TOLERANCE,
+    MAX_TOLERANCE,
+    PERTURBATION_ROUNDOFFS,
+    ErrorBudget,
+    ErrorNorms,
+)
 from parity.terminal import Terminal
 from vit_spec import ViTConfig
 
 if TYPE_CHECKING:
     from parity.comparison.framework_settings import Setting
-    from parity.comparison.training import Trajectories
+    from parity.comparison.training import TrainingComparison
 
 
 @dataclass(frozen=True)
-class Measure:
-    """How far the twins part at one named tensor.
+class TensorComparison:
+    """Errors of one named tensor in both twins, and their tolerances.
 
-    function: in float64, of whichever is farther from the PyTorch twin with its attention written out: the JAX twin, or
-        the PyTorch twin as it runs.
-    jax, torch: of each twin from that in the coarser type; None where it was not asked for.
-    budget: what the coarser type allows.
-    scale: the least root-mean-square that counts; see `Error.relative_rms`.
-    entries: how many of the entries are independent, where that is not all of them.
-    rounding: what rounding makes of it in float64, where that was measured; see `parity.comparison.amplification`.
-    swamped: the types whose rounding changes something that it is computed from by more than `SWAMPED`.
-    alone: whether every part, fed the same in the coarser type, is as near to float64 in one twin as in the other.
+    The reference is the PyTorch twin in float64 with explicit attention.  "The lower precision" is the second type of the
+    comparison, such as float32.
+
+    name: name of the intermediate, or of the gradient.
+    function: error in float64, of the JAX twin or of the PyTorch twin with its default attention, whichever is larger.
+    jax, torch: error of each twin in the lower precision; None if it was not computed.
+    budget: tolerance of the lower precision.
+    scale: smallest root-mean-square that the reference is taken to have; see `ErrorNorms.relative_rms`.
+    entries: number of independent entries; None means all entries.
+    rounding: rounding errors in float64, if they were measured; see `parity.comparison.amplification`.
+    unreliable_in: types in which this tensor is computed from one whose rounding errors are more than `MAX_LINEAR_ERROR`.
+    parts_passed: whether every part in isolation is equally precise in both twins, in the lower precision.
     """
 
     name: str
-    function: Error
-    jax: Error | None = None
-    torch: Error | None = None
-    budget: Budget = field(default_factory=Budget)
+    function: ErrorNorms
+    jax: ErrorNorms | None = None
+    torch: ErrorNorms | None = None
+    budget: ErrorBudget = field(default_factory=ErrorBudget)
     scale: float = 0.0
     entries: int | None = None
-    rounding: Error | None = None
-    swamped: tuple[str, ...] = ()
-    alone: bool = False
+    rounding: ErrorNorms | None = None
+    unreliable_in: tuple[str, ...] = ()
+    parts_passed: bool = False
 
     @property
     def difference(self) -> float:
@@ -53,76 +63,78 @@ class Measure:
 
     @property
     def tolerance(self) -> float:
-        """What gate G0 allows: 1e-12, or what rounding makes of it where that is more."""
-        return max(FUNCTION, FEW * self.rounding.relative_rms(self.scale) if self.rounding else 0.0)
-
-    @property
-    def same_function(self) -> bool:
-        """Gate G0; what is computed from what float64's rounding swamps is not judged."""
-        return self.within or "float64" in self.swamped
-
-    @property
-    def within(self) -> bool:
-        """Whether the twins are within the tolerance in float64."""
-        return self.difference <= FUNCTION or self.function.explained(self.rounding, FEW)
-
-    @property
-    def same_precision(self) -> bool:
-        """Gate G1, or G2; one parameter's gradient is not judged, nor what is computed from what rounding swamps."""
-        return self.equally_precise or self.budget.dtype in self.swamped
-
-    @property
-    def equally_precise(self) -> bool:
-        """Whether both twins are as near to float64 as the coarser type allows, and as each other.
-
-        Where no part is coarser in one twin than in the other, one side of the whole is nearer by luck: rounding that is
-        amplified points in few directions.
-        """
-        if self.jax is None or self.torch is None or self.name.startswith(GRADIENT):
-            return True
-        test = self.budget.near_enough if self.alone else self.budget.holds
-        far = max(self.jax, self.torch, key=lambda error: error.norm)
-        return test(self.jax, self.torch, scale=self.scale, entries=self.entries) or (
-            self.alone and far.explained(self.budget.rounding, FEW)
+        """Tolerance of gate G0: 1e-12, or 12 times the measured rounding errors if that is more."""
+        return max(
+            FLOAT64_TOLERANCE, AMPLIFIED_ERROR_FACTOR * self.rounding.relative_rms(self.scale) if self.rounding else 0.0
         )
 
     @property
-    def lost(self) -> bool:
-        """Whether rounding to the coarser type leaves too little of it to judge, in a whole model."""
+    def same_function(self) -> bool:
+        """Whether the tensor passes gate G0; a tensor that cannot be judged in float64 passes."""
+        return self.is_within_tolerance or "float64" in self.unreliable_in
+
+    @property
+    def is_within_tolerance(self) -> bool:
+        """Whether the difference in float64 is within the tolerance."""
+        return self.difference <= FLOAT64_TOLERANCE or self.function.is_explained_by(self.rounding, AMPLIFIED_ERROR_FACTOR)
+
+    @property
+    def same_precision(self) -> bool:
+        """Whether the tensor passes gate G1 or G2; gradients of single parameters and unreliable tensors always pass."""
+        return self.is_equally_precise or self.budget.dtype in self.unreliable_in
+
+    @property
+    def is_equally_precise(self) -> bool:
+        """Whether both errors are within the tolerance of the lower precision, and neither is much larger than the other.
+
+        If every part is equally precise in isolation, the ratio of the errors of the whole model is not tested: it is a
+        matter of chance, because amplified rounding errors point in few directions.
+        """
+        if self.jax is None or self.torch is None or self.name.startswith(GRADIENT_OF):
+            return True
+        accepts = self.budget.are_within_tolerance if self.parts_passed else self.budget.accepts
+        far = max(self.jax, self.torch, key=lambda error: error.norm)
+        return accepts(self.jax, self.torch, scale=self.scale, entries=self.entries) or (
+            self.parts_passed and far.is_explained_by(self.budget.rounding, AMPLIFIED_ERROR_FACTOR)
+        )
+
+    @property
+    def is_lost_to_rounding(self) -> bool:
+        """Whether rounding errors of the lower precision are too large to judge the tensor in a whole model."""
         rounding = self.budget.rounding
-        if self.jax is None or self.name.startswith(GRADIENT) or rounding is None:
+        if self.jax is None or self.name.startswith(GRADIENT_OF) or rounding is None:
             return False
-        return not rounding.relative_rms(self.scale) <= JUDGED[self.budget.dtype] or not self.equally_precise
+        return not rounding.relative_rms(self.scale) <= MAX_TOLERANCE[self.budget.dtype] or not self.is_equally_precise
 
     @property
     def passed(self) -> bool:
-        """Both gates."""
+        """Whether the tensor passes both gates."""
         return self.same_function and self.same_precision
 
     def facts(self) -> dict[str, Any]:
-        """Every figure, for JSON."""
+        """Return all values, for JSON."""
         errors = {"float64": self.function, "jax": self.jax, "torch": self.torch}
-        figures = {side: _figures(error, self.scale) for side, error in errors.items() if error is not None}
+        figures = {side: _error_figures(error, self.scale) for side, error in errors.items() if error is not None}
         found = {"name": self.name, "entries": self.function.entries, "passed": self.passed, **figures}
         return found | ({"tolerance": self.tolerance} if self.rounding else {})
 
 
-def _figures(error: Error, scale: float) -> dict[str, Any]:
+def _error_figures(error: ErrorNorms, scale: float) -> dict[str, Any]:
     return {
         "relrms": error.relative_rms(scale),
         "max": error.relative_max(scale),
         "bias": error.bias(scale),
         "cosine": error.cosine,
-        "tolerance": error.tolerance,
+        "tolerance": error.allclose_tolerance,
     }
 
 
 @dataclass(frozen=True)
-class Outputs:
-    """What a difference of the logits means for a classifier; a share, and nats, from float64.
+class OutputAgreement:
+    """Agreement of a classifier's outputs with those of the float64 reference.
 
-    top1: for how many of the images the largest output is the same.
-    kl: the mean Kullback-Leibler divergence of the softmax.
+    top1: fraction of images whose largest output is the same class.
+    kl: mean Kullback-Leibler divergence of the softmax, in nats.
     """
 
     top1: float
@@ -131,9 +143,11 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Unjudged:
-    """Tensors of which a type cannot tell whether they are right, and why; they count as neither right nor wrong.
+    """Tensors that cannot be judged in a type; they count as neither right nor wrong.
 
-    names: the first of them first.
+    dtype: name of the type.
+    names: names of the tensors, in the order of computation.
+    why: the reason, as the second half of a sentence.
     """
 
     dtype: str
@@ -141,20 +155,36 @@ class Unjudged:
     why: str
 
     @classmethod
-    def range(cls, dtype: str, names: tuple[str, ...], at: str, largest: float, power: int) -> "Unjudged":
-        """What comes of numbers, the first at an intermediate or a gradient, of which a type cannot hold this power."""
-        what = {1: "", 2: " squared", 3: " cubed"}[power]
+    def out_of_range(cls, dtype: str, names: tuple[str, ...], at: str, largest: float, power: int) -> "Unjudged":
+        """Return the tensors that depend on a number that the type cannot represent, or whose power it cannot represent.
+
+        Args:
+            dtype: name of the type.
+            names: names of the tensors.
+            at: name of the first tensor with such a number.
+            largest: the largest number in that tensor.
+            power: the power that is computed of it: 1, 2 or 3.
+        """
+        power_text = {1: "", 2: " squared", 3: " cubed"}[power]
         place = "there" if at == names[0] else f"at {at}"
-        return cls(dtype, names, f"since numbers{what} are more than {dtype} holds: they reach {largest:.0e} {place}")
+        return cls(
+            dtype, names, f"since numbers{power_text} are outside of the range of {dtype}: they reach {largest:.0e} {place}"
+        )
 
     @classmethod
-    def rounding(cls, dtype: str, found: Mapping[str, float], *, whole: bool = False) -> "Unjudged":
-        """What rounding leaves too little of, in the whole model or in a part on its own."""
-        what = "in the whole model; its parts are judged on their own" if whole else "in a part on its own"
-        largest = max(found.values())
-        much = f"{largest:.0e} times its size" if math.isfinite(largest) else "all that is in it"
-        why = f"where {ROUNDINGS} roundings at each operation make a difference of {much}, {what}"
-        return cls(dtype, tuple(found), why)
+    def lost_to_rounding(cls, dtype: str, errors: Mapping[str, float], *, whole: bool = False) -> "Unjudged":
+        """Return the tensors whose rounding errors are too large.
+
+        Args:
+            dtype: name of the type.
+            errors: name of a tensor -> its relative rounding error.
+            whole: whether these are errors of the whole model, or of parts in isolation.
+        """
+        where = "in the whole model; its parts are judged in isolation" if whole else "in a part in isolation"
+        largest = max(errors.values())
+        change = f"by {largest:.0e} times its size" if math.isfinite(largest) else "by all of its digits"
+        why = f"since {PERTURBATION_ROUNDOFFS} unit roundoffs at each operation change it {change} {where}"
+        return cls(dtype, tuple(errors), why)
 
     def __str__(self) -> str:
         more = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
@@ -163,29 +193,32 @@ class Unjudged:
 
 @dataclass(frozen=True)
 class Report:
-    """What `compare` found; print it for a table.
+    """Result of `compare`; `print` shows it as a table with a verdict.
 
+    config: the model's config.
     level: "function", "precision" or "train".
-    dtype: the coarser type.
-    measures: in the order of computation, forward, and then gradients from the head backwards.
-    outputs: of each run beside the reference, by name: "jax float64", "torch float32", ...
-    origins: the parts that are wrong in themselves, the first first; empty where nothing is, or nothing could be told.
-    bisection: what swapping the twins after a block says, where the outputs differ in float64.
-    training: the optimizer steps of level "train".
-    audit: what both frameworks were set to when the check began; `warnings` says where they differed.
+    dtype: the type of lower precision.
+    measures: all tensors in the order of computation: those of the forward pass, and then gradients from the head back to
+        the embedding.
+    outputs: agreement of the outputs of each run with the reference, by name: "jax float64", "torch float32", ...
+    origins: parts that are wrong in isolation, in order; empty if there are none, or if none could be found.
+    bisection: result of the swap bisection, if the outputs differ in float64.
+    training: result of the optimizer steps of level "train".
+    audit: settings of both frameworks when the check began.
+    warnings: settings in which they differed.
     environment: versions and hardware.
     unjudged: tensors that count as neither right nor wrong.
-    parts: where rounding is amplified, the largest relRMS of a part on its own in float64; None where none is.
+    parts: largest relRMS of a part in isolation in float64, if rounding errors are amplified; else None.
     """
 
     config: ViTConfig
     level: str
     dtype: str
-    measures: tuple[Measure, ...]
-    outputs: dict[str, Outputs]
+    measures: tuple[TensorComparison, ...]
+    outputs: dict[str, OutputAgreement]
     origins: tuple[Origin, ...]
     bisection: Bisection | None
-    training: "Trajectories | None"
+    training: "TrainingComparison | None"
     audit: tuple["Setting", ...]
     warnings: tuple[str, ...]
     environment: dict[str, Any]
@@ -194,19 +227,19 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every measure is through the gates of the level, and no part is wrong on its own."""
+        """Whether every tensor passes the gates of the level, and no part is wrong in isolation."""
         right = all(measure.passed for measure in self.measures) and not self.origins
         return right and (self.training is None or self.training.passed)
 
     @property
-    def first(self) -> Measure | None:
-        """The first measure that misses a bar; a difference in function counts before one in precision."""
+    def first(self) -> TensorComparison | None:
+        """The first tensor that exceeds its tolerance; differences in function come before those in precision."""
         wrong = [m for m in self.measures if not m.same_function] or [m for m in self.measures if not m.passed]
         return wrong[0] if wrong else None
 
     @property
     def part(self) -> Part | None:
-        """The first part that differs: in itself, where that could be told."""
+        """The first part that differs: in isolation if such a part was found, otherwise in the whole model."""
         if self.origins:
             return self.origins[0].part
         if self.first is not None:
@@ -220,60 +253,70 @@ class Report:
     def verdict(self) -> str:
         """One line: PASS, or FAIL and the first part that differs."""
         if self.first is not None or self.origins:
-            return f"FAIL: {self._failure(self.first)}"
+            return f"FAIL: {self._failure_text(self.first)}"
         if self.training is not None and not self.training.passed:
             return self.training.verdict
-        return f"PASS: {self._success()}"
+        return f"PASS: {self._success_text()}"
 
-    def _success(self) -> str:
+    def _success_text(self) -> str:
         worst = max(self.measures, key=lambda m: m.difference)
         text = f"{len(self.measures)} tensors agree to {worst.difference:.1e} in float64 ({worst.name})"
         if self.parts is not None:
-            text += f", which rounding explains, and each part on its own to {self.parts:.1e}"
-        coarse = [max(m.jax.relative_rms(m.scale), m.torch.relative_rms(m.scale)) for m in self._judged() if not m.lost]  # type: ignore[union-attr]
-        text += f", and both twins are within {max(coarse):.1e} of it in {self.dtype}" if coarse else ""
+            text += f", within measured rounding errors, and each part in isolation to {self.parts:.1e}"
+        low_precision = [
+            max(m.jax.relative_rms(m.scale), m.torch.relative_rms(m.scale))  # type: ignore[union-attr]
+            for m in self._compared_in_dtype()
+            if not m.is_lost_to_rounding
+        ]
+        text += f", and both twins are within {max(low_precision):.1e} of it in {self.dtype}" if low_precision else ""
         text += f"; {self.training.verdict.removeprefix('PASS: ')}" if self.training else ""
         return text + "".join(f"; {each}" for each in self.unjudged)
 
-    def _judged(self) -> list[Measure]:
-        return [m for m in self.measures if m.jax and m.torch and not m.name.startswith(GRADIENT)]
+    def _compared_in_dtype(self) -> list[TensorComparison]:
+        """Return the tensors of both twins in the lower precision, without gradients of single parameters."""
+        return [m for m in self.measures if m.jax and m.torch and not m.name.startswith(GRADIENT_OF)]
 
-    def _failure(self, first: Measure | None) -> str:
+    def _failure_text(self, first: TensorComparison | None) -> str:
         if not self.origins:
             assert first is not None
-            carried = f"; no part differs when both are fed the same, so it builds up before {self.part}"
-            return f"the first part that differs is {self.part}, {_missed(first)}{carried}"
+            buildup = f"; no part differs on the same inputs, so the difference builds up before {self.part}"
+            return f"the first part that differs is {self.part}, {_exceeded_tolerance(first)}{buildup}"
         origin = self.origins[0]
-        missed = sum(not m.passed for m in self.measures)
-        how = "one twin alone computes it" if math.isinf(origin.error) else f"by {origin.error:.1e} {self._where(origin)}"
-        many = f"{missed} of {len(self.measures)} tensors miss their bar"
-        if not missed:
-            many = "in the whole model rounding would explain it"
-        return f"the first part that differs is {origin.part}, {how}; {many}"
+        failed = sum(not m.passed for m in self.measures)
+        how = (
+            "only one twin computes it" if math.isinf(origin.error) else f"by {origin.error:.1e} {self._conditions(origin)}"
+        )
+        count = f"{failed} of {len(self.measures)} tensors exceed their tolerance"
+        if not failed:
+            count = "in the whole model rounding errors would explain it"
+        return f"the first part that differs is {origin.part}, {how}; {count}"
 
-    def _where(self, origin: Origin) -> str:
-        if not self._coarser:
-            side = ", in the way torch runs it but not written out," if self.kernel else ""
-            return f"in float64{side} though both are fed the same (bar {FUNCTION:.0e})"
-        return f"in {self.dtype}, where {origin.twin} is the coarser though both are fed the same"
+    def _conditions(self, origin: Origin) -> str:
+        """Return the type, the inputs and the tolerance of the difference at an origin."""
+        if not self._origins_are_imprecise:
+            kernel = (
+                " in PyTorch's fused attention, but not in explicit attention," if self.is_fused_attention_fault else ""
+            )
+            return f"in float64{kernel} on the same inputs (tolerance {FLOAT64_TOLERANCE:.0e})"
+        return f"in {self.dtype} on the same inputs, where {origin.twin} is less precise"
 
     @property
-    def _coarser(self) -> bool:
-        """Whether the origins are of the coarser type: those of float64 come first, and end the search."""
-        return any(m.alone is False and m.budget.rounding is not None for m in self.measures)
+    def _origins_are_imprecise(self) -> bool:
+        """Whether the origins differ in the lower precision; they are searched only if no part differs in float64."""
+        return any(m.parts_passed is False and m.budget.rounding is not None for m in self.measures)
 
     @property
-    def kernel(self) -> bool:
-        """Whether the first origin is in PyTorch's fused attention alone."""
+    def is_fused_attention_fault(self) -> bool:
+        """Whether the first origin is in PyTorch's fused attention only."""
         return bool(self.origins) and self.origins[0].twin == "torch" and self.origins[0].part.operation == "heads"
 
-    # For machines ------------------------------------------------------------------------------------------------
+    # JSON --------------------------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        """Everything, for JSON: numbers that are infinite or nothing are null."""
+        """Return everything for JSON; infinite numbers and NaN become null."""
         part = self.part
         first = {"name": str(part), **asdict(part)} if part else None
-        found = finite(
+        found = replace_non_finite(
             {
                 "passed": self.passed,
                 "verdict": self.verdict,
@@ -282,7 +325,7 @@ class Report:
                 "first": first,
                 "origins": [{**asdict(origin), "name": origin.name, "place": str(origin.part)} for origin in self.origins],
                 "bisection": asdict(self.bisection) if self.bisection else None,
-                "budgets": self.budgets(),
+                "budgets": self.describe_tolerances(),
                 "parts": self.parts,
                 "unjudged": [{**asdict(each), "told": str(each)} for each in self.unjudged],
                 "outputs": {name: asdict(each) for name, each in self.outputs.items()},
@@ -295,58 +338,62 @@ class Report:
         )
         return dict(found)
 
-    def budgets(self) -> dict[str, str]:
-        """What each gate allows, and why."""
-        found = {"float64": f"relRMS {FUNCTION:.0e} between the twins: rounding explains a few 1e-15"}
+    def describe_tolerances(self) -> dict[str, str]:
+        """Return for each gate its tolerance and the reason for it, as text."""
+        found = {"float64": f"relRMS {FLOAT64_TOLERANCE:.0e} between the twins; rounding errors are a few 1e-15"}
         for kind, measures in (("forward", self._forward()), ("gradient", self.measures[len(self._forward()) :])):
             if measures and measures[0].budget.dtype == self.dtype and any(m.jax for m in measures):
                 found[f"{self.dtype}, {kind}"] = str(measures[0].budget)
         widest = max(self.measures, key=lambda m: m.tolerance)
         if widest.rounding:
-            told = f"up to {widest.tolerance:.0e} ({widest.name})" if widest.tolerance > FUNCTION else "no more"
-            found["float64, amplified"] = f"{told}: {_MEASURED}, and each part is held to what they make of it on its own"
-        wide = [m for m in self._judged() if m.budget.amplifies(m.scale)]
+            limit = f"up to {widest.tolerance:.0e} ({widest.name})" if widest.tolerance > FLOAT64_TOLERANCE else "not wider"
+            found["float64, amplified"] = f"{limit}: {_MEASURED}; each part must be within its own change in isolation"
+        wide = [m for m in self._compared_in_dtype() if m.budget.is_amplified(m.scale)]
         if wide:
-            widest = max(wide, key=lambda m: m.budget.ceiling)
-            told = f"up to {widest.budget.ceiling:.0e} ({widest.name})"
-            found[f"{self.dtype}, amplified"] = f"{told}: {_MEASURED}, and each part is held to the above on its own"
+            widest = max(wide, key=lambda m: m.budget.tolerance)
+            limit = f"up to {widest.budget.tolerance:.0e} ({widest.name})"
+            found[f"{self.dtype}, amplified"] = (
+                f"{limit}: {_MEASURED}; each part must be within the tolerance above in isolation"
+            )
         return found
 
-    def _forward(self) -> tuple[Measure, ...]:
+    def _forward(self) -> tuple[TensorComparison, ...]:
+        """Return the tensors of the forward pass."""
         return tuple(m for m in self.measures if not m.name.startswith("gradient"))
 
-    # For people --------------------------------------------------------------------------------------------------
+    # Text --------------------------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        """The table, what explains it, and the verdict in the last line."""
+        """Return the table, the tolerances and other findings, and the verdict in the last line."""
         console = Terminal(width=None if sys.stdout.isatty() else 100, force_terminal=False)
         with console.capture() as capture:
             console.print(self._table())
-        return "\n".join((capture.get().rstrip("\n"), *self._explained(), self.verdict))
+        return "\n".join((capture.get().rstrip("\n"), *self._findings(), self.verdict))
 
     def _table(self) -> Table:
-        """A row a named tensor; those of the blocks share one, which shows the worst of them."""
+        """Return a table with a row for each named tensor; the tensors of all blocks share one, with the largest errors."""
         words = ("python", "jax", "torch", "numpy", "backend")
         where = ", ".join(f"{name} {self.environment[name]}" for name in words if name in self.environment)
         caption = f"relRMS: between the twins in float64, and of each in {self.dtype} from float64\n{where}"
         table = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("tensor", overflow="fold")
-        coarse = (f"jax {self.dtype}", f"torch {self.dtype}") if self._judged() else ()
-        for column in ("float64", *coarse, ""):
+        low_precision = (f"jax {self.dtype}", f"torch {self.dtype}") if self._compared_in_dtype() else ()
+        for column in ("float64", *low_precision, ""):
             table.add_column(column, justify="right")
-        rows: dict[str, list[Measure]] = {}
+        rows: dict[str, list[TensorComparison]] = {}
         for measure in self.measures:
             rows.setdefault(re.sub(r"blocks\.\d+", "blocks.*", measure.name), []).append(measure)
         for name, measures in rows.items():
-            sides = ("function", "jax", "torch") if coarse else ("function",)
+            sides = ("function", "jax", "torch") if low_precision else ("function",)
             figures = [[e.relative_rms(m.scale) for m in measures if (e := getattr(m, side))] for side in sides]
             worst = (f"{max(column):.1e}" if column else "" for column in figures)
             table.add_row(name, *worst, "ok" if all(m.passed for m in measures) else "FAIL")
         return table
 
-    def _explained(self) -> Iterator[str]:
-        for gate, text in self.budgets().items():
-            yield f"bar, {gate}: {text}"
+    def _findings(self) -> Iterator[str]:
+        """Yield the lines between the table and the verdict."""
+        for gate, text in self.describe_tolerances().items():
+            yield f"tolerance, {gate}: {text}"
         for name, each in self.outputs.items():
             yield f"outputs of {name}: top-1 agreement {each.top1:.1%}, KL {each.kl:.1e}"
         yield from map(str, self.unjudged)
@@ -357,30 +404,33 @@ class Report:
         if len(self.origins) > 1:
             others = ", ".join(dict.fromkeys(str(origin.part) for origin in self.origins[1:9]))
             more = f" and {len(self.origins) - 9} more" if len(self.origins) > 9 else ""
-            yield f"wrong in itself besides: {others}{more}"
+            yield f"also wrong in isolation: {others}{more}"
         if self.bisection is not None:
             yield str(self.bisection)
 
 
-_MEASURED = f"{FEW:.0f} times what {ROUNDINGS} roundings at each operation make of it, measured in float64"
+_MEASURED = (
+    f"{AMPLIFIED_ERROR_FACTOR:.0f} times the change by {PERTURBATION_ROUNDOFFS} unit roundoffs at each operation, "
+    "measured in float64"
+)
 
 
-def _missed(m: Measure) -> str:
-    """Which bar a measure misses, and by how much."""
+def _exceeded_tolerance(m: TensorComparison) -> str:
+    """Return a text that says which tolerance a tensor exceeds, and by how much."""
     if not m.same_function:
-        return f"by {m.difference:.1e} in float64 (bar {m.tolerance:.0e})"
+        return f"by {m.difference:.1e} in float64 (tolerance {m.tolerance:.0e})"
     assert m.jax is not None and m.torch is not None
     sides = (
         f"{name} is {error.relative_rms(m.scale):.1e} (largest {error.relative_max(m.scale):.1e})"
         for name, error in (("jax", m.jax), ("torch", m.torch))
     )
-    return f"in {m.budget.dtype} {' and '.join(sides)} from float64; allowed is {m.budget}"
+    return f"in {m.budget.dtype} {' and '.join(sides)} from float64; the tolerance is {m.budget}"
 
 
-def finite(value: Any) -> Any:
-    """The same with None for what JSON has no number for."""
+def replace_non_finite(value: Any) -> Any:
+    """Return a value of dicts, lists and numbers with None in place of infinite numbers and NaN."""
     if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
+        return {key: replace_non_finite(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(each) for each in value]
+        return [replace_non_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Are two files the same function?  Both, whatever their formats, through both twins in float64 on the same images."""
+"""Compare the functions of two checkpoints in any formats: both run in both twins in float64 on the same images."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -9,71 +9,77 @@ from rich import box
 from rich.table import Table
 
 from parity.checkpoints.weights import Checkpoint
-from parity.comparison.amplification import amplified
-from parity.comparison.forward_backward import JaxTwin, Run, Subject, TorchTwin, noise
-from parity.comparison.localisation import Origin, Part, alone
-from parity.comparison.report import finite
-from parity.comparison.tolerances import FEW, FUNCTION, JUDGED, Error
+from parity.comparison.amplification import measure_rounding_errors
+from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin, noise_images
+from parity.comparison.localisation import Origin, Part, check_in_isolation
+from parity.comparison.report import replace_non_finite
+from parity.comparison.tolerances import AMPLIFIED_ERROR_FACTOR, FLOAT64_TOLERANCE, MAX_TOLERANCE, ErrorNorms
 from parity.terminal import Terminal
 from vit_spec import InputError
 from vit_spec.config import FIELDS
 
 
 @dataclass(frozen=True)
-class Report:
-    """What `compare_files` found.
+class FileReport:
+    """Result of `compare_files`; `print` shows it as a table with a verdict.
 
-    differences: name of an intermediate -> relRMS of the second file from the first, in the PyTorch and the JAX twin.
-    origins: parts of the second file that differ though they are fed what the first file's parts are fed.
+    differences: name of an intermediate -> relRMS of the second file, with the first as reference, in the PyTorch and in
+        the JAX twin.
+    origins: parts of the second file that differ although they take the inputs of the first file's parts.
     config: fields in which the two configs differ.
-    tolerance: how far the outputs may differ: 1e-12, or what rounding makes of either file's where that is more.
+    tolerance: largest allowed relRMS of the outputs: 1e-12, or 12 times the measured rounding errors of either file.
     """
 
     differences: dict[str, tuple[float, float]]
     origins: tuple[Origin, ...]
     config: tuple[str, ...]
-    tolerance: float = FUNCTION
+    tolerance: float = FLOAT64_TOLERANCE
 
     @property
     def passed(self) -> bool:
-        """Whether the outputs agree to what float64 rounding explains.
+        """Whether the outputs agree within the tolerance.
 
-        Where that is so much that another function would not show in them, no part may differ on its own either.
+        If the tolerance is so wide that it could hide another function, no part may differ in isolation either.
         """
         return max(self.differences["logits"]) <= self.tolerance and not (
-            self.origins and self.tolerance > JUDGED["float64"]
+            self.origins and self.tolerance > MAX_TOLERANCE["float64"]
         )
 
     @property
     def part(self) -> Part | None:
-        """The first part that differs: in itself, where that could be told."""
+        """The first part that differs: in isolation if such a part was found, otherwise in the whole model.
+
+        None if the files pass.
+        """
         if self.passed:
             return None
         if self.origins:
             return self.origins[0].part
-        return Part.of(next(n for n, each in self.differences.items() if not max(each) <= FUNCTION), self.differences)
+        return Part.of(
+            next(n for n, each in self.differences.items() if not max(each) <= FLOAT64_TOLERANCE), self.differences
+        )
 
     @property
     def verdict(self) -> str:
         """One line: PASS, or the first part that differs."""
         worst = max(self.differences["logits"])
         if self.passed:
-            amplified = f", where rounding explains {self.tolerance:.0e}" if worst > FUNCTION else ""
-            return f"PASS: the same function, outputs agree to {worst:.1e} in float64{amplified}"
+            rounding = f", within the measured rounding errors of {self.tolerance:.0e}" if worst > FLOAT64_TOLERANCE else ""
+            return f"PASS: the same function, outputs agree to {worst:.1e} in float64{rounding}"
         others = len({origin.part for origin in self.origins} - {self.part})
-        alone = (
-            f"by {self.origins[0].error:.1e} though both are fed the same"
+        isolated = (
+            f"by {self.origins[0].error:.1e} on the same inputs"
             if self.origins
-            else "which no part on its own explains"
+            else "although no part differs on the same inputs"
         )
-        more = f", and {others} more do" if others else ""
+        more = f"; {others} further part{'s differ' if others > 1 else ' differs'}" if others else ""
         return (
-            f"FAIL: another function, outputs differ by {worst:.1e} in float64 (bar {self.tolerance:.0e}); "
-            f"the first part that differs is {self.part}, {alone}{more}"
+            f"FAIL: another function, outputs differ by {worst:.1e} in float64 (tolerance {self.tolerance:.0e}); "
+            f"the first part that differs is {self.part}, {isolated}{more}"
         )
 
     def facts(self) -> dict[str, Any]:
-        """Everything, for JSON: numbers that are infinite or nothing are null."""
+        """Return everything for JSON; infinite numbers and NaN become null."""
         first = {"name": str(self.part), **asdict(self.part)} if self.part else None
         found = {
             "passed": self.passed,
@@ -84,7 +90,7 @@ class Report:
             "tensors": {name: {"torch": torch, "jax": jax} for name, (torch, jax) in self.differences.items()},
             "configs_differ": list(self.config),
         }
-        return dict(finite(found))
+        return dict(replace_non_finite(found))
 
     def __str__(self) -> str:
         table = Table(box=box.SIMPLE_HEAD)
@@ -102,51 +108,61 @@ class Report:
 
 def compare_files(
     first: Checkpoint, second: Checkpoint, *, seed: int = 0, progress: Callable[[str], None] = lambda what: None
-) -> Report:
-    """Run both files through both twins in float64, and measure where they part.
+) -> FileReport:
+    """Run two checkpoints in both twins in float64, and find the parts where they differ.
 
     Args:
-        seed: of the two images, normal noise of the first file's size.
-        progress: called with what is being done.
+        first, second: the checkpoints, in any formats.
+        seed: seed of the two images of normal noise, which have the image size of the first config.
+        progress: called with a description of each step when it begins.
 
     Raises:
-        InputError: models that take other images, or give other outputs.
+        InputError: the models have different input channels or shapes of outputs.
     """
     a, b = first.config, second.config
     if a.in_channels != b.in_channels:
-        raise InputError(f"one takes images of {a.in_channels} channels, the other of {b.in_channels}: nothing to compare")
-    images = noise(a, seed)
-    subjects = [Subject(checkpoint, images, seed) for checkpoint in (first, second)]
-    runs: list[list[Run]] = []
-    for turn, subject in zip(("first", "second"), subjects, strict=True):
-        progress(f"the {turn} file through both twins")
-        runs.append([twin.run(backward=False) for twin in (TorchTwin(subject, "explicit"), JaxTwin(subject))])
+        raise InputError(
+            f"one model takes images of {a.in_channels} channels, the other of {b.in_channels}: "
+            "give two that take the same images"
+        )
+    images = noise_images(a, seed)
+    inputs = [PassInputs(checkpoint, images, seed) for checkpoint in (first, second)]
+    runs: list[list[PassResult]] = []
+    for ordinal, each in zip(("first", "second"), inputs, strict=True):
+        progress(f"the {ordinal} file in both twins")
+        runs.append([twin.run(backward=False) for twin in (TorchTwin(each, "explicit"), JaxTwin(each))])
     shapes = [run[0].values["logits"].shape for run in runs]
     if shapes[0] != shapes[1]:
-        raise InputError(f"one gives outputs of shape {shapes[0]}, the other {shapes[1]}: nothing to compare")
+        raise InputError(
+            f"one model gives outputs of shape {shapes[0]}, the other of {shapes[1]}: give two with outputs of one shape"
+        )
     differences = {
         name: (_relrms(runs[1][0], runs[0][0], name), _relrms(runs[1][1], runs[0][1], name))
         for name, value in runs[0][0].values.items()
         if name != "loss" and name in runs[1][0].values and runs[1][0].values[name].shape == value.shape
     }
-    fields = _fields(first, second)
-    if max(differences["logits"]) <= FUNCTION:
-        return Report(differences, (), fields)
-    progress("every part of the second file on its own")
-    shared = Run({name: value for name, value in runs[0][0].values.items() if name in differences})
-    second_alone = TorchTwin(subjects[1], "explicit").run(backward=False, fed=shared)
-    within = Run({name: value for name, value in second_alone.values.items() if name in differences})
-    twins = [TorchTwin(subject, "explicit") for subject in subjects]
-    rounding = [amplified(twin, "float64", backward=False)["logits"].relative_rms() for twin in twins]
-    tolerance = max(FUNCTION, FEW * max(rounding)) if all(map(isfinite, rounding)) else FUNCTION
-    parts = alone(shared, within, "torch", amplified(twins[0], "float64", shared, backward=False))
-    return Report(differences, parts.origins, fields, tolerance)
+    fields = _differing_fields(first, second)
+    if max(differences["logits"]) <= FLOAT64_TOLERANCE:
+        return FileReport(differences, (), fields)
+    progress("every part of the second file in isolation")
+    shared = PassResult({name: value for name, value in runs[0][0].values.items() if name in differences})
+    isolated = TorchTwin(inputs[1], "explicit").run(backward=False, inputs_from=shared)
+    local = PassResult({name: value for name, value in isolated.values.items() if name in differences})
+    twins = [TorchTwin(each, "explicit") for each in inputs]
+    rounding = [measure_rounding_errors(twin, "float64", backward=False)["logits"].relative_rms() for twin in twins]
+    tolerance = (
+        max(FLOAT64_TOLERANCE, AMPLIFIED_ERROR_FACTOR * max(rounding))
+        if all(map(isfinite, rounding))
+        else FLOAT64_TOLERANCE
+    )
+    parts = check_in_isolation(shared, local, "torch", measure_rounding_errors(twins[0], "float64", shared, backward=False))
+    return FileReport(differences, parts.origins, fields, tolerance)
 
 
-def _fields(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:
+def _differing_fields(first: Checkpoint, second: Checkpoint) -> tuple[str, ...]:
     a, b = first.config, second.config
     return tuple(f"{name} is {a.at(name)!r} and {b.at(name)!r}" for name in FIELDS if a.at(name) != b.at(name))
 
 
-def _relrms(found: Run, expected: Run, name: str) -> float:
-    return Error.of(found.values[name], expected.values[name]).relative_rms()
+def _relrms(found: PassResult, expected: PassResult, name: str) -> float:
+    return ErrorNorms.of(found.values[name], expected.values[name]).relative_rms()

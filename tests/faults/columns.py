@@ -1,4 +1,4 @@
-"""Mistakes in the columns that carry weights between the twins."""
+"""Mistakes in the format columns that convert weights between the twins."""
 
 from functools import partial
 
@@ -9,19 +9,19 @@ _jax = partial(Fault, file="parity/checkpoints/formats/jax.py")
 
 FAULTS = [
     _torch(
-        name="rows of qkv by head first",
+        name="rows of qkv as (head qkv dim)",
         old="attn.qkv.weight    | (qkv head dim) width",
         new="attn.qkv.weight    | (head qkv dim) width",
         part=r"blocks\.0\.attn\.qkv",
     ),
     _torch(
-        name="biases of qkv by entry of a head",
+        name="biases of qkv as (qkv dim head)",
         old="attn.qkv.bias      | (qkv head dim)",
         new="attn.qkv.bias      | (qkv dim head)",
         part=r"blocks\.0\.attn\.qkv",
     ),
     _torch(
-        name="columns of proj by entry of a head",
+        name="columns of proj as (dim head)",
         old="attn.proj.weight   | width (head dim)",
         new="attn.proj.weight   | width (dim head)",
         part=r"blocks\.0\.attn\.proj",
@@ -42,14 +42,14 @@ FAULTS = [
         cause=r"pixels of a patch .*\(rgb pw ph\)",
     ),
     _torch(
-        name="gates and values in turns",
+        name="gates and values interleaved",
         old="blocks.{block}.mlp.fc1.weight     | (glu ff) width",
         new="blocks.{block}.mlp.fc1.weight     | (ff glu) width",
         model="dinov2_g14",
         part=r"blocks\.0\.mlp\.fc1",
     ),
     _torch(
-        name="rows of the pooling's kv by head first",
+        name="rows of the pooling's kv as (head kv dim)",
         old="attn_pool.kv.weight      | (kv head dim) width",
         new="attn_pool.kv.weight      | (head kv dim) width",
         model="siglip_b16",

@@ -1,4 +1,4 @@
-"""Mistakes in the small parts of the JAX twin."""
+"""Mistakes in the layers of the JAX twin."""
 
 from functools import partial
 
@@ -38,17 +38,17 @@ FAULTS = [
         part=r"blocks\.0\.norm1",
     ),
     _fault(
-        name="norm without its mean",
+        name="norm without subtracting the mean",
         old="centred = wide - wide.mean(-1, keepdims=True)",
         new="centred = wide",
         part=r"blocks\.0\.norm1",
         cause=r"norms do not subtract the mean \(RMSNorm\)",
     ),
     _fault(
-        name="variance outside the graph",
+        name="variance detached",
         old="variance = jnp.square(centred).mean(-1, keepdims=True)",
         new="variance = lax.stop_gradient(jnp.square(centred).mean(-1, keepdims=True))",
-        part="(norm|blocks.1: output) on the way back",
+        part="(norm|blocks.1: output) in the backward pass",
     ),
     _fault(
         name="norm's bias scaled too",
@@ -57,7 +57,7 @@ FAULTS = [
         part=r"blocks\.0\.norm1",
     ),
     _fault(
-        name="statistics in float32 whatever comes in",
+        name="statistics in float32 for any input dtype",
         old="return jnp.promote_types(x.dtype, jnp.float32)",
         new="return jnp.float32",
         part=r"blocks\.0\.norm1",
@@ -100,7 +100,7 @@ FAULTS = [
         part=r"blocks\.0\.attn\.qkv",
     ),
     _fault(
-        name="patches not gathered ahead of the reshape",
+        name="patches not transposed before the reshape",
         old="width // pw, pw, c).swapaxes(2, 3)",
         new="width // pw, pw, c)",
         part=r"patch_embed\.proj",
@@ -114,19 +114,19 @@ FAULTS = [
     ),
     _fault(
         name="scale of the width, not of a head",
-        old="scale, kind, d = part.config.scale,",
-        new="scale, kind, d = part.config.width**-0.5,",
+        old="scale, kind, d = module.config.scale,",
+        new="scale, kind, d = module.config.width**-0.5,",
         part=r"blocks\.0\.attn: scores",
         cause=r"score scale is (width|\(heads \* head_dim\)) \*\* -0\.5",
     ),
     _fault(
-        name="heads split without turning tokens and heads",
+        name="heads split without the transpose",
         old="(jnp.swapaxes(x, 1, 2) for x in (q, k, v))  # (B, H, T, D)",
         new="(x.reshape(x.shape[0], x.shape[2], x.shape[1], d) for x in (q, k, v))",
         part=r"blocks\.0\.attn: scores",
     ),
     _fault(
-        name="heads joined without turning them back",
+        name="heads merged without the transpose",
         old="return jnp.swapaxes(x.astype(v.dtype), 1, 2)",
         new="return x.astype(v.dtype).reshape(x.shape[0], x.shape[2], x.shape[1], d)",
         part=r"blocks\.0\.attn: heads",
@@ -143,13 +143,13 @@ FAULTS = [
         new="weights = jnp.exp(scores)",
         changes={"attention": {"scale": 60.0}},
         level="precision",
-        part=r"blocks\.[01]\.attn: (weights|heads)( on the way back)?",
+        part=r"blocks\.[01]\.attn: (weights|heads)( in the backward pass)?",
     ),
     _fault(
-        name="sum of the softmax outside the graph",
+        name="sum of the softmax detached",
         old="total = weights.sum(-1, keepdims=True)",
         new="total = lax.stop_gradient(weights.sum(-1, keepdims=True))",
-        part=r"blocks\.1\.attn: (scores|weights|heads) on the way back",
+        part=r"blocks\.1\.attn: (scores|weights|heads) in the backward pass",
     ),
     _fault(
         name="attention weights in bfloat16",
@@ -158,19 +158,19 @@ FAULTS = [
         part=r"blocks\.0\.attn: heads",
     ),
     _fault(
-        name="halves turned where neighbours are pairs",
+        name="halves rotated where neighbours are pairs",
         old='if kind == "axial":',
         new='if kind == "none":',
         model="article_xray_rope",
         part=r"blocks\.0\.attn: q",
     ),
     _fault(
-        name="second half turned the other way",
-        old="turned = jnp.concatenate([-second, first], -1)",
-        new="turned = jnp.concatenate([second, -first], -1)",
+        name="second half rotated in the opposite direction",
+        old="rotated = jnp.concatenate([-second, first], -1)",
+        new="rotated = jnp.concatenate([second, -first], -1)",
         model="dinov3_s16",
         part=r"blocks\.0\.attn: q",
-        cause="queries and keys turn the other way",
+        cause="queries and keys are rotated in the opposite direction",
     ),
     _fault(
         name="cosines and sines through float32",

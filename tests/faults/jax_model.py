@@ -22,8 +22,8 @@ FAULTS = [
         part=r"blocks\.0\.attn: [kv]",
     ),
     _fault(
-        name="keys not turned",
-        old="k = rotate(k, tables, config.positions.rotary)",
+        name="keys not rotated",
+        old="k = apply_rotary(k, tables, config.positions.rotary)",
         new="pass",
         model="article_xray_rope",
         part=r"blocks\.0\.attn: k",
@@ -50,38 +50,38 @@ FAULTS = [
         cause="the MLP reads tokens without a norm",
     ),
     _fault(
-        name="nothing to add attention to",
-        old='x = self.keep("sum", x + y)',
-        new='x = self.keep("sum", y)',
+        name="no residual around attention",
+        old='x = self.intermediate("sum", x + y)',
+        new='x = self.intermediate("sum", y)',
         part=r"blocks\.0: sum",
-        cause="attention is added to nothing",
+        cause="attention has no residual connection",
     ),
     _fault(
-        name="stream outside the graph",
+        name="residual stream detached",
         old="        x = x + y\n        return x, None\n",
         new="        x = __import__('jax').lax.stop_gradient(x) + y\n        return x, None\n",
-        part=r"blocks\.1: output on the way back",
-        unnamed="the norm and the stream both go on from the sum; which of them hands back too little is not told",
+        part=r"blocks\.1: output in the backward pass",
+        unnamed="the sum feeds both the norm and the residual stream; the check cannot tell which gradient is too small",
     ),
     _fault(
         name="norms after the sums",
         old="y = self.attn(self.norm1(x), tables, train)\n"
         "        y = self.ls1(y) if self.ls1 is not None else y\n"
         "        y = drop_path(self, y, rate, train) if noise.drop_path else y\n"
-        '        x = self.keep("sum", x + y)\n'
+        '        x = self.intermediate("sum", x + y)\n'
         "        y = self.mlp(norm2(x), train)\n"
         "        y = self.ls2(y) if self.ls2 is not None else y\n"
         "        y = drop_path(self, y, rate, train) if noise.drop_path else y\n"
         "        x = x + y\n",
-        new='x = self.keep("sum", self.norm1(x + self.attn(x, tables, train)))\n'
+        new='x = self.intermediate("sum", self.norm1(x + self.attn(x, tables, train)))\n'
         "        x = norm2(x + self.mlp(x, train))\n",
         part=r"blocks\.0\.(norm1|attn\.qkv)",
         cause=r"norms come after the sums \(post-norm\)",
     ),
     _fault(
-        name="layer scale ahead of the sum and again",
-        old='x = self.keep("sum", x + y)',
-        new='x = self.keep("sum", x + (y if self.ls1 is None else self.ls1.gamma * y))',
+        name="layer scale applied twice",
+        old='x = self.intermediate("sum", x + y)',
+        new='x = self.intermediate("sum", x + (y if self.ls1 is None else self.ls1.gamma * y))',
         model="dinov2_s14",
         part=r"blocks\.0: sum",
         cause="layer scale is applied twice after attention",
@@ -108,7 +108,7 @@ FAULTS = [
         cause="positions of patches are one place late",
     ),
     _fault(
-        name="rows without a position ahead of the class token",
+        name="rows without a position before the class token",
         old="return jnp.concatenate([head, gap, body], axis=1).astype(x.dtype)",
         new="return jnp.concatenate([gap, head, body], axis=1).astype(x.dtype)",
         model="dinov2_s14_reg4",
@@ -124,12 +124,12 @@ FAULTS = [
     ),
     _fault(
         name="positions added twice",
-        old='x = x + self.keep("positions", self.positions(x, grid))',
-        new='x = x + 2 * self.keep("positions", self.positions(x, grid))',
+        old='x = x + self.intermediate("positions", self.positions(x, grid))',
+        new='x = x + 2 * self.intermediate("positions", self.positions(x, grid))',
         part="embed",
     ),
     _fault(
-        name="rotary grid turned",
+        name="rotary grid transposed",
         old="cos, sin = self.constants(rotary_tables, grid, x)",
         new="cos, sin = self.constants(rotary_tables, grid[::-1], x)",
         model="article_xray_rope",
@@ -142,22 +142,22 @@ FAULTS = [
         part=r"norm.*",
     ),
     _fault(
-        name="largest of each channel for the mean",
+        name="max pooling for mean pooling",
         old="            x = patches.mean(1)\n",
         new="            x = patches.max(1)\n",
         changes={"head": {"pool": "mean"}},
         part="pool",
-        cause="pooling takes the largest of each channel",
+        cause="pooling takes the maximum of each channel",
     ),
     _fault(
-        name="patches pooled for the class token",
+        name="mean of the patches for the class token",
         old="            x = x[:, 0]\n",
         new="            x = patches.mean(1)\n",
         part="pool",
         cause="pooling is mean",
     ),
     _fault(
-        name="class token and mean joined the other way",
+        name="class token and mean concatenated in the wrong order",
         old="x = jnp.concatenate([x[:, 0], patches.mean(1)], axis=-1)",
         new="x = jnp.concatenate([patches.mean(1), x[:, 0]], axis=-1)",
         changes={"head": {"pool": "token_mean"}},
@@ -171,17 +171,17 @@ FAULTS = [
         part=r"head_dist|second|head \(2\)",
     ),
     _fault(
-        name="tanh cut off straight",
+        name="tanh replaced by clipping",
         old="jnp.tanh(self.pre_logits(x))",
         new="jnp.clip(self.pre_logits(x), -1, 1)",
         changes={"head": {"hidden": 12}},
         part="hidden",
     ),
     _fault(
-        name="latent of the pooling not learned",
+        name="latent of the pooling detached",
         old="latent = jnp.broadcast_to(self.latent.astype(x.dtype),",
         new="latent = jnp.broadcast_to(__import__('jax').lax.stop_gradient(self.latent.astype(x.dtype)),",
         model="siglip_b16",
-        part=r"attn_pool\.latent on the way back",
+        part=r"attn_pool\.latent in the backward pass",
     ),
 ]

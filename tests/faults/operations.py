@@ -1,8 +1,8 @@
-"""Draw random faults from the operations of a forward pass, and judge what a diagnosis says of them.
+"""Draw random faults in the operations of a forward pass, and assess what a diagnosis answers.
 
-No catalogue of mistakes is read here.  A pass of the PyTorch twin is recorded, function call by function call; one call, or
-the same call in every block, is then replaced by a drawn mutation of it: another factor, eps, activation or axis, a
-transposed or rolled array, a bias or a residual left out, tokens in another order, a lower precision.
+This module does not use the catalogue of causes.  It records the function calls of a forward pass of the PyTorch twin.  One
+call, or the same call in every block, is then replaced by a random mutation: another factor, eps, activation or axis, a
+transposed or rolled array, a missing bias or residual, tokens in another order, or a lower precision.
 """
 
 from collections import Counter
@@ -20,25 +20,25 @@ from torch.overrides import TorchFunctionMode
 import parity
 import vit_torch
 from parity import Checkpoint
-from parity.checkpoints.surgery.edit import float64
+from parity.checkpoints.surgery.edit import to_float64
 from parity.checkpoints.weights import parameter
-from parity.comparison.diagnosis import Diagnosis, diagnose, expected
-from parity.comparison.diagnosis.search import Found, Search
-from parity.comparison.diagnosis.trial import Runner, Trial
-from tests.twins import perturbed
+from parity.comparison.diagnosis import Diagnosis, diagnose, expected_outputs
+from parity.comparison.diagnosis.hypothesis import Runner, Trial
+from parity.comparison.diagnosis.search import Search, SearchResult
+from tests.twins import perturbed_params
 from vit_spec import ViTConfig, rows
 
-Call = tuple[str, str, int]  # the module, the function, and which call of it in this module
+Call = tuple[str, str, int]  # (module, function, number of the call in this module)
 Mutation = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
-VISIBLE = 1e-4  # relRMS of the logits: smaller effects are drawn again
-EXPLAINED = 1e-2  # of the difference on images that were not seen may be left by a right answer
+MIN_EFFECT = 1e-4  # relRMS of the logits; faults with a smaller effect are drawn again
+MAX_REMAINING_SHARE = 1e-2  # of the difference on new images that a right answer may leave
 PRECISIONS = ("float64", "float64, weights rounded afterwards", "float32", "float32 in float64", "5 decimals")
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A fault: a mutation of a call, in one block or in all."""
+class RandomFault:
+    """A mutation of one call, in one block or in all blocks."""
 
     call: Call
     everywhere: bool
@@ -47,8 +47,8 @@ class Drawn:
 
     @property
     def layer(self) -> str:
-        """The module in which the first call is mutated."""
-        return _module(self.call[0], 0) if self.everywhere else self.call[0]
+        """The first module with the fault."""
+        return _with_block_number(self.call[0], 0) if self.everywhere else self.call[0]
 
     def __str__(self) -> str:
         where = f"{self.call[0] or 'the model'}, call {self.call[2]} of {self.call[1]}"
@@ -58,8 +58,8 @@ class Drawn:
 # Recording and mutating -----------------------------------------------------------------------------------------------
 
 
-class _Mode(TorchFunctionMode):
-    """Calls of torch functions, counted by module; those that `change` answers for are replaced."""
+class _CallInterceptor(TorchFunctionMode):
+    """A mode of torch that counts function calls by module and replaces each result by the result of `change`."""
 
     def __init__(self, stack: list[str], change: Callable[[Call, Any, Any, Any], Any]) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class _Mode(TorchFunctionMode):
 
 
 @contextmanager
-def _watched(model: Any, change: Callable[[Call, Any, Any, Any], Any]) -> Iterator[None]:
+def _intercept_calls(model: Any, change: Callable[[Call, Any, Any, Any], Any]) -> Iterator[None]:
     stack: list[str] = [""]
 
     def enter(name: str, module: Any, inputs: Any) -> None:
@@ -85,30 +85,30 @@ def _watched(model: Any, change: Callable[[Call, Any, Any, Any], Any]) -> Iterat
     for name, module in model.named_modules():
         hooks += [module.register_forward_pre_hook(partial(enter, name)), module.register_forward_hook(leave)]
     try:
-        with _Mode(stack, change):
+        with _CallInterceptor(stack, change):
             yield
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def calls(model: Any, images: Any) -> dict[Call, tuple[Any, tuple[Any, ...], dict[str, Any], Any]]:
-    """Return every call of a pass whose result is an array of floating-point numbers, with its arguments and result."""
-    found = {}
+def record_calls(model: Any, images: Any) -> dict[Call, tuple[Any, tuple[Any, ...], dict[str, Any], Any]]:
+    """Return every call of a forward pass that returns a floating-point matrix, with its arguments and result."""
+    calls = {}
 
-    def note(call: Call, func: Any, args: Any, kwargs: Any) -> Any:
+    def record(call: Call, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        plain = isinstance(result, torch.Tensor) and result.is_floating_point() and result.ndim >= 2
-        if plain and not call[1].startswith("__get") and call[1] not in PASSED:
-            found[call] = (func, args, kwargs, result)
+        is_float_matrix = isinstance(result, torch.Tensor) and result.is_floating_point() and result.ndim >= 2
+        if is_float_matrix and not call[1].startswith("__get") and call[1] not in SKIPPED_CALLS:
+            calls[call] = (func, args, kwargs, result)
         return result
 
-    with torch.no_grad(), _watched(model, note):
+    with torch.no_grad(), _intercept_calls(model, record):
         model(images)
-    return found
+    return calls
 
 
-PASSED = (
+SKIPPED_CALLS = (
     "to",
     "view",
     "expand",
@@ -125,21 +125,21 @@ PASSED = (
 
 
 @contextmanager
-def mutated(model: Any, fault: Drawn) -> Iterator[None]:
-    """Make a model compute the fault, as long as the block lasts."""
+def apply_fault(model: Any, fault: RandomFault) -> Iterator[None]:
+    """Apply a fault to a model for the duration of the `with` block."""
 
     def change(call: Call, func: Any, args: Any, kwargs: Any) -> Any:
-        same = (_module(call[0], None), *call[1:]) == (_module(fault.call[0], None), *fault.call[1:])
+        same = (_with_block_number(call[0], None), *call[1:]) == (_with_block_number(fault.call[0], None), *fault.call[1:])
         if call == fault.call or (fault.everywhere and same):
             return fault.mutation(func, args, kwargs)
         return func(*args, **kwargs)
 
-    with _watched(model, change):
+    with _intercept_calls(model, change):
         yield
 
 
-def _module(name: str, number: int | None) -> str:
-    """Return a module's name with another number of its block, or with none."""
+def _with_block_number(name: str, number: int | None) -> str:
+    """Return the name of a module with another block number, or with "*" for None."""
     words = name.split(".")
     if words[0] == "blocks" and len(words) > 1:
         words[1] = "*" if number is None else str(number)
@@ -149,25 +149,25 @@ def _module(name: str, number: int | None) -> str:
 # Drawing --------------------------------------------------------------------------------------------------------------
 
 
-def drawn(model: Any, images: Any, rng: np.random.Generator) -> Drawn:
-    """Return a random fault of a random call."""
-    found = calls(model, images)
-    kinds = sorted({(_module(call[0], None), *call[1:]) for call in found})
+def draw_fault(model: Any, images: Any, rng: np.random.Generator) -> RandomFault:
+    """Return a random mutation of a random call."""
+    calls = record_calls(model, images)
+    kinds = sorted({(_with_block_number(call[0], None), *call[1:]) for call in calls})
     kind = kinds[rng.integers(len(kinds))]
-    same = [call for call in found if (_module(call[0], None), *call[1:]) == kind]
-    call = same[rng.integers(len(same))]
-    func, args, kwargs, result = found[call]
+    matching = [call for call in calls if (_with_block_number(call[0], None), *call[1:]) == kind]
+    call = matching[rng.integers(len(matching))]
+    func, args, kwargs, result = calls[call]
     mutations = dict(_mutations(func, args, kwargs, result, rng))
     what = list(mutations)[rng.integers(len(mutations))]
-    return Drawn(call, len(same) > 1 and bool(rng.integers(2)), what, mutations[what])
+    return RandomFault(call, len(matching) > 1 and bool(rng.integers(2)), what, mutations[what])
 
 
-def _after(change: Callable[[Any], Any]) -> Mutation:
+def _on_result(change: Callable[[Any], Any]) -> Mutation:
     return lambda func, args, kwargs: change(func(*args, **kwargs))
 
 
-def _with(place: int, value: Callable[[Any], Any]) -> Mutation:
-    """The call with another positional argument."""
+def _on_argument(place: int, value: Callable[[Any], Any]) -> Mutation:
+    """Return the mutation that changes one positional argument."""
 
     def mutation(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args[:place], value(args[place]), *args[place + 1 :], **kwargs)
@@ -175,96 +175,99 @@ def _with(place: int, value: Callable[[Any], Any]) -> Mutation:
     return mutation
 
 
-def _instead(function: Callable[..., Any]) -> Mutation:
+def _replace_function(function: Callable[..., Any]) -> Mutation:
     return lambda func, args, kwargs: function(*args)
 
 
 def _mutations(func: Any, args: Any, kwargs: Any, result: Any, rng: np.random.Generator) -> Iterator[tuple[str, Mutation]]:
-    """Yield what may go wrong with a call: what fits any array, and what fits this function."""
+    """Yield named mutations of a call: those for any array, then those for this function."""
     factor = float(np.round(rng.uniform(0.5, 1.5), 3))
-    yield f"times {factor}", _after(lambda x: factor * x)
-    yield "negated", _after(lambda x: -x)
-    for kind in (torch.bfloat16, torch.float16):
-        yield f"rounded to {kind}", _after(partial(_rounded, kind))
+    yield f"times {factor}", _on_result(lambda x: factor * x)
+    yield "negated", _on_result(lambda x: -x)
+    for dtype in (torch.bfloat16, torch.float16):
+        yield f"rounded to {dtype}", _on_result(partial(_round_to, dtype))
     axes = [axis for axis in range(1, result.ndim) if result.shape[axis] > 1]
     axis = int(axes[rng.integers(len(axes))]) if axes else 1
     steps = int(rng.integers(1, 4))
-    yield f"rolled by {steps} along axis {axis}", _after(lambda x: x.roll(steps, axis))
-    yield f"reversed along axis {axis}", _after(lambda x: x.flip(axis))
+    yield f"rolled by {steps} along axis {axis}", _on_result(lambda x: x.roll(steps, axis))
+    yield f"reversed along axis {axis}", _on_result(lambda x: x.flip(axis))
     if result.ndim > 2 and result.shape[-1] == result.shape[-2]:
-        yield "last axes swapped", _after(lambda x: x.transpose(-1, -2))
+        yield "last axes swapped", _on_result(lambda x: x.transpose(-1, -2))
     if result.ndim >= 3:
-        yield "axes 1 and 2 mixed by a reshape", _after(lambda x: x.transpose(1, 2).reshape(x.shape))
+        yield "axes 1 and 2 mixed by a reshape", _on_result(lambda x: x.transpose(1, 2).reshape(x.shape))
     name = getattr(func, "__name__", "")
-    yield from _OWN[name](args, rng) if name in _OWN else ()
+    yield from _FUNCTION_MUTATIONS[name](args, rng) if name in _FUNCTION_MUTATIONS else ()
 
 
-def _rounded(kind: torch.dtype, x: Any) -> Any:
-    return x.to(kind).to(x.dtype)
+def _round_to(dtype: torch.dtype, x: Any) -> Any:
+    return x.to(dtype).to(x.dtype)
 
 
 def _linear(args: Any, rng: np.random.Generator) -> Iterator[tuple[str, Mutation]]:
     weight = args[1]
     if args[2] is not None:
-        yield "no bias", _with(2, lambda b: None)
-        yield "bias twice", _with(2, lambda b: 2 * b)
+        yield "no bias", _on_argument(2, lambda b: None)
+        yield "bias twice", _on_argument(2, lambda b: 2 * b)
     if weight.shape[0] == weight.shape[1]:
-        yield "weight transposed", _with(1, lambda w: w.T)
-    yield "rows of the weight rolled", _with(1, lambda w: w.roll(weight.shape[0] // 3, 0))
-    yield "columns of the weight rolled by one", _with(1, lambda w: w.roll(1, 1))
-    yield "weight rounded to bfloat16", _with(1, lambda w: w.bfloat16().to(w.dtype))
+        yield "weight transposed", _on_argument(1, lambda w: w.T)
+    yield "rows of the weight rolled", _on_argument(1, lambda w: w.roll(weight.shape[0] // 3, 0))
+    yield "columns of the weight rolled by one", _on_argument(1, lambda w: w.roll(1, 1))
+    yield "weight rounded to bfloat16", _on_argument(1, lambda w: w.bfloat16().to(w.dtype))
 
 
 def _norm(args: Any, rng: np.random.Generator) -> Iterator[tuple[str, Mutation]]:
     eps = float(10.0 ** rng.integers(-5, -1))
     yield f"eps {eps:g}", lambda func, args, kwargs: func(*args[:4], eps, **kwargs)
-    yield "no weight", _with(2, torch.ones_like)
-    yield "no bias", _with(3, torch.zeros_like)
-    yield "RMS", _instead(lambda x, s, w, b, eps: x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * w + b)
-    yield "RMS without bias", _instead(lambda x, s, w, b, eps: x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * w)
+    yield "no weight", _on_argument(2, torch.ones_like)
+    yield "no bias", _on_argument(3, torch.zeros_like)
+    yield "RMS", _replace_function(lambda x, s, w, b, eps: x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * w + b)
+    yield (
+        "RMS without bias",
+        _replace_function(lambda x, s, w, b, eps: x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * w),
+    )
     yield (
         "n - 1",
-        _instead(lambda x, s, w, b, eps: (x - x.mean(-1, True)) * (x.var(-1, keepdim=True) + eps).rsqrt() * w + b),
+        _replace_function(lambda x, s, w, b, eps: (x - x.mean(-1, True)) * (x.var(-1, keepdim=True) + eps).rsqrt() * w + b),
     )
-    yield "left out", _instead(lambda x, *rest: x)
+    yield "left out", _replace_function(lambda x, *rest: x)
 
 
 def _activation(args: Any, rng: np.random.Generator) -> Iterator[tuple[str, Mutation]]:
     for function in (F.silu, F.mish, F.relu, F.elu, F.softplus, F.hardswish, torch.tanh, F.celu, F.relu6, F.tanhshrink):
-        yield f"{function.__name__} instead", _instead(lambda x, f=function: f(x))
+        yield f"{function.__name__} instead", _replace_function(lambda x, f=function: f(x))
     slope = float(np.round(rng.uniform(1.2, 2.2), 2))
-    yield f"x sigmoid({slope} x)", _instead(lambda x: x * torch.sigmoid(slope * x))
+    yield f"x sigmoid({slope} x)", _replace_function(lambda x: x * torch.sigmoid(slope * x))
 
 
 def _softmax(args: Any, rng: np.random.Generator) -> Iterator[tuple[str, Mutation]]:
-    yield "over queries", _instead(lambda x, axis: x.softmax(-2))
-    yield "over heads", _instead(lambda x, axis: x.softmax(1))
-    yield "scores in bfloat16", _instead(lambda x, axis: x.bfloat16().to(x.dtype).softmax(-1))
-    yield "not at all", _instead(lambda x, axis: x)
+    yield "over queries", _replace_function(lambda x, axis: x.softmax(-2))
+    yield "over heads", _replace_function(lambda x, axis: x.softmax(1))
+    yield "scores in bfloat16", _replace_function(lambda x, axis: x.bfloat16().to(x.dtype).softmax(-1))
+    yield "not at all", _replace_function(lambda x, axis: x)
     bias = torch.tensor(rng.normal(0, 0.5, args[0].shape[1:]))
-    yield "with a bias of positions", _instead(lambda x, axis: (x + bias.to(x.dtype)).softmax(-1))
+    yield "with a bias of positions", _replace_function(lambda x, axis: (x + bias.to(x.dtype)).softmax(-1))
 
 
 def _sum(args: Any, rng: np.random.Generator) -> Iterator[tuple[str, Mutation]]:
     if all(isinstance(each, torch.Tensor) for each in args[:2]):
-        yield "the first left out", _instead(lambda a, b: b + torch.zeros_like(a))
-        yield "the second left out", _instead(lambda a, b: a + torch.zeros_like(b))
-        yield "the second twice", _instead(lambda a, b: a + 2 * b)
-        yield "subtracted", _instead(lambda a, b: a - b)
+        yield "the first left out", _replace_function(lambda a, b: b + torch.zeros_like(a))
+        yield "the second left out", _replace_function(lambda a, b: a + torch.zeros_like(b))
+        yield "the second twice", _replace_function(lambda a, b: a + 2 * b)
+        yield "subtracted", _replace_function(lambda a, b: a - b)
 
 
-def _joined(args: Any, rng: np.random.Generator) -> Iterator[tuple[str, Mutation]]:
+def _concatenation(args: Any, rng: np.random.Generator) -> Iterator[tuple[str, Mutation]]:
     if len(args[0]) > 1:
         yield "the other way round", lambda func, args, kwargs: func(args[0][::-1], *args[1:], **kwargs)
 
 
 def _mean(args: Any, rng: np.random.Generator) -> Iterator[tuple[str, Mutation]]:
-    yield "maximum", _instead(lambda x, axis: x.amax(axis))
-    yield "sum", _instead(lambda x, axis: x.sum(axis))
-    yield "median", _instead(lambda x, axis: x.median(axis).values)
+    yield "maximum", _replace_function(lambda x, axis: x.amax(axis))
+    yield "sum", _replace_function(lambda x, axis: x.sum(axis))
+    yield "median", _replace_function(lambda x, axis: x.median(axis).values)
 
 
-_OWN: dict[str, Callable[..., Iterator[tuple[str, Mutation]]]] = {
+_FUNCTION_MUTATIONS: dict[str, Callable[..., Iterator[tuple[str, Mutation]]]] = {
     "linear": _linear,
     "layer_norm": _norm,
     "gelu": _activation,
@@ -273,19 +276,19 @@ _OWN: dict[str, Callable[..., Iterator[tuple[str, Mutation]]]] = {
     "softmax": _softmax,
     "add": _sum,
     "__add__": _sum,
-    "cat": _joined,
+    "cat": _concatenation,
     "mean": _mean,
 }
 
 
-# Judging --------------------------------------------------------------------------------------------------------------
+# Assessment --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What came of one fault.
+class Assessment:
+    """The answer of a diagnosis to one fault.
 
-    outcome: "right", "unknown, right layer", "unknown, layer not told", or what begins with "wrong".
+    outcome: "right", "unknown, right layer", "unknown, layer not named", or text that begins with "wrong".
     """
 
     fault: str
@@ -296,134 +299,152 @@ class Judged:
 
     @property
     def wrong(self) -> bool:
-        """Whether the diagnosis says something that is not so."""
+        """Whether the diagnosis gives a wrong answer."""
         return self.outcome.startswith("wrong")
 
 
-def judged(config: ViTConfig, seed: int, *, count: int = 8, pairs: int | None = None) -> Judged:
-    """Draw a fault, ask why right weights do not give its outputs, and judge the answer on images that it has not seen."""
+def assess_random_fault(config: ViTConfig, seed: int, *, count: int = 8, pairs: int | None = None) -> Assessment:
+    """Draw a fault, diagnose the correct checkpoint against its outputs, and assess the answer on new images."""
     rng = np.random.default_rng(seed)
-    precision, inner = PRECISIONS[rng.integers(len(PRECISIONS))], bool(rng.integers(2))
+    precision, with_intermediates = PRECISIONS[rng.integers(len(PRECISIONS))], bool(rng.integers(2))
     state, stored = _weights(config, seed, afterwards="afterwards" in precision)
-    kind = torch.float32 if precision.startswith("float32") or precision == "5 decimals" else torch.float64
-    model = _model(config, state, kind)
-    seen, unseen = (_images(config, rng, count, kind) for _ in range(2))
-    fault = _visible(model, seen, rng)
-    with torch.no_grad(), mutated(model, fault):
-        logits, parts = vit_torch.intermediates(model, seen)
-    with torch.no_grad(), mutated(model, fault):
-        truth = model(unseen).double().numpy()
-    answers = _told(logits.numpy(), precision)
-    names = [name for name in parts if name.startswith(("patch_embed", "tokens", "embed", "norm", "pool", "blocks"))]
-    given = {name: parts[name].numpy() for name in names if name.count(".") < 2 or name.endswith(("attn", "mlp"))}
+    dtype = torch.float32 if precision.startswith("float32") or precision == "5 decimals" else torch.float64
+    model = _model(config, state, dtype)
+    images, new_images = (_images(config, rng, count, dtype) for _ in range(2))
+    fault = _draw_visible_fault(model, images, rng)
+    with torch.no_grad(), apply_fault(model, fault):
+        logits, parts = vit_torch.intermediates(model, images)
+    with torch.no_grad(), apply_fault(model, fault):
+        truth = model(new_images).double().numpy()
+    rounded = _round_logits(logits.numpy(), precision)
+    coarse_names = [name for name in parts if name.startswith(("patch_embed", "tokens", "embed", "norm", "pool", "blocks"))]
+    intermediates = {
+        name: parts[name].numpy() for name in coarse_names if name.count(".") < 2 or name.endswith(("attn", "mlp"))
+    }
     checkpoint = Checkpoint(config, "torch", stored)
-    arrays = expected(seen.numpy(), answers, config, given if inner else {})
-    with _searches() as kept:
-        found = diagnose(checkpoint, arrays, pairs=pairs)
-    # Of the weights that the outputs were made of: at a rounding, those of the file may fall on the other side.
-    made_of = Checkpoint(config, "torch", state)
-    right = {name: float64(parameter(made_of, name)) for name in rows(config)}
-    outcome = _outcome(found, kept[-1], fault, {"images": unseen.double().numpy(), "weights": right}, truth)
-    return Judged(str(fault), precision, inner, outcome, f"{found.verdict} {found.suspect}")
+    arrays = expected_outputs(images.numpy(), rounded, config, intermediates if with_intermediates else {})
+    with _record_searches() as searches:
+        diagnosis = diagnose(checkpoint, arrays, pairs=pairs)
+    # With the exact weights: a value near a rounding boundary may be rounded differently with those of the file.
+    exact_checkpoint = Checkpoint(config, "torch", state)
+    exact_weights = {name: to_float64(parameter(exact_checkpoint, name)) for name in rows(config)}
+    outcome = _outcome(
+        diagnosis, searches[-1], fault, {"images": new_images.double().numpy(), "weights": exact_weights}, truth
+    )
+    return Assessment(str(fault), precision, with_intermediates, outcome, f"{diagnosis.verdict} {diagnosis.suspect}")
 
 
 def _weights(config: ViTConfig, seed: int, *, afterwards: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the weights that the expected outputs are made of, and those of the file."""
-    state = parity.to_torch(perturbed(config, seed), config)
+    """Return the weights that make the expected outputs, and those of the checkpoint."""
+    state = parity.to_torch(perturbed_params(config, seed), config)
     if not afterwards:
         return state, state
     generator = torch.Generator().manual_seed(seed)
-    finer = {
+    unrounded = {
         name: tensor.double() * (1 + 2.0**-25 * (torch.rand(tensor.shape, generator=generator, dtype=torch.float64) - 0.5))
         for name, tensor in state.items()
     }
-    return finer, {name: tensor.float() for name, tensor in finer.items()}
+    return unrounded, {name: tensor.float() for name, tensor in unrounded.items()}
 
 
-def _model(config: ViTConfig, state: dict[str, Any], kind: torch.dtype) -> Any:
-    model = vit_torch.ViT(config, vit_torch.Execution(attention="explicit")).eval().to(kind)
-    model.load_state_dict({name: tensor.to(kind) for name, tensor in state.items()})
+def _model(config: ViTConfig, state: dict[str, Any], dtype: torch.dtype) -> Any:
+    model = vit_torch.ViT(config, vit_torch.Execution(attention="explicit")).eval().to(dtype)
+    model.load_state_dict({name: tensor.to(dtype) for name, tensor in state.items()})
     return model
 
 
-def _images(config: ViTConfig, rng: np.random.Generator, count: int, kind: torch.dtype) -> Any:
+def _images(config: ViTConfig, rng: np.random.Generator, count: int, dtype: torch.dtype) -> Any:
     slope = np.linspace(-1, 1, config.image_size[0])[:, None] + np.linspace(0, 0.7, config.image_size[1])
     noise = rng.standard_normal((count, config.in_channels, *config.image_size))
-    return torch.tensor((noise + slope).astype(np.float32)).to(kind)
+    return torch.tensor((noise + slope).astype(np.float32)).to(dtype)
 
 
-def _visible(model: Any, images: Any, rng: np.random.Generator) -> Drawn:
-    """Return the first fault drawn that runs, stays finite, and shows in the logits."""
+def _draw_visible_fault(model: Any, images: Any, rng: np.random.Generator) -> RandomFault:
+    """Draw faults until one runs, gives finite outputs and changes the logits by at least `MIN_EFFECT`."""
     with torch.no_grad():
-        right = model(images)
+        correct = model(images)
         while True:
-            fault = drawn(model, images[:2], rng)
+            fault = draw_fault(model, images[:2], rng)
             try:
-                with mutated(model, fault):
-                    wrong = model(images)
+                with apply_fault(model, fault):
+                    faulty = model(images)
             except (RuntimeError, IndexError, TypeError, ValueError):
-                continue  # a mutation that does not fit the shapes behind it
-            if wrong.shape == right.shape and wrong.isfinite().all() and wrong.abs().max() < 1e6:
-                if (wrong - right).norm() > VISIBLE * wrong.norm():
+                continue  # the mutation does not fit the shapes of later operations
+            if faulty.shape == correct.shape and faulty.isfinite().all() and faulty.abs().max() < 1e6:
+                if (faulty - correct).norm() > MIN_EFFECT * faulty.norm():
                     return fault
 
 
-def _told(logits: np.ndarray, precision: str) -> np.ndarray:
+def _round_logits(logits: np.ndarray, precision: str) -> np.ndarray:
     if precision == "5 decimals":
         return np.round(logits.astype(np.float64), 5)
     return logits.astype(np.float64) if precision == "float32 in float64" else logits
 
 
 @contextmanager
-def _searches() -> Iterator[list[tuple[Search, Found]]]:
-    """Keep the searches of diagnoses, for the causes that their answers name."""
-    kept: list[tuple[Search, Found]] = []
+def _record_searches() -> Iterator[list[tuple[Search, SearchResult]]]:
+    """Record every search and its result: the diagnosis itself does not keep the hypotheses."""
+    records: list[tuple[Search, SearchResult]] = []
 
     run = Search.run
 
-    def kept_run(search: Search) -> Found:
-        found = run(search)
-        kept.append((search, found))
-        return found
+    def recording_run(self: Search) -> SearchResult:
+        result = run(self)
+        records.append((self, result))
+        return result
 
-    Search.run = kept_run  # type: ignore[method-assign]
+    Search.run = recording_run  # type: ignore[method-assign]
     try:
-        yield kept
+        yield records
     finally:
         Search.run = run  # type: ignore[method-assign]
 
 
-def _outcome(found: Diagnosis, kept: tuple[Search, Found], fault: Drawn, unseen: dict[str, Any], truth: np.ndarray) -> str:
-    if found.discarded:
-        return f"wrong: a cause could not be run, {found.discarded[0]}"
-    search, result = kept
-    if found.passed:  # where outputs are rounded as the last thing, the answer is that they are in that type
-        return "right" if fault.what == f"rounded to torch.{found.dtype}" else "wrong: nothing is wrong"
+def _outcome(
+    diagnosis: Diagnosis,
+    record: tuple[Search, SearchResult],
+    fault: RandomFault,
+    replacements: dict[str, Any],
+    truth: np.ndarray,
+) -> str:
+    if diagnosis.discarded:
+        return f"wrong: a cause could not be run, {diagnosis.discarded[0]}"
+    search, result = record
+    if diagnosis.passed:  # if the fault rounds the logits, the right answer is a match in that dtype
+        return "right" if fault.what == f"rounded to torch.{diagnosis.dtype}" else "wrong: nothing is wrong"
     if result.matches:
-        best = min(_left(replace(search.whole, **unseen), match.causes, truth) for match in result.matches)
-        return "right" if best <= EXPLAINED else f"wrong: {best:.1e} of the difference is left on other images"
-    if "do not tell the layer" in found.suspect or "logits" == found.suspect.partition(",")[0]:
-        return "unknown, layer not told"
-    return "unknown, right layer" if _names(found.suspect, fault) else "wrong: another layer"
+        remaining = min(
+            _remaining_share(replace(search.full_trial, **replacements), match.causes, truth) for match in result.matches
+        )
+        return (
+            "right"
+            if remaining <= MAX_REMAINING_SHARE
+            else f"wrong: {remaining:.1e} of the difference remains on other images"
+        )
+    if "do not identify the layer" in diagnosis.suspect or "logits" == diagnosis.suspect.partition(",")[0]:
+        return "unknown, layer not named"
+    return "unknown, right layer" if _names_block_of(diagnosis.suspect, fault) else "wrong: another layer"
 
 
-def _left(trial: Trial, causes: Any, truth: np.ndarray) -> float:
-    """The share of the difference that causes leave, on other images."""
-    runner, again = Runner(), trial
+def _remaining_share(trial: Trial, causes: Any, truth: np.ndarray) -> float:
+    """Return the share of the difference on other images that remains once the causes are applied."""
+    runner, changed = Runner(), trial
     before = np.linalg.norm(runner.run(trial) - truth)
     for cause in causes:
-        after = cause.apply(again)
+        after = cause.apply(changed)
         if after is None:
             return 1.0
-        again = after
-    return float(np.linalg.norm(runner.run(again) - truth) / before)
+        changed = after
+    return float(np.linalg.norm(runner.run(changed) - truth) / before)
 
 
-def _names(suspect: str, fault: Drawn) -> bool:
-    """Whether a suspect names the block of a fault, or outside of the blocks what comes right after it."""
-    said = suspect.removeprefix("the first layer that differs is ").split(",")[0].split(":")[0].split(" ")[0]
-    if fault.call[:2] == ("", "tensor"):  # a table of rotary positions, which attention reads, in the first block first
-        return said in ("blocks.0", "blocks.0.attn")
+def _names_block_of(suspect: str, fault: RandomFault) -> bool:
+    """Return whether a suspect names the block of a fault or, outside of the blocks, a layer near it."""
+    named = suspect.removeprefix("the first layer that differs is ").split(",")[0].split(":")[0].split(" ")[0]
+    if fault.call[:2] == ("", "tensor"):  # a rotary table: attention of the first block is the first layer that uses it
+        return named in ("blocks.0", "blocks.0.attn")
     if fault.layer.startswith("blocks."):
-        return said.split(".")[:2] == fault.layer.split(".")[:2]
-    return not said.startswith("blocks.") or (fault.layer in ("", "patch_embed", "patch_embed.proj") and said == "blocks.0")
+        return named.split(".")[:2] == fault.layer.split(".")[:2]
+    return not named.startswith("blocks.") or (
+        fault.layer in ("", "patch_embed", "patch_embed.proj") and named == "blocks.0"
+    )

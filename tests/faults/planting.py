@@ -1,4 +1,4 @@
-"""Plant one fault in a copy of a twin, or of a column, for as long as a `with` block lasts; no file is touched."""
+"""Plant one fault in a copy of a twin or of a format for the duration of a `with` block; no file is changed."""
 
 import importlib.abc
 import importlib.util
@@ -15,24 +15,24 @@ import numpy as np
 import vit_spec
 from parity.checkpoints import formats
 from tests import ROOT
-from tests.twins import perturbed, pictures, small
+from tests.twins import perturbed_params, random_images, small_config
 from vit_spec import ViTConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One mistake of somebody who ports a Vision Transformer.
+    """A typical mistake in an implementation of a Vision Transformer.
 
-    name: what is wrong.
-    file: of which twin or column, from the repository's root.
-    old, new: what stands there once, and what the mistake makes of it.
-    part: the name that the check must give the part, a regular expression for the whole of `str(report.part)`.
-    model, changes: the named model in which the mistake shows, made small, and what is changed of its config.
-    size: of the images, where it is not the config's own.
-    level: of the check that must fail.
-    offset: what is added to the patches' bias, so that the tokens' mean is large.
-    cause: what `diagnose` must name, a regular expression for the hypothesis; None where the catalogue has none.
-    unnamed: why the check cannot tell the part, though it fails; empty where it must.
+    name: a description of the mistake.
+    file: the source file of a twin, a format or an optimizer, relative to the repository root.
+    old, new: a piece of its source that occurs once, and the wrong code that replaces it.
+    part: a regular expression for `str(report.part)`, the part that the check must name.
+    model, changes: the named model, in small, that shows the mistake, and changes of its config.
+    size: (height, width) of the images, if not the config's own.
+    level: the level of the check that must fail.
+    offset: a value added to the bias of the patch embedding, so that the tokens have a large mean.
+    cause: a regular expression for the cause that `diagnose` must name; None if the catalogue has none.
+    unnamed: why the check cannot identify the part although it fails; "" if it must.
     """
 
     name: str
@@ -50,68 +50,70 @@ class Fault:
 
     @property
     def id(self) -> str:
-        """Where and what, for a table."""
+        """File and name."""
         return f"{self.file}: {self.name}"
 
     @property
     def config(self) -> ViTConfig:
-        """The model in which it shows."""
-        return small(vit_spec.get(self.model)).replace(**self.changes)
+        """The config of the model that shows the mistake."""
+        return small_config(vit_spec.get(self.model)).replace(**self.changes)
 
     def params(self) -> dict[str, Any]:
-        """Weights on which it cannot hide; read before it is planted."""
-        params = perturbed(self.config)
+        """Return weights that show the mistake; call it before the fault is planted."""
+        params = perturbed_params(self.config)
         if self.offset:
             bias = params["patch_embed"]["proj"]["bias"]
             bias += np.float32(self.offset)
         return params
 
     def images(self) -> np.ndarray:
-        """Two images, (2, H, W, C), float32."""
-        return pictures(self.config, self.size)
+        """Return two images, (2, H, W, C), float32."""
+        return random_images(self.config, self.size)
 
-    def mistaken(self) -> str:
-        """The file with the mistake in it."""
+    def faulty_source(self) -> str:
+        """Return the source of the file with the mistake."""
         text = (ROOT / self.file).read_text()
         if text.count(self.old) != 1:
-            raise ValueError(f"{self.id}: what it replaces stands in the file {text.count(self.old)} times, not once")
+            raise ValueError(
+                f"{self.id}: the code to replace occurs {text.count(self.old)} times in the file, expected once"
+            )
         return text.replace(self.old, self.new)
 
 
 @contextmanager
-def planted(fault: Fault) -> Iterator[None]:
-    """Make `import vit_torch`, `import vit_jax` and the formats' columns find the mistake."""
+def plant_fault(fault: Fault) -> Iterator[None]:
+    """Plant a fault: `import vit_torch`, `import vit_jax` and the registry of formats then return the faulty code."""
     package, _, rest = fault.file.partition("/")
     if package == "parity":
-        with _column(fault):
+        with _plant_in_format(fault):
             yield
         return
-    with _imported_anew(package, f"{package}.{rest.removesuffix('.py')}", fault.mistaken()):
+    with _plant_in_package(package, f"{package}.{rest.removesuffix('.py')}", fault.faulty_source()):
         yield
 
 
 @contextmanager
-def _column(fault: Fault) -> Iterator[None]:
+def _plant_in_format(fault: Fault) -> Iterator[None]:
     name = Path(fault.file).stem
     module = ModuleType(name)
-    exec(compile(fault.mistaken(), fault.file, "exec"), vars(module))
-    right = formats._FORMATS[name]
-    formats._FORMATS[name] = replace(right, tables=module.FORMAT.tables)
+    exec(compile(fault.faulty_source(), fault.file, "exec"), vars(module))
+    original = formats._FORMATS[name]
+    formats._FORMATS[name] = replace(original, tables=module.FORMAT.tables)
     try:
         yield
     finally:
-        formats._FORMATS[name] = right
+        formats._FORMATS[name] = original
 
 
 @contextmanager
-def _imported_anew(package: str, name: str, text: str) -> Iterator[None]:
-    """Put a package out of sight and import it again, one module of it from `text`."""
+def _plant_in_package(package: str, name: str, text: str) -> Iterator[None]:
+    """Import a package again with the source of one module replaced by `text`, and restore it at the end."""
 
     def belongs(module: str) -> bool:
         return module == package or module.startswith(f"{package}.")
 
-    right = {module: sys.modules.pop(module) for module in list(sys.modules) if belongs(module)}
-    finder = _Finder(name, text)
+    originals = {module: sys.modules.pop(module) for module in list(sys.modules) if belongs(module)}
+    finder = _SourceFinder(name, text)
     sys.meta_path.insert(0, finder)
     try:
         importlib.import_module(package)
@@ -120,12 +122,12 @@ def _imported_anew(package: str, name: str, text: str) -> Iterator[None]:
         sys.meta_path.remove(finder)
         for module in list(filter(belongs, sys.modules)):
             del sys.modules[module]
-        sys.modules.update(right)
+        sys.modules.update(originals)
 
 
 @dataclass(frozen=True)
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Finds one module, whose source is `text`."""
+class _SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """An importer that finds one module and loads it from the source `text`."""
 
     name: str
     text: str

@@ -1,4 +1,4 @@
-"""Mistakes in the small parts of the PyTorch twin."""
+"""Mistakes in the layers of the PyTorch twin."""
 
 from functools import partial
 
@@ -16,14 +16,14 @@ FAULTS = [
     ),
     _fault(
         name="variance divided by n - 1",
-        old="y = F.layer_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.bias.to(wide), self.eps)",
-        new="variance, mean = torch.var_mean(x.to(wide), -1, keepdim=True)\n"
-        "        y = (x.to(wide) - mean) / (variance + self.eps).sqrt() * self.weight.to(wide) + self.bias.to(wide)",
+        old="y = F.layer_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.bias.to(dtype), self.eps)",
+        new="variance, mean = torch.var_mean(x.to(dtype), -1, keepdim=True)\n"
+        "        y = (x.to(dtype) - mean) / (variance + self.eps).sqrt() * self.weight.to(dtype) + self.bias.to(dtype)",
         part=r"blocks\.0\.norm1",
         cause="the variance is divided by n - 1",
     ),
     _fault(
-        name="statistics in float32 whatever comes in",
+        name="statistics in float32 for any input dtype",
         old="return torch.promote_types(x.dtype, torch.float32)",
         new="return torch.float32",
         part=r"blocks\.0\.norm1",
@@ -58,11 +58,11 @@ FAULTS = [
         part=r"blocks\.0\.ls1",
     ),
     _fault(
-        name="layer scale outside the graph",
+        name="layer scale detached",
         old="return x * self.gamma.to(x.dtype)",
         new="return x * self.gamma.data.to(x.dtype)",
         model="dinov2_s14",
-        part=r"blocks\.1\.ls2(\.gamma)? on the way back",
+        part=r"blocks\.1\.ls2(\.gamma)? in the backward pass",
     ),
     _fault(
         name="biases of linear maps dropped",
@@ -91,7 +91,7 @@ FAULTS = [
         part=r"patch_embed\.proj",
     ),
     _fault(
-        name="no scale handed to the fused kernel",
+        name="no scale passed to the fused kernel",
         old="dropout_p=rate, scale=scale)",
         new="dropout_p=rate)",
         model="article_sincos",
@@ -103,7 +103,7 @@ FAULTS = [
         old="dropout_p=rate, scale=scale)",
         new="dropout_p=rate, scale=scale, is_causal=True)",
         part=r"blocks\.0\.attn: heads",
-        cause="tokens do not see those after them",
+        cause=r"no token attends to later tokens \(causal mask\)",
     ),
     _fault(
         name="fused kernel in half precision in float32 alone",
@@ -131,45 +131,45 @@ FAULTS = [
         name="attention weights detached",
         old="x = F.dropout(weights, rate).to(v.dtype) @ v",
         new="x = F.dropout(weights.detach(), rate).to(v.dtype) @ v",
-        part=r"blocks\.1\.attn: (scores|weights|heads) on the way back",
+        part=r"blocks\.1\.attn: (scores|weights|heads) in the backward pass",
     ),
     _fault(
         name="attention dropout on in evaluation",
-        old="rate if part.training else 0.0",
+        old="rate if module.training else 0.0",
         new="rate",
         changes={"regularisation": {"attn_drop": 0.3}},
         part=r"blocks\.0\.attn: (weights|heads)",
     ),
     _fault(
         name="dropout on in evaluation",
-        old="return F.dropout(x, rate, part.training)",
+        old="return F.dropout(x, rate, module.training)",
         new="return F.dropout(x, rate)",
         changes={"regularisation": {"mlp_drop": 0.2}},
         part=r"blocks\.0\.mlp(\.fc2|: output)?",
     ),
     _fault(
         name="drop path on in evaluation",
-        old="    if not part.training:\n        return x\n",
+        old="    if not module.training:\n        return x\n",
         new="",
         changes={"regularisation": {"drop_path": 0.5}},
         part=r"blocks\.1: sum",
     ),
     _fault(
-        name="heads joined without turning them back",
+        name="heads merged without the transpose",
         old="    return x.transpose(1, 2)\n",
         new="    return x.reshape(x.shape[0], x.shape[2], x.shape[1], x.shape[3])\n",
         part=r"blocks\.0\.attn: heads",
     ),
     _fault(
-        name="rotation the other way",
+        name="rotation in the opposite direction",
         old="torch.stack([-wide[..., 1::2], wide[..., ::2]], -1)",
         new="torch.stack([wide[..., 1::2], -wide[..., ::2]], -1)",
         model="article_xray_rope",
         part=r"blocks\.0\.attn: q",
-        cause="queries and keys turn the other way",
+        cause="queries and keys are rotated in the opposite direction",
     ),
     _fault(
-        name="neighbours turned where halves are pairs",
+        name="neighbours rotated where halves are pairs",
         old='if kind == "axial":',
         new='if kind != "none":',
         model="dinov3_s16",

@@ -1,9 +1,10 @@
-"""Let the Flax classes of transformers v4 load what this project writes, and compare their logits bit by bit.
+"""Load checkpoints written by this project into the Flax classes of transformers v4, and compare their logits bit by bit.
 
     python -m tests.goldens.check_transformers_flax      # in the environment of from_transformers_flax.py
 
-Each golden file's own weights go through the format "jax" and back to a folder that `from_pretrained` opens, config.json
-and all; PyTorch checkpoints of the same classes go to Flax, held to transformers' own conversion (`from_pt=True`).
+The weights of each golden file are converted to the format "jax" and back to a folder that `from_pretrained` opens.
+PyTorch checkpoints of the same classes are converted to Flax and compared with transformers' own conversion
+(`from_pt=True`).
 """
 
 import json
@@ -21,7 +22,7 @@ from parity.checkpoints.writing import write as write_weights
 from tests.goldens.golden import names, read
 
 IMAGES = np.random.default_rng(0).standard_normal((2, 3, 12, 12)).astype(np.float32)
-# Classes, the sizes that make them small, and the format that a PyTorch checkpoint of them is converted to.
+# Class -> options that make it small, and the format that its PyTorch checkpoint is converted to.
 COMMON = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 12, "patch_size": 4}
 CLASSES: dict[str, tuple[dict[str, Any], str]] = {
     "ViTForImageClassification": ({"intermediate_size": 18, "num_labels": 5}, "hf-flax"),
@@ -33,35 +34,35 @@ CLASSES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def logits(name: str, folder: Path, **options: Any) -> np.ndarray:
-    """Return what a Flax class makes of `IMAGES`, opened from a folder."""
+    """Return the logits of a Flax class, opened from a folder, for `IMAGES`."""
     found = getattr(transformers, name).from_pretrained(folder, **options)(IMAGES)
     return np.asarray(found.logits if "logits" in found else found.pooler_output)
 
 
-def strictly(name: str, folder: Path) -> np.ndarray:
-    """As `logits`, after a check that no key is missing, unexpected or of another shape.
+def strict_logits(name: str, folder: Path) -> np.ndarray:
+    """Return the same as `logits`, after a check of the keys and shapes in the folder.
 
     Raises:
-        ValueError: one is.
+        ValueError: a key is missing, unexpected or of another shape.
     """
     model, _ = getattr(transformers, name).from_pretrained(folder, _do_init=False)
     expected = {key: like.shape for key, like in flatten_dict(model.params_shape_tree, sep="/").items()}
-    told = {key: array.shape for key, array in parity.load(folder / "flax_model.msgpack").arrays.items()}
-    if told != expected:
-        raise ValueError(f"{name}: {set(told.items()) ^ set(expected.items())}")
+    found = {key: array.shape for key, array in parity.load(folder / "flax_model.msgpack").arrays.items()}
+    if found != expected:
+        raise ValueError(f"{name}: {set(found.items()) ^ set(expected.items())}")
     return logits(name, folder)
 
 
-def write(source: Path, folder: Path, format: str) -> None:
-    """Write weights as Flax has them, with the JSON files of the format."""
+def write_folder(source: Path, folder: Path, format: str) -> None:
+    """Convert a checkpoint to a folder with flax_model.msgpack and the JSON files of the format."""
     checkpoint = parity.load(source)
     write_weights(checkpoint, folder / "flax_model.msgpack", format)
-    for name, content in parity.checkpoints.formats.get(format).files(checkpoint.config).items():
+    for name, content in parity.checkpoints.formats.get(format).json_files(checkpoint.config).items():
         (folder / name).write_text(json.dumps(content))
 
 
-def returned(name: str) -> bool:
-    """Whether a golden file's weights come back from the twins' format bit by bit, as the class sees them."""
+def round_trip_is_exact(name: str) -> bool:
+    """Return whether a golden file gives the same logits, bit by bit, after a conversion to the JAX twin and back."""
     golden = read(name)
     cls = golden.provenance["class"].rpartition(".")[2]
     with tempfile.TemporaryDirectory() as here:
@@ -71,12 +72,12 @@ def returned(name: str) -> bool:
             (theirs / file).write_bytes(content)
         format = parity.load(theirs / "flax_model.msgpack").format
         parity.convert(theirs / "flax_model.msgpack", between, "jax")
-        write(between, ours, format)
-        return logits(cls, theirs).tobytes() == strictly(cls, ours).tobytes()
+        write_folder(between, ours, format)
+        return logits(cls, theirs).tobytes() == strict_logits(cls, ours).tobytes()
 
 
-def crossed(name: str) -> bool:
-    """Whether a PyTorch checkpoint comes to Flax bit by bit as transformers itself brings it there."""
+def conversion_is_exact(name: str) -> bool:
+    """Return whether a PyTorch checkpoint converted to Flax gives the same logits as transformers' own conversion."""
     options, format = CLASSES[name]
     cls = getattr(transformers, name)
     with tempfile.TemporaryDirectory() as here:
@@ -88,8 +89,8 @@ def crossed(name: str) -> bool:
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
         model.save_pretrained(theirs)
-        write(theirs, ours, format)
-        return logits(f"Flax{name}", theirs, from_pt=True).tobytes() == strictly(f"Flax{name}", ours).tobytes()
+        write_folder(theirs, ours, format)
+        return logits(f"Flax{name}", theirs, from_pt=True).tobytes() == strict_logits(f"Flax{name}", ours).tobytes()
 
 
 def main() -> None:
@@ -97,9 +98,9 @@ def main() -> None:
     for name in names():
         golden = read(name)
         if golden.files and golden.provenance["class"] != "transformers.FlaxCLIPModel":  # which has a text tower too
-            print(f"{name:24} {golden.provenance['class']:48} equal bits: {returned(name)}")
+            print(f"{name:24} {golden.provenance['class']:48} equal bits: {round_trip_is_exact(name)}")
     for name in CLASSES:
-        print(f"{'from PyTorch':24} {name:48} equal bits: {crossed(name)}")
+        print(f"{'from PyTorch':24} {name:48} equal bits: {conversion_is_exact(name)}")
 
 
 if __name__ == "__main__":

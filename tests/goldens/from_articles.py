@@ -1,7 +1,7 @@
-"""Golden files of the five articles that build a ViT from nothing.
+"""Golden files of the five articles that implement a ViT from scratch.
 
-Each model is written down here once more, literally and naively, from its description: parameters have the article's
-names, and what a framework would do in one call is a loop.  Nothing is shared with the twins.
+Each model is implemented here a second time from its description, as naively as possible: parameters have the article's
+names, and loops replace the calls of a framework.  Nothing is shared with the twins.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import vit_spec
 from tests.goldens.golden import Golden
-from tests.goldens.peers import Outputs, State, case, float64, golden, joined, renamed, reshaped
+from tests.goldens.peers import Outputs, State, case, float64, golden, merge_projections, rename_keys, reshape_entries
 from vit_spec import ViTConfig
 
 
@@ -28,8 +28,8 @@ def article(
     return golden(name, model, config, rename, run, peer="its article, transcribed in from_articles.py", size=size)
 
 
-def cut(images: Tensor, side: int) -> Tensor:
-    """Cut images into square patches, row by row, each flattened as channels, rows, columns."""
+def extract_patches(images: Tensor, side: int) -> Tensor:
+    """Return the square patches of images, row by row, each flattened as (channels, rows, columns)."""
     patches = []
     for top in range(0, images.shape[2], side):
         for left in range(0, images.shape[3], side):
@@ -38,7 +38,7 @@ def cut(images: Tensor, side: int) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor:
-    """Multi-head attention of one image, (tokens, width) each, head by head and token by token."""
+    """Return the multi-head attention of one image, computed head by head, token by token; arrays are (tokens, width)."""
     dim, result = q.shape[1] // heads, torch.zeros_like(q)
     for head in range(heads):
         part = slice(head * dim, (head + 1) * dim)
@@ -52,18 +52,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, heads: int, scale: float) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x times the normal distribution's share below x."""
+    """Return x times the standard normal distribution function at x."""
     return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 
 
-# 1. Findings on chest x-rays, positions that rotate ----------------------------------------------------------------
+# 1. Findings in chest x-rays, rotary positions ---------------------------------------------------------------------
 
 
-def turned(x: Tensor, heads: int, columns: int) -> Tensor:
-    """Turn the queries or keys of one image, (tokens, width), token 0 being the class token.
+def rotate(x: Tensor, heads: int, columns: int) -> Tensor:
+    """Apply rotary positions to the queries or keys of one image, (tokens, width), where token 0 is the class token.
 
-    The first half of a head turns with the column and the second with the row, both counted from 1, in neighbouring
-    pairs; pair i = 1, 2, .. of the d entries of a half turns by position * 10000^(-2 i / d).
+    The first half of a head is rotated by the column and the second by the row, both counted from 1, in neighbouring
+    pairs.  Pair i = 1, 2, ... of the d entries of a half is rotated by position * 10000^(-2 i / d).
     """
     result, dim = x.clone(), x.shape[1] // heads
     d = dim // 2
@@ -92,7 +92,7 @@ class XrayBlock(nn.Module):
         q, k, v = self.attn["qkv"](self.norm1(x)).chunk(3, dim=2)
         scale, mixed = 1 / math.sqrt(x.shape[2] // self.heads), []
         for one in range(len(x)):
-            turn = [turned(y[one], self.heads, self.columns) for y in (q, k)]
+            turn = [rotate(y[one], self.heads, self.columns) for y in (q, k)]
             mixed.append(attend(*turn, v[one], self.heads, scale))
         x = x + self.attn["proj"](torch.stack(mixed))
         return x + self.mlp[2](gelu(self.mlp[0](self.norm2(x))))
@@ -109,7 +109,7 @@ class Xray(nn.Module):
         self.mlp_head = nn.Linear(c.width, c.num_classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.patch_embedding["patch_embed"](cut(images, self.side))
+        x = self.patch_embedding["patch_embed"](extract_patches(images, self.side))
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1)
         for block in self.transformer_blocks:
             x = block(x)
@@ -124,14 +124,14 @@ def article_xray_rope() -> Golden:
 
     def rename(state: State) -> State:
         rules = {r"^patch_embedding\.patch_embed": "patch_embed.proj", "^transformer_blocks": "blocks"}
-        state = renamed(state, {**rules, r"mlp\.0": "mlp.fc1", r"mlp\.2": "mlp.fc2", "mlp_head": "head"})
-        return reshaped(state, **{"patch_embed.proj.weight": (16, 1, 4, 4)})
+        state = rename_keys(state, {**rules, r"mlp\.0": "mlp.fc1", r"mlp\.2": "mlp.fc2", "mlp_head": "head"})
+        return reshape_entries(state, **{"patch_embed.proj.weight": (16, 1, 4, 4)})
 
     with float64():
         return article("article_xray_rope", Xray(config), config, rename)
 
 
-# 2. ViT-B/16 out of torch's own attention ---------------------------------------------------------------------------
+# 2. ViT-B/16 with torch.nn.MultiheadAttention -----------------------------------------------------------------------
 
 
 class MultiheadBlock(nn.Module):
@@ -187,7 +187,7 @@ def article_multihead() -> Golden:
             r"^classifier\.0": "fc_norm",
             r"^classifier\.1": "head",
         }
-        return renamed(state, rules)
+        return rename_keys(state, rules)
 
     with float64():
         return article("article_multihead", Multihead(config), config, rename)
@@ -248,14 +248,14 @@ def article_sincos() -> Golden:
             r"\.ff\.ff\.0": ".mlp.fc1",
             r"\.ff\.ff\.1": ".mlp.fc2",
         }
-        state = joined(renamed(state, rules), ("query", "key", "value"), "qkv")
-        return reshaped(state, pos_embed=(1, -1, 12))
+        state = merge_projections(rename_keys(state, rules), ("query", "key", "value"), "qkv")
+        return reshape_entries(state, pos_embed=(1, -1, 12))
 
     with float64():
         return article("article_sincos", Sincos(config), config, rename)
 
 
-# 4. One number from a wide picture ----------------------------------------------------------------------------------
+# 4. One number from a wide image ------------------------------------------------------------------------------------
 
 
 class RectangularBlock(nn.Module):
@@ -292,7 +292,7 @@ class Rectangular(nn.Module):
         self.backbone.head = nn.Linear(c.width, c.num_classes)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.patch_tokens["project"](cut(images, self.side))
+        x = self.patch_tokens["project"](extract_patches(images, self.side))
         x = torch.cat([self.backbone.cls_token.expand(len(x), -1, -1), x], 1) + self.backbone.pos_embed
         for block in self.backbone.blocks:
             x = block(x)
@@ -302,7 +302,7 @@ class Rectangular(nn.Module):
 
 @case
 def article_rectangular() -> Golden:
-    """A fixed 1-D table, no bias of queries, keys and values, and values added to what attention yields."""
+    """A fixed 1-D table, no bias of queries, keys and values, and values added to the output of attention."""
     small = {"image_size": (12, 20), "patch_size": 4, "width": 12, "depth": 2, "num_heads": 3, "mlp_dim": 18}
     config = vit_spec.get("article_rectangular", **small)
 
@@ -312,8 +312,8 @@ def article_rectangular() -> Golden:
             r"^backbone\.": "",
             r"^patch_tokens\.project": "patch_embed.proj",
         }
-        state = renamed(state, {**rules, "neuralnet": "mlp"})
-        return reshaped(state, **{"patch_embed.proj.weight": (12, 1, 4, 4)})
+        state = rename_keys(state, {**rules, "neuralnet": "mlp"})
+        return reshape_entries(state, **{"patch_embed.proj.weight": (12, 1, 4, 4)})
 
     with float64():
         return article("article_rectangular", Rectangular(config), config, rename)
@@ -368,7 +368,7 @@ class Dino(nn.Module):
 
 @case
 def article_dino() -> Golden:
-    """Positions carried to another grid by (new + 0.1) / old, from a grid that is not square."""
+    """Positions resampled to another grid by (new + 0.1) / old, from a grid that is not square."""
     small = {"image_size": (12, 20), "patch_size": 4, "width": 12, "depth": 2, "num_heads": 3, "mlp_dim": 18}
     config = vit_spec.get("article_dino", **small)
     with float64():

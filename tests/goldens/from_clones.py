@@ -1,4 +1,4 @@
-"""Golden files of the original code of Meta and OpenAI, and of two open repositories, from their clones."""
+"""Golden files of the original code of Meta and OpenAI and of two other repositories, from clones."""
 
 import functools
 import importlib
@@ -8,10 +8,22 @@ import torch
 from torch import Tensor
 
 from tests.goldens.golden import Golden
-from tests.goldens.peers import Outputs, State, at, case, clone, float64, golden, joined, renamed, reshaped, tiny
+from tests.goldens.peers import (
+    Outputs,
+    State,
+    at_commit,
+    case,
+    clone,
+    float64,
+    golden,
+    merge_projections,
+    rename_keys,
+    reshape_entries,
+    tiny_config,
+)
 from vit_spec import ViTConfig
 
-SQUARE = (12, 12)  # of positions that these classes resample, or of images that they ask for
+SQUARE = (12, 12)  # the image size where a class needs squares: for its position table or its images
 
 
 # Meta ---------------------------------------------------------------------------------------------------------------
@@ -19,8 +31,8 @@ SQUARE = (12, 12)  # of positions that these classes resample, or of images that
 
 @case
 def meta_dino() -> Golden:
-    """DINO: positions scaled by (new + 0.1) / old, also along the side that keeps its size; the last attention map."""
-    config = tiny(image_size=SQUARE, num_classes=0, resampling={"antialias": False, "offset": 0.1})
+    """DINO: positions scaled by (new + 0.1) / old, also along a side of unchanged size; the last attention map."""
+    config = tiny_config(image_size=SQUARE, num_classes=0, resampling={"antialias": False, "offset": 0.1})
 
     def run(model: Any, images: Tensor) -> Outputs:
         return {
@@ -41,14 +53,14 @@ def meta_dino() -> Golden:
             qkv_bias=True,
             norm_layer=functools.partial(torch.nn.LayerNorm, eps=1e-6),
         )
-        return golden("meta_dino", model, config, dict, run, peer=at("facebookresearch/dino"), size=(12, 20))
+        return golden("meta_dino", model, config, dict, run, peer=at_commit("facebookresearch/dino"), size=(12, 20))
 
 
 def dinov2(name: str, config: ViTConfig, **options: Any) -> Golden:
     def rename(state: State) -> State:
-        state = renamed(state, {"mask_token": None})
-        state = renamed(state, {"register_tokens": "reg_token"}) if config.tokens.registers else state
-        return renamed(state, {r"mlp\.w12": "mlp.fc1", r"mlp\.w3": "mlp.fc2"}) if "ffn_layer" in options else state
+        state = rename_keys(state, {"mask_token": None})
+        state = rename_keys(state, {"register_tokens": "reg_token"}) if config.tokens.registers else state
+        return rename_keys(state, {r"mlp\.w12": "mlp.fc1", r"mlp\.w3": "mlp.fc2"}) if "ffn_layer" in options else state
 
     def run(model: Any, images: Tensor) -> Outputs:
         found = model.forward_features(images)
@@ -68,13 +80,13 @@ def dinov2(name: str, config: ViTConfig, **options: Any) -> Golden:
             num_register_tokens=config.tokens.registers,
             **options,
         )
-        return golden(name, model, config, rename, run, peer=at("facebookresearch/dinov2"), size=(20, 8))
+        return golden(name, model, config, rename, run, peer=at_commit("facebookresearch/dinov2"), size=(20, 8))
 
 
 @case
 def meta_dinov2() -> Golden:
     """DINOv2: gated, layer scale, and DINO's rule for positions."""
-    config = tiny(
+    config = tiny_config(
         image_size=SQUARE,
         mlp_dim=16,
         num_classes=0,
@@ -88,7 +100,7 @@ def meta_dinov2() -> Golden:
 @case
 def meta_dinov2_registers() -> Golden:
     """DINOv2 with registers, which have no position; antialiasing, and no offset."""
-    config = tiny(
+    config = tiny_config(
         image_size=SQUARE,
         num_classes=0,
         tokens={"registers": 2},
@@ -101,9 +113,9 @@ def meta_dinov2_registers() -> Golden:
 def dinov3(name: str, config: ViTConfig, ffn_layer: str) -> Golden:
     def rename(state: State) -> State:
         rules: dict[str, str | None] = {"mask_token|bias_mask|periods": None, "storage_tokens": "reg_token"}
-        state = renamed(state, rules)
+        state = rename_keys(state, rules)
         if config.mlp.activation == "swiglu":
-            state = renamed(joined(state, ("w1", "w2"), "fc1"), {r"mlp\.w3": "mlp.fc2"})
+            state = rename_keys(merge_projections(state, ("w1", "w2"), "fc1"), {r"mlp\.w3": "mlp.fc2"})
         result: State = {}
         for key, value in state.items():  # the third of the keys is masked
             if key.endswith("qkv.bias"):
@@ -135,10 +147,10 @@ def dinov3(name: str, config: ViTConfig, ffn_layer: str) -> Golden:
             mask_k_bias=True,
             pos_embed_rope_dtype="fp32",
         )
-        return golden(name, model, config, rename, run, peer=at("facebookresearch/dinov3"))
+        return golden(name, model, config, rename, run, peer=at_commit("facebookresearch/dinov3"))
 
 
-DINOV3 = tiny(
+DINOV3 = tiny_config(
     width=16,
     num_heads=2,
     mlp_dim=24,
@@ -168,7 +180,7 @@ def meta_dinov3_gated() -> Golden:
 @case
 def openai_clip() -> Golden:
     """CLIP's image tower: the class and position embeddings are sums, and the projection multiplies from the right."""
-    config = tiny(
+    config = tiny_config(
         image_size=SQUARE,
         mlp_dim=48,
         tokens={"patch_bias": False},
@@ -192,22 +204,22 @@ def openai_clip() -> Golden:
             r"mlp\.c_proj": "mlp.fc2",
             "^proj$": "head.weight",
         }
-        state = reshaped(renamed(state, rules), cls_token=(1, 1, -1), pos_embed=(1, -1, config.width))
+        state = reshape_entries(rename_keys(state, rules), cls_token=(1, 1, -1), pos_embed=(1, -1, config.width))
         return {**state, "head.weight": state["head.weight"].T.contiguous()}
 
-    with clone("CLIP/clip"), float64():  # the package as a whole asks for what its tokenizer needs
+    with clone("CLIP/clip"), float64():  # not the package, which imports what its tokenizer needs
         transformer = importlib.import_module("model")
         model = transformer.VisionTransformer(12, 4, config.width, config.depth, config.num_heads, 5)
-        return golden("openai_clip", model, config, rename, lambda m, x: {"logits": m(x)}, peer=at("openai/CLIP"))
+        return golden("openai_clip", model, config, rename, lambda m, x: {"logits": m(x)}, peer=at_commit("openai/CLIP"))
 
 
-# Two open repositories ----------------------------------------------------------------------------------------------
+# Two other repositories ---------------------------------------------------------------------------------------------
 
 
 @case
 def schh_rotary() -> Golden:
-    """The axial rotary positions that article_xray_rope takes: counted from 1, theta from i = 1, turned in pairs."""
-    config = tiny(
+    """The axial rotary positions of article_xray_rope: counted from 1, theta from i = 1, neighbouring pairs."""
+    config = tiny_config(
         image_size=SQUARE,
         width=16,
         num_heads=2,
@@ -227,19 +239,19 @@ def schh_rotary() -> Golden:
             r"\.fc": ".mlp.fc",
             r"^classifier\.mlp\.fc": "head",
         }
-        return joined(renamed(state, rules), ("queries", "keys", "values"), "qkv")
+        return merge_projections(rename_keys(state, rules), ("queries", "keys", "values"), "qkv")
 
     with clone("2D-Positional-Encoding-Vision-Transformer"), float64():
         vit = importlib.import_module("vit_model")
         model = vit.VisionTransformer(3, 16, 2, 2, 2, 12, 4, 5, pos_embed="rope")
-        peer = at("s-chh/2D-Positional-Encoding-Vision-Transformer")
+        peer = at_commit("s-chh/2D-Positional-Encoding-Vision-Transformer")
         return golden("schh_rotary", model, config, rename, lambda m, x: {"logits": m(x)}, peer=peer)
 
 
 @case
 def lanl_rectangular() -> Golden:
-    """article_rectangular's own code: a fixed 1-D table, and values added to what attention yields."""
-    config = tiny(
+    """article_rectangular's own code: a fixed 1-D table, and values added to the output of attention."""
+    config = tiny_config(
         in_channels=1,
         num_classes=1,
         positions={"kind": "fixed", "table": "sincos_1d"},
@@ -253,8 +265,8 @@ def lanl_rectangular() -> Golden:
             r"^backbone\.": "",
             r"^patch_tokens\.project": "patch_embed.proj",
         }
-        state = renamed(state, {**rules, "neuralnet": "mlp"})
-        return reshaped(state, **{"patch_embed.proj.weight": (config.width, 1, *config.patch_size)})
+        state = rename_keys(state, {**rules, "neuralnet": "mlp"})
+        return reshape_entries(state, **{"patch_embed.proj.weight": (config.width, 1, *config.patch_size)})
 
     def run(model: Any, images: Tensor) -> Outputs:
         return {"logits": model(images)}
@@ -262,5 +274,5 @@ def lanl_rectangular() -> Golden:
     with clone("vision_transformers_explained/modules"), float64():
         vit = importlib.import_module("vit")
         model = vit.ViT_Model((1, *config.image_size), 4, 12, 1, 3, 1.5, 2)
-        peer = at("lanl/vision_transformers_explained")
+        peer = at_commit("lanl/vision_transformers_explained")
         return golden("lanl_rectangular", model, config, rename, run, peer=peer)

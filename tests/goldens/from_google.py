@@ -1,4 +1,4 @@
-"""Golden files of Google's original code, which is written in JAX, from its clones."""
+"""Golden files of Google's original code, which is written in JAX, from clones."""
 
 import functools
 import importlib
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.goldens.golden import Array, Golden, noise
-from tests.goldens.peers import at, case, clone, drawn, seeded, tiny
+from tests.goldens.peers import at_commit, case, clone, random_parameter, rng_for, tiny_config
 from vit_spec import ViTConfig
 
 Params = dict[str, Any]
@@ -29,38 +29,41 @@ def flax_golden(
     size: tuple[int, int] | None = None,
     positions: Callable[[Array], Array] = lambda table: table,
 ) -> Golden:
-    """Fill one of Google's models, run it in float64, and return what it did under our names.
+    """Fill one of Google's models with noise, run it in float64, and return its golden file.
 
-    size: of the images; the config's own if not given.
-    positions: what becomes of the table on the way into the model.
+    size: height and width of the images; by default the config's.
+    positions: a function that is applied to the position table before it is given to the model.
     """
     with jax.enable_x64(True):
-        rng, example = seeded(name), jnp.zeros((1, *config.image_size, config.in_channels))
+        rng, example = rng_for(name), jnp.zeros((1, *config.image_size, config.in_channels))
         shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), example, train=False))["params"]
         params: Params = {}
         for path, like in jax.tree_util.tree_leaves_with_path(shapes):
             key = "/".join(entry.key for entry in path)
-            params[key] = google_drawn(rng, key, like.shape)
+            params[key] = random_google_parameter(rng, key, like.shape)
         images = noise(rng, (2, config.in_channels, *(size or config.image_size)), 1.0)
 
         given = {key: positions(value) if key.endswith("pos_embedding") else value for key, value in params.items()}
-        found = run(model, nested(given), images.transpose(0, 2, 3, 1))
+        found = run(model, unflatten(given), images.transpose(0, 2, 3, 1))
         outputs = {key: np.asarray(value) for key, value in found.items()}
     about = {"peer": peer, "class": f"{type(model).__module__}.{type(model).__qualname__}"}
     about |= {"jax": jax.__version__, "flax": flax.__version__}
     return Golden(config, google_names(config, params), images, outputs, about)
 
 
-def google_drawn(rng: np.random.Generator, key: str, shape: tuple[int, ...]) -> Array:
-    """Noise for one parameter: a kernel's inputs are its leading axes, but of query, key and value the first alone."""
+def random_google_parameter(rng: np.random.Generator, key: str, shape: tuple[int, ...]) -> Array:
+    """Return noise for one parameter.
+
+    The inputs of a kernel are all axes but the last, or the first axis only for query, key and value.
+    """
     if key.endswith("kernel"):
         inputs = shape[0] if key.split("/")[-2] in ("query", "key", "value") else int(np.prod(shape[:-1]))
         return noise(rng, shape, 1.2 * inputs**-0.5)
-    return drawn(rng, key, shape)
+    return random_parameter(rng, key, shape)
 
 
-def nested(flat: Params) -> Params:
-    """Return what keys like "Transformer/encoder_norm/scale" stand for."""
+def unflatten(flat: Params) -> Params:
+    """Return the nested dictionary for keys like "Transformer/encoder_norm/scale"."""
     tree: Params = {}
     for key, value in flat.items():
         *parents, leaf = key.split("/")
@@ -72,7 +75,10 @@ def nested(flat: Params) -> Params:
 
 
 def google_names(config: ViTConfig, params: Params) -> dict[str, Array]:
-    """Google's arrays in ours: kernels have inputs first, and heads are an axis of their own."""
+    """Return Google's parameters under the names of the PyTorch twin.
+
+    Google's kernels have their inputs first and a separate axis for heads.
+    """
     inner = config.num_heads * config.head_dim
     result: dict[str, Array] = {}
 
@@ -83,7 +89,7 @@ def google_names(config: ViTConfig, params: Params) -> dict[str, Array]:
     def norm(ours: str, theirs: str) -> None:
         result[f"{ours}.weight"], result[f"{ours}.bias"] = params[f"{theirs}/scale"], params[f"{theirs}/bias"]
 
-    def mixed(ours: str, theirs: str, parts: tuple[str, ...]) -> None:
+    def merged_projections(ours: str, theirs: str, parts: tuple[str, ...]) -> None:
         kernels = [params[f"{theirs}/{part}/kernel"].reshape(config.width, inner).T for part in parts]
         result[f"{ours}.weight"] = np.concatenate(kernels)
         result[f"{ours}.bias"] = np.concatenate([params[f"{theirs}/{part}/bias"].reshape(inner) for part in parts])
@@ -101,10 +107,10 @@ def google_names(config: ViTConfig, params: Params) -> dict[str, Array]:
             result["pos_embed"] = value
     for i in range(config.depth):
         ours, theirs = f"blocks.{i}", f"Transformer/encoderblock_{i}"
-        old = f"{theirs}/MlpBlock_3/Dense_0/kernel" in params  # google-research's numbers run through all parts
+        old = f"{theirs}/MlpBlock_3/Dense_0/kernel" in params  # vision_transformer counts all parts of a block together
         attn, mlp, second = ("_1", "_3", "_2") if old else ("_0", "_0", "_1")
         norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0")
-        mixed(f"{ours}.attn.qkv", f"{theirs}/MultiHeadDotProductAttention{attn}", ("query", "key", "value"))
+        merged_projections(f"{ours}.attn.qkv", f"{theirs}/MultiHeadDotProductAttention{attn}", ("query", "key", "value"))
         attention(f"{ours}.attn", f"{theirs}/MultiHeadDotProductAttention{attn}")
         norm(f"{ours}.norm2", f"{theirs}/LayerNorm{second}")
         linear(f"{ours}.mlp.fc1", f"{theirs}/MlpBlock{mlp}/Dense_0")
@@ -112,8 +118,8 @@ def google_names(config: ViTConfig, params: Params) -> dict[str, Array]:
     norm("norm", "Transformer/encoder_norm")
     if "MAPHead_0/probe" in params:
         result["attn_pool.latent"] = params["MAPHead_0/probe"]
-        mixed("attn_pool.q", "MAPHead_0/MultiHeadDotProductAttention_0", ("query",))
-        mixed("attn_pool.kv", "MAPHead_0/MultiHeadDotProductAttention_0", ("key", "value"))
+        merged_projections("attn_pool.q", "MAPHead_0/MultiHeadDotProductAttention_0", ("query",))
+        merged_projections("attn_pool.kv", "MAPHead_0/MultiHeadDotProductAttention_0", ("key", "value"))
         attention("attn_pool", "MAPHead_0/MultiHeadDotProductAttention_0")
         norm("attn_pool.norm", "MAPHead_0/LayerNorm_0")
         linear("attn_pool.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0")
@@ -127,14 +133,14 @@ def google_names(config: ViTConfig, params: Params) -> dict[str, Array]:
 @case
 def google_vit() -> Golden:
     """The model of the paper as it was published: GELU by tanh, and a hidden layer ahead of the classifier."""
-    config = tiny(mlp={"activation": "gelu_tanh"}, head={"hidden": 9})
+    config = tiny_config(mlp={"activation": "gelu_tanh"}, head={"hidden": 9})
 
     def run(model: Any, params: Params, images: Any) -> dict[str, Any]:
         return {"logits": model.apply({"params": params}, images, train=False)}
 
     with clone("vision_transformer"):
         models = importlib.import_module("vit_jax.models_vit")
-        # Its encoder does not hand the precision down.
+        # Its encoder does not pass the precision on to the blocks.
         models.Encoder1DBlock = functools.partial(models.Encoder1DBlock, dtype=jnp.float64)
         model = models.VisionTransformer(
             num_classes=config.num_classes,
@@ -143,7 +149,7 @@ def google_vit() -> Golden:
             hidden_size=config.width,
             representation_size=9,
         )
-        return flax_golden("google_vit", model, config, run, peer=at("google-research/vision_transformer"))
+        return flax_golden("google_vit", model, config, run, peer=at_commit("google-research/vision_transformer"))
 
 
 def big_vision(name: str, config: ViTConfig, size: tuple[int, int] | None = None, **options: Any) -> Golden:
@@ -152,14 +158,14 @@ def big_vision(name: str, config: ViTConfig, size: tuple[int, int] | None = None
         return {"logits": logits, "norm": found["encoded"]}
 
     with clone("big_vision"):
-        sys.modules["big_vision.utils"] = ModuleType("big_vision.utils")  # loads files, and asks for TensorFlow
+        sys.modules["big_vision.utils"] = ModuleType("big_vision.utils")  # the real one loads files and imports TensorFlow
         try:
             package = importlib.import_module("big_vision")
             package.utils = sys.modules["big_vision.utils"]  # type: ignore[attr-defined]
             models = importlib.import_module("big_vision.models.vit")
         finally:
             del sys.modules["big_vision.utils"]
-        # The pooling head leaves its MLP at the default precision; the blocks hand theirs down.
+        # The pooling head leaves its MLP at the default precision; the blocks pass theirs on.
         models.MlpBlock = functools.partial(models.MlpBlock, dtype_mm="float64")
         model = models._Model(
             num_classes=config.num_classes or None,
@@ -178,13 +184,15 @@ def big_vision(name: str, config: ViTConfig, size: tuple[int, int] | None = None
             rows, columns = config.grid_of(*size)
             return np.asarray(models.resample_posemb(table, np.zeros((1, rows * columns, config.width))))
 
-        return flax_golden(name, model, config, run, peer=at("google-research/big_vision"), size=size, positions=positions)
+        return flax_golden(
+            name, model, config, run, peer=at_commit("google-research/big_vision"), size=size, positions=positions
+        )
 
 
 @case
 def big_vision_sincos() -> Golden:
     """The better plain ViT: a fixed 2-D table, the mean, and a hidden layer with tanh."""
-    config = tiny(
+    config = tiny_config(
         tokens={"class_token": False},
         positions={"kind": "fixed", "table": "sincos_2d_big_vision"},
         mlp={"activation": "gelu_tanh"},
@@ -195,8 +203,8 @@ def big_vision_sincos() -> Golden:
 
 @case
 def big_vision_map() -> Golden:
-    """SigLIP where it comes from: attention pooling, and learned positions zoomed to another grid."""
-    config = tiny(
+    """SigLIP's original code: attention pooling, and learned positions resampled to another grid."""
+    config = tiny_config(
         image_size=(12, 12),
         num_classes=0,
         tokens={"class_token": False},
@@ -209,8 +217,8 @@ def big_vision_map() -> Golden:
 
 @case
 def big_vision_token() -> Golden:
-    """A class token that joins after positions were added."""
-    config = tiny(positions={"covers": "none"}, mlp={"activation": "gelu_tanh"})
+    """A class token that is prepended after positions were added."""
+    config = tiny_config(positions={"covers": "none"}, mlp={"activation": "gelu_tanh"})
     golden = big_vision("big_vision_token", config, posemb="learn", pool_type="tok")
     del golden.outputs["norm"]  # of the patches alone
     return golden

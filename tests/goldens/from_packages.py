@@ -9,14 +9,14 @@ from torchvision.models.vision_transformer import VisionTransformer, interpolate
 from vit_pytorch import SimpleViT, ViT
 
 from tests.goldens.golden import Golden
-from tests.goldens.peers import Outputs, State, case, float64, golden, renamed, reshaped, tiny
+from tests.goldens.peers import Outputs, State, case, float64, golden, rename_keys, reshape_entries, tiny_config
 from vit_spec import ViTConfig
 
 
 @case
 def torchvision_hidden() -> Golden:
-    """A hidden layer with tanh ahead of the classifier; positions carried to another grid with corners aligned."""
-    config = tiny(
+    """A hidden layer with tanh before the classifier; positions resampled to another grid with corners aligned."""
+    config = tiny_config(
         image_size=(12, 12),
         resampling={"antialias": False, "align_corners": True},
         head={"hidden": 9},
@@ -45,7 +45,7 @@ def torchvision_hidden() -> Golden:
             r"mlp\.3": "mlp.fc2",
             r"^heads\.": "",
         }
-        return renamed(state, rules)
+        return rename_keys(state, rules)
 
     def run(model: Any, images: Tensor) -> Outputs:
         larger = VisionTransformer(20, **options).eval()
@@ -71,7 +71,7 @@ def lucidrains(config: ViTConfig) -> dict[str, Any]:
 
 
 def without_patch_norms(model: Any) -> None:
-    """Take out the norms around the projection of patches (1 and 3), for which our config has no word."""
+    """Remove the norms around the projection of patches (1 and 3), which `ViTConfig` cannot express."""
     model.to_patch_embedding[1] = model.to_patch_embedding[3] = nn.Identity()
 
 
@@ -87,7 +87,7 @@ def lucidrains_names(config: ViTConfig, state: State, fc1: str, fc2: str) -> Sta
         rf"^transformer\.layers\.(\d+)\.1\.net\.{fc2}": r"blocks.\1.mlp.fc2",
         "(linear|mlp)_head": "head",
     }
-    state, (ph, pw) = renamed(state, rules), config.patch_size
+    state, (ph, pw) = rename_keys(state, rules), config.patch_size
     flat = state["patch_embed.proj.weight"]  # of patches as rows, columns, channels
     state["patch_embed.proj.weight"] = flat.reshape(-1, ph, pw, config.in_channels).permute(0, 3, 1, 2)
     return state
@@ -99,12 +99,12 @@ VIT_PYTORCH = f"vit-pytorch {importlib.metadata.version('vit-pytorch')}"
 @case
 def lucidrains_vit() -> Golden:
     """Heads whose widths do not add up to the model's, eps 1e-5, no bias of queries, keys and values."""
-    config = tiny(attention={"head_dim": 6, "qkv_bias": "none"}, norms={"eps": 1e-5})
+    config = tiny_config(attention={"head_dim": 6, "qkv_bias": "none"}, norms={"eps": 1e-5})
 
     def rename(state: State) -> State:
         rules = {"^cls_token": "cls_token", "^pos_embedding": "pos_embed"}
-        state = renamed(lucidrains_names(config, state, "1", "4"), rules)
-        return reshaped(state, cls_token=(1, 1, -1), pos_embed=(1, -1, config.width))
+        state = rename_keys(lucidrains_names(config, state, "1", "4"), rules)
+        return reshape_entries(state, cls_token=(1, 1, -1), pos_embed=(1, -1, config.width))
 
     with float64():
         model = ViT(**lucidrains(config))
@@ -115,7 +115,7 @@ def lucidrains_vit() -> Golden:
 @case
 def lucidrains_simple_vit() -> Golden:
     """SimpleViT: the fixed 2-D table of big_vision, no class token, the mean, no bias after attention."""
-    config = tiny(
+    config = tiny_config(
         tokens={"class_token": False},
         positions={"kind": "fixed", "table": "sincos_2d_big_vision"},
         attention={"qkv_bias": "none", "proj_bias": False},

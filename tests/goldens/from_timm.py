@@ -1,4 +1,4 @@
-"""Golden files of timm, whose names are our PyTorch twin's."""
+"""Golden files of timm, whose parameter names are those of the PyTorch twin."""
 
 from functools import partial
 from typing import Any
@@ -12,12 +12,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from tests.goldens.golden import Golden
-from tests.goldens.peers import Outputs, State, case, float64, golden, joined, renamed, tiny
+from tests.goldens.peers import Outputs, State, case, float64, golden, merge_projections, rename_keys, tiny_config
 from vit_spec import ViTConfig
 
 
 def vit(name: str, config: ViTConfig, size: tuple[int, int] | None = None, tokens: str = "norm", **options: Any) -> Golden:
-    """Return the golden file of a `VisionTransformer`; `options` are timm's, and `tokens` what its features are."""
+    """Return the golden file of a `VisionTransformer`; `options` are timm's, `tokens` is the name of its features here."""
     with float64():
         model = VisionTransformer(**common(config), **options)
         return golden(name, model, config, dict, partial(run, tokens), peer=f"timm {timm.__version__}", size=size)
@@ -44,27 +44,27 @@ def run(tokens: str, model: Any, images: Tensor) -> Outputs:
 @case
 def timm_plain() -> Golden:
     """The plain model on patches that are not square, and five channels."""
-    return vit("timm_plain", tiny(image_size=(8, 24), patch_size=(4, 8), in_channels=5))
+    return vit("timm_plain", tiny_config(image_size=(8, 24), patch_size=(4, 8), in_channels=5))
 
 
 @case
 def timm_mean_fc_norm() -> Golden:
     """The mean of the patches without the class token, and the norm after it."""
-    config = tiny(head={"pool": "mean"}, norms={"after_blocks": False, "after_pool": True})
+    config = tiny_config(head={"pool": "mean"}, norms={"after_blocks": False, "after_pool": True})
     return vit("timm_mean_fc_norm", config, tokens="blocks.1", global_pool="avg")
 
 
 @case
 def timm_resized() -> Golden:
-    """Positions carried to fewer rows and more columns: bicubic with antialiasing."""
-    config = tiny(image_size=(20, 12))
+    """Positions resampled to fewer rows and more columns: bicubic with antialiasing."""
+    config = tiny_config(image_size=(20, 12))
     return vit("timm_resized", config, size=(12, 28), dynamic_img_size=True)
 
 
 @case
 def timm_resized_bilinear() -> Golden:
-    """What timm's loader of Google's files does to positions: bilinear without antialiasing."""
-    config = tiny(image_size=(20, 12), resampling={"kernel": "bilinear", "antialias": False})
+    """The resampling of positions in timm's loader of Google's files: bilinear without antialiasing."""
+    config = tiny_config(image_size=(20, 12), resampling={"kernel": "bilinear", "antialias": False})
     size = (12, 28)
 
     def resized(model: Any, images: Tensor) -> Outputs:
@@ -83,20 +83,20 @@ def timm_resized_bilinear() -> Golden:
 @case
 def timm_deit3_registers() -> Golden:
     """DeiT III and DINOv2 as timm has them: layer scale, registers, and positions of the patches alone."""
-    config = tiny(tokens={"registers": 2}, positions={"covers": "none"}, norms={"layer_scale": 1e-5})
+    config = tiny_config(tokens={"registers": 2}, positions={"covers": "none"}, norms={"layer_scale": 1e-5})
     return vit("timm_deit3_registers", config, init_values=1e-5, no_embed_class=True, reg_tokens=2)
 
 
 @case
 def timm_swiglu() -> Golden:
     """DINOv2's giant: gated MLPs, the gate in the first half of the rows."""
-    return vit("timm_swiglu", tiny(mlp={"activation": "swiglu"}), mlp_layer=SwiGLUPacked, act_layer="silu")
+    return vit("timm_swiglu", tiny_config(mlp={"activation": "swiglu"}), mlp_layer=SwiGLUPacked, act_layer="silu")
 
 
 @case
 def timm_clip() -> Golden:
-    """CLIP: a norm ahead of the blocks, patches without a bias, x sigmoid(1.702 x), and another eps."""
-    config = tiny(
+    """CLIP: a norm before the blocks, patches without a bias, x sigmoid(1.702 x), and another eps."""
+    config = tiny_config(
         tokens={"patch_bias": False}, norms={"eps": 1e-5, "before_blocks": True}, mlp={"activation": "quick_gelu"}
     )
     options = {"pre_norm": True, "norm_layer": partial(LayerNorm, eps=1e-5), "act_layer": "quick_gelu"}
@@ -105,29 +105,31 @@ def timm_clip() -> Golden:
 
 @case
 def timm_siglip() -> Golden:
-    """SigLIP: no class token, a learned query that reads the patches, GELU by tanh, features without a classifier."""
-    config = tiny(num_classes=0, tokens={"class_token": False}, head={"pool": "attention"}, mlp={"activation": "gelu_tanh"})
+    """SigLIP: no class token, a learned query that attends to the patches, tanh GELU, features without a classifier."""
+    config = tiny_config(
+        num_classes=0, tokens={"class_token": False}, head={"pool": "attention"}, mlp={"activation": "gelu_tanh"}
+    )
     return vit("timm_siglip", config, class_token=False, global_pool="map", act_layer="gelu_tanh")
 
 
 @case
 def timm_registers_covered() -> Golden:
-    """Registers that have positions of their own, and attention pooling that leaves them out."""
-    config = tiny(tokens={"class_token": False, "registers": 2}, head={"pool": "attention"})
+    """Registers that have positions of their own, and attention pooling over the patches only."""
+    config = tiny_config(tokens={"class_token": False, "registers": 2}, head={"pool": "attention"})
     return vit("timm_registers_covered", config, class_token=False, reg_tokens=2, global_pool="map")
 
 
 @case
 def timm_qk_norm() -> Golden:
-    """Normalised queries and keys, and a projection to them without a bias."""
-    config = tiny(attention={"qk_norm": True, "qkv_bias": "none"})
+    """Normalised queries and keys, from a projection without a bias."""
+    config = tiny_config(attention={"qk_norm": True, "qkv_bias": "none"})
     return vit("timm_qk_norm", config, qk_norm=True, qkv_bias=False)
 
 
 @case
 def timm_padded_tokens() -> Golden:
-    """Every token through the classifier; images padded to whole patches; no positions; ReLU."""
-    config = tiny(
+    """The classifier on every token; images padded to whole patches; no positions; ReLU."""
+    config = tiny_config(
         tokens={"class_token": False, "pad": True},
         positions={"kind": "none"},
         mlp={"activation": "relu"},
@@ -140,11 +142,11 @@ def timm_padded_tokens() -> Golden:
 
 @case
 def timm_sincos() -> Golden:
-    """timm's own order of a fixed 2-D table, on patches alone."""
-    config = tiny(positions={"kind": "fixed", "table": "sincos_2d_timm", "covers": "none"})
+    """timm's own order of a fixed 2-D table, for patches only."""
+    config = tiny_config(positions={"kind": "fixed", "table": "sincos_2d_timm", "covers": "none"})
 
     def rename(state: State) -> State:
-        return renamed(state, {"^pos_embed$": None})
+        return rename_keys(state, {"^pos_embed$": None})
 
     with float64():
         model = VisionTransformer(**common(config), no_embed_class=True)
@@ -157,7 +159,7 @@ def timm_sincos() -> Golden:
 @case
 def timm_deit_distilled() -> Golden:
     """DeiT's second token and second head: at inference, the mean of the two."""
-    config = tiny(tokens={"distillation": True})
+    config = tiny_config(tokens={"distillation": True})
     with float64():
         model, run_ = VisionTransformerDistilled(**common(config)), partial(run, "norm")
         return golden("timm_deit_distilled", model, config, dict, run_, peer=f"timm {timm.__version__}")
@@ -167,8 +169,8 @@ def dinov3(name: str, config: ViTConfig, **options: Any) -> Golden:
     """Return the golden file of an `Eva` with DINOv3's rotary positions, on images of another size than its own."""
 
     def rename(state: State) -> State:
-        state = renamed(state, {r"gamma_(\d)$": r"ls\1.gamma"})
-        return joined(state, ("fc1_g", "fc1_x"), "fc1") if config.mlp.activation == "swiglu" else state
+        state = rename_keys(state, {r"gamma_(\d)$": r"ls\1.gamma"})
+        return merge_projections(state, ("fc1_g", "fc1_x"), "fc1") if config.mlp.activation == "swiglu" else state
 
     with float64():
         model = Eva(
@@ -189,7 +191,7 @@ def dinov3(name: str, config: ViTConfig, **options: Any) -> Golden:
         return golden(name, model, config, rename, run_, peer=f"timm {timm.__version__}", size=size)
 
 
-DINOV3 = tiny(
+DINOV3 = tiny_config(
     width=16,  # heads of 8: two frequencies for rows and two for columns
     num_heads=2,
     tokens={"registers": 2},

@@ -8,10 +8,20 @@ import transformers
 from torch import Tensor
 
 from tests.goldens.golden import Golden
-from tests.goldens.peers import Outputs, State, case, float64, golden, joined, renamed, reshaped, tiny
+from tests.goldens.peers import (
+    Outputs,
+    State,
+    case,
+    float64,
+    golden,
+    merge_projections,
+    rename_keys,
+    reshape_entries,
+    tiny_config,
+)
 from vit_spec import ViTConfig
 
-SQUARE = (12, 12)  # of positions that these classes resample, or of images that they ask for
+SQUARE = (12, 12)  # the image size where a class needs squares: for its position table or its images
 
 
 def hf(
@@ -24,7 +34,7 @@ def hf(
     prepare: Callable[[Any], None] = lambda model: None,
     **options: Any,
 ) -> Golden:
-    """Return the golden file of the class `model`; `options` are its config's, `prepare` amends a new one."""
+    """Return the golden file of the class `model`; `options` are its config's, `prepare` changes the new model."""
     cls = getattr(transformers, model)
     common = {
         "hidden_size": config.width,
@@ -61,7 +71,7 @@ DINO_BLOCKS = {r"layer\.": "blocks.", r"layer_scale(\d)\.lambda1": r"ls\1.gamma"
 
 def vit_names(state: State) -> State:
     rules = {r"^vit\.": "", **EMBEDDINGS, **ViT_BLOCKS, **ATTENTION, "classifier": "head"}
-    return joined(renamed(state, rules), QKV, "qkv")
+    return merge_projections(rename_keys(state, rules), QKV, "qkv")
 
 
 def vit_run(model: Any, images: Tensor) -> Outputs:
@@ -75,14 +85,14 @@ def vit_run(model: Any, images: Tensor) -> Outputs:
 @case
 def hf_vit() -> Golden:
     """transformers' ViT: eps 1e-12."""
-    config = tiny(norms={"eps": 1e-12})
+    config = tiny_config(norms={"eps": 1e-12})
     return hf("hf_vit", "ViTForImageClassification", config, vit_names, vit_run, layer_norm_eps=1e-12)
 
 
 @case
 def hf_vit_resized() -> Golden:
-    """Positions carried to another grid as ViT, DeiT, MAE and CLIP do there: bicubic without antialiasing."""
-    config = tiny(image_size=SQUARE, norms={"eps": 1e-12}, resampling={"antialias": False})
+    """Positions resampled to another grid as in transformers' ViT, DeiT, MAE and CLIP: bicubic without antialiasing."""
+    config = tiny_config(image_size=SQUARE, norms={"eps": 1e-12}, resampling={"antialias": False})
     options = {"layer_norm_eps": 1e-12, "size": (20, 8)}
     return hf("hf_vit_resized", "ViTForImageClassification", config, vit_names, vit_run, **options)
 
@@ -90,14 +100,14 @@ def hf_vit_resized() -> Golden:
 @case
 def hf_mae() -> Golden:
     """MAE's encoder with nothing masked: its fixed 2-D table, in which the class token has zeros."""
-    config = tiny(
+    config = tiny_config(
         image_size=SQUARE, num_classes=0, positions={"kind": "fixed", "table": "sincos_2d_mae"}, norms={"eps": 1e-12}
     )
 
     def rename(state: State) -> State:
         rules = {r"^embeddings\.position_embeddings": None, **EMBEDDINGS, **ViT_BLOCKS, **ATTENTION}
         del rules[r"embeddings\.position_embeddings"]
-        return joined(renamed(state, rules), QKV, "qkv")
+        return merge_projections(rename_keys(state, rules), QKV, "qkv")
 
     def run(model: Any, images: Tensor) -> Outputs:
         in_order = torch.arange(config.num_tokens - 1).expand(len(images), -1) / config.num_tokens
@@ -105,7 +115,7 @@ def hf_mae() -> Golden:
         return {"logits": tokens[:, 0], "norm": tokens}
 
     def prepare(model: Any) -> None:
-        # transformers 5.23 leaves a new model's table zero: it forgoes it where the projection is initialised already.
+        # transformers 5.23 leaves the table of a new model at zero: it skips it if the projection is initialised already.
         for part in (model.embeddings.patch_embeddings.projection, model.embeddings.position_embeddings):
             part._is_hf_initialized = False
         model.embeddings.initialize_weights()
@@ -117,19 +127,19 @@ def hf_mae() -> Golden:
 
 
 def dinov2_names(state: State) -> State:
-    state = renamed(state, {r"mask_token$": None, r"^dinov2(_with_registers)?\.": "", r"^encoder\.": ""})
-    state = renamed(state, {**EMBEDDINGS, **DINO_BLOCKS, **ATTENTION, "^layernorm": "norm", "classifier": "head"})
+    state = rename_keys(state, {r"mask_token$": None, r"^dinov2(_with_registers)?\.": "", r"^encoder\.": ""})
+    state = rename_keys(state, {**EMBEDDINGS, **DINO_BLOCKS, **ATTENTION, "^layernorm": "norm", "classifier": "head"})
     if "embeddings.register_tokens" in state:
-        state = renamed(state, {r"embeddings\.register_tokens": "reg_token"})
+        state = rename_keys(state, {r"embeddings\.register_tokens": "reg_token"})
     if any("gate_proj" in key for key in state):
-        state = renamed(joined(state, ("gate_proj", "up_proj"), "fc1"), {"down_proj": "fc2"})
-    return joined(state, QKV, "qkv")
+        state = rename_keys(merge_projections(state, ("gate_proj", "up_proj"), "fc1"), {"down_proj": "fc2"})
+    return merge_projections(state, QKV, "qkv")
 
 
 @case
 def hf_dinov2() -> Golden:
     """Gated DINOv2 on another input size (bicubic, no antialiasing, no offset), classified by class token and mean."""
-    config = tiny(
+    config = tiny_config(
         image_size=SQUARE,
         mlp_dim=16,
         resampling={"antialias": False},
@@ -147,8 +157,8 @@ def hf_dinov2() -> Golden:
 
 @case
 def hf_dinov2_registers() -> Golden:
-    """DINOv2 with registers: a position for the class token and none for these, antialiasing."""
-    config = tiny(
+    """DINOv2 with registers: a position for the class token and none for the registers, antialiasing."""
+    config = tiny_config(
         image_size=SQUARE,
         mlp_dim=24,
         tokens={"registers": 2},
@@ -169,14 +179,14 @@ def dinov3(name: str, config: ViTConfig, **options: Any) -> Golden:
     def rename(state: State) -> State:
         rules = {r"mask_token$": None, r"embeddings\.register_tokens": "reg_token", r"^model\.layer": "layer"}
         rules |= {key: value for key, value in EMBEDDINGS.items() if "position" not in key}
-        state = renamed(state, {**rules, **DINO_BLOCKS, **ATTENTION, "down_proj": "fc2"})
+        state = rename_keys(state, {**rules, **DINO_BLOCKS, **ATTENTION, "down_proj": "fc2"})
         if config.mlp.activation == "swiglu":
-            state = joined(state, ("gate_proj", "up_proj"), "fc1")
+            state = merge_projections(state, ("gate_proj", "up_proj"), "fc1")
         else:
-            state = renamed(state, {"up_proj": "fc1"})
+            state = rename_keys(state, {"up_proj": "fc1"})
         if config.attention.qkv_bias == "qv":
-            state = renamed(state, {r"\.([qv])\.bias": r".\1_bias"})
-        return joined(state, QKV, "qkv")
+            state = rename_keys(state, {r"\.([qv])\.bias": r".\1_bias"})
+        return merge_projections(state, QKV, "qkv")
 
     def run(model: Any, images: Tensor) -> Outputs:
         found = model(images)
@@ -186,7 +196,7 @@ def dinov3(name: str, config: ViTConfig, **options: Any) -> Golden:
     return hf(name, "DINOv3ViTModel", config, rename, run, **options)
 
 
-DINOV3 = tiny(
+DINOV3 = tiny_config(
     width=16,
     num_heads=2,
     num_classes=0,
@@ -227,8 +237,8 @@ CLIP_BLOCKS = {
 
 @case
 def hf_clip() -> Golden:
-    """CLIP's image tower down to the shared embedding, a projection without a bias."""
-    config = tiny(
+    """CLIP's image tower with the projection to the shared embedding, which has no bias."""
+    config = tiny_config(
         image_size=SQUARE,
         tokens={"patch_bias": False},
         mlp={"activation": "quick_gelu"},
@@ -238,8 +248,8 @@ def hf_clip() -> Golden:
 
     def rename(state: State) -> State:
         rules = {r"^vision_model\.": "", r"^embeddings\.class_embedding": "cls_token", "pre_layrnorm": "norm_pre"}
-        state = renamed(state, {**rules, **CLIP_BLOCKS, "visual_projection": "head"})
-        return reshaped(joined(state, QKV, "qkv"), cls_token=(1, 1, -1), pos_embed=(1, -1, config.width))
+        state = rename_keys(state, {**rules, **CLIP_BLOCKS, "visual_projection": "head"})
+        return reshape_entries(merge_projections(state, QKV, "qkv"), cls_token=(1, 1, -1), pos_embed=(1, -1, config.width))
 
     def run(model: Any, images: Tensor) -> Outputs:
         found = model(images)
@@ -250,22 +260,22 @@ def hf_clip() -> Golden:
 
 
 def siglip_names(state: State) -> State:
-    """The pooling head is PyTorch's own multi-head attention, whose projections are one matrix."""
+    """Rename a state dict whose pooling head is PyTorch's MultiheadAttention, with one matrix for all projections."""
     pool = {
         r"^head\.probe": "attn_pool.latent",
         r"^head\.attention\.out_proj": "attn_pool.proj",
         r"^head\.layernorm": "attn_pool.norm",
         r"^head\.mlp": "attn_pool.mlp",
     }
-    state = joined(renamed(state, {**CLIP_BLOCKS, **pool}), QKV, "qkv")
+    state = merge_projections(rename_keys(state, {**CLIP_BLOCKS, **pool}), QKV, "qkv")
     width = state["attn_pool.proj.bias"].shape[0]
     for kind in ("weight", "bias"):
         whole = state.pop(f"head.attention.in_proj_{kind}")
         state[f"attn_pool.q.{kind}"], state[f"attn_pool.kv.{kind}"] = whole[:width], whole[width:]
-    return reshaped(state, pos_embed=(1, -1, width))
+    return reshape_entries(state, pos_embed=(1, -1, width))
 
 
-SIGLIP = tiny(
+SIGLIP = tiny_config(
     image_size=SQUARE,
     num_classes=0,
     tokens={"class_token": False},
@@ -288,7 +298,7 @@ def hf_siglip() -> Golden:
 
 @case
 def hf_siglip2() -> Golden:
-    """SigLIP 2 on images that keep their shape: patches cut beforehand, positions bilinear with antialiasing."""
+    """SigLIP 2 on images that keep their aspect ratio: patches as input, positions bilinear with antialiasing."""
     config = SIGLIP.replace(image_size=(16, 16), resampling={"kernel": "bilinear"})
     (ph, pw), size = config.patch_size, (8, 24)
 

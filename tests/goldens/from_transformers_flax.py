@@ -1,4 +1,4 @@
-"""Golden files of the Flax models that transformers had up to version 4, with the files that `save_pretrained` wrote."""
+"""Golden files of the Flax models of transformers up to version 4, with the files that `save_pretrained` wrote."""
 
 import tempfile
 from collections.abc import Callable
@@ -12,26 +12,26 @@ import numpy as np
 import torch
 import transformers
 from flax.traverse_util import flatten_dict, unflatten_dict
-from transformers import FlaxPreTrainedModel  # which version 5 has not: then there are no such cases
+from transformers import FlaxPreTrainedModel  # absent in version 5, for which there are no cases then
 
-from tests.goldens.from_google import google_drawn
+from tests.goldens.from_google import random_google_parameter
 from tests.goldens.golden import Array, Golden, noise
-from tests.goldens.peers import State, case, joined, renamed, seeded, tiny
+from tests.goldens.peers import State, case, merge_projections, rename_keys, rng_for, tiny_config
 from vit_spec import ViTConfig
 
 Run = Callable[[Any, Any, Any], Any]  # a module, its variables, images (B, H, W, C) -> (B, num_classes)
 
 
 def hf_flax(name: str, model: str, options: Any, config: ViTConfig, rename: Callable[[State], State], run: Run) -> Golden:
-    """Fill the class `model` with noise, let it write its files, and run it in float64.
+    """Return the golden file of the class `model`, filled with noise and run in float64, with the files that it saves.
 
     options: its own config.
     """
     with jax.enable_x64(True):
         peer: FlaxPreTrainedModel = getattr(transformers, model)(options, dtype=jnp.float64)
-        rng, flat = seeded(name), {}
+        rng, flat = rng_for(name), {}
         for key, like in flatten_dict(peer.params, sep="/").items():
-            flat[key] = google_drawn(rng, f"/{key}", like.shape).astype(np.float32)
+            flat[key] = random_google_parameter(rng, f"/{key}", like.shape).astype(np.float32)
         peer.params = unflatten_dict(flat, sep="/")
         images = noise(rng, (2, config.in_channels, *config.image_size), 1.0)
         with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +45,7 @@ def hf_flax(name: str, model: str, options: Any, config: ViTConfig, rename: Call
 
 
 def torch_names(flat: dict[str, Array], rename: Callable[[State], State]) -> dict[str, Array]:
-    """Flax's arrays in PyTorch's order of axes, under our names."""
+    """Return Flax's parameters with PyTorch's order of axes, under the names of the PyTorch twin."""
     state: State = {}
     for key, array in flat.items():
         words = key.replace("/kernel", "/weight").replace("/scale", "/weight").replace("/", ".")
@@ -92,12 +92,12 @@ VIT = {
 
 @case
 def hf_flax_vit() -> Golden:
-    """FlaxViT as it classifies: exact GELU, eps 1e-12."""
-    config = tiny(image_size=(12, 12), norms={"eps": 1e-12}, resampling={"antialias": False})
+    """FlaxViT with a classifier: exact GELU, eps 1e-12."""
+    config = tiny_config(image_size=(12, 12), norms={"eps": 1e-12}, resampling={"antialias": False})
     options = transformers.ViTConfig(**common(config), num_labels=config.num_classes)
 
     def rename(state: State) -> State:
-        return joined(renamed(state, {r"^vit\.": "", **VIT, "classifier": "head"}), QKV, "qkv")
+        return merge_projections(rename_keys(state, {r"^vit\.": "", **VIT, "classifier": "head"}), QKV, "qkv")
 
     def run(module: Any, variables: Any, images: Any) -> Any:
         return module.apply(variables, images).logits
@@ -107,8 +107,8 @@ def hf_flax_vit() -> Golden:
 
 @case
 def hf_flax_vit_pooler() -> Golden:
-    """FlaxViT for its features: a hidden layer with tanh, GELU by tanh, no biases of queries, keys and values."""
-    config = tiny(
+    """FlaxViT without a classifier: a hidden layer with tanh, tanh GELU, no biases of queries, keys and values."""
+    config = tiny_config(
         image_size=(12, 12),
         num_classes=0,
         norms={"eps": 1e-5},
@@ -120,7 +120,7 @@ def hf_flax_vit_pooler() -> Golden:
     options = transformers.ViTConfig(**common(config), qkv_bias=False, hidden_act="gelu_new")
 
     def rename(state: State) -> State:
-        return joined(renamed(state, {**VIT, r"pooler\.dense": "pre_logits"}), QKV, "qkv")
+        return merge_projections(rename_keys(state, {**VIT, r"pooler\.dense": "pre_logits"}), QKV, "qkv")
 
     def run(module: Any, variables: Any, images: Any) -> Any:
         return module.apply(variables, images).pooler_output
@@ -141,13 +141,13 @@ LIKE_DINOV2: dict[str, Any] = {
 
 @case
 def hf_flax_dinov2() -> Golden:
-    """FlaxDinov2 as it classifies: the class token beside the mean of the patches."""
-    config = tiny(**LIKE_DINOV2, mlp_dim=24, head={"pool": "token_mean"})
+    """FlaxDinov2 with a classifier on the class token and the mean of the patches."""
+    config = tiny_config(**LIKE_DINOV2, mlp_dim=24, head={"pool": "token_mean"})
     options = transformers.Dinov2Config(**common(config), mlp_ratio=2, num_labels=config.num_classes)
 
     def rename(state: State) -> State:
         rules = {"mask_token": None, r"^dinov2\.": "", **DINOV2, "classifier": "head"}
-        return joined(renamed(state, rules), QKV, "qkv")
+        return merge_projections(rename_keys(state, rules), QKV, "qkv")
 
     def run(module: Any, variables: Any, images: Any) -> Any:
         return module.apply(variables, images).logits
@@ -157,13 +157,13 @@ def hf_flax_dinov2() -> Golden:
 
 @case
 def hf_flax_dinov2_gated() -> Golden:
-    """FlaxDinov2 for its features, with a gated MLP."""
-    config = tiny(**LIKE_DINOV2, num_classes=0, mlp_dim=16, mlp={"activation": "swiglu"})
+    """FlaxDinov2 without a classifier, with gated MLPs."""
+    config = tiny_config(**LIKE_DINOV2, num_classes=0, mlp_dim=16, mlp={"activation": "swiglu"})
     options = transformers.Dinov2Config(**common(config), mlp_ratio=2, use_swiglu_ffn=True)
 
     def rename(state: State) -> State:
         rules = {"mask_token": None, **DINOV2, "weights_in": "fc1", "weights_out": "fc2"}
-        return joined(renamed(state, rules), QKV, "qkv")
+        return merge_projections(rename_keys(state, rules), QKV, "qkv")
 
     def run(module: Any, variables: Any, images: Any) -> Any:
         return module.apply(variables, images).pooler_output
@@ -195,7 +195,7 @@ LIKE_CLIP: dict[str, Any] = {
 
 
 def clip_names(state: State, **more: str | None) -> State:
-    state = joined(renamed(state, {**CLIP, **more}), ("q", "k", "v"), "qkv")
+    state = merge_projections(rename_keys(state, {**CLIP, **more}), ("q", "k", "v"), "qkv")
     return {
         key: value.reshape(1, *([1] * (2 - value.ndim)), *value.shape) if key in TABLES else value
         for key, value in state.items()
@@ -207,8 +207,8 @@ TABLES = ("cls_token", "pos_embed")
 
 @case
 def hf_flax_clip() -> Golden:
-    """FlaxCLIP's image tower alone: quick GELU, a norm ahead of the blocks and one on what is pooled."""
-    config = tiny(**LIKE_CLIP, num_classes=0, norms={"eps": 1e-5, "before_blocks": True})
+    """FlaxCLIP's image tower alone: quick GELU, a norm before the blocks and one on the pooled token."""
+    config = tiny_config(**LIKE_CLIP, num_classes=0, norms={"eps": 1e-5, "before_blocks": True})
     options = transformers.CLIPVisionConfig(**common(config))
 
     def run(module: Any, variables: Any, images: Any) -> Any:
@@ -220,7 +220,7 @@ def hf_flax_clip() -> Golden:
 @case
 def hf_flax_clip_both() -> Golden:
     """FlaxCLIP with its projection, beside a text tower."""
-    config = tiny(**LIKE_CLIP, norms={"eps": 1e-6, "before_blocks": True}, head={"bias": False})
+    config = tiny_config(**LIKE_CLIP, norms={"eps": 1e-6, "before_blocks": True}, head={"bias": False})
     text = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
     text |= {"max_position_embeddings": 4, "bos_token_id": 7, "eos_token_id": 8, "pad_token_id": 0}
     options = transformers.CLIPConfig(text, common(config), projection_dim=config.num_classes)

@@ -1,17 +1,17 @@
-"""What a golden file is: a tiny ViT, and what an implementation that nobody here wrote makes of it.
+"""The format of golden files: a tiny ViT, and the outputs that an independent implementation, the peer, computed for it.
 
-One `NAME.npz` holds
+One `NAME.npz` contains
 
-    header     JSON: config (ours), provenance, and the shape of each weight by its name in the PyTorch twin
-    weights    all weights in the header's order, one after the other, float16
+    header     JSON: config (a `ViTConfig`), provenance, and the shape of each weight by its name in the PyTorch twin
+    weights    all weights in the order of the header, concatenated, float16
     images     (B, C, H, W), float16
-    files/*    the files that the peer itself wrote with these weights, byte for byte, where a test reads them
-    outputs/*  what the peer computed in float64, each under the name that the twins' intermediates have: "logits",
-               "norm" (tokens after the final norm), "blocks.1", or "attention" (the weights of the last block);
-               all but the logits of the first image only
+    files/*    files that the peer itself wrote with these weights, byte for byte, if a test reads them
+    outputs/*  outputs of the peer in float64, under the names of the twins' intermediates: "logits", "norm" (tokens after
+               the final norm), "blocks.1", or "attention" (the attention weights of the last block); all but the logits
+               for the first image only
 
-Weights and images are drawn so that float16 holds them exactly: nothing is rounded on the way from the peer to the twins,
-and the files stay small.
+Weights and images are drawn as numbers that float16 represents exactly.  So nothing is rounded between the peer and the
+twins, and the files stay small.
 """
 
 import json
@@ -31,7 +31,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Golden:
-    """A peer's outputs, and all that a twin needs to compute them too; arrays are float64."""
+    """The outputs of a peer, and all that a twin needs to compute them too.  All arrays are float64."""
 
     config: ViTConfig
     weights: dict[str, Array]
@@ -47,7 +47,7 @@ def names() -> list[str]:
 
 
 def read(name: str) -> Golden:
-    """Return a golden file's contents."""
+    """Return the content of a golden file."""
     with np.load(FOLDER / f"{name}.npz") as file:
         header = json.loads(str(file["header"]))
         ends = np.cumsum([int(np.prod(shape)) for shape in header["weights"].values()])
@@ -60,14 +60,14 @@ def read(name: str) -> Golden:
 
 
 def write(name: str, golden: Golden) -> Path:
-    """Write a golden file, and return where."""
+    """Write a golden file and return its path."""
     header = {
         "config": json.loads(golden.config.to_json()),
         "provenance": golden.provenance,
         "weights": {key: array.shape for key, array in golden.weights.items()},
     }
     flat = np.concatenate([array.ravel() for array in golden.weights.values()])
-    arrays = {"header": np.array(json.dumps(header)), "weights": _halved(flat), "images": _halved(golden.images)}
+    arrays = {"header": np.array(json.dumps(header)), "weights": _to_float16(flat), "images": _to_float16(golden.images)}
     for key, array in golden.outputs.items():
         if array.dtype != np.float64 or not np.isfinite(array).all():
             raise ValueError(f"{name}: the peer's {key} is {array.dtype}, or not finite")
@@ -78,7 +78,7 @@ def write(name: str, golden: Golden) -> Path:
     return path
 
 
-def _halved(array: Array) -> Array:
+def _to_float16(array: Array) -> Array:
     half: Array = array.astype(np.float16)
     if not np.array_equal(half, array):
         raise ValueError("a weight or a pixel is not exact in float16: draw it with `noise`")
@@ -86,6 +86,6 @@ def _halved(array: Array) -> Array:
 
 
 def noise(rng: np.random.Generator, shape: tuple[int, ...], size: float, around: float = 0.0) -> Array:
-    """Return normal noise, exact in float16: no zero, no one, no symmetry for a wrong mapping to hide behind."""
+    """Return normal noise that is exact in float16, without zeros, ones or symmetries that could hide a wrong mapping."""
     values: Array = (around + size * rng.standard_normal(shape)).astype(np.float16).astype(np.float64)
     return values

@@ -1,20 +1,20 @@
-"""Write the golden files again; the tests only read them.
+"""Write the golden files again.  The tests only read them.
 
     python -m tests.goldens.make --clones DIR            # all, from the root of the repository
     python -m tests.goldens.make --clones DIR timm_plain # some
 
-The Flax models of transformers are gone since version 5, and take an environment of their own:
+transformers has no Flax models since version 5.  Their golden files need an environment of their own:
 
     pip install numpy torch "transformers==4.57.6" jax flax safetensors
     python -m tests.goldens.make hf_flax_vit             # and the others of from_transformers_flax.py
 
-All else takes an environment with the peers (written with the versions in each file's provenance):
+All others need an environment with the peers (each file's provenance has the versions that it was written with):
 
     pip install numpy torch torchvision timm transformers vit-pytorch safetensors jax flax absl-py Pillow
 
-and, in DIR, clones of the repositories that are no package, at the commits of `peers.COMMITS`.
+and in DIR the clones of the repositories that are not packages, at the commits in `peers.COMMITS`.
 
-A peer is built tiny, filled with seeded noise and run in float64 throughout: see `peers.Float64`.
+Each peer is built tiny, filled with noise from a seeded generator and run in float64 throughout: see `peers.Float64`.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from tests.goldens.golden import write
 from tests.goldens.peers import CASES, CLONES
 
 for peers in ("timm", "transformers", "transformers_flax", "packages", "clones", "google", "articles"):
-    with contextlib.suppress(ImportError):  # no environment has them all
+    with contextlib.suppress(ImportError):  # no environment has all of them
         importlib.import_module(f"tests.goldens.from_{peers}")  # registers its cases
 
 
 def main() -> None:
-    """Make the cases named on the command line, or all of them."""
+    """Write the golden files named on the command line, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(CASES)}")
     parser.add_argument("--clones", type=Path, help="the folder that holds the clones")

@@ -1,4 +1,4 @@
-"""What the recipes for golden files share: running a peer in float64, filling it with noise, renaming its weights."""
+"""Helpers for the recipes of golden files: run a peer in float64, fill it with noise, rename its weights."""
 
 import contextlib
 import importlib
@@ -25,13 +25,13 @@ CASES: dict[str, Build] = {}
 
 
 def case(build: Build) -> Build:
-    """Register a recipe: its name is the golden file's, its docstring says what the file anchors."""
+    """Register a recipe.  Its name is the golden file's name, and its docstring says what the file tests."""
     CASES[build.__name__] = build
     return build
 
 
-def tiny(**changes: Any) -> ViTConfig:
-    """Return a ViT of two blocks on a grid of 3 x 5 patches, with some fields changed as `ViTConfig.replace` does."""
+def tiny_config(**changes: Any) -> ViTConfig:
+    """Return the config of a ViT with two blocks and a grid of 3 x 5 patches; `changes` as in `ViTConfig.replace`."""
     config = ViTConfig(image_size=(12, 20), patch_size=(4, 4), width=12, depth=2, num_heads=3, mlp_dim=18, num_classes=5)
     return config.replace(**changes)
 
@@ -40,30 +40,33 @@ def tiny(**changes: Any) -> ViTConfig:
 
 
 class Float64(TorchFunctionMode):
-    """Under this mode a peer that asks for float32 gets float64.
+    """A mode in which code that asks for float32 gets float64.
 
-    Peers fix the precision of parts: timm and Facebook resample positions in `.float()`, transformers takes its softmax
-    and its rotary tables in float32.  That is a choice of precision and not of formula; changing it lets the whole peer
-    be held to what float64 can tell.
+    Some peers compute parts in float32: timm and Facebook resample positions in `.float()`, transformers computes its
+    softmax and its rotary tables in float32.  This changes the precision and not the formula.  In float64 throughout, the
+    peer can be compared with the tolerance of float64.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         func = torch.Tensor.double if func is torch.Tensor.float else func
-        return func(*(_wide(value) for value in args), **{key: _wide(value) for key, value in (kwargs or {}).items()})
+        return func(
+            *(_float64_for_float32(value) for value in args),
+            **{key: _float64_for_float32(value) for key, value in (kwargs or {}).items()},
+        )
 
 
-def _wide(value: Any) -> Any:
+def _float64_for_float32(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
 @contextlib.contextmanager
 def float64() -> Iterator[None]:
-    """Build and run PyTorch peers here: every number is float64."""
+    """Within this context, PyTorch peers are built and run in float64."""
     before, narrow = torch.get_default_dtype(), torch.FloatTensor
     torch.set_default_dtype(torch.float64)
-    torch.FloatTensor = torch.DoubleTensor  # type: ignore[misc]  # a constructor that no mode can see
+    torch.FloatTensor = torch.DoubleTensor  # type: ignore[misc]  # a constructor that a mode does not see
     try:
         with Float64(), torch.no_grad():
             yield
@@ -75,20 +78,20 @@ def float64() -> Iterator[None]:
 # Noise --------------------------------------------------------------------------------------------------------------
 
 
-def seeded(name: str) -> np.random.Generator:
-    """Return the generator of a case: its seed is its name."""
+def rng_for(name: str) -> np.random.Generator:
+    """Return the random number generator of a case, seeded by its name."""
     return np.random.default_rng(zlib.crc32(name.encode()))
 
 
 def fill(model: nn.Module, rng: np.random.Generator) -> None:
-    """Draw every parameter that is trained; matrices keep the size of what passes through, scales lie around one."""
+    """Draw every trained parameter: matrices preserve the magnitude of activations, scales are around one."""
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:  # a frozen one is a fixed table, and belongs to the peer's function
-            parameter.copy_(torch.tensor(drawn(rng, name, tuple(parameter.shape))))
+        if parameter.requires_grad:  # a frozen parameter is a fixed table, which is part of the peer's function
+            parameter.copy_(torch.tensor(random_parameter(rng, name, tuple(parameter.shape))))
 
 
-def drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
-    """Return noise for one parameter, given in PyTorch's order of axes."""
+def random_parameter(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
+    """Return noise for one parameter, whose shape has PyTorch's order of axes."""
     if re.search(r"(gamma\w*|lambda1)$", name) or (name.endswith(("weight", "scale")) and len(shape) == 1):
         return noise(rng, shape, 0.25, around=1.0)
     fan_in = int(np.prod(shape[1:]))
@@ -107,14 +110,14 @@ def golden(
     peer: str,
     size: tuple[int, int] | None = None,
 ) -> Golden:
-    """Fill a PyTorch peer, run it, and return what it did; call this inside `float64`.
+    """Fill a PyTorch peer with noise, run it, and return its golden file.  Call this inside `float64`.
 
-    rename: the peer's state dict to the names of our PyTorch twin; it must use every key or name it as dropped.
-    run: the peer and images to its outputs, by the names of our intermediates.
+    rename: the peer's state dict -> the names of the PyTorch twin.  It must use every key or drop it explicitly.
+    run: (peer, images) -> its outputs, under the names of the twins' intermediates.
     peer: the package and its version.
-    size: of the images; the config's own if not given.
+    size: height and width of the images; by default the config's.
     """
-    rng, model = seeded(name), model.double().eval()
+    rng, model = rng_for(name), model.double().eval()
     fill(model, rng)
     images = noise(rng, (2, config.in_channels, *(size or config.image_size)), 1.0)
     outputs = {key: value.numpy() for key, value in run(model, torch.tensor(images)).items()}
@@ -126,10 +129,13 @@ def golden(
 # Names --------------------------------------------------------------------------------------------------------------
 
 
-def renamed(state: State, rules: Mapping[str, str | None]) -> State:
-    """Apply each rule (a pattern and what takes its place; None drops the key) to every key, in order.
+def rename_keys(state: State, rules: Mapping[str, str | None]) -> State:
+    """Apply each rule to every key, in order.
 
-    KeyError: a rule that no key met, so that a peer's new spelling cannot pass unseen.
+    rules: pattern -> its replacement, or None to drop the key.
+
+    Raises:
+        KeyError: no key matches a rule, so that a new name in a peer does not go unnoticed.
     """
     for pattern, replacement in rules.items():
         if not any(re.search(pattern, key) for key in state):
@@ -139,8 +145,8 @@ def renamed(state: State, rules: Mapping[str, str | None]) -> State:
     return state
 
 
-def joined(state: State, parts: Iterable[str], whole: str) -> State:
-    """Stack the rows of split projections: keys with `.PART.` of every block into one with `.WHOLE.`."""
+def merge_projections(state: State, parts: Iterable[str], whole: str) -> State:
+    """Concatenate the rows of separate projections: in every block, keys with `.PART.` into one with `.WHOLE.`."""
     first, *others = parts
     result: State = {}
     for key, value in state.items():
@@ -152,18 +158,19 @@ def joined(state: State, parts: Iterable[str], whole: str) -> State:
     return result
 
 
-def reshaped(state: State, **shapes: tuple[int, ...]) -> State:
-    """View some entries in another shape; a peer may leave out the axes of length one that ours has."""
+def reshape_entries(state: State, **shapes: tuple[int, ...]) -> State:
+    """Reshape some entries, because a peer may not have the axes of length one that the twins have."""
     return {key: value.reshape(shapes[key]) if key in shapes else value for key, value in state.items()}
 
 
 # Peers --------------------------------------------------------------------------------------------------------------
 
 
-def mend_torchvision() -> None:
-    """Let torchvision load where it was built for another PyTorch; timm and transformers import it.
+def make_torchvision_importable() -> None:
+    """Let torchvision be imported if it was built for another version of PyTorch; timm and transformers import it.
 
-    On loading it gives shapes to operators of its binary part.  Declared here they exist, and are never called.
+    On import, torchvision registers shape functions for operators of its compiled part, which is missing then.  The
+    operators are declared here and never called.
     """
     try:
         importlib.import_module("torchvision")
@@ -176,8 +183,8 @@ def mend_torchvision() -> None:
             TORCHVISION.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")  # what it defines lasts as long as it does
-mend_torchvision()
+TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")  # its definitions last as long as this object
+make_torchvision_importable()
 
 COMMITS = {
     "facebookresearch/dino": "7c446df5b9f45747937fb0d72314eb9f7b66930a",
@@ -191,19 +198,19 @@ COMMITS = {
 }
 
 
-def at(repository: str) -> str:
-    """Return a repository with the commit that its clone must stand at."""
+def at_commit(repository: str) -> str:
+    """Return a repository with the commit that its clone must be at."""
     return f"{repository} {COMMITS[repository]}"
 
 
-CLONES: list[Path] = []  # the folder that `make` was given
+CLONES: list[Path] = []  # the folder given to `make`
 
 
 @contextlib.contextmanager
 def clone(folder: str) -> Iterator[None]:
-    """Import from a folder of the clones as if it were where Python was started; afterwards all of it is forgotten.
+    """Within this context, import from a folder of the clones as if Python had been started there.
 
-    Several of them have a top-level module `utils`.
+    Its modules are removed from `sys.modules` afterwards, because several clones have a top-level module `utils`.
     """
     if not CLONES or not (CLONES[0] / folder).is_dir():
         raise FileNotFoundError(f"this case needs a clone of {folder}: see the head of make.py, and pass --clones DIR")

@@ -1,4 +1,4 @@
-"""Names from files cannot command a terminal, nor fill it."""
+"""Names from files cannot control the terminal, and cannot fill it."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from parity.__main__ import main
 from parity.checkpoints import containers
-from parity.terminal import Terminal, complain, say
+from parity.terminal import Terminal, print_error, print_lines
 from tests import ROOT
 from vit_spec import InputError
 from vit_spec.printable import printable
@@ -20,63 +20,64 @@ from vit_spec.printable import printable
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202eabc\u2066\r\x00\x7f[/red][bold]\U000e0041\ud800:smile:\u2028"
 
 
-def harmless(text):
+def is_harmless(text):
+    """Return whether a text contains only printable characters and line breaks."""
     return all(character.isprintable() or character == "\n" for character in text)
 
 
-def test_printable_text_is_left_as_it_is():
+def test_printable_text_is_not_changed():
     assert printable("blocks.0 → 3×4 žluťoučký 猫 \u00a0 \\x1b") == "blocks.0 → 3×4 žluťoučký 猫 \u00a0 \\x1b"
 
 
-def test_what_a_terminal_may_obey_is_escaped():
+def test_characters_that_control_a_terminal_are_escaped():
     assert printable("a\x1b[31m\u202eb\n") == r"a\x1b[31m\u202eb\n"
     assert all(printable(chr(code)).isprintable() or chr(code).isspace() for code in range(0x3000))
     assert printable(printable(EVIL)) == printable(EVIL)
 
 
-def test_the_middle_of_a_long_text_is_left_out():
-    text = printable("begin" + "x" * 10**6 + "end", longest=100)
+def test_the_middle_of_a_long_text_is_omitted():
+    text = printable("begin" + "x" * 10**6 + "end", max_length=100)
     assert text.startswith("begin") and text.endswith("end") and len(text) < 200 and "999,908 characters left out" in text
 
 
-def test_an_error_within_an_error_says_once_what_is_left_out():
+def test_a_nested_error_has_one_count_of_omitted_characters():
     inner = InputError("a" * 10**6)
     outer = str(InputError(f"{'file ' * 50}: {InputError(f'{inner}: do this')}"))
     assert len(outer) < 8100 and outer.count("left out") == 1
-    left = int(re.search(r"\(([\d,]+) characters left out\)", outer)[1].replace(",", ""))
-    assert len(re.sub(r" \.\.\. .* \.\.\. ", "", outer)) + left == len(f"{'file ' * 50}: {'a' * 10**6}: do this")
+    omitted = int(re.search(r"\(([\d,]+) characters left out\)", outer)[1].replace(",", ""))
+    assert len(re.sub(r" \.\.\. .* \.\.\. ", "", outer)) + omitted == len(f"{'file ' * 50}: {'a' * 10**6}: do this")
 
 
 def test_an_error_is_one_harmless_line():
-    assert harmless(str(InputError(f"{EVIL} is no name"))) and "\n" not in str(InputError("a\nb"))
+    assert is_harmless(str(InputError(f"{EVIL} is no name"))) and "\n" not in str(InputError("a\nb"))
 
 
-def test_what_is_said_is_harmless(capfd):
+def test_printed_lines_tables_and_errors_are_harmless(capfd):
     table = Table(title=EVIL)
     table.add_column(EVIL)
     table.add_row(EVIL)
-    say(EVIL, table)
-    complain(EVIL)
+    print_lines(EVIL, table)
+    print_error(EVIL)
     out, err = capfd.readouterr()
-    assert harmless(out) and harmless(err) and err.count("\n") == 1
+    assert is_harmless(out) and is_harmless(err) and err.count("\n") == 1
     assert "[/red]" in out and ":smile:" in out
 
 
 @pytest.mark.parametrize("command", ["inspect", "convert", "check"])
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".msgpack"])
-def test_a_key_cannot_command_the_terminal(tmp_path, command, suffix, capfd):
-    container, slot = containers.named(Path(f"a{suffix}")), containers.Slot((1,), np.dtype("f4"))
+def test_a_key_cannot_control_the_terminal(tmp_path, command, suffix, capfd):
+    container, spec = containers.by_suffix(Path(f"a{suffix}")), containers.ArraySpec((1,), np.dtype("f4"))
     key = EVIL.replace("\x00", "").replace("\ud800", "").replace("/", "")
     path = tmp_path / f"a\x1b[31m{suffix}"
-    with container.create(path, {key: slot}, {}) as sink:
-        sink.put(key, 0, np.zeros(1, np.float32))
+    with container.create(path, {key: spec}, {}) as writer:
+        writer.write(key, 0, np.zeros(1, np.float32))
     more = [str(tmp_path / "b.npz"), "--to", "jax"] if command == "convert" else []
     assert main([command, str(path), *more]) == 2
     out, err = capfd.readouterr()
-    assert harmless(out + err) and err.count("\n") == 1 and r"\x1b[31m" in err
+    assert is_harmless(out + err) and err.count("\n") == 1 and r"\x1b[31m" in err
 
 
-def test_a_message_about_many_keys_is_capped(tmp_path, capfd):
+def test_the_length_of_a_message_about_many_keys_is_limited(tmp_path, capfd):
     header = {f"{'k' * 5000}{i}": {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i in range(500)}
     text = json.dumps(header).encode()
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(2000))
@@ -84,20 +85,20 @@ def test_a_message_about_many_keys_is_capped(tmp_path, capfd):
     assert len(capfd.readouterr().err) < 10_000
 
 
-def test_a_string_in_a_table_keeps_its_place_without_markup():
+def test_markup_is_printed_literally_next_to_other_text():
     terminal = Terminal(width=40, force_terminal=False)
     with terminal.capture() as capture:
         terminal.print("[bold]a[/bold]", Text("b"))
     assert capture.get() == "[bold]a[/bold] b\n"
 
 
-def test_nothing_else_prints_text():
-    """`print` is for JSON alone, and a console of rich without escapes for nothing."""
+def test_no_other_module_prints_text():
+    """`print` is used only for JSON, and rich's own Console, which does not escape, is not used."""
     for path in [*ROOT.glob("parity/**/*.py"), *ROOT.glob("train/**/*.py")]:
         text = path.read_text()
         if path.name == "terminal.py":
             continue
         assert not re.search(r"\bConsole\(", text), path
         for line in re.findall(r"^.*(?<![\w.])print\(.*$", text, re.M):
-            allowed = "json.dumps" in line or "listing()" in line or "interrupted; what was saved" in line
+            allowed = "json.dumps" in line or "list_recipes()" in line or "interrupted; what was saved" in line
             assert allowed or line.rstrip().endswith("print("), f"{path}: {line}"

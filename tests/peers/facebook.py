@@ -1,6 +1,6 @@
-"""Facebook's and OpenAI's files, made of timm's models: each key by the name that its own repository gives it.
+"""Files as the repositories of Facebook and OpenAI write them, made from timm's models by renaming the keys.
 
-timm reads these files with functions of its own (`checkpoint_filter_fn`), which nobody here wrote.
+timm's own loaders (`checkpoint_filter_fn`), which are independent of this project, read these files.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.goldens.peers import fill, float64, seeded  # first: it mends torchvision, which timm imports
+from tests.goldens.peers import fill, float64, rng_for  # first: it makes torchvision importable
 
 # isort: split
 import numpy as np
@@ -31,12 +31,12 @@ ROTARY = {**SIZES, "embed_dim": 16, "num_heads": 2}
 class Case:
     """A file of a repository.
 
-    format: what it is to be recognised as.
-    architecture, options: timm's, of the model that computes the same.
-    names: regular expressions of timm's keys, and what takes their place.
-    more: what else the file holds.
-    wrap: what the weights lie in.
-    given: fields that neither tensors nor file tell.
+    format: the format as which it must be recognised.
+    architecture, options: timm's model that computes the same function.
+    names: regular expression of timm's keys -> its replacement.
+    more: model -> further entries of the file, which may replace renamed ones.
+    wrap: state dict -> the content of the file.
+    given: fields of the config that neither tensors nor file determine.
     """
 
     format: str
@@ -49,11 +49,11 @@ class Case:
 
     @functools.cached_property
     def model(self) -> nn.Module:
-        """timm's model, with noise for weights."""
+        """timm's model with random weights."""
         options = {"num_classes": 0, "img_size": 12, **SIZES, **self.options}
         with float64():
             model = timm.create_model(self.architecture, **options).double().eval()
-            fill(model, seeded(f"{self.format} {sorted(self.options)}"))
+            fill(model, rng_for(f"{self.format} {sorted(self.options)}"))
             if "clip" in self.architecture:
                 model.head.bias.zero_()
         return model
@@ -61,29 +61,29 @@ class Case:
     @functools.cached_property
     def images(self) -> np.ndarray:
         """Two images, (2, C, H, W)."""
-        return noise(seeded(self.format), (2, 3, *self.model.patch_embed.img_size), 1.0)
+        return noise(rng_for(self.format), (2, 3, *self.model.patch_embed.img_size), 1.0)
 
     def logits(self, model: nn.Module | None = None) -> np.ndarray:
-        """What a model, timm's own if not given, makes of them."""
+        """Return the logits of a model, by default timm's, for the images."""
         with float64():
             return (model or self.model)(torch.tensor(self.images)).numpy()
 
     def state(self) -> State:
-        """The weights by the names of the repository."""
+        """Return the weights under the names of the repository."""
         state = dict(self.model.state_dict())
         for pattern, name in self.names.items():
             renamed = {re.sub(pattern, name, key): value for key, value in state.items()}
             assert renamed.keys() != state.keys() and len(renamed) == len(state), pattern
             state = renamed
-        apart = ("q_bias", "v_bias")  # which DINOv3 keeps in one, of `more`
+        apart = ("q_bias", "v_bias")  # DINOv3 stores these in one array, which `more` adds
         return {key: value for key, value in state.items() if not key.endswith(apart)} | self.more(self.model)
 
     def file(self) -> Any:
-        """What the repository's script saves."""
+        """Return what the repository's script saves."""
         return self.wrap(self.state())
 
     def read_by_timm(self, state: State) -> nn.Module:
-        """A new model with weights that timm read from a file of the repository."""
+        """Return a new model with the weights that timm's own loader reads from a file of the repository."""
         options = {"num_classes": 0, "img_size": 12, **SIZES, **self.options}
         with float64():
             model = timm.create_model(self.architecture, **options).double().eval()
@@ -118,8 +118,8 @@ def _mask_token(model: nn.Module) -> State:
 
 
 def _unfolded(model: nn.Module) -> State:
-    """A position for the class token, which timm adds to the token."""
-    position = torch.tensor(noise(seeded("position"), (1, 1, model.embed_dim), 0.5))
+    """Return the class token and its position separately; timm stores their sum."""
+    position = torch.tensor(noise(rng_for("position"), (1, 1, model.embed_dim), 0.5))
     folded = model.cls_token.detach()
     return {
         **_mask_token(model),
@@ -134,7 +134,7 @@ def _dinov3(model: nn.Module) -> State:
     state = {**_mask_token(model), "rope_embed.periods": 100.0 ** (torch.arange(count) / count)}
     for n, block in enumerate(model.blocks):
         if block.attn.q_bias is not None:
-            keys = torch.full((width,), 7.0, dtype=torch.float64)  # which the mask takes away
+            keys = torch.full((width,), 7.0, dtype=torch.float64)  # the mask sets it to zero
             bias = torch.cat([block.attn.q_bias.detach(), keys, block.attn.v_bias.detach()])
             mask = torch.cat([torch.ones(width), torch.zeros(width), torch.ones(width)])
             state |= {f"blocks.{n}.attn.qkv.bias": bias, f"blocks.{n}.attn.qkv.bias_mask": mask}
@@ -160,7 +160,7 @@ CLIP_NAMES = {
 
 
 def _visual(state: State) -> State:
-    """The whole of OpenAI's file: parameters without axes of length one, a matrix from the right, and a text tower."""
+    """Return OpenAI's whole file: parameters without axes of length one, a transposed projection, and a text tower."""
     tower = {key: value for key, value in state.items() if key != "head.bias"}
     tower |= {"class_embedding": tower["class_embedding"][0, 0], "positional_embedding": tower["positional_embedding"][0]}
     tower["proj"] = tower["proj"].T.contiguous()

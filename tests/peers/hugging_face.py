@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers to hold formats to: tiny, with noise for weights."""
+"""Tiny models of Hugging Face transformers with random weights, to compare formats with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from tests.goldens.golden import noise
-from tests.goldens.peers import fill, float64, seeded
+from tests.goldens.peers import fill, float64, rng_for
 
 PEER = f"transformers {transformers.__version__}"
 SIZES = {
@@ -26,34 +26,34 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A class of transformers, and what our twins are to make of its weights.
+    """A class of transformers, and what the twins must compute from its weights.
 
-    name: of the case.
-    format: ours, without the table.
+    name: the name of the case.
+    format: the format, without the variant.
     cls: the class.
-    table: the table in which it saves.
-    options: of its config.
-    logits: its outputs for images -> what the twins compute; by default its own logits.
-    build: arguments of the class beside the config.
+    variant: the variant of the format that `save_pretrained` writes.
+    options: fields of its config.
+    logits: its outputs for images -> the outputs that the twins compute; by default its logits.
+    build: arguments of the class besides the config.
     """
 
     name: str
     format: str
     cls: str
-    table: str
+    variant: str
     options: dict[str, Any] = field(default_factory=dict)
     logits: Callable[[Any], torch.Tensor] = lambda out: out.logits
     build: dict[str, Any] = field(default_factory=dict)
 
     def model(self) -> Any:
-        """Return the model with noise for weights, of the default dtype."""
+        """Return the model with random weights in the default dtype."""
         cls = getattr(transformers, self.cls)
         model = cls(cls.config_class(**{**SIZES, **self.options}), **self.build).eval()
         with torch.no_grad():
-            fill(model, seeded(self.name))
+            fill(model, rng_for(self.name))
             for name, parameter in model.named_parameters():
-                if name.endswith("position_embeddings"):  # of MAE, where it is not trained
-                    parameter.copy_(torch.tensor(noise(seeded(self.name), tuple(parameter.shape), 0.5)))
+                if name.endswith("position_embeddings"):  # MAE does not train it, so `fill` leaves it out
+                    parameter.copy_(torch.tensor(noise(rng_for(self.name), tuple(parameter.shape), 0.5)))
         return model
 
     @property
@@ -63,11 +63,11 @@ class Case:
 
     def images(self) -> np.ndarray:
         """Return images, (2, C, H, W), in float64."""
-        return noise(seeded(f"{self.name} images"), (2, self.options.get("num_channels", 3), *self.size), 1.0)
+        return noise(rng_for(f"{self.name} images"), (2, self.options.get("num_channels", 3), *self.size), 1.0)
 
     def run(self, model: Any, images: np.ndarray, **arguments: Any) -> np.ndarray:
-        """Return what a model makes of images, in its own dtype."""
-        if self.format == "hf-vit-mae":  # it shuffles patches by noise, unless this is in order
+        """Return the outputs of a model for images, in its own dtype."""
+        if self.format == "hf-vit-mae":  # it shuffles patches in the order of this noise
             count = images.shape[2] * images.shape[3] // 16
             arguments["noise"] = torch.arange(count).expand(len(images), -1) / count
         with torch.no_grad():
@@ -75,7 +75,7 @@ class Case:
             return self.logits(model(torch.tensor(images).to(dtype), **arguments)).numpy()
 
     def exact(self) -> tuple[Any, np.ndarray]:
-        """Return the model in float64, its weights those of float32, and its outputs in float64."""
+        """Return the model in float64, with weights that float32 represents exactly, and its outputs in float64."""
         weights = self.model().state_dict()
         with float64():
             model = self.model().double()

@@ -1,4 +1,4 @@
-"""How a format is proven: a file that its own library wrote, run through both twins, against that library's outputs."""
+"""The proof of a format: both twins read a file of the format's own library and compute the outputs of that library."""
 
 import json
 import os
@@ -12,18 +12,19 @@ import pytest
 
 import parity
 from parity.checkpoints.weights import Checkpoint
-from parity.comparison.tolerances import FUNCTION, PRECISION
+from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE
 
-RECORD = "PARITY_PROOFS"  # where set, a folder: the differences that were measured go there, for docs/formats.md
+# An environment variable with a folder, to which measured differences are written for docs/reference/formats.md.
+RECORD_VARIABLE = "PARITY_PROOFS"
 
 
 def relrms(found: np.ndarray, expected: np.ndarray) -> float:
-    """||found - expected|| / ||expected||."""
+    """Return ||found - expected|| / ||expected||."""
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-def through_torch(checkpoint: Checkpoint, images: np.ndarray, dtype: str = "float64") -> np.ndarray:
-    """The PyTorch twin's logits in float64 or float32; images are (B, C, H, W)."""
+def torch_logits(checkpoint: Checkpoint, images: np.ndarray, dtype: str = "float64") -> np.ndarray:
+    """Return the logits of the PyTorch twin in float64 or float32; images are (B, C, H, W)."""
     torch = pytest.importorskip("torch")
     import vit_torch
 
@@ -34,8 +35,8 @@ def through_torch(checkpoint: Checkpoint, images: np.ndarray, dtype: str = "floa
         return model(torch.tensor(images, dtype=kind)).numpy()
 
 
-def through_jax(checkpoint: Checkpoint, images: np.ndarray) -> np.ndarray:
-    """The JAX twin's logits in float64 on the CPU; images are (B, C, H, W)."""
+def jax_logits(checkpoint: Checkpoint, images: np.ndarray) -> np.ndarray:
+    """Return the logits of the JAX twin in float64 on the CPU; images are (B, C, H, W)."""
     jax = pytest.importorskip("jax")
     import vit_jax
 
@@ -48,7 +49,7 @@ def through_jax(checkpoint: Checkpoint, images: np.ndarray) -> np.ndarray:
 
 
 def hidden_states(checkpoint: Checkpoint, images: np.ndarray) -> list[np.ndarray]:
-    """What each block of the PyTorch twin puts out, (B, N, D) in float64."""
+    """Return the output of each block of the PyTorch twin, (B, N, D) in float64."""
     torch = pytest.importorskip("torch")
     import vit_torch
 
@@ -60,20 +61,20 @@ def hidden_states(checkpoint: Checkpoint, images: np.ndarray) -> list[np.ndarray
 
 
 @contextmanager
-def overheard(model: Any, depth: int) -> Iterator[list[np.ndarray]]:
-    """Collect what each block of a peer puts out while it runs: the first list of modules that is `depth` long."""
+def recorded_block_outputs(model: Any, depth: int) -> Iterator[list[np.ndarray]]:
+    """Collect the outputs of each block while a peer runs; its blocks are the first list of modules of length `depth`."""
     from torch import nn
 
-    heard: list[np.ndarray] = []
+    outputs: list[np.ndarray] = []
 
-    def hear(module: Any, arguments: Any, output: Any) -> None:
+    def record(module: Any, arguments: Any, output: Any) -> None:
         tokens = output[0] if isinstance(output, tuple) else output
-        heard.append(tokens.detach().numpy().copy())
+        outputs.append(tokens.detach().numpy().copy())
 
     lists = (part for part in model.modules() if isinstance(part, (nn.ModuleList, nn.Sequential)) and len(part) == depth)
-    hooks = [block.register_forward_hook(hear) for block in next(lists)]
+    hooks = [block.register_forward_hook(record) for block in next(lists)]
     try:
-        yield heard
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
@@ -89,28 +90,29 @@ def prove(
     given: dict[str, Any] | None = None,
     hidden: list[np.ndarray] | None = None,
 ) -> Checkpoint:
-    """Hold a file to what its own library makes of it, and return it as it was read.
+    """Assert that both twins compute the library's outputs from its file, and return the checkpoint as it was read.
 
-    path: what the library wrote, float32 or float64.
-    images, logits: (B, C, H, W) in float64, and the library's outputs for them in float64, with these weights.
-    format: what the file must be recognised as.
+    path: a file or folder that the library wrote, in float32 or float64.
+    images: (B, C, H, W) in float64.
+    logits: the outputs of the library for the images with these weights, in float64.
+    format: the format as which the file must be recognised.
     peer: the library and its version, for the table of formats.
-    given: fields of the config that neither the file nor the format tells.
-    hidden: what each block of the library's model put out, (B, N, D).
+    given: fields of the config that neither the file nor the format determines.
+    hidden: the output of each block of the library's model, (B, N, D).
     """
     checkpoint = parity.load(path, given=given)
     assert checkpoint.format == format
-    distances = {
-        "torch": relrms(through_torch(checkpoint, images), logits),
-        "jax": relrms(through_jax(checkpoint, images), logits),
+    errors = {
+        "torch": relrms(torch_logits(checkpoint, images), logits),
+        "jax": relrms(jax_logits(checkpoint, images), logits),
     }
-    assert max(distances.values()) <= FUNCTION, distances
+    assert max(errors.values()) <= FLOAT64_TOLERANCE, errors
     if hidden is not None:
         ours = hidden_states(checkpoint, images)
-        assert max(relrms(a, b) for a, b in zip(ours, hidden, strict=True)) <= FUNCTION
-    assert relrms(through_torch(checkpoint, images, "float32"), logits) <= PRECISION
-    if folder := os.environ.get(RECORD):
-        line = {"format": format.partition(":")[0], "peer": peer, **distances}
+        assert max(relrms(a, b) for a, b in zip(ours, hidden, strict=True)) <= FLOAT64_TOLERANCE
+    assert relrms(torch_logits(checkpoint, images, "float32"), logits) <= FLOAT32_TOLERANCE
+    if folder := os.environ.get(RECORD_VARIABLE):
+        line = {"format": format.partition(":")[0], "peer": peer, **errors}
         with (Path(folder) / f"{os.getpid()}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
     return checkpoint

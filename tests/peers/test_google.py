@@ -1,6 +1,6 @@
-"""timm reads Google's npz files by its own loader, and computes from ours what the twins compute.
+"""timm's own loader of Google's npz files reads those written here, and timm computes the same as the twins.
 
-Of Google's formats it reads three: the published names of vision_transformer, and big_vision's two.
+It reads three of Google's formats: the published names of vision_transformer, and big_vision's two.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.peers.proof import prove
 from vit_spec import ViTConfig
 
 torch = pytest.importorskip("torch")
-peers = pytest.importorskip("tests.goldens.peers")  # which mends torchvision, that timm imports
+peers = pytest.importorskip("tests.goldens.peers")  # makes torchvision importable, which timm imports
 timm = pytest.importorskip("timm")
 
 SMALL: dict[str, Any] = {
@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
 TOKEN: dict[str, Any] = {"class_token": True}
 PATCHES: dict[str, Any] = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 MAP: dict[str, Any] = {"class_token": False, "global_pool": "map"}
-# The format, and what timm's model is.
+# Name -> the format, and options of timm's model.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "token": ("google:pre-linen", TOKEN),
     "big_vision token": ("big_vision:loop", TOKEN | {"no_embed_class": True}),
@@ -44,15 +44,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def built(options: dict[str, Any]) -> Any:
-    """timm's model, filled with noise, in float64; call this inside `float64`."""
+def random_model(options: dict[str, Any]) -> Any:
+    """Return timm's model with random weights in float64; call this inside `float64`."""
     model = timm.models.VisionTransformer(**SMALL | options).double().eval()
     peers.fill(model, np.random.default_rng(0))
     return model
 
 
-def names(model: Any, format: str) -> dict[str, np.ndarray]:
-    """The weights of timm's model under Google's names, by hand."""
+def google_arrays(model: Any, format: str) -> dict[str, np.ndarray]:
+    """Return the weights of timm's model under Google's names, renamed without `parity`."""
     state = {key: value.numpy() for key, value in model.state_dict().items()}
     sizes = ViTConfig(width=12, depth=2, num_heads=3, mlp_dim=18)
     google = format.startswith("google")
@@ -60,8 +60,8 @@ def names(model: Any, format: str) -> dict[str, np.ndarray]:
     return google_names(state, sizes, table, old=google, scan=format.endswith("scan"))
 
 
-def through_timm(path: Path, options: dict[str, Any], images: np.ndarray) -> np.ndarray:
-    """The logits of a new model that loaded a file by timm's own loader."""
+def timm_logits(path: Path, options: dict[str, Any], images: np.ndarray) -> np.ndarray:
+    """Return the logits of a new model with the weights that timm's own loader reads from a file."""
     with peers.float64():
         model = timm.models.VisionTransformer(**SMALL | options).double().eval()
         peers.fill(model, np.random.default_rng(1))
@@ -70,13 +70,13 @@ def through_timm(path: Path, options: dict[str, Any], images: np.ndarray) -> np.
 
 
 def written(name: str, tmp_path: Path) -> tuple[np.ndarray, np.ndarray, Path]:
-    """Images, a timm model's logits, and its weights in a file of ours, which went through the twins' format."""
+    """Return images, the logits of a timm model, and its weights in a file that went through the JAX twin's format."""
     format, options = MODELS[name]
     images = noise(np.random.default_rng(2), (2, 3, 12, 12), 1.0)
     with peers.float64():
-        model = built(options)
+        model = random_model(options)
         logits = model(torch.tensor(images)).numpy()
-        np.savez(tmp_path / "theirs.npz", **names(model, format))
+        np.savez(tmp_path / "theirs.npz", **google_arrays(model, format))
     prove(tmp_path / "theirs.npz", images, logits, format=format, peer=f"timm {timm.__version__}")
     parity.convert(tmp_path / "theirs.npz", tmp_path / "jax.safetensors", "jax")
     parity.convert(tmp_path / "jax.safetensors", tmp_path / "ours.npz", format)
@@ -84,23 +84,23 @@ def written(name: str, tmp_path: Path) -> tuple[np.ndarray, np.ndarray, Path]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_timm_computes_from_our_file_bit_for_bit_what_its_model_did(name: str, tmp_path: Path) -> None:
+def test_timm_computes_the_same_bits_from_a_written_file(name: str, tmp_path: Path) -> None:
     images, logits, path = written(name, tmp_path)
-    assert through_timm(path, MODELS[name][1], images).tobytes() == logits.tobytes()
+    assert timm_logits(path, MODELS[name][1], images).tobytes() == logits.tobytes()
 
 
 @pytest.mark.parametrize("prefix", ["params/", "params/img/", "opt/target/"])
-def test_timm_and_we_peel_the_same_wrappers(prefix: str, tmp_path: Path) -> None:
+def test_timm_and_parity_both_remove_a_prefix_of_the_keys(prefix: str, tmp_path: Path) -> None:
     name = "token" if prefix == "opt/target/" else "attention"
     images, logits, path = written(name, tmp_path)
     with np.load(path) as file:
         inside = {f"{prefix}{key}": array for key, array in file.items() if not key.startswith("__")}
     np.savez(tmp_path / "wrapped.npz", **inside)
-    assert through_timm(tmp_path / "wrapped.npz", MODELS[name][1], images).tobytes() == logits.tobytes()
+    assert timm_logits(tmp_path / "wrapped.npz", MODELS[name][1], images).tobytes() == logits.tobytes()
     prove(tmp_path / "wrapped.npz", images, logits, format=MODELS[name][0], peer=f"timm {timm.__version__}")
 
 
-def test_the_gelu_that_timm_takes_by_default_is_not_googles(tmp_path: Path) -> None:
+def test_timms_default_gelu_is_not_googles(tmp_path: Path) -> None:
     images, logits, path = written("token", tmp_path)
-    exact = through_timm(path, TOKEN | {"act_layer": "gelu"}, images)
+    exact = timm_logits(path, TOKEN | {"act_layer": "gelu"}, images)
     assert np.linalg.norm(exact - logits) > 1e-6 * np.linalg.norm(logits)

@@ -1,4 +1,4 @@
-"""What else transformers does with a ViT: other image sizes, whole models of two towers, preparing images."""
+"""More comparisons with transformers: other image sizes, models with two towers, preprocessing."""
 
 import numpy as np
 import pytest
@@ -10,11 +10,11 @@ import torch
 
 import parity
 from parity.checkpoints.formats.hugging_face import CLASSES
-from parity.comparison.tolerances import FUNCTION
+from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from tests.goldens.golden import noise
-from tests.goldens.peers import fill, float64, seeded
+from tests.goldens.peers import fill, float64, rng_for
 from tests.peers.hugging_face import CASES, MAE, PEER, SIZES
-from tests.peers.proof import prove, relrms, through_torch
+from tests.peers.proof import prove, relrms, torch_logits
 from vit_spec import InputError
 
 CASE = {case.name: case for case in CASES}
@@ -23,34 +23,34 @@ RESAMPLING = ["vit_no_bias", "deit_features", "dinov2", "dinov2_reg", "dinov3_ga
 
 
 @pytest.mark.parametrize("name", RESAMPLING)
-def test_positions_are_carried_to_another_size_as_transformers_carries_them(tmp_path, name):
+def test_positions_are_resampled_to_another_image_size_as_in_transformers(tmp_path, name):
     case = CASE[name]
     case.model().save_pretrained(tmp_path)
-    images = noise(seeded(name), (2, 3, 8, 20), 1.0)
+    images = noise(rng_for(name), (2, 3, 8, 20), 1.0)
     model, _ = case.exact()
     options = {} if "dino" in name else {"interpolate_pos_encoding": True}
     with float64():
         expected = case.run(model, images, **options)
-    assert relrms(through_torch(parity.load(tmp_path), images), expected) <= FUNCTION
+    assert relrms(torch_logits(parity.load(tmp_path), images), expected) <= FLOAT64_TOLERANCE
 
 
-def whole(name):
-    """A model of two towers, with noise for weights."""
+def two_tower_model(name):
+    """Return a model with two towers and random weights."""
     cls = getattr(transformers, name)
     config = cls.config_class(vision_config=SIZES, text_config={**SIZES, **TEXT}, projection_dim=5)
     model = cls(config).eval()
     with torch.no_grad():
-        fill(model, seeded(name))
+        fill(model, rng_for(name))
     return model
 
 
 @pytest.mark.parametrize("name, format", [("CLIPModel", "hf-clip:v4"), ("SiglipModel", "hf-siglip:v4")])
-def test_of_a_model_of_two_towers_that_of_images_is_read(tmp_path, name, format):
-    model = whole(name)
+def test_the_image_tower_of_a_model_with_two_towers_is_read(tmp_path, name, format):
+    model = two_tower_model(name)
     model.save_pretrained(tmp_path)
-    images = noise(seeded("towers"), (2, 3, 12, 12), 1.0)
+    images = noise(rng_for("towers"), (2, 3, 12, 12), 1.0)
     with float64():
-        exact = whole(name).double()
+        exact = two_tower_model(name).double()
         exact.load_state_dict({key: value.double() for key, value in model.state_dict().items()})
         logits = exact.vision_model(torch.tensor(images)).pooler_output
         logits = exact.visual_projection(logits) if name == "CLIPModel" else logits
@@ -58,11 +58,11 @@ def test_of_a_model_of_two_towers_that_of_images_is_read(tmp_path, name, format)
     assert any("the text tower" in line for line in checkpoint.left)
 
 
-def test_of_a_masked_autoencoder_the_encoder_is_read(tmp_path):
+def test_the_encoder_of_a_masked_autoencoder_is_read(tmp_path):
     cls = transformers.ViTMAEForPreTraining
     model = cls(cls.config_class(**{**SIZES, **MAE}))
     with torch.no_grad():
-        fill(model, seeded("masked autoencoder"))
+        fill(model, rng_for("masked autoencoder"))
     model.save_pretrained(tmp_path)
     checkpoint = parity.load(tmp_path)
     assert checkpoint.format == "hf-vit-mae:v4" and any("decoder" in line for line in checkpoint.left)
@@ -72,12 +72,12 @@ def test_of_a_masked_autoencoder_the_encoder_is_read(tmp_path):
 def test_a_deit_that_classifies_by_the_class_token_alone_is_refused(tmp_path):
     cls = transformers.DeiTForImageClassification
     cls(cls.config_class(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="known here is DeiTForImageClassificationWithTeacher"):
+    with pytest.raises(InputError, match="only DeiTForImageClassificationWithTeacher is supported"):
         parity.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["vit", "dinov2_gated", "clip"])
-def test_transformers_prepares_images_as_our_config_says(tmp_path, name):
+def test_transformers_normalises_images_as_the_config_says(tmp_path, name):
     case = CASE[name]
     case.model().save_pretrained(tmp_path / "original")
     parity.convert(tmp_path / "original", f"{tmp_path / 'written'}/", case.format)
@@ -90,18 +90,18 @@ def test_transformers_prepares_images_as_our_config_says(tmp_path, name):
     assert relrms(found, (pixels / 255 - mean) / std) < 1e-6  # in float32
 
 
-def test_another_kind_of_model_is_named(tmp_path):
+def test_a_model_type_without_a_format_is_refused_by_name(tmp_path):
     cls = transformers.BeitModel
     cls(cls.config_class(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="model_type 'beit', which is no ViT that is known here; known are vit, "):
+    with pytest.raises(InputError, match="model_type 'beit', which is not a known ViT; known are vit, "):
         parity.load(tmp_path)
 
 
-def test_the_classes_that_a_config_may_name_are_those_of_transformers():
+def test_the_supported_classes_exist_in_transformers():
     assert all(hasattr(transformers, name) for name in CLASSES)
 
 
-def test_the_folder_of_a_subclass_that_pools_otherwise_is_refused(tmp_path):
+def test_the_folder_of_a_custom_class_is_refused(tmp_path):
     class ViTWithAMean(transformers.ViTPreTrainedModel):
         def __init__(self, config):
             super().__init__(config)
@@ -110,5 +110,5 @@ def test_the_folder_of_a_subclass_that_pools_otherwise_is_refused(tmp_path):
             self.post_init()
 
     ViTWithAMean(transformers.ViTConfig(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="says that its class is 'ViTWithAMean', which is none of transformers'"):
+    with pytest.raises(InputError, match="says that its class is 'ViTWithAMean', which is not one of transformers'"):
         parity.load(tmp_path)

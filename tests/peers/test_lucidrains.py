@@ -1,4 +1,4 @@
-"""vit-pytorch, the installed version: before 1.0 its files are read, from then on refused with the reason."""
+"""The installed version of vit-pytorch: files from before 1.0 are read, later ones are refused with the reason."""
 
 import functools
 import importlib.metadata
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 for package in ("torch", "vit_pytorch", "jax"):
-    if importlib.util.find_spec(package) is None:  # importing torchvision has to wait for what mends it
+    if importlib.util.find_spec(package) is None:  # tests.goldens.peers must import torchvision first
         pytest.skip(f"needs {package}", allow_module_level=True)
 
-from tests.goldens.peers import fill, float64, seeded  # noqa: I001  # first: it mends torchvision, which vit_pytorch imports
+from tests.goldens.peers import fill, float64, rng_for  # noqa: I001  # first: it makes torchvision importable
 import torch
 from vit_pytorch import SimpleViT, ViT
 
@@ -34,7 +34,7 @@ def model(name: str) -> Any:
     kind, options = CASES[name]
     with float64():
         made = kind(**SIZES, **options).double().eval()
-        fill(made, seeded(name))
+        fill(made, rng_for(name))
     return made
 
 
@@ -45,8 +45,8 @@ def saved(name: str, tmp_path: Path) -> Path:
 
 @PLAIN
 @pytest.mark.parametrize("name", CASES)
-def test_the_twins_compute_what_vit_pytorch_computes(name: str, tmp_path: Path) -> None:
-    images = noise(seeded(name), (2, 3, 12, 20), 1.0)
+def test_the_twins_compute_the_outputs_of_vit_pytorch(name: str, tmp_path: Path) -> None:
+    images = noise(rng_for(name), (2, 3, 12, 20), 1.0)
     with float64():
         logits = model(name)(torch.tensor(images)).numpy()
     path = saved(name, tmp_path)
@@ -55,7 +55,7 @@ def test_the_twins_compute_what_vit_pytorch_computes(name: str, tmp_path: Path) 
 
 @PLAIN
 @pytest.mark.parametrize("name", CASES)
-def test_vit_pytorch_loads_what_is_written_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_vit_pytorch_loads_a_written_file_bit_for_bit(name: str, tmp_path: Path) -> None:
     parity.convert(saved(name, tmp_path), tmp_path / "ours.safetensors", "jax", given=GIVEN)
     parity.convert(tmp_path / "ours.safetensors", tmp_path / "back.pth", "lucidrains")
     found, theirs = torch.load(tmp_path / "back.pth", weights_only=True), model(name).state_dict()
@@ -64,7 +64,7 @@ def test_vit_pytorch_loads_what_is_written_bit_for_bit(name: str, tmp_path: Path
 
 
 @PLAIN
-def test_that_no_block_leaves_tokens_out_is_named_for_another_vit_with_the_same_keys_does(tmp_path: Path) -> None:
+def test_an_assumption_says_that_no_tokens_are_dropped_because_another_vit_has_the_same_keys(tmp_path: Path) -> None:
     from vit_pytorch.ats_vit import ViT as Sampling
 
     kept = {"max_tokens_per_depth": (8, 4)}  # of 15 patches
@@ -72,7 +72,7 @@ def test_that_no_block_leaves_tokens_out_is_named_for_another_vit_with_the_same_
     torch.save(sampling.state_dict(), tmp_path / "sampling.pth")
     assert sampling.state_dict().keys() == model("vit").state_dict().keys()
     found = {each.field: each.value for each in parity.load(tmp_path / "sampling.pth", given=GIVEN).assumed}
-    assert found["tokens that blocks leave out"] == "none"
+    assert found["dropped tokens"] == "none"
 
 
 @NORMED

@@ -1,10 +1,10 @@
-"""Surgery against the functions of timm, in float64: what it makes of a model is what they make of it."""
+"""Surgery gives the same models as the corresponding functions of timm, in float64."""
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-peers = pytest.importorskip("tests.goldens.peers")  # first: it mends what timm imports
+peers = pytest.importorskip("tests.goldens.peers")  # first: it makes torchvision importable, which timm imports
 timm = pytest.importorskip("timm")
 
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
@@ -13,7 +13,7 @@ from timm.models._manipulate import adapt_input_conv
 import parity
 from parity.checkpoints import surgery
 from parity.checkpoints.weights import Checkpoint, parameter
-from tests.peers.proof import relrms, through_jax, through_torch
+from tests.peers.proof import jax_logits, relrms, torch_logits
 from vit_spec import ViTConfig
 
 CONFIG = ViTConfig(image_size=(16, 24), patch_size=8, width=12, depth=2, num_heads=3, mlp_dim=18, num_classes=5)
@@ -21,8 +21,8 @@ EXACT = 1e-12
 MODES = {"timm": ("bicubic", True), "hf": ("bicubic", False), "flexivit": ("bilinear", False), "naflex": ("bilinear", True)}
 
 
-def peer(**changes):
-    """A ViT of timm with weights of noise, in float64."""
+def timm_model(**changes):
+    """Return a ViT of timm with random weights in float64."""
     options = {
         "img_size": CONFIG.image_size,
         "patch_size": 8,
@@ -36,7 +36,7 @@ def peer(**changes):
     return model
 
 
-def weights(model):
+def checkpoint_of(model):
     return Checkpoint(CONFIG, "torch", {key: value.detach().clone() for key, value in model.state_dict().items()})
 
 
@@ -44,11 +44,11 @@ def noise(channels, height, width):
     return np.random.default_rng(1).normal(size=(2, channels, height, width))
 
 
-def same(found, theirs):
+def is_equal(found, theirs):
     return relrms(found, theirs.detach().numpy()) <= EXACT
 
 
-@pytest.mark.parametrize("twin", [through_torch, through_jax])
+@pytest.mark.parametrize("twin", [torch_logits, jax_logits])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -58,68 +58,68 @@ def same(found, theirs):
     ],
     ids=str,
 )
-def test_a_resized_model_is_timms_after_set_input_size(sizes, twin):
+def test_a_resized_model_equals_timms_after_set_input_size(sizes, twin):
     with peers.float64():
-        model = peer()
-        after, _ = surgery.resize(weights(model), **sizes)
+        model = timm_model()
+        after, _ = surgery.resize(checkpoint_of(model), **sizes)
         model.set_input_size(sizes.get("image_size"), sizes.get("patch_size"))
         images = noise(3, *after.config.image_size)
-        assert same(twin(after, images), model(torch.tensor(images)))
+        assert is_equal(twin(after, images), model(torch.tensor(images)))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_projection_is_resampled_as_by_timm(mode):
+def test_the_patch_projection_is_resampled_as_in_timm(mode):
     kernel, antialias = MODES[mode]
     with peers.float64():
-        model = peer()
+        model = timm_model()
         theirs = resample_patch_embed(model.patch_embed.proj.weight, [4, 12], kernel, antialias)
-        after, _ = surgery.resize(weights(model), (8, 24), patch_size=(4, 12), resampling=mode)
-        assert same(parameter(after, "patch_embed.proj.weight"), theirs)
+        after, _ = surgery.resize(checkpoint_of(model), (8, 24), patch_size=(4, 12), resampling=mode)
+        assert is_equal(parameter(after, "patch_embed.proj.weight"), theirs)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_positions_are_resampled_as_by_timm(mode):
+def test_positions_are_resampled_as_in_timm(mode):
     kernel, antialias = MODES[mode]
     with peers.float64():
-        model = peer()
+        model = timm_model()
         theirs = resample_abs_pos_embed(model.pos_embed, [5, 2], [2, 3], 1, kernel, antialias)
-        after, _ = surgery.resize(weights(model), (40, 16), resampling=mode)
-        assert same(parameter(after, "pos_embed"), theirs[0])
+        after, _ = surgery.resize(checkpoint_of(model), (40, 16), resampling=mode)
+        assert is_equal(parameter(after, "pos_embed"), theirs[0])
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4, 6, 7])
-def test_channels_are_adapted_as_by_timm(channels):
+def test_channels_are_adapted_as_in_timm(channels):
     with peers.float64():
-        model = peer()
+        model = timm_model()
         theirs = adapt_input_conv(channels, model.patch_embed.proj.weight)
-        after, _ = surgery.adapt_channels(weights(model), channels)
-        assert same(parameter(after, "patch_embed.proj.weight"), theirs)
+        after, _ = surgery.adapt_channels(checkpoint_of(model), channels)
+        assert is_equal(parameter(after, "patch_embed.proj.weight"), theirs)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_channels_of_another_base_are_adapted_as_by_timm(channels):
+def test_channels_of_a_model_with_two_are_adapted_as_in_timm(channels):
     with peers.float64():
-        model = peer(in_chans=2)
-        two = Checkpoint(CONFIG.replace(in_channels=2), "torch", weights(model).arrays)
+        model = timm_model(in_chans=2)
+        two = Checkpoint(CONFIG.replace(in_channels=2), "torch", checkpoint_of(model).arrays)
         theirs = adapt_input_conv(channels, model.patch_embed.proj.weight, base_chans=2)
         after, _ = surgery.adapt_channels(two, channels)
-        assert same(parameter(after, "patch_embed.proj.weight"), theirs)
+        assert is_equal(parameter(after, "patch_embed.proj.weight"), theirs)
 
 
-def test_a_folded_model_is_timms_without_rows_for_its_tokens():
+def test_a_model_with_a_folded_class_position_equals_timms_with_no_embed_class():
     with peers.float64():
-        model = peer()
-        after, _ = surgery.fold_class_position(weights(model))
-        folded = peer(no_embed_class=True)
+        model = timm_model()
+        after, _ = surgery.fold_class_position(checkpoint_of(model))
+        folded = timm_model(no_embed_class=True)
         folded.load_state_dict(parity.to_torch(after))
         images = torch.tensor(noise(3, *CONFIG.image_size))
-        assert same(folded(images).numpy(), model(images))
+        assert is_equal(folded(images).numpy(), model(images))
 
 
-def test_without_its_head_a_model_is_timms_without_classes():
+def test_a_model_without_its_head_equals_timms_after_reset_classifier():
     with peers.float64():
-        model = peer()
-        after, _ = surgery.drop_head(weights(model))
+        model = timm_model()
+        after, _ = surgery.drop_head(checkpoint_of(model))
         model.reset_classifier(0)
         images = noise(3, *CONFIG.image_size)
-        assert same(through_torch(after, images), model(torch.tensor(images)))
+        assert is_equal(torch_logits(after, images), model(torch.tensor(images)))

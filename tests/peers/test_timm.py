@@ -1,4 +1,4 @@
-"""timm's format against timm: its own folders through both twins, and ours through its own loader."""
+"""timm's format against timm: the twins compute its outputs from its folders, and it opens folders written here."""
 
 import functools
 import importlib.util
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 for package in ("torch", "torchvision", "timm", "jax"):
-    if importlib.util.find_spec(package) is None:  # importing torchvision has to wait for what mends it
+    if importlib.util.find_spec(package) is None:  # tests.goldens.peers must import torchvision first
         pytest.skip(f"needs {package}", allow_module_level=True)
 
-from tests.goldens.peers import fill, float64, seeded  # noqa: I001  # first: it mends torchvision, which timm imports
+from tests.goldens.peers import fill, float64, rng_for  # noqa: I001  # first: it makes torchvision importable
 import timm
 import torch
 from safetensors.torch import save_file
@@ -26,7 +26,7 @@ from parity.checkpoints.formats import timm_arguments, timm_config
 from parity.checkpoints.formats.timm import FORMAT
 from parity.checkpoints.writing import write
 from tests.goldens.golden import noise
-from tests.peers.proof import overheard, prove
+from tests.peers.proof import recorded_block_outputs, prove
 from vit_spec import InputError, ViTConfig, get
 
 PEER = f"timm {timm.__version__}"
@@ -74,19 +74,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-HIDDEN: dict[str, list[np.ndarray]] = {}  # what the blocks of each case put out
+HIDDEN: dict[str, list[np.ndarray]] = {}  # case -> the outputs of its blocks
 
 
 @functools.cache
 def saved(folder: Path, name: str) -> tuple[Path, np.ndarray, np.ndarray]:
-    """A folder that timm wrote, images, and timm's logits for them, all in float64."""
+    """Return a folder that timm wrote, images, and timm's logits for them, all in float64."""
     architecture, options = CASES[name]
-    rng = seeded(name)
+    rng = rng_for(name)
     with float64():
         model = timm.create_model(architecture, **{**SMALL, **options}).eval()
         fill(model, rng)
         images = noise(rng, (2, model.in_chans, *model.patch_embed.img_size), 1.0)
-        with overheard(model, 2) as HIDDEN[name]:
+        with recorded_block_outputs(model, 2) as HIDDEN[name]:
             logits = model(torch.tensor(images)).numpy()
         save_for_hf(model, folder / name, safe_serialization=True)
     return folder / name, images, logits
@@ -98,14 +98,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_twins_compute_what_timm_computes_with_its_own_folder(folder: Path, name: str) -> None:
+def test_the_twins_compute_timms_outputs_from_its_folder(folder: Path, name: str) -> None:
     path, images, logits = saved(folder, name)
     format = "timm:eva" if "dinov3" in name or name in ("eva", "rope_none") else "timm:vit"
     prove(path, images, logits, format=format, peer=PEER, hidden=HIDDEN[name])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_timm_opens_a_written_folder_and_computes_the_same_bit_for_bit(folder: Path, name: str, tmp_path: Path) -> None:
+def test_timm_opens_a_written_folder_and_computes_the_same_bits(folder: Path, name: str, tmp_path: Path) -> None:
     path, images, logits = saved(folder, name)
     parity.convert(path, tmp_path / "ours.safetensors", "jax")
     parity.convert(tmp_path / "ours.safetensors", f"{tmp_path / 'back'}/", "timm")
@@ -115,7 +115,7 @@ def test_timm_opens_a_written_folder_and_computes_the_same_bit_for_bit(folder: P
 
 
 @pytest.mark.parametrize("name", ["plain", "distilled", "reg_map", "dinov2_giant", "dinov3_plus"])
-def test_a_written_state_dict_has_timms_keys_and_no_other(folder: Path, name: str, tmp_path: Path) -> None:
+def test_a_written_state_dict_has_exactly_timms_keys(folder: Path, name: str, tmp_path: Path) -> None:
     path, _, _ = saved(folder, name)
     parity.convert(path, tmp_path / "ours.npz", "jax")
     parity.convert(tmp_path / "ours.npz", tmp_path / "back.pth", "timm")
@@ -127,29 +127,29 @@ def test_a_written_state_dict_has_timms_keys_and_no_other(folder: Path, name: st
 # config.json --------------------------------------------------------------------------------------------------------
 
 
-def told(name: str) -> dict[str, Any] | None:
-    """What is said of an architecture; None where it is refused."""
+def config_fields(name: str) -> dict[str, Any] | None:
+    """Return the fields of an architecture; None if it is refused."""
     data = json.loads(json.dumps(timm.get_pretrained_cfg(name).to_dict()))
     try:
-        return dict(timm_arguments.fields({"architecture": name, "pretrained_cfg": data}, 3))
+        return dict(timm_arguments.config_fields({"architecture": name, "pretrained_cfg": data}, 3))
     except InputError:
         return None
 
 
 NAMES = sorted({name for module in ("vision_transformer", "deit", "eva") for name in timm.list_models(module=module)})
-VITS = [name for name in NAMES if told(name)]
+VITS = [name for name in NAMES if config_fields(name)]
 
 
 def test_most_architectures_are_read() -> None:
     assert len(VITS) > 170
 
 
-def test_the_table_of_architectures_is_that_of_timm() -> None:
+def test_the_recorded_architectures_are_those_of_timm() -> None:
     assert table() == json.loads(TABLE.read_text()), "python -m benchmarks.timm_architectures --write"
 
 
 @pytest.mark.parametrize("part", range(8))
-def test_the_rules_say_what_each_architecture_is(part: int) -> None:
+def test_the_fields_of_each_architecture_are_those_of_timms_model(part: int) -> None:
     activations = {torch.nn.GELU: "gelu", GELUTanh: "gelu_tanh", QuickGELU: "quick_gelu", torch.nn.SiLU: "swiglu"}
     pools = {"token": "token", "avg": "mean", "map": "attention"}
     for name in VITS[part::8]:
@@ -178,7 +178,7 @@ def test_the_rules_say_what_each_architecture_is(part: int) -> None:
         }
         if prefixed:
             expected["positions.covers"] = "none" if model.no_embed_class else "all"
-        found = told(name)
+        found = config_fields(name)
         assert found and {key: found.get(key) for key in expected} == expected, name
 
 
@@ -197,7 +197,7 @@ def test_the_rules_say_what_each_architecture_is(part: int) -> None:
         ("vit_base_patch16_of_next_year", {}, "no ViT of timm 1.0.31"),
     ],
 )
-def test_a_folder_of_another_function_is_refused_by_name(
+def test_a_config_json_of_another_function_is_refused_by_name(
     folder: Path, tmp_path: Path, architecture: str, arguments: dict[str, Any], names: str
 ) -> None:
     path, _, _ = saved(folder, "plain")
@@ -220,30 +220,33 @@ def test_projections_without_biases_are_refused_with_the_reason(tmp_path: Path) 
 # What is written ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mlp_dim", range(1, 60))
-def test_the_hidden_width_survives_timms_ratio(mlp_dim: int) -> None:
-    config = get("vit_s16", width=57, num_heads=3, mlp_dim=mlp_dim)
-    arguments = timm_config.files(config)["config.json"]["model_args"]
-    assert int(arguments["embed_dim"] * arguments["mlp_ratio"]) == mlp_dim
+def test_the_written_mlp_ratio_yields_every_hidden_width() -> None:
+    wrong = []
+    for mlp_dim in range(1, 60):
+        config = get("vit_s16", width=57, num_heads=3, mlp_dim=mlp_dim)
+        arguments = timm_config.json_files(config)["config.json"]["model_args"]
+        if int(arguments["embed_dim"] * arguments["mlp_ratio"]) != mlp_dim:
+            wrong.append(mlp_dim)
+    assert not wrong
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-5])
 @pytest.mark.parametrize("name", ["vit_ti16", "dinov3_s16"])
-def test_a_folder_says_eps(tmp_path: Path, name: str, eps: float) -> None:
+def test_a_written_folder_states_eps(tmp_path: Path, name: str, eps: float) -> None:
     config = tiny(name).replace(norms={"eps": eps})
-    write(random(config), f"{tmp_path / 'timm'}/", "timm")
+    write(random_checkpoint(config), f"{tmp_path / 'timm'}/", "timm")
     model = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True)
     assert {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)} == {eps}
 
 
 def test_an_eps_that_no_architecture_has_is_refused_for_a_folder() -> None:
     with pytest.raises(InputError, match=r"norms\.eps=1e-12"):
-        timm_config.files(get("vit_ti16", norms={"eps": 1e-12}))
+        timm_config.json_files(get("vit_ti16", norms={"eps": 1e-12}))
 
 
-def test_zeros_are_written_where_timm_has_a_bias_and_clip_none(tmp_path: Path) -> None:
+def test_zeros_are_written_for_the_classifier_bias_that_clip_does_not_have(tmp_path: Path) -> None:
     config = tiny("clip_b32")
-    write(random(config), f"{tmp_path / 'timm'}/", "timm")
+    write(random_checkpoint(config), f"{tmp_path / 'timm'}/", "timm")
     model = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True)
     assert not model.head.bias.any()
 
@@ -252,7 +255,7 @@ def tiny(name: str) -> ViTConfig:
     return get(name, image_size=16, patch_size=8, width=16, depth=1, num_heads=2, mlp_dim=24, num_classes=3)
 
 
-def random(config: ViTConfig) -> parity.Checkpoint:
+def random_checkpoint(config: ViTConfig) -> parity.Checkpoint:
     layouts, rng = FORMAT.layouts(config), np.random.default_rng(0)
     arrays = {
         key: rng.normal(size=layout.shape(config.sizes)).astype(np.float32)
@@ -278,6 +281,6 @@ def random(config: ViTConfig) -> parity.Checkpoint:
         ({"head": {"pool": "attention"}, "mlp": {"activation": "swiglu"}}, "swiglu"),
     ],
 )
-def test_what_timm_cannot_be_is_refused_by_name(changes: dict[str, Any], names: str) -> None:
+def test_a_config_that_timm_cannot_express_is_refused_by_field(changes: dict[str, Any], names: str) -> None:
     with pytest.raises(InputError, match=names):
         FORMAT.layouts(get("vit_ti16", **changes))

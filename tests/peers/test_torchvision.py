@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 for package in ("torch", "torchvision", "jax"):
-    if importlib.util.find_spec(package) is None:  # importing torchvision has to wait for what mends it
+    if importlib.util.find_spec(package) is None:  # tests.goldens.peers must import torchvision first
         pytest.skip(f"needs {package}", allow_module_level=True)
 
-from tests.goldens.peers import fill, float64, seeded  # noqa: I001  # first: it mends torchvision
+from tests.goldens.peers import fill, float64, rng_for  # noqa: I001  # first: it makes torchvision importable
 import torch
 import torchvision
 from torchvision.models.vision_transformer import VisionTransformer
@@ -38,13 +38,13 @@ def options(name: str) -> dict[str, Any]:
 def model(name: str) -> VisionTransformer:
     with float64():
         made = VisionTransformer(**options(name)).eval()
-        fill(made, seeded(name))
+        fill(made, rng_for(name))
     return made
 
 
 def images(name: str) -> np.ndarray:
     size = model(name).image_size
-    return noise(seeded(name), (2, 3, size, size), 1.0)
+    return noise(rng_for(name), (2, 3, size, size), 1.0)
 
 
 def logits(name: str) -> np.ndarray:
@@ -53,13 +53,13 @@ def logits(name: str) -> np.ndarray:
 
 
 def legacy(state: dict[str, Any]) -> dict[str, Any]:
-    """The names of torchvision 0.12."""
+    """Return a state dict with the names of torchvision 0.12."""
     return {key.replace("mlp.0", "mlp.linear_1").replace("mlp.3", "mlp.linear_2"): value for key, value in state.items()}
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("table", ["mlp", "legacy"])
-def test_the_twins_compute_what_torchvision_computes(name: str, table: str, tmp_path: Path) -> None:
+def test_the_twins_compute_the_outputs_of_torchvision(name: str, table: str, tmp_path: Path) -> None:
     state = dict(model(name).state_dict())
     torch.save(legacy(state) if table == "legacy" else state, tmp_path / "theirs.pth")
     given = {"num_heads": options(name)["num_heads"]}
@@ -68,7 +68,7 @@ def test_the_twins_compute_what_torchvision_computes(name: str, table: str, tmp_
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("table", ["mlp", "legacy"])
-def test_torchvision_loads_what_is_written_and_computes_the_same_bit_for_bit(name: str, table: str, tmp_path: Path) -> None:
+def test_torchvision_loads_a_written_file_and_computes_the_same_bits(name: str, table: str, tmp_path: Path) -> None:
     torch.save(model(name).state_dict(), tmp_path / "theirs.pth")
     given = {"num_heads": options(name)["num_heads"]}
     parity.convert(tmp_path / "theirs.pth", tmp_path / "ours.safetensors", "jax", given=given)

@@ -1,4 +1,4 @@
-"""Every mesh of eight devices trains alike, holds what it should and sends what it should: simulated, and as processes."""
+"""Training on meshes of eight simulated devices and of two processes: equal losses, estimated memory and transfers."""
 
 import fcntl
 import itertools
@@ -31,16 +31,26 @@ from tests import ROOT
 from train.jax.engine import JaxEngine
 from train.jax.parameter_tree import mesh_axes, tree
 from train.jax.sharding import join_cluster
-from train.mesh import AXES, Parameter, Shard, parameters, parse, replicated, share_batch, sizes_for, split
+from train.mesh import (
+    AXES,
+    Parameter,
+    Shard,
+    axis_sizes,
+    images_per_device,
+    parameters,
+    parse_mesh,
+    replication_note,
+    shard_dims,
+)
 from train.recipes import Recipe
 from vit_spec import InputError, Row, ViTConfig
 
-MESHES = ["data=8", "fsdp=8", "tensor=8", "data=2,fsdp=4", "data=2,fsdp=2,tensor=2"]  # benchmarks/mesh.py takes all ten
+MESHES = ["data=8", "fsdp=8", "tensor=8", "data=2,fsdp=4", "data=2,fsdp=2,tensor=2"]
 CONFIG = vit_spec.get("vit_ti16", num_classes=10)
 
 
-def started(module: str, *arguments: str, devices: int, **environment: str) -> subprocess.Popen[str]:
-    """A python module with so many simulated devices; it compiles quickly and not well."""
+def start_process(module: str, *arguments: str, devices: int, **environment: str) -> subprocess.Popen[str]:
+    """Start a Python module in a process with simulated devices; XLA optimises little, to compile quickly."""
     simulated = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {simulated} {environment.pop('XLA_FLAGS', '')}"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"} | environment
@@ -48,21 +58,21 @@ def started(module: str, *arguments: str, devices: int, **environment: str) -> s
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def ended(process: subprocess.Popen[str]) -> str:
-    """What a process printed."""
+def process_output(process: subprocess.Popen[str]) -> str:
+    """Wait for a process, check that it succeeded, and return its output."""
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors[-2000:]
     return output
 
 
 @contextmanager
-def two(module: str, *arguments: str, **environment: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two processes that share a run, with two devices each."""
+def process_pair(module: str, *arguments: str, **environment: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start two processes of one run, with two simulated devices each; kill them at the end."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     cluster = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"} | environment
-    first, second = (started(module, *arguments, devices=2, JAX_PROCESS_ID=str(i), **cluster) for i in range(2))
+    first, second = (start_process(module, *arguments, devices=2, JAX_PROCESS_ID=str(i), **cluster) for i in range(2))
     with first, second:
         try:
             yield [first, second]
@@ -71,92 +81,99 @@ def two(module: str, *arguments: str, **environment: str) -> Iterator[list[subpr
             second.kill()
 
 
-def both(module: str, *arguments: str, **environment: str) -> list[str]:
-    """What two processes printed that share a run."""
-    with two(module, *arguments, **environment) as processes:
-        return [ended(process) for process in processes]
+def pair_outputs(module: str, *arguments: str, **environment: str) -> list[str]:
+    """Return the outputs of two processes of one run."""
+    with process_pair(module, *arguments, **environment) as processes:
+        return [process_output(process) for process in processes]
 
 
-def once(factory: pytest.TempPathFactory, devices: int, *arguments: str) -> dict[str, Any]:
-    """What `tests.meshes` finds: found out by one of the processes that run the tests, and read by the others."""
+def measure_once(factory: pytest.TempPathFactory, devices: int, *arguments: str) -> dict[str, Any]:
+    """Return the results of `tests.meshes`; one pytest-xdist worker computes them, the others read its file."""
     folder = factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    found = folder / f"meshes-{devices}{''.join(arguments)}.json"
-    with found.with_suffix(".lock").open("w") as lock:
+    result_path = folder / f"meshes-{devices}{''.join(arguments)}.json"
+    with result_path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.exists():
-            found.write_text(ended(started("tests.meshes", *arguments, devices=devices)))
-        return json.loads(found.read_text())
+        if not result_path.exists():
+            result_path.write_text(process_output(start_process("tests.meshes", *arguments, devices=devices)))
+        return json.loads(result_path.read_text())
 
 
 @pytest.fixture(scope="module")
-def eight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return once(tmp_path_factory, 8, *MESHES)
+def eight_device_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return measure_once(tmp_path_factory, 8, *MESHES)
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return once(tmp_path_factory, 1, "data=1")["data=1"]["losses"]
+def one_device_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return measure_once(tmp_path_factory, 1, "data=1")["data=1"]["losses"]
 
 
-# What eight devices do ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-def test_the_losses_are_those_of_one_device(mesh: str, eight: dict[str, Any], one: list[float]) -> None:
-    # float64: what is left is the order of sums, a few units of 1e-16 each, that three steps carry on
-    np.testing.assert_allclose(eight[mesh]["losses"], one, rtol=1e-10)
+# Eight simulated devices ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
-def test_a_device_is_given_no_more_than_was_planned(mesh: str, eight: dict[str, Any]) -> None:
-    given, planned = eight[mesh]["arguments"]
-    assert planned <= given <= 1.05 * planned
+def test_the_losses_equal_those_of_one_device(
+    mesh: str, eight_device_results: dict[str, Any], one_device_losses: list[float]
+) -> None:
+    # In float64, the losses differ by the order of sums: a few units of 1e-16 each, carried on over three steps.
+    np.testing.assert_allclose(eight_device_results[mesh]["losses"], one_device_losses, rtol=1e-10)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
-def test_devices_send_each_other_what_was_planned_and_nothing_else(mesh: str, eight: dict[str, Any]) -> None:
-    sent, planned = eight[mesh]["transfers"]
-    assert sent == planned
+def test_the_arguments_of_a_step_take_the_estimated_memory(mesh: str, eight_device_results: dict[str, Any]) -> None:
+    measured, estimated = eight_device_results[mesh]["arguments"]
+    assert estimated <= measured <= 1.05 * estimated
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("part", ["parameters", "optimizer", "running mean"])
-def test_a_device_holds_its_part_of_the_state(part: str, mesh: str, eight: dict[str, Any]) -> None:
-    here, planned = eight[mesh]["held"][part]
-    assert here == planned
+def test_a_step_has_exactly_the_estimated_transfers(mesh: str, eight_device_results: dict[str, Any]) -> None:
+    measured, estimated = eight_device_results[mesh]["transfers"]
+    assert measured == estimated
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
-def test_processes_feed_every_image_and_those_with_other_images_no_image_twice(mesh: str, eight: dict[str, Any]) -> None:
-    shares = {tuple(rows) for rows in eight[mesh]["shares"]}
-    assert sorted(row for rows in shares for row in rows) == list(range(32))
-
-
-# What several processes do --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("part", ["parameters", "optimizer state", "EMA"])
+def test_each_part_of_the_state_takes_the_estimated_memory(
+    part: str, mesh: str, eight_device_results: dict[str, Any]
+) -> None:
+    measured, estimated = eight_device_results[mesh]["state"][part]
+    assert measured == estimated
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_device_does(one: list[float]) -> None:
+@pytest.mark.parametrize("mesh", MESHES)
+def test_every_image_of_a_batch_is_loaded_and_processes_load_the_same_or_disjoint_images(
+    mesh: str, eight_device_results: dict[str, Any]
+) -> None:
+    rows_of_processes = {tuple(rows) for rows in eight_device_results[mesh]["rows_of_device_pairs"]}
+    assert sorted(row for rows in rows_of_processes for row in rows) == list(range(32))
+
+
+# Two processes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_losses_of_two_processes_equal_those_of_one_device(one_device_losses: list[float]) -> None:
     meshes = ("data=2,fsdp=2",)
-    for output in both("tests.meshes", *meshes):
-        found = json.loads(output.splitlines()[-1])  # ahead of it gloo tells of its connections
+    for output in pair_outputs("tests.meshes", *meshes):
+        results = json.loads(output.splitlines()[-1])  # gloo prints its connections before
         for mesh in meshes:
-            np.testing.assert_allclose(found[mesh]["losses"], one, rtol=1e-10)
+            np.testing.assert_allclose(results[mesh]["losses"], one_device_losses, rtol=1e-10)
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_run_of_which_one_is_told_to_stop_and_both_do_and_go_on(tmp_path: Path) -> None:
-    size = ["--model.changes", "patch_size=2", "width=32", "depth=2", "num_heads=2", "mlp_dim=64"]
+def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_resumes(tmp_path: Path) -> None:
+    model = ["--model.changes", "patch_size=2", "width=32", "depth=2", "num_heads=2", "mlp_dim=64"]
     lengths = ["--epochs", "30steps", "--eval-every", "15steps", "--save-every", "15steps"]
-    # A second may pass until jax looks whether there was a signal: steps must not be too short.
-    shared = ["--config", "tiny", *size, *lengths, "--batch-size", "256", "--mesh", "data=2,fsdp=2", "--run", str(tmp_path)]
-    with two("train.jax", *shared) as processes:
+    # JAX checks for a signal about once per second, so the steps must not be too short.
+    layout = ["--batch-size", "256", "--mesh", "data=2,fsdp=2", "--run", str(tmp_path)]
+    arguments = ["--config", "tiny", *model, *lengths, *layout]
+    with process_pair("train.jax", *arguments) as processes:
         assert processes[0].stdout
         while not (line := processes[0].stdout.readline()).startswith("folder"):
             assert line, processes[0].communicate()
@@ -164,40 +181,44 @@ def test_two_processes_share_a_run_of_which_one_is_told_to_stop_and_both_do_and_
         for process in processes:
             _, errors = process.communicate(timeout=600)
             assert process.returncode == 128 + signal.SIGTERM, errors[-2000:]
-    first, second = both("train.jax", *shared)
-    assert "fsdp=2 (4 x" in first and "going on from step" in first and "finished" in first
+    first, second = pair_outputs("train.jax", *arguments)
+    assert "fsdp=2 (4 x" in first and "resuming from step" in first and "finished" in first
     assert "finished" not in second
 
 
-def test_a_notice_ahead_of_a_resumed_runs_first_step_stops_it_after_that_step(
+def test_a_signal_before_the_first_step_of_a_resumed_run_stops_it_after_that_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """jax then settles on the number that follows 0, which is none of the run's."""
-    engine = JaxEngine(CONFIG, Recipe(batch_size=1), task="classes", rate=float, start=None, folder=tmp_path)
-    monkeypatch.setattr(JaxEngine, "distributed", True)
+    """JAX then agrees on call number 1, which is not a step number of the run."""
+    engine = JaxEngine(
+        CONFIG, Recipe(batch_size=1), task="classes", learning_rate=float, initial_weights=None, folder=tmp_path
+    )
+    monkeypatch.setattr(JaxEngine, "is_distributed", True)
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda number: number == 1)
-    assert [engine.preempted(), engine.preempted()] == [True, False]
+    assert [engine.should_stop(), engine.should_stop()] == [True, False]
 
 
-@pytest.mark.parametrize("beside", [{}, {"JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"}])
-def test_a_cluster_that_is_described_in_part_is_told(beside: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"JAX_COORDINATOR_ADDRESS": "localhost:1234", **beside}.items():
+@pytest.mark.parametrize("variables", [{}, {"JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"}])
+def test_an_incomplete_description_of_the_cluster_is_refused(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"JAX_COORDINATOR_ADDRESS": "localhost:1234", **variables}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match="give JAX_NUM_PROCESSES and JAX_PROCESS_ID beside it, numbers both"):
+    with pytest.raises(InputError, match="set JAX_NUM_PROCESSES and JAX_PROCESS_ID too, to integers"):
         join_cluster()
 
 
-# What fetches and sums are in ------------------------------------------------------------------------------------------
+# The dtype of transfers -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_weights_and_their_gradients_travel_in_bfloat16_where_the_model_computes_in_it(tmp_path: Path) -> None:
+def test_with_bfloat16_computation_matrices_and_their_gradients_are_sent_in_bfloat16(tmp_path: Path) -> None:
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_pass_re=spmd-partitioning --xla_dump_hlo_module_re=.*_train.*"
-    ended(started("tests.meshes", "--bfloat16", "data=2,fsdp=2,tensor=2", devices=8, XLA_FLAGS=flags))
-    # XLA for CPU widens them afterwards: what counts is what the partitioner wrote.
+    process_output(start_process("tests.meshes", "--bfloat16", "data=2,fsdp=2,tensor=2", devices=8, XLA_FLAGS=flags))
+    # XLA for CPU widens them afterwards, so the output of the partitioner is checked.
     text = next(tmp_path.glob("*after_spmd-partitioning*")).read_text()
-    found = re.findall(r" = (\w+)\[([\d,]*)\]\S* (all-gather|all-reduce)\(", text)
-    kinds = {(kind, dtype) for dtype, dims, kind in found if "," in dims}
+    collectives_found = re.findall(r" = (\w+)\[([\d,]*)\]\S* (all-gather|all-reduce)\(", text)
+    kinds = {(kind, dtype) for dtype, dims, kind in collectives_found if "," in dims}
     assert kinds == {("all-gather", "bf16"), ("all-reduce", "bf16")}
 
 
@@ -205,11 +226,11 @@ def test_weights_and_their_gradients_travel_in_bfloat16_where_the_model_computes
 
 
 @pytest.mark.parametrize(
-    ("text", "devices", "said"),
+    ("text", "devices", "message"),
     [
-        ("data=3", 8, "makes 3 of 8 devices"),
-        ("data=-1,fsdp=3", 8, "makes 3 of 8 devices"),
-        ("data=-1,fsdp=-1", 8, "leaves data and fsdp open: only one of them may be -1"),
+        ("data=3", 8, "has a product of 3 for 8 devices"),
+        ("data=-1,fsdp=3", 8, "has a product of 3 for 8 devices"),
+        ("data=-1,fsdp=-1", 8, "has -1 for data and fsdp: only one axis may be -1"),
         ("fdsp=8", 8, "did you mean 'fsdp'"),
         ("data=8,data=1", 8, "'data=1' is not understood"),
         ("data", 8, "'data' is not understood"),
@@ -217,32 +238,32 @@ def test_weights_and_their_gradients_travel_in_bfloat16_where_the_model_computes
         ("tensor=8", 8, "does not divide the 3 heads"),
     ],
 )
-def test_a_mesh_that_cannot_be_is_refused_in_a_line(text: str, devices: int, said: str) -> None:
-    with pytest.raises(InputError, match=re.escape(said)) as refused:
-        sizes_for(text, devices, CONFIG)
+def test_an_invalid_mesh_is_refused_in_one_line(text: str, devices: int, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as refused:
+        axis_sizes(text, devices, CONFIG)
     assert "\n" not in str(refused.value)
 
 
-def test_a_batch_that_the_devices_do_not_divide_is_refused_with_the_next_that_they_do() -> None:
-    with pytest.raises(InputError, match=r"8 devices that share it times 3 parts .*: give 120"):
-        share_batch(100, 3, {"data": 4, "fsdp": 2, "tensor": 2})
+def test_a_batch_size_that_cannot_be_divided_is_refused_with_the_next_that_can() -> None:
+    with pytest.raises(InputError, match=r"by 8 \(mesh axes data and fsdp\) times 3 parts .*: give 120"):
+        images_per_device(100, 3, {"data": 4, "fsdp": 2, "tensor": 2})
 
 
-def test_an_axis_that_is_left_open_takes_what_is_left() -> None:
-    assert parse("data=-1,fsdp=4", 32) == {"data": 8, "fsdp": 4, "tensor": 1}
+def test_the_length_of_one_axis_follows_from_the_number_of_devices() -> None:
+    assert parse_mesh("data=-1,fsdp=4", 32) == {"data": 8, "fsdp": 4, "tensor": 1}
 
 
-def places(sizes: dict[str, int], **changes: Any) -> dict[str, tuple[str | None, ...]]:
+def sharding_axes(sizes: dict[str, int], **changes: Any) -> dict[str, tuple[str | None, ...]]:
     config = CONFIG.replace(**changes)
-    found: dict[str, tuple[str | None, ...]] = {}
-    tree(config, lambda parameter: found.update({parameter.row.name: mesh_axes(parameter, config, sizes)}))
-    return found
+    axes_by_name: dict[str, tuple[str | None, ...]] = {}
+    tree(config, lambda parameter: axes_by_name.update({parameter.row.name: mesh_axes(parameter, config, sizes)}))
+    return axes_by_name
 
 
-def test_matrices_are_split_by_width_and_by_heads_or_hidden_units() -> None:
-    found = places({"data": 1, "fsdp": 2, "tensor": 3})
-    assert found["blocks.attn.qkv.weight"] == (None, "fsdp", None, "tensor", None)  # block width qkv head dim
-    assert found["blocks.mlp.fc2.weight"] == (None, "tensor", "fsdp")  # block ff width
+def test_matrices_are_sharded_by_width_and_by_heads_or_hidden_units() -> None:
+    axes_by_name = sharding_axes({"data": 1, "fsdp": 2, "tensor": 3})
+    assert axes_by_name["blocks.attn.qkv.weight"] == (None, "fsdp", None, "tensor", None)  # block width qkv head dim
+    assert axes_by_name["blocks.mlp.fc2.weight"] == (None, "tensor", "fsdp")  # block ff width
 
 
 SHARDED = {
@@ -255,8 +276,10 @@ SHARDED = {
 }
 
 
-def entries_of(array: np.ndarray, shards: tuple[Shard, ...], sizes: dict[str, int], device: dict[str, int]) -> np.ndarray:
-    """The entries of an array that one device has."""
+def device_entries(
+    array: np.ndarray, shards: tuple[Shard, ...], sizes: dict[str, int], device: dict[str, int]
+) -> np.ndarray:
+    """Return the shard of an array that is on one device."""
     for dim, shard in enumerate(shards):
         if shard.axis:
             grouped = np.split(array, shard.groups, axis=dim)
@@ -265,34 +288,38 @@ def entries_of(array: np.ndarray, shards: tuple[Shard, ...], sizes: dict[str, in
     return array
 
 
-def numbered(row: Row, layout: Layout, config: ViTConfig) -> np.ndarray:
-    """The array of a format with the entries of a parameter numbered, and -1 where another parameter has its place."""
-    blocks = [word for word in row.axes if not any(axis.word == word for dim in layout.dims for axis in dim)]
+def numbered_array(row: Row, layout: Layout, config: ViTConfig) -> np.ndarray:
+    """Return the array of a format with a parameter's entries numbered, and -1 in the entries of other parameters."""
+    blocks = [word for word in row.axes if not any(axis.parameter_axis == word for dim in layout.dims for axis in dim)]
     axes = [axis for dim in layout.dims for axis in dim]
-    order = [row.axes.index(word) for word in (*blocks, *(axis.word for axis in axes if axis.word))]
+    order = [row.axes.index(word) for word in (*blocks, *(axis.parameter_axis for axis in axes if axis.parameter_axis))]
     values = np.arange(row.size).reshape(row.shape).transpose(order)
-    values = values.reshape(*values.shape[: len(blocks)], *(config.sizes[a.word] if a.word else 1 for a in axes))
-    array = np.full([*values.shape[: len(blocks)], *(config.sizes[axis.holder] for axis in axes)], -1)
-    array[(..., *(slice(a.start, a.start + (config.sizes[a.word] if a.word else 1)) for a in axes))] = values
-    lengths = [math.prod(config.sizes[axis.holder] for axis in dim) for dim in layout.dims]
+    values = values.reshape(
+        *values.shape[: len(blocks)], *(config.sizes[a.parameter_axis] if a.parameter_axis else 1 for a in axes)
+    )
+    array = np.full([*values.shape[: len(blocks)], *(config.sizes[axis.name] for axis in axes)], -1)
+    array[(..., *(slice(a.start, a.start + (config.sizes[a.parameter_axis] if a.parameter_axis else 1)) for a in axes))] = (
+        values
+    )
+    lengths = [math.prod(config.sizes[axis.name] for axis in dim) for dim in layout.dims]
     return array.reshape(*values.shape[: len(blocks)], *lengths)
 
 
 @pytest.mark.parametrize("format", ["jax", "torch"])
 @pytest.mark.parametrize("name", SHARDED)
-def test_a_device_has_the_same_entries_of_a_parameter_in_either_twin(name: str, format: str) -> None:
+def test_a_device_has_the_same_entries_of_a_parameter_in_every_format(name: str, format: str) -> None:
     sides = {"image_size": (32, 48), "patch_size": (8, 16), "width": 48, "num_heads": 4, "mlp_dim": 56, "depth": 2}
     config = vit_spec.get(name.split()[0]).replace(**sides, num_classes=12).replace(**SHARDED[name])
     sizes = {"data": 1, "fsdp": 4, "tensor": 2}
     for row_name, parameter in parameters(config, format).items():
-        row, array = parameter.row, numbered(parameter.row, get(format).layouts(config)[row_name], config)
-        keyed = array.ndim - len(parameter.dims)  # axes that lie in the key: the blocks, one array each
-        shards = (*(Shard(),) * keyed, *split(parameter, config, sizes))
-        canonical = split(Parameter(row, tuple((word,) for word in row.axes)), config, sizes)
+        row, array = parameter.row, numbered_array(parameter.row, get(format).layouts(config)[row_name], config)
+        key_axes = array.ndim - len(parameter.dims)  # axes in the key: one array per block
+        shards = (*(Shard(),) * key_axes, *shard_dims(parameter, config, sizes))
+        canonical = shard_dims(Parameter(row, tuple((word,) for word in row.axes)), config, sizes)
         for fsdp, tensor in itertools.product(range(4), range(2)):
             device = {"fsdp": fsdp, "tensor": tensor}
-            found = entries_of(array, shards, sizes, device)
-            wanted = entries_of(np.arange(row.size).reshape(row.shape), canonical, sizes, device)
+            found = device_entries(array, shards, sizes, device)
+            wanted = device_entries(np.arange(row.size).reshape(row.shape), canonical, sizes, device)
             assert np.array_equal(np.sort(found[found >= 0]), np.sort(wanted.ravel())), row_name
 
 
@@ -300,41 +327,41 @@ def test_merged_dimensions_are_sharded_within_each_of_their_groups() -> None:
     config = vit_spec.get("dinov3_h16plus")
     found = parameters(config, "torch")
     sizes = {"data": 1, "fsdp": 4, "tensor": 2}
-    assert split(found["blocks.attn.qkv.weight"], config, sizes) == (Shard("tensor", 3), Shard("fsdp"))
-    assert split(found["blocks.mlp.fc1.weight"], config, sizes) == (Shard("tensor", 2), Shard("fsdp"))
-    assert split(found["blocks.attn.proj.weight"], config, sizes) == (Shard("fsdp"), Shard("tensor"))
+    assert shard_dims(found["blocks.attn.qkv.weight"], config, sizes) == (Shard("tensor", 3), Shard("fsdp"))
+    assert shard_dims(found["blocks.mlp.fc1.weight"], config, sizes) == (Shard("tensor", 2), Shard("fsdp"))
+    assert shard_dims(found["blocks.attn.proj.weight"], config, sizes) == (Shard("fsdp"), Shard("tensor"))
 
 
-def test_an_axis_that_does_not_divide_a_dimension_leaves_it_whole() -> None:
-    found = places({"data": 1, "fsdp": 5, "tensor": 3})
-    assert {name for axes in found.values() for name in axes} == {None, "tensor"}
+def test_a_mesh_axis_does_not_shard_a_dimension_that_it_does_not_divide() -> None:
+    axes_by_name = sharding_axes({"data": 1, "fsdp": 5, "tensor": 3})
+    assert {name for axes in axes_by_name.values() for name in axes} == {None, "tensor"}
 
 
-def test_vectors_and_tables_are_whole_along_fsdp() -> None:
-    found = places({"data": 1, "fsdp": 2, "tensor": 1})
-    assert {name for name, axes in found.items() if "fsdp" not in axes} == {
+def test_parameters_without_weight_decay_are_replicated_along_fsdp() -> None:
+    axes_by_name = sharding_axes({"data": 1, "fsdp": 2, "tensor": 1})
+    assert {name for name, axes in axes_by_name.items() if "fsdp" not in axes} == {
         name for name, row in vit_spec.rows(CONFIG).items() if not row.decays
     }
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         (
             {"data": 1, "fsdp": 5, "tensor": 1},
-            r"100\.0% .* not split by fsdp=5: blocks\.mlp\.fc1\.weight 32\.1%, .*, \.\.\.",
+            r"100\.0% .* not sharded by fsdp=5: blocks\.mlp\.fc1\.weight 32\.1%, .*, \.\.\.",
         ),
-        ({"data": 1, "fsdp": 5, "tensor": 2}, r"100\.0% of the weights are not split by fsdp=5: .*"),
+        ({"data": 1, "fsdp": 5, "tensor": 2}, r"100\.0% of the weights are not sharded by fsdp=5: .*"),
         ({"data": 1, "fsdp": 2, "tensor": 1}, ""),
         ({"data": 8, "fsdp": 1, "tensor": 1}, ""),
     ],
 )
-def test_weights_that_a_mesh_leaves_whole_are_told(sizes: dict[str, int], said: str) -> None:
+def test_parameters_that_stay_replicated_are_named(sizes: dict[str, int], message: str) -> None:
     config = vit_spec.get("vit_s16", num_classes=1000)
-    assert re.fullmatch(said, replicated(config, sizes))
+    assert re.fullmatch(message, replication_note(config, sizes))
 
 
-# Reading a program ----------------------------------------------------------------------------------------------------
+# benchmarks.jax_program -----------------------------------------------------------------------------------------------
 
 SIZES = {"data": 2, "fsdp": 2, "tensor": 2}
 PROGRAM = """HloModule step
@@ -360,38 +387,38 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 """
 
 
-def read() -> list[tuple[str, str, int, int]]:
+def collectives_of_program() -> list[tuple[str, str, int, int]]:
     return [(c.kind, c.axes, c.times, sum(size for _, size in c.arrays)) for c in collectives(PROGRAM, SIZES)]
 
 
-def test_what_loops_hold_counts_as_often_as_they_turn() -> None:
-    assert read()[:2] == [("all-gather", "fsdp", 15, 128), ("all-reduce", "data+fsdp", 3, 36)]
+def test_collectives_in_a_loop_count_once_per_iteration() -> None:
+    assert collectives_of_program()[:2] == [("all-gather", "fsdp", 15, 128), ("all-reduce", "data+fsdp", 3, 36)]
 
 
-def test_what_starts_and_ends_apart_counts_once_with_all_its_results() -> None:
-    gathered, summed, earlier = read()[2:5]
+def test_an_asynchronous_collective_counts_once_with_all_its_results() -> None:
+    gathered, summed, earlier = collectives_of_program()[2:5]
     assert gathered == ("all-gather", "tensor", 1, 32 + 8)
     assert summed == ("all-reduce", "tensor", 1, 24)
     assert earlier == ("all-reduce", "tensor", 1, 24 + 8)  # as the XLA of jax 0.10 writes it
 
 
-def test_what_is_scattered_counts_whole() -> None:
-    assert read()[5] == ("reduce-scatter", "data", 1, 24)
+def test_a_reduce_scatter_counts_with_the_whole_array() -> None:
+    assert collectives_of_program()[5] == ("reduce-scatter", "data", 1, 24)
 
 
-def test_what_is_passed_on_goes_along_the_axis_that_it_changes() -> None:
-    assert read()[6] == ("collective-permute", "fsdp", 1, 10)
+def test_a_permutation_is_along_the_axis_on_which_its_devices_differ() -> None:
+    assert collectives_of_program()[6] == ("collective-permute", "fsdp", 1, 10)
 
 
-def test_a_loop_of_unknown_length_that_sends_is_refused() -> None:
-    with pytest.raises(ValueError, match="says not how often"):
+def test_a_loop_with_collectives_and_an_unknown_trip_count_is_refused() -> None:
+    with pytest.raises(ValueError, match="its trip count is not known"):
         list(collectives(PROGRAM.replace('"n":"5"', ""), SIZES))
 
 
-def test_groups_that_are_no_axes_are_refused() -> None:
-    with pytest.raises(ValueError, match="no axes of the mesh"):
+def test_groups_of_devices_that_are_not_along_mesh_axes_are_refused() -> None:
+    with pytest.raises(ValueError, match="not along axes of the mesh"):
         list(collectives(PROGRAM.replace("{{0,4},{1,5},{2,6},{3,7}}", "{{0,3},{1,2},{4,7},{5,6}}"), SIZES))
 
 
-def test_the_axes_of_the_rules_are_those_of_the_mesh() -> None:
+def test_the_mesh_of_these_tests_has_all_axes() -> None:
     assert set(SIZES) == set(AXES)

@@ -1,4 +1,4 @@
-"""The functional twin as JAX users use it: noise, types, scan, rematerialisation, meshes, NNX, looking inside."""
+"""The JAX twin: dropout, dtypes, attention kernels, scan, rematerialisation, NNX, intermediates, invalid images."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -14,34 +14,34 @@ from flax import nnx
 
 import vit_jax
 import vit_spec
-from tests.extreme_weights import drawn
-from tests.twins import pictures, small
-from vit_jax.layers import _layer_norm, runs_cudnn
+from tests.extreme_weights import draw_example
+from tests.twins import random_images, small_config
+from vit_jax.layers import _layer_norm, supports_cudnn_attention
 from vit_spec import InputError, ViTConfig
 
-PLAIN = small(vit_spec.get("vit_s16"))
-RICH = small(vit_spec.get("dinov3_s16plus")).replace(head={"pool": "attention", "hidden": 6}, num_classes=5)
-NOISE = ("pos_drop", "attn_drop", "mlp_drop", "patch_drop", "drop_path")
+PLAIN = small_config(vit_spec.get("vit_s16"))
+RICH = small_config(vit_spec.get("dinov3_s16plus")).replace(head={"pool": "attention", "hidden": 6}, num_classes=5)
+DROPOUT = ("pos_drop", "attn_drop", "mlp_drop", "patch_drop", "drop_path")
 
 
-PARAMS = cache(vit_jax.init)
+cached_params = cache(vit_jax.init)
 
 
 @cache
 def compiled(config: ViTConfig, execution: vit_jax.Execution) -> Any:
-    """Parameters drawn from seed 0, and the model's compiled `apply`."""
-    params = PARAMS(replace(config, regularisation=vit_spec.Regularisation()))
+    """Return parameters of seed 0, and the compiled `apply` of the model."""
+    params = cached_params(replace(config, regularisation=vit_spec.Regularisation()))
     return params, jax.jit(vit_jax.ViT(config, execution).apply, static_argnames="train")
 
 
 def run(config: ViTConfig, execution: vit_jax.Execution | None = None, **options: Any) -> Any:
-    """The outputs on two pictures."""
+    """Return the outputs for two images."""
     params, apply = compiled(config, execution or vit_jax.Execution())
-    return apply({"params": params}, pictures(config), **options)
+    return apply({"params": params}, random_images(config), **options)
 
 
-@pytest.mark.parametrize("kind", NOISE)
-def test_noise_acts_in_training_alone_and_follows_its_key(kind: str) -> None:
+@pytest.mark.parametrize("kind", DROPOUT)
+def test_dropout_acts_only_in_training_and_follows_its_key(kind: str) -> None:
     config = PLAIN.replace(regularisation={kind: 0.5})
     one, same, other = (run(config, train=True, rngs={"dropout": jax.random.key(seed)}) for seed in (1, 1, 2))
     assert (one == same).all()
@@ -49,18 +49,18 @@ def test_noise_acts_in_training_alone_and_follows_its_key(kind: str) -> None:
     assert (run(config) == run(PLAIN)).all()
 
 
-def test_patch_dropout_keeps_the_prefix_and_a_share_of_the_patches() -> None:
+def test_patch_dropout_keeps_the_prefix_and_a_fraction_of_the_patches() -> None:
     config = RICH.replace(regularisation={"patch_drop": 0.5})
     apply = jax.jit(partial(vit_jax.ViT(config).apply, train=True, mutable=["intermediates"]))
-    _, state = apply({"params": PARAMS(RICH)}, pictures(config, (64, 64)), rngs={"dropout": jax.random.key(0)})
+    _, state = apply({"params": cached_params(RICH)}, random_images(config, (64, 64)), rngs={"dropout": jax.random.key(0)})
     assert state["intermediates"]["embed"][0].shape[1] == config.num_prefix + 8
 
 
-def test_drop_path_leaves_the_first_block_whole_and_drops_whole_images() -> None:
+def test_drop_path_keeps_the_first_block_and_drops_whole_images() -> None:
     config = PLAIN.replace(regularisation={"drop_path": 0.9})
-    x = np.tile(pictures(config), (64, 1, 1, 1))
+    x = np.tile(random_images(config), (64, 1, 1, 1))
     _, state = vit_jax.ViT(config).apply(
-        {"params": PARAMS(PLAIN)},
+        {"params": cached_params(PLAIN)},
         x,
         train=True,
         rngs={"dropout": jax.random.key(0)},
@@ -74,17 +74,17 @@ def test_drop_path_leaves_the_first_block_whole_and_drops_whole_images() -> None
         for after, before in zip(outputs, (found["embed"][0], outputs[0]), strict=True)
     ]
     assert not skipped[0].any()
-    assert 0.5 < skipped[1].mean() < 0.95  # both halves: 0.81
+    assert 0.5 < skipped[1].mean() < 0.95  # attention and MLP: 0.81
 
 
 @pytest.mark.parametrize("config", [PLAIN, RICH], ids=["plain", "rich"])
-def test_bfloat16_is_computed_in_bfloat16_within_its_rounding(config: ViTConfig) -> None:
+def test_bfloat16_is_computed_in_bfloat16_within_its_rounding_error(config: ViTConfig) -> None:
     params, apply = compiled(config, vit_jax.Execution(dtype=jnp.float32))
     near = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    exact = apply({"params": near}, jnp.asarray(pictures(config), jnp.bfloat16))
+    exact = apply({"params": near}, jnp.asarray(random_images(config), jnp.bfloat16))
     rounded = run(config, vit_jax.Execution(dtype=jnp.bfloat16))
     assert rounded.dtype == jnp.bfloat16
-    assert jnp.linalg.norm(rounded - exact) < 10 * 2**-9 * jnp.linalg.norm(exact)  # ten roundings, as G2 has it
+    assert jnp.linalg.norm(rounded - exact) < 10 * 2**-9 * jnp.linalg.norm(exact)  # ten rounding errors
 
 
 @pytest.mark.parametrize(
@@ -97,82 +97,85 @@ def test_bfloat16_is_computed_in_bfloat16_within_its_rounding(config: ViTConfig)
     ],
     ids=["remat full", "remat dots", "unroll", "explicit"],
 )
-def test_how_it_runs_does_not_change_what_it_computes(execution: vit_jax.Execution) -> None:
+def test_execution_options_do_not_change_the_gradients(execution: vit_jax.Execution) -> None:
     def gradient(execution: vit_jax.Execution) -> Any:
         model = vit_jax.ViT(RICH, execution)
-        return jax.jit(jax.grad(lambda p: jnp.square(model.apply({"params": p}, pictures(RICH))).sum()))(params)
+        return jax.jit(jax.grad(lambda p: jnp.square(model.apply({"params": p}, random_images(RICH))).sum()))(params)
 
     with jax.enable_x64(True):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), PARAMS(RICH))
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), cached_params(RICH))
         plain, other = gradient(vit_jax.Execution()), gradient(execution)
     for one, two in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
         assert np.linalg.norm(one - two) <= 1e-12 * np.linalg.norm(one)
 
 
 @pytest.mark.parametrize(
-    ("capability", "runs"), [("9.0", True), ("8.0", True), ("12.1", True), ("7.5", False), ("gfx942", False), (None, False)]
+    ("capability", "supported"),
+    [("9.0", True), ("8.0", True), ("12.1", True), ("7.5", False), ("gfx942", False), (None, False)],
 )
-def test_the_fused_kernel_is_taken_on_the_devices_that_run_it(capability: str | None, runs: bool) -> None:
+def test_the_fused_kernel_is_supported_from_compute_capability_8_on(capability: str | None, supported: bool) -> None:
     device: Any = SimpleNamespace() if capability is None else SimpleNamespace(compute_capability=capability)
-    assert runs_cudnn(device) is runs
+    assert supports_cudnn_attention(device) is supported
 
 
 @pytest.fixture
-def beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the twin find a GPU where it asks for jax's first device."""
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace jax's local devices by a stand-in for a GPU."""
     gpu, find = SimpleNamespace(platform="gpu", compute_capability="9.0"), jax.local_devices
     monkeypatch.setattr(jax, "local_devices", lambda backend=None: find(backend=backend) if backend else [gpu])
 
 
-@pytest.mark.usefixtures("beside_a_gpu")
-def test_beside_a_gpu_the_cpu_still_runs_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr("vit_jax.layers.runs_cudnn", lambda device: bool(asked.append(device.platform)))
-    model, params = vit_jax.ViT(PLAIN, vit_jax.Execution(dtype=jnp.bfloat16)), PARAMS(PLAIN)
+@pytest.mark.usefixtures("fake_gpu")
+def test_on_a_machine_with_a_gpu_the_cpu_can_run_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    platforms: list[str] = []
+    monkeypatch.setattr("vit_jax.layers.supports_cudnn_attention", lambda device: bool(platforms.append(device.platform)))
+    model, params = vit_jax.ViT(PLAIN, vit_jax.Execution(dtype=jnp.bfloat16)), cached_params(PLAIN)
     for place in (None, "cpu", jax.devices("cpu")[0]):
         with jax.default_device(place):
-            jax.eval_shape(lambda: model.apply({"params": params}, pictures(PLAIN)))
-    assert list(dict.fromkeys(asked)) == ["gpu", "cpu"]
+            jax.eval_shape(lambda: model.apply({"params": params}, random_images(PLAIN)))
+    assert list(dict.fromkeys(platforms)) == ["gpu", "cpu"]
 
 
-@pytest.mark.usefixtures("beside_a_gpu")
-@pytest.mark.parametrize(("version", "held"), [((0, 11, 2), False), ((0, 12, 0), True)])
-def test_tokens_are_held_in_rows_where_the_compiler_would_turn_them(
-    version: tuple[int, ...], held: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("fake_gpu")
+@pytest.mark.parametrize(("version", "constrained"), [((0, 11, 2), False), ((0, 12, 0), True)])
+def test_the_layout_of_tokens_is_constrained_on_gpus_from_jax_0_12_on(
+    version: tuple[int, ...], constrained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jax, "__version_info__", version)
-    apply = jax.jit(lambda x: vit_jax.ViT(PLAIN).apply({"params": PARAMS(PLAIN)}, x))
-    assert ("LayoutConstraint" in apply.lower(pictures(PLAIN)).as_text()) is held
+    apply = jax.jit(lambda x: vit_jax.ViT(PLAIN).apply({"params": cached_params(PLAIN)}, x))
+    assert ("LayoutConstraint" in apply.lower(random_images(PLAIN)).as_text()) is constrained
 
 
 @pytest.mark.parametrize("side", [16, 24], ids=["5 tokens", "10 tokens"])
-def test_the_fused_kernel_is_given_what_makes_it_the_same_function(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """jax's own attention takes the kernel's place, since it takes the same arguments and runs everywhere."""
+def test_attention_with_the_arguments_of_the_fused_kernel_is_the_same_function(
+    side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is replaced by jax's own attention, which has the same arguments and runs everywhere."""
     config = RICH.replace(image_size=(side, side), patch_size=8, tokens={"registers": 0})
-    asked = []
+    calls = []
 
-    def anywhere(*arguments: Any, implementation: str, **options: Any) -> Any:
-        asked.append((implementation, arguments[0].shape[1]))
+    def attention_anywhere(*arguments: Any, implementation: str, **options: Any) -> Any:
+        calls.append((implementation, arguments[0].shape[1]))
         return dot_product_attention(*arguments, implementation="xla", **options)
 
     def gradient(kind: Any, params: Any) -> Any:
         model = vit_jax.ViT(config, vit_jax.Execution(attention=kind))
-        return jax.jit(jax.grad(lambda p: jnp.square(model.apply({"params": p}, pictures(config))).sum()))(params)
+        return jax.jit(jax.grad(lambda p: jnp.square(model.apply({"params": p}, random_images(config))).sum()))(params)
 
     dot_product_attention = jax.nn.dot_product_attention
-    monkeypatch.setattr(jax.nn, "dot_product_attention", anywhere)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attention_anywhere)
     with jax.enable_x64(True):
-        noise = np.random.default_rng(0)  # so large that no gradient is nearly nothing
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf + noise.normal(0, 0.3, leaf.shape)), PARAMS(config))
-        written_out, fused = gradient("explicit", params), gradient("cudnn", params)
-    assert set(asked) == {("cudnn", 6 if side == 16 else 10)}  # an even number; the pooling's query is no concern of it
-    for one, two in zip(jax.tree.leaves(written_out), jax.tree.leaves(fused), strict=True):
-        assert np.linalg.norm(one - two) <= 10 * 2**-24 * np.linalg.norm(one)  # jax's own holds scores in float32
+        noise = np.random.default_rng(0)  # large enough that no gradient is nearly zero
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf + noise.normal(0, 0.3, leaf.shape)), cached_params(config))
+        explicit, fused = gradient("explicit", params), gradient("cudnn", params)
+    assert set(calls) == {("cudnn", 6 if side == 16 else 10)}  # even numbers of tokens; attention pooling does not use it
+    for one, two in zip(jax.tree.leaves(explicit), jax.tree.leaves(fused), strict=True):
+        assert np.linalg.norm(one - two) <= 10 * 2**-24 * np.linalg.norm(one)  # jax's own attention has scores in float32
 
 
 @pytest.mark.parametrize("name", ["vit_s16", "vit_h14", "siglip_so400m14", "dinov2_s14_reg4"])
-def test_a_step_with_the_fused_kernel_is_lowered_for_nvidia(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """197, 257, 256 and 1,374 tokens; heads of 64, 80 and 72: what jax refuses, it refuses here."""
+def test_a_training_step_with_the_fused_kernel_lowers_for_cuda(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lowering raises the errors of jax for 197, 257, 256 and 1,374 tokens and head dimensions of 64, 80 and 72."""
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
     config = vit_spec.get(name, depth=2, width=vit_spec.get(name).head_dim * 2, num_heads=2, mlp_dim=16)
     model = vit_jax.ViT(config, vit_jax.Execution(dtype=jnp.bfloat16, attention="cudnn"))
@@ -182,36 +185,36 @@ def test_a_step_with_the_fused_kernel_is_lowered_for_nvidia(name: str, monkeypat
     assert "__cudnn$fmhaSoftmaxBackward" in program
 
 
-def test_a_kernel_without_dropout_is_refused_where_there_is_some() -> None:
+def test_attention_dropout_with_the_fused_kernel_is_refused() -> None:
     config = PLAIN.replace(regularisation={"attn_drop": 0.5})
     with pytest.raises(InputError, match="cudnn"):
         run(config, vit_jax.Execution(attention="cudnn"), train=True, rngs={"dropout": jax.random.key(0)})
 
 
-def test_compilation_does_not_grow_with_depth() -> None:
+def test_the_compiled_program_does_not_grow_with_depth() -> None:
     def instructions(depth: int) -> int:
         config = replace(PLAIN, depth=depth)
         params = jax.eval_shape(lambda: vit_jax.init(config))
         apply = jax.jit(lambda p, x: vit_jax.ViT(config).apply({"params": p}, x))
-        return len(apply.lower(params, pictures(config)).as_text().splitlines())
+        return len(apply.lower(params, random_images(config)).as_text().splitlines())
 
     assert instructions(24) <= instructions(3) + 2
 
 
-def test_it_runs_through_the_bridge_to_nnx() -> None:
-    model = nnx.bridge.ToNNX(vit_jax.ViT(RICH), rngs=nnx.Rngs(params=0)).lazy_init(pictures(RICH))
+def test_the_model_runs_through_the_nnx_bridge() -> None:
+    model = nnx.bridge.ToNNX(vit_jax.ViT(RICH), rngs=nnx.Rngs(params=0)).lazy_init(random_images(RICH))
     params = jax.tree.map(lambda leaf: leaf, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    expected = vit_jax.ViT(RICH).apply({"params": params}, pictures(RICH))
-    np.testing.assert_array_equal(model(pictures(RICH)), expected)
-    gradient = nnx.jit(nnx.grad(lambda m: jnp.square(m(pictures(RICH))).sum()))(model)
+    expected = vit_jax.ViT(RICH).apply({"params": params}, random_images(RICH))
+    np.testing.assert_array_equal(model(random_images(RICH)), expected)
+    gradient = nnx.jit(nnx.grad(lambda m: jnp.square(m(random_images(RICH))).sum()))(model)
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient["blocks"]["attn"]["qkv"]))
 
 
-def test_attention_maps_are_the_weights_that_the_heads_used() -> None:
+def test_attention_maps_are_the_weights_of_the_heads() -> None:
     with jax.enable_x64(True):
         model = vit_jax.ViT(RICH)
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), PARAMS(RICH))
-        x = pictures(RICH).astype(np.float64)
+        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), cached_params(RICH))
+        x = random_images(RICH).astype(np.float64)
         _, found = jax.jit(partial(vit_jax.intermediates, model))(params, x)
         maps = jax.jit(partial(vit_jax.attention_maps, model))(params, x)
         heads = jnp.einsum("bhts,bshd->bthd", maps, found["blocks.1.attn.v"])
@@ -219,51 +222,52 @@ def test_attention_maps_are_the_weights_that_the_heads_used() -> None:
     assert maps.shape == (2, RICH.num_heads, RICH.num_tokens, RICH.num_tokens)
 
 
-def test_both_twins_name_the_same_intermediates() -> None:
+def test_both_twins_have_the_same_intermediates() -> None:
     torch, vit_torch = pytest.importorskip("torch"), pytest.importorskip("vit_torch")
-    _, in_jax = vit_jax.intermediates(vit_jax.ViT(RICH), PARAMS(RICH), pictures(RICH))
-    written_out = vit_torch.ViT(RICH, vit_torch.Execution(attention="explicit")).eval()
-    _, in_torch = vit_torch.intermediates(written_out, torch.tensor(pictures(RICH)).permute(0, 3, 1, 2))
+    _, in_jax = vit_jax.intermediates(vit_jax.ViT(RICH), cached_params(RICH), random_images(RICH))
+    explicit = vit_torch.ViT(RICH, vit_torch.Execution(attention="explicit")).eval()
+    _, in_torch = vit_torch.intermediates(explicit, torch.tensor(random_images(RICH)).permute(0, 3, 1, 2))
     assert {name: value.shape for name, value in in_jax.items()} == {k: tuple(v.shape) for k, v in in_torch.items()}
 
 
-REFUSED = {
+INVALID_IMAGES = {
     "a single image": (lambda x: x[0], "a single image is images[None]"),
     "channels first": (lambda x: x.transpose(0, 3, 1, 2), "use images.transpose(0, 2, 3, 1)"),
-    "another channel count": (lambda x: x[..., :2], "with 3 channels"),
-    "bytes": (lambda x: x.astype(np.uint8), "normalise them first"),
-    "a size that the patch does not divide": (lambda x: x[:, :, :-1], "resize images to 32x48"),
+    "another number of channels": (lambda x: x[..., :2], "with 3 channels"),
+    "uint8": (lambda x: x.astype(np.uint8), "normalize them first"),
+    "a size that is not a multiple of the patch size": (lambda x: x[:, :, :-1], "resize images to 32x48"),
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_wrong_images_are_refused_in_one_line(what: str) -> None:
-    change, message = REFUSED[what]
+@pytest.mark.parametrize("what", INVALID_IMAGES)
+def test_the_error_for_invalid_images_is_one_line(what: str) -> None:
+    change, message = INVALID_IMAGES[what]
     with pytest.raises(InputError) as error:
-        vit_jax.ViT(PLAIN).apply({"params": PARAMS(PLAIN)}, change(pictures(PLAIN)))
+        vit_jax.ViT(PLAIN).apply({"params": cached_params(PLAIN)}, change(random_images(PLAIN)))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", vit_spec.names())
-def test_a_named_model_at_full_size_has_the_shapes_of_its_rows(name: str) -> None:
-    config = vit_spec.get(name)
-    params = jax.eval_shape(lambda: vit_jax.init(config))
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == vit_spec.count(config)
+def test_every_named_model_at_full_size_has_the_parameter_count_of_its_rows() -> None:
+    counts = {}
+    for name in vit_spec.names():
+        params = jax.eval_shape(partial(vit_jax.init, vit_spec.get(name)))
+        counts[name] = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert counts == {name: vit_spec.count(vit_spec.get(name)) for name in vit_spec.names()}
 
 
-def test_scores_of_billions_give_finite_outputs() -> None:
-    _, _, config, params, images = drawn(91)  # weights times 10 to 300, whose scores reach 3e9
+def test_attention_scores_of_billions_give_finite_outputs() -> None:
+    _, _, config, params, images = draw_example(91)  # weights times 10 to 300, whose scores reach 3e9
     assert np.isfinite(jax.jit(vit_jax.ViT(config).apply)({"params": params}, images)).all()
 
 
-def test_the_gradient_of_a_norm_keeps_both_terms_where_float32_nearly_overflows() -> None:
-    x, ahead = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+def test_the_gradient_of_a_norm_is_precise_where_float32_nearly_overflows() -> None:
+    x, cotangent = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
 
     def gradient(dtype: Any) -> np.ndarray:
-        arrays = [jnp.asarray(each, dtype) for each in (1e13 * x, np.ones(8), np.zeros(8), ahead)]
+        arrays = [jnp.asarray(each, dtype) for each in (1e13 * x, np.ones(8), np.zeros(8), cotangent)]
         return np.asarray(jax.grad(lambda x, scale, bias, y: jnp.vdot(_layer_norm(x, scale, bias, 1e-6), y))(*arrays))
 
     with jax.enable_x64(True):
-        right = gradient(np.float64)
-    assert np.linalg.norm(gradient(np.float32) - right) <= 1e-5 * np.linalg.norm(right)
+        exact = gradient(np.float64)
+    assert np.linalg.norm(gradient(np.float32) - exact) <= 1e-5 * np.linalg.norm(exact)

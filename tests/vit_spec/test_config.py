@@ -1,4 +1,4 @@
-"""What a config holds, refuses and says."""
+"""ViTConfig: JSON, derived sizes, changes, and error messages for invalid values."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from vit_spec.config import PARTS
 
 SMALL = ViTConfig(image_size=(32, 48), width=24, depth=2, num_heads=2, mlp_dim=40)
 
-# Where everything that a part can say differs from its default.
+# Every field differs from its default.
 RICH = ViTConfig(
     image_size=(32, 48),
     patch_size=(8, 16),
@@ -51,22 +51,21 @@ RICH = ViTConfig(
 # JSON -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", names())
-def test_json_gives_every_named_model_back(name):
-    assert ViTConfig.from_json(get(name).to_json()) == get(name)
+def test_json_round_trips_every_named_model():
+    assert [name for name in names() if ViTConfig.from_json(get(name).to_json()) != get(name)] == []
 
 
-def test_json_gives_every_field_back():
+def test_json_round_trips_every_field():
     assert ViTConfig.from_json(RICH.to_json()) == RICH
 
 
-def test_json_is_one_line_of_every_field():
+def test_json_is_one_line_with_every_field():
     text = RICH.to_json()
     assert "\n" not in text
     assert set(json.loads(text)) == {field.name for field in dataclasses.fields(ViTConfig)}
 
 
-def test_fields_that_json_leaves_out_take_their_defaults():
+def test_fields_that_json_omits_take_their_defaults():
     text = '{"width": 24, "depth": 2, "num_heads": 2, "mlp_dim": 40, "norms": {"eps": 1e-5}}'
     assert ViTConfig.from_json(text) == ViTConfig(width=24, depth=2, num_heads=2, mlp_dim=40, norms=Norms(eps=1e-5))
 
@@ -77,36 +76,36 @@ def test_json_with_an_unknown_key_is_refused():
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_json_with_an_unknown_key_in_a_part_is_refused(part):
+def test_json_with_an_unknown_nested_key_is_refused(part):
     with pytest.raises(InputError, match=rf"unknown config field {part}\.novel"):
         ViTConfig.from_json(with_key("novel", part))
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_json_with_something_else_for_a_part_is_refused(part):
+def test_json_with_a_number_for_a_nested_object_is_refused(part):
     fields = json.loads(SMALL.to_json()) | {part: 3}
-    with pytest.raises(InputError, match=f"{part} is 3: an object with the fields of {PARTS[part].__name__}"):
+    with pytest.raises(InputError, match=f"{part} is 3: expected an object with the fields of {PARTS[part].__name__}"):
         ViTConfig.from_json(json.dumps(fields))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "the config is not JSON"),
-        (f'{{"width": {"9" * 400}}}', "... is a number of more than 300 digits"),
-        ("[]", "the config is a JSON list: an object of fields was expected"),
-        ('{"width": 24}', "the config lacks depth, num_heads, mlp_dim: add them"),
-        (SMALL.to_json().replace('"width": 24', '"width": "24"'), "width is '24': give a whole number"),
-        (SMALL.to_json().replace("1e-06", "NaN"), "the config is not JSON (not JSON, which has no NaN)"),
+        ("{", "the config cannot be read (not JSON: "),
+        (f'{{"width": {"9" * 400}}}', "... has more than 300 digits"),
+        ("[]", "the config is a JSON list: expected an object with the fields of ViTConfig"),
+        ('{"width": 24}', "required config fields are missing: add depth, num_heads, mlp_dim"),
+        (SMALL.to_json().replace('"width": 24', '"width": "24"'), "width is '24': give an integer"),
+        (SMALL.to_json().replace("1e-06", "NaN"), "the config cannot be read (NaN is not valid JSON)"),
     ],
 )
-def test_json_that_is_no_config_is_refused(text, message):
+def test_invalid_json_is_refused(text, message):
     with pytest.raises(InputError, match=re.escape(message)):
         ViTConfig.from_json(text)
 
 
 def with_key(key, part=None):
-    """The JSON of a config with one key too many, at the top or in a part."""
+    """Return the JSON of a config with an additional key, at the top level or in a nested object."""
     fields = json.loads(SMALL.to_json())
     (fields if part is None else fields[part])[key] = 1
     return json.dumps(fields)
@@ -116,7 +115,7 @@ def with_key(key, part=None):
 
 
 @pytest.mark.parametrize("field", ["image_size", "patch_size"])
-def test_one_number_stands_for_a_square(field):
+def test_one_integer_means_a_square(field):
     assert getattr(SMALL.replace(**{field: 16}), field) == (16, 16)
 
 
@@ -125,11 +124,11 @@ def test_a_list_becomes_a_tuple():
 
 
 @pytest.mark.parametrize("value", [np.int64(48), np.int32(48)])
-def test_numbers_of_numpy_become_pythons(value):
+def test_a_numpy_integer_becomes_a_python_integer(value):
     assert type(SMALL.replace(width=value).width) is int
 
 
-def test_a_whole_number_becomes_a_float_where_one_is_meant():
+def test_an_integer_becomes_a_float_in_a_float_field():
     assert type(SMALL.replace(attention={"scale": 2}).attention.scale) is float
 
 
@@ -138,53 +137,53 @@ def test_a_config_is_frozen():
         SMALL.width = 32
 
 
-def test_equal_configs_hash_alike():
+def test_equal_configs_have_equal_hashes():
     assert hash(SMALL) == hash(ViTConfig.from_json(SMALL.to_json()))
     assert len({SMALL, SMALL.replace(), SMALL.replace(depth=3)}) == 2
 
 
-def test_derived_sizes_do_not_enter_equality():
+def test_cached_sizes_do_not_change_equality():
     fresh = ViTConfig.from_json(SMALL.to_json())
     assert fresh.sizes
     assert fresh == ViTConfig.from_json(SMALL.to_json())
 
 
-def test_head_dim_is_the_share_of_a_head_unless_given():
+def test_head_dim_is_width_over_num_heads_unless_given():
     assert SMALL.head_dim == 12
     assert SMALL.replace(attention={"head_dim": 5}).head_dim == 5
 
 
-def test_scale_is_the_root_of_head_dim_unless_given():
+def test_scale_is_the_inverse_root_of_head_dim_unless_given():
     assert SMALL.scale == 12**-0.5
     assert SMALL.replace(attention={"scale": 0.5}).scale == 0.5
 
 
-def test_a_grid_has_height_first():
+def test_the_grid_is_rows_then_columns():
     assert SMALL.grid == (2, 3)
 
 
-def test_padding_rounds_a_grid_up():
+def test_padding_rounds_the_grid_up():
     assert SMALL.replace(tokens={"pad": True}).grid_of(33, 48) == (3, 3)
 
 
 @pytest.mark.parametrize(("covers", "rows"), [("all", 1 + 4 + 6), ("class", 1 + 6), ("none", 6)])
-def test_positions_cover_the_prefix_that_is_asked_for(covers, rows):
+def test_the_position_table_has_rows_for_the_chosen_prefix_tokens(covers, rows):
     assert SMALL.replace(tokens={"registers": 4}, positions={"covers": covers}).sizes["token"] == rows
 
 
 # Changes ----------------------------------------------------------------------------------------------------
 
 
-def test_replace_changes_what_it_names_and_nothing_else():
+def test_replace_changes_only_the_named_fields():
     changed = RICH.replace(depth=3, norms={"eps": 1e-3})
     assert changed == dataclasses.replace(RICH, depth=3, norms=dataclasses.replace(RICH.norms, eps=1e-3))
 
 
-def test_replace_takes_a_whole_part():
+def test_replace_accepts_a_complete_nested_dataclass():
     assert RICH.replace(norms=Norms()).norms == Norms()
 
 
-def test_replace_leaves_the_original_as_it_was():
+def test_replace_does_not_change_the_original():
     text = SMALL.to_json()
     SMALL.replace(depth=3, norms={"eps": 1e-3})
     assert SMALL.to_json() == text
@@ -200,23 +199,23 @@ def test_replace_leaves_the_original_as_it_was():
         ({"mlp": {"qwerty": 1}}, "unknown config field mlp.qwerty; the fields are activation"),
     ],
 )
-def test_an_unknown_field_is_told_the_nearest_or_all(changes, message):
+def test_an_unknown_field_error_suggests_a_similar_field_or_lists_all(changes, message):
     with pytest.raises(InputError, match=re.escape(message)):
         SMALL.replace(**changes)
 
 
-# Refusals ---------------------------------------------------------------------------------------------------
+# Errors -----------------------------------------------------------------------------------------------------
 
 WRONG_TYPES = [
-    ({"width": "24"}, "width is '24': give a whole number"),
-    ({"width": 24.0}, "width is 24.0: give a whole number"),
-    ({"depth": True}, "depth is True: give a whole number"),
-    ({"image_size": "224"}, "image_size is '224': give 2 numbers, as in (224, 224)"),
-    ({"image_size": (32, 32, 3)}, "image_size is (32, 32, 3): give 2 numbers, as in (224, 224)"),
-    ({"image_size": (32, 32.5)}, "image_size is 32.5: give a whole number"),
+    ({"width": "24"}, "width is '24': give an integer"),
+    ({"width": 24.0}, "width is 24.0: give an integer"),
+    ({"depth": True}, "depth is True: give an integer"),
+    ({"image_size": "224"}, "image_size is '224': give 2 numbers, such as (224, 224)"),
+    ({"image_size": (32, 32, 3)}, "image_size is (32, 32, 3): give 2 numbers, such as (224, 224)"),
+    ({"image_size": (32, 32.5)}, "image_size is 32.5: give an integer"),
     ({"patch_size": None}, "patch_size is None: give 2 numbers"),
-    ({"pixels": {"mean": 0.5}}, "pixels.mean is 0.5: give some numbers, as in (0.5, 0.5, 0.5)"),
-    ({"pixels": {"mean": ()}}, "pixels.mean is (): give some numbers"),
+    ({"pixels": {"mean": 0.5}}, "pixels.mean is 0.5: give one or more numbers, such as (0.5, 0.5, 0.5)"),
+    ({"pixels": {"mean": ()}}, "pixels.mean is (): give one or more numbers"),
     ({"pixels": {"std": (float("nan"),)}}, "pixels.std is nan: give a finite number"),
     ({"norms": 1e-6}, "norms is 1e-06: give a vit_spec.Norms(...)"),
     ({"norms": Head()}, "give a vit_spec.Norms(...)"),
@@ -238,28 +237,31 @@ WRONG_TYPES = [
 ]
 
 OUT_OF_RANGE = [
-    ({"in_channels": 0}, "in_channels is 0: give a positive number"),
-    ({"width": 0}, "width is 0: give a positive number"),
-    ({"depth": -1}, "depth is -1: give a positive number"),
-    ({"num_heads": 0}, "num_heads is 0: give a positive number"),
-    ({"mlp_dim": 0}, "mlp_dim is 0: give a positive number"),
-    ({"num_classes": -1}, "num_classes is -1: give the number of outputs, or 0 for features"),
-    ({"image_size": (0, 32)}, "image_size is (0, 32): give positive numbers of pixels"),
-    ({"patch_size": (16, 0)}, "patch_size is (16, 0): give positive numbers of pixels"),
+    ({"in_channels": 0}, "in_channels is 0: give a positive integer"),
+    ({"width": 0}, "width is 0: give a positive integer"),
+    ({"depth": -1}, "depth is -1: give a positive integer"),
+    ({"num_heads": 0}, "num_heads is 0: give a positive integer"),
+    ({"mlp_dim": 0}, "mlp_dim is 0: give a positive integer"),
+    ({"num_classes": -1}, "num_classes is -1: give the number of outputs, or 0 for a model without a classifier"),
+    ({"image_size": (0, 32)}, "image_size is (0, 32): give a positive height and width in pixels"),
+    ({"patch_size": (16, 0)}, "patch_size is (16, 0): give a positive height and width in pixels"),
     ({"pixels": {"std": (0.0,)}}, "pixels.std is (0.0,): give positive numbers"),
     ({"tokens": {"registers": -1}}, "tokens.registers is -1: give 0 or more"),
     ({"tokens": {"init": "normal"}}, "tokens.init is 'normal': give one of zeros, ones, constant(0.1)"),
     ({"tokens": {"init": "normal(-1)"}}, "give a positive standard deviation"),
-    ({"tokens": {"init": "uniform(1, 0)"}}, "an interval (low, high)"),
+    ({"tokens": {"init": "uniform(1, 0)"}}, "bounds with low < high"),
     ({"head": {"init": "zeroes"}}, "head.init is 'zeroes': give one of zeros"),
     ({"head": {"init": "constant(nan)"}}, "head.init is 'constant(nan)': give one of"),
     ({"positions": {"table": "sincos_2d_mea"}}, "did you mean 'sincos_2d_mae'?"),
     ({"positions": {"rotary_base": 0.0}}, "positions.rotary_base is 0.0: give a positive number"),
-    ({"resampling": {"antialias": False, "offset": 1.0}}, "resampling.offset is 1.0: give a number from 0 up to 1"),
-    ({"attention": {"head_dim": 0}}, "attention.head_dim is 0: give a positive number"),
+    (
+        {"resampling": {"antialias": False, "offset": 1.0}},
+        "resampling.offset is 1.0: give a number of at least 0 and less than 1",
+    ),
+    ({"attention": {"head_dim": 0}}, "attention.head_dim is 0: give a positive integer"),
     ({"attention": {"scale": 0.0}}, "attention.scale is 0.0: give a positive number, or None"),
     ({"norms": {"eps": 0.0}}, "norms.eps is 0.0: give a positive number such as 1e-6"),
-    ({"head": {"hidden": 0}}, "head.hidden is 0: give a positive width, or None"),
+    ({"head": {"hidden": 0}}, "head.hidden is 0: give a positive integer, or None"),
     ({"regularisation": {"pos_drop": 1.0}}, "regularisation.pos_drop is 1.0: give a probability"),
     ({"regularisation": {"patch_drop": -0.1}}, "regularisation.patch_drop is -0.1: give a probability"),
     ({"regularisation": {"attn_drop": 2.0}}, "regularisation.attn_drop is 2.0: give a probability"),
@@ -267,7 +269,7 @@ OUT_OF_RANGE = [
     ({"regularisation": {"drop_path": 1.0}}, "regularisation.drop_path is 1.0: give a probability"),
 ]
 
-TOO_LARGE = [  # for a size, for a float, and for what Python prints
+TOO_LARGE = [  # for a size, for an integer that Python prints, and for a float
     ({"width": 2**63}, "width is a number of 64 bits: give a smaller one"),
     ({"image_size": 16**5000}, "image_size is a number of 20001 bits: give a smaller one"),
     ({"norms": {"eps": 10**400}}, "give a finite number"),
@@ -275,38 +277,41 @@ TOO_LARGE = [  # for a size, for a float, and for what Python prints
 
 NO_CLASS_TOKEN = {"class_token": False}
 CONTRADICTIONS = [
-    ({"image_size": (33, 47)}, "image size 33x47 is not a multiple of the patch 16x16: resize images to 32x48"),
+    ({"image_size": (33, 47)}, "image size 33x47 is not a multiple of the patch size 16x16: resize images to 32x48"),
     ({"image_size": (33, 47)}, "or set tokens.pad=True"),
-    ({"num_heads": 5}, "width 24 is not divisible by num_heads 5: choose num_heads that divides it, or set"),
-    ({"pixels": {"mean": (0.1, 0.2)}}, "pixels.mean has 2 values for 3 channels: give one for all, or one a channel"),
-    ({"tokens": NO_CLASS_TOKEN}, "head.pool='token' reads the class token: set tokens.class_token=True, or head.pool="),
-    ({"tokens": NO_CLASS_TOKEN, "head": {"pool": "token_mean"}}, "head.pool='token_mean' reads the class token"),
-    ({"tokens": NO_CLASS_TOKEN | {"distillation": True}}, "tokens.distillation adds a second token to the class token"),
+    ({"num_heads": 5}, "width 24 is not divisible by num_heads 5: change one of them, or set"),
+    ({"pixels": {"mean": (0.1, 0.2)}}, "pixels.mean has 2 values for 3 channels: give one value for all channels, or"),
+    ({"tokens": NO_CLASS_TOKEN}, "head.pool='token' needs a class token: set tokens.class_token=True, or head.pool="),
+    ({"tokens": NO_CLASS_TOKEN, "head": {"pool": "token_mean"}}, "head.pool='token_mean' needs a class token"),
+    ({"tokens": NO_CLASS_TOKEN | {"distillation": True}}, "tokens.distillation=True needs a class token"),
     (
         {"tokens": {"distillation": True}, "head": {"pool": "mean"}},
-        "tokens.distillation reads two tokens: set head.pool",
+        "tokens.distillation=True needs head.pool='token'",
     ),
     (
         {"tokens": NO_CLASS_TOKEN, "head": {"pool": "mean"}, "positions": {"covers": "class"}},
         "positions.covers='class' needs a class token: set tokens.class_token=True, or positions.covers='none'",
     ),
-    ({"positions": {"kind": "fixed"}}, "positions.table is 'normal(0.02)': a fixed table is one of sincos_1d"),
+    (
+        {"positions": {"kind": "fixed"}},
+        "positions.table is 'normal(0.02)': for positions.kind='fixed', give one of sincos_1d",
+    ),
     ({"positions": {"table": "sincos_2d_mae"}, "width": 26}, "a 2-D sine-cosine table needs a multiple of 4"),
     (
         {"positions": {"rotary": "axial"}, "width": 20},
-        "head_dim 10 is not a multiple of 4, which positions.rotary needs",
+        "head_dim is 10: positions.rotary needs a multiple of 4",
     ),
-    ({"resampling": {"align_corners": True}}, "resampling.antialias has no corner-aligned form: switch off one"),
+    ({"resampling": {"align_corners": True}}, "resampling.antialias and resampling.align_corners cannot be combined"),
     (
         {"resampling": {"align_corners": True, "antialias": False, "offset": 0.1}},
-        "resampling.offset has no corner-aligned form: switch off one",
+        "resampling.offset and resampling.align_corners cannot be combined",
     ),
-    ({"attention": {"proj": False, "head_dim": 6}}, "num_heads 2 times head_dim 6 is 12, not the width 24"),
+    ({"attention": {"proj": False, "head_dim": 6}}, "num_heads 2 times head_dim 6 is 12, but attention.proj=False or"),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG_TYPES + OUT_OF_RANGE + CONTRADICTIONS, ids=str)
-def test_a_wrong_value_is_refused_in_one_line_that_says_what_to_change(change, message):
+def test_the_error_for_an_invalid_value_is_one_line_and_says_what_to_change(change, message):
     with pytest.raises(InputError) as refusal:
         SMALL.replace(**change)
     assert message in str(refusal.value)
@@ -314,13 +319,13 @@ def test_a_wrong_value_is_refused_in_one_line_that_says_what_to_change(change, m
 
 
 @pytest.mark.parametrize(("change", "message"), TOO_LARGE, ids=["size", "pair", "float"])
-def test_a_number_that_is_too_large_is_refused_without_printing_it(change, message):
+def test_the_error_for_a_too_large_number_does_not_print_it(change, message):
     with pytest.raises(InputError) as refusal:
         SMALL.replace(**change)
     assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize("size", [(33, 32), (0, 32), (32, -16)])
-def test_a_grid_refuses_a_size_that_patches_do_not_tile(size):
-    with pytest.raises(InputError, match=r"is not a multiple of the patch 16x16: resize images to \d+x\d+"):
+def test_a_size_that_is_not_a_multiple_of_the_patch_size_is_refused(size):
+    with pytest.raises(InputError, match=r"is not a multiple of the patch size 16x16: resize images to \d+x\d+"):
         SMALL.grid_of(*size)

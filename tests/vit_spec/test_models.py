@@ -1,4 +1,4 @@
-"""Named models against the parameter counts and operations that others published for them."""
+"""Named models, compared with published parameter counts and FLOPs."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from vit_spec import InputError, count, flops, get, names, rows
 GAP = {"tokens": {"class_token": False}, "head": {"pool": "mean"}}  # mean pooling, no class token
 FEATURES = {"num_classes": 0}
 CLASSES = {"num_classes": 1000}
-HEAD_BIAS = {"head": {"bias": True}}  # timm gives CLIP's projection a bias of zeros
+HEAD_BIAS = {"head": {"bias": True}}  # timm adds a bias of zeros to CLIP's projection
 NO_QKV_BIAS = {"attention": {"qkv_bias": "none"}}
 
 # google-research/vision_transformer, vit_jax/models_test.py: parameters with 1000 classes at 224 pixels.
@@ -26,7 +26,7 @@ GOOGLE = [
     ("ViT-L_16", "vit_l16", {}, 304326632),
     ("ViT-L_32", "vit_l32", {}, 306535400),
     ("ViT-H_14", "vit_h14", {}, 632045800),
-    # Its own toy, vit_jax/configs/models.py: width 10, depth 1, 2 heads, mlp_dim 10.
+    # Google's test model, vit_jax/configs/models.py: width 10, depth 1, 2 heads, mlp_dim 10.
     ("testing", "vit_s16", {"width": 10, "depth": 1, "num_heads": 2, "mlp_dim": 10}, 21390),
     (
         "testing-unpooled",
@@ -37,8 +37,8 @@ GOOGLE = [
     ),
 ]
 
-# timm results/benchmark-*.csv: name, millions of parameters, GMACs; then our name and what makes it that model.
-# Rows of models that timm publishes without a classifier count none.
+# timm results/benchmark-*.csv: timm's name, millions of parameters, GMACs; then the name here, and changes of its config.
+# For models that timm publishes without a classifier, the counts do not include one.
 # fmt: off
 TIMM = [
     ("vit_tiny_patch16_224", 5.72, 1.26, "vit_ti16", {}),
@@ -136,61 +136,58 @@ TIMM = [
 ]
 # fmt: on
 
-# Counted one by one, from other sources.
+# Exact counts from other sources.
 OTHERS = {
     "vit_s16_plain": 22122472,  # big_vision models/vit.py, variant S/16, rep_size, sincos2d, gap
     "dinov3_7b16": 6716030976,  # the parameters of timm 1.0.31's vit_7b_patch16_dinov3
 }
 
-# No one has published a count of these.
+# No published count exists.
 UNCOUNTED = {"vit_mu16", "vit_22b14", "article_xray_rope", "article_sincos", "article_rectangular"}
 
 
-def described(row):
-    return "-".join(str(value) for value in row[:1] + tuple(name for name in row[1:] if name in names()))
+def test_parameter_counts_are_exactly_those_of_google():
+    computed = {peer: count(get(name, **changes)) for peer, name, changes, _ in GOOGLE}
+    assert computed == {peer: published for peer, _, _, published in GOOGLE}
 
 
-@pytest.mark.parametrize(("_", "name", "changes", "published"), GOOGLE, ids=[row[0] for row in GOOGLE])
-def test_counts_are_googles_exactly(_, name, changes, published):
-    assert count(get(name, **changes)) == published
+def test_parameter_counts_are_those_of_timm_to_the_published_digits():
+    computed = [(peer, name, round(count(get(name, **changes)) / 1e6, 2)) for peer, _, _, name, changes in TIMM]
+    assert computed == [(peer, name, millions) for peer, millions, _, name, _ in TIMM]
 
 
-@pytest.mark.parametrize(("_", "millions", "gmacs", "name", "changes"), TIMM, ids=map(described, TIMM))
-def test_counts_are_timms_to_its_printed_digits(_, millions, gmacs, name, changes):
-    assert round(count(get(name, **changes)) / 1e6, 2) == millions
+def test_flops_with_norms_are_those_of_timm_to_the_published_digits():
+    """timm's counter, fvcore, counts five operations for each normalized entry, and no other elementwise operation."""
+    computed = []
+    for peer, _, _, name, changes in TIMM:
+        config = get(name, **changes)
+        computed.append((peer, name, round((flops(config) / 2 + 5 * normalized_entries(config)) / 1e9, 2)))
+    assert computed == [(peer, name, gmacs) for peer, _, gmacs, name, _ in TIMM]
 
 
-@pytest.mark.parametrize(("_", "millions", "gmacs", "name", "changes"), TIMM, ids=map(described, TIMM))
-def test_operations_are_timms_to_its_printed_digits_when_norms_count_too(_, millions, gmacs, name, changes):
-    """Its counter, fvcore, counts five for each entry that is normalised, and nothing else that is elementwise."""
-    config = get(name, **changes)
-    assert round((flops(config) / 2 + 5 * normalised(config)) / 1e9, 2) == gmacs
+def test_flops_without_norms_are_within_one_percent_of_timm():
+    errors = {(peer, name): flops(get(name, **changes)) / 2e9 / gmacs - 1 for peer, _, gmacs, name, changes in TIMM}
+    assert {case: error for case, error in errors.items() if abs(error) > 0.01} == {}
 
 
-@pytest.mark.parametrize(("_", "millions", "gmacs", "name", "changes"), TIMM, ids=map(described, TIMM))
-def test_operations_without_the_norms_are_within_one_percent_of_timms(_, millions, gmacs, name, changes):
-    assert flops(get(name, **changes)) / 2e9 == pytest.approx(gmacs, rel=0.01)
-
-
-def normalised(config):
-    """Entries that pass through a norm, all tokens and blocks together."""
-    alone = ("attn_pool.norm.weight", "fc_norm.weight")  # after pooling there is one token
+def normalized_entries(config):
+    """Return the number of entries that norms normalize, in all tokens and blocks together."""
+    after_pooling = ("attn_pool.norm.weight", "fc_norm.weight")  # these norms have one token
     norms = [row for row in rows(config).values() if "norm" in row.name and row.name.endswith(".weight")]
-    return sum(row.size * (1 if row.name in alone else config.num_tokens) for row in norms)
+    return sum(row.size * (1 if row.name in after_pooling else config.num_tokens) for row in norms)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_counts_are_those_of_other_sources(name):
-    assert count(get(name)) == OTHERS[name]
+def test_parameter_counts_are_exactly_those_of_other_sources():
+    assert {name: count(get(name)) for name in OTHERS} == OTHERS
 
 
-def test_every_model_has_a_published_count_or_is_known_to_have_none():
+def test_every_model_has_a_published_count_or_is_listed_as_uncounted():
     counted = {row[1] for row in GOOGLE} | {row[3] for row in TIMM} | set(OTHERS)
     assert counted.isdisjoint(UNCOUNTED)
     assert counted | UNCOUNTED == set(names())
 
 
-def test_the_matrices_of_22b_are_the_21743_million_parameters_of_its_paper():
+def test_the_matrices_of_22b_have_the_21743_million_parameters_of_its_paper():
     blocks = [row for row in rows(get("vit_22b14")).values() if row.name.startswith("blocks.") and row.decays]
     assert round(sum(row.size for row in blocks) / 1e6) == 21743
 
@@ -199,14 +196,14 @@ def test_the_plain_s16_without_its_hidden_layer_has_21974632_parameters():
     assert count(get("vit_s16_plain", head={"hidden": None})) == 21974632
 
 
-# Published facts that a count does not show -----------------------------------------------------------------
+# Published properties that do not change counts -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("family", "eps"), [("vit", 1e-6), ("deit", 1e-6), ("dino", 1e-6), ("dinov2", 1e-6), ("dinov3", 1e-5),
                         ("mae", 1e-6), ("clip", 1e-5), ("siglip", 1e-6), ("article", 1e-5)],
 )  # fmt: skip
-def test_eps_is_the_familys(family, eps):
+def test_eps_is_that_of_the_family(family, eps):
     members = [name for name in names() if name.split("_")[0] == family and name != "article_dino"]
     assert {get(name).norms.eps for name in members} == {eps}
 
@@ -216,7 +213,7 @@ def test_eps_is_the_familys(family, eps):
                              ("dinov3_s16", "gelu"), ("dinov3_s16plus", "swiglu"), ("clip_b16", "quick_gelu"),
                              ("clip_h14", "gelu"), ("siglip_b16", "gelu_tanh")],
 )  # fmt: skip
-def test_the_activation_is_the_familys(name, activation):
+def test_the_activation_is_that_of_the_family(name, activation):
     assert get(name).mlp.activation == activation
 
 
@@ -225,47 +222,47 @@ def test_the_activation_is_the_familys(name, activation):
                          ("dinov2_s14_reg4", 5 + 37 * 37), ("dinov3_s16", 5 + 256), ("siglip_b16", 196),
                          ("article_rectangular", 1 + 15)],
 )  # fmt: skip
-def test_the_sequence_is_as_long_as_published(name, tokens):
+def test_the_number_of_tokens_is_the_published_one(name, tokens):
     assert get(name).num_tokens == tokens
 
 
 @pytest.mark.parametrize("name", ["dino_s16", "dinov2_s14", "article_dino"])
-def test_dino_resamples_bicubically_with_its_offset_and_no_antialiasing(name):
+def test_dino_resamples_bicubically_with_an_offset_and_without_antialiasing(name):
     resampling = get(name).resampling
     assert (resampling.kernel, resampling.antialias, resampling.offset) == ("bicubic", False, 0.1)
 
 
-def test_dinov2_with_registers_resamples_with_antialiasing_and_no_offset():
+def test_dinov2_with_registers_resamples_with_antialiasing_and_without_an_offset():
     resampling = get("dinov2_s14_reg4").resampling
     assert (resampling.kernel, resampling.antialias, resampling.offset) == ("bicubic", True, 0.0)
 
 
-def test_clip_projects_onto_its_embedding_without_a_bias():
+def test_clip_projects_to_its_embedding_without_a_bias():
     assert [get(f"clip_{size}").num_classes for size in ("b32", "b16", "l14", "h14", "g14", "G14")] == [
         512, 512, 768, 1024, 1024, 1280
     ]  # fmt: skip
     assert "head.bias" not in rows(get("clip_b16"))
 
 
-def test_dinov2_with_registers_has_metas_positions_when_asked():
+def test_dinov2_with_registers_has_metas_positions_on_request():
     assert rows(get("dinov2_s14_reg4", positions={"covers": "class"}))["pos_embed"].shape == (1370, 384)
 
 
 # The five articles ------------------------------------------------------------------------------------------
 
 
-def test_article_xray_rope_has_no_positions_but_rotary_ones_and_no_final_norm():
+def test_article_xray_rope_has_only_rotary_positions_and_no_final_norm():
     config = get("article_xray_rope")
     assert config.positions.rotary == "axial"
     assert not {"pos_embed", "norm.weight", "fc_norm.weight"} & set(rows(config))
     assert (config.in_channels, config.width, config.num_heads, config.depth, config.mlp_dim) == (1, 768, 8, 6, 1024)
 
 
-def test_article_xray_rope_has_ten_findings_from_one_class_token():
+def test_article_xray_rope_has_ten_labels():
     assert rows(get("article_xray_rope"))["head.weight"].shape == (10, 768)
 
 
-def test_article_multihead_has_a_norm_in_its_classifier_and_none_before():
+def test_article_multihead_has_a_norm_in_its_classifier_and_no_final_norm():
     found = set(rows(get("article_multihead")))
     assert "fc_norm.weight" in found
     assert "norm.weight" not in found
@@ -281,16 +278,16 @@ def test_article_multihead_has_a_norm_in_its_classifier_and_none_before():
         ("article_rectangular", "cls_token", "trunc_normal(0.02)"),
     ],
 )
-def test_articles_draw_tokens_and_positions_from_their_laws(name, parameter, law):
+def test_tokens_and_positions_of_articles_have_their_initial_distributions(name, parameter, law):
     assert rows(get(name))[parameter].law == vit_spec.Law.parse(law, "law")
 
 
-def test_article_sincos_learns_positions_that_start_as_a_table():
+def test_article_sincos_learns_positions_initialized_with_a_table():
     assert rows(get("article_sincos"))["pos_embed"].law is None
     assert get("article_sincos").positions.table == "sincos_1d"
 
 
-def test_article_sincos_has_one_norm_a_block_and_no_output_projection():
+def test_article_sincos_has_one_norm_per_block_and_no_output_projection():
     found = set(rows(get("article_sincos")))
     assert "blocks.norm1.weight" in found
     assert not {"blocks.norm2.weight", "blocks.attn.proj.weight", "norm.weight"} & found
@@ -300,48 +297,48 @@ def test_article_sincos_divides_scores_by_the_root_of_the_number_of_heads():
     assert get("article_sincos").scale == pytest.approx(1 / 6**0.5, rel=1e-15)
 
 
-def test_article_rectangular_cuts_15_tokens_of_400_pixels():
+def test_article_rectangular_has_15_patches_of_400_pixels():
     config = get("article_rectangular")
     assert config.grid == (3, 5)
     assert rows(config)["patch_embed.proj.weight"].shape == (768, 1, 20, 20)
 
 
-def test_article_rectangular_has_a_fixed_table_that_is_no_parameter():
+def test_the_fixed_table_of_article_rectangular_is_not_a_parameter():
     assert "pos_embed" not in rows(get("article_rectangular"))
 
 
-def test_article_rectangular_keeps_its_class_token_out_of_weight_decay():
+def test_the_class_token_of_article_rectangular_has_no_weight_decay():
     assert not rows(get("article_rectangular"))["cls_token"].decays
 
 
-def test_article_dino_is_dinos_small_vit():
+def test_article_dino_is_dino_s16():
     assert get("article_dino") == get("dino_s16")
 
 
 # Names ------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_unique_and_their_order_is_stable():
+def test_names_are_unique_and_in_a_stable_order():
     assert names() == names()
     assert len(set(names())) == len(names())
 
 
-def test_changes_are_those_of_replace():
+def test_get_with_changes_is_replace():
     assert get("vit_s16", num_classes=10, norms={"eps": 1e-5}) == get("vit_s16").replace(
         num_classes=10, norms={"eps": 1e-5}
     )
 
 
-def test_giant_and_gigantic_are_told_apart_by_their_case():
+def test_giant_and_gigantic_differ_in_case():
     assert (get("vit_g14").width, get("vit_G14").width) == (1408, 1664)
 
 
 @pytest.mark.parametrize(("wrong", "near"), [("vit_s61", "vit_s16"), ("dinov3_b14", "dinov3_b16"), ("deit_s", "deit_s16")])
-def test_an_unknown_name_is_told_the_nearest_and_where_all_are_listed(wrong, near):
+def test_the_error_for_an_unknown_name_suggests_a_similar_one(wrong, near):
     with pytest.raises(InputError, match=f"unknown model '{wrong}'; did you mean '{near}'?.*python -m parity models"):
         get(wrong)
 
 
-def test_a_name_like_no_other_is_told_where_all_are_listed():
+def test_the_error_for_an_unknown_name_says_how_to_list_all():
     with pytest.raises(InputError, match="unknown model 'xyzzy'; `python -m parity models` lists them all"):
         get("xyzzy")

@@ -1,4 +1,4 @@
-"""Position tables against the formulas of their papers, written out one number at a time."""
+"""Position tables, compared with the formulas of their papers, one entry at a time."""
 
 from math import cos, pi, sin
 
@@ -12,7 +12,7 @@ EXACT = {"rtol": 0, "atol": 1e-13}
 
 
 @pytest.mark.parametrize(("length", "width"), [(1, 2), (7, 8), (5, 7)])
-def test_sincos_1d_is_attention_is_all_you_need(length, width):
+def test_sincos_1d_follows_the_formula_of_attention_is_all_you_need(length, width):
     table = positions.sincos_1d(length, width)
     assert table.shape == (length, width)
     for pos in range(length):
@@ -29,7 +29,7 @@ def test_sincos_1d_by_hand():
 @pytest.mark.parametrize("order", ["big_vision", "mae", "timm"])
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("width", [8, 20])
-def test_sincos_2d_is_its_formula(grid, width, order):
+def test_sincos_2d_follows_its_formula(grid, width, order):
     table = positions.sincos_2d(grid, width, order)
     assert table.shape == (grid[0] * grid[1], width)
     d = width // 4
@@ -64,13 +64,13 @@ def test_sincos_2d_by_hand_one_patch_to_the_right(order, expected):
         (8, "learned", '"big_vision", "mae" or "timm"'),
     ],
 )
-def test_sincos_2d_refuses_and_says_what_to_change(width, order, remedy):
+def test_invalid_arguments_of_sincos_2d_are_refused_with_a_remedy(width, order, remedy):
     with pytest.raises(ValueError, match=remedy):
         positions.sincos_2d((2, 2), width, order)
 
 
-def rotated(vector, angles, pairs):
-    """`vector` with each plane (i, j) of `pairs` turned by its angle: [[cos, -sin], [sin, cos]]."""
+def rotate(vector, angles, pairs):
+    """Return `vector` with each pair (i, j) rotated by its angle: [[cos, -sin], [sin, cos]]."""
     result = list(vector)
     for angle, (i, j) in zip(angles, pairs, strict=True):
         result[i] = vector[i] * cos(angle) - vector[j] * sin(angle)
@@ -80,7 +80,7 @@ def rotated(vector, angles, pairs):
 
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("head_dim", [4, 16])
-def test_rotary_axial_turns_interleaved_pairs(grid, head_dim):
+def test_rotary_axial_rotates_interleaved_pairs(grid, head_dim):
     cosine, sine = positions.rotary_axial(grid, head_dim, 1, 10000.0)
     q = np.random.default_rng(0).normal(size=head_dim)
     turned = q * cosine + np.stack([-q[1::2], q[::2]], axis=-1).reshape(head_dim) * sine
@@ -91,7 +91,7 @@ def test_rotary_axial_turns_interleaved_pairs(grid, head_dim):
             theta = [10000 ** (-2 * i / d) for i in range(1, d // 2 + 1)]
             angles = [place * frequency for place in (column + 1, row + 1) for frequency in theta]
             patch = 1 + row * grid[1] + column
-            np.testing.assert_allclose(turned[patch], rotated(q, angles, pairs), **EXACT)
+            np.testing.assert_allclose(turned[patch], rotate(q, angles, pairs), **EXACT)
 
 
 def test_rotary_axial_by_hand():
@@ -103,7 +103,7 @@ def test_rotary_axial_by_hand():
 
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("head_dim", [4, 16])
-def test_rotary_dinov3_turns_halves(grid, head_dim):
+def test_rotary_dinov3_rotates_halves(grid, head_dim):
     cosine, sine = positions.rotary_dinov3(grid, head_dim, 1, 100.0)
     q = np.random.default_rng(0).normal(size=head_dim)
     half, quarter = head_dim // 2, head_dim // 4
@@ -114,7 +114,7 @@ def test_rotary_dinov3_turns_halves(grid, head_dim):
             y, x = 2 * (row + 0.5) / grid[0] - 1, 2 * (column + 0.5) / grid[1] - 1
             angles = [2 * pi * place / 100 ** (2 * i / half) for place in (y, x) for i in range(quarter)]
             patch = 1 + row * grid[1] + column
-            np.testing.assert_allclose(turned[patch], rotated(q, angles, pairs), **EXACT)
+            np.testing.assert_allclose(turned[patch], rotate(q, angles, pairs), **EXACT)
 
 
 def test_rotary_dinov3_by_hand():
@@ -126,7 +126,7 @@ def test_rotary_dinov3_by_hand():
 
 @pytest.mark.parametrize("rotary", [positions.rotary_axial, positions.rotary_dinov3])
 @pytest.mark.parametrize("prefix", [0, 1, 5])
-def test_prefix_tokens_do_not_turn(rotary, prefix):
+def test_prefix_tokens_are_not_rotated(rotary, prefix):
     cosine, sine = rotary((2, 3), 8, prefix, 100.0)
     assert cosine.shape == sine.shape == (prefix + 6, 8)
     assert (cosine[:prefix] == 1).all()
@@ -134,7 +134,7 @@ def test_prefix_tokens_do_not_turn(rotary, prefix):
 
 
 @pytest.mark.parametrize("rotary", [positions.rotary_axial, positions.rotary_dinov3])
-def test_rotary_refuses_a_head_that_is_no_multiple_of_four(rotary):
+def test_a_head_dim_that_is_not_a_multiple_of_four_is_refused(rotary):
     with pytest.raises(ValueError, match="change num_heads or width"):
         rotary((2, 2), 6, 1, 100.0)
 

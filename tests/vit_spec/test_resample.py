@@ -1,4 +1,4 @@
-"""Resampling matrices against torch's and scipy's own resampling, in float64."""
+"""Resampling matrices, compared with resampling by torch and scipy in float64."""
 
 import numpy as np
 import pytest
@@ -19,14 +19,14 @@ KERNELS = ["bilinear", "bicubic"]
 EXACT = {"rtol": 0, "atol": 1e-12}
 
 
-def described(mode):
+def describe(mode):
     return " ".join(f"{name}={value}" for name, value in mode.items() if value) or "plain"
 
 
-@pytest.mark.parametrize("mode", MODES, ids=described)
+@pytest.mark.parametrize("mode", MODES, ids=describe)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("old", "new"), GRIDS)
-def test_a_grid_is_resampled_as_torch_does(old, new, kernel, mode):
+def test_a_grid_is_resampled_as_in_torch(old, new, kernel, mode):
     torch = pytest.importorskip("torch")
     grid = np.random.default_rng(0).normal(size=(*old, 3))
     rows, columns = (resample.matrix(o, n, kernel=kernel, **mode) for o, n in zip(old, new, strict=True))
@@ -45,14 +45,14 @@ def test_a_grid_is_resampled_as_torch_does(old, new, kernel, mode):
 
 @pytest.mark.parametrize(("size_in", "size_out"), SIZES)
 def test_bilinear_with_aligned_corners_is_scipy_zoom_of_order_one(size_in, size_out):
-    """With mode "nearest": in zoom's default mode scipy 1.17 makes the last row of 28 -> 14 zero."""
+    """With mode="nearest": in the default mode, scipy 1.17 returns zeros for the last row of 28 -> 14."""
     ndimage = pytest.importorskip("scipy.ndimage")
     ours = resample.matrix(size_in, size_out, kernel="bilinear", **PLAIN | {"align_corners": True})
     theirs = ndimage.zoom(np.eye(size_in), (size_out / size_in, 1), order=1, mode="nearest")
     np.testing.assert_allclose(ours, theirs, **EXACT)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=described)
+@pytest.mark.parametrize("mode", MODES, ids=describe)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("size_in", "size_out"), SIZES)
 def test_rows_sum_to_one(size_in, size_out, kernel, mode):
@@ -61,10 +61,10 @@ def test_rows_sum_to_one(size_in, size_out, kernel, mode):
     np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if not mode["offset"]], ids=described)
+@pytest.mark.parametrize("mode", [mode for mode in MODES if not mode["offset"]], ids=describe)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("size", [1, 2, 14])
-def test_equal_sizes_are_the_identity_exactly(size, kernel, mode):
+def test_equal_sizes_give_exactly_the_identity(size, kernel, mode):
     assert (resample.matrix(size, size, kernel=kernel, **mode) == np.eye(size)).all()
 
 
@@ -73,13 +73,13 @@ def test_bilinear_by_hand():
     assert (rows == [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]]).all()
 
 
-def test_bicubic_by_hand_with_the_border_read_twice():
+def test_bicubic_by_hand_with_repeated_border_pixels():
     rows = resample.matrix(4, 2, kernel="bicubic", **PLAIN)
     near, far = 19 / 32, -3 / 32  # a = -3/4: 1/2 - a/8 at distance 1/2, a/8 at distance 3/2
     assert (rows == [[far + near, near, far, 0], [0, far, near, near + far]]).all()
 
 
-def test_the_matrix_is_float64_and_cannot_be_written():
+def test_the_matrix_is_float64_and_read_only():
     rows = resample.matrix(2, 3, kernel="bicubic", **PLAIN)
     assert rows.dtype == np.float64
     with pytest.raises(ValueError, match="read-only"):
@@ -90,14 +90,14 @@ def test_the_matrix_is_float64_and_cannot_be_written():
     ("change", "reason"),
     [
         ({"kernel": "nearest"}, '"bilinear" or "bicubic"'),
-        ({"size_in": 0}, "sizes start at 1"),
-        ({"size_out": 0}, "sizes start at 1"),
-        ({"offset": -0.1}, "offsets at 0"),
-        ({"align_corners": True, "antialias": True}, "neither antialias nor an offset"),
-        ({"align_corners": True, "offset": 0.1}, "neither antialias nor an offset"),
+        ({"size_in": 0}, "give sizes of at least 1"),
+        ({"size_out": 0}, "give sizes of at least 1"),
+        ({"offset": -0.1}, "no negative offset"),
+        ({"align_corners": True, "antialias": True}, "cannot be combined with antialias or an offset"),
+        ({"align_corners": True, "offset": 0.1}, "cannot be combined with antialias or an offset"),
     ],
 )
-def test_what_has_no_meaning_is_refused(change, reason):
+def test_invalid_arguments_are_refused(change, reason):
     arguments = {"size_in": 4, "size_out": 6, "kernel": "bicubic"} | PLAIN | change
     with pytest.raises(ValueError, match=reason):
         resample.matrix(**arguments)

@@ -1,4 +1,4 @@
-"""Packages of the user's own in place of this project's are named."""
+"""A user package that hides a package of this project is named in an error."""
 
 import subprocess
 import sys
@@ -7,19 +7,22 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from vit_spec.shadowing import require_own
+from vit_spec.shadowing import check_not_shadowed
 
 
 @pytest.mark.parametrize("name", ["parity.py", "parity/__init__.py"])
-def test_another_package_of_the_same_name_is_named(tmp_path: Path, name: str) -> None:
+def test_a_user_package_of_the_same_name_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch()
-    code = "import sys; from vit_spec.shadowing import require_own; sys.path.insert(0, sys.argv[1]); require_own('parity')"
+    code = (
+        "import sys; from vit_spec.shadowing import check_not_shadowed as check; "
+        "sys.path.insert(0, sys.argv[1]); check('parity')"
+    )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True)
-    said = f"{tmp_path / name} is imported as 'parity', in place of the package of twin-vision-transformers: rename it, or"
-    assert said in done.stderr.splitlines()[-1]
+    message = f"{tmp_path / name} is imported as 'parity' instead of the package of twin-vision-transformers: rename it, or"
+    assert message in done.stderr.splitlines()[-1]
 
 
-def test_our_own_packages_pass() -> None:
+def test_packages_of_this_project_pass() -> None:
     for package in ("vit_spec", "parity", "train"):
-        require_own(package)
+        check_not_shadowed(package)

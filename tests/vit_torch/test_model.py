@@ -1,4 +1,4 @@
-"""The object twin as PyTorch users use it: noise, types, kernels, checkpointing, compilation, looking inside."""
+"""The PyTorch twin: dropout, dtypes, attention kernels, activation checkpointing, torch.compile, intermediates, images."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,12 +9,12 @@ torch = pytest.importorskip("torch")
 
 import vit_spec
 import vit_torch
-from tests.twins import pictures, small
+from tests.twins import random_images, small_config
 from vit_spec import InputError, ViTConfig
 
-PLAIN = small(vit_spec.get("vit_s16"))
-RICH = small(vit_spec.get("dinov3_s16plus")).replace(head={"pool": "attention", "hidden": 6}, num_classes=5)
-NOISE: dict[str, dict[str, Any]] = {
+PLAIN = small_config(vit_spec.get("vit_s16"))
+RICH = small_config(vit_spec.get("dinov3_s16plus")).replace(head={"pool": "attention", "hidden": 6}, num_classes=5)
+DROPOUT: dict[str, dict[str, Any]] = {
     "pos_drop": {"pos_drop": 0.5},
     "attn_drop": {"attn_drop": 0.5},
     "mlp_drop": {"mlp_drop": 0.5},
@@ -24,69 +24,69 @@ NOISE: dict[str, dict[str, Any]] = {
 
 
 def images(config: ViTConfig, size: tuple[int, int] | None = None) -> Any:
-    return torch.tensor(pictures(config, size)).permute(0, 3, 1, 2)
+    return torch.tensor(random_images(config, size)).permute(0, 3, 1, 2)
 
 
-def twins(config: ViTConfig, execution: vit_torch.Execution) -> tuple[Any, Any]:
-    """The same weights run plainly and as `execution` says."""
+def pair_of_models(config: ViTConfig, execution: vit_torch.Execution) -> tuple[Any, Any]:
+    """Return two models with the same weights: one with default execution, the other with `execution`."""
     torch.manual_seed(0)
     plain, other = vit_torch.ViT(config).eval(), vit_torch.ViT(config, execution).eval()
     other.load_state_dict(plain.state_dict())
     return plain, other
 
 
-@pytest.mark.parametrize("kind", NOISE)
-def test_noise_acts_in_training_alone(kind: str) -> None:
-    torch.manual_seed(0)  # two draws of so few paths are equal now and then
-    model, x = vit_torch.ViT(PLAIN.replace(regularisation=NOISE[kind])), images(PLAIN)
+@pytest.mark.parametrize("kind", DROPOUT)
+def test_dropout_acts_only_in_training(kind: str) -> None:
+    torch.manual_seed(0)  # without a seed, two draws of so few masks are sometimes equal
+    model, x = vit_torch.ViT(PLAIN.replace(regularisation=DROPOUT[kind])), images(PLAIN)
     assert not torch.equal(model.train()(x), model.train()(x))
     assert torch.equal(model.eval()(x), model.eval()(x))
 
 
-@pytest.mark.parametrize("kind", NOISE)
-def test_noise_does_not_change_inference(kind: str) -> None:
+@pytest.mark.parametrize("kind", DROPOUT)
+def test_dropout_does_not_change_inference(kind: str) -> None:
     torch.manual_seed(0)
-    plain, noisy, x = vit_torch.ViT(PLAIN), vit_torch.ViT(PLAIN.replace(regularisation=NOISE[kind])), images(PLAIN)
+    plain, noisy, x = vit_torch.ViT(PLAIN), vit_torch.ViT(PLAIN.replace(regularisation=DROPOUT[kind])), images(PLAIN)
     noisy.load_state_dict(plain.state_dict())
     assert torch.equal(plain.eval()(x), noisy.eval()(x))
 
 
-def test_patch_dropout_keeps_the_prefix_and_a_share_of_the_patches() -> None:
+def test_patch_dropout_keeps_the_prefix_and_a_fraction_of_the_patches() -> None:
     config = RICH.replace(regularisation={"patch_drop": 0.5})
     _, found = vit_torch.intermediates(vit_torch.ViT(config).train(), images(config, (64, 64)))
     assert found["embed"].shape[1] == config.num_prefix + 8
 
 
-def test_drop_path_leaves_the_first_block_whole_and_drops_whole_images() -> None:
+def test_drop_path_keeps_the_first_block_and_drops_whole_images() -> None:
     config = PLAIN.replace(regularisation={"drop_path": 0.9})
     model, x = vit_torch.ViT(config).train(), images(config).repeat(64, 1, 1, 1)
     _, found = vit_torch.intermediates(model, x)
     skipped = [(found[f"blocks.{i}"] == before).all((1, 2)) for i, before in enumerate((found["embed"], found["blocks.0"]))]
     assert not skipped[0].any()
-    assert 0.5 < skipped[1].float().mean() < 0.95  # both halves: 0.81
+    assert 0.5 < skipped[1].float().mean() < 0.95  # attention and MLP: 0.81
 
 
 @pytest.mark.parametrize("config", [PLAIN, RICH], ids=["plain", "rich"])
-def test_bfloat16_is_computed_in_bfloat16_within_its_rounding(config: ViTConfig) -> None:
-    plain, half = twins(config, vit_torch.Execution(dtype=torch.bfloat16))
+def test_bfloat16_is_computed_in_bfloat16_within_its_rounding_error(config: ViTConfig) -> None:
+    plain, half = pair_of_models(config, vit_torch.Execution(dtype=torch.bfloat16))
     rounded, exact = half(images(config)), plain.bfloat16().double()(images(config).bfloat16().double())
     assert rounded.dtype == torch.bfloat16
-    assert torch.linalg.norm(rounded - exact) < 10 * 2**-9 * torch.linalg.norm(exact)  # ten roundings, as G2 has it
+    assert torch.linalg.norm(rounded - exact) < 10 * 2**-9 * torch.linalg.norm(exact)  # ten rounding errors
 
 
-def test_a_model_cast_to_bfloat16_computes_in_it() -> None:
+def test_a_model_cast_to_bfloat16_computes_in_bfloat16() -> None:
     assert vit_torch.ViT(RICH).to(torch.bfloat16)(images(RICH)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("config", [PLAIN, RICH], ids=["plain", "rich"])
 def test_the_explicit_kernel_is_the_same_function(config: ViTConfig) -> None:
-    plain, other = twins(config, vit_torch.Execution(attention="explicit"))
+    plain, other = pair_of_models(config, vit_torch.Execution(attention="explicit"))
     x = images(config).double()
     torch.testing.assert_close(plain.double()(x), other.double()(x), rtol=1e-12, atol=1e-13)
 
 
-def test_checkpointing_has_the_same_gradients() -> None:
-    plain, other = twins(RICH, vit_torch.Execution(remat="full"))
+def test_activation_checkpointing_gives_the_same_gradients() -> None:
+    plain, other = pair_of_models(RICH, vit_torch.Execution(remat="full"))
     for model in (plain, other):
         model(images(RICH)).square().sum().backward()
     for one, two in zip(plain.parameters(), other.parameters(), strict=True):
@@ -95,9 +95,9 @@ def test_checkpointing_has_the_same_gradients() -> None:
 
 @pytest.mark.filterwarnings(
     "ignore:.*torch.jit.script_method:DeprecationWarning"
-)  # 2026-11: torch 2.13's inductor imports it
+)  # from the inductor of torch 2.13, in 2026-11
 @pytest.mark.parametrize("config", [PLAIN, RICH], ids=["plain", "rich"])
-def test_it_compiles_without_a_graph_break(config: ViTConfig) -> None:
+def test_the_model_compiles_without_graph_breaks(config: ViTConfig) -> None:
     torch._dynamo.reset()
     model, x = vit_torch.ViT(config).eval(), images(config, (64, 48))
     with torch.no_grad():
@@ -105,31 +105,33 @@ def test_it_compiles_without_a_graph_break(config: ViTConfig) -> None:
         torch.testing.assert_close(compiled, model(x), rtol=1e-5, atol=1e-5)
 
 
-def test_training_with_noise_and_checkpointing_traces_to_one_graph() -> None:
+def test_training_with_dropout_and_activation_checkpointing_is_one_graph() -> None:
     torch._dynamo.reset()
-    config = RICH.replace(regularisation={key: 0.1 for kind in NOISE.values() for key in kind})
+    config = RICH.replace(regularisation={key: 0.1 for kind in DROPOUT.values() for key in kind})
     model = torch.compile(vit_torch.ViT(config, vit_torch.Execution(remat="full")), fullgraph=True, backend="aot_eager")
     model(images(config)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-ELSEWHERE = {
+META_CASES = {
     "plain": (PLAIN, None),
     "rich": (RICH, None),
-    "distilled": (small(vit_spec.get("deit_s16_distilled")), None),
-    "fixed table": (small(vit_spec.get("vit_s16_plain")), None),
+    "distilled": (small_config(vit_spec.get("deit_s16_distilled")), None),
+    "fixed table": (small_config(vit_spec.get("vit_s16_plain")), None),
     "resampled": (PLAIN, (80, 16)),
 }
 
 
-@pytest.mark.parametrize("case", ELSEWHERE)
-def test_nothing_stays_behind_on_the_cpu_where_the_model_is_elsewhere(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fake tensors say which device they are on without one, and refuse to be computed with those of another."""
+@pytest.mark.parametrize("case", META_CASES)
+def test_all_tensors_are_on_the_device_of_the_model(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake tensors track a device that need not exist, and raise an error if tensors of two devices are combined."""
     from torch._functorch import config as functorch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    monkeypatch.setattr(vit_torch.model, "initialise", lambda model: None)  # draws until all entries are within bounds
-    (config, size), rates = ELSEWHERE[case], {key: 0.1 for kind in NOISE.values() for key in kind}
+    monkeypatch.setattr(
+        vit_torch.model, "initialise", lambda model: None
+    )  # its rejection sampling does not end with fake tensors
+    (config, size), rates = META_CASES[case], {key: 0.1 for kind in DROPOUT.values() for key in kind}
     with functorch.patch(fake_tensor_allow_meta=True), FakeTensorMode():
         with torch.device("meta"):
             model = vit_torch.ViT(config.replace(regularisation=rates))
@@ -139,7 +141,7 @@ def test_nothing_stays_behind_on_the_cpu_where_the_model_is_elsewhere(case: str,
     assert {tensor.device.type for tensor in found.values()} == {"meta"}
 
 
-def test_attention_maps_are_the_weights_that_the_heads_used() -> None:
+def test_attention_maps_are_the_weights_of_the_heads() -> None:
     model, x = vit_torch.ViT(RICH).double().eval(), images(RICH).double()
     _, found = vit_torch.intermediates(model, x)
     maps = vit_torch.attention_maps(model, x)
@@ -148,15 +150,15 @@ def test_attention_maps_are_the_weights_that_the_heads_used() -> None:
     torch.testing.assert_close(heads, found["blocks.1.attn.heads"], rtol=1e-12, atol=1e-14)
 
 
-def test_looking_inside_leaves_the_model_as_it_was() -> None:
+def test_reading_intermediates_leaves_the_model_unchanged() -> None:
     model, x = vit_torch.ViT(PLAIN).eval(), images(PLAIN)
     before = model(x)
     vit_torch.intermediates(model, x)
     assert torch.equal(model(x), before)
-    assert not any(module._forward_hooks or getattr(module, "record", None) for module in model.modules())
+    assert not any(module._forward_hooks or getattr(module, "on_intermediate", None) for module in model.modules())
 
 
-def test_no_classes_yield_the_feature() -> None:
+def test_without_classes_the_output_is_the_pooled_feature() -> None:
     model = vit_torch.ViT(PLAIN.replace(num_classes=0)).eval()
     logits, found = vit_torch.intermediates(model, images(PLAIN))
     assert torch.equal(logits, found["pool"])
@@ -164,38 +166,40 @@ def test_no_classes_yield_the_feature() -> None:
 
 
 def test_distilled_logits_are_the_mean_of_both_heads() -> None:
-    config = small(vit_spec.get("deit_s16_distilled"))
+    config = small_config(vit_spec.get("deit_s16_distilled"))
     logits, found = vit_torch.intermediates(vit_torch.ViT(config).eval(), images(config))
     torch.testing.assert_close(logits, (found["head"] + found["head_dist"]) / 2)
 
 
-REFUSED = {
+INVALID_IMAGES = {
     "a single image": (lambda x: x[0], "a single image is images[None]"),
     "channels last": (lambda x: x.permute(0, 2, 3, 1), "use images.permute(0, 3, 1, 2)"),
-    "another channel count": (lambda x: x[:, :2], "with 3 channels"),
-    "bytes": (lambda x: x.to(torch.uint8), "normalise them first"),
-    "a size that the patch does not divide": (lambda x: x[..., :-1], "resize images to 32x48"),
+    "another number of channels": (lambda x: x[:, :2], "with 3 channels"),
+    "uint8": (lambda x: x.to(torch.uint8), "normalize them first"),
+    "a size that is not a multiple of the patch size": (lambda x: x[..., :-1], "resize images to 32x48"),
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_wrong_images_are_refused_in_one_line(what: str) -> None:
-    change, message = REFUSED[what]
+@pytest.mark.parametrize("what", INVALID_IMAGES)
+def test_the_error_for_invalid_images_is_one_line(what: str) -> None:
+    change, message = INVALID_IMAGES[what]
     with pytest.raises(InputError) as error:
         vit_torch.ViT(PLAIN)(change(images(PLAIN)))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", vit_spec.names())
-def test_a_named_model_at_full_size_has_the_shapes_of_its_rows(name: str) -> None:
-    config = replace(vit_spec.get(name), depth=2)
-    with torch.device("meta"):
-        model = vit_torch.ViT(config)
-    assert sum(parameter.numel() for parameter in model.parameters()) == vit_spec.count(config)
+def test_every_named_model_at_full_width_has_the_parameter_count_of_its_rows() -> None:
+    configs = {name: replace(vit_spec.get(name), depth=2) for name in vit_spec.names()}
+    counts = {}
+    for name, config in configs.items():
+        with torch.device("meta"):
+            model = vit_torch.ViT(config)
+        counts[name] = sum(parameter.numel() for parameter in model.parameters())
+    assert counts == {name: vit_spec.count(config) for name, config in configs.items()}
 
 
-def test_parameters_keep_the_order_of_computation() -> None:
+def test_parameters_are_in_the_order_of_computation() -> None:
     names = [name for name, _ in vit_torch.ViT(PLAIN).named_parameters()]
     order = [names.index(name) for name in ("cls_token", "blocks.0.norm1.weight", "norm.weight", "head.weight")]
     assert order == sorted(order)

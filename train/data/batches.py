@@ -1,8 +1,8 @@
-"""From labelled images to batches, framework-free: what to show in step s is a function of (seed, s) alone.
+"""The data loader of both frameworks: batches of preprocessed images, where batch s is a pure function of (seed, s).
 
-Training images are shown in an endless row of epochs, each a permutation of its own, cut into full batches that may
-straddle two epochs.  The variation of an image depends on (seed, epoch, image, repetition) and on nothing else: neither on
-the batch it falls into, nor on how many threads, processes or machines prepare it, nor on what was drawn before.
+Training runs through an endless sequence of epochs, each a new permutation of the images, cut into full batches that may
+span two epochs.  The augmentation of an image depends only on (seed, epoch, image, repetition): not on its batch, on the
+number of threads, processes or machines that prepare it, or on earlier random numbers.
 """
 
 import multiprocessing
@@ -22,108 +22,117 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from parity.checkpoints.preprocessing import Preprocessing, central
-from train.data.augment import Augment, Mix, augmented, mix, prepared
+from parity.checkpoints.preprocessing import Preprocessing, center_crop
+from train.data.augment import Augment, Mix, augment_image, preprocess, sample_mix
 from train.data.rng import IMAGE, MIX, ORDER, generator
-from train.data.sources import Examples, Source, Unavailable
-from train.data.sources.columns import finite
+from train.data.sources import Dataset, Examples, FileAccessError
+from train.data.sources.table_columns import parse_finite
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig
 
-Targets = NDArray[np.int32] | NDArray[np.float32]
+ModelTargets = NDArray[np.int32] | NDArray[np.float32]
 
-AHEAD = 256 << 20  # bytes of batches that wait for the trainer
-UNVARIED = Augment()
-# Batches that wait when a run ends lie in shared memory, which Python's tracker gives back, warning of each.
-UNTOLD = "ignore:resource_tracker:UserWarning"
-TRIES = 100  # images in a row that cannot be read, before it is the data that cannot
+PREFETCH_BYTES = 256 << 20  # of batches that are prepared ahead of the trainer
+NO_AUGMENTATION = Augment()
+# When a run ends, prefetched batches are still in shared memory; Python's tracker frees them and warns of each.
+TRACKER_WARNING = "ignore:resource_tracker:UserWarning"
+MAX_UNREADABLE = 100  # damaged images in a row that are skipped before it is an error
 
 
 class Batch(NamedTuple):
-    """images (B, H, W, C) uint8; targets as `targets` makes them; rows (B,) int64, where each image is in its set.
+    """A batch, or this process's part of it.
 
-    read: (B,) bool; where it is False the image could not be read, and another stands in its place.
-    mix: how the batch is to be mixed with itself; None where the recipe mixes none.
-
-    B is what this process feeds of the batch: all of it where it is the only one.
+    images: (B, H, W, C) uint8.
+    targets: see `targets_for_task`.
+    rows: (B,) int64, the index of each image in its examples.
+    readable: (B,) bool; False where the image could not be read and another image replaces it.
+    mix: the mixup or CutMix of the batch; None if the recipe mixes no images.
     """
 
     images: NDArray[np.uint8]
-    targets: Targets
+    targets: ModelTargets
     rows: NDArray[np.int64]
-    read: NDArray[np.bool_]
+    readable: NDArray[np.bool_]
     mix: Mix | None = None
 
 
-def targets(examples: Examples, classes: tuple[str, ...], kind: Task, task: Task) -> Targets:
-    """Return what the model should answer, for answers of one kind and a task.
+def targets_for_task(examples: Examples, classes: tuple[str, ...], data_task: Task, task: Task) -> ModelTargets:
+    """Return the targets that the model is trained and evaluated with.
 
-    classes: class numbers (N,) int32.   labels: 0 or 1 (N, labels) float32; asked of classes, 1 for the image's class and 0
-    for the others.    values: (N, values) float32; asked of classes, the class's name read as a number, (N, 1).
+    data_task: the kind of targets that the data has.
+    task: what the model predicts.
+
+    classes: (N,) int32 class numbers.
+    labels: (N, labels) float32 of 0 and 1; made from classes, 1 for the image's class and 0 for the others.
+    values: (N, values) float32; made from classes, the class's name as a number, (N, 1).
 
     Raises:
-        InputError: another task of labels or values than their own, or "values" with a class whose name is no such number.
+        InputError: data of labels or values with another task, or "values" with a class whose name is not a finite number.
     """
-    if kind != "classes":
-        if task != kind:
-            raise InputError(f"--task {task} needs classes, and the data has {kind}: leave --task out")
-        return examples.answers.astype(np.float32)
-    numbers = examples.answers.astype(np.int32)
+    if data_task != "classes":
+        if task != data_task:
+            raise InputError(f"--task {task} needs classes, and the data has {data_task}: leave --task out")
+        return examples.targets.astype(np.float32)
+    numbers = examples.targets.astype(np.int32)
     if task == "classes":
         return numbers
     if task == "labels":
         return np.eye(len(classes), dtype=np.float32)[numbers]
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and what is none is nan
-        values = np.array([finite(name) for name in classes], np.float64).astype(np.float32)
+    with np.errstate(over="ignore"):  # too large a number becomes infinite, and text becomes nan
+        values = np.array([parse_finite(name) for name in classes], np.float64).astype(np.float32)
     if not np.isfinite(values).all():
         name = classes[int(np.isfinite(values).argmin())]
-        raise InputError(f'--task values reads class names as numbers, and {name!r} is none: rename it, or use "classes"')
+        raise InputError(
+            f"--task values reads class names as numbers, and {name!r} is not one: rename it, or give --task classes"
+        )
     return values[numbers][:, None]
 
 
-def num_outputs(classes: tuple[str, ...], kind: Task, task: Task) -> int:
-    """How many numbers the model gives for an image."""
-    return 1 if (kind, task) == ("classes", "values") else len(classes)
+def num_outputs(classes: tuple[str, ...], data_task: Task, task: Task) -> int:
+    """Return the number of the model's outputs for an image."""
+    return 1 if (data_task, task) == ("classes", "values") else len(classes)
 
 
-def held_out(config: ViTConfig, augment: Augment) -> Preprocessing:
-    """Return how a run prepares the images that it does not train on."""
-    return central(config.image_size, augment.share, augment.held_out_filter)
+def held_out_preprocessing(config: ViTConfig, augment: Augment) -> Preprocessing:
+    """Return the preprocessing of a run's held-out images."""
+    return center_crop(config.image_size, augment.share, augment.held_out_filter)
 
 
-def usual_workers(source: Source) -> int:
-    """How many processes prepare images unless a number is asked for.
+def default_workers(source: Dataset) -> int:
+    """Return the number of worker processes for a recipe that gives none.
 
-    None where images need no decoding, or on few cores: threads do there, since Pillow works outside Python's lock.
+    It is 0 for images that need no decoding, and on machines with few cores: threads suffice there, because Pillow releases
+    Python's global lock.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 0 if source.size is not None or cores < 4 else cores - 1
 
 
 @dataclass(frozen=True)
-class Feed:
-    """A set of images with their targets, brought to the size and the channels of a model, in batches.
+class DataLoader:
+    """Batches of a set of examples, with the image size and the channels of a model.
 
-    augment: how training images are varied; its `share` and `held_out_filter` are how held-out images are prepared.
-    preprocessing: how held-out images are prepared instead; None: as `augment` says.
-    here: which images of a batch this process prepares, (B here,); None: all.
-    skip: let another image stand for one that is damaged, rather than raise.
-    workers: processes that prepare batches; 0: threads.
-    advice: what else can be done about a damaged image than to replace or remove it.
+    targets: see `targets_for_task`.
+    augment: the augmentation of training images; its `share` and `held_out_filter` preprocess held-out images.
+    local_indices: (local B,) the indices in a batch of the images that this process prepares; None: all.
+    skip_damaged: replace a damaged image by the next one, instead of an error.
+    workers: worker processes that prepare batches; 0: threads.
+    error_hint: added to the message about a damaged image: what the user can do besides replacing or removing it.
+    preprocessing: of held-out images, instead of that from `augment`.
 
     Raises:
-        InputError: a model of neither 1 nor 3 channels.
+        InputError: a model with neither 1 nor 3 channels.
     """
 
     examples: Examples
-    targets: Targets
+    targets: ModelTargets
     config: ViTConfig
     batch_size: int
-    augment: Augment = UNVARIED
-    here: NDArray[np.int64] | None = None
-    skip: bool = False
+    augment: Augment = NO_AUGMENTATION
+    local_indices: NDArray[np.int64] | None = None
+    skip_damaged: bool = False
     workers: int = 0
-    advice: str = ""
+    error_hint: str = ""
     preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
@@ -131,122 +140,126 @@ class Feed:
             raise InputError(f"in_channels is {self.config.in_channels}: images are grey (1) or colour (3)")
 
     @cached_property
-    def _places(self) -> NDArray[np.int64]:
-        return np.arange(self.batch_size) if self.here is None else self.here
+    def _indices(self) -> NDArray[np.int64]:
+        return np.arange(self.batch_size) if self.local_indices is None else self.local_indices
 
-    def training(self, *, seed: int, first: int, last: int) -> Generator[Batch, None, None]:
-        """Yield the batches of steps `first` to `last` - 1, prepared ahead.
+    def training_batches(self, *, seed: int, first_step: int, end_step: int) -> Generator[Batch, None, None]:
+        """Yield the batches of steps `first_step` to `end_step` - 1, prepared ahead.
 
         Raises:
-            InputError: an image that cannot be read, when its batch is due.  Where damaged ones are skipped: many in a row,
-                or one that the system does not give.
+            InputError: an image cannot be read; raised when its batch is due.  If damaged images are skipped: many of them
+                follow each other, or the system does not give one (`FileAccessError`).
         """
-        count, repeats, here = len(self.examples), self.augment.repeats, len(self._places)
+        count, repeats, local_size = len(self.examples), self.augment.repeats, len(self._indices)
 
-        def show(number: int) -> tuple[Batch, NDArray[np.int64]]:
-            step, place = divmod(number, here)
-            epoch, place = divmod(step * self.batch_size + int(self._places[place]), count)
-            row = int(_order(seed, epoch, count)[place // repeats])
-            rng = generator(IMAGE, seed, epoch, row, place % repeats)
+        def load(number: int) -> tuple[Batch, NDArray[np.int64]]:
+            step, index = divmod(number, local_size)
+            epoch, position = divmod(step * self.batch_size + int(self._indices[index]), count)
+            row = int(_epoch_order(seed, epoch, count)[position // repeats])
+            rng = generator(IMAGE, seed, epoch, row, position % repeats)
 
-            def varied(image: Image.Image) -> NDArray[np.uint8]:
+            def augment(image: Image.Image) -> NDArray[np.uint8]:
                 pixels = self.config.pixels
-                return augmented(image, self.augment, self.config.image_size, rng, pixels.mean, pixels.std)
+                return augment_image(image, self.augment, self.config.image_size, rng, pixels.mean, pixels.std)
 
-            return self._shown(row, varied)
+            return self._load(row, augment)
 
-        for step, batch in enumerate(self._batches(show, first * here, last * here), first):
-            drawn = mix(self.augment, self.config.image_size, generator(MIX, seed, step)) if self.augment.mixes else None
-            yield batch._replace(mix=drawn)
+        size = self.config.image_size
+        for step, batch in enumerate(self._batches(load, first_step * local_size, end_step * local_size), first_step):
+            mix = sample_mix(self.augment, size, generator(MIX, seed, step)) if self.augment.mixes else None
+            yield batch._replace(mix=mix)
 
-    def evaluation(self) -> Iterator[Batch]:
-        """Yield every image once, in order and unvaried; the last batch is filled up with the first images.
+    def evaluation_batches(self) -> Iterator[Batch]:
+        """Yield every image once, in order and without augmentation; the first images fill up the last batch.
 
         Raises:
-            InputError: as `training`.
+            InputError: as `training_batches`.
         """
         count = len(self.examples)
-        here = len(self._places)
+        local_size = len(self._indices)
 
-        def show(number: int) -> tuple[Batch, NDArray[np.int64]]:
-            step, place = divmod(number, here)
-            return self._shown((step * self.batch_size + int(self._places[place])) % count, self._fitted)
+        def load(number: int) -> tuple[Batch, NDArray[np.int64]]:
+            step, index = divmod(number, local_size)
+            return self._load((step * self.batch_size + int(self._indices[index])) % count, self._preprocess)
 
-        yield from self._batches(show, 0, -(-count // self.batch_size) * here)
+        yield from self._batches(load, 0, -(-count // self.batch_size) * local_size)
 
-    def _fitted(self, image: Image.Image) -> NDArray[np.uint8]:
-        how = self.preprocessing or held_out(self.config, self.augment)
-        return np.asarray(prepared(image, how, self.config.pixels.mean)).reshape(*how.size, -1)
+    def _preprocess(self, image: Image.Image) -> NDArray[np.uint8]:
+        preprocessing = self.preprocessing or held_out_preprocessing(self.config, self.augment)
+        return np.asarray(preprocess(image, preprocessing, self.config.pixels.mean)).reshape(*preprocessing.size, -1)
 
-    def _shown(self, row: int, bring: Any) -> tuple[Batch, NDArray[np.int64]]:
-        """One image as the model sees it, or where damaged ones are skipped, the next that can be read.
+    def _load(self, row: int, transform: Any) -> tuple[Batch, NDArray[np.int64]]:
+        """Return an image and its target as an unbatched `Batch`, and the row of the image that cannot be read, or -1.
 
-        And the row of an image that stops the run; -1: none does.
+        If damaged images are skipped, the image is the first that can be read of this one and those after it.
+
+        transform: turns a decoded image into the pixels of the batch.
         """
-        mode, wrong = "L" if self.config.in_channels == 1 else "RGB", row
-        for other in range(row, row + TRIES):
+        mode, failed = "L" if self.config.in_channels == 1 else "RGB", row
+        for other in range(row, row + MAX_UNREADABLE):
             other %= len(self.examples)
             try:
                 image = self.examples.read(other)
             except InputError as error:
-                if self.skip and not isinstance(error, Unavailable):
+                if self.skip_damaged and not isinstance(error, FileAccessError):
                     continue
-                wrong = other
+                failed = other
                 break
             try:
-                pixels = bring(image if image.mode == mode else image.convert(mode))
-            except InputError as error:  # a shape that nothing can be made of
+                pixels = transform(image if image.mode == mode else image.convert(mode))
+            except InputError as error:  # a shape that cannot be resized
                 raise InputError(f"{self.examples.names[other]}: {error}") from None
             return Batch(pixels, self.targets[other], np.asarray(row), np.asarray(other == row)), np.asarray(-1)
-        # What is wrong is told where the batch is due.
-        nothing = np.zeros((*self.config.image_size, self.config.in_channels), np.uint8)
-        return Batch(nothing, self.targets[row], np.asarray(row), np.asarray(False)), np.asarray(wrong)
+        # `_batches` raises the error when the batch is due.
+        blank = np.zeros((*self.config.image_size, self.config.in_channels), np.uint8)
+        return Batch(blank, self.targets[row], np.asarray(row), np.asarray(False)), np.asarray(failed)
 
-    def _batches(self, show: Any, first: int, last: int) -> Iterator[Batch]:
-        """Yield the batches of the images numbered `first` to `last` - 1, made ahead by threads or processes."""
-        import grain  # which loads jax where jax is installed
+    def _batches(self, load: Any, first: int, end: int) -> Iterator[Batch]:
+        """Yield the batches of `load(first)` to `load(end - 1)`, prepared ahead by threads or processes."""
+        import grain  # imported late because it imports jax, if jax is installed
 
-        here = len(self._places)
+        local_size = len(self._indices)
         shape = (*self.config.image_size, self.config.in_channels)
-        ahead = max(2, min(8, AHEAD // (here * int(np.prod(shape)))))
-        shown = grain.MapDataset.range(last).map(show).batch(here)[first // here :]
+        prefetch = max(2, min(8, PREFETCH_BYTES // (local_size * int(np.prod(shape)))))
+        dataset = grain.MapDataset.range(end).map(load).batch(local_size)[first // local_size :]
         if self.workers:
             _parse_flags()
-            made = shown.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
-            made = made.mp_prefetch(grain.MultiprocessingOptions(self.workers, per_worker_buffer_size=1), _end_with_trainer)
+            prepared = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
+            options = grain.MultiprocessingOptions(self.workers, per_worker_buffer_size=1)
+            prepared = prepared.mp_prefetch(options, _exit_with_trainer)
         else:
-            made = shown.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=ahead))
-        with closing(iter(made)) as batches:
-            with _signals_held_back() if self.workers else nullcontext():
-                begun = list(islice(batches, 1))  # the workers begin with the first
-            for batch, wrong in chain(begun, batches):
-                for row in wrong[wrong >= 0].tolist():
-                    self._refuse(row)
+            prepared = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=prefetch))
+        with closing(iter(prepared)) as batches:
+            with _block_signals() if self.workers else nullcontext():
+                first_batch = list(islice(batches, 1))  # asking for it starts the workers
+            for batch, failed in chain(first_batch, batches):
+                for row in failed[failed >= 0].tolist():
+                    self._raise_error(row)
                 yield batch
 
-    def _refuse(self, row: int) -> NoReturn:
-        """Raise what is wrong with an image."""
+    def _raise_error(self, row: int) -> NoReturn:
+        """Read an image that cannot be read again, and raise its error."""
         try:
             self.examples.read(row)
-        except Unavailable:
+        except FileAccessError:
             raise
         except InputError as error:
-            raise InputError(f"{error}{self.advice}") from None
+            raise InputError(f"{error}{self.error_hint}") from None
         raise InputError(f"{self.examples.names[row]} could not be read a moment ago: look at the disk")
 
 
 @lru_cache(maxsize=2)  # a batch may straddle two epochs
-def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
-    """The order in which an epoch shows so many images."""
+def _epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+    """Return the order of `count` images in an epoch, (count,) int64."""
     return generator(ORDER, seed, epoch).permutation(count)
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Let processes begin that never see SIGINT and SIGTERM, which come to all of a group: the trainer sees to its end."""
-    if UNTOLD not in sys.warnoptions:
-        sys.warnoptions.append(UNTOLD)
-    resource_tracker.ensure_running()  # when it begins, it lets both through again
+def _block_signals() -> Iterator[None]:
+    """Block SIGINT and SIGTERM in processes started here: a terminal sends them to all, but the trainer ends them."""
+    if TRACKER_WARNING not in sys.warnoptions:
+        sys.warnoptions.append(TRACKER_WARNING)
+    resource_tracker.ensure_running()  # its start unblocks both signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         yield
@@ -254,8 +267,8 @@ def _signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_with_trainer(worker: int, workers: int) -> None:
-    """Let this worker end when the trainer is killed; it would wait for ever for somebody to take its batches."""
+def _exit_with_trainer(worker: int, workers: int) -> None:
+    """Exit this worker process when the trainer is killed, instead of waiting for ever for its batches to be taken."""
 
     def wait() -> None:
         trainer = multiprocessing.parent_process()
@@ -267,7 +280,7 @@ def _end_with_trainer(worker: int, workers: int) -> None:
 
 
 def _parse_flags() -> None:
-    """Grain's workers ask absl for flags, which nothing here parses (google/grain#1355)."""
+    """Mark absl's flags as parsed: grain's workers read them, and nothing here parses them (google/grain#1355)."""
     from absl import flags
 
     if not flags.FLAGS.is_parsed():

@@ -1,9 +1,9 @@
-"""What identifies a data set wherever it lies: names, sizes and contents of its files, and the answers to its images.
+"""Fingerprints, which identify a data set at any path by the names, sizes and contents of its files, and its targets.
 
-The sizes and modification times of all files are asked of the file system.  Of the contents a sample is read: all of a
-small data set, and of a large one stretches of `STRETCH` bytes, evenly spread over `FILES` files that are evenly spread
-over all of them.  Every byte is read where that is asked for.  Modification times identify nothing, since a copy has
-others; they tell whether what was not sampled may have changed.
+The sizes and modification times of all files come from the file system.  A small data set is read whole.  Of a large one
+a sample is read: chunks of `SAMPLE_BYTES` bytes, evenly spaced in `MAX_SAMPLED_FILES` files, which are evenly spaced among
+all files.  Every byte is read only on request.  Modification times do not identify a data set, because a copy has others;
+they show whether contents outside of the sample may have changed.
 """
 
 import json
@@ -18,29 +18,29 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from train.data.sources import Source
-from train.data.sources.files import unless_damaged
+from train.data.sources import Dataset
+from train.data.sources.files import raise_if_inaccessible
 from vit_spec import InputError, bounded_json
 
-Compare = Literal["sample", "all", "none"]
+CompareMode = Literal["sample", "all", "none"]
 
-VERSION = 1  # of how a fingerprint is taken
-FILES = 1024  # files whose contents are sampled, at most
-STRETCH = 1 << 16  # bytes
-BUDGET = FILES * STRETCH  # bytes that are read for a sample
-BLOCK = 1 << 20  # bytes read at once
-_LONGEST = 1 << 24  # bytes of a fingerprint as JSON: names of 4096 bytes, each byte an escape of six, take so many
+VERSION = 1  # of the way a fingerprint is computed
+MAX_SAMPLED_FILES = 1024
+SAMPLE_BYTES = 1 << 16  # of a chunk
+MAX_SAMPLED_BYTES = MAX_SAMPLED_FILES * SAMPLE_BYTES
+READ_BYTES = 1 << 20  # read at once
+_MAX_JSON_BYTES = 1 << 24  # enough for names of 4096 bytes, each byte escaped as six
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What is known of a data set's files and answers.
+    """The identity of a data set's files and targets.  Digests are hexadecimal.
 
-    answers: a digest of the answers to the training images and of which images these are; and of the held-out images.
-    files, size: how many files there are, and their bytes together.
+    answers: digests of the training and of the held-out targets, each with the rows of the images in their files.
+    files, size: the number of files, and of their bytes together.
     names, sizes, times: digests of the files' names below the data set's folder, sizes, and modification times.
-    contents: a digest of all bytes; None where only a sample was read.
-    sample: name, size and digest of the sampled contents of some files, or of all.
+    contents: a digest of all bytes; None if only a sample was read.
+    sample: (name, size, digest of the sampled contents) of each sampled file.
     """
 
     answers: tuple[str, str]
@@ -53,37 +53,43 @@ class Fingerprint:
     sample: tuple[tuple[str, int, str], ...]
 
     @classmethod
-    def of(cls, source: Source, *, every_byte: bool = False) -> Self:
-        """Take the fingerprint of a data set.
+    def compute(cls, source: Dataset, *, every_byte: bool = False) -> Self:
+        """Compute the fingerprint of a data set.
+
+        every_byte: read all contents, not only a sample.
 
         Raises:
-            InputError: a file that the system does not give.
+            InputError: a file that cannot be read.
         """
-        parts = [source.train.files]
+        file_lists = [source.train.files]
         if source.held_out.files is not source.train.files:
-            parts.append(source.held_out.files)
+            file_lists.append(source.held_out.files)
         sizes, times, names = array("q"), array("q"), blake2b(digest_size=16)
-        for name, path in chain(*parts):
+        for name, path in chain(*file_lists):
             try:
                 stat = os.stat(path)
             except OSError as error:
-                raise _unreadable(error, path) from None
+                raise _access_error(error, path) from None
             names.update(os.fsencode(name) + b"\0")
             sizes.append(stat.st_size)
             times.append(stat.st_mtime_ns)
         total, count = sum(sizes), len(sizes)
-        chosen = np.unique(np.linspace(0, count - 1, FILES).round().astype(int)).tolist() if count > FILES else range(count)
-        each = total if total <= BUDGET else BUDGET // max(len(chosen), 1)
-        rows = [parts[0][i] if i < len(parts[0]) else parts[1][i - len(parts[0])] for i in chosen]
+        chosen = (
+            np.unique(np.linspace(0, count - 1, MAX_SAMPLED_FILES).round().astype(int)).tolist()
+            if count > MAX_SAMPLED_FILES
+            else range(count)
+        )
+        bytes_per_file = total if total <= MAX_SAMPLED_BYTES else MAX_SAMPLED_BYTES // max(len(chosen), 1)
+        rows = [file_lists[0][i] if i < len(file_lists[0]) else file_lists[1][i - len(file_lists[0])] for i in chosen]
         sample = (
-            (name, size, _contents(path, size, each).hex())
+            (name, size, _hash_contents(path, size, bytes_per_file).hex())
             for (name, path), size in zip(rows, (sizes[i] for i in chosen), strict=True)
         )
-        contents = _Digest()
-        for _, path in chain(*parts) if every_byte else ():
-            contents.add(_contents(path, 0, BLOCK))
+        contents = _LengthPrefixedHash()
+        for _, path in chain(*file_lists) if every_byte else ():
+            contents.add(_hash_contents(path, 0, READ_BYTES))
         return cls(
-            (_answers(source.train), _answers(source.held_out)),
+            (_hash_targets(source.train), _hash_targets(source.held_out)),
             count,
             total,
             names.hexdigest(),
@@ -94,30 +100,30 @@ class Fingerprint:
         )
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every byte of every file was read."""
-        return self.contents is not None or (self.files <= FILES and self.size <= BUDGET)
+        return self.contents is not None or (self.files <= MAX_SAMPLED_FILES and self.size <= MAX_SAMPLED_BYTES)
 
-    def differs(self, now: "Fingerprint") -> str:
-        """Say in what another fingerprint differs from this one, which was taken before; "" where in nothing."""
+    def difference(self, now: "Fingerprint") -> str:
+        """Return the first difference between this and a later fingerprint, as text; "" if there is none."""
         if self.files != now.files or self.names != now.names:
-            return f"{_count(self)} before and {_count(now)} now{_other_names(self, now)}"
-        # Of the same names in the same order the same are sampled.  Two splits may have files of one name.
+            return f"{_count_files(self)} before and {_count_files(now)} now{_renamed_files(self, now)}"
+        # The same names in the same order give the same sample.  A name can occur twice, in two splits.
         pairs = list(zip(self.sample, now.sample, strict=False))
         sizes = [(name, size, then[1]) for (name, size, _), then in pairs if then[1] != size]
         if self.sizes != now.sizes:
             if not sizes:
                 return f"the sizes of its files, {self.size:,} bytes together before and {now.size:,} now"
             name, had, has = sizes[0]
-            return f"{_called(name)} had {had:,} bytes and has {has:,}{_more(len(sizes), len(pairs))}"
+            return f"{_file_label(name)} had {had:,} bytes and has {has:,}{_and_more(len(sizes), len(pairs))}"
         changed = [name for (name, _, digest), then in pairs if then[2] != digest]
         if changed:
-            return f"the contents of {_called(changed[0])}{_more(len(changed), len(pairs))}"
+            return f"the contents of {_file_label(changed[0])}{_and_more(len(changed), len(pairs))}"
         if self.contents is not None and now.contents is not None and self.contents != now.contents:
-            return "the contents of its files, though not of those that are sampled"
+            return "the contents of its files, outside of the sample"
         for before, after, which in zip(self.answers, now.answers, ("training", "held-out"), strict=True):
             if before != after:
-                return f"which {which} images there are, or the answers to them"
+                return f"which {which} images there are, or their targets"
         return ""
 
     def to_json(self) -> str:
@@ -126,26 +132,26 @@ class Fingerprint:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Return the fingerprint in a file to which `to_json` was written.
+        """Read a fingerprint from a file that `to_json` was written to.
 
         Raises:
-            OSError: no such file, or none that may be read.
-            ValueError, TypeError, KeyError, AttributeError: it is none, or one of another version.
+            OSError: a file that is missing or cannot be read.
+            ValueError, TypeError, KeyError, AttributeError: something else, or a fingerprint of another version.
         """
-        fields = bounded_json.read_object(file, longest=_LONGEST)
+        fields = bounded_json.read_object(file, max_bytes=_MAX_JSON_BYTES)
         if (version := fields.pop("version")) != VERSION:
-            raise ValueError(f"it is of version {version}, and {VERSION} is known here")
+            raise ValueError(f"it has version {version}, expected {VERSION}")
         sample = tuple((str(name), int(size), str(digest)) for name, size, digest in fields.pop("sample"))
         train, held_out = fields.pop("answers")
         return cls(answers=(train, held_out), sample=sample, **fields)
 
 
-class OtherData(InputError):
-    """The data are not those that a fingerprint was taken of.  The message says in what they differ."""
+class DataChangedError(InputError):
+    """The data differ from those of a recorded fingerprint.  The message says how."""
 
 
-class _Digest:
-    """A digest of byte strings, each with its length."""
+class _LengthPrefixedHash:
+    """A hash of byte strings, each preceded by its length."""
 
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=16)
@@ -159,108 +165,110 @@ class _Digest:
         return self._hash.hexdigest()
 
 
-def _answers(examples: Any) -> str:
-    """Return a digest of the answers, in order, and of the rows that the images are in their files."""
+def _hash_targets(examples: Any) -> str:
+    """Return a digest of the targets, in order, and of the rows of the images in their files."""
     rows = np.arange(len(examples)) if examples.rows is None else examples.rows
-    found = _Digest()
-    for values in (examples.answers, rows):
-        found.add(f"{values.dtype} {values.shape}".encode())
-        found.add(np.ascontiguousarray(values).tobytes())
-    return found.hex
+    digest = _LengthPrefixedHash()
+    for values in (examples.targets, rows):
+        digest.add(f"{values.dtype} {values.shape}".encode())
+        digest.add(np.ascontiguousarray(values).tobytes())
+    return digest.hex
 
 
-def _contents(path: str, size: int, most: int) -> bytes:
-    """Return a digest of a file: of all of it where that is no more than `most` bytes, else of stretches of it.
+def _hash_contents(path: str, size: int, max_bytes: int) -> bytes:
+    """Return a digest of a whole file of at most `max_bytes`, or of chunks of a larger file.
 
-    size: of the file; 0: all of it is read whatever its size.
+    size: of the file; 0: read all of it whatever its size.
     """
-    found = blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     try:
         with open(path, "rb", buffering=0) as file:
-            if size <= most:
-                while block := file.read(BLOCK):
-                    found.update(block)
-            for start in _starts(size, most) if size > most else ():
-                found.update(os.pread(file.fileno(), STRETCH, start))
+            if size <= max_bytes:
+                while block := file.read(READ_BYTES):
+                    digest.update(block)
+            for offset in _sample_offsets(size, max_bytes) if size > max_bytes else ():
+                digest.update(os.pread(file.fileno(), SAMPLE_BYTES, offset))
     except OSError as error:
-        raise _unreadable(error, path) from None
-    return found.digest()
+        raise _access_error(error, path) from None
+    return digest.digest()
 
 
-def _starts(size: int, most: int) -> Iterator[int]:
-    """Yield where the stretches of a file begin: at its beginning, before its end, and evenly in between."""
-    yield from np.linspace(0, max(size - STRETCH, 0), max(most // STRETCH, 1)).astype(np.int64).tolist()
+def _sample_offsets(size: int, max_bytes: int) -> Iterator[int]:
+    """Yield the offsets of the chunks to read: the first and the last of a file, and evenly spaced ones between."""
+    yield from np.linspace(0, max(size - SAMPLE_BYTES, 0), max(max_bytes // SAMPLE_BYTES, 1)).astype(np.int64).tolist()
 
 
-def _unreadable(error: OSError, path: str) -> InputError:
+def _access_error(error: OSError, path: str) -> InputError:
     try:
-        unless_damaged(error, path)
-    except InputError as told:
-        return told
+        raise_if_inaccessible(error, path)
+    except InputError as access_error:
+        return access_error
     return InputError(f"{path} cannot be read ({error.strerror}): look at the disk it is on")
 
 
-def _count(found: Fingerprint) -> str:
-    return f"{found.files:,} file{'s' * (found.files != 1)}"
+def _count_files(fingerprint: Fingerprint) -> str:
+    return f"{fingerprint.files:,} file{'s' * (fingerprint.files != 1)}"
 
 
-def _called(name: str) -> str:
+def _file_label(name: str) -> str:
     return name or "its file"
 
 
-def _more(different: int, count: int) -> str:
+def _and_more(different: int, count: int) -> str:
     return f", and {different - 1:,} more of the {count:,} compared" if different > 1 else ""
 
 
-def _other_names(was: Fingerprint, now: Fingerprint) -> str:
-    """Name a file that only one of two data sets has, where all names are known."""
+def _renamed_files(was: Fingerprint, now: Fingerprint) -> str:
+    """Return the name of a file that only one of two data sets has, as text, if all names are in the samples."""
     before, after = ({name for name, _, _ in each.sample} for each in (was, now))
-    if max(was.files, now.files) <= FILES:
+    if max(was.files, now.files) <= MAX_SAMPLED_FILES:
         for names, which in ((after - before, "is new"), (before - after, "is gone")):
             if names:
-                return f": {_called(min(names))} {which}{f', and {len(names) - 1:,} more' * (len(names) > 1)}"
+                return f": {_file_label(min(names))} {which}{f', and {len(names) - 1:,} more' * (len(names) > 1)}"
     return "" if was.files != now.files else ", under other names or in another order"
 
 
-# Beside a run ---------------------------------------------------------------------------------------------------------
+# Recorded fingerprints ------------------------------------------------------------------------------------------------
 
 
-def compare(file: Path, source: Source, how: Compare) -> tuple[Fingerprint | None, list[str]]:
-    """Compare a data set with the fingerprint in a file, which may not be there.
+def compare_with_recorded(file: Path, source: Dataset, mode: CompareMode) -> tuple[Fingerprint | None, list[str]]:
+    """Compare a data set with the fingerprint in a file, if the file exists.
 
-    Returns the fingerprint to write to the file, None where it is to stay as it is; and what is to be said.
+    mode: the value of `--compare-data`.
+
+    Returns the fingerprint to write to the file, or None if the file is to stay as it is; and notes for the user.
 
     Raises:
-        OtherData: the data are others, saying in what.
+        DataChangedError: the data differ.
         InputError: the file cannot be read.
     """
-    now = Fingerprint.of(source, every_byte=how == "all")
+    now = Fingerprint.compute(source, every_byte=mode == "all")
     try:
-        was = Fingerprint.read(file)
+        recorded = Fingerprint.read(file)
     except FileNotFoundError:
         return now, []
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        if how == "none":
+        if mode == "none":
             return now, []
         raise InputError(
-            f"{file} cannot be read ({error}): give --compare-data none to go on with the data as they are now"
+            f"{file} cannot be read ({error}): give --compare-data none to accept the data as they are now"
         ) from None
-    what = was.differs(now)
-    if how == "none":
-        return now, [f"the data are not those that the run began with, and are not compared: {what}"] if what else []
-    if what:
-        raise OtherData(what)
-    if how == "all" and was.contents is None and not was.is_whole:
-        return now, ["only a sample of the data's contents was recorded so far: every byte is from now on"]
-    if was.times != now.times and not (was.is_whole and now.is_whole):
-        read = f"a sample of {min(BUDGET, now.size) >> 20:,} of {now.size >> 20:,} MiB"
-        return None, [f"files of the data were written or copied since the run began: {read} is the same as then"]
+    difference = recorded.difference(now)
+    if mode == "none":
+        return now, [f"the data differ from those that the run began with: {difference}"] if difference else []
+    if difference:
+        raise DataChangedError(difference)
+    if mode == "all" and recorded.contents is None and not recorded.is_complete:
+        return now, ["only a sample of the data's contents was recorded so far; from now on every byte is"]
+    if recorded.times != now.times and not (recorded.is_complete and now.is_complete):
+        sampled = f"a sample of {min(MAX_SAMPLED_BYTES, now.size) >> 20:,} of {now.size >> 20:,} MiB"
+        return None, [f"files of the data were written or copied since the run began: {sampled} is unchanged"]
     return None, []
 
 
-def place(spec: str) -> tuple[str, str, str]:
-    """Return the kind of a data set, its absolute place, and its options, of "folder:photos" and the like."""
+def resolve_spec(spec: str) -> tuple[str, str, str]:
+    """Split a `--data` value, such as "folder:photos", into its prefix, its absolute path, and its options."""
     kind, colon, where = spec.partition(":")
     path, mark, options = where.partition("?")
-    local = colon and not path.startswith("//")  # hf://OWNER/NAME is no path
+    local = colon and not path.startswith("//")  # hf://OWNER/NAME is not a path
     return kind, os.path.realpath(os.path.expanduser(path)) if local else path, mark + options

@@ -1,4 +1,4 @@
-"""Random choices of the data, each a function of what it is for and of numbers that say where it is made."""
+"""Counter-based random numbers for data: a pure function of a purpose and of integers, such as seed, epoch and image."""
 
 from hashlib import blake2b
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
-# What a choice is for; ahead of the numbers, so that no two streams are the same.
+# The purposes of random numbers.  They are hashed with the other integers, so no two purposes share a stream.
 SPLIT, ORDER, IMAGE, MIX, SHOTS = 1, 2, 3, 4, 5
 
 
 def generator(purpose: int, *numbers: int) -> np.random.Generator:
-    """Return a fresh generator for this purpose and these numbers, the same on every machine."""
-    hashed: Any = _Hashed(purpose, *numbers)  # numpy's stubs know no other ISeedSequence than its own
+    """Return a new generator for a purpose and integers, such as (IMAGE, seed, epoch, row); the same on every machine."""
+    hashed: Any = _HashSeed(purpose, *numbers)  # numpy's type stubs accept no other ISeedSequence than its own
     return np.random.Generator(np.random.PCG64(hashed))
 
 
-class _Hashed(ISeedSequence):
-    """The hash of some numbers as a seed: every image has one, and numpy's own mixing takes several times as long."""
+class _HashSeed(ISeedSequence):
+    """A hash of integers as a seed.  Every image needs one, and numpy's SeedSequence takes several times as long."""
 
     def __init__(self, *numbers: int) -> None:
-        self._numbers = tuple(map(int, numbers))  # numpy's own write themselves otherwise
+        self._numbers = tuple(map(int, numbers))  # numpy integers have another repr
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
         words = np.dtype(dtype).newbyteorder("<")

@@ -1,4 +1,4 @@
-"""A trained network and nothing that trains it: opened from a run's folder or any file of weights, and shown images."""
+"""Inference: load a trained model from a run folder or any checkpoint, and apply it to images with either twin."""
 
 import argparse
 from collections.abc import Callable
@@ -12,34 +12,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 import parity
-from parity.checkpoints.config_overrides import assignments
+from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.formats import Fields
-from parity.checkpoints.preprocessing import Preprocessing, central
-from parity.checkpoints.reading import WEIGHTS
+from parity.checkpoints.preprocessing import Preprocessing, center_crop
+from parity.checkpoints.reading import WEIGHTS_FILE
 from parity.checkpoints.weights import Checkpoint
-from train.loop.run_folder import best
+from train.loop.run_folder import best_weights
 from train.recipes import Recipe, Task
 from vit_spec import InputError, ViTConfig, bounded_json
 
 if TYPE_CHECKING:
-    from train.data.batches import Batch, Feed
+    from train.data.batches import Batch, DataLoader
 
-TWINS = ("jax", "torch")  # in the order in which they are taken where none is asked for
-_CONFIG = 1 << 24  # bytes of a run's config.json: the names of 21,843 classes take 3 MB
+TWINS = ("jax", "torch")  # by default the first one that is installed
+MAX_CONFIG_BYTES = 1 << 24  # of a run's config.json: the names of 21,843 classes take 3 MB
 
 Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Frozen:
-    """Weights, and what is known of their answers and of how they were judged.
+class TrainedModel:
+    """Weights with their metadata: what the outputs mean, how images are preprocessed, and how the run was evaluated.
 
-    task: what the outputs are; "classes" where nothing says it.
-    names: of the outputs, (num_outputs,); their numbers where they have none.
-    preprocessing: how images are prepared; timm's way, of all of the image, where nothing says it.
-    batch_size: images shown at once.
-    data, held_out: what the run was trained on and judged by; None of a bare file.
-    corrupt: what the run did where an image could not be read.
+    task: what the outputs are; "classes" if the file has no task.
+    names: of the outputs, (num_outputs,); their numbers if the file has no names.
+    preprocessing: of images; timm's centre crop of the whole image if the file has none.
+    batch_size: the run's; the default recipe's for a file outside of a run folder.
+    data, held_out: the run's `--data` and `--held-out`; None for a file outside of a run folder.
+    corrupt: what the run does with an image that cannot be read.
     """
 
     checkpoint: Checkpoint
@@ -52,124 +52,128 @@ class Frozen:
     corrupt: Literal["stop", "skip"] = "stop"
 
     @property
-    def shown(self) -> ViTConfig:
-        """The config at the size in which images are shown: positions are resampled where it is not the config's own.
+    def input_config(self) -> ViTConfig:
+        """The config at the size of preprocessed images; positions are resampled if that is not the checkpoint's own size.
 
         Raises:
-            InputError: a size that the model's patches do not divide.
+            InputError: the patch size does not divide the image size.
         """
         return self.checkpoint.config.replace(image_size=self.preprocessing.size)
 
 
-class Network(Protocol):
-    """Either twin in float32, its matrix products unrounded, so that both give the same to the sixth digit or so.
+class Predictor(Protocol):
+    """A model of either twin with its weights, in float32 with full-precision matrix products.
 
-    images: (B, height, width, channels) uint8, of the config's size.
+    Both twins then agree to about six digits.
+
+    images: (B, height, width, channels) uint8, of the config's size, not normalized.
     """
 
-    def outputs(self, images: NDArray[np.uint8]) -> Array:
-        """Return logits (B, num_classes), or without a head features (B, width), as `config.head` names them."""
+    def predict(self, images: NDArray[np.uint8]) -> Array:
+        """Return logits (B, num_classes); of a model without a head, the features (B, features) that a head would get."""
 
-    def attention(self, images: NDArray[np.uint8]) -> Array:
-        """Return the last block's attention weights, (B, heads, T, T)."""
+    def attention_maps(self, images: NDArray[np.uint8]) -> Array:
+        """Return the attention weights of the last block, (B, heads, T, T)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Let a command line name weights, and the twin that they are to be used in."""
+    """Add the arguments that `load_from_arguments` and `load_predictor` need."""
     text = "a run's folder (its best weights), a file or folder of weights, or hf://owner/name"
     parser.add_argument("weights", metavar="RUN_OR_FILE", help=text)
-    parser.add_argument("--from", dest="format", metavar="FORMAT", help="what RUN_OR_FILE is; by default it is recognised")
-    text = "set a field of the config that RUN_OR_FILE does not tell, e.g. num_heads=4; again for others"
+    parser.add_argument("--from", dest="format", metavar="FORMAT", help="format of RUN_OR_FILE; by default it is detected")
+    text = "set a config field that RUN_OR_FILE does not have, e.g. num_heads=4; can be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
-    parser.add_argument("--twin", choices=TWINS, help="by default the one that is installed, jax first")
-    parser.add_argument("--json", action="store_true", help="print JSON, an object a line, for machines")
+    parser.add_argument("--twin", choices=TWINS, help="the framework; by default the one that is installed, jax first")
+    parser.add_argument("--json", action="store_true", help="print a JSON object per line")
 
 
-def named(given: argparse.Namespace) -> Frozen:
-    """Open what a command line names."""
-    return opened(given.weights, given.format, assignments(given.set))
+def load_from_arguments(args: argparse.Namespace) -> TrainedModel:
+    """Load the model that a command line names; see `add_arguments`."""
+    return load_trained_model(args.weights, args.format, parse_overrides(args.set))
 
 
-def opened(place: str, format: str | None = None, given: Fields | None = None) -> Frozen:
-    """Open a run's folder, its best weights if it has any, or whatever `parity.load` reads.
+def load_trained_model(place: str, format: str | None = None, given: Fields | None = None) -> TrainedModel:
+    """Load a run folder's best weights, or anything else that `parity.load` reads.
 
-    A file inside a run's folder brings what the run says too: RUN/weights.safetensors are its newest weights.
+    A file in a run folder gets the metadata of the run too; RUN/weights.safetensors has its newest weights.
 
+    place: a path, or a name on the hub.
     format, given: as for `parity.load`.
 
     Raises:
-        InputError: nothing there, no known weights, or a run's config that lacks something.
+        InputError: there is nothing to load, the format is unknown, or the run's config lacks a field.
     """
     path = Path(place)
     run = path if path.is_dir() else path.parent
-    said = None if place.startswith("hf://") else _run_config(run / "config.json")
-    if said is not None and run == path and not (path / WEIGHTS).exists():
-        raise InputError(f"{path} is a run without weights yet: they come with its first look at the held-out images")
-    checkpoint = parity.load(best(place), format=format, given=given)
+    run_config = None if place.startswith("hf://") else _read_run_config(run / "config.json")
+    if run_config is not None and run == path and not (path / WEIGHTS_FILE).exists():
+        raise InputError(f"{path} is a run without weights yet: it saves them with its first evaluation")
+    checkpoint = parity.load(best_weights(place), format=format, given=given)
     outputs, task = checkpoint.config.num_classes, checkpoint.task
     numbers = ("value",) if (outputs, task) == (1, "values") else tuple(map(str, range(outputs)))
-    how = checkpoint.preprocessing or central(checkpoint.config.image_size)
-    known = (checkpoint, task, checkpoint.labels or numbers, how)
-    if said is None:
-        return Frozen(*known, Recipe().batch_size)
+    preprocessing = checkpoint.preprocessing or center_crop(checkpoint.config.image_size)
+    fields = (checkpoint, task, checkpoint.labels or numbers, preprocessing)
+    if run_config is None:
+        return TrainedModel(*fields, Recipe().batch_size)
     try:
-        return Frozen(*known, *(said["recipe"][name] for name in ("batch_size", "data", "held_out", "corrupt")))
+        recipe = run_config["recipe"]
+        return TrainedModel(*fields, *(recipe[name] for name in ("batch_size", "data", "held_out", "corrupt")))
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{run / 'config.json'} is of another version ({error}): copy the weights out of the folder to use them alone"
         ) from None
 
 
-def _run_config(path: Path) -> dict[str, Any] | None:
-    """Return the config of a run; None where there is none, or another program's."""
+def _read_run_config(path: Path) -> dict[str, Any] | None:
+    """Return the content of a run's config.json; None if there is no such file, or it is another program's."""
     try:
-        found = bounded_json.read_object(path, longest=_CONFIG) if path.is_file() else {}
+        found = bounded_json.read_object(path, max_bytes=MAX_CONFIG_BYTES) if path.is_file() else {}
     except (OSError, InputError):
         return None
     return found if {"recipe", "data"} <= found.keys() else None
 
 
-def pooled(checkpoint: Checkpoint) -> None:
-    """Refuse weights that give numbers for every patch and none for an image.
+def require_pooling(checkpoint: Checkpoint) -> None:
+    """Refuse a model that gives an output per token and none for the image.
 
     Raises:
-        InputError: as said.
+        InputError: it has head.pool=none.
     """
     if checkpoint.config.head.pool == "none":
         raise InputError(
-            "these weights have head.pool=none, so no feature of an image: give weights of a network that pools"
+            "these weights have head.pool=none and give no feature of an image: give weights of a model that pools"
         )
 
 
-def network(checkpoint: Checkpoint, twin: str | None) -> Network:
-    """Load a framework, and the weights into its twin.
+def load_predictor(checkpoint: Checkpoint, twin: str | None) -> Predictor:
+    """Load weights into a twin, and return it ready for inference.
 
-    twin: "jax" or "torch"; None: the first that is installed.
+    twin: "jax" or "torch"; None: the first of them that is installed.
 
     Raises:
         ModuleNotFoundError: the framework is not installed.
     """
     chosen = twin or next(filter(find_spec, TWINS), TWINS[0])
-    found: Network = import_module(f"train.{chosen}.inference").Twin(checkpoint)
+    found: Predictor = import_module(f"train.{chosen}.inference").TwinPredictor(checkpoint)
     return found
 
 
-def gathered(feed: "Feed", look: "Callable[[Batch], Array]") -> Array:
-    """Return what `look` makes of each image of a feed, (N, ...), once and in order.
+def predict_all(loader: "DataLoader", predict: "Callable[[Batch], Array]") -> Array:
+    """Return the outputs for each image of a data loader, (N, ...), once and in order.
 
-    look: batch -> (B, ...).
+    predict: takes a batch and returns its outputs, (B, ...).
 
     Raises:
-        InputError: an image that cannot be read, or numbers that are not finite.
+        InputError: an image that cannot be read, or outputs that are not finite.
     """
     parts = []
-    for batch in feed.evaluation():
-        made = look(batch)
-        wrong = ~np.isfinite(made.reshape(len(made), -1)).all(1)
-        if wrong.any():
-            name = feed.examples.names[int(batch.rows[wrong][0])]
+    for batch in loader.evaluation_batches():
+        outputs = predict(batch)
+        is_broken = ~np.isfinite(outputs.reshape(len(outputs), -1)).all(1)
+        if is_broken.any():
+            name = loader.examples.names[int(batch.rows[is_broken][0])]
             raise InputError(
-                f"the network gives no finite numbers for {name}: look at its weights, python -m parity inspect --values"
+                f"the outputs for {name} are not finite: check the weights with python -m parity inspect --values"
             )
-        parts.append(made)
-    return np.concatenate(parts)[: len(feed.examples)]
+        parts.append(outputs)
+    return np.concatenate(parts)[: len(loader.examples)]

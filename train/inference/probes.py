@@ -1,9 +1,10 @@
-"""What frozen features are worth, by three simple learners that take them as they are; numpy and scikit-learn only.
+"""Evaluation of frozen features by simple learners: nearest neighbours, least squares on few images, a linear probe.
 
-What each reached here is of 10,000 training and 10,000 test images of CIFAR-10, in the features of a ViT of 0.8 million
-parameters whose own head has 51.8 %.  Hardware: 2 cores of an AMD EPYC.  Time: 72 s for all three, 48 s of it for features.
+The accuracies given below as measured are those on 10,000 test images of CIFAR-10, learnt from 10,000 training images, with
+the features of a ViT of 0.8 million parameters; its own head has 51.8 %.  Hardware: 2 cores of an AMD EPYC.  Time: 72 s for
+all three, 48 s of it to compute the features.
 
-N training images, M held-out ones, D features, C classes (or labels, or values).
+Shapes: N training images, M held-out images, D features, C classes (or labels, or values).  numpy and scikit-learn only.
 """
 
 import warnings
@@ -14,94 +15,100 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train.data.rng import SHOTS, generator
-from train.data.sources.splitting import divided
-from train.loop.metrics import LEADING, score
+from train.data.sources.splitting import split_rows
+from train.loop.metrics import PRIMARY_METRIC, compute_metrics
 from train.recipes import Task
 from vit_spec import InputError
 
-Array = NDArray[Any]  # of float32 or float64
-Rows = NDArray[Any]  # of whole numbers
+Array = NDArray[Any]  # float32 or float64
+Indices = NDArray[Any]  # integers: class numbers or rows
 
-NEIGHBOURS = (10, 20, 100, 200)
+NEIGHBOUR_COUNTS = (10, 20, 100, 200)
 TEMPERATURE = 0.07
-SIMILARITIES = 1 << 24  # held at once
+MAX_SIMILARITIES = 1 << 24  # in memory at once
 
 SHOT_COUNTS = (1, 5, 10, 25)
-L2 = 2.0**10  # big_vision's one strength, for every network, data set and number of shots
-GRID = tuple(2.0**i for i in range(-10, 20))  # the strengths that it was found among
-BIAS = 100.0  # a column of such large numbers gets a weight that is hardly held back
+L2 = 2.0**10  # big_vision's penalty, the same for every model, data set and number of shots
+L2_GRID = tuple(2.0**i for i in range(-10, 20))  # the penalties from which big_vision chose it
+BIAS_FEATURE = 100.0  # a constant feature this large is hardly penalized: it serves as the bias
 
-VALIDATION = 0.2  # of the training images, to choose the strength of a linear probe by
-LEAST = {"classes": "2 images of a class", "labels": "3 images of a label", "values": "3 images"}  # for one to be kept
-ITERATIONS = 1000
+VALIDATION_FRACTION = 0.2  # of the training images, to choose the L2 penalty of a linear probe
+# What gives at least one validation image:
+MIN_IMAGES = {"classes": "2 images of a class", "labels": "3 images of a label", "values": "3 images"}
+MAX_ITERATIONS = 1000
 
 
 # Nearest neighbours ---------------------------------------------------------------------------------------------------
 
 
 def check_neighbours(counts: Sequence[int], images: int) -> None:
-    """Refuse numbers of neighbours that there are not.
+    """Check that there are at least as many training images as neighbours.
 
     Raises:
-        InputError: as said.
+        InputError: there are fewer.
     """
     if max(counts) > images:
         fit = " ".join(str(k) for k in counts if k <= images) or str(images)
         raise InputError(f"--k has {max(counts)}, and there are {images:,} training images: give --k {fit}")
 
 
-def knn(train: Array, classes: Rows, held_out: Array, counts: Sequence[int]) -> dict[int, Rows]:
-    """Return the class of each held-out image, (M,), by its k nearest training images, for each k of `counts`.
+def knn(train: Array, classes: Indices, held_out: Array, counts: Sequence[int]) -> dict[int, Indices]:
+    """Classify held-out images by their k nearest training images, for each k of `counts`.
 
-    Nearness is the cosine of the angle between features, s, and each neighbour votes for its class with exp(s / 0.07).
-    Of equal votes the lowest class wins.
+    The similarity s is the cosine of two feature vectors, and each neighbour votes for its class with weight exp(s / 0.07).
+    Of classes with equal votes, the one with the lowest number wins.
 
     Source: DINO (arXiv 2104.14294, appendix F.1; facebookresearch/dino, eval_knn.py), after arXiv 1805.01978.
 
     python -m train.evaluate hf://timm/vit_small_patch16_224.dino --data parquet:imagenet-1k/data --method knn
 
-    Published: 74.5 % for these weights (facebookresearch/dino); here 50.4 to 52.0 % on CIFAR-10, as above.
+    Published: 74.5 % for these weights (facebookresearch/dino).  Measured: 50.4 to 52.0 % on CIFAR-10, as above.
 
     train: (N, D).    classes: (N,) class numbers.    held_out: (M, D).
+
+    Returns class numbers (M,) by k.
     """
     check_neighbours(counts, len(train))
     train, held_out = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (train, held_out))
-    found: dict[int, list[Rows]] = {k: [] for k in counts}
-    for part in np.split(held_out, range(0, len(held_out), max(1, SIMILARITIES // len(train)))[1:]):
+    found: dict[int, list[Indices]] = {k: [] for k in counts}
+    for part in np.split(held_out, range(0, len(held_out), max(1, MAX_SIMILARITIES // len(train)))[1:]):
         similar = part @ train.T
         near = _nearest(similar, max(counts))
         votes = np.exp(np.take_along_axis(similar, near, axis=1).astype(np.float64) / TEMPERATURE)
         for k in counts:
-            found[k].append(_elected(classes[near[:, :k]], votes[:, :k], int(classes.max()) + 1))
+            found[k].append(_majority_class(classes[near[:, :k]], votes[:, :k], int(classes.max()) + 1))
     return {k: np.concatenate(parts) for k, parts in found.items()}
 
 
-def _nearest(similar: Array, k: int) -> Rows:
-    """Return the columns of the k largest entries of each row, the largest first, (rows, k)."""
+def _nearest(similar: Array, k: int) -> Indices:
+    """Return the columns of the k largest entries of each row, the largest first: (rows, k)."""
     near = np.argpartition(-similar, k - 1, axis=1)[:, :k]
     order = np.argsort(-np.take_along_axis(similar, near, axis=1), axis=1, kind="stable")
     return np.take_along_axis(near, order, axis=1)
 
 
-def _elected(classes: Rows, votes: Array, count: int) -> Rows:
-    """Return the class with the most votes in each row of (rows, k)."""
+def _majority_class(classes: Indices, votes: Array, count: int) -> Indices:
+    """Return the class with the largest sum of votes in each row.
+
+    classes, votes: (rows, k).    count: number of classes.    Returns (rows,).
+    """
     rows = len(classes)
-    places = classes + count * np.arange(rows)[:, None]
-    return np.bincount(places.ravel(), votes.ravel(), rows * count).reshape(rows, count).argmax(1)
+    bins = classes + count * np.arange(rows)[:, None]
+    return np.bincount(bins.ravel(), votes.ravel(), rows * count).reshape(rows, count).argmax(1)
 
 
 # Few shots ------------------------------------------------------------------------------------------------------------
 
 
-def draw_shots(classes: Rows, shots: int, seed: int, names: Sequence[str]) -> Rows:
-    """Return the rows of `shots` training images of each class, drawn by the seed; more shots contain fewer.
+def draw_shots(classes: Indices, shots: int, seed: int, names: Sequence[str]) -> Indices:
+    """Return the rows of `shots` random training images of each class; with the same seed, fewer shots are a subset.
 
-    A class without any training image has no part in it: no held-out image is of it either.
+    A class without training images is skipped.
 
     classes: (N,) class numbers.    names: of the classes, for messages.
 
     Raises:
-        InputError: classes with fewer images, named.
+        InputError: a class has fewer images; the message names the classes.
     """
     counts = np.bincount(classes)
     few = [f"{names[c]!r} has {counts[c]}" for c in np.flatnonzero((counts > 0) & (counts < shots)).tolist()]
@@ -114,35 +121,37 @@ def draw_shots(classes: Rows, shots: int, seed: int, names: Sequence[str]) -> Ro
     return np.concatenate(drawn)
 
 
-def few_shot(train: Array, classes: Rows, held_out: Array, strengths: Sequence[float]) -> dict[float, Rows]:
-    """Return the class of each held-out image, (M,), by least squares on few training images, for each strength.
+def few_shot(train: Array, classes: Indices, held_out: Array, strengths: Sequence[float]) -> dict[float, Indices]:
+    """Classify held-out images by least squares on few training images, for each L2 penalty of `strengths`.
 
-    Features are whitened by the mean and the standard deviation (plus 1e-5) of these few, a column of 100 is added for the
-    bias, and the targets are 1 for an image's class and -1 for all others; computed in float64.
+    Features are standardized by the mean and the standard deviation (plus 1e-5) of the few training images, a constant
+    feature of 100 is added for the bias, and the targets are 1 for an image's class and -1 for all others; in float64.
 
     Source: big_vision, evaluators/fewshot_lsr.py; strength 2^10 as in its configs/common_fewshot.py.
 
     python -m train.evaluate RUN --method few-shot
 
-    Here 31.3, 39.7, 44.8 and 48.3 % on CIFAR-10, as above, from 1, 5, 10 and 25 images of each class.
+    Measured: 31.3, 39.7, 44.8 and 48.3 % on CIFAR-10, as above, from 1, 5, 10 and 25 images of each class.
 
-    train: (N, D), those few.    classes: (N,) class numbers.    held_out: (M, D).
+    train: (N, D), the few images.    classes: (N,) class numbers.    held_out: (M, D).
+
+    Returns class numbers (M,) by penalty.
     """
-    wide = np.asarray(train, np.float64)
-    mean, std = wide.mean(0), wide.std(0) + 1e-5
+    features = np.asarray(train, np.float64)
+    mean, std = features.mean(0), features.std(0) + 1e-5
 
-    def whitened(x: Array) -> Array:
-        return np.pad((x - mean) / std, ((0, 0), (0, 1)), constant_values=BIAS)
+    def standardize(x: Array) -> Array:
+        return np.pad((x - mean) / std, ((0, 0), (0, 1)), constant_values=BIAS_FEATURE)
 
-    solution = solve(whitened(wide), 2.0 * np.eye(int(classes.max()) + 1)[classes] - 1)
-    seen = whitened(held_out)
-    return {strength: (seen @ solution.weights(strength)).argmax(1) for strength in strengths}
+    solution = solve_ridge(standardize(features), 2.0 * np.eye(int(classes.max()) + 1)[classes] - 1)
+    x = standardize(held_out)
+    return {strength: (x @ solution.weights(strength)).argmax(1) for strength in strengths}
 
 
-class Solution(NamedTuple):
-    """Least squares with an L2 penalty, ready for any strength of it: (x^T x + strength)^-1 x^T y.
+class RidgeSolution(NamedTuple):
+    """Least squares with any L2 penalty, (x^T x + strength)^-1 x^T y = left diag(1 / (values + strength)) right.
 
-    left: (D, R).    values: (R,), the eigenvalues.    right: (R, C).
+    left: (D, R).    values: (R,) eigenvalues.    right: (R, C).
     """
 
     left: Array
@@ -150,32 +159,32 @@ class Solution(NamedTuple):
     right: Array
 
     def weights(self, strength: float) -> Array:
-        """Return what minimises |x w - y|^2 + strength |w|^2, (D, C)."""
+        """Return the w that minimizes |x w - y|^2 + strength |w|^2: (D, C)."""
         weights: Array = self.left @ (self.right / (self.values + strength)[:, None])
         return weights
 
 
-def solve(x: Array, y: Array) -> Solution:
-    """Return the least squares of (N, D) and (N, C) float64, by the smaller of x^T x and x x^T = q diag(values) q^T.
+def solve_ridge(x: Array, y: Array) -> RidgeSolution:
+    """Return the least squares of x (N, D) and y (N, C), float64, by the eigenvalues of x^T x or x x^T.
 
-    They give the same: (x^T x + s)^-1 x^T = x^T (x x^T + s)^-1.
+    The smaller matrix is decomposed; both give the same: (x^T x + s)^-1 x^T = x^T (x x^T + s)^-1.
     """
     tall = len(x) >= x.shape[1]
     values, q = np.linalg.eigh(x.T @ x if tall else x @ x.T)
-    values = np.maximum(values, 0)  # which is what roundings below zero stand for
-    return Solution(q, values, q.T @ (x.T @ y)) if tall else Solution(x.T @ q, values, q.T @ y)
+    values = np.maximum(values, 0)  # only rounding errors make them negative
+    return RidgeSolution(q, values, q.T @ (x.T @ y)) if tall else RidgeSolution(x.T @ q, values, q.T @ y)
 
 
 # Linear probe ---------------------------------------------------------------------------------------------------------
 
 
-class Probe(NamedTuple):
-    """What a linear probe came to.
+class LinearProbe(NamedTuple):
+    """The result of a linear probe.
 
-    outputs: (M, C) float64 of the held-out images.
-    strength: of the L2 penalty, as chosen.
-    validated: the leading metric on the images that it was chosen by; NaN where it is undefined at every strength.
-    converged: whether the last fit came to its end.
+    outputs: (M, C) float64 for the held-out images.
+    strength: the L2 penalty that was chosen.
+    validated: the primary metric on the validation images; NaN if it is undefined for every penalty.
+    converged: whether the last fit converged.
     """
 
     outputs: Array
@@ -184,84 +193,90 @@ class Probe(NamedTuple):
     converged: bool
 
 
-def kept(task: Task, targets: Array) -> tuple[Rows, Rows]:
-    """Return the rows of the training images to learn from, and of the fifth that is kept to choose a strength by.
+def validation_split(task: Task, targets: Array) -> tuple[Indices, Indices]:
+    """Return the rows of the training images to fit, and of the fifth that is held out to choose the L2 penalty.
 
-    targets: as `train.data.batches.targets` makes them.
+    targets: (N,) class numbers, or (N, labels or values); see `train.data.batches.targets_for_task`.
 
     Raises:
-        InputError: so few images that none is kept.
+        InputError: there are so few images that no validation image is left.
     """
-    learnt, judged = divided(targets, task, VALIDATION)
-    if not len(judged):
+    fit_rows, validation_rows = split_rows(targets, task, VALIDATION_FRACTION)
+    if not len(validation_rows):
         raise InputError(
-            f"--method linear keeps a fifth of the training images to choose L2 by, and of these {len(targets)} it could "
-            f"keep none: give at least {LEAST[task]}{', or --method knn' * (task == 'classes')}"
+            f"--method linear holds out a fifth of the training images to choose L2, and {len(targets)} images "
+            f"are too few: give at least {MIN_IMAGES[task]}{', or --method knn' * (task == 'classes')}"
         )
-    return learnt, judged
+    return fit_rows, validation_rows
 
 
-def linear(task: Task, train: Array, targets: Array, held_out: Array) -> Probe:
-    """Fit a linear model on standardised features, the strength of its L2 penalty chosen on a fifth of the training images.
+def linear_probe(task: Task, train: Array, targets: Array, held_out: Array) -> LinearProbe:
+    """Fit a linear model on standardized features, with the L2 penalty chosen on a fifth of the training images.
 
     classes: multinomial logistic regression.    labels: one logistic regression for each.    values: least squares.
-    The strength s, of sum(losses) + s/2 |w|^2 (of sum(squares) + s |w|^2), is chosen as by CLIP: from 1e-6 to 1e6 in steps
-    of two decades, then about the best in steps that halve, down to an eighth of a decade; of equally good ones the
-    strongest, as where the metric is undefined at all.  Then all training images are learnt from.  The validation images
-    are the same for every seed.
 
-    Source: CLIP, arXiv 2103.00020, appendix A.3; there features are not standardised.
+    The penalty s, in sum(losses) + s/2 |w|^2 (for values in sum(squares) + s |w|^2), is searched as by CLIP: from 1e-6 to
+    1e6 in steps of two decades, then around the best one in steps that halve, down to an eighth of a decade.  Of equally
+    good penalties the largest is taken, also if the metric is undefined for all.  Then all training images are fitted.  The
+    validation images do not depend on a seed.
+
+    Source: CLIP, arXiv 2103.00020, appendix A.3; CLIP does not standardize features.
 
     python -m train.evaluate hf://timm/vit_small_patch16_224.dino --data parquet:imagenet-1k/data --method linear
 
-    Published: 77.0 % for these weights, by SGD, from the tokens of four blocks (facebookresearch/dino); here 53.5 % on
-    CIFAR-10, as above.
+    Published: 77.0 % for these weights, by SGD, from the tokens of four blocks (facebookresearch/dino).  Measured: 53.5 %
+    on CIFAR-10, as above.
 
-    train: (N, D).    targets: as `train.data.batches.targets` makes them.    held_out: (M, D).
+    train: (N, D).    targets: as of `validation_split`.    held_out: (M, D).
 
     Raises:
-        InputError: as `kept`.
+        InputError: as `validation_split`.
     """
-    learnt, judged = kept(task, targets)
-    answers: Array = targets.max(initial=0) + 1 if task == "classes" else targets.shape[1]
-    count, leading = int(answers), LEADING[task]
-    fit = _Fits(task, train[learnt], targets[learnt], train[judged], count)
+    fit_rows, validation_rows = validation_split(task, targets)
+    num_outputs: Array = targets.max(initial=0) + 1 if task == "classes" else targets.shape[1]
+    count, metric = int(num_outputs), PRIMARY_METRIC[task]
+    fit = _LinearModels(task, train[fit_rows], targets[fit_rows], train[validation_rows], count)
 
-    def worth(strength: float) -> float:
+    def objective(strength: float) -> float:
         outputs, _ = fit(strength)
-        found = score(task, outputs, targets[judged], tuple(map(str, range(count))))[leading]
-        return -np.inf if np.isnan(found) else -found if leading == "mae" else found
+        value = compute_metrics(task, outputs, targets[validation_rows], tuple(map(str, range(count))))[metric]
+        return -np.inf if np.isnan(value) else -value if metric == "mae" else value
 
-    strength, validated = searched(worth)
-    outputs, converged = _Fits(task, train, targets, held_out, count)(strength)
-    return Probe(outputs, strength, abs(validated) if np.isfinite(validated) else np.nan, converged)
+    strength, validated = search_strength(objective)
+    outputs, converged = _LinearModels(task, train, targets, held_out, count)(strength)
+    return LinearProbe(outputs, strength, abs(validated) if np.isfinite(validated) else np.nan, converged)
 
 
-def searched(worth: Callable[[float], float]) -> tuple[float, float]:
-    """Return the strength from 1e-6 to 1e6 with the greatest worth, and that worth; see `linear`."""
-    known: dict[float, float] = {}
-    step, places = 2.0, [float(place) for place in range(-6, 7, 2)]
+def search_strength(objective: Callable[[float], float]) -> tuple[float, float]:
+    """Return the L2 penalty from 1e-6 to 1e6 with the largest objective, and its objective; see `linear_probe`."""
+    found: dict[float, float] = {}  # objective by the penalty's exponent
+    step, exponents = 2.0, [float(exponent) for exponent in range(-6, 7, 2)]
     while True:
-        known |= {place: worth(10.0**place) for place in places if place not in known and -6 <= place <= 6}
-        best = max(known, key=lambda place: (known[place], place))
+        found |= {x: objective(10.0**x) for x in exponents if x not in found and -6 <= x <= 6}
+        best = max(found, key=lambda x: (found[x], x))
         if step == 1 / 8:
-            return 10.0**best, known[best]
+            return 10.0**best, found[best]
         step /= 2
-        places = [best - step, best + step]
+        exponents = [best - step, best + step]
 
 
-class _Fits:
-    """Linear models of the same images, one for each strength asked for: outputs (M, C), and whether the fit ended."""
+class _LinearModels:
+    """Fits a linear model to the training images for a given L2 penalty.
+
+    A call returns its outputs for the held-out images, (M, C), and whether the fit converged.
+
+    count: number of classes, labels or values.
+    """
 
     def __init__(self, task: Task, train: Array, targets: Array, held_out: Array, count: int) -> None:
         from sklearn.preprocessing import StandardScaler
 
-        scaler = StandardScaler().fit(train.astype(np.float64))  # of a feature that never changes it leaves the scale
+        scaler = StandardScaler().fit(train.astype(np.float64))  # it does not scale constant features
         self._task, self._targets, self._count = task, targets, count
         self._train, self._held_out = (scaler.transform(x.astype(np.float64)) for x in (train, held_out))
         if task == "values":
             self._mean = targets.astype(np.float64).mean(0)
-            self._solution = solve(self._train, targets - self._mean)
+            self._solution = solve_ridge(self._train, targets - self._mean)
 
     def __call__(self, strength: float) -> tuple[Array, bool]:
         if self._task == "values":
@@ -269,24 +284,24 @@ class _Fits:
         if self._task == "classes":
             return self._logistic(self._targets, strength, self._count)
         each = [self._logistic(column.astype(np.int64), strength, 2) for column in self._targets.T]
-        return np.stack([outputs[:, 1] for outputs, _ in each], axis=1), all(ended for _, ended in each)
+        return np.stack([outputs[:, 1] for outputs, _ in each], axis=1), all(converged for _, converged in each)
 
-    def _logistic(self, classes: Rows, strength: float, count: int) -> tuple[Array, bool]:
-        """Logistic regression; a class without an image is never chosen."""
+    def _logistic(self, classes: Indices, strength: float, count: int) -> tuple[Array, bool]:
+        """Fit a logistic regression; a class without training images is never predicted."""
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
         from threadpoolctl import threadpool_limits
 
         outputs = np.full((len(self._held_out), count), -np.inf)
-        there = np.unique(classes)
-        if len(there) == 1:
-            outputs[:, there] = 0
+        present = np.unique(classes)
+        if len(present) == 1:
+            outputs[:, present] = 0
             return outputs, True
-        model = LogisticRegression(C=1 / strength, max_iter=ITERATIONS)
-        # One thread, so that sums do not depend on their number; and L-BFGS makes many products too small to share.
+        model = LogisticRegression(C=1 / strength, max_iter=MAX_ITERATIONS)
+        # One thread: results do not depend on the number of cores, and the products of L-BFGS are too small to share.
         with threadpool_limits(1, "blas"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # it is told in the result
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the caller reports it
             model.fit(self._train, classes)
         found = model.decision_function(self._held_out)
-        outputs[:, there] = found if found.ndim == 2 else np.stack([-found / 2, found / 2], axis=1)
-        return outputs, bool(np.max(model.n_iter_) < ITERATIONS)
+        outputs[:, present] = found if found.ndim == 2 else np.stack([-found / 2, found / 2], axis=1)
+        return outputs, bool(np.max(model.n_iter_) < MAX_ITERATIONS)

@@ -1,4 +1,4 @@
-"""Train the functional twin: `python -m train.jax --config vit_s16`; `--help` explains every field."""
+"""Train a Vision Transformer in JAX: `python -m train.jax --config vit_s16`; `--help` explains every option."""
 
 import os
 import sys
@@ -9,23 +9,23 @@ from train.loop.request import Request
 
 
 def fit(request: Request) -> int:
-    """Train as asked; return the exit status."""
+    """Train as requested; return the exit code."""
     from train.jax import runtime
-    from train.jax.engine import JaxEngine  # loads jax, which takes seconds: not before the arguments are understood
+    from train.jax.engine import JaxEngine  # imported after the arguments are parsed, since JAX takes seconds to import
     from train.jax.sharding import join_cluster
     from train.loop.session import train
 
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
     join_cluster()
-    with runtime.memory_told():
+    with runtime.memory_errors():
         return train(request, JaxEngine)
 
 
 def leave(status: int) -> None:
-    """End the process; at bad input or a second Ctrl-C at once, though others share the run.
+    """Exit the process.  After bad input or a second Ctrl-C in a distributed run, exit without JAX's shutdown.
 
-    jax would wait for them, and they for this one; they end when they miss it.
+    The shutdown would wait for the other processes, and they for this one.  They exit when they notice that it is gone.
     """
     if status in (BAD_INPUT, INTERRUPTED) and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
         sys.stdout.flush()
@@ -35,8 +35,8 @@ def leave(status: int) -> None:
 
 
 def command() -> None:
-    """Run the command line of this process, and end it."""
-    interruption.leave_at_once()
+    """Run the command line of this process, and exit."""
+    interruption.exit_on_ctrl_c()
     leave(main("train.jax", fit, sys.argv[1:]))
 
 

@@ -1,4 +1,4 @@
-"""The states of a run, each in a folder of its own: written while training goes on, and all there or not at all."""
+"""Checkpoints of a run, written by Orbax while training goes on.  Each is a folder, which is complete or absent."""
 
 import logging
 import shutil
@@ -12,31 +12,31 @@ import jax.numpy as jnp
 from jax import Array
 from orbax.checkpoint import v1 as ocp
 
-from parity.terminal import note
+from parity.terminal import print_note
 from vit_spec import InputError, bounded_json
 
 Tree = Any
-Note = dict[str, Any]
+LoopState = dict[str, Any]  # see `train.loop.engine`
 
-_JSON = 1 << 26  # bytes of a file that Orbax keeps beside arrays, whatever its number of devices
-VERSION = 2  # of what a checkpoint holds; another where a state is made up in another way
-WARMED_UP = 2  # the version from which the running mean of weights is warmed up, and holds no initial weights
+MAX_JSON_BYTES = 1 << 26  # of a metadata file of Orbax, for any number of devices
+VERSION = 2  # of the content of a checkpoint; increase it when the structure of the training state changes
+WARMED_UP_EMA = 2  # the version from which the EMA is warmed up and contains no initial weights
 
 
-class Checkpoints:
-    """Orbax checkpoints of a state and a note, a JSON object, under a folder.
+class CheckpointStore:
+    """Orbax checkpoints of the training state and of the loop's state, a JSON object, in a folder.
 
-    keep: how many of the newest stay; the best stays besides.
-    rank: what the best has most of, read off a note; None where a note says nothing of it.
+    keep: number of the newest checkpoints to keep; the best one is kept too.
+    rank: returns the number that is largest for the best checkpoint, given the loop's state; None if it has none.
     """
 
-    def __init__(self, folder: Path, *, keep: int, rank: Callable[[Note], float | None]) -> None:
-        # Orbax tells every save in ten lines, and in a hundred every failure, which it raises besides.
+    def __init__(self, folder: Path, *, keep: int, rank: Callable[[LoopState], float | None]) -> None:
+        # Orbax logs every save in ten lines and every failure in a hundred, although it raises an exception too.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         policies = ocp.training.preservation_policies
         self._folder = folder
-        self._kept = policies.AnyPreservationPolicy(
+        self._preservation_policy = policies.AnyPreservationPolicy(
             [
                 policies.LatestN(keep),
                 policies.BestN(get_metric_fn=lambda metrics: metrics["rank"], n=1, keep_checkpoints_without_metrics=False),
@@ -46,145 +46,153 @@ class Checkpoints:
         self._open()
 
     def _open(self) -> None:
-        """Let Orbax look at the folder: at once it reads the notes of all states, and one that is damaged ends it."""
-        self._unnoted()
+        """Open the folder with Orbax, which reads the metadata of all checkpoints at once and fails if one is damaged."""
+        self._move_unreadable_aside()
         self._checkpointer = ocp.training.Checkpointer(
             self._folder,
-            preservation_policy=self._kept,
+            preservation_policy=self._preservation_policy,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
             cleanup_tmp_directories=True,
         )
 
-    def _unnoted(self) -> None:
-        """Put aside states whose notes are no JSON objects, such as files that a power cut left empty, but for the last.
+    def _move_unreadable_aside(self) -> None:
+        """Move checkpoints with unreadable metadata aside, such as files that a power failure left empty.
 
-        Orbax parses them without limits on their length or depth.
-        """
-        notes = {int(path.name): _notes(path) for path in self._folder.glob("*") if path.name.isdecimal()}
-        damaged = {step: "its notes cannot be read" for step, sound in notes.items() if not sound}
-        if damaged and len(damaged) == len(notes):
-            raise self._lost(damaged)
-        if damaged:
-            self._put_aside(damaged)
-
-    def save(self, step: int, state: Tree, note: Note) -> None:
-        """Begin to write; what an earlier call wrote is complete when this one begins.
+        Orbax parses these JSON files without limits on their length or depth.
 
         Raises:
-            InputError: what was written before could not be: a full disk, say.
+            InputError: all checkpoints are unreadable.
         """
-        rank = self._rank(note)
-        noted = {"version": VERSION, "note": note, "digest": _digest(state)}
+        readable = {
+            int(path.name): _has_readable_metadata(path) for path in self._folder.glob("*") if path.name.isdecimal()
+        }
+        damaged = {step: "its metadata cannot be read" for step, is_readable in readable.items() if not is_readable}
+        if damaged and len(damaged) == len(readable):
+            raise self._none_readable_error(damaged)
+        if damaged:
+            self._move_aside(damaged)
+
+    def save(self, step: int, state: Tree, loop_state: LoopState) -> None:
+        """Start to write a checkpoint.  The previous one is complete when this one begins.
+
+        Raises:
+            InputError: this or the previous checkpoint cannot be written, for example because the disk is full.
+        """
+        rank = self._rank(loop_state)
+        metadata = {"version": VERSION, "note": loop_state, "digest": _checksums(state)}
         try:
             self._checkpointer.save_async(
-                step, state, metrics=None if rank is None else {"rank": rank}, custom_metadata=noted, overwrite=True
+                step, state, metrics=None if rank is None else {"rank": rank}, custom_metadata=metadata, overwrite=True
             )
-        except Exception as error:  # of the system, or what the libraries below make of it
-            raise self._unwritten(error) from error
+        except Exception as error:  # an OSError, or whatever the libraries below convert it to
+            raise self._write_error(error) from error
 
     def close(self) -> None:
-        """Wait until all is written.
+        """Wait until all checkpoints are written.
 
         Raises:
-            InputError: it could not be.
+            InputError: one of them cannot be written.
         """
         try:
             self._checkpointer.close()
         except Exception as error:
-            raise self._unwritten(error) from error
+            raise self._write_error(error) from error
 
-    def newest(self, like: Tree) -> tuple[int, Tree, Note, int] | None:
-        """Return the newest state that can be read: its step, itself, its note and its version; None where there is none.
+    def restore_newest(self, target: Tree) -> tuple[int, Tree, LoopState, int] | None:
+        """Return step, training state, loop state and version of the newest checkpoint that can be read, or None.
 
-        like: shapes, types and shardings: a state that lay on another mesh comes onto this one.  What is damaged is put
-        aside, under a name that says so, once an older state has been read.
+        Damaged checkpoints are moved to the folder `checkpoints-damaged` once an older one has been read.
+
+        target: the shapes, dtypes and shardings of the state.  A state that was saved on another mesh is resharded.
 
         Raises:
-            InputError: the newest is of a newer version of this package, or may not be read; or none is sound: what the run
-                left would be overwritten from the beginning; or this is one of several processes, of which the others may
-                read on: the damaged state is put aside, and all have to be started again.
+            InputError: the newest checkpoint is of a newer version of this package, or cannot be read for a reason other
+                than its content; or all are damaged, so that the run would overwrite them; or one is damaged and the run
+                has several processes, which all have to restart because the others may have read it.
         """
         damaged: dict[int, str] = {}
         steps = [each.step for each in reversed(self._checkpointer.checkpoints)]
         for step in steps:
-            found, reason = self._read(step, like)
-            if found is not None:
+            restored, reason = self._read(step, target)
+            if restored is not None:
                 if damaged:
                     self._checkpointer.close()
-                    self._put_aside(damaged)
+                    self._move_aside(damaged)
                     self._open()
-                return step, *found
+                return step, *restored
             damaged[step] = reason
             if jax.process_count() > 1 and step != steps[-1]:
-                self._put_aside(damaged)
-                raise InputError("start all processes again: the run goes on from the state before the damaged one")
+                self._move_aside(damaged)
+                raise InputError("start all processes again: the run resumes from the checkpoint before the damaged one")
         if damaged:
-            raise self._lost(damaged)
+            raise self._none_readable_error(damaged)
         return None
 
-    def _read(self, step: int, like: Tree) -> tuple[tuple[Tree, Note, int] | None, str]:
-        """Read a state, its note and its version, or say why it is damaged."""
+    def _read(self, step: int, target: Tree) -> tuple[tuple[Tree, LoopState, int] | None, str]:
+        """Return training state, loop state and version of a checkpoint; or None, and why it is damaged."""
         try:
-            noted = self._checkpointer.metadata(step).custom_metadata
-            if not isinstance(noted, dict) or not {"version", "note", "digest"} <= noted.keys():
-                raise ValueError("its notes are not those of a run")
-            if (version := noted["version"]) > VERSION:
+            metadata = self._checkpointer.metadata(step).custom_metadata
+            if not isinstance(metadata, dict) or not {"version", "note", "digest"} <= metadata.keys():
+                raise ValueError("its metadata is not that of a run")
+            if (version := metadata["version"]) > VERSION:
                 raise InputError(
-                    f"the checkpoint of step {step} in {self._folder} is of version {version}, and {VERSION} is the newest "
-                    "known here: update this package, or give --run a new folder"
+                    f"the checkpoint of step {step} in {self._folder} has version {version}, and this package "
+                    f"reads versions up to {VERSION}: update it, or give --run a new folder"
                 )
-            state = self._checkpointer.load(step, like)
-            if changed := [name for name, digest in _digest(state).items() if noted["digest"].get(name) != digest]:
-                raise ValueError(f"the bits of {', '.join(changed)} have changed")
-            return (state, noted["note"], version), ""
+            state = self._checkpointer.load(step, target)
+            if changed := [name for name, sum in _checksums(state).items() if metadata["digest"].get(name) != sum]:
+                raise ValueError(f"the checksum of {', '.join(changed)} is wrong")
+            return (state, metadata["note"], version), ""
         except InputError:
             raise
-        except Exception as error:  # a damaged file shows itself in more ways than can be listed
+        except Exception as error:  # damaged files raise too many kinds of exceptions to list
             reason = " ".join(str(error).split())[:120] or type(error).__name__
-            if _refused(error):
-                what = f"the checkpoint of step {step} in {self._folder} cannot be read, and may be sound ({reason})"
-                raise InputError(f"{what}: see to that, then give the same --run") from None
+            if _is_environment_error(error):
+                what = f"the checkpoint of step {step} in {self._folder} cannot be read, but may be intact ({reason})"
+                raise InputError(f"{what}: remove the cause, then give the same --run") from None
             return None, reason
 
-    def _put_aside(self, damaged: dict[int, str]) -> None:
+    def _move_aside(self, damaged: dict[int, str]) -> None:
         aside = self._folder.with_name(f"{self._folder.name}-damaged")
         aside.mkdir(exist_ok=True)
         for step, reason in damaged.items():
-            place, taken = aside / str(step), aside / f"{step}-{jax.process_index()}"
-            with suppress(FileNotFoundError):  # another process was faster, and what it put aside is to stay
-                (self._folder / str(step)).rename(taken)
-                shutil.rmtree(place, ignore_errors=True)
-                taken.rename(place)
-            note(f"the checkpoint of step {step} is damaged ({reason}); it is now in {place}")
+            target, temporary = aside / str(step), aside / f"{step}-{jax.process_index()}"
+            with suppress(FileNotFoundError):  # another process has moved it already
+                (self._folder / str(step)).rename(temporary)
+                shutil.rmtree(target, ignore_errors=True)
+                temporary.rename(target)
+            print_note(f"the checkpoint of step {step} is damaged ({reason}); it was moved to {target}")
 
-    def _lost(self, damaged: dict[int, str]) -> InputError:
+    def _none_readable_error(self, damaged: dict[int, str]) -> InputError:
         why = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
         return InputError(f"no checkpoint in {self._folder} can be read ({why}): give --run a new folder")
 
-    def _unwritten(self, error: Exception) -> InputError:
-        if jax.process_count() > 1 and "Gloo" in str(error):  # by which processes on CPUs reach each other
-            return InputError("another process of the run has ended: start all of them again, with the same --run")
-        cause = " ".join(str(error).split()).rpartition('": ')[2]  # behind the files that it concerns
-        why = getattr(error, "strerror", None) or cause[:120]
-        return InputError(f"cannot write a checkpoint to {self._folder} ({why}): make room there, then give the same --run")
+    def _write_error(self, error: Exception) -> InputError:
+        if jax.process_count() > 1 and "Gloo" in str(error):  # Gloo connects processes on CPUs
+            return InputError("another process of the run has ended: start all processes again with the same --run")
+        cause = " ".join(str(error).split()).rpartition('": ')[2]  # after the names of the files
+        reason = getattr(error, "strerror", None) or cause[:120]
+        return InputError(
+            f"cannot write a checkpoint to {self._folder} ({reason}): make room there, then give the same --run"
+        )
 
 
-def _notes(path: Path) -> bool:
-    """Whether what is noted beside a state can be read."""
+def _has_readable_metadata(path: Path) -> bool:
+    """Whether the JSON files of a checkpoint can be parsed."""
     state = path / "state"
     files = (path / "_CHECKPOINT_METADATA", path / "metrics" / "metrics", state / "_METADATA", state / "_sharding")
     for file in (*files, *(state / "array_metadatas").glob("process_*")):
         try:
-            bounded_json.read_object(file, longest=_JSON, undefined=True)
-        except OSError:  # not there, or not to be read by this user: that shows where the state is read
+            bounded_json.read_object(file, max_bytes=MAX_JSON_BYTES, allow_nan=True)
+        except OSError:  # missing, or no permission: reported when the state is read
             continue
         except InputError:
             return False
     return True
 
 
-def _refused(error: BaseException | None) -> bool:
-    """Whether a file was not read for a reason that lies outside of it: its owner, the disk, too little memory."""
+def _is_environment_error(error: BaseException | None) -> bool:
+    """Whether a file could not be read for a reason other than its content: permission, disk, memory."""
     while error is not None:
         if isinstance(error, OSError | MemoryError) and not isinstance(error, FileNotFoundError):
             return True
@@ -194,18 +202,19 @@ def _refused(error: BaseException | None) -> bool:
     return False
 
 
-def _digest(state: Tree) -> dict[str, int]:
-    """Return a number for each array, by its path, that any changed bit changes: neither files nor Orbax tell one.
+def _checksums(state: Tree) -> dict[str, int]:
+    """Return a checksum of each array by its path; Orbax and its files have none.
 
-    It is the sum modulo 2^32 of all 32-bit words, each times an odd number of its own: the same on any mesh.
+    The checksum is the sum modulo 2^32 of all words, each multiplied by an odd number of its own.  Any single changed word
+    changes it, and it is the same on any mesh.
     """
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    found = jax.device_get(_sums([array for _, array in leaves]))
-    return {jax.tree_util.keystr(path): int(each) for (path, _), each in zip(leaves, found, strict=True)}
+    sums = jax.device_get(_weighted_sums([array for _, array in leaves]))
+    return {jax.tree_util.keystr(path): int(each) for (path, _), each in zip(leaves, sums, strict=True)}
 
 
 @jax.jit
-def _sums(arrays: list[Array]) -> list[Array]:
+def _weighted_sums(arrays: list[Array]) -> list[Array]:
     def total(x: Array) -> Array:
         bits = x.astype(jnp.uint8) if x.dtype == bool else x
         word = {1: jnp.uint8, 2: jnp.uint16}.get(bits.dtype.itemsize, jnp.uint32)

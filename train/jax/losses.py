@@ -1,4 +1,4 @@
-"""The three losses in jax, and the score of a batch that stands beside them while training."""
+"""The losses of the three tasks in JAX, and the metric that is reported beside the loss of a training step."""
 
 import jax
 import jax.numpy as jnp
@@ -7,39 +7,44 @@ from jax import Array
 from train.recipes import Task
 
 
-def loss_and_score(task: Task, outputs: Array, targets: Array, *, sigmoid: bool = False) -> tuple[Array, Array]:
-    """Return each image's loss and score, (B,) and (B,), in at least float32.
+def loss_and_metric(task: Task, outputs: Array, targets: Array, *, sigmoid: bool = False) -> tuple[Array, Array]:
+    """Return the loss and the metric of each image, (B,) and (B,), float32 or wider.
 
-    classes: outputs (B, classes), targets (B,) class numbers, or (B, classes) shares that sum to 1; softmax
-        cross-entropy, and whether the largest output is the class, or the class of the largest share (accuracy).  With
-        `sigmoid` each class is asked for by itself, as labels are.
-    labels: outputs (B, labels), targets (B, labels) from 0 to 1; the mean over labels of the binary cross-entropy of
-        sigmoid(output), and the share of labels on the right side of one half (label accuracy).  big_vision's
-        `sigmoid_xent` sums over labels instead.
-    values: outputs (B, values), targets (B, values); the mean square of the difference, and its mean size (MAE).
+    classes: outputs (B, classes); targets (B,) class indices, or (B, classes) probabilities that sum to 1.  Loss: softmax
+        cross-entropy; with `sigmoid`, as for labels.  Metric: accuracy, 1 if the largest output is the class (of
+        probabilities: the most probable class), else 0.
+    labels: outputs (B, labels), targets (B, labels) from 0 to 1.  Loss: the mean over labels of the binary cross-entropy
+        of sigmoid(output); big_vision's `sigmoid_xent` sums over labels instead.  Metric: the fraction of labels for which
+        output and target are on the same side of one half.
+    values: outputs (B, values), targets (B, values).  Loss: mean squared error.  Metric: mean absolute error.
     """
     x = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
     if task == "classes":
-        # A product for both: the gradient of a lookup would be a scatter.
-        wanted = jax.nn.one_hot(targets, x.shape[1], dtype=x.dtype) if targets.ndim == 1 else targets
-        loss = _entropy(x, wanted).mean(1) if sigmoid else jax.nn.logsumexp(x, axis=1) - (wanted * x).sum(1)
-        return loss, (x.argmax(1) == wanted.argmax(1)).astype(x.dtype)  # the shares sum to 1
+        # A product with one-hot targets, because the gradient of indexing would be a scatter.
+        # The log-sum-exp has no factor, because the probabilities sum to 1.
+        target_probs = jax.nn.one_hot(targets, x.shape[1], dtype=x.dtype) if targets.ndim == 1 else targets
+        loss = (
+            _binary_cross_entropy(x, target_probs).mean(1)
+            if sigmoid
+            else jax.nn.logsumexp(x, axis=1) - (target_probs * x).sum(1)
+        )
+        return loss, (x.argmax(1) == target_probs.argmax(1)).astype(x.dtype)
     if task == "labels":
-        return _entropy(x, targets).mean(1), ((x > 0) == (targets > 0.5)).mean(1)
+        return _binary_cross_entropy(x, targets).mean(1), ((x > 0) == (targets > 0.5)).mean(1)
     difference = x - targets
     return jnp.square(difference).mean(1), jnp.abs(difference).mean(1)
 
 
-def _entropy(x: Array, targets: Array) -> Array:
-    """-t log s(x) - (1 - t) log(1 - s(x)), s the sigmoid, without overflow."""
+def _binary_cross_entropy(x: Array, targets: Array) -> Array:
+    """Return -t log s(x) - (1 - t) log(1 - s(x)), where s is the sigmoid, without overflow."""
     return jax.nn.softplus(x) - targets * x
 
 
-def shares(task: Task, targets: Array, outputs: int, smoothing: float) -> Array:
-    """Return targets as numbers that can be mixed: class numbers (B,) as shares of classes, (B, outputs) float32.
+def soft_targets(task: Task, targets: Array, outputs: int, smoothing: float) -> Array:
+    """Return targets that can be mixed: class indices (B,) become probabilities (B, outputs), float32.
 
-    smoothing: share of every class's target, and of every label's, that is spread evenly over all answers (arXiv
-        1512.00567, section 7): 1 becomes 1 - s + s / K, and 0 becomes s / K; K is 2 for labels.
+    smoothing: label smoothing s (arXiv 1512.00567, section 7): 1 becomes 1 - s + s / K, and 0 becomes s / K, where K is
+        the number of classes, or 2 for labels.
     """
     if task == "classes":
         return (1 - smoothing) * jax.nn.one_hot(targets, outputs) + smoothing / outputs

@@ -1,7 +1,7 @@
-"""What a run needs of its devices, computed from the config, the recipe and the mesh: memory, operations, transfers.
+"""Memory, FLOPs and communication of a training step per device, computed from the config, the recipe and the mesh.
 
-It is what the functional twin's step comes to when XLA compiles it for a mesh (`train.jax.sharding`); the tests compare
-it with the compiled program.  Nothing is allocated and no framework is loaded.
+The estimate models the JAX twin's step as XLA compiles it for a mesh (`train.jax.sharding`); the tests compare it with the
+compiled program.  Nothing is allocated and no framework is imported.
 """
 
 import math
@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from train.jax.optimizer_state import kept, sent
+from train.jax.optimizer_state import state_size, update_transfers
 from train.jax.parameter_tree import mesh_axes, tree
-from train.mesh import IMAGES, Parameter, Sizes, share_batch
+from train.mesh import BATCH_AXES, AxisSizes, Parameter, images_per_device
 from train.recipes import Recipe
 from vit_spec import ViTConfig, flops
 
@@ -19,14 +19,14 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class Needs:
-    """What each device of a mesh holds and sends, and what all of them compute.
+class MemoryEstimate:
+    """The cost of a training step.
 
-    memory: bytes a device by kind, in the order in which a step comes by them.
-    transfers: bytes a step by kind of collective and mesh axes: what is gathered, summed or sent, as it is when whole; of
-        what changes hands (all-to-all), a device's part.
-    flops: floating point operations of a step, of all devices together: three forward passes' worth.
-    recomputed: those that `remat` adds.
+    memory: bytes per device by kind, in the order in which a step allocates them.
+    transfers: bytes per step by kind of collective and mesh axes, such as ("all-reduce", "data+fsdp"): the size of the
+        whole array that is gathered, summed or sent; for an all-to-all, the part of one device.
+    flops: floating point operations of a step on all devices together: three forward passes.
+    recomputed: further operations that `remat` adds.
     """
 
     memory: dict[str, int]
@@ -36,35 +36,40 @@ class Needs:
 
     @property
     def total(self) -> int:
-        """Bytes a device."""
+        """Bytes per device."""
         return sum(self.memory.values())
 
     @property
     def state(self) -> int:
-        """Bytes a device of what lasts from step to step, and of the batch: the arguments of a step."""
-        return sum(self.memory.get(name, 0) for name in ("parameters", "optimizer", "running mean", "batch"))
+        """Bytes per device of the arguments of a step: the training state and the batch."""
+        return sum(self.memory.get(name, 0) for name in ("parameters", "optimizer state", "EMA", "batch"))
 
 
-class _Setting(NamedTuple):
-    """narrow, wide: bytes of an entry in the computing type, and of a parameter; images: of one part, on a device."""
+class _Step(NamedTuple):
+    """The step that is estimated.
+
+    sizes: the length of each mesh axis.
+    compute_bytes, param_bytes: bytes per entry of activations, and of parameters.
+    images: the number of images per device in each part of a batch.
+    """
 
     config: ViTConfig
     recipe: Recipe
-    sizes: Sizes
-    narrow: int
-    wide: int
+    sizes: AxisSizes
+    compute_bytes: int
+    param_bytes: int
     images: int
 
     @property
-    def leaves(self) -> list[Parameter]:
-        found: list[Parameter] = []
-        tree(self.config, found.append)
-        return found
+    def parameters(self) -> list[Parameter]:
+        parameters: list[Parameter] = []
+        tree(self.config, parameters.append)
+        return parameters
 
-    def parts(self, parameter: Parameter, *axes: str) -> int:
-        """How many parts these axes, or all, split a parameter into."""
-        taken = mesh_axes(parameter, self.config, self.sizes)
-        return math.prod(self.sizes[name] for name in taken if name is not None and (not axes or name in axes))
+    def shards(self, parameter: Parameter, *axes: str) -> int:
+        """Return the number of shards of a parameter along these mesh axes, by default along all."""
+        used = mesh_axes(parameter, self.config, self.sizes)
+        return math.prod(self.sizes[name] for name in used if name is not None and (not axes or name in axes))
 
     @property
     def patches(self) -> int:
@@ -73,200 +78,214 @@ class _Setting(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Those that enter the blocks in training."""
+        """Number of tokens in the blocks during training, after patch dropout."""
         kept = max(1, int(self.patches * (1 - self.config.regularisation.patch_drop)))
         return self.config.num_prefix + kept
 
 
-def needs(config: ViTConfig, recipe: Recipe, sizes: Sizes, *, scatters: bool = True, wide: int = 4) -> Needs:
-    """Return what a run needs.
+def estimate_memory(
+    config: ViTConfig, recipe: Recipe, sizes: AxisSizes, *, reduce_scatter: bool = True, param_bytes: int = 4
+) -> MemoryEstimate:
+    """Return the memory, FLOPs and communication of a training step.
 
-    sizes: the lengths of the mesh's axes.
-    scatters: whether the compiler sums matrices' gradients straight into parts (reduce-scatter), as on GPU and TPU; on CPU
-        it sums them whole and cuts them.
-    wide: bytes of an entry of a parameter; 8 where jax computes in float64.
+    sizes: the lengths of the mesh axes.
+    reduce_scatter: whether the compiler reduce-scatters the gradients of matrices, as on GPU and TPU.  On CPU it
+        all-reduces and slices them.
+    param_bytes: bytes of an entry of a parameter; 8 if JAX computes in float64.
 
     Raises:
-        InputError: a batch that the mesh does not divide.
+        InputError: the batch is not divisible by the mesh.
     """
-    narrow = BYTES[recipe.dtype] if wide == 4 else wide
-    s = _Setting(config, recipe, sizes, narrow, wide, share_batch(recipe.batch_size, recipe.accumulate, sizes))
+    compute_bytes = BYTES[recipe.dtype] if param_bytes == 4 else param_bytes
+    s = _Step(
+        config, recipe, sizes, compute_bytes, param_bytes, images_per_device(recipe.batch_size, recipe.accumulate, sizes)
+    )
     forward = flops(config)
-    return Needs(_memory(s), _transfers(s, scatters), 3 * forward * recipe.batch_size, _recomputed(s, forward))
+    return MemoryEstimate(
+        _memory(s), _transfers(s, reduce_scatter), 3 * forward * recipe.batch_size, _recomputed_flops(s, forward)
+    )
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-def _memory(s: _Setting) -> dict[str, int]:
-    held = {parameter: parameter.row.size // s.parts(parameter) for parameter in s.leaves}
-    matrices = {parameter: size for parameter, size in held.items() if parameter.row.decays}
-    weights = s.wide * sum(held.values())
-    gradients = weights + (s.narrow - s.wide) * sum(matrices.values())
-    found = {
+def _memory(s: _Step) -> dict[str, int]:
+    local_sizes = {parameter: parameter.row.size // s.shards(parameter) for parameter in s.parameters}
+    matrices = {parameter: size for parameter, size in local_sizes.items() if parameter.row.decays}
+    weights = s.param_bytes * sum(local_sizes.values())
+    gradients = weights + (s.compute_bytes - s.param_bytes) * sum(matrices.values())
+    memory = {
         "parameters": weights,
-        "optimizer": s.wide
-        * sum(kept(s.recipe.optimizer.name, parameter, size, s.config) for parameter, size in held.items()),
-        "running mean": weights if s.recipe.ema else 0,
-        "batch": s.recipe.accumulate * s.images * _pixels(s),
-        "rounded matrices": s.narrow * sum(matrices.values()) if s.narrow < s.wide else 0,
-        "fetched matrices": _fetched(s, [parameter for parameter in matrices if s.parts(parameter, "fsdp") > 1]),
-        "activations": s.images * _kept(s, s.recipe.remat),
-        "attention weights": s.images * s.config.depth * _weights(s) if s.recipe.remat == "none" else 0,
-        "a block at work": s.images * _at_work(s),
+        "optimizer state": s.param_bytes
+        * sum(state_size(s.recipe.optimizer.name, parameter, size, s.config) for parameter, size in local_sizes.items()),
+        "EMA": weights if s.recipe.ema else 0,
+        "batch": s.recipe.accumulate * s.images * _image_bytes(s),
+        "half-precision matrices": s.compute_bytes * sum(matrices.values()) if s.compute_bytes < s.param_bytes else 0,
+        "gathered matrices": _gathered_bytes(s, [parameter for parameter in matrices if s.shards(parameter, "fsdp") > 1]),
+        "activations": s.images * _activation_bytes(s, s.recipe.remat),
+        "attention weights": s.images * s.config.depth * _attention_bytes(s) if s.recipe.remat == "none" else 0,
+        "peak activations of one block": s.images * _block_peak_bytes(s),
         "gradients": gradients + (weights if s.recipe.accumulate > 1 else 0),
     }
-    return {name: size for name, size in found.items() if size}
+    return {name: size for name, size in memory.items() if size}
 
 
-def _pixels(s: _Setting) -> int:
-    """Bytes of an image and of what is to be answered."""
+def _image_bytes(s: _Step) -> int:
+    """Return the bytes of an image and its target."""
     height, width = s.config.image_size
     targets = 4 if s.recipe.task in (None, "classes") else 4 * s.config.num_classes
     return height * width * s.config.in_channels + targets
 
 
-def _fetched(s: _Setting, matrices: list[Parameter]) -> int:
-    """The matrices of a block, and those outside of the blocks: with all their parts along `fsdp`."""
+def _gathered_bytes(s: _Step, matrices: list[Parameter]) -> int:
+    """Return the bytes of the matrices of one block and of those outside of the blocks, gathered along `fsdp`."""
     each = (
-        parameter.row.size // (s.config.depth if parameter.stacked else 1) // s.parts(parameter, "tensor")
+        parameter.row.size // (s.config.depth if parameter.is_stacked else 1) // s.shards(parameter, "tensor")
         for parameter in matrices
     )
-    return s.narrow * sum(each)
+    return s.compute_bytes * sum(each)
 
 
-def _kept(s: _Setting, remat: str) -> int:
-    """Bytes of an image that the forward pass leaves for the backward pass, but for attention's weights."""
+def _activation_bytes(s: _Step, remat: str) -> int:
+    """Return the bytes that the forward pass of an image keeps for the backward pass, except attention weights."""
     c, (ph, pw) = s.config, s.config.patch_size
-    patches = s.patches * ph * pw * c.in_channels * s.narrow
-    norm = s.tokens * c.width * s.narrow if c.norms.after_blocks else 0
-    return patches + c.depth * _block(s, remat) + norm
+    patches = s.patches * ph * pw * c.in_channels * s.compute_bytes
+    norm = s.tokens * c.width * s.compute_bytes if c.norms.after_blocks else 0
+    return patches + c.depth * _block_bytes(s, remat) + norm
 
 
-def _block(s: _Setting, remat: str) -> int:
-    """Bytes of an image that a block keeps, but for attention's weights: what jax's linearisation of it holds on to.
+def _block_bytes(s: _Step, remat: str) -> int:
+    """Return the bytes that a block keeps for the backward pass of an image, except attention weights.
 
-    Norms and activations keep what enters them, and matrices what they multiply; a softmax that divides last keeps what it
-    divides.  "dots" keeps what matrices give, "full" what enters.
+    These are the residuals of JAX's linearization: norms and activation functions keep their inputs, matrix products
+    their operands, and a softmax that divides last keeps its numerator.  With remat "dots" the outputs of matrix products
+    are kept, with "full" the input of the block.
     """
     c, t, tensor = s.config, s.tokens, s.sizes["tensor"]
     inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
     scales, gates = 2 * (c.norms.layer_scale is not None), 2 if c.mlp.activation == "swiglu" else 1
     if remat == "full":
-        return t * c.width * s.narrow
+        return t * c.width * s.compute_bytes
     if remat == "dots":
-        return t * ((2 + scales // 2) * c.width + 3 * inner + gates * ff) * s.narrow
-    noise = c.regularisation
-    narrow = (4 + scales) * c.width + (6 if c.attention.qk_norm else 4) * inner + (gates + 1) * ff
-    flags = (2 * c.width if noise.drop_path else 0) + (ff + c.width if noise.mlp_drop else 0)
-    return t * (inner * _summed(s) + narrow * s.narrow + flags)
+        return t * ((2 + scales // 2) * c.width + 3 * inner + gates * ff) * s.compute_bytes
+    drop = c.regularisation
+    compute = (4 + scales) * c.width + (6 if c.attention.qk_norm else 4) * inner + (gates + 1) * ff
+    masks = (2 * c.width if drop.drop_path else 0) + (ff + c.width if drop.mlp_drop else 0)
+    return t * (inner * _wide_bytes(s) + compute * s.compute_bytes + masks)
 
 
-def _at_work(s: _Setting) -> int:
-    """Bytes of an image while one block goes back: what it keeps, made anew or cut out, and the gradients on their way.
+def _block_peak_bytes(s: _Step) -> int:
+    """Return the peak bytes of the backward pass of one block for an image: its residuals and its gradients.
 
-    Of norms and activations it is all that they go through: a compiler may hold that instead of computing it again.
+    The residuals are recomputed, or sliced from an array of all blocks.  Norms and activation functions count with all
+    their intermediates, since a compiler may keep them instead of computing them again.
     """
     c, tensor = s.config, s.sizes["tensor"]
     gates = 2 if c.mlp.activation == "swiglu" else 1
     inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
-    normed = 2 * (c.width + (inner if c.attention.qk_norm else 0))
-    gone_through = s.tokens * (3 * normed * _summed(s) + (gates + 1) * ff * s.narrow)
-    gradients = s.tokens * (4 * c.width + 2 * gates * ff) * s.narrow
-    scores = c.num_heads // tensor * s.tokens**2 * _summed(s)
-    return _block(s, "none") + gone_through + _weights(s) + gradients + scores
+    norm_width = 2 * (c.width + (inner if c.attention.qk_norm else 0))
+    intermediates = s.tokens * (3 * norm_width * _wide_bytes(s) + (gates + 1) * ff * s.compute_bytes)
+    gradients = s.tokens * (4 * c.width + 2 * gates * ff) * s.compute_bytes
+    scores = c.num_heads // tensor * s.tokens**2 * _wide_bytes(s)
+    return _block_bytes(s, "none") + intermediates + _attention_bytes(s) + gradients + scores
 
 
-def _weights(s: _Setting) -> int:
-    """Bytes of an image's attention weights in a block."""
-    dropped = bool(s.config.regularisation.attn_drop)  # kept with and without, and which are
-    return s.config.num_heads // s.sizes["tensor"] * s.tokens**2 * (_summed(s) * (1 + dropped) + dropped)
+def _attention_bytes(s: _Step) -> int:
+    """Return the bytes of the attention weights of an image in a block."""
+    dropped = bool(s.config.regularisation.attn_drop)  # then the weights before and after dropout are kept, and its mask
+    return s.config.num_heads // s.sizes["tensor"] * s.tokens**2 * (_wide_bytes(s) * (1 + dropped) + dropped)
 
 
-def _summed(s: _Setting) -> int:
-    """Bytes of an entry where norms and softmax compute: in float32 at least."""
-    return max(4, s.narrow)
+def _wide_bytes(s: _Step) -> int:
+    """Return the bytes of an entry inside norms and softmax, which compute in float32 at least."""
+    return max(4, s.compute_bytes)
 
 
-# Operations -----------------------------------------------------------------------------------------------------------
+# FLOPs ----------------------------------------------------------------------------------------------------------------
 
 
-def _recomputed(s: _Setting, forward: int) -> int:
-    """The blocks' forward pass once more, or of that the products of attention, which are no matrices' ("dots")."""
+def _recomputed_flops(s: _Step, forward: int) -> int:
+    """Return the FLOPs of recomputation: the forward pass of the blocks; with "dots" only the products inside attention."""
     c = s.config
     attention = c.depth * 4 * s.tokens**2 * c.num_heads * c.head_dim
     outside = sum(
-        2 * parameter.row.size * s.patches for parameter in s.leaves if parameter.row.name == "patch_embed.proj.weight"
+        2 * parameter.row.size * s.patches for parameter in s.parameters if parameter.row.name == "patch_embed.proj.weight"
     )
     return s.recipe.batch_size * {"none": 0, "dots": attention, "full": forward - outside}[s.recipe.remat]
 
 
-# Transfers ------------------------------------------------------------------------------------------------------------
+# Communication --------------------------------------------------------------------------------------------------------
 
 
-def _transfers(s: _Setting, scatters: bool) -> dict[tuple[str, str], int]:
-    found: Counter[tuple[str, str]] = Counter()
-    for parameter in s.leaves:
-        found.update(_of_parameter(s, parameter, scatters))
-        found.update(
-            {key: s.wide * size for key, size in sent(s.recipe.optimizer.name, parameter, s.config, s.sizes).items()}
-        )
+def _transfers(s: _Step, reduce_scatter: bool) -> dict[tuple[str, str], int]:
+    transfers: Counter[tuple[str, str]] = Counter()
+    for parameter in s.parameters:
+        transfers.update(_parameter_transfers(s, parameter, reduce_scatter))
+        update = update_transfers(s.recipe.optimizer.name, parameter, s.config, s.sizes)
+        transfers.update({key: s.param_bytes * size for key, size in update.items()})
     if s.sizes["tensor"] > 1:
-        each = s.recipe.accumulate * s.images * s.narrow
-        found["all-reduce", "tensor"] += each * _sums(s)
-        found["all-gather", "tensor"] += each * _joined(s)
-    if s.recipe.augment.mixes and _along(s, *IMAGES):
+        each = s.recipe.accumulate * s.images * s.compute_bytes
+        transfers["all-reduce", "tensor"] += each * _tensor_all_reduce_size(s)
+        transfers["all-gather", "tensor"] += each * _tensor_all_gather_size(s)
+    if s.recipe.augment.mixes and _join_axes(s, *BATCH_AXES):
         height, width = s.config.image_size
-        image = height * width * s.config.in_channels + s.wide * s.config.num_classes
-        found["collective-permute", _along(s, *IMAGES)] += s.recipe.augment.repeats * image
-    return {key: size for key, size in found.items() if size and key[1]}
+        image = height * width * s.config.in_channels + s.param_bytes * s.config.num_classes
+        transfers["collective-permute", _join_axes(s, *BATCH_AXES)] += s.recipe.augment.repeats * image
+    return {key: size for key, size in transfers.items() if size and key[1]}
 
 
-def _along(s: _Setting, *axes: str) -> str:
-    """The axes among these that split something."""
+def _join_axes(s: _Step, *axes: str) -> str:
+    """Return the names of the given mesh axes that are longer than 1, joined by "+"."""
     return "+".join(name for name in axes if s.sizes[name] > 1)
 
 
-def _of_parameter(s: _Setting, parameter: Parameter, scatters: bool) -> Counter[tuple[str, str]]:
-    """What a parameter costs: its parts along `fsdp` are fetched, and its gradient is summed over the images' holders.
+def _parameter_transfers(s: _Step, parameter: Parameter, reduce_scatter: bool) -> Counter[tuple[str, str]]:
+    """Return the transfers of a parameter: its all-gather along `fsdp` and the sum of its gradient over the batch axes.
 
-    A block's matrix is fetched forward and back, for each part of a batch, and its gradient summed into parts; one outside
-    of the blocks is fetched once a step, and its gradient summed whole.
+    A matrix of a block is gathered for the forward and for the backward pass of each part of a batch, and its gradient is
+    reduce-scattered.  A matrix outside of the blocks is gathered once per step, and its gradient is all-reduced.
     """
-    found: Counter[tuple[str, str]] = Counter()
+    transfers: Counter[tuple[str, str]] = Counter()
     kind = parameter.row.name.split(".")[-2:-1]
     is_norm = bool(kind) and "norm" in kind[0]
-    size = parameter.row.size // s.parts(parameter, "tensor") * (_summed(s) if is_norm else s.narrow)
-    parts, turns = s.parts(parameter, "fsdp"), s.recipe.accumulate
-    if parts > 1:
-        found["all-gather", "fsdp"] += 2 * turns * size if parameter.stacked else size
-    size *= turns * _times_summed(s.config, parameter)
-    if parts > 1 and parameter.stacked:
-        found["reduce-scatter" if scatters else "all-reduce", "fsdp"] += size
-        found["all-reduce", _along(s, "data")] += size // parts
+    size = parameter.row.size // s.shards(parameter, "tensor") * (_wide_bytes(s) if is_norm else s.compute_bytes)
+    shards, repeats = s.shards(parameter, "fsdp"), s.recipe.accumulate
+    if shards > 1:
+        transfers["all-gather", "fsdp"] += 2 * repeats * size if parameter.is_stacked else size
+    size *= repeats * _gradient_sums(s.config, parameter)
+    if shards > 1 and parameter.is_stacked:
+        transfers["reduce-scatter" if reduce_scatter else "all-reduce", "fsdp"] += size
+        transfers["all-reduce", _join_axes(s, "data")] += size // shards
     else:
-        found["all-reduce", _along(s, *IMAGES)] += size
+        transfers["all-reduce", _join_axes(s, *BATCH_AXES)] += size
         if is_norm and kind[0] in ("q_norm", "k_norm"):  # shared by heads
-            found["all-reduce", _along(s, "tensor")] += size
-    return found
+            transfers["all-reduce", _join_axes(s, "tensor")] += size
+    return transfers
 
 
-def _times_summed(config: ViTConfig, parameter: Parameter) -> int:
-    """How often a gradient is summed: of a norm, for both halves that share it; with v's bias, a zero one for k."""
+def _gradient_sums(config: ViTConfig, parameter: Parameter) -> int:
+    """Return how often a gradient is summed: twice for a shared norm, and for a bias of v stacked with zeros for k."""
     shared = config.norms.shared_norm and parameter.row.name.startswith("blocks.norm1.")
     return 2 if shared or parameter.row.name == "blocks.attn.v_bias" else 1
 
 
-def _sums(s: _Setting) -> int:
-    """Entries of an image that are summed along `tensor`: where heads and hidden units end, and, going back, begin."""
+def _tensor_all_reduce_size(s: _Step) -> int:
+    """Return the number of entries per image that are all-reduced along `tensor`.
+
+    They are the outputs of the attention projection and of the MLP in the forward pass, and the gradients of the inputs of
+    attention and MLP in the backward pass.
+    """
     c = s.config
     ends = (2 if s.recipe.remat == "full" else 1) if c.attention.proj else 0
     pool = (s.tokens - c.num_prefix) + 4 if c.head.pool == "attention" else 0
     return (c.depth * (3 + ends) * s.tokens + pool) * c.width
 
 
-def _joined(s: _Setting) -> int:
-    """Entries of an image that are fetched along `tensor`: heads, or values, that no projection mixes."""
+def _tensor_all_gather_size(s: _Step) -> int:
+    """Return the number of entries per image that are gathered along `tensor`.
+
+    They are the outputs of the heads if no projection follows, or the values if they are added to the output of attention.
+    """
     c = s.config
     apart = not c.attention.proj or c.attention.value_skip
     return apart * c.depth * (1 if s.recipe.remat == "none" else 2) * s.tokens * c.width

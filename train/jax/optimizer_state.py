@@ -1,113 +1,123 @@
-"""What an optimizer keeps for a parameter, and what it sends for one that a mesh splits: rules, without a framework."""
+"""The size of the optimizer state of a parameter, and the communication of its update on a mesh; without a framework."""
 
 import math
 from collections import Counter
 
 from train.jax.parameter_tree import mesh_axes
-from train.mesh import AXES, Parameter, Sizes
+from train.mesh import AXES, AxisSizes, Parameter
 from vit_spec import ViTConfig
 
-FACTORED_FROM = 32  # entries of the shorter of an array's two longest axes: big_vision/optax.py, scale_by_adafactor
+# Adafactor factors an array whose second longest axis has at least this length: big_vision/optax.py, scale_by_adafactor.
+MIN_FACTORED_SIZE = 32
 
-Sent = Counter[tuple[str, str]]  # entries, by kind of collective and axis of the mesh
-
-
-def kept(name: str, parameter: Parameter, held: int, config: ViTConfig) -> int:
-    """Return how many numbers an optimizer keeps for a parameter of which a device holds so many entries."""
-    if name == "adafactor":
-        return held + _factored(tuple(config.sizes.get(word, 1) for word in parameter.axes), held)
-    if name == "muon":
-        return held if is_turned(parameter) else 2 * held
-    return {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1}[name] * held
+Transfers = Counter[tuple[str, str]]  # array entries, by kind of collective and mesh axis
 
 
-def sent(name: str, parameter: Parameter, config: ViTConfig, sizes: Sizes) -> Sent:
-    """Return how many entries a step of an optimizer sends for a parameter, as `memory_estimate.Needs.transfers` has them.
+def state_size(name: str, parameter: Parameter, local_size: int, config: ViTConfig) -> int:
+    """Return the number of entries of the optimizer state on one device.
 
-    Along no axis ("") stands what a device does alone.
+    name: of the optimizer.
+    local_size: entries of the parameter on the device.
     """
-    rules = {"muon": _of_muon, "lamb": _of_lamb, "adafactor": _of_adafactor}
+    if name == "adafactor":
+        return local_size + _factored_size(tuple(config.sizes.get(word, 1) for word in parameter.axes), local_size)
+    if name == "muon":
+        return local_size if is_orthogonalized(parameter) else 2 * local_size
+    return {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1}[name] * local_size
+
+
+def update_transfers(name: str, parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> Transfers:
+    """Return the array entries that the update of a parameter sends in a step; see `MemoryEstimate.transfers`.
+
+    The mesh axis "" stands for what a device does without communication.
+    """
+    rules = {"muon": _muon_transfers, "lamb": _lamb_transfers, "adafactor": _adafactor_transfers}
     return rules[name](parameter, config, sizes) if name in rules else Counter()
 
 
-def is_turned(parameter: Parameter) -> bool:
-    """Whether Muon makes orthogonal matrices of a parameter: a block's weights."""
-    return parameter.stacked and parameter.row.decays
+def is_orthogonalized(parameter: Parameter) -> bool:
+    """Whether Muon orthogonalizes the update of a parameter: the weight matrices of the blocks."""
+    return parameter.is_stacked and parameter.row.decays
 
 
-def dealt(parameter: Parameter, config: ViTConfig, sizes: Sizes) -> tuple[tuple[str, ...], int]:
-    """Return the mesh axes along which Muon deals out the matrices of an array, and how many each device gets.
+def distribution(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> tuple[tuple[str, ...], int]:
+    """Return the mesh axes along which Muon distributes the matrices of an array, and the number of matrices per device.
 
-    They are the axes that split a matrix, after those along which it is whole, while each device finds a matrix to turn.
+    These are the axes that shard a matrix.  Before them come axes along which it is replicated, as long as there are no
+    fewer matrices than devices.
     """
-    count = parameter.row.size // _matrix(parameter, config)
-    taken = mesh_axes(parameter, config, sizes)
-    splitting = [name for name in AXES if sizes[name] > 1 and name in taken]
-    hands, whole = math.prod(sizes[name] for name in splitting), []
+    count = parameter.row.size // _matrix_size(parameter, config)
+    used = mesh_axes(parameter, config, sizes)
+    sharding = [name for name in AXES if sizes[name] > 1 and name in used]
+    devices, replicating = math.prod(sizes[name] for name in sharding), []
     for name in AXES:
-        if sizes[name] > 1 and name not in taken and hands * sizes[name] <= count:
-            hands *= sizes[name]
-            whole.append(name)
-    return (*whole, *splitting), -(-count // hands)
+        if sizes[name] > 1 and name not in used and devices * sizes[name] <= count:
+            devices *= sizes[name]
+            replicating.append(name)
+    return (*replicating, *sharding), -(-count // devices)
 
 
-def _matrix(parameter: Parameter, config: ViTConfig) -> int:
-    """Entries of one of the matrices in a block's array: q, k and v have one each."""
+def _matrix_size(parameter: Parameter, config: ViTConfig) -> int:
+    """Return the number of entries of one matrix in an array of all blocks; q, k and v have one each."""
     return math.prod(config.sizes[word] for word in parameter.axes if word in ("width", "head", "dim", "ff"))
 
 
-def _factored(shape: tuple[int, ...], held: int) -> int:
-    """Adafactor's second moments: a row and a column of the two longest axes, where they are long; every device has all.
+def _factored_size(shape: tuple[int, ...], local_size: int) -> int:
+    """Return the number of entries of Adafactor's second moments on one device.
 
-    optax, transforms/_factorized.py (arXiv 1804.04235).
+    Factored arrays have a row and a column along their two longest axes, replicated on every device: optax,
+    transforms/_factorized.py (arXiv 1804.04235).
     """
     axes = _factored_axes(shape)
-    return sum(math.prod(shape) // shape[i] for i in axes) if axes else held
+    return sum(math.prod(shape) // shape[i] for i in axes) if axes else local_size
 
 
 def _factored_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The longest axis but one and the longest, where Adafactor factors an array; else none."""
+    """Return the second longest and the longest axis if Adafactor factors an array of this shape, else ()."""
     axes = tuple(sorted(range(len(shape)), key=shape.__getitem__)[-2:])
-    return axes if len(axes) == 2 and shape[axes[0]] >= FACTORED_FROM else ()
+    return axes if len(axes) == 2 and shape[axes[0]] >= MIN_FACTORED_SIZE else ()
 
 
-def _of_muon(parameter: Parameter, config: ViTConfig, sizes: Sizes) -> Sent:
-    """Matrices that an axis splits change hands, there and back; where they are whole, the updates are fetched."""
-    found: Sent = Counter()
-    along, each = dealt(parameter, config, sizes) if is_turned(parameter) else ((), 0)
-    size, taken = each * _matrix(parameter, config), mesh_axes(parameter, config, sizes)
-    for name in reversed(along):
-        if name in taken:
-            found["all-to-all", name] += 2 * size
+def _muon_transfers(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> Transfers:
+    """Return Muon's transfers: for sharded matrices an all-to-all before and after, for replicated ones an all-gather."""
+    transfers: Transfers = Counter()
+    axes, each = distribution(parameter, config, sizes) if is_orthogonalized(parameter) else ((), 0)
+    size, used = each * _matrix_size(parameter, config), mesh_axes(parameter, config, sizes)
+    for name in reversed(axes):
+        if name in used:
+            transfers["all-to-all", name] += 2 * size
         else:
             size *= sizes[name]
-            found["all-gather", name] += size
-    return found
+            transfers["all-gather", name] += size
+    return transfers
 
 
-def _of_lamb(parameter: Parameter, config: ViTConfig, sizes: Sizes) -> Sent:
-    """Two norms of each block's weights and two of their update: optax takes each again, safe from a division by zero."""
-    if not (parameter.stacked and parameter.row.decays):
+def _lamb_transfers(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> Transfers:
+    """Return LAMB's transfers: two norms of the weights of each block and two of the update.
+
+    optax computes each norm twice; the second one avoids a division by zero.
+    """
+    if not (parameter.is_stacked and parameter.row.decays):
         return Counter()
-    taken = mesh_axes(parameter, config, sizes)
-    return Counter({("all-reduce", name): 4 * config.depth for name in AXES if name in taken and sizes[name] > 1})
+    used = mesh_axes(parameter, config, sizes)
+    return Counter({("all-reduce", name): 4 * config.depth for name in AXES if name in used and sizes[name] > 1})
 
 
-def _of_adafactor(parameter: Parameter, config: ViTConfig, sizes: Sizes) -> Sent:
-    """Means over either of the two longest axes, and over both: summed where these are split, and fetched by all."""
-    found: Sent = Counter()
+def _adafactor_transfers(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> Transfers:
+    """Return Adafactor's transfers: means over each of the two longest axes and over both, all-reduced and all-gathered."""
+    transfers: Transfers = Counter()
     shape = tuple(config.sizes.get(word, 1) for word in parameter.axes)
     if not (axes := _factored_axes(shape)):
-        return found
+        return transfers
     names = [name if name is not None and sizes[name] > 1 else None for name in mesh_axes(parameter, config, sizes)]
-    held = [length // (sizes[name] if name else 1) for length, name in zip(shape, names, strict=True)]
-    for gone in axes:
-        rest = [i for i in range(len(shape)) if i != gone]
-        size = math.prod(held[i] for i in rest)
-        found["all-reduce", names[gone] or ""] += size
-        for i in reversed(rest):  # as the compiler does: the last axis first
-            size *= shape[i] // held[i]
-            found["all-gather", names[i] or ""] += size
-    if len(shape) > 2:  # else it is a single number
-        found["all-reduce", names[axes[0]] or ""] += math.prod(held) // math.prod(held[i] for i in axes)
-    return found
+    local_shape = [length // (sizes[name] if name else 1) for length, name in zip(shape, names, strict=True)]
+    for reduced in axes:
+        rest = [i for i in range(len(shape)) if i != reduced]
+        size = math.prod(local_shape[i] for i in rest)
+        transfers["all-reduce", names[reduced] or ""] += size
+        for i in reversed(rest):  # the last axis first, as the compiler does
+            size *= shape[i] // local_shape[i]
+            transfers["all-gather", names[i] or ""] += size
+    if len(shape) > 2:  # else it is a scalar
+        transfers["all-reduce", names[axes[0]] or ""] += math.prod(local_shape) // math.prod(local_shape[i] for i in axes)
+    return transfers

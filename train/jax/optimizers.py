@@ -1,11 +1,11 @@
-"""The optimizers of the functional twin by name: how far and where to a gradient moves the parameters.
+"""The optimizers of the JAX trainer, by name.
 
-AdamW is the twin's own, of which the PyTorch twin has the like to the last digit; the others are optax's.  All clip by
-the global norm first, and all decay weights the same way: the learning rate times `weight_decay` of a weight is taken away;
-LAMB scales what it takes away as it scales its update.
+AdamW is this project's own (`vit_jax.optimizer`), and the PyTorch twin has the same; the others are optax's.  All clip the
+gradient to a global norm first.  All use the same weight decay: learning rate x `weight_decay` x weight is subtracted; LAMB
+scales this term together with its update.
 
-LAMB measures a layer as a whole.  Blocks share arrays, so a layer here is one row of `vit_spec.rows` in one block: q, k and
-v together are one, as is the fused matrix of the published PyTorch models.
+LAMB scales the update of a whole layer.  The blocks share arrays, so a layer is one row of `vit_spec.rows` in one block: q,
+k and v together, like the fused matrix of the published PyTorch models.
 """
 
 import math
@@ -21,27 +21,29 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from optax import contrib
 
-from train.jax.optimizer_state import FACTORED_FROM, dealt, is_turned
+from train.jax.optimizer_state import MIN_FACTORED_SIZE, distribution, is_orthogonalized
 from train.jax.parameter_tree import mesh_axes, tree
 from train.mesh import AXES, Parameter
 from train.recipes import Optimizer
-from train.recipes.param_groups import multipliers
+from train.recipes.param_groups import lr_multipliers
 from vit_jax.optimizer import adamw, clip_by_global_norm
 from vit_spec import ViTConfig
 
-# What the rules have of their own, beside the fields of a recipe's optimizer
-ADAFACTOR_MEMORY = 0.999  # of the mean squared gradient, at most
-MUON_MEMORY = 0.95  # of the mean gradient
+# Constants that are not fields of `Optimizer`.
+ADAFACTOR_MAX_DECAY = 0.999  # of the mean squared gradient
+MUON_MOMENTUM = 0.95
 MATRICES = contrib.MuonDimensionNumbers((1,), (2,))  # of an array (matrices, inputs, outputs)
 
 Tree = Any
 
 
-def optimizer(o: Optimizer, config: ViTConfig, mesh: Mesh | None = None) -> optax.GradientTransformationExtraArgs:
-    """Return the recipe's optimizer for the parameters of a config, as `train.mesh` lays them out on a mesh, if on one.
+def make_optimizer(o: Optimizer, config: ViTConfig, mesh: Mesh | None = None) -> optax.GradientTransformationExtraArgs:
+    """Return the recipe's optimizer for the parameters of a config.
 
-    Its update takes the learning rate too, `rate`: that is a function of the step of a run, and the optimizer counts
-    updates, which are fewer where steps are left out.
+    Its `update` takes the learning rate as `rate`.  The rate is a function of the step, while the optimizer counts
+    updates, which are fewer if steps are skipped.
+
+    mesh: the mesh that shards the parameters as `train.mesh` says, if any.
     """
     decays = tree(config, lambda parameter: parameter.row.decays)
     if o.name == "adamw":
@@ -55,30 +57,30 @@ def optimizer(o: Optimizer, config: ViTConfig, mesh: Mesh | None = None) -> opta
             decays=decays,
         )
     else:
-        inner = optax.chain(_clipped(o.clip), _NAMED[o.name](o, config, decays, mesh), optax.scale(-1.0))
+        inner = optax.chain(_clip(o.clip), _BY_NAME[o.name](o, config, decays, mesh), optax.scale(-1.0))
     if o.layer_decay != 1.0 or o.freeze:
-        inner = _paced(inner, pace(config, o.layer_decay, o.freeze))
-    return _at_a_rate(inner)
+        inner = _scale_updates(inner, update_scales(config, o.layer_decay, o.freeze))
+    return _scale_by_rate(inner)
 
 
-def pace(config: ViTConfig, layer_decay: float, freeze: Sequence[str]) -> Tree:
-    """Return what multiplies the learning rate of each parameter, in arrays that spread over it; 0 where it is frozen."""
-    found = multipliers(config, layer_decay=layer_decay, freeze=freeze)
+def update_scales(config: ViTConfig, layer_decay: float, freeze: Sequence[str]) -> Tree:
+    """Return the multiplier of the learning rate of each parameter, as an array that broadcasts to it; 0 if frozen."""
+    multipliers = lr_multipliers(config, layer_decay=layer_decay, freeze=freeze)
 
-    def spread(parameter: Parameter) -> np.ndarray:
-        factors = found[parameter.row.name]
-        return factors.reshape(-1, *(1,) * (len(parameter.axes) - 1)) if parameter.stacked else factors
+    def broadcastable(parameter: Parameter) -> np.ndarray:
+        factors = multipliers[parameter.row.name]
+        return factors.reshape(-1, *(1,) * (len(parameter.axes) - 1)) if parameter.is_stacked else factors
 
-    return tree(config, spread)
-
-
-def frozen(o: Optimizer, config: ViTConfig) -> Tree:
-    """Return which parameters stay as they are, in all blocks if they are a block's."""
-    return jax.tree.map(lambda rates: not rates.any(), pace(config, o.layer_decay, o.freeze))
+    return tree(config, broadcastable)
 
 
-def _at_a_rate(unit: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Multiply the updates of a rate of one by the rate: every rule is linear in it, decay included."""
+def frozen_mask(o: Optimizer, config: ViTConfig) -> Tree:
+    """Return for each parameter whether it is frozen; a stacked parameter of the blocks only if it is in all blocks."""
+    return jax.tree.map(lambda scales: not scales.any(), update_scales(config, o.layer_decay, o.freeze))
+
+
+def _scale_by_rate(unit: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Multiply the updates for a learning rate of 1 by the rate.  All updates are linear in it, including weight decay."""
 
     def update(grads: Tree, state: Any, params: Tree, *, rate: Array) -> tuple[Tree, Any]:
         updates, state = unit.update(grads, state, params)
@@ -87,171 +89,182 @@ def _at_a_rate(unit: optax.GradientTransformation) -> optax.GradientTransformati
     return optax.GradientTransformationExtraArgs(unit.init, update)
 
 
-def _paced(inner: optax.GradientTransformation, pace: Tree) -> optax.GradientTransformation:
-    """Multiply updates by `pace`; what is frozen has no part in the gradient's norm either."""
+def _scale_updates(inner: optax.GradientTransformation, scales: Tree) -> optax.GradientTransformation:
+    """Multiply updates by `scales`, and leave frozen parameters out of the gradient norm that clipping uses."""
 
     def update(grads: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
-        moving = jax.tree.map(lambda g, m: jnp.where(m > 0, g, 0).astype(g.dtype), grads, pace)
-        updates, state = inner.update(moving, state, params)
-        return jax.tree.map(lambda u, m: (u * m).astype(u.dtype), updates, pace), state
+        grads = jax.tree.map(lambda g, scale: jnp.where(scale > 0, g, 0).astype(g.dtype), grads, scales)
+        updates, state = inner.update(grads, state, params)
+        return jax.tree.map(lambda u, scale: (u * scale).astype(u.dtype), updates, scales), state
 
     return optax.GradientTransformation(inner.init, update)
 
 
-def _clipped(limit: float) -> optax.GradientTransformation:
+def _clip(limit: float) -> optax.GradientTransformation:
     return optax.stateless(lambda grads, _: clip_by_global_norm(grads, limit))
 
 
-def _decayed(direction: optax.GradientTransformation, o: Optimizer, decays: Tree) -> optax.GradientTransformation:
-    """A direction, and the weights that decay."""
+def _with_decay(direction: optax.GradientTransformation, o: Optimizer, decays: Tree) -> optax.GradientTransformation:
+    """Add weight decay to an update."""
     return optax.chain(direction, optax.add_decayed_weights(o.weight_decay, decays))
 
 
-def _trusted(config: ViTConfig) -> optax.GradientTransformation:
-    """Scale the update of each layer that decays to the norm of its weights; where one of both is zero, it stays."""
+def _scale_by_trust_ratio(config: ViTConfig) -> optax.GradientTransformation:
+    """Scale the update of each layer with weight decay to the norm of its weights, unless one of the norms is zero."""
 
-    def scaled(update: Array, param: Array) -> Array:
+    def scale(update: Array, param: Array) -> Array:
         return optax.scale_by_trust_ratio().update(update, optax.EmptyState(), param)[0]
 
-    def of(parameter: Parameter) -> Callable[[Array, Array], Array]:
+    def function(parameter: Parameter) -> Callable[[Array, Array], Array]:
         if not parameter.row.decays:
             return lambda update, _: update
-        return jax.vmap(scaled) if parameter.stacked else scaled
+        return jax.vmap(scale) if parameter.is_stacked else scale
 
-    by_layer = tree(config, of)
-    return optax.stateless(lambda updates, params: jax.tree.map(lambda of, u, p: of(u, p), by_layer, updates, params))
+    functions = tree(config, function)
+    return optax.stateless(lambda updates, params: jax.tree.map(lambda f, u, p: f(u, p), functions, updates, params))
 
 
 def _sgd(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum beta1."""
-    return _decayed(optax.trace(o.beta1), o, decays)
+    return _with_decay(optax.trace(o.beta1), o, decays)
 
 
 def _lamb(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> optax.GradientTransformation:
-    """LAMB (arXiv 1904.00962, algorithm 2): Adam's update and the decay, together scaled to the norm of a layer's weights.
+    """LAMB (arXiv 1904.00962, algorithm 2): Adam's update plus weight decay, scaled to the norm of the layer's weights.
 
-    Layers that do not decay are left unscaled, as in apex's FusedLAMB, with which DeiT-III was trained, and timm's Lamb.
+    Layers without weight decay are not scaled, as in apex's FusedLAMB, which trained DeiT-III, and timm's Lamb.
     """
     adam = optax.chain(optax.scale_by_adam(o.beta1, o.beta2, o.eps), optax.add_decayed_weights(o.weight_decay, decays))
-    return optax.chain(adam, _trusted(config))
+    return optax.chain(adam, _scale_by_trust_ratio(config))
 
 
 def _lion(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> optax.GradientTransformation:
-    """Lion, the sign of a running mean (arXiv 2302.06675); its learning rate is a tenth of AdamW's, its decay tenfold.
+    """Lion, the sign of a moving average (arXiv 2302.06675).
 
-    beta2 is its memory of the mean gradient: the paper has 0.99, so give that.
+    The paper uses a tenth of AdamW's learning rate, ten times its weight decay, and beta2 0.99.
     """
-    return _decayed(optax.scale_by_lion(o.beta1, o.beta2), o, decays)
+    return _with_decay(optax.scale_by_lion(o.beta1, o.beta2), o, decays)
 
 
 def _adafactor(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> optax.GradientTransformation:
-    """Adafactor as ViTs use it (arXiv 2106.04560, 3.4): momentum beta1, factored second moments, no scale of the parameter.
+    """Adafactor as ViTs use it (arXiv 2106.04560, 3.4): momentum beta1, factored second moments, no parameter scaling.
 
-    The memory of the mean squared gradient is min(0.999, 1 - t^-0.8) in update t = 1, 2, ..., factored where an array's two
-    longest axes have 32 entries each; no update is clipped (big_vision/optax.py, scale_by_adafactor).  Momentum is kept in
-    float32, where the source has bfloat16.
+    The decay of the mean squared gradient is min(0.999, 1 - t^-0.8) in update t = 1, 2, ....  The mean is factored if each
+    of the two longest axes of an array has 32 entries or more.  Updates are not clipped (big_vision/optax.py,
+    scale_by_adafactor).
+    Momentum is float32; the source has bfloat16.
     """
 
-    def memory(updates: Array, exponent: float) -> Array:
-        return jnp.minimum(ADAFACTOR_MEMORY, 1.0 - (updates + 1.0) ** -exponent)
+    def decay(updates: Array, exponent: float) -> Array:
+        return jnp.minimum(ADAFACTOR_MAX_DECAY, 1.0 - (updates + 1.0) ** -exponent)
 
-    scaled = optax.scale_by_factored_rms(decay_rate=0.8, decay_rate_fn=memory, min_dim_size_to_factor=FACTORED_FROM)
-    return _decayed(optax.chain(scaled, optax.ema(o.beta1, debias=False)), o, decays)
+    rms = optax.scale_by_factored_rms(decay_rate=0.8, decay_rate_fn=decay, min_dim_size_to_factor=MIN_FACTORED_SIZE)
+    return _with_decay(optax.chain(rms, optax.ema(o.beta1, debias=False)), o, decays)
 
 
 def _muon(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> optax.GradientTransformation:
-    """Muon for the matrices of the blocks, Adam for all else; scaled so that AdamW's rates serve (arXiv 2502.16982).
+    """Muon for the matrices of the blocks, Adam for all other parameters (arXiv 2502.16982).
 
-    beta1, beta2 and eps are Adam's; the momentum of the matrices is Nesterov's with 0.95, as in the source.
+    Updates of matrices are scaled so that learning rates for AdamW suit them.  beta1, beta2 and eps are Adam's; the
+    matrices have a Nesterov momentum of 0.95, as in the source.
     """
-    deals = tree(config, lambda parameter: _deal(parameter, config, mesh) if is_turned(parameter) else optax.MaskedNode())
-    names = tree(config, lambda parameter: "muon" if is_turned(parameter) else "adam")
-    # optax takes the mean and turns it in one; here matrices change hands in between, so its own has no memory.
-    turned = contrib.scale_by_muon(beta=0.0, weight_dimension_numbers=jax.tree.map(lambda _: MATRICES, deals))
+    layouts = tree(
+        config,
+        lambda parameter: _distribute(parameter, config, mesh) if is_orthogonalized(parameter) else optax.MaskedNode(),
+    )
+    labels = tree(config, lambda parameter: "muon" if is_orthogonalized(parameter) else "adam")
+    # optax computes momentum and orthogonalization in one function.  Here an all-to-all comes between the two, so optax
+    # gets a momentum of 0, and `update` computes it.
+    orthogonalize = contrib.scale_by_muon(beta=0.0, weight_dimension_numbers=jax.tree.map(lambda _: MATRICES, layouts))
 
     def update(grads: Tree, state: contrib.MuonState, _: Tree = None) -> tuple[Tree, contrib.MuonState]:
-        count, b = optax.safe_increment(state.count), MUON_MEMORY
-        mean = optax.tree.update_moment(grads, state.mu, b, 1)
-        then, now = optax.tree.bias_correction(mean, b, count + 1), optax.tree.bias_correction(grads, b, count)
-        ahead = jax.tree.map(lambda m, g, deal: deal.out(b * m + (1 - b) * g), then, now, deals)
-        updates, _ = turned.update(ahead, turned.init(ahead))
-        return jax.tree.map(lambda u, deal: deal.back(u), updates, deals), state._replace(count=count, mu=mean)
+        count, b = optax.safe_increment(state.count), MUON_MOMENTUM
+        mu = optax.tree.update_moment(grads, state.mu, b, 1)
+        mu_hat, g_hat = optax.tree.bias_correction(mu, b, count + 1), optax.tree.bias_correction(grads, b, count)
+        nesterov = jax.tree.map(lambda m, g, layout: layout.scatter(b * m + (1 - b) * g), mu_hat, g_hat, layouts)
+        updates, _ = orthogonalize.update(nesterov, orthogonalize.init(nesterov))
+        return jax.tree.map(lambda u, layout: layout.gather(u), updates, layouts), state._replace(count=count, mu=mu)
 
     def like_adam(updates: Tree, _: Tree) -> Tree:
-        """Bring the root-mean-square to 0.2, as Adam's is: orthogonal, it is one over the root of the longer side."""
-        return jax.tree.map(lambda u, deal: 0.2 * max(deal.sides) ** 0.5 * u, updates, deals)
+        """Scale the root mean square of updates to 0.2, as of Adam's; an orthogonal matrix has 1 / sqrt(longer side)."""
+        return jax.tree.map(lambda u, layout: 0.2 * max(layout.matrix_shape) ** 0.5 * u, updates, layouts)
 
-    muon = optax.chain(optax.GradientTransformation(turned.init, update), optax.stateless(like_adam))
-    direction = optax.partition({"muon": muon, "adam": optax.scale_by_adam(o.beta1, o.beta2, o.eps)}, names)
-    return _decayed(direction, o, decays)
+    muon = optax.chain(optax.GradientTransformation(orthogonalize.init, update), optax.stateless(like_adam))
+    direction = optax.partition({"muon": muon, "adam": optax.scale_by_adam(o.beta1, o.beta2, o.eps)}, labels)
+    return _with_decay(direction, o, decays)
 
 
 @dataclass(frozen=True)
-class _Deal:
-    """How the matrices in an array are dealt out to the devices of a mesh, so that each turns whole ones of its own.
+class _Distribution:
+    """The distribution of the matrices in an array over the devices of a mesh: each device gets whole matrices.
 
-    order: the array's axes: those that count matrices, inputs, outputs; shape: how long they are.
-    counting, inputs: how many of these axes count matrices, and how many are inputs.
-    hands, each: devices along each of the mesh's axes over which the matrices are dealt out; matrices of a device.
-    places: where (*hands, each, *inputs, *outputs) lies: one axis of the mesh after the other moves from matrices to hands.
+    order: a permutation of the axes of the array: those that index matrices, then inputs, then outputs.
+    shape: the lengths of the axes in that order.
+    index_axes, input_axes: the number of axes that index matrices, and the number of input axes.
+    devices: the length of each mesh axis over which the matrices are distributed.
+    per_device: the number of matrices of each device.
+    shardings: the successive shardings of the array (*devices, per_device, *inputs, *outputs).  Each moves one mesh axis
+        from an axis of the matrices to that mesh axis's own axis in `devices`.
     """
 
     order: tuple[int, ...]
     shape: tuple[int, ...]
-    counting: int
-    inputs: int
-    hands: tuple[int, ...]
-    each: int
-    places: tuple[NamedSharding, ...]
+    index_axes: int
+    input_axes: int
+    devices: tuple[int, ...]
+    per_device: int
+    shardings: tuple[NamedSharding, ...]
 
     @property
-    def _matrix(self) -> tuple[int, ...]:
-        return self.shape[self.counting :]
+    def _matrix_axes(self) -> tuple[int, ...]:
+        return self.shape[self.index_axes :]
 
     @property
-    def sides(self) -> tuple[int, int]:
-        """Inputs and outputs of a matrix."""
-        return math.prod(self._matrix[: self.inputs]), math.prod(self._matrix[self.inputs :])
+    def matrix_shape(self) -> tuple[int, int]:
+        """The numbers of inputs and of outputs of a matrix."""
+        return math.prod(self._matrix_axes[: self.input_axes]), math.prod(self._matrix_axes[self.input_axes :])
 
-    def out(self, x: Array) -> Array:
-        """Deal out an array of the parameter's shape: (hands * each, inputs, outputs), with zeros for what is missing."""
-        x = x.transpose(self.order).reshape(-1, *self._matrix)
-        missing = math.prod(self.hands) * self.each - len(x)
-        x = jnp.pad(x, ((0, missing), *((0, 0),) * len(self._matrix))).reshape(*self.hands, self.each, *self._matrix)
-        for place in self.places:
-            x = jax.lax.with_sharding_constraint(x, place)
-        return x.reshape(-1, *self.sides)
+    def scatter(self, x: Array) -> Array:
+        """Distribute an array of the parameter's shape: (devices * per_device, inputs, outputs), padded with zeros."""
+        x = x.transpose(self.order).reshape(-1, *self._matrix_axes)
+        padding = math.prod(self.devices) * self.per_device - len(x)
+        x = jnp.pad(x, ((0, padding), *((0, 0),) * len(self._matrix_axes))).reshape(
+            *self.devices, self.per_device, *self._matrix_axes
+        )
+        for sharding in self.shardings:
+            x = jax.lax.with_sharding_constraint(x, sharding)
+        return x.reshape(-1, *self.matrix_shape)
 
-    def back(self, x: Array) -> Array:
-        """Gather in what `out` has dealt out."""
-        x = x.reshape(*self.hands, self.each, *self._matrix)
-        for place in reversed(self.places):
-            x = jax.lax.with_sharding_constraint(x, place)
-        x = x.reshape(-1, *self._matrix)[: math.prod(self.shape[: self.counting])]
+    def gather(self, x: Array) -> Array:
+        """Undo `scatter`."""
+        x = x.reshape(*self.devices, self.per_device, *self._matrix_axes)
+        for sharding in reversed(self.shardings):
+            x = jax.lax.with_sharding_constraint(x, sharding)
+        x = x.reshape(-1, *self._matrix_axes)[: math.prod(self.shape[: self.index_axes])]
         return x.reshape(self.shape).transpose(np.argsort(self.order))
 
 
-def _deal(parameter: Parameter, config: ViTConfig, mesh: Mesh | None) -> _Deal:
-    """Each block has a matrix in an array, and each of q, k and v."""
+def _distribute(parameter: Parameter, config: ViTConfig, mesh: Mesh | None) -> _Distribution:
+    """Return the distribution of a parameter's matrices: one for each block, and for each of q, k and v."""
     inner = tuple(i for i, word in enumerate(parameter.axes) if word in ("head", "dim", "ff"))
-    stream = (parameter.axes.index("width"),)
-    inputs, outputs = (stream, inner) if parameter.row.axes[-1] == "width" else (inner, stream)
-    counting = tuple(i for i in range(len(parameter.axes)) if i not in inner + stream)
-    order = counting + inputs + outputs
+    width = (parameter.axes.index("width"),)
+    inputs, outputs = (width, inner) if parameter.row.axes[-1] == "width" else (inner, width)
+    index = tuple(i for i in range(len(parameter.axes)) if i not in inner + width)
+    order = index + inputs + outputs
     shape = tuple(config.sizes[parameter.axes[i]] for i in order)
     sizes = mesh.shape if mesh is not None else dict.fromkeys(AXES, 1)
-    along, each = dealt(parameter, config, sizes)
-    places = []
-    if mesh is not None and along:
-        taken = mesh_axes(parameter, config, sizes)
-        spec: list[str | None] = [*(None for _ in along), None, *(taken[i] for i in inputs + outputs)]
-        places.append(NamedSharding(mesh, PartitionSpec(*spec)))
-        for hand, name in enumerate(along):
+    names, per_device = distribution(parameter, config, sizes)
+    shardings = []
+    if mesh is not None and names:
+        used = mesh_axes(parameter, config, sizes)
+        spec: list[str | None] = [*(None for _ in names), None, *(used[i] for i in inputs + outputs)]
+        shardings.append(NamedSharding(mesh, PartitionSpec(*spec)))
+        for axis, name in enumerate(names):
             spec = [None if other == name else other for other in spec]
-            spec[hand] = name
-            places.append(NamedSharding(mesh, PartitionSpec(*spec)))
-    hands = tuple(sizes[name] for name in along)
-    return _Deal(order, shape, len(counting), len(inputs), hands, each, tuple(places))
+            spec[axis] = name
+            shardings.append(NamedSharding(mesh, PartitionSpec(*spec)))
+    devices = tuple(sizes[name] for name in names)
+    return _Distribution(order, shape, len(index), len(inputs), devices, per_device, tuple(shardings))
 
 
-_NAMED = {"sgd": _sgd, "lamb": _lamb, "lion": _lion, "adafactor": _adafactor, "muon": _muon}
+_BY_NAME = {"sgd": _sgd, "lamb": _lamb, "lion": _lion, "adafactor": _adafactor, "muon": _muon}

@@ -1,38 +1,41 @@
-"""Pytrees in the form of the functional twin's parameters."""
+"""Pytrees with the structure of the JAX twin's parameters."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from parity.checkpoints.formats import get
-from train.mesh import Parameter, Sizes, parameters, split
+from train.mesh import AxisSizes, Parameter, parameters, shard_dims
 from vit_spec import ViTConfig
 
 Tree = Any
 
 
-def tree(config: ViTConfig, of: Callable[[Parameter], Any]) -> Tree:
-    """Return the pytree of the parameters with what `of` returns for each."""
-    return {key: _mapped(node, of) for key, node in _parameters(config).items()}
+def tree(config: ViTConfig, function: Callable[[Parameter], Any]) -> Tree:
+    """Return the pytree with `function(parameter)` in place of each parameter."""
+    return {key: _map(node, function) for key, node in _parameters(config).items()}
 
 
-def mesh_axes(parameter: Parameter, config: ViTConfig, sizes: Sizes) -> tuple[str | None, ...]:
-    """Return the mesh axis that shards each dimension of a parameter's array; None where no axis does."""
-    return tuple(shard.axis for shard in split(parameter, config, sizes))  # this format merges no words: groups are 1
+def mesh_axes(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> tuple[str | None, ...]:
+    """Return for each dimension of a parameter's array the mesh axis that shards it, or None."""
+    # The groups of a shard are all 1, since this format merges no axes.
+    return tuple(shard.axis for shard in shard_dims(parameter, config, sizes))
 
 
 @lru_cache(maxsize=16)
 def _parameters(config: ViTConfig) -> Mapping[str, Any]:
-    found: dict[str, Any] = {}
+    root: dict[str, Any] = {}
     layouts = get("jax").layouts(config)
     for name, parameter in parameters(config, "jax").items():
         *modules, last = layouts[name].key.split("/")
-        node = found
+        node = root
         for module in modules:
             node = node.setdefault(module, {})
         node[last] = parameter
-    return found
+    return root
 
 
-def _mapped(node: Any, of: Callable[[Parameter], Any]) -> Any:
-    return of(node) if isinstance(node, Parameter) else {key: _mapped(child, of) for key, child in node.items()}
+def _map(node: Any, function: Callable[[Parameter], Any]) -> Any:
+    if isinstance(node, Parameter):
+        return function(node)
+    return {key: _map(child, function) for key, child in node.items()}

@@ -1,4 +1,4 @@
-"""Settings of the process that trains with JAX: its memory, and the programs that it compiles."""
+"""Settings of a JAX training process: memory, and the cache of compiled programs."""
 
 import ctypes
 import os
@@ -12,11 +12,11 @@ from vit_spec import InputError
 
 
 @contextmanager
-def memory_told() -> Iterator[None]:
-    """Tell what to do where a device has too little memory.
+def memory_errors() -> Iterator[None]:
+    """Convert JAX's out-of-memory error into a one-line `InputError` that says what to do.
 
     Raises:
-        InputError: it has.
+        InputError: a device has too little memory.
     """
     try:
         yield
@@ -28,10 +28,11 @@ def memory_told() -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let a step on CPU use the memory of the step before; to be called ahead of jax's first use, in the thread that steps.
+    """Let each step on CPU reuse the memory of the previous one; call it in the main thread, before JAX is first used.
 
-    XLA allocates what a step needs anew each time, and pages fresh from the system cost time.  glibc keeps what is freed if
-    told so, but no large array outside of the main thread, in whose place jax would run the step in another.
+    XLA allocates the memory of a step anew each time, and fresh pages from the system cost time.  With the settings below
+    glibc keeps freed memory, but large arrays only in the main thread.  So JAX must not run the step in another thread,
+    which it does with asynchronous dispatch.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     libc = ctypes.CDLL(None)
@@ -42,9 +43,10 @@ def keep_freed_memory() -> None:
 
 
 def keep_compiled_programs() -> None:
-    """Let jax keep what took over half a second to compile in the user's cache, unless told another place.
+    """Keep programs that take over half a second to compile in the user's cache folder.
 
-    For vit_s16 on two cores, the time to the end of the first step falls from 4.6 s to 1.6 s.
+    JAX_COMPILATION_CACHE_DIR selects another folder.  For vit_s16 on two cores, the time to the end of the first step falls
+    from 4.6 s to 1.6 s.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "twin-vision-transformers" / "xla"
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

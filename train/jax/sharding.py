@@ -1,11 +1,13 @@
-"""Where the functional twin's numbers lie on a mesh of devices: the rules of `train.mesh` as shardings.
+"""Sharding of the JAX twin over a mesh of devices: the rules of `train.mesh` as `NamedSharding`s.
 
-The model knows nothing of it: what its modules hold and give is held to its place from outside, as they are called.
+The model contains no sharding.  `constrain_modules` intercepts the calls of its modules and constrains their parameters
+and outputs from outside.
 """
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,143 +17,146 @@ from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from train.jax.parameter_tree import mesh_axes, tree
-from train.mesh import AXES, IMAGES, sizes_for
-from vit_jax.layers import Part
+from train.mesh import AXES, BATCH_AXES, axis_sizes
+from vit_jax.layers import ViTModule
 from vit_spec import InputError, ViTConfig
 
 Tree = Any
 
-# What modules give, where that is split by more than images: tokens (B, T, ...) before heads and hidden units are summed.
-HEADS = PartitionSpec(IMAGES, None, None, "tensor", None)
-SPLIT = {
+# The shardings of outputs that are sharded along `tensor` too, by module: activations (B, T, ...) with an axis of heads.
+HEADS = PartitionSpec(BATCH_AXES, None, None, "tensor", None)
+OUTPUT_SPECS = {
     "qkv": HEADS,
     "kv": HEADS,
-    **dict.fromkeys(("q", "q_norm", "k_norm"), PartitionSpec(IMAGES, None, "tensor", None)),
+    **dict.fromkeys(("q", "q_norm", "k_norm"), PartitionSpec(BATCH_AXES, None, "tensor", None)),
 }
 
 
 def join_cluster() -> None:
-    """Become one of several processes, where the environment says that there are: jax finds Slurm, MPI, TPU pods itself.
+    """Initialize `jax.distributed` if the environment says that the run has several processes.
 
-    Elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say it.
+    JAX detects Slurm, Open MPI and TPU pods itself.  Elsewhere, set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+    JAX_PROCESS_ID.
 
     Raises:
-        InputError: one of these three without the others, or no number.
+        InputError: JAX_COORDINATOR_ADDRESS is set and one of the other two is missing or not an integer.
     """
     env = os.environ
-    several = any(int(env.get(name, "1") or 1) > 1 for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"))
+    has_several_tasks = any(int(env.get(name, "1") or 1) > 1 for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"))
     if "JAX_COORDINATOR_ADDRESS" in env:
         try:
-            count, own = (int(env[name]) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
+            count, index = (int(env[name]) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
         except (KeyError, ValueError):
             raise InputError(
-                "JAX_COORDINATOR_ADDRESS is set: give JAX_NUM_PROCESSES and JAX_PROCESS_ID beside it, numbers both"
+                "JAX_COORDINATOR_ADDRESS is set: set JAX_NUM_PROCESSES and JAX_PROCESS_ID too, to integers"
             ) from None
-        jax.distributed.initialize(env["JAX_COORDINATOR_ADDRESS"], count, own)
-    elif several or "," in env.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in env:
+        jax.distributed.initialize(env["JAX_COORDINATOR_ADDRESS"], count, index)
+    elif has_several_tasks or "," in env.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in env:
         jax.distributed.initialize()
 
 
-def make(text: str, config: ViTConfig) -> Mesh:
-    """Return the mesh of all devices that the text asks for.
+def make_mesh(text: str, config: ViTConfig) -> Mesh:
+    """Return the mesh of all devices that `--mesh` describes.
 
     Raises:
-        InputError: as `train.mesh.sizes_for`.
+        InputError: as `train.mesh.axis_sizes`.
     """
-    sizes = sizes_for(text, jax.device_count(), config)
+    sizes = axis_sizes(text, jax.device_count(), config)
     return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def described(mesh: Mesh) -> str:
-    """The mesh in words: "data=2, fsdp=4 (8 x NVIDIA H100)"."""
+def describe(mesh: Mesh) -> str:
+    """Return the mesh as text: "data=2, fsdp=4 (8 x NVIDIA H100)"."""
     sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1) or "1 device"
     return f"{sizes} ({f'{mesh.size} x ' if mesh.size > 1 else ''}{mesh.devices.flat[0].device_kind})"
 
 
-def parameters(mesh: Mesh, config: ViTConfig) -> Tree:
-    """Return where each parameter lies, a NamedSharding each."""
+def parameter_shardings(mesh: Mesh, config: ViTConfig) -> Tree:
+    """Return the NamedSharding of each parameter."""
     return tree(config, lambda parameter: NamedSharding(mesh, PartitionSpec(*mesh_axes(parameter, config, mesh.shape))))
 
 
-def like_parameters(state: Tree, places: Tree) -> Tree:
-    """Return where the parts of a state lie: beside the parameter whose path and shape they have, or else whole.
+def shardings_like_parameters(state: Tree, known: Tree) -> Tree:
+    """Return the sharding of each array of a state: that of the parameter with the same path and shape, else replicated.
 
-    state: shapes, such as those of an optimizer's state, holding trees in the form of the parameters.
-    places: (shape, NamedSharding) of each parameter, in a tree.
+    state: a pytree of shapes, such as an optimizer state, that contains pytrees with the structure of the parameters.
+    known: a pytree of (shape, NamedSharding), one for each parameter.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(places, is_leaf=lambda node: isinstance(node, tuple))
-    known = {_words(path): place for path, place in leaves}
+    leaves = jax.tree_util.tree_leaves_with_path(known, is_leaf=lambda node: isinstance(node, tuple))
+    by_path = {_path_names(path): placed for path, placed in leaves}
     mesh = leaves[0][1][1].mesh
 
-    def place(path: Any, leaf: Any) -> NamedSharding:
-        words = _words(path)
-        for first in range(len(words)):
-            shape, sharding = known.get(words[first:], ((), None))
+    def sharding_of(path: Any, leaf: Any) -> NamedSharding:
+        names = _path_names(path)
+        for first in range(len(names)):
+            shape, sharding = by_path.get(names[first:], ((), None))
             if sharding is not None and shape == leaf.shape:
                 return sharding
         return NamedSharding(mesh, PartitionSpec())
 
-    return jax.tree_util.tree_map_with_path(place, state)
+    return jax.tree_util.tree_map_with_path(sharding_of, state)
 
 
-def _words(path: Any) -> tuple[str, ...]:
+def _path_names(path: Any) -> tuple[str, ...]:
     return tuple(str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", "")))) for entry in path)
 
 
-def images(mesh: Mesh) -> NamedSharding:
-    """Where a batch lies: images, and all that there is one of for each, along `data` and `fsdp`."""
-    return NamedSharding(mesh, PartitionSpec(IMAGES))
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a batch: the first axis along `data` and `fsdp`."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def rows_here(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Return which images of a batch this process feeds: those of its own devices, (B here,), in their order."""
-    found = images(mesh).addressable_devices_indices_map((batch_size,)).values()
-    places = {(part[0].start or 0, batch_size if part[0].stop is None else part[0].stop) for part in found if part}
-    return np.concatenate([np.arange(*place) for place in sorted(places)])
+def process_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+    """Return the indices of the images of a batch that this process loads, (B of this process,): those of its devices."""
+    slices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    ranges = {(rows[0].start or 0, batch_size if rows[0].stop is None else rows[0].stop) for rows in slices if rows}
+    return np.concatenate([np.arange(*each) for each in sorted(ranges)])
 
 
 @contextmanager
-def held(mesh: Mesh, config: ViTConfig) -> Iterator[None]:
-    """While entered, what the model's modules hold and give is held to its place.
+def constrain_modules(mesh: Mesh, config: ViTConfig) -> Iterator[None]:
+    """Constrain the sharding of the parameters and outputs of the model's modules while the context is entered.
 
-    What they give: images apart, and heads and hidden units too.  What they hold outside of the blocks is fetched from the
-    devices along `fsdp` as it is, in its own type; left alone, the compiler may first carry it to another axis.  That of a
-    block is fetched where it is used, once forward and once back: a fetched copy of every block would be kept otherwise.
+    Outputs are sharded by image, and by head or hidden unit where `_output_spec` says so.  Parameters outside of the blocks
+    are all-gathered along `fsdp` in their own dtype; without the constraint, the compiler may first reshard them to another
+    axis.  Parameters of the blocks are not constrained: the compiler gathers them where they are used, once in the forward
+    and once in the backward pass.  With a constraint here, a gathered copy of every block would stay in memory.
     """
     if mesh.size == 1:
         yield
         return
-    places = parameters(mesh, config)
+    shardings = parameter_shardings(mesh, config)
 
-    def hold(call: Callable[..., Any], arguments: Any, options: Any, context: Any) -> Any:
-        value, module = call(*arguments, **options), context.module
-        if not isinstance(module, Part):
+    def constrain(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        value, module = call(*args, **kwargs), context.module
+        if not isinstance(module, ViTModule):
             return value
         if context.method_name == "declare" and module.path[:1] != ("blocks",):
-            return _fetched(value, _at(places, (*module.path, *arguments[:1])))
+            return _all_gather(value, _at_path(shardings, (*module.path, *args[:1])))
         if context.method_name == "__call__":
-            return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, _spec(module, x))), value)
+            spec = partial(_output_spec, module)
+            return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(x))), value)
         return value
 
-    with nn.intercept_methods(hold):
+    with nn.intercept_methods(constrain):
         yield
 
 
-def _at(places: Tree, path: tuple[str, ...]) -> NamedSharding:
-    for word in path:
-        places = places[word]
-    return places
+def _at_path(shardings: Tree, path: tuple[str, ...]) -> NamedSharding:
+    for name in path:
+        shardings = shardings[name]
+    return shardings
 
 
-def _fetched(value: Array, place: NamedSharding) -> Array:
-    """A parameter with all its parts along `fsdp`."""
-    value = jax.lax.with_sharding_constraint(value, place)
-    here = PartitionSpec(*(None if name == "fsdp" else name for name in place.spec))
-    return jax.lax.with_sharding_constraint(value, NamedSharding(place.mesh, here))
+def _all_gather(value: Array, sharding: NamedSharding) -> Array:
+    """Gather a parameter along `fsdp`."""
+    value = jax.lax.with_sharding_constraint(value, sharding)
+    gathered = PartitionSpec(*(None if name == "fsdp" else name for name in sharding.spec))
+    return jax.lax.with_sharding_constraint(value, NamedSharding(sharding.mesh, gathered))
 
 
-def _spec(module: Part, x: Array) -> PartitionSpec:
-    """How what a module gives is split."""
+def _output_spec(module: ViTModule, x: Array) -> PartitionSpec:
+    """Return the sharding of an output of a module."""
     if module.name == "fc1":
-        return PartitionSpec(IMAGES, *(None,) * (x.ndim - 2), "tensor")
-    return SPLIT.get(module.name or "", PartitionSpec(IMAGES))
+        return PartitionSpec(BATCH_AXES, *(None,) * (x.ndim - 2), "tensor")
+    return OUTPUT_SPECS.get(module.name or "", PartitionSpec(BATCH_AXES))

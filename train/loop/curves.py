@@ -1,4 +1,4 @@
-"""A run's metrics as a picture: loss, score and learning rate over epochs."""
+"""The learning curves of a run as a picture: loss, primary metric and learning rate over epochs."""
 
 import io
 from pathlib import Path
@@ -10,54 +10,54 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from train.loop.metrics import BATCH_SCORE, LEADING
-from train.loop.run_folder import Record, put
+from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
+from train.loop.run_folder import Record, atomic_write
 from train.recipes import Task
 
 INK, GRID, TRAIN, HELD_OUT, RAW, RATE = "#2b2f36", "#e6e8ec", "#8fb4e3", "#1b4f9c", "#5aa9a1", "#b5651d"
-LARGEST = 1e100  # of a number on an axis, whose length is still a number
+MAX_PLOTTED = 1e100  # magnitude of a value; the range of an axis must not overflow
 TITLES = {"accuracy": "accuracy", "auroc": "area under the ROC curve", "mae": "mean absolute error"}
 
 
-def draw(path: Path, records: list[Record], task: Task, title: str) -> None:
-    """Write a PNG, 1650 x 600 pixels on white, of the records of a run."""
+def draw_curves(path: Path, records: list[Record], task: Task, title: str) -> None:
+    """Write a PNG of 1650 x 600 pixels with the curves of a run's records; a run without records has empty axes."""
     figure = Figure(figsize=(11, 4), facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)  # no display, and none of pyplot's global state
+    FigureCanvasAgg(figure)  # needs no display and no global state of pyplot
     figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK)
     loss, score, rate = figure.subplots(1, 3, width_ratios=(4, 4, 2.6))
 
-    leading = LEADING[task]
-    _line(loss, records, "train", "loss", "training", TRAIN)
-    _line(loss, records, "held_out", "loss", "held out", HELD_OUT)
+    metric = PRIMARY_METRIC[task]
+    _plot_metric(loss, records, "train", "loss", "training", TRAIN)
+    _plot_metric(loss, records, "held_out", "loss", "held out", HELD_OUT)
     if _points(records, "held_out_raw", "loss"):
-        _line(loss, records, "held_out_raw", "loss", "held out, raw weights", RAW)
-        _line(score, records, "held_out_raw", leading, "held out, raw weights", RAW)
-    if BATCH_SCORE[task] == leading:
-        _line(score, records, "train", leading, "training", TRAIN)
-    _line(score, records, "held_out", leading, "held out", HELD_OUT)
-    _line(rate, records, "train", "lr", "learning rate", RATE)
+        _plot_metric(loss, records, "held_out_raw", "loss", "held out, raw weights", RAW)
+        _plot_metric(score, records, "held_out_raw", metric, "held out, raw weights", RAW)
+    if BATCH_METRIC[task] == metric:
+        _plot_metric(score, records, "train", metric, "training", TRAIN)
+    _plot_metric(score, records, "held_out", metric, "held out", HELD_OUT)
+    _plot_metric(rate, records, "train", "lr", "learning rate", RATE)
 
-    _dress(loss, "loss")
-    _dress(score, TITLES[leading])
-    _dress(rate, "learning rate")
+    _style_axes(loss, "loss")
+    _style_axes(score, TITLES[metric])
+    _style_axes(rate, "learning rate")
     loss.set_ylim(bottom=0)
     loss.legend(frameon=False, labelcolor=INK)
-    if leading == "accuracy":
+    if metric == "accuracy":
         score.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         score.set_ylim(top=1.005)
-    if looks := _points(records, "held_out", leading):
-        final = f"{looks[-1][1]:.2%}" if leading == "accuracy" else f"{looks[-1][1]:.4f}"
+    if evaluations := _points(records, "held_out", metric):
+        final = f"{evaluations[-1][1]:.2%}" if metric == "accuracy" else f"{evaluations[-1][1]:.4f}"
         score.set_title(f"{final} held out", loc="right", fontsize=11, fontweight="bold", color=HELD_OUT)
     rate.yaxis.set_major_locator(MaxNLocator(5))
     rate.yaxis.set_major_formatter(lambda value, _: np.format_float_positional(value, precision=7, trim="-"))
     rate.set_ylim(bottom=0)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150)
-    put(path, picture.getvalue())
+    atomic_write(path, picture.getvalue())
 
 
-def _line(axes: Axes, records: list[Record], set_name: str, metric: str, label: str, colour: str) -> None:
-    """One metric over epochs; looks at the held-out images are few, so each gets a dot."""
+def _plot_metric(axes: Axes, records: list[Record], set_name: str, metric: str, label: str, colour: str) -> None:
+    """Plot a metric of one set over epochs; evaluations are few, so each of them gets a dot."""
     points = _points(records, set_name, metric)
     x, y = zip(*points, strict=True) if points else ((), ())
     marker = "o" if set_name != "train" else None
@@ -65,19 +65,19 @@ def _line(axes: Axes, records: list[Record], set_name: str, metric: str, label: 
 
 
 def _points(records: list[Record], set_name: str, metric: str) -> list[tuple[float, float]]:
-    """Epochs with a metric's values, where it has one: steps that were left out have none, nor has what is undefined.
+    """Return (epoch, value) of each record of a set that has a value of the metric.
 
-    Of records that were read again from a file, those that a run does not write are left out too.
+    Skipped steps and undefined metrics have none.  Records read from a file may have anything, so all is checked.
     """
-    mine = [(record.get("epoch"), record.get(metric)) for record in records if record.get("set") == set_name]
-    return [(epoch, value) for epoch, value in mine if _drawable(epoch) and _drawable(value)]
+    points = [(record.get("epoch"), record.get(metric)) for record in records if record.get("set") == set_name]
+    return [(epoch, value) for epoch, value in points if _is_plottable(epoch) and _is_plottable(value)]
 
 
-def _drawable(value: Any) -> TypeGuard[float]:
-    return type(value) in (int, float) and abs(value) < LARGEST  # which NaN is not
+def _is_plottable(value: Any) -> TypeGuard[float]:
+    return type(value) in (int, float) and abs(value) < MAX_PLOTTED  # False for NaN
 
 
-def _dress(axes: Axes, title: str) -> None:
+def _style_axes(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11, color=INK)
     axes.set_xlabel("epoch", color=INK)
     axes.set_xlim(left=0)

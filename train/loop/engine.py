@@ -1,4 +1,24 @@
-"""The engine: what a framework's trainer gives to the loop, which knows no framework."""
+"""The protocol between the training loop and an engine.
+
+`train.loop` decides when something happens: which step comes next, when the held-out set is evaluated, when a checkpoint is
+saved and when the run ends.  An engine does it in one framework: it owns the model, the optimizer, their state on the
+devices, and the checkpoint files.  The loop knows no framework and calls nothing but the members below.
+
+A run calls an engine in this order, in every process of the run:
+
+1. The factory makes the engine, with fresh or given weights.  It must write no file: the run folder is checked later.
+2. `restore_checkpoint`, once.
+3. `step` for each training step, and after each step `should_stop`.  Metrics of a step are read up to
+   `train.loop.loop.METRICS_DELAY` steps later, so `step` should return before the devices have finished.
+4. Every `eval_every`: `evaluate` for each batch of the held-out set (with an EMA twice, the second time with `raw`), and
+   `save_weights` if the metrics are the best so far.  Every `save_every`, after each evaluation, and before the run stops:
+   `save_checkpoint` and `save_weights`.
+5. `close`, always, also after an exception.
+
+A run whose last evaluation was interrupted begins with step 4.
+
+Any method may raise `InputError` with a message of one line; it ends the run with that message.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,86 +31,196 @@ from train.data.batches import Batch
 from train.recipes import Recipe, Task
 from vit_spec import ViTConfig
 
-Note = dict[str, Any]  # JSON that a checkpoint keeps beside the state
+# A JSON object that belongs to the loop: best metrics, unfinished averages, elapsed time.  An engine saves it with each
+# checkpoint and returns it unchanged.  It reads two keys, see `Engine.save_checkpoint`, and may add one, see
+# `Engine.restore_checkpoint`.
+LoopState = dict[str, Any]
 
 
-class Evaluated(NamedTuple):
-    """Results for the images of a batch; arrays of a framework that may still be computed, which `np.asarray` waits for.
+class EvalOutput(NamedTuple):
+    """Results for the B images of a whole batch, from all processes, in the order of the batch.
 
-    outputs: (B, num_outputs).
-    losses: (B,).
-    read: (B,) bool, whether the image could be read.
+    The arrays are of numpy or of the framework, on any device.  `np.asarray` must accept them, and wait until they are
+    computed.
+
+    outputs: (B, num_outputs) float32 or wider: logits, or predicted values.
+    losses: (B,) float32 or wider: the loss of each image, without label smoothing or mixing.
+    readable: (B,) bool: `Batch.readable`, False for an image that could not be read; the loop leaves it out.
     """
 
     outputs: ArrayLike
     losses: ArrayLike
-    read: ArrayLike
+    readable: ArrayLike
 
 
 class Engine(Protocol):
-    """A model, its optimizer, and the devices that they are on."""
+    """A model, its optimizer and their state, on the devices of the run."""
 
     @property
-    def distributed(self) -> bool:
-        """Whether other processes take part in the run."""
+    def is_distributed(self) -> bool:
+        """Whether the run has several processes.
+
+        If True, the engine handles SIGTERM (see `should_stop`), no attention maps are drawn, and a run needs `--run`.
+        """
 
     @property
     def is_main(self) -> bool:
-        """Whether this process prints and writes for all of them."""
+        """Whether this process prints and writes the run folder; True for exactly one process of a run."""
 
     @property
     def hardware(self) -> str:
-        """The devices and the mesh, in words."""
+        """The mesh and its devices, for the table at the start: "data=2, fsdp=4 (8 x NVIDIA H100)"."""
 
     @property
-    def peak_rate(self) -> float | None:
-        """Operations a second of all devices at best, dense and in bfloat16; None where it is not known."""
+    def peak_flops(self) -> float | None:
+        """Peak dense bfloat16 FLOP/s of all devices of the run together; None if it is not known.
+
+        See `train.loop.peak_flops`.
+        """
 
     @property
-    def replicated(self) -> str:
-        """Names of parameters that stay replicated although the mesh should shard them; "" if they are few."""
+    def replication_note(self) -> str:
+        """A line that names the parameters that stay replicated although the mesh should shard them; "" if they are few.
+
+        See `train.mesh.replication_note`.
+        """
 
     @property
     def batch_rows(self) -> NDArray[Any]:
-        """Which images of a batch this process loads, (B of this process,)."""
+        """Which images of a batch this process loads: (B of this process,) int64, from 0 to `recipe.batch_size` - 1.
 
-    @property
-    def averages(self) -> bool:
-        """Whether there is a running mean of the weights, which is used unless raw weights are asked for."""
-
-    def step(self, batch: Batch) -> Mapping[str, SupportsFloat]:
-        """Start one update; return loss, score, grad_norm and lr, which may still be computed.
-
-        A loss or gradient that is not finite changes nothing; unless such steps are skipped, nothing does from then on.
+        The batches given to `step` and `evaluate` have these images, in this order.  Together the processes load each image
+        once.
         """
 
-    def evaluate(self, batch: Batch, *, raw: bool = False) -> Evaluated:
-        """Start the evaluation of a batch; raw: with the raw weights, although there is a running mean."""
+    @property
+    def has_ema(self) -> bool:
+        """Whether the engine keeps an exponential moving average (EMA) of the weights: if `recipe.ema` is above 0."""
 
-    def attention(self, images: NDArray[Any]) -> NDArray[Any]:
-        """Return the attention weights of the last block for images (N, H, W, C) uint8: (N, heads, T, T)."""
+    def step(self, batch: Batch) -> Mapping[str, SupportsFloat]:
+        """Start one training step and return its metrics; do not wait for the devices.
+
+        Let n be the number of steps before this one, those of a restored checkpoint included.  The step is:
+
+        1. Normalize the uint8 images to x = (images / 255 - mean) / std, mean and std per channel from `config.pixels`.
+        2. If the recipe smooths labels or `batch.mix` is given, turn class numbers into probabilities.  If `batch.mix` is
+           given, mix images and targets (`train.data.augment`) with their partners: the whole batch, of all processes,
+           rolled by `recipe.augment.repeats` along its first axis.
+        3. Compute the mean loss of the batch of all processes, and its gradient.  `recipe.accumulate` = N parts are
+           computed one after the other; part j has the images j, j + N, j + 2N, ... of the whole batch.  Loss, metric and
+           gradient are the means over the parts.  Random numbers of the model (dropout, drop path) are a function of
+           `recipe.seed`, n and j.
+        4. Update the weights by `recipe.optimizer` with the learning rate `learning_rate(n)`: clip the gradient to the
+           global norm `clip`, without frozen weights, which do not change; multiply the rate of each parameter by its
+           `train.recipes.param_groups.lr_multipliers`; and decay the parameters whose row in `vit_spec.rows` has `decays`.
+        5. If there is an EMA, move it towards the new weights by `train.recipes.schedule.ema_step_size(n + 1)`.
+
+        Activations have `recipe.dtype`.  Weights, optimizer state, EMA and loss are float32, or wider.
+
+        A step whose loss or gradient norm is not finite changes neither weights nor optimizer state nor EMA.  If
+        `recipe.non_finite` is "skip", it still counts for n, but not for the optimizer's own count (bias correction).  If
+        it is "stop", all later steps change nothing either: the loop learns of it some steps late, and may then save the
+        weights of the last good step.
+
+        Args:
+            batch: the images that `batch_rows` names.
+
+        Returns:
+            Scalars of the framework, the same in every process, for which `float` works and waits: "loss", the metric
+            `train.loop.metrics.BATCH_METRIC[task]`, "grad_norm", the global norm of the gradient before clipping, without
+            frozen weights, and "lr".  Loss and metric are computed from the mixed images and targets.  For mixed or
+            smoothed targets, the metric takes the class with the largest probability.
+        """
+
+    def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
+        """Start the evaluation of a batch without dropout, and return its results; do not wait for the devices.
+
+        Args:
+            batch: the images that `batch_rows` names.  The last batch of a set is filled up to `recipe.batch_size` images.
+            raw: use the weights themselves, even if there is an EMA.  By default the EMA is used if there is one.
+        """
+
+    def attention_maps(self, images: NDArray[Any]) -> NDArray[Any]:
+        """Return the attention weights of the last block, for the parameters that `evaluate` uses by default.
+
+        The loop calls it only if `is_distributed` is False.
+
+        Args:
+            images: (N, H, W, C) uint8, not normalized.
+
+        Returns:
+            (N, heads, T, T) float32; row t has the weights that token t gives to all T tokens.
+        """
 
     def save_weights(self, path: Path, *, raw: bool = False) -> None:
-        """Write the weights that `evaluate` uses: completely, or not at all."""
+        """Write the weights as safetensors in the twin's own format, with the config and `metadata` in the header.
 
-    def save_checkpoint(self, step: int, note: Note) -> None:
-        """Start to write a checkpoint: the state from which training resumes, and a note."""
+        `parity.save(..., force=True)` does that.  Every process calls this method, and the main process writes.  The file
+        is replaced atomically: it has the old or the new content.
 
-    def restore(self) -> tuple[int, Note] | None:
-        """Restore the newest checkpoint that can be read; return its step and note, or None where there is none."""
+        Args:
+            path: the file.
+            raw: as for `evaluate`.
+
+        Raises:
+            InputError, OSError: the file cannot be written; the loop turns an OSError into a message.
+        """
+
+    def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
+        """Start to write a checkpoint to `folder`/`step`, and return while it is being written.
+
+        A checkpoint has all that steps change: weights, optimizer state, EMA, the number of steps done, and whether a
+        non-finite step has stopped the run; and `loop_state`.  A checkpoint that is not complete must never be taken for a
+        complete one, whenever the process is killed.  The previous checkpoint is complete before this one is written.
+        The loop does not change `loop_state` after the call.
+
+        Of the checkpoints, the newest `recipe.keep` stay, and besides them the one with the best
+        `loop_state["last"][train.loop.metrics.PRIMARY_METRIC[task]]` among those with a true `loop_state["looked"]`: their
+        weights were evaluated.  NaN is never best.  A checkpoint for a step that has one replaces it.
+
+        Args:
+            step: the number of steps done.
+
+        Raises:
+            InputError: this or an earlier checkpoint cannot be written, such as on a full disk.
+        """
+
+    def restore_checkpoint(self) -> tuple[int, LoopState] | None:
+        """Restore the newest checkpoint that can be read, written by any number of devices and any mesh.
+
+        A damaged checkpoint is moved to the folder `checkpoints-damaged` beside `folder`, a printed line says so, and the
+        previous checkpoint is read.
+
+        Returns:
+            The number of steps done and the loop's state; None if there is no checkpoint.  The key "remark" of the state,
+            if the engine adds it, is a line that the loop prints.
+
+        Raises:
+            InputError: there are checkpoints and none can be read; or the newest is of a newer version of this package, or
+                cannot be read for a reason other than its content, such as missing permission.
+        """
 
     def profile(self, folder: Path | None) -> None:
-        """Start the framework's profiler, which writes into a folder; None: stop it."""
+        """Start the framework's profiler, which writes its trace into `folder`; None: stop it and write the trace."""
 
-    def preempted(self) -> bool:
-        """Whether all processes are to stop after this step, because one of them was told to; every process must ask."""
+    def should_stop(self) -> bool:
+        """Return whether to stop after this step because a process received SIGTERM; the same answer in every process.
+
+        The loop calls it after each step in every process, so it may communicate.  With one process it returns False: the
+        loop handles signals itself (`train.loop.interruption`).  With several processes, the engine handles SIGTERM from
+        the moment when it is made; the loop does not, and turns Ctrl-C into a SIGTERM.
+        """
 
     def close(self) -> None:
-        """Wait until everything is written."""
+        """Wait until everything is written; called once, also after an exception.
+
+        Raises:
+            InputError: a checkpoint cannot be written.
+        """
 
 
-class MakeEngine(Protocol):
-    """What makes an engine for a run: its class."""
+class EngineFactory(Protocol):
+    """A callable that makes the engine of a run, such as the engine's class."""
 
     def __call__(
         self,
@@ -98,22 +228,24 @@ class MakeEngine(Protocol):
         recipe: Recipe,
         *,
         task: Task,
-        rate: Callable[[Any], Any],
-        start: Checkpoint | None,
+        learning_rate: Callable[[Any], Any],
+        initial_weights: Checkpoint | None,
         folder: Path,
-        described: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Engine:
-        """Return the engine.
+        """Return the engine, ready for its first step.
 
         Args:
             config: the model.
-            recipe: the run.
+            recipe: the settings of the run; `recipe.task` may be None, use `task`.
             task: what is learnt.
-            rate: learning rate of the step that follows so many others; it is called with a framework's array.
-            start: the weights to start from; None: they are initialized with the recipe's seed.
-            folder: where checkpoints are kept.
-            described: labels, preprocessing and task, which files of weights contain, as `parity.save` takes them.
+            learning_rate: the learning rate as a function of the number of steps done before the step.  It takes a number
+                or an array of a library with `__array_namespace__`, such as jax, also under tracing; not a `torch.Tensor`.
+            initial_weights: the weights to start from, of this config, in any dtype and any format of `parity`; see
+                `parity.to_jax` and `parity.to_torch`.  None: initialize them with the seed `recipe.seed`.
+            folder: the absolute path of the folder for checkpoints; it may not exist yet.
+            metadata: the keyword arguments `labels`, `preprocessing` and `task` of `parity.save`, for files of weights.
 
         Raises:
-            InputError: a recipe that these devices cannot run.
+            InputError: the devices cannot run the recipe, such as a mesh that does not match them or the batch.
         """

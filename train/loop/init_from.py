@@ -1,36 +1,39 @@
-"""Starting from weights that are there: any file, folder or name of the hub that the parity layer reads."""
+"""The initial weights of a run, `--init`: a run, or any file, folder or name on the hub that `parity` reads."""
 
 from typing import Any
 
 import parity
 from parity.checkpoints import surgery
-from parity.checkpoints.config_overrides import assignments
-from parity.checkpoints.surgery.edit import changed
+from parity.checkpoints.config_overrides import parse_overrides
+from parity.checkpoints.surgery.edit import apply_changes
 from parity.checkpoints.weights import Checkpoint
-from train.loop.run_folder import best
-from train.recipes import Recipe, changes
+from train.loop.run_folder import best_weights
+from train.recipes import Recipe, config_overrides
 from vit_spec import InputError, rows
 
-TIMM = "timm:"
+TIMM_PREFIX = "timm:"
 
 
-def opened(recipe: Recipe, *, num_outputs: int, in_channels: int) -> tuple[Checkpoint, list[str]]:
-    """Return the weights that `recipe.init` names, brought to the data and the recipe, and a line for each thing done.
+def load_initial_weights(recipe: Recipe, *, num_outputs: int, in_channels: int) -> tuple[Checkpoint, list[str]]:
+    """Load the weights that `recipe.init` names, and adapt them to the data and the recipe.
 
-    The network is the one that the weights come from: `model.name` does not count.  `model.image_size` resamples positions,
-    another number of outputs gets a new head, drawn by the recipe's seed, and `model.changes` may change what has no
-    parameters, such as regularisation.drop_path=0.1.
+    The model is that of the weights: `model.name` is ignored.  `model.image_size` resamples the position embedding, another
+    number of outputs gets a new head, initialized with the recipe's seed, and `model.changes` may change fields of the
+    config that have no parameters, such as regularisation.drop_path=0.1.
+
+    Returns:
+        The weights with their config, and a line for each assumption and each change.
 
     Raises:
-        InputError: nothing there, no known weights, or a change that the weights do not bear.
+        InputError: there is nothing to load, the format is unknown, or a change does not fit the weights.
     """
-    name = best(recipe.init or "")
-    path = f"hf://timm/{name.removeprefix(TIMM)}" if name.startswith(TIMM) else name
+    name = best_weights(recipe.init or "")
+    path = f"hf://timm/{name.removeprefix(TIMM_PREFIX)}" if name.startswith(TIMM_PREFIX) else name
     try:
-        checkpoint = parity.load(path, given=assignments(recipe.init_set))
+        checkpoint = parity.load(path, given=parse_overrides(recipe.init_set))
     except InputError as error:
-        raise type(error)(str(error).replace("--set ", "--init-set ")) from None  # as the trainer has it
-    notes = [f"weights are from {name}", *(f"{each.field} is taken to be {each.value}" for each in checkpoint.assumed)]
+        raise type(error)(str(error).replace("--set ", "--init-set ")) from None  # the trainer's name of that flag
+    notes = [f"initial weights are from {name}", *(f"{each.field} is {each.value}" for each in checkpoint.assumed)]
     before, wanted = checkpoint.config, recipe.model.in_channels or in_channels
     operations: dict[str, Any] = {}
     if recipe.model.image_size and recipe.model.image_size != before.image_size:
@@ -42,18 +45,16 @@ def opened(recipe: Recipe, *, num_outputs: int, in_channels: int) -> tuple[Check
         checkpoint, line = surgery.new_head(checkpoint, num_outputs, seed=recipe.seed)
         done.append(line)
     else:
-        notes.append(f"its head of {num_outputs} outputs is kept")
-    if told := changes(recipe.model):
-        checkpoint = _told(checkpoint, told)
+        notes.append(f"the head of {num_outputs} outputs is kept")
+    if overrides := config_overrides(recipe.model):
+        checkpoint = _with_overrides(checkpoint, overrides)
     return checkpoint, notes + done
 
 
-def _told(checkpoint: Checkpoint, told: dict[str, Any]) -> Checkpoint:
-    """The same weights under a config of which some fields are others."""
-    config = checkpoint.config.replace(**told)
+def _with_overrides(checkpoint: Checkpoint, overrides: dict[str, Any]) -> Checkpoint:
+    """Return the same weights with other values of fields of their config."""
+    config = checkpoint.config.replace(**overrides)
     was, now = (rows(each) for each in (checkpoint.config, config))
     if {name: row.shape for name, row in was.items()} != {name: row.shape for name, row in now.items()}:
-        raise InputError(
-            "--model.changes changes weights that --init brings: leave out what has a size or weights of its own"
-        )
-    return changed(checkpoint, config, {}, told)
+        raise InputError("--model.changes changes parameters that --init loads: change only fields that have no parameters")
+    return apply_changes(checkpoint, config, {}, overrides)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as requests: the step that is under way is finished, the state is saved, and then the run ends."""
+"""Ctrl-C and SIGTERM ask a run to stop: it finishes the current step, saves a checkpoint, and ends."""
 
 import os
 import signal
@@ -8,32 +8,37 @@ from typing import Self
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def leave_at_once() -> None:
-    """Let Ctrl-C end the process as long as no `Interruption` is entered: there is nothing to save.
+def exit_on_ctrl_c() -> None:
+    """Let Ctrl-C end the process at once, except in an `Interruption`: outside of it there is nothing to save.
 
-    Python would raise an exception wherever it is, be it in a library's callback, which loses or does not survive it.
+    Python's own handler raises KeyboardInterrupt wherever the program is, also in a callback of a library, which may lose
+    the exception or crash.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        os.write(2, b"\ninterrupted; what was saved before stays\n")
+        os.write(2, b"\ninterrupted; what was saved before is kept\n")
         os._exit(128 + number)
 
     signal.signal(signal.SIGINT, handle)
 
 
 class Interruption:
-    """While entered, the first SIGINT or SIGTERM sets `requested` to its number; a second SIGINT leaves at once.
+    """A context in which the first SIGINT or SIGTERM asks to stop, and a second SIGINT raises KeyboardInterrupt.
 
-    Clusters send SIGTERM some seconds ahead of taking a machine away.  Where a run has several processes, one of which may
-    be told alone, jax watches for SIGTERM itself and lets all of them stop after the same step: `watched` leaves it that,
-    and hands Ctrl-C over to it; `requested` stays 0 then, since no process may stop by itself.
+    Clusters send SIGTERM some seconds before they end a job.
+
+    engine_handles_sigterm: for a run of several processes.  They must all stop after the same step, although only one may
+        get the signal, so the engine handles SIGTERM (`Engine.should_stop`) and Ctrl-C is passed on as a SIGTERM.
+
+    Attributes:
+        requested: the number of the signal that asked to stop, else 0; always 0 if the engine handles SIGTERM.
     """
 
     requested = 0
 
-    def __init__(self, *, watched: bool = False) -> None:
-        self._watched, self._told = watched, False
-        self._signals = (signal.SIGINT,) if watched else SIGNALS
+    def __init__(self, *, engine_handles_sigterm: bool = False) -> None:
+        self._engine_handles_sigterm, self._was_requested = engine_handles_sigterm, False
+        self._signals = (signal.SIGINT,) if engine_handles_sigterm else SIGNALS
 
     def __enter__(self) -> Self:
         self._previous = {number: signal.signal(number, self._handle) for number in self._signals}
@@ -44,12 +49,12 @@ class Interruption:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._told and number == signal.SIGINT:
+        if self._was_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._told = True
-        if self._watched:
+        self._was_requested = True
+        if self._engine_handles_sigterm:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             self.requested = self.requested or number
-        # A handler may run in the middle of a print, so it must not use Python's own buffers.
-        os.write(2, b"\nstopping after this step, then saving; Ctrl-C again leaves at once\n")
+        # A handler may run in the middle of a print, so it must not use Python's buffers.
+        os.write(2, b"\nstopping: finishing this step and saving; press Ctrl-C again to quit at once\n")

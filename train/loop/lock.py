@@ -1,4 +1,4 @@
-"""One trainer in a run's folder at a time: a lock that the system lifts when its process ends, and folders for new runs."""
+"""Locks of run folders, which the system releases when the trainer's process ends; and new run folders."""
 
 import errno
 import fcntl
@@ -12,57 +12,58 @@ from pathlib import Path
 
 from vit_spec import InputError
 
-NAME = ".lock"
-HELD = (errno.EWOULDBLOCK, errno.EACCES)
-WITHOUT = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)  # the file system has no locks
+LOCK_FILE = ".lock"
+LOCKED_ERRORS = (errno.EWOULDBLOCK, errno.EACCES)
+# The errors of a file system without locks
+UNSUPPORTED_ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 
 class Lock:
-    """The lock of a folder, from here until `release` or the end of the process.
+    """The lock of a folder, held from its construction until `release` or the end of the process.
 
-    It is the system's own lock on a file in the folder (flock), which says who holds it.  What a killed trainer leaves is
-    that file without a lock on it, which hinders nobody.  Processes that prepare images do not inherit it.
+    It is an flock on a file in the folder; the file names the process that holds it.  A killed trainer leaves the file
+    without a lock, which does not block the next trainer.  Processes that load images do not inherit the lock.
 
-    works: False where the file system has no locks, so that nothing keeps a second trainer out.
+    is_supported: False if the file system has no locks, so that a second trainer is not kept out.
 
     Raises:
-        InputError: another trainer holds it, or the file cannot be made.
+        InputError: another trainer holds the lock, or the file cannot be made.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path, self.works = folder / NAME, True
+        self._path, self.is_supported = folder / LOCK_FILE, True
         while True:
             try:
-                # Who holds the lock is written into the file: not into another one, to which a link leads.
+                # O_NOFOLLOW: the file is overwritten, and a link could lead to a file of the user's.
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             except OSError as error:
                 raise InputError(f"cannot write {self._path} ({error.strerror}): give --run another folder") from None
             self._close = weakref.finalize(self, os.close, self._file)
-            if self._taken():
+            if self._try_acquire():
                 break
             self._close()
-        with suppress(OSError):  # on a full disk nobody is told who holds the lock
+        with suppress(OSError):  # on a full disk the file does not say who holds the lock
             os.truncate(self._file, 0)
             os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
-    def _taken(self) -> bool:
-        """Take the lock; return False where the file was removed meanwhile by the trainer that held it."""
+    def _try_acquire(self) -> bool:
+        """Take the lock; return False if the trainer that held it has removed the file meanwhile."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in HELD:
-                self._refuse()
-            if error.errno not in WITHOUT:
+            if error.errno in LOCKED_ERRORS:
+                self._raise_in_use()
+            if error.errno not in UNSUPPORTED_ERRORS:
                 self._close()
                 raise
-            self.works = False
+            self.is_supported = False
             return True
         try:
             return os.path.samestat(os.fstat(self._file), os.stat(self._path))
         except FileNotFoundError:
             return False
 
-    def _refuse(self) -> None:
+    def _raise_in_use(self) -> None:
         holder = os.pread(self._file, 200, 0).decode(errors="replace") or "another process"
         self._close()
         raise InputError(
@@ -71,23 +72,23 @@ class Lock:
         )
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock and remove its file; do nothing if it is released already."""
         if self._close.alive:
-            if self.works:  # removed while it is locked, so that nobody locks a file that is gone
+            if self.is_supported:  # remove it while it is locked, so that no process locks a removed file
                 self._path.unlink(missing_ok=True)
             self._close()
 
 
 @contextmanager
-def new_folder(name: str) -> Iterator[Path]:
-    """Make a folder that no other run has, NAME or NAME-2, NAME-3, ...; remove it at the end if nothing came to be in it.
+def create_run_folder(name: str) -> Iterator[Path]:
+    """Make a new folder, NAME or NAME-2, NAME-3, ..., and yield its path; remove it at the end if it is empty.
 
     Raises:
         InputError: it cannot be made.
     """
     for number in count(1):
         path = Path(name if number == 1 else f"{name}-{number}")
-        above = not path.parent.exists()
+        is_parent_new = not path.parent.exists()
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -98,7 +99,7 @@ def new_folder(name: str) -> Iterator[Path]:
     try:
         yield path
     finally:
-        with suppress(OSError):  # there is something in it
+        with suppress(OSError):  # it is not empty
             path.rmdir()
-            if above:
+            if is_parent_new:
                 path.parent.rmdir()

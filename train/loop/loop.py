@@ -1,4 +1,4 @@
-"""The course of a run, for whichever twin's engine does the mathematics: steps, looks at the held-out images, saves."""
+"""The training loop: steps, evaluations and checkpoints of a run, with the engine of either framework."""
 
 import math
 import signal
@@ -11,76 +11,83 @@ from typing import Any, Self, SupportsFloat
 
 import numpy as np
 
-from train.data.batches import Batch, Feed
-from train.loop.attention_maps import looked_at
-from train.loop.engine import Engine, Evaluated, Note
+from train.data.batches import Batch, DataLoader
+from train.loop.attention_maps import patch_attention
+from train.loop.engine import Engine, EvalOutput, LoopState
 from train.loop.interruption import Interruption
-from train.loop.metrics import LEADING, better, score
-from train.loop.pictures import SOME, marked, sheet, shown
-from train.loop.progress import Display
-from train.loop.run_folder import STATES, Run, writing
+from train.loop.metrics import PRIMARY_METRIC, compute_metrics, is_better
+from train.loop.pictures import MAX_IMAGES, image_grid, overlay_attention, training_images
+from train.loop.progress import ProgressDisplay
+from train.loop.run_folder import CHECKPOINTS, RunFolder, convert_write_errors
 from train.recipes import Recipe, Task
-from train.recipes.durations import steps
+from train.recipes.durations import duration_in_steps
 from train.recipes.schedule import learning_rate
 from vit_spec import InputError
 
-# Metrics are read this many steps late, so that a device need not wait for the host between two steps.
-LAG = 2
-Arrays = tuple[np.ndarray, ...]
+METRICS_DELAY = 2  # steps by which metrics are read late, so that the devices need not wait for the host between two steps
+MAX_STEPS = 10**9  # of a run: a larger number is taken for a mistake
 
-MOST = 10**9  # steps: more, and what was meant is another number
+Arrays = tuple[np.ndarray, ...]
 
 
 class Diverged(RuntimeError):
-    """The loss or a gradient is no finite number any more.  The message is one line: where, and what to do."""
+    """The loss or the gradient norm is not finite.  The message is one line: at which step, and what to do."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """When things happen, in steps: `total` of them, `per_epoch`, the looks and saves, and the learning rate's bends."""
+class Schedule:
+    """When a run evaluates, saves and changes its learning rate.  All fields count steps.
+
+    total: steps of the run.
+    steps_per_epoch: training images / batch size, not rounded.
+    warmup, cooldown: lengths of the learning rate's rise and of its final fall, not rounded.
+    eval_steps, save_steps: numbers of steps done after which to evaluate and to save a checkpoint; both have `total`.
+    """
 
     total: int
-    per_epoch: float
+    steps_per_epoch: float
     warmup: float
     cooldown: float
-    looks: frozenset[int]
-    saves: frozenset[int]
+    eval_steps: frozenset[int]
+    save_steps: frozenset[int]
 
     @classmethod
-    def of(cls, recipe: Recipe, images: int) -> Self:
-        """The plan of a recipe for so many training images.
+    def from_recipe(cls, recipe: Recipe, images: int) -> Self:
+        """Return the schedule of a recipe.
+
+        images: number of training images.
 
         Raises:
-            InputError: a duration that is not understood, or a run without end.
+            InputError: a duration that cannot be parsed, more than `MAX_STEPS` steps, or steps to profile after the last.
         """
-        length = partial(steps, batch_size=recipe.batch_size, images=images)
-        total = max(1, round(length(recipe.epochs, alone="epochs")))
-        if total > MOST:
-            raise InputError(f"--epochs {recipe.epochs} are {total:.0e} steps: give fewer than {MOST:.0e}")
+        length = partial(duration_in_steps, batch_size=recipe.batch_size, images=images)
+        total = max(1, round(length(recipe.epochs, default_unit="epochs")))
+        if total > MAX_STEPS:
+            raise InputError(f"--epochs {recipe.epochs} are {total:.0e} steps: give fewer than {MAX_STEPS:.0e}")
         if recipe.profile and recipe.profile[1] > total:
             first, last = recipe.profile
-            raise InputError(f"--profile {first} {last} goes beyond the run, which has {total} steps: give steps of these")
+            raise InputError(f"--profile {first} {last} goes beyond the run of {total} steps: give steps up to {total}")
 
         def every(duration: float | str) -> frozenset[int]:
-            interval = max(1.0, length(duration, alone="epochs", total=total))
+            interval = max(1.0, length(duration, default_unit="epochs", total=total))
             return frozenset({max(1, round(k * interval)) for k in range(1, int(total / interval) + 1)} | {total})
 
         return cls(
             total,
             images / recipe.batch_size,
-            length(recipe.warmup, alone="share", total=total),
-            length(recipe.cooldown, alone="share", total=total),
+            length(recipe.warmup, default_unit="share", total=total),
+            length(recipe.cooldown, default_unit="share", total=total),
             every(recipe.eval_every),
             every(recipe.save_every),
         )
 
     @property
-    def first_step(self) -> Self:
-        """The plan of one step at the full rate, with a look and a save behind it."""
-        return replace(self, total=1, warmup=0.0, cooldown=0.0, looks=frozenset({1}), saves=frozenset({1}))
+    def single_step(self) -> Self:
+        """The schedule of a dry run: one step at the peak learning rate, then an evaluation and a checkpoint."""
+        return replace(self, total=1, warmup=0.0, cooldown=0.0, eval_steps=frozenset({1}), save_steps=frozenset({1}))
 
-    def rate(self, recipe: Recipe, step: Any) -> Any:
-        """The learning rate of the update that follows `step` others."""
+    def learning_rate(self, recipe: Recipe, step: Any) -> Any:
+        """Return the learning rate of the update after `step` others; see `train.recipes.schedule.learning_rate`."""
         return learning_rate(
             step,
             peak=recipe.optimizer.lr,
@@ -93,21 +100,29 @@ class Plan:
 
 @dataclass
 class Loop:
-    """One run.  After `fit()`: `done` steps, the held-out metrics `last` and `best`, the signal that ended it or 0.
+    """One run.
 
-    Where the engine averages, `last` and `best` are of the running mean of the weights; `last_raw` and `best_raw` are of
-    the raw weights, which are evaluated and saved beside it.  Elsewhere these two are empty.
+    train, held_out: the images; classes: names of the classes, labels or values.
+    stop: whether Ctrl-C or SIGTERM asked to stop.
+
+    After `fit`:
+    done: number of steps done.
+    last, best: the newest and the best held-out metrics; of the EMA of the weights if the engine has one.
+    last_raw, best_raw: the same of the weights themselves if there is an EMA, else empty.
+    unreadable: names of images that could not be read.
+    skipped: number of steps that changed nothing because their loss or gradient norm was not finite.
+    interrupted: the number of the signal that ended the run, or 0.
     """
 
     engine: Engine
     recipe: Recipe
     task: Task
-    plan: Plan
-    train: Feed
-    held_out: Feed
+    schedule: Schedule
+    train: DataLoader
+    held_out: DataLoader
     classes: tuple[str, ...]
-    run: Run
-    display: Display
+    run: RunFolder
+    display: ProgressDisplay
     stop: Interruption
 
     def __post_init__(self) -> None:
@@ -116,92 +131,102 @@ class Loop:
         self.best: dict[str, float] = {}
         self.last_raw: dict[str, float] = {}
         self.best_raw: dict[str, float] = {}
-        self.unread: set[str] = set()  # images that could not be read
-        self.skipped = 0  # steps left out, since a number in them was not finite
-        self._window: list[dict[str, float]] = []  # metrics of the steps since the last record
-        self._mean: dict[str, float] = {}  # the last record
-        self._saved = -1  # the step of the last checkpoint
-        self._looked = False  # whether `last` is of the weights as they are
+        self.unreadable: set[str] = set()
+        self.skipped = 0
+        self._recent_metrics: list[dict[str, float]] = []  # one of each step since the last record in metrics.jsonl
+        self._mean_metrics: dict[str, float] = {}  # the last record
+        self._saved_step = -1  # of the newest checkpoint
+        self._is_evaluated = False  # whether `last` belongs to the current weights
 
     def fit(self) -> None:
-        """Train to the end, or until a signal asks for a stop; go on from the newest checkpoint where there is one.
+        """Resume from the newest checkpoint if there is one, and train to the end or until a signal asks to stop.
 
         Raises:
-            Diverged: the loss or a gradient is not finite; the last checkpoint stays.
-            InputError: an image cannot be read, or a file not written; the state is saved before, as far as it can be.
+            Diverged: the loss or the gradient norm is not finite, and the recipe does not skip such steps.
+            InputError: an image cannot be read, or a file cannot be written.  A checkpoint is saved first, if possible.
         """
         pending = deque[tuple[int, Batch, Mapping[str, SupportsFloat]]]()
         first, last = self.recipe.profile or (0, 0)
-        tracing = False
+        is_profiling = False
         self._resume()
-        training = self.train.training(seed=self.recipe.seed, first=self.done, last=self.plan.total)
+        training = self.train.training_batches(seed=self.recipe.seed, first_step=self.done, end_step=self.schedule.total)
         with self.display, closing(training) as batches:
             try:
-                if self.done in self.plan.looks and not self._looked:  # a signal kept the run from it
-                    self._looked = self._look()
-                    if not self._looked:
+                if self.done in self.schedule.eval_steps and not self._is_evaluated:  # a signal cut the evaluation short
+                    self._is_evaluated = self._evaluate()
+                    if not self._is_evaluated:
                         self.interrupted = self.stop.requested
                         return
-                    self._saved = -1
-                    self._save()
+                    self._saved_step = -1
+                    self._save_checkpoint()
                 for step, batch in enumerate(batches, self.done):
                     if step + 1 == first:
                         self.engine.profile(self.run.path / "profile")
-                        tracing = True
+                        is_profiling = True
                     pending.append((step, batch, self.engine.step(batch)))
-                    if self.run.shows and step in (0, self.plan.total - 1):
-                        self.run.picture("shown", step + 1, sheet(shown(batch, self.recipe.augment.repeats)[:SOME]))
-                    # Asked once, while all steps can still be waited for: what comes later waits for the next step.
-                    stopping = self.stop.requested or signal.SIGTERM * self.engine.preempted()
-                    look, save = step + 1 in self.plan.looks, step + 1 in self.plan.saves
-                    late = 0 if stopping or look or save or step + 1 == last else LAG
-                    while len(pending) > late:
-                        self._settle(*pending.popleft(), alone=len(pending) <= late)
-                    if tracing and step + 1 == last:
+                    if self.run.has_tensorboard and step in (0, self.schedule.total - 1):
+                        self.run.log_image(
+                            "shown", step + 1, image_grid(training_images(batch, self.recipe.augment.repeats)[:MAX_IMAGES])
+                        )
+                    # Read once, before `delay` is chosen: all pending steps are finished if the run stops.  A later signal
+                    # is seen after the next step.
+                    stopping = self.stop.requested or signal.SIGTERM * self.engine.should_stop()
+                    is_eval_step, is_save_step = step + 1 in self.schedule.eval_steps, step + 1 in self.schedule.save_steps
+                    delay = 0 if stopping or is_eval_step or is_save_step or step + 1 == last else METRICS_DELAY
+                    while len(pending) > delay:
+                        self._finish_step(*pending.popleft(), updates_throughput=len(pending) <= delay)
+                    if is_profiling and step + 1 == last:
                         self.engine.profile(None)
-                        tracing = False
-                    self._looked = look and not stopping and self._look()
-                    if look and not self._looked:
-                        stopping = stopping or self.stop.requested  # which cut the look short
-                    if look or save or stopping:
-                        self._save()
-                        self.display.goes_on(self.done)
+                        is_profiling = False
+                    self._is_evaluated = is_eval_step and not stopping and self._evaluate()
+                    if is_eval_step and not self._is_evaluated:
+                        stopping = stopping or self.stop.requested  # the signal that cut the evaluation short
+                    if is_eval_step or is_save_step or stopping:
+                        self._save_checkpoint()
+                        self.display.restart_throughput(self.done)
                     if stopping:
                         self.interrupted = int(stopping)
                         break
             except InputError as error:
                 while pending:
-                    self._settle(*pending.popleft())
-                if self.done == self._saved or not self.done or self.engine.distributed:
+                    self._finish_step(*pending.popleft())
+                if self.done == self._saved_step or not self.done or self.engine.is_distributed:
                     raise
-                self._save()
-                raise InputError(f"{error}; {self.done} steps are saved: the same --run goes on from there") from None
+                self._save_checkpoint()
+                raise InputError(f"{error}; {self.done} steps are saved: give the same --run to resume") from None
             finally:
-                if tracing:
+                if is_profiling:
                     self.engine.profile(None)
                 self.engine.close()
 
-    # What one step leaves ----------------------------------------------------------------------------------------
+    # Metrics of a step -------------------------------------------------------------------------------------------
 
-    def _settle(self, step: int, batch: Batch, arriving: Mapping[str, SupportsFloat], *, alone: bool = True) -> None:
-        """Wait for a step's metrics, show and record them; alone: see `Display.step`."""
+    def _finish_step(
+        self, step: int, batch: Batch, arriving: Mapping[str, SupportsFloat], *, updates_throughput: bool = True
+    ) -> None:
+        """Wait for the metrics of a step, then display and record them.
+
+        updates_throughput: see `ProgressDisplay.step`.
+        """
         metrics = {name: float(value) for name, value in arriving.items()}
-        self.unread |= {self.train.examples.names[row] for row in batch.rows[~batch.read]}
+        self.unreadable |= {self.train.examples.names[row] for row in batch.rows[~batch.readable]}
         self.done = step + 1
         if not math.isfinite(metrics["loss"]) or not math.isfinite(metrics["grad_norm"]):
             if self.recipe.non_finite == "stop":
                 self.done = step
                 raise Diverged(f"{self._not_finite(step, batch, metrics)}: {self._remedy()}")
             self.skipped += 1
-            self.display.say(f"{self._not_finite(step, batch, metrics)}; the step is left out")
+            self.display.print_line(f"{self._not_finite(step, batch, metrics)}; the step is skipped")
         else:
-            self._window.append(metrics)
-        self.display.step(self.done, self._epoch, metrics, alone=alone)
-        if self.done % self.recipe.log_every == 0 or self.done == self.plan.total:
-            mean = {name: float(np.mean([m[name] for m in self._window])) for name in metrics if self._window}
-            self._mean = mean | {"lr": metrics["lr"]}
-            self.run.log("train", self.done, self._epoch, self._mean)
-            self._window.clear()
+            self._recent_metrics.append(metrics)
+        self.display.step(self.done, self._epoch, metrics, updates_throughput=updates_throughput)
+        if self.done % self.recipe.log_every == 0 or self.done == self.schedule.total:
+            mean = {
+                name: float(np.mean([m[name] for m in self._recent_metrics])) for name in metrics if self._recent_metrics
+            }
+            self._mean_metrics = mean | {"lr": metrics["lr"]}
+            self.run.log("train", self.done, self._epoch, self._mean_metrics)
+            self._recent_metrics.clear()
 
     def _not_finite(self, step: int, batch: Batch, metrics: Mapping[str, float]) -> str:
         what = "loss" if not math.isfinite(metrics["loss"]) else "grad_norm"
@@ -209,130 +234,138 @@ class Loop:
         return f"{what} is {metrics[what]} at step {step + 1} (images {names}, ...)"
 
     def _remedy(self) -> str:
-        where = f"the weights of step {self._saved} are in {self.run.weights}"
-        if self._saved < 0:
-            self._write_weights()  # as they were ahead of this step: from then on nothing moved
+        where = f"the weights of step {self._saved_step} are in {self.run.weights}"
+        if self._saved_step < 0:
+            self._write_weights()  # they are those before this step: from such a step on, the engine changes nothing
             where = f"the last good weights are in {self.run.weights}"
-        return f"look at the images, go on with --non-finite skip, or begin anew with a lower --optimizer.lr; {where}"
+        return f"check the images, resume with --non-finite skip, or start again with a lower --optimizer.lr; {where}"
 
-    # Looking and saving ------------------------------------------------------------------------------------------
+    # Evaluation and checkpoints ----------------------------------------------------------------------------------
 
-    def _look(self) -> bool:
-        """Judge the weights by the held-out images and keep the best; return False where a signal left no time for it."""
-        kinds = (False, True) if self.engine.averages else (False,)  # whether raw weights are used
-        pending = deque[list[Evaluated]]()  # results that the device may still compute
-        found: list[list[Arrays]] = [[] for _ in kinds]
-        seen = np.empty(0, np.uint8)  # the first images, for a picture
+    def _evaluate(self) -> bool:
+        """Evaluate the weights on the held-out set and save the best; return False if a signal cut it short."""
+        raw_flags = (False, True) if self.engine.has_ema else (False,)  # values of `raw`
+        pending = deque[list[EvalOutput]]()  # results that the devices may still compute
+        results: list[list[Arrays]] = [[] for _ in raw_flags]
+        first_images = np.empty(0, np.uint8)  # for a picture
 
-        def settle() -> None:
-            for arrays, evaluated in zip(found, pending.popleft(), strict=True):
+        def collect() -> None:
+            for arrays, evaluated in zip(results, pending.popleft(), strict=True):
                 arrays.append(tuple(map(np.asarray, evaluated)))
 
-        for batch in self.held_out.evaluation():
+        for batch in self.held_out.evaluation_batches():
             if self.stop.requested:
                 return False
-            seen = seen if len(seen) else batch.images[:SOME]
-            pending.append([self.engine.evaluate(batch, raw=raw) for raw in kinds])
-            while len(pending) > LAG:
-                settle()
-            self.unread |= {self.held_out.examples.names[row] for row in batch.rows[~batch.read]}
+            first_images = first_images if len(first_images) else batch.images[:MAX_IMAGES]
+            pending.append([self.engine.evaluate(batch, raw=raw) for raw in raw_flags])
+            while len(pending) > METRICS_DELAY:
+                collect()
+            self.unreadable |= {self.held_out.examples.names[row] for row in batch.rows[~batch.readable]}
         while pending:
-            settle()
-        self.last = self._scored(found[0])
+            collect()
+        self.last = self._compute_metrics(results[0])
         self.run.log("held_out", self.done, self._epoch, self.last)
-        if self.engine.averages:
-            self.last_raw = self._scored(found[1])
+        if self.engine.has_ema:
+            self.last_raw = self._compute_metrics(results[1])
             self.run.log("held_out_raw", self.done, self._epoch, self.last_raw)
-        self.display.looked(self.done, self._epoch, self._mean, self.last, self.last_raw)
-        if self.run.shows and not self.engine.distributed:
-            maps = looked_at(self.engine.attention(seen), self.train.config)
-            self.run.picture("attention", self.done, sheet(marked(seen, maps)))
-        if self._improves(self.last, self.best):
+        self.display.print_evaluation(self.done, self._epoch, self._mean_metrics, self.last, self.last_raw)
+        if self.run.has_tensorboard and not self.engine.is_distributed:
+            maps = patch_attention(self.engine.attention_maps(first_images), self.train.config)
+            self.run.log_image("attention", self.done, image_grid(overlay_attention(first_images, maps)))
+        if self._is_better(self.last, self.best):
             self.best = self.last
-            with writing(self.run.best):
+            with convert_write_errors(self.run.best):
                 self.engine.save_weights(self.run.best)
-        if self.engine.averages and self._improves(self.last_raw, self.best_raw):
+        if self.engine.has_ema and self._is_better(self.last_raw, self.best_raw):
             self.best_raw = self.last_raw
-            with writing(self.run.best_raw):
+            with convert_write_errors(self.run.best_raw):
                 self.engine.save_weights(self.run.best_raw, raw=True)
         return True
 
-    def _scored(self, found: list[Arrays]) -> dict[str, float]:
-        """Return the metrics of all held-out images, from the results of each batch."""
+    def _compute_metrics(self, results: list[Arrays]) -> dict[str, float]:
+        """Return the metrics of the held-out set, from the results of each batch."""
         count = len(self.held_out.examples)
-        outputs, losses, read = (np.concatenate(parts)[:count] for parts in zip(*found, strict=True))
-        loss = float(losses[read].mean(dtype=np.float64))
-        return {"loss": loss, **score(self.task, outputs[read], self.held_out.targets[read], self.classes)}
+        outputs, losses, readable = (np.concatenate(parts)[:count] for parts in zip(*results, strict=True))
+        loss = float(losses[readable].mean(dtype=np.float64))
+        return {
+            "loss": loss,
+            **compute_metrics(self.task, outputs[readable], self.held_out.targets[readable], self.classes),
+        }
 
-    def _improves(self, metrics: dict[str, float], best: dict[str, float]) -> bool:
-        leading = LEADING[self.task]
-        return not best or better(leading, metrics[leading], than=best[leading])
+    def _is_better(self, metrics: dict[str, float], best: dict[str, float]) -> bool:
+        name = PRIMARY_METRIC[self.task]
+        return not best or is_better(name, metrics[name], than=best[name])
 
     def _write_weights(self) -> None:
-        """Write the newest weights: the running mean, and the raw ones too, where the engine averages."""
-        with writing(self.run.weights):
+        """Write the newest weights; if there is an EMA, write it and the weights themselves."""
+        with convert_write_errors(self.run.weights):
             self.engine.save_weights(self.run.weights)
-        if self.engine.averages:
-            with writing(self.run.weights_raw):
+        if self.engine.has_ema:
+            with convert_write_errors(self.run.weights_raw):
                 self.engine.save_weights(self.run.weights_raw, raw=True)
 
-    def _save(self) -> None:
-        """Begin a checkpoint of the state and of what is known of the run so far, and write the weights."""
-        if self._saved == self.done:
+    def _save_checkpoint(self) -> None:
+        """Start to write a checkpoint of the engine's state and the loop's, and write the weights."""
+        if self._saved_step == self.done:
             return
-        self._saved = self.done  # first of all: what cannot be written is not tried twice
-        note = {
+        self._saved_step = self.done  # before writing: a write that fails is not tried twice
+        state = {
             "last": self.last,
-            "looked": self._looked,
+            "looked": self._is_evaluated,
             "best": self.best,
             "last_raw": self.last_raw,
             "best_raw": self.best_raw,
-            "window": list(self._window),  # written later, when the window is another
-            "mean": self._mean,
-            "unread": sorted(self.unread),
+            "window": list(self._recent_metrics),  # a copy: the engine may write it after the list has changed
+            "mean": self._mean_metrics,
+            "unread": sorted(self.unreadable),
             "skipped": self.skipped,
             "seconds": self.run.seconds,
         }
-        self.engine.save_checkpoint(self.done, note)
+        self.engine.save_checkpoint(self.done, state)
         self._write_weights()
 
     def _resume(self) -> None:
-        if (found := self.engine.restore()) is None:
-            self.run.go_on(0, 0.0)
+        if (restored := self.engine.restore_checkpoint()) is None:
+            self.run.resume_at(0, 0.0)
             return
-        self.done, note = found
-        missing: Note = {"last_raw": {}, "best_raw": {}}  # from older notes
-        note = missing | note if isinstance(note, dict) else {}
-        if not _is_of_a_run(note, LEADING[self.task]):
+        self.done, state = restored
+        missing: LoopState = {"last_raw": {}, "best_raw": {}}  # checkpoints of older versions lack these keys
+        state = missing | state if isinstance(state, dict) else {}
+        if not _is_loop_state(state, PRIMARY_METRIC[self.task]):
             raise InputError(
-                f"the note of the checkpoint of step {self.done} in {self.run.path / STATES} is not what a run writes: "
-                "put that checkpoint aside to go on from an older one, or give --run a new folder"
+                f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
+                "move that checkpoint away to resume from an older one, or give --run a new folder"
             )
-        self._saved, self.skipped, self.unread = self.done, note["skipped"], set(note["unread"])
-        self.last, self.best, self._window, self._mean = (note[name] for name in ("last", "best", "window", "mean"))
-        self.last_raw, self.best_raw, self._looked = note["last_raw"], note["best_raw"], note["looked"]
-        self.run.go_on(self.done, note["seconds"])
-        self.display.say(f"going on from step {self.done:,} of {self.plan.total:,}")
-        if "remark" in note:
-            self.display.say(note["remark"])
+        self._saved_step, self.skipped, self.unreadable = self.done, state["skipped"], set(state["unread"])
+        self.last, self.best = state["last"], state["best"]
+        self._recent_metrics, self._mean_metrics = state["window"], state["mean"]
+        self.last_raw, self.best_raw, self._is_evaluated = state["last_raw"], state["best_raw"], state["looked"]
+        self.run.resume_at(self.done, state["seconds"])
+        self.display.print_line(f"resuming from step {self.done:,} of {self.schedule.total:,}")
+        if "remark" in state:
+            self.display.print_line(state["remark"])
 
     @property
     def _epoch(self) -> float:
-        return self.done / self.plan.per_epoch
+        return self.done / self.schedule.steps_per_epoch
 
 
-def _is_of_a_run(note: Note, leading: str) -> bool:
-    """Whether a note has what `Loop` writes, each of its type: its file may have been damaged, or be somebody else's."""
-    named = [note.get(name) for name in ("last", "best", "last_raw", "best_raw", "mean")]
-    window, unread = note.get("window"), note.get("unread")
-    if not isinstance(window, list) or not isinstance(unread, list) or not all(isinstance(name, str) for name in unread):
+def _is_loop_state(state: LoopState, primary_metric: str) -> bool:
+    """Whether a state has the keys and types that `Loop` writes: the file may be damaged or another program's."""
+    metric_dicts = [state.get(name) for name in ("last", "best", "last_raw", "best_raw", "mean")]
+    window, unreadable = state.get("window"), state.get("unread")
+    if (
+        not isinstance(window, list)
+        or not isinstance(unreadable, list)
+        or not all(isinstance(name, str) for name in unreadable)
+    ):
         return False
-    metrics = [each for each in (*named, *window) if isinstance(each, dict)]
+    dicts = [each for each in (*metric_dicts, *window) if isinstance(each, dict)]
     return (
-        len(metrics) == len(named) + len(window)
-        and all(type(value) in (int, float) for each in metrics for value in each.values())
-        and all(leading in each for each in (note["best"], note["best_raw"]) if each)
-        and (type(note.get("skipped")), type(note.get("looked"))) == (int, bool)
-        and type(note.get("seconds")) in (int, float)
-        and math.isfinite(note["seconds"])
+        len(dicts) == len(metric_dicts) + len(window)
+        and all(type(value) in (int, float) for each in dicts for value in each.values())
+        and all(primary_metric in each for each in (state["best"], state["best_raw"]) if each)
+        and (type(state.get("skipped")), type(state.get("looked"))) == (int, bool)
+        and type(state.get("seconds")) in (int, float)
+        and math.isfinite(state["seconds"])
     )

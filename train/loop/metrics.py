@@ -1,4 +1,4 @@
-"""What a run is judged by, over a whole set of images, in float64; numpy only."""
+"""Metrics of a whole set of images, in float64; numpy only."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,19 +7,22 @@ from train.recipes import Task
 
 Array = NDArray[np.float64]
 
-# What each task is judged by: the score of a training batch, and the metric of the held-out set that ranks checkpoints.
-BATCH_SCORE = {"classes": "accuracy", "labels": "label_accuracy", "values": "mae"}
-LEADING = {"classes": "accuracy", "labels": "auroc", "values": "mae"}
+# For each task, the metric of a training batch, and the metric of the held-out set that selects the best weights.
+BATCH_METRIC = {"classes": "accuracy", "labels": "label_accuracy", "values": "mae"}
+PRIMARY_METRIC = {"classes": "accuracy", "labels": "auroc", "values": "mae"}
 
 
-def score(task: Task, outputs: np.ndarray, targets: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
-    """Return the metrics of a task by name, the leading one first.
+def compute_metrics(task: Task, outputs: np.ndarray, targets: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
+    """Return the metrics of a task by name, the primary one first.
 
     classes: outputs (N, classes), targets (N,) class numbers -> accuracy.
     labels: outputs (N, labels), targets (N, labels) of 0 and 1 -> auroc, the mean over labels, and auroc/NAME of each.
     values: outputs (N, values), targets (N, values) -> mae, and r2, the mean over values.
 
-    A label or value that never varies has no area or r2, NaN, and is left out of the mean; NaN where all are.
+    The auroc of a label, or the r2 of a value, that is the same for all images is NaN.  Means leave NaN out; a
+    mean without any number is NaN.
+
+    names: of the labels; unused for other tasks.
     """
     outputs, targets = np.asarray(outputs, np.float64), np.asarray(targets, np.float64)
     if task == "classes":
@@ -33,27 +36,29 @@ def score(task: Task, outputs: np.ndarray, targets: np.ndarray, names: tuple[str
 
 
 def _mean(each: list[float]) -> float:
-    """The mean of those that are defined."""
+    """Return the mean of the values that are not NaN; NaN if all are."""
     known = [value for value in each if not np.isnan(value)]
     return float(np.mean(known)) if known else float("nan")
 
 
-def better(metric: str, value: float, than: float) -> bool:
-    """Whether a value of a leading metric beats another; NaN beats nothing and is beaten by everything."""
+def is_better(metric: str, value: float, than: float) -> bool:
+    """Whether a value of a primary metric is better than another; any number is better than NaN."""
     if np.isnan(value) or np.isnan(than):
         return not np.isnan(value)
     return value < than if metric == "mae" else value > than
 
 
-def shown(metric: str, value: float) -> str:
-    """A metric as a person reads it: shares in percent."""
+def format_metric(metric: str, value: float) -> str:
+    """Return the value of a metric as text: accuracies in percent, others with four decimals."""
     return f"{value:.1%}" if metric.endswith("accuracy") else f"{value:.4f}"
 
 
 def auroc(scores: Array, labels: Array) -> float:
-    """Return the chance that a positive scores above a negative, ties counting half: (N,), (N,) of 0 and 1.
+    """Return the area under the ROC curve; NaN if all labels are equal.
 
-    It is the area under the receiver operating characteristic (Mann and Whitney, 1947); NaN when all labels are equal.
+    It is the probability that a positive scores above a negative, ties counting half (Mann and Whitney, 1947).
+
+    scores: (N,).    labels: (N,) of 0 and 1.
     """
     _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (counts.cumsum() - (counts - 1) / 2)[place]  # from 1; equal scores share their mean rank
@@ -64,10 +69,7 @@ def auroc(scores: Array, labels: Array) -> float:
 
 
 def r2(outputs: Array, targets: Array) -> float:
-    """Return the share of the targets' variance that is explained, 1 - SSE / SST: (N,), (N,).
-
-    NaN when all targets are equal.
-    """
-    if np.ptp(targets) == 0:  # whose mean may be rounded to another number, so that their variance would not be 0
+    """Return the coefficient of determination, 1 - SSE / SST, of (N,) outputs and (N,) targets; NaN for equal targets."""
+    if np.ptp(targets) == 0:  # the mean of equal numbers may be rounded to another number, and SST be above 0
         return float("nan")
     return float(1 - np.square(outputs - targets).sum() / np.square(targets - targets.mean()).sum())

@@ -1,22 +1,25 @@
-"""The run that a command line asks for."""
+"""The run that a command line asks for: a recipe and its data."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from train.recipes import Recipe
 
 if TYPE_CHECKING:
-    from train.data.sources import Source  # loads Pillow, which --help and --list do not need
+    from train.data.sources import Dataset  # loads Pillow, which --help and --list do not need
 
 
 class Request(NamedTuple):
-    """The name of a recipe, the recipe as changed, its data, and the command itself.
+    """What to run.
 
-    command: as it would be typed, without --run.
-    dry: whether one step is all that is wanted.
+    name: of the recipe.
+    recipe: with the fields that the command line changes.
+    source: the data set.
+    command: the command line as typed, without --run, to print how to resume.
+    dry_run: whether to run one step only and save nothing.
     """
 
     name: str
     recipe: Recipe
-    source: "Source"
+    source: "Dataset"
     command: str
-    dry: bool = False
+    dry_run: bool = False

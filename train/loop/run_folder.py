@@ -16,51 +16,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train.data import fingerprint
-from train.data.sources import Source
-from train.loop.lock import NAME as LOCK
-from train.loop.lock import Lock
-from train.loop.tensorboard import Events
+from train.data.sources import Dataset
+from train.loop.lock import LOCK_FILE, Lock
+from train.loop.tensorboard import EventWriter
 from train.recipes import Recipe
 from vit_spec import InputError, ViTConfig, bounded_json
 
 Record = dict[str, Any]
 
-STATES = "checkpoints"  # the folder in a run's own from which it goes on
-DATA = "data.json"
-BEST = "best.safetensors"  # the weights that did best on the held-out images
-_CONFIG = 1 << 24  # bytes of config.json: the names of 21,843 classes take 3 MB
-_METRICS, _RECORDS = 1 << 27, 1 << 20  # bytes and lines of metrics.jsonl: more than any run has
+CHECKPOINTS = "checkpoints"
+DATA_FILE = "data.json"
+BEST_WEIGHTS = "best.safetensors"
+MAX_CONFIG_BYTES = 1 << 24  # of config.json: the names of 21,843 classes take 3 MB
+MAX_METRICS_BYTES, MAX_RECORDS = 1 << 27, 1 << 20  # of metrics.jsonl: more than any run writes
 
-# What may be another when a run goes on: it decides how, where and how often, and not what is learnt.
-FREE = (
+# Fields of the recipe that may differ when a run resumes: they do not decide what is learnt.
+CHANGEABLE = (
     *("run", "workers", "mesh", "remat", "log_every", "save_every", "keep", "tensorboard", "wandb", "profile"),
-    *("non_finite", "corrupt"),  # what is done about a step or an image that stopped the run
-    *("data", "compare_data"),  # where the data lie: what they are is told by their fingerprint
+    *("non_finite", "corrupt"),  # how to go on after a step or an image that stopped the run
+    *("data", "compare_data"),  # the data may be moved: the fingerprint identifies them
 )
 
 
-class Run:
+class RunFolder:
     """The folder of one run.
 
     config.json             the recipe, the model's config, and what was trained on
     data.json               what identifies the data, see `train.data.fingerprint`
-    metrics.jsonl           a line a record: set ("train" or "held_out"), step, epoch, metrics, seconds
+    metrics.jsonl           a record per line: set ("train", "held_out" or "held_out_raw"), step, epoch, metrics, seconds
     events.out.tfevents.*   the same for TensorBoard
-    weights.safetensors     the newest weights; with --ema their running mean
-    best.safetensors        the best weights by the held-out images; with --ema the best running mean
+    weights.safetensors     the newest weights; with --ema their moving average
+    best.safetensors        the weights with the best held-out metric; with --ema the best moving average
     weights_raw.safetensors, best_raw.safetensors    with --ema: the newest and the best weights themselves
-    checkpoints/            the states from which the run can go on
+    checkpoints/            the checkpoints from which the run can resume
     curves.png              the metrics as a picture
 
-    The folder is made, or one is taken up again that the same recipe made for the same model and data.  It is locked until
-    the run is left.  Where several processes share a run, the first alone locks and writes.
+    The folder is new, or has a run with the same recipe, model and data, which resumes.  It is locked until the context is
+    left.  If a run has several processes, only the main one locks and writes.
 
-    source: the data that `data` tells of; None: they are not identified by their contents.
-    said: what is to be told of the folder and the data.
+    Args:
+        path: the folder.
+        recipe, config, data: contents of config.json.
+        source: the data set, to identify it by its contents; None: do not identify it.
+        is_main: whether this is the main process of the run.
+
+    Attributes:
+        weights, best, weights_raw, best_raw: the paths of these files.
+        records: the records of metrics.jsonl.
+        warnings: lines about the folder and the data for the table at the start.
 
     Raises:
-        InputError: the folder holds another run, or something else, or another trainer uses it; or it cannot be made; by
-            each method, a file cannot be written.
+        InputError: the folder has another run or other files, another trainer uses it, or it cannot be made; by each
+            method, a file cannot be written.
     """
 
     def __init__(
@@ -70,103 +77,105 @@ class Run:
         config: ViTConfig,
         data: dict[str, Any],
         *,
-        source: Source | None = None,
-        writes: bool = True,
+        source: Dataset | None = None,
+        is_main: bool = True,
     ) -> None:
         self.path, self.weights, self.best = path, path / "weights.safetensors", path / "best.safetensors"
         self.weights_raw, self.best_raw = path / "weights_raw.safetensors", path / "best_raw.safetensors"
         self.records: list[Record] = []
-        self.said: list[str] = []
-        self._writes, self._began = writes, time.monotonic()
+        self.warnings: list[str] = []
+        self._is_main, self._began = is_main, time.monotonic()
         self._tensorboard, self._project = recipe.tensorboard, recipe.wandb
-        self._events: Events | None = None
+        self._events: EventWriter | None = None
         self._wandb: Any = None
         text = {"recipe": dataclasses.asdict(recipe), "model": dataclasses.asdict(config), "data": data}
         self._config = json.loads(json.dumps(text))
-        if not writes:
-            return  # the folder is the first process's to make and to judge
+        if not is_main:
+            return  # the main process makes and checks the folder
         new = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._refuse_others(path)
+            self._refuse_foreign_folder(path)
         except OSError as error:
             raise InputError(f"cannot make the folder {path} ({error.strerror}): give another with --run") from None
         self._lock = Lock(path)
         try:
-            if not self._lock.works:
-                self.said.append(f"{path} is on a file system without locks: see to it that no other trainer uses it")
-            self._begin(path, source, recipe)
+            if not self._lock.is_supported:
+                self.warnings.append(f"{path} is on a file system without locks: make sure that no other trainer uses it")
+            self._write_description(path, source, recipe)
         except BaseException:
             self._lock.release()
             if new:
-                with suppress(OSError):  # there is something in it
+                with suppress(OSError):  # it is not empty
                     path.rmdir()
             raise
 
-    def _refuse_others(self, path: Path) -> None:
-        """Refuse a folder that neither holds a run nor was left by one that ended before it began."""
-        files = (path / "config.json", path / DATA)
+    def _refuse_foreign_folder(self, path: Path) -> None:
+        """Refuse a folder with files other than those of a run, or of a run that ended before it wrote its config."""
+        files = (path / "config.json", path / DATA_FILE)
         if not files[0].exists():
-            left = {LOCK, DATA, *(_beside(file).name for file in files)}
-            if not {entry.name for entry in path.iterdir()} <= left:
+            allowed = {LOCK_FILE, DATA_FILE, *(_temporary_path(file).name for file in files)}
+            if not {entry.name for entry in path.iterdir()} <= allowed:
                 raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it")
 
-    def _begin(self, path: Path, source: Source | None, recipe: Recipe) -> None:
-        """Write what the run is; refuse a folder whose run is another."""
-        there = self._there(path)
-        if there is not None:
-            self._same(there, "recipe.")
-        found = self._identified(path / DATA, source, recipe, there) if source is not None else None
-        if there is not None:
-            self._same(there, "")
-        if found is not None:
-            _write(path / DATA, found.to_json())
-        _write(path / "config.json", json.dumps(self._config, indent=1) + "\n")
+    def _write_description(self, path: Path, source: Dataset | None, recipe: Recipe) -> None:
+        """Write config.json and data.json; refuse a folder with another run."""
+        saved = self._read_config(path)
+        if saved is not None:
+            self._refuse_other_config(saved, "recipe.")
+        identity = self._identify_data(path / DATA_FILE, source, recipe, saved) if source is not None else None
+        if saved is not None:
+            self._refuse_other_config(saved, "")
+        if identity is not None:
+            _write_text(path / DATA_FILE, identity.to_json())
+        _write_text(path / "config.json", json.dumps(self._config, indent=1) + "\n")
 
-    def _there(self, path: Path) -> dict[str, Any] | None:
-        """Return the config of the run in the folder; None where there is none yet."""
+    def _read_config(self, path: Path) -> dict[str, Any] | None:
+        """Return the content of config.json; None if there is none yet."""
         try:
-            return bounded_json.read_object(path / "config.json", longest=_CONFIG)
+            return bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
         except FileNotFoundError:
             return None
         except (OSError, InputError) as error:
             raise InputError(f"{path / 'config.json'} cannot be read ({error}): give --run a new folder") from None
 
-    def _identified(
-        self, file: Path, source: Source, recipe: Recipe, there: dict[str, Any] | None
+    def _identify_data(
+        self, file: Path, source: Dataset, recipe: Recipe, saved: dict[str, Any] | None
     ) -> fingerprint.Fingerprint | None:
-        """Refuse other data than those of the run; return what identifies them, where it is to be written."""
-        if there is None:
-            return fingerprint.Fingerprint.of(source, every_byte=recipe.compare_data == "all")
-        if not file.exists():  # the place is all that is known of the data
-            was = str(_flat(there).get("recipe.data", recipe.data))
-            if fingerprint.place(was) != fingerprint.place(recipe.data) and recipe.compare_data != "none":
-                raise self._other(f"its recipe.data is {shorten(was, 80)}, and here it is {shorten(recipe.data, 80)}")
-            self.said.append("an older version began the run: what identifies its data is recorded from now on")
+        """Refuse data other than those of the run; return the fingerprint to write to data.json, or None to keep it."""
+        if saved is None:
+            return fingerprint.Fingerprint.compute(source, every_byte=recipe.compare_data == "all")
+        if not file.exists():  # older versions recorded only the path of the data
+            was = str(_flatten(saved).get("recipe.data", recipe.data))
+            if fingerprint.resolve_spec(was) != fingerprint.resolve_spec(recipe.data) and recipe.compare_data != "none":
+                raise self._other_run_error(
+                    f"its recipe.data is {shorten(was, 80)}, and here it is {shorten(recipe.data, 80)}"
+                )
+            self.warnings.append("an older version started the run: the fingerprint of its data is recorded from now on")
         try:
-            found, said = fingerprint.compare(file, source, recipe.compare_data)
-        except fingerprint.OtherData as error:
-            raise self._other(
+            identity, warnings = fingerprint.compare_with_recorded(file, source, recipe.compare_data)
+        except fingerprint.DataChangedError as error:
+            raise self._other_run_error(
                 f"its data differ: {error}", "; --compare-data none accepts a change made on purpose"
             ) from None
-        self.said += said
-        return found
+        self.warnings += warnings
+        return identity
 
-    def _same(self, there: dict[str, Any], part: str) -> None:
-        """Refuse a run of which a part of the config is another."""
-        flat = map(_flat, (self._config, there))
-        mine, theirs = ({name: value for name, value in each.items() if name.startswith(part)} for each in flat)
-        free = {f"recipe.{name}" for name in FREE}
-        names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in free]
-        if differ := [name for name in names if mine.get(name, "not there") != theirs.get(name, "not there")]:
-            name, *others = differ
+    def _refuse_other_config(self, saved: dict[str, Any], prefix: str) -> None:
+        """Refuse a saved config that differs from this run's in a field with the prefix, except those in `CHANGEABLE`."""
+        flat = map(_flatten, (self._config, saved))
+        mine, theirs = ({name: value for name, value in each.items() if name.startswith(prefix)} for each in flat)
+        ignored = {f"recipe.{name}" for name in CHANGEABLE}
+        names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in ignored]
+        if differing := [name for name in names if mine.get(name, "not there") != theirs.get(name, "not there")]:
+            name, *others = differing
             was, now = (shorten(str(each.get(name, "not there")), 80) for each in (theirs, mine))
-            too = f", and {', '.join(others[:5])}{', ...' * (len(others) > 5)} too" if others else ""
-            raise self._other(f"its {name} is {was}, and here it is {now}{too}")
+            more = f", and {', '.join(others[:5])}{', ...' * (len(others) > 5)} differ too" if others else ""
+            raise self._other_run_error(f"its {name} is {was}, and here it is {now}{more}")
 
-    def _other(self, what: str, more: str = "") -> InputError:
+    def _other_run_error(self, difference: str, more: str = "") -> InputError:
         return InputError(
-            f"{self.path} holds another run: {what}; give the same to resume, or give --run a new folder{more}"
+            f"{self.path} holds another run: {difference}; give the same to resume, or give --run a new folder{more}"
         )
 
     def __enter__(self) -> Self:
@@ -177,127 +186,131 @@ class Run:
             if self._wandb is not None:
                 self._wandb.finish()
             if self._events is not None:
-                with writing(self.path):
+                with convert_write_errors(self.path):
                     self._events.close()
         finally:
-            if self._writes:
+            if self._is_main:
                 self._lock.release()
 
     @property
     def seconds(self) -> float:
-        """Time since the run began, without the time in which it lay still."""
+        """Time that the run has taken so far, without the time between its processes."""
         return time.monotonic() - self._began
 
-    def go_on(self, step: int, seconds: float) -> None:
-        """Take the records up at `step`, `seconds` after the beginning: what was recorded later is recorded anew."""
+    def resume_at(self, step: int, seconds: float) -> None:
+        """Continue the records after `step` steps and `seconds`, and drop those of later steps; (0, 0) starts a run."""
         self._began = time.monotonic() - seconds
         metrics = self.path / "metrics.jsonl"
-        self.records = [record for record in _recorded(metrics) if record["step"] <= step]
-        if not self._writes:
+        self.records = [record for record in _read_records(metrics) if record["step"] <= step]
+        if not self._is_main:
             return
-        _write(metrics, "".join(_line(record) for record in self.records))
+        _write_text(metrics, "".join(_json_line(record) for record in self.records))
         if self._tensorboard:
-            with writing(self.path):
-                self._events = Events(self.path, after=step)
+            with convert_write_errors(self.path):
+                self._events = EventWriter(self.path, after=step)
         if self._project:
             import wandb
 
-            name = self.path.name  # a run that goes on is the same there too
+            name = self.path.name  # a run that resumes keeps its id
             self._wandb = wandb.init(project=self._project, id=name, name=name, resume="allow", config=self._config)
 
     def log(self, set_name: str, step: int, epoch: float, metrics: dict[str, float]) -> None:
-        """Record metrics after `step` updates."""
+        """Append a record to metrics.jsonl, and to TensorBoard and Weights & Biases if they are used.
+
+        set_name: "train", "held_out" or "held_out_raw".
+        step: number of steps done.
+        """
         record = {"set": set_name, "step": step, "epoch": round(epoch, 4), **metrics, "seconds": round(self.seconds, 2)}
         self.records.append(record)
-        if not self._writes:
+        if not self._is_main:
             return
         file = self.path / "metrics.jsonl"
-        with writing(file), file.open("a") as lines:
-            lines.write(_line(record))
-        named = {f"{set_name}/{name}": value for name, value in metrics.items()}
+        with convert_write_errors(file), file.open("a") as lines:
+            lines.write(_json_line(record))
+        scalars = {f"{set_name}/{name}": value for name, value in metrics.items()}
         if self._events is not None:
-            with writing(self.path):
-                self._events.numbers(step, named)
+            with convert_write_errors(self.path):
+                self._events.add_scalars(step, scalars)
         if self._wandb is not None:
-            self._wandb.log(named, step=step)
+            self._wandb.log(scalars, step=step)
 
     @property
-    def shows(self) -> bool:
-        """Whether there is a place for pictures."""
+    def has_tensorboard(self) -> bool:
+        """Whether `log_image` can be called: in the main process, with `recipe.tensorboard`, after `resume_at`."""
         return self._events is not None
 
-    def picture(self, name: str, step: int, pixels: NDArray[np.uint8]) -> None:
-        """Show a picture, (H, W, 3) uint8, in TensorBoard."""
+    def log_image(self, name: str, step: int, pixels: NDArray[np.uint8]) -> None:
+        """Write a picture, (H, W, 3) uint8, to TensorBoard."""
         assert self._events is not None
-        with writing(self.path):
-            self._events.picture(step, name, pixels)
+        with convert_write_errors(self.path):
+            self._events.add_image(step, name, pixels)
 
 
-def network_of(path: Path) -> ViTConfig | None:
-    """The network of the run in a folder from whose states it can go on; None where there are none, or it is not told.
+def saved_model_config(path: Path) -> ViTConfig | None:
+    """Return the model config of the run in a folder; None if it has no checkpoints or no readable config.
 
     Raises:
-        OSError: nobody may look whether there are some.
+        OSError: the folder of checkpoints cannot be listed.
     """
-    states = path / STATES
-    if not states.exists() or not any(state.name.isdigit() for state in states.iterdir()):
+    checkpoints = path / CHECKPOINTS
+    if not checkpoints.exists() or not any(checkpoint.name.isdigit() for checkpoint in checkpoints.iterdir()):
         return None
     try:
-        said = bounded_json.read_object(path / "config.json", longest=_CONFIG)
-        return ViTConfig.from_json(json.dumps(said["model"]))
+        config = bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
+        return ViTConfig.from_json(json.dumps(config["model"]))
     except (OSError, ValueError, LookupError, TypeError):
-        return None  # `Run` says what is wrong with the folder
+        return None  # `RunFolder` reports what is wrong with the folder
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Tell in a line of a file, or one in this folder, that cannot be written."""
+def convert_write_errors(path: Path) -> Iterator[None]:
+    """Convert an OSError from writing a file, or a file in this folder, into an InputError of one line."""
     try:
         yield
     except OSError as error:
-        remedy = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "see to that"
+        remedy = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "correct that"
         why = error.strerror or error
-        raise InputError(f"cannot write {path} ({why}): {remedy}, then give the same --run to go on") from None
+        raise InputError(f"cannot write {path} ({why}): {remedy}, then give the same --run to resume") from None
 
 
-def put(path: Path, content: bytes) -> None:
-    """Write a file in one go: what is there is the old content or the new one.  A link is replaced, not its target."""
-    beside = _beside(path)
-    with writing(path):
-        beside.unlink(missing_ok=True)
-        with beside.open("xb") as file:
+def atomic_write(path: Path, content: bytes) -> None:
+    """Replace a file atomically: it has the old or the new content.  A link is replaced, not its target."""
+    temporary = _temporary_path(path)
+    with convert_write_errors(path):
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
             file.write(content)
-        os.replace(beside, path)
+        os.replace(temporary, path)
 
 
-def _write(path: Path, text: str) -> None:
-    put(path, text.encode())
+def _write_text(path: Path, text: str) -> None:
+    atomic_write(path, text.encode())
 
 
-def _beside(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
 
 
-def _line(record: Record) -> str:
-    """A record as JSON, which knows no NaN: what is not defined is null."""
+def _json_line(record: Record) -> str:
+    """Return a record as a line of JSON, which has no NaN: undefined metrics are null."""
     undefined = {name: None for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
     return json.dumps(record | undefined) + "\n"
 
 
-def _recorded(metrics: Path) -> Iterator[Record]:
-    """Yield the records of a file; a line that holds none, such as one that was cut off, is left out.
+def _read_records(metrics: Path) -> Iterator[Record]:
+    """Yield the records of metrics.jsonl; skip lines that are no record, such as one that was cut off.
 
     Raises:
-        InputError: it is no file, or longer than the metrics of any run.
+        InputError: the file cannot be read, or is longer than that of any run.
     """
     try:
-        data = bounded_json.read_bytes(metrics, longest=_METRICS)
-        if (count := data.count(b"\n")) > _RECORDS:
+        data = bounded_json.read_bytes(metrics, max_bytes=MAX_METRICS_BYTES)
+        if (count := data.count(b"\n")) > MAX_RECORDS:
             raise InputError(f"it has {count:,} lines")
     except FileNotFoundError:
         return
     except (OSError, InputError) as error:
-        raise InputError(f"{metrics} cannot be read ({error}): take it out of the folder to resume without it") from None
+        raise InputError(f"{metrics} cannot be read ({error}): move it out of the folder to resume without it") from None
     for line in data.splitlines():
         try:
             record = bounded_json.parse_object(line)
@@ -307,16 +320,16 @@ def _recorded(metrics: Path) -> Iterator[Record]:
             yield record
 
 
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested dictionaries by their dotted names."""
+def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested dictionaries by their dotted names."""
     if not isinstance(node, dict):
         return {prefix: node}
     return {
-        name: value for key, child in node.items() for name, value in _flat(child, f"{prefix}.{key}".lstrip(".")).items()
+        name: value for key, child in node.items() for name, value in _flatten(child, f"{prefix}.{key}".lstrip(".")).items()
     }
 
 
-def best(place: str) -> str:
-    """The best weights of a run, where `place` is the folder of one that has some; else the place itself."""
-    path = Path(place) / BEST
+def best_weights(place: str) -> str:
+    """Return the path of a run's best weights if `place` is the folder of a run that has them; else `place` itself."""
+    path = Path(place) / BEST_WEIGHTS
     return str(path) if path.is_file() else place

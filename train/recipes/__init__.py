@@ -1,8 +1,8 @@
-"""Recipes: everything that decides what a run learns, and named ones that work.
+"""Recipes: the complete configuration of a training run, and named recipes that work.
 
-A recipe is a function from what is known of the data to a `Recipe`; its docstring gives command, hardware, time and the
-number to expect, with its source.  What nobody has measured is said: a time that is "planned" is what `--plan` reckons for
-devices that reach 40 % of their peak in bfloat16, `--plan 8x80GiB@989TFLOPs,450GB/s` for 8 H100.  Every field can be
+A recipe is a function of `DataInfo` that returns a `Recipe`.  Its docstring gives the command, the hardware, the time and
+the expected result, with its source, and says what nobody has measured.  A "planned" time is the estimate of `--plan` for
+devices that reach 40 % of their peak in bfloat16: `--plan 8x80GiB@989TFLOPs,450GB/s` for 8 H100.  Every field can be
 changed on the command line: `--epochs 3 --optimizer.lr 1e-3 --model.changes depth=4`.
 """
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from train.recipes import articles, plain, published, small
 from train.recipes.augmentation import Augment
-from train.recipes.published import FROM_WEIGHTS
-from train.recipes.recipe import Known, Model, Optimizer, Recipe, Task, changes, fields, model_config
+from train.recipes.published import REQUIRE_INIT
+from train.recipes.recipe import DataInfo, Model, Optimizer, Recipe, Task, config_overrides, flatten_fields, model_config
 
-__all__ = ["FROM_WEIGHTS", "IMAGENET", "RECIPES", "Augment", "Known", "Model", "Optimizer", "Recipe", "Task"]
-__all__ += ["changes", "fields", "model_config"]
+__all__ = ["IMAGENET", "RECIPES", "REQUIRE_INIT", "Augment", "DataInfo", "Model", "Optimizer", "Recipe", "Task"]
+__all__ += ["config_overrides", "flatten_fields", "model_config"]
 
 IMAGENET = plain.IMAGENET
 
-RECIPES: dict[str, Callable[[Known], Recipe]] = {
+RECIPES: dict[str, Callable[[DataInfo], Recipe]] = {
     function.__name__: function for module in (plain, published, articles, small) for function in module.RECIPES
 }

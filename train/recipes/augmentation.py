@@ -1,4 +1,4 @@
-"""What may be done to a training image, and to a batch of them: one frozen dataclass, everything off unless asked for."""
+"""The augmentation options of a recipe: one frozen dataclass in which everything is off by default."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,48 +11,49 @@ Filter = Literal["bilinear", "bicubic", "lanczos", "box", "bilinear_aliased"]
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """How training images are varied each time they are shown. Held-out images never are."""
+    """Augmentation of training images, new in every epoch; and the resizing of held-out images, which are not augmented."""
 
     crop: Crop = "fit"
-    """What is cut out. fit: the middle, as of held-out images. inception: a random part (TensorFlow's rule). resized: a
-    random part (torchvision's rule). simple: resized to cover, padded by 4 pixels, cut at random (DeiT-III)."""
+    """The crop. fit: the centre, as for held-out images. inception: a random part (TensorFlow's rule). resized: a random
+    part (torchvision's rule). simple: resized to cover, padded by 4 pixels, a random position (DeiT-III)."""
     crop_area: tuple[float, float] = (0.05, 1.0)
-    """Least and greatest share of the image's area that an inception or resized crop keeps."""
+    """Smallest and largest share of the image's area in an inception or resized crop."""
     filter: Filter = "bicubic"
-    """How the cut is brought to size. All smooth before they shrink, but bilinear_aliased, which is TensorFlow's."""
+    """The resizing filter. All of them antialias when they shrink, except bilinear_aliased, which is TensorFlow's."""
     rotate: float = 0.0
-    """Turned by up to this many degrees either way."""
+    """Rotate by up to this many degrees in either direction."""
     shift: float = 0.0
-    """Moved by up to this share of the image's sides in each direction."""
+    """Shift by up to this share of the image's sides in each direction."""
     scale: float = 1.0
-    """Grown or shrunk by up to this factor; 1 leaves the size alone."""
+    """Enlarge or shrink by up to this factor; 1: no change."""
     flip: bool = False
-    """Mirrored left to right half of the time. Not for digits or letters."""
+    """Flip horizontally with probability 0.5. Not for digits or letters."""
     randaugment: tuple[int, int] | None = None
-    """RandAugment: how many of its sixteen operations, and their magnitude; big_vision's is 2 10."""
+    """RandAugment: the number of operations, of sixteen, and their magnitude; big_vision uses 2 10."""
     three_augment: bool = False
-    """One of grey, solarized or blurred (DeiT-III)."""
+    """One of greyscale, solarize or Gaussian blur (DeiT-III)."""
     jitter: float = 0.0
-    """Brightness, contrast and saturation changed by up to this share either way."""
+    """Colour jitter: change brightness, contrast and saturation by up to this share in either direction."""
     erase: float = 0.0
-    """Probability that a rectangle is overwritten with noise; DeiT's is 0.25."""
+    """Random erasing: probability that a rectangle is overwritten with noise; DeiT uses 0.25."""
     mixup: float = 0.0
-    """Parameter of the Beta distribution by which each image is mixed with another; big_vision's is 0.2."""
+    """Mixup: parameter of the Beta distribution of the mixing weight; big_vision uses 0.2. 0: off."""
     cutmix: float = 0.0
-    """Parameter of the Beta distribution by which a rectangle comes from another image; with mixup, one or the other."""
+    """CutMix: parameter of the Beta distribution of the box's area. 0: off. With mixup, each has half of the batches."""
 
     repeats: int = 1
-    """How often an image is shown in a row, each time varied anew; an epoch then shows 1 of so many images (DeiT)."""
+    """Repeated augmentation (DeiT): use each image N times in a row, augmented anew; an epoch then covers one Nth of the
+    images."""
     held_out_filter: Filter = "bicubic"
-    """How held-out images are brought to size."""
+    """The resizing filter of held-out images."""
     share: float = 1.0
-    """Part of each side that held-out images keep: 0.875 cuts 224 pixels out of 256."""
+    """Share of each side in the centre crop of held-out images: 0.875 crops 224 pixels out of 256."""
 
     def __post_init__(self) -> None:
         low, high = self.crop_area
         count, magnitude = self.randaugment or (1, 0)
-        for name, holds, wanted in (
-            ("crop_area", 0 < low <= high <= 1, "two shares, the lesser first, above 0 and up to 1"),
+        for name, is_valid, expected in (
+            ("crop_area", 0 < low <= high <= 1, "two shares, the smaller first, above 0 and up to 1"),
             ("rotate", 0 <= self.rotate <= 180, "degrees from 0 to 180"),
             ("shift", 0 <= self.shift < 1, "a share from 0 up to 1"),
             ("scale", 1 <= self.scale < float("inf"), "a factor of 1 or more"),
@@ -64,10 +65,10 @@ class Augment:
             ("mixup", 0 <= self.mixup < float("inf"), "0, or a positive number"),
             ("cutmix", 0 <= self.cutmix < float("inf"), "0, or a positive number"),
         ):
-            if not holds:
-                raise InputError(f"augment.{name} is {getattr(self, name)}: give {wanted}")
+            if not is_valid:
+                raise InputError(f"augment.{name} is {getattr(self, name)}: give {expected}")
 
     @property
     def mixes(self) -> bool:
-        """Whether images of a batch are mixed with each other."""
+        """Whether mixup or CutMix is on."""
         return bool(self.mixup or self.cutmix)

@@ -1,4 +1,4 @@
-"""Which parameters learn, and how fast: layer-wise decay of the learning rate, and freezing, read off `vit_spec.rows`."""
+"""Learning-rate multipliers of parameters: layer-wise learning-rate decay and freezing, from `vit_spec.rows`."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -9,41 +9,39 @@ from numpy.typing import NDArray
 from vit_spec import InputError, ViTConfig, nearest, rows
 
 
-def multipliers(
+def lr_multipliers(
     config: ViTConfig, *, layer_decay: float = 1.0, freeze: Sequence[str] = ()
 ) -> dict[str, NDArray[np.float64]]:
-    """Return what multiplies the learning rate of every parameter, by the name of its row; 0 where it is frozen.
+    """Return the multiplier of the learning rate of every parameter, by the name of its row; 0 where it is frozen.
 
-    Parameters of blocks have one number a block, (depth,); the others one number, ().
+    Parameters of the blocks have one multiplier per block, (depth,); the others have one, ().
 
-    layer_decay: what a layer has of the rate of the layer after it.  The head, and all else behind the blocks, has the
-        full rate, the last block `layer_decay` of it, and the embedding layer_decay ** (depth + 1) (BEiT,
-        `optim_factory.get_num_layer_for_vit`; ELECTRA, arXiv 2003.10555).
-    freeze: patterns of names as the PyTorch twin has them: "patch_embed.*", "blocks.[0-5].*", "*.bias".
+    layer_decay: each layer's learning rate divided by that of the next layer.  The multiplier is 1 for the head and
+        everything else after the blocks, `layer_decay` for the last block, and layer_decay ** (depth + 1) for the embedding
+        (BEiT, `optim_factory.get_num_layer_for_vit`; ELECTRA, arXiv 2003.10555).
+    freeze: patterns of the PyTorch twin's parameter names: "patch_embed.*", "blocks.[0-5].*", "*.bias".
 
     Raises:
-        InputError: a pattern that no parameter has, or patterns that leave nothing to learn.
+        InputError: a pattern that matches no parameter, or patterns that freeze all of them.
     """
     found: dict[str, NDArray[np.float64]] = {}
     names: list[str] = []
     used: set[str] = set()
-    behind = False  # once the blocks have begun, what is not in them comes after them
+    after_blocks = False  # rows are in the order of the model
     for name, row in rows(config).items():
         stacked = row.axes[0] == "block"
-        behind |= stacked
-        layers = np.arange(1, config.depth + 1) if stacked else np.asarray((config.depth + 1) * behind)
-        rates = np.asarray(layer_decay ** (config.depth + 1.0 - layers))
-        for place in np.ndindex(rates.shape):
-            spelled = name.replace("blocks", f"blocks.{place[0]}", 1) if stacked else name
-            frozen = [pattern for pattern in freeze if fnmatchcase(spelled, pattern)]
-            names.append(spelled)
-            used.update(frozen)
-            rates[place] = 0.0 if frozen else rates[place]
-        found[name] = rates
-    for wrong in sorted(set(freeze) - used)[:1]:
-        raise InputError(
-            f"freeze has {wrong!r}, a name that no parameter has{nearest(wrong, names)}; * stands for anything"
-        )
-    if not any(rates.any() for rates in found.values()):
-        raise InputError(f"freeze {' '.join(freeze)} holds every weight, and nothing is left to learn: leave some out")
+        after_blocks |= stacked
+        layers = np.arange(1, config.depth + 1) if stacked else np.asarray((config.depth + 1) * after_blocks)
+        multipliers = np.asarray(layer_decay ** (config.depth + 1.0 - layers))
+        for index in np.ndindex(multipliers.shape):
+            torch_name = name.replace("blocks", f"blocks.{index[0]}", 1) if stacked else name
+            matching = [pattern for pattern in freeze if fnmatchcase(torch_name, pattern)]
+            names.append(torch_name)
+            used.update(matching)
+            multipliers[index] = 0.0 if matching else multipliers[index]
+        found[name] = multipliers
+    for unused in sorted(set(freeze) - used)[:1]:
+        raise InputError(f"freeze has {unused!r}, which matches no parameter{nearest(unused, names)}; * matches any text")
+    if not any(multipliers.any() for multipliers in found.values()):
+        raise InputError(f"freeze {' '.join(freeze)} freezes every parameter: leave some out")
     return found

@@ -1,15 +1,15 @@
-"""Small runs, for trying things out on two cores."""
+"""Small runs, to try things out on two cores."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
 from train.recipes.augmentation import Augment
-from train.recipes.plain import IMAGENET, LIGHT
-from train.recipes.recipe import Known, Model, Optimizer, Recipe
+from train.recipes.plain import IMAGENET, LIGHT_AUGMENT
+from train.recipes.recipe import DataInfo, Model, Optimizer, Recipe
 
 
-def tiny(known: Known = IMAGENET) -> Recipe:
-    """A ViT of 0.2 million parameters on the digits at their own 8x8 pixels, for trying things out.
+def tiny(data: DataInfo = IMAGENET) -> Recipe:
+    """A ViT of 0.2 million parameters on the digits at their own 8x8 pixels, to try things out.
 
     python -m train.jax --config tiny
 
@@ -18,7 +18,7 @@ def tiny(known: Known = IMAGENET) -> Recipe:
     shape = ("patch_size=2", "width=64", "depth=4", "num_heads=4", "mlp_dim=256")
     return Recipe(
         model=Model(name="vit_ti16", image_size=(8, 8), changes=shape),
-        augment=LIGHT,
+        augment=LIGHT_AUGMENT,
         optimizer=Optimizer(lr=2e-3),
         epochs=30,
         eval_every=5,
@@ -26,33 +26,33 @@ def tiny(known: Known = IMAGENET) -> Recipe:
     )
 
 
-def tiny_labels(known: Known = IMAGENET) -> Recipe:
-    """`tiny` as ten questions, "is it a 0?" to "is it a 9?", each answered on its own (sigmoid) and judged by AUROC.
+def tiny_labels(data: DataInfo = IMAGENET) -> Recipe:
+    """`tiny` with ten independent labels, "is it a 0?" to "is it a 9?" (sigmoid), evaluated by AUROC.
 
     python -m train.jax --config tiny_labels
 
     Hardware: 2 cores of an AMD EPYC. Time: 30 s. Held-out AUROC: 0.998, the mean over labels (seed 0).
     """
-    return replace(tiny(known), task="labels")
+    return replace(tiny(data), task="labels")
 
 
-def tiny_values(known: Known = IMAGENET) -> Recipe:
-    """`tiny` as a regression: the digit read as a number, judged by its mean absolute error and R2.
+def tiny_values(data: DataInfo = IMAGENET) -> Recipe:
+    """`tiny` as a regression of the digit as a number, evaluated by its mean absolute error and R2.
 
     python -m train.jax --config tiny_values
 
     Hardware: 2 cores of an AMD EPYC. Time: 35 s. Held-out error: 0.66, R2 0.853 (seed 0).
     """
-    return replace(tiny(known), task="values")
+    return replace(tiny(data), task="values")
 
 
-def cifar10(known: Known = IMAGENET) -> Recipe:
-    """A ViT of 1.2 million parameters for some ten thousand colour images of 32x32 pixels, from nothing, on two cores.
+def cifar10(data: DataInfo = IMAGENET) -> Recipe:
+    """A ViT of 1.2 million parameters for about ten thousand colour images of 32x32 pixels, from scratch, on two cores.
 
     python -m train.jax --config cifar10 --data parquet:cifar10
 
-    Images are enlarged to 36x36 and seen in 36 patches of 6x6, since the time of a step goes with the number of patches.
-    Crops, mixup and smoothing are there lest so few images be learnt by heart.
+    Images are enlarged to 36x36 and cut into 36 patches of 6x6, because the time of a step is proportional to the number of
+    patches.  Crops, mixup and label smoothing reduce overfitting to so few images.
 
     Hardware: 2 cores of an AMD EPYC. Time: 30 min. Accuracy: 67.1 % of CIFAR-10's 10,000 test images, after 32 epochs of
     10,000 training images, a fifth of all (seed 0); 60 % after 16.
@@ -70,4 +70,4 @@ def cifar10(known: Known = IMAGENET) -> Recipe:
     )
 
 
-RECIPES: tuple[Callable[[Known], Recipe], ...] = (tiny, tiny_labels, tiny_values, cifar10)
+RECIPES: tuple[Callable[[DataInfo], Recipe], ...] = (tiny, tiny_labels, tiny_values, cifar10)

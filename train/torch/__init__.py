@@ -1,1 +1,1 @@
-"""The PyTorch side of the trainer."""
+"""The PyTorch trainer."""

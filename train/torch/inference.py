@@ -1,4 +1,4 @@
-"""The object twin as it is used: weights in, and numbers for images out."""
+"""Inference with the PyTorch twin."""
 
 import numpy as np
 import torch
@@ -10,28 +10,28 @@ import vit_torch
 from parity.checkpoints.weights import Checkpoint
 
 
-class Twin:
-    """See `train.inference.model.Network`; it runs on a GPU where there is one."""
+class TwinPredictor:
+    """The predictor (`train.inference.model.Predictor`) of the PyTorch twin, on the first GPU or, without one, the CPU."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._pixels = checkpoint.config.pixels
-        with torch.device("meta"):  # the weights are about to be replaced
+        with torch.device("meta"):  # no weights are initialized: `load_state_dict` assigns them
             self._model = vit_torch.ViT(checkpoint.config).eval()
         weights = {name: tensor.to(self._device, torch.float32) for name, tensor in parity.to_torch(checkpoint).items()}
         self._model.load_state_dict(weights, assign=True)
 
     @torch.inference_mode()
-    def outputs(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def predict(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return logits or features, (B, outputs)."""
-        return self._model(self._seen(images)).cpu().numpy()
+        return self._model(self._normalize(images)).cpu().numpy()
 
     @torch.inference_mode()
-    def attention(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return the last block's attention weights, (B, heads, T, T)."""
-        return vit_torch.attention_maps(self._model, self._seen(images)).cpu().numpy()
+    def attention_maps(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the attention weights of the last block, (B, heads, T, T)."""
+        return vit_torch.attention_maps(self._model, self._normalize(images)).cpu().numpy()
 
-    def _seen(self, images: NDArray[np.uint8]) -> Tensor:
+    def _normalize(self, images: NDArray[np.uint8]) -> Tensor:
         mean, std = (torch.tensor(values, device=self._device) for values in (self._pixels.mean, self._pixels.std))
         x = torch.tensor(images, device=self._device).float() / 255
         return ((x - mean) / std).permute(0, 3, 1, 2)

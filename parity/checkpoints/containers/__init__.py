@@ -1,34 +1,34 @@
-"""The containers that weights can lie in: kinds of files and folders, whatever the names inside.
+"""Containers: file formats and folder layouts that store named arrays, independent of the model.
 
-To add one, write a module with a `CONTAINER` beside this file, and list it in `_MODULES`.
+To add one, write a module with a `CONTAINER` in this package, and list it in `_MODULES`.
 """
 
 import os
 from pathlib import Path
 
-from parity.checkpoints.containers import dcp as distributed
-from parity.checkpoints.containers import msgpack, npz, orbax, pth, safetensors, shards
+from parity.checkpoints.containers import dcp, msgpack, npz, orbax, pth, safetensors, shards
 from parity.checkpoints.containers.budget import Budget
-from parity.checkpoints.containers.container import Container, Contents, Sink, Slot, Stored
+from parity.checkpoints.containers.container import ArraySpec, Container, Contents, StoredArray, Writer
 from vit_spec import InputError, nearest
 
-__all__ = ["Container", "Contents", "Sink", "Slot", "Stored", "containers", "get", "named", "open"]
+__all__ = ["ArraySpec", "Container", "Contents", "StoredArray", "Writer", "by_suffix", "get", "names", "open"]
 
-_MODULES = (safetensors, pth, npz, msgpack, orbax, distributed)
-_FREE, _DENSE = 1 << 28, 64  # bytes that arrays may take whatever is on disk, and times the bytes on disk besides
+_MODULES = (safetensors, pth, npz, msgpack, orbax, dcp)
+_UNCHECKED_BYTES = 1 << 28  # up to this sum of bytes, arrays are accepted whatever their size on disk
+_MAX_EXPANSION = 64  # above it, arrays may take in addition this many times the bytes on disk
 _CONTAINERS: dict[str, Container] = {module.CONTAINER.name: module.CONTAINER for module in _MODULES}
 
 
-def containers() -> list[str]:
-    """Return the name of every container."""
+def names() -> list[str]:
+    """Return the names of all containers."""
     return list(_CONTAINERS)
 
 
 def get(name: str) -> Container:
-    """Return the container of this name.
+    """Return the container with a name.
 
     Raises:
-        InputError: an unknown name; says the nearest.
+        InputError: the name is unknown; the message suggests the nearest one.
     """
     if name not in _CONTAINERS:
         hint = nearest(name, _CONTAINERS) or f": give one of {', '.join(_CONTAINERS)}"
@@ -36,75 +36,86 @@ def get(name: str) -> Container:
     return _CONTAINERS[name]
 
 
-def named(path: Path) -> Container | None:
-    """Return the container that a file of this name is to be, judged by its suffix."""
-    fitting = (each for each in _CONTAINERS.values() if path.suffix and path.suffix in each.suffixes)
-    return next(fitting, None)
+def by_suffix(path: Path) -> Container | None:
+    """Return the container that the suffix of a path selects, or None."""
+    matches = (each for each in _CONTAINERS.values() if path.suffix and path.suffix in each.suffixes)
+    return next(matches, None)
 
 
 def open(path: Path, budget: Budget | None = None) -> Contents:
-    """Read the headers of a file or folder, whatever it is called, or of the one file of weights in a folder.
+    """Read the headers of a file or folder, whose container is detected from its content.
 
-    budget: what that may cost; a new one by default.
+    A folder that is not a container itself is accepted if it has exactly one file with the suffix of a container: that file
+    is then opened.
+
+    Args:
+        path: the file or folder.
+        budget: limits on what opening may cost; a new budget by default.
 
     Raises:
-        InputError: no such path, none of the containers, a damaged one, or one of few bytes that make many.
+        InputError: the path does not exist, is not in the format of any container, is damaged, or describes far more bytes
+            of arrays than it has on disk.
     """
     budget = budget or Budget()
     try:
-        found = _opened(path, budget)
-        _check_size(path, found, budget)
+        contents = _detect_and_open(path, budget)
+        _check_size(path, contents, budget)
     except InputError as error:
         raise InputError(str(error) if str(InputError(path)) in str(error) else f"{path}: {error}") from None
-    return found
+    return contents
 
 
-def _opened(path: Path, budget: Budget) -> Contents:
+def _detect_and_open(path: Path, budget: Budget) -> Contents:
     if path.is_dir():
         head = b""
-    elif not path.is_file():  # to read a pipe is to wait for who writes to it
-        raise InputError(f"{path} is neither a file nor a folder: give the path of weights")
+    elif not path.is_file():  # opening a pipe would block until something writes to it
+        raise InputError(f"{path} is neither a file nor a folder: give the path of a checkpoint")
     else:
         with path.open("rb") as file:
             head = file.read(4096)
     for container in _CONTAINERS.values():
         if container.recognises(path, head):
             return container.open(path, budget)
-    if path.is_dir() and len(inside := [each for each in sorted(path.iterdir()) if each.is_file() and named(each)]) == 1:
-        return _opened(inside[0], budget)
-    if not path.is_dir() and (meant := named(path)):
-        return meant.open(path, budget)  # which says what is wrong with it
+    if (
+        path.is_dir()
+        and len(weight_files := [each for each in sorted(path.iterdir()) if each.is_file() and by_suffix(each)]) == 1
+    ):
+        return _detect_and_open(weight_files[0], budget)
+    if not path.is_dir() and (expected := by_suffix(path)):
+        return expected.open(path, budget)  # raises an error that says what is wrong
     what = "folder" if path.is_dir() else "file"
-    raise InputError(f"{path} is a {what} of no kind that is known here ({', '.join(_CONTAINERS)}), or is damaged")
+    raise InputError(f"{path} is not a {what} of a known container ({', '.join(_CONTAINERS)}), or is damaged")
 
 
-def _check_size(path: Path, found: Contents, budget: Budget) -> None:
-    """Refuse arrays of far more bytes than are on disk.
+def _check_size(path: Path, contents: Contents, budget: Budget) -> None:
+    """Refuse contents whose arrays take far more bytes than the file or folder has on disk.
 
-    Tensors can share a storage, parts a place in a file, compressed members a long run of zeros, and missing chunks are
-    zeros: read or written out, a small file would then fill a disk.
+    Such a file could fill a disk when it is converted.  There are several ways to make one: tensors that share one storage,
+    chunks that share one byte range, compressed members that are long runs of zeros, and missing chunks, which are read as
+    zeros.
     """
-    total = sum(array.nbytes for array in found.arrays.values())
-    if total <= _FREE:
+    total = sum(array.nbytes for array in contents.arrays.values())
+    if total <= _UNCHECKED_BYTES:
         return
-    stored = _size(path.parent if shards.is_index(path) else path, budget)
-    if total > _FREE + _DENSE * stored:
+    stored = _stored_bytes(path.parent if shards.is_index(path) else path, budget)
+    if total > _UNCHECKED_BYTES + _MAX_EXPANSION * stored:
         raise InputError(
-            f"{path} is {stored:,} bytes that stand for {total:,} of arrays, which no weights do: save each array whole"
+            f"{path} has {stored:,} bytes but describes {total:,} bytes of arrays, too many for a checkpoint of this size: "
+            "save each array whole"
         )
 
 
-def _size(path: Path, budget: Budget) -> int:
-    """Return the bytes of a file, or of all files below a folder."""
+def _stored_bytes(path: Path, budget: Budget) -> int:
+    """Return the size of a file, or of all files below a folder, in bytes."""
     if not path.is_dir():
         return path.stat().st_size
-    total, todo = 0, [str(path)]
-    while todo:
-        with os.scandir(todo.pop()) as entries:
+    total, folders = 0, [str(path)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
             for entry in entries:
-                budget.make()
+                budget.spend()
                 if entry.is_dir(follow_symlinks=False):
-                    todo.append(entry.path)
-                elif entry.is_file():  # a link to one is a file too: hub caches are made of links
+                    folders.append(entry.path)
+                elif entry.is_file():  # also a symbolic link to a file: hub caches consist of links
                     total += entry.stat().st_size
     return total

@@ -1,46 +1,49 @@
-"""What opening one file or folder may cost, counted where it is spent.
+"""Limits on the memory and time that opening one file or folder may take.
 
-A small file can describe much: a pickle repeats itself through its memo, a zip lists one member a million times.  Limits
-on the size of a file or on its result come too late for that.  So every reader counts what it makes against one budget,
-which is made when a path is opened and shared by all the files behind that path.
+A small file can describe very large contents: a pickle can repeat parts of itself through its memo, and a zip can list
+one member a million times.  Limits on the size of the file and on the size of the result would stop neither.  Therefore
+every reader charges the objects that it creates to one budget.  The budget is created when a path is opened, and is
+shared by all files that belong to that path.
 """
 
 from vit_spec import InputError
 
-NODES = 1 << 21  # about two seconds, and at most 256 MiB of objects
-BYTES = 1 << 26
-COMPARISONS = 1 << 27
+MAX_OBJECTS = 1 << 21  # creating so many takes about two seconds and at most 256 MiB
+MAX_TEXT_BYTES = 1 << 26
+MAX_COMPARISONS = 1 << 27
 
 
 class Budget:
-    """What may still be made.
+    """The remaining budget of one opened path.
 
-    nodes: steps that each make a small object: an instruction of a pickle, a member of a zip, an entry of a map.
-    nbytes: bytes of text and of lists that one step makes of others.
-    comparisons: numbers compared where that takes more than one look at each.
+    objects: number of small objects, for example the results of the instructions of a pickle.
+    text_bytes: bytes of text and of lists that are built from other text and lists.
+    comparisons: number of comparisons in algorithms that compare each number more than once.
     """
 
-    def __init__(self, nodes: int = NODES, nbytes: int = BYTES, comparisons: int = COMPARISONS) -> None:
-        self.nodes, self.nbytes, self.comparisons = nodes, nbytes, comparisons
+    def __init__(
+        self, objects: int = MAX_OBJECTS, text_bytes: int = MAX_TEXT_BYTES, comparisons: int = MAX_COMPARISONS
+    ) -> None:
+        self.objects, self.text_bytes, self.comparisons = objects, text_bytes, comparisons
 
-    def make(self, nodes: int = 1, nbytes: int = 0) -> None:
-        """Count what is about to be made.
+    def spend(self, objects: int = 1, text_bytes: int = 0) -> None:
+        """Charge objects and bytes of text before they are created.
 
         Raises:
-            InputError: it is too much; the caller names the file.
+            InputError: the budget is exceeded; the caller adds the path.
         """
-        self.nodes -= nodes
-        self.nbytes -= nbytes
-        if self.nodes < 0 or self.nbytes < 0:
-            what = "objects" if self.nodes < 0 else "bytes of text"
+        self.objects -= objects
+        self.text_bytes -= text_bytes
+        if self.objects < 0 or self.text_bytes < 0:
+            what = "objects" if self.objects < 0 else "bytes of text"
             raise InputError(f"it describes more {what} than weights need: keep the weights alone in it")
 
-    def compare(self, count: int) -> None:
-        """Count comparisons that are about to be made.
+    def spend_comparisons(self, count: int) -> None:
+        """Charge comparisons before they are made.
 
         Raises:
-            InputError: they are too many; the caller names the file.
+            InputError: the budget is exceeded; the caller adds the path.
         """
         self.comparisons -= count
         if self.comparisons < 0:
-            raise InputError("it is cut into too many parts to compare: keep the weights alone in it")
+            raise InputError("its tensors have too many chunks to compare: keep the weights alone in it")

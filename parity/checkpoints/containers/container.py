@@ -1,7 +1,8 @@
-"""A container: how arrays lie in a file or a folder, whatever model and whatever names they belong to.
+"""The interface of containers: how arrays are read from and written to a file or folder.
 
-Reading gives `Contents`: every array by its path, known from headers alone and read when it is asked for.
-Writing goes through a `Sink`, a piece of an array at a time.  So a conversion never holds a model.
+Opening a container returns `Contents`: every array by its key path, with shape and dtype from the headers; the data are
+read on demand.  Writing goes through a `Writer`, one piece of an array at a time.  A conversion therefore never holds a
+whole model in memory.
 """
 
 import os
@@ -21,18 +22,18 @@ from parity.checkpoints.containers.budget import Budget
 from parity.checkpoints.layout import Array
 from vit_spec import InputError
 
-Words = tuple[str, ...]  # the path of an array in a nested container; a flat one has paths of one word
+KeyPath = tuple[str, ...]  # the keys that lead to an array in nested dictionaries; one key in a flat container
 
 
-class Stored(ABC):
-    """An array that is known and not yet read."""
+class StoredArray(ABC):
+    """An array in a file: shape and dtype are known, and its data are read on demand."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     @property
     def size(self) -> int:
-        """Number of entries."""
+        """Number of elements."""
         return prod(self.shape)
 
     @property
@@ -41,26 +42,26 @@ class Stored(ABC):
         return self.size * self.dtype.itemsize
 
     @abstractmethod
-    def read(self, first: int, last: int) -> Array:
-        """Return entries `first` to `last` in C order, (last - first,), as a new array.
+    def read(self, start: int, stop: int) -> Array:
+        """Return the elements from `start` up to but excluding `stop`, in C order, as a new array (stop - start,).
 
         Raises:
-            InputError: a file that is damaged, or that changed since it was opened; names it.
+            InputError: the file is damaged, or was changed since it was opened; the message has its path.
         """
 
     def __getitem__(self, index: Any) -> Any:
-        """Read the array, and index it as numpy does."""
+        """Read the whole array and index it as numpy does."""
         return np.asarray(self)[index]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        whole = self.read(0, self.size).reshape(self.shape)
-        return whole if dtype is None else whole.astype(dtype, copy=False)
+        array = self.read(0, self.size).reshape(self.shape)
+        return array if dtype is None else array.astype(dtype, copy=False)
 
 
-class Span(Stored):
-    """Bytes that lie in a file one after the other.
+class ContiguousArray(StoredArray):
+    """An uncompressed array whose bytes are contiguous in a file.
 
-    They are read and not mapped: a mapped file that another process cuts short kills its reader with SIGBUS.
+    It is read and not memory-mapped: if another process truncates a mapped file, its reader is killed by SIGBUS.
     """
 
     def __init__(self, file: "File", offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -68,40 +69,41 @@ class Span(Stored):
         if offset < 0 or offset + self.nbytes > file.size:
             raise InputError(f"{file.path} ends before its arrays do, or is damaged: fetch or write it again")
 
-    def read(self, first: int, last: int) -> Array:
-        out = np.empty(last - first, self.dtype)
-        self.file.read_into(out, self.offset + first * self.dtype.itemsize)
+    def read(self, start: int, stop: int) -> Array:
+        out = np.empty(stop - start, self.dtype)
+        self.file.read_into(out, self.offset + start * self.dtype.itemsize)
         return out
 
-    def mapped(self) -> Array:
-        """Return all entries without reading them, of a file that nobody else writes to."""
+    def memmap(self) -> Array:
+        """Return all elements as a memory map (size,).  No other process may write to the file."""
         return np.memmap(self.file.path, self.dtype, "r", self.offset, (self.size,))
 
 
 class File:
-    """A file open for reading at any place, by any thread; closed when nothing refers to it any more."""
+    """A file open for reads at any offset and from any thread; closed when it is garbage-collected."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # which does not wait for who writes to a pipe
+        # With O_NONBLOCK, opening a pipe does not wait for a process that writes to it.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         status = os.fstat(self._descriptor)
         if not S_ISREG(status.st_mode):
             os.close(self._descriptor)
-            raise InputError(f"{path} is no file: give the path of weights")
+            raise InputError(f"{path} is not a regular file: give the path of a checkpoint")
         self.size, self._modified = status.st_size, status.st_mtime_ns
-        finalize(self, os.close, self._descriptor)  # and no __del__: at the interpreter's end it finds no os.close any more
+        finalize(self, os.close, self._descriptor)  # not __del__: at interpreter exit, os.close may already be gone
 
     def read_into(self, out: Array, offset: int) -> None:
         """Fill an array with the bytes at `offset`.
 
         Raises:
-            InputError: a file that somebody writes to meanwhile.
+            InputError: the file was truncated or written to since it was opened.
         """
         buffer = out.reshape(-1).view(np.uint8).data
         while buffer:
             count = os.preadv(self._descriptor, [buffer], offset)
             if count == 0:
-                what = f"{self.path} was cut short while it was read"
+                what = f"{self.path} was truncated while it was read"
                 raise InputError(f"{what}: wait until it is complete, then start again")
             buffer, offset = buffer[count:], offset + count
         if os.fstat(self._descriptor).st_mtime_ns != self._modified:
@@ -109,46 +111,50 @@ class File:
             raise InputError(f"{what}: wait until it is complete, then start again")
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return `count` bytes at `offset`; fewer where the file ends."""
+        """Return `count` bytes at `offset`, or fewer at the end of the file."""
         return os.pread(self._descriptor, count, offset)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Some bytes of a file, as if they were one."""
+class FileSlice:
+    """A byte range of a file, read as if it were a file of its own.
+
+    file: the file.
+    start, length: offset and size of the range, in bytes.
+    """
 
     file: File
     start: int
     length: int
 
     @classmethod
-    def of(cls, file: File) -> "Window":
-        """Return the whole file."""
+    def whole(cls, file: File) -> "FileSlice":
+        """Return the slice that is the whole file."""
         return cls(file, 0, file.size)
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return `count` bytes at `offset` of the window; fewer where it ends, none outside."""
-        inside = 0 <= offset < self.length
-        return self.file.read(self.start + offset, min(count, self.length - offset)) if inside else b""
+        """Return `count` bytes at `offset` in the slice, fewer at the end of the slice, and b"" outside of it."""
+        is_inside = 0 <= offset < self.length
+        return self.file.read(self.start + offset, min(count, self.length - offset)) if is_inside else b""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in a file or folder.
+    """The contents of a file or folder.
 
     container: the name of the container.
-    arrays: path -> array.
-    notes: what else it holds that is text, number or flag, by path joined with "/": "config", "args/model", "epoch".
+    arrays: key path -> array.
+    metadata: all other text, numbers and booleans, by key path joined with "/": "config", "args/model", "epoch".
     """
 
     container: str
-    arrays: dict[Words, Stored]
-    notes: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[KeyPath, StoredArray]
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Slot:
-    """An array to be written."""
+class ArraySpec:
+    """The shape and dtype of an array to be written."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -159,52 +165,59 @@ class Slot:
         return prod(self.shape) * self.dtype.itemsize
 
     @property
-    def facts(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """What of the array is known once it is written."""
+    def shape_and_dtype(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype as a tuple, to compare with those of an array that was read."""
         return self.shape, self.dtype
 
 
-class Sink(Protocol):
-    """A container being written."""
+class Writer(Protocol):
+    """Writes arrays into a new container, piece by piece."""
 
-    def put(self, key: str, first: int, entries: Array) -> None:
-        """Write entries `first`, `first + 1`, ... in C order of the array at `key`.
+    def write(self, key: str, start: int, values: Array) -> None:
+        """Write elements `start`, `start + 1`, ... in C order of the array at `key`.
 
-        entries: one-dimensional, contiguous, of the slot's dtype.
-        A key's entries come in order, and keys in the order of the slots, unless the container says `any_order`:
-        then in any order and from several threads.
+        The pieces of an array must come in order, and the arrays in the order of the specs, unless the container has
+        `any_order`: then pieces may come in any order and from several threads.
+
+        Args:
+            key: a key of the specs.
+            start: index of the first element.
+            values: the elements, one-dimensional, contiguous, of the spec's dtype.
         """
 
 
 class Opener(Protocol):
-    """What reads the headers of a container."""
+    """A function that opens a container."""
 
     def __call__(self, path: Path, budget: Budget | None = None, /) -> Contents:
-        """Return what a file or folder holds; see `Container`."""
+        """Read the headers of a file or folder; see `Container`."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """A kind of file or folder.
+    """A file format or folder layout that stores named arrays.
 
-    name, what: as on the command line; one line for a person.
-    recognises: whether a path (a file with its first 4096 bytes, or a folder and b"") is one, judged by content alone.
-    open: read its headers, within a budget (by default a new one).  Raises InputError: damaged, hostile, or holding what
-        cannot be read; names path and remedy.
-    suffixes: what names of such files end in; () for a folder, which has to be asked for by name.
-    create: write one at a path that is free (the caller renames it when all is well): slots by key, in the order in
-        which they are written, and the notes to carry, as text.  The context, left without an exception, has written all.
-    any_order: see `Sink.put`.
-    carries_notes: whether what is written has room for the notes; otherwise the caller keeps them beside it.
-    entries: a regular expression of what a folder of it holds; one that holds anything else is never replaced.
+    name: its name on the command line.
+    description: one line for the documentation.
+    recognises: returns whether a path is in this format, judged by content alone.  Takes a file and its first 4096
+        bytes, or a folder and b"".
+    open: reads the headers within a budget, by default a new one.  Raises InputError, with the path and what to do, if
+        the file is damaged or hostile, or has contents that cannot be read.
+    suffixes: the suffixes of its files; () for a folder layout, which must be selected by name.
+    create: returns a context manager that writes a new file or folder.  Takes a path that does not exist (the caller
+        renames it when all is written), the specs by key in writing order, and the metadata as text.  When the context
+        ends without an exception, everything is written.
+    any_order: whether pieces may be written in any order and from several threads; see `Writer.write`.
+    stores_metadata: whether `create` stores the metadata; if not, the caller writes them to a file beside it.
+    entry_pattern: a regular expression for the names in its folders; a folder with any other name is never replaced.
     """
 
     name: str
-    what: str
+    description: str
     recognises: Callable[[Path, bytes], bool]
     open: Opener
     suffixes: tuple[str, ...]
-    create: Callable[[Path, Mapping[str, Slot], Mapping[str, str]], AbstractContextManager[Sink]]
+    create: Callable[[Path, Mapping[str, ArraySpec], Mapping[str, str]], AbstractContextManager[Writer]]
     any_order: bool = False
-    carries_notes: bool = False
-    entries: str = ""
+    stores_metadata: bool = False
+    entry_pattern: str = ""

@@ -1,7 +1,7 @@
-"""torch.distributed.checkpoint folders: tensors in shards, one file or more a process, and `.metadata` beside them.
+"""torch.distributed.checkpoint folders: the file `.metadata`, and for each process files with chunks of tensors.
 
-`.metadata` is a pickle, which torch's own reader runs; here it is read as data.  It says of every tensor which chunks
-it has, and of every chunk the file, offset and length, where an archive of torch.save with one tensor lies.  See
+`.metadata` is a pickle.  torch's own reader runs it; this one reads it as data.  It lists the chunks of each tensor.  Each
+chunk is a torch.save archive with one tensor, which lies at an offset in a file.  See
 https://github.com/pytorch/pytorch/blob/main/torch/distributed/checkpoint/metadata.py and filesystem.py.
 """
 
@@ -16,30 +16,42 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.containers.archive import DTYPES, read
 from parity.checkpoints.containers.budget import Budget
-from parity.checkpoints.containers.container import Container, Contents, File, Sink, Slot, Stored, Window, Words
-from parity.checkpoints.containers.pickles import LIMIT, Global, load, table
-from parity.checkpoints.containers.scratch import Scratch
+from parity.checkpoints.containers.container import (
+    ArraySpec,
+    Container,
+    Contents,
+    File,
+    FileSlice,
+    KeyPath,
+    StoredArray,
+    Writer,
+)
+from parity.checkpoints.containers.pickles import MAX_PICKLE_BYTES, Global, allowlist, load
+from parity.checkpoints.containers.scratch import ScratchFile
+from parity.checkpoints.containers.torch_zip import DTYPES, read
 from parity.checkpoints.layout import Array
 from vit_spec import InputError
 
 _METADATA = ".metadata"
-_SHARDS = 1 << 14  # of one tensor
-_DEPTH = 64  # of a state dict
-_CHUNK = 8  # objects of the budget that a part of a tensor counts as
-_PART_NODES, _PART_BYTES = 1 << 10, 1 << 16  # what opening the archive of one part may cost; torch's take a tenth of it
-_CLASSES = (
+_MAX_CHUNKS = 1 << 14  # of one tensor
+_MAX_DEPTH = 64  # of a state dict
+_CHUNK_COST = 8  # objects charged to the budget
+_CHUNK_OBJECTS, _CHUNK_TEXT_BYTES = (
+    1 << 10,
+    1 << 16,
+)  # budget for the archive of one chunk; an archive that torch wrote takes a tenth of it
+_CLASS_NAMES = (
     "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties MetadataIndex StorageMeta"
 )
-_HOME = "torch.distributed.checkpoint"
-_TABLE = table(
+_PACKAGE = "torch.distributed.checkpoint"
+_ALLOWED_GLOBALS = allowlist(
     {
-        f"{_HOME}.metadata._MEM_FORMAT_ENCODING": lambda code: code,
+        f"{_PACKAGE}.metadata._MEM_FORMAT_ENCODING": lambda code: code,
         "torch.serialization._get_layout": lambda name: name,
     },
-    records=[*(f"{_HOME}.metadata.{name}" for name in _CLASSES.split()), f"{_HOME}.filesystem._StorageInfo"],
-    values=[*(f"torch.{name}" for name in DTYPES), "torch.strided", "torch.preserve_format", "torch.contiguous_format"],
+    classes=[*(f"{_PACKAGE}.metadata.{name}" for name in _CLASS_NAMES.split()), f"{_PACKAGE}.filesystem._StorageInfo"],
+    constants=[*(f"torch.{name}" for name in DTYPES), "torch.strided", "torch.preserve_format", "torch.contiguous_format"],
 )
 
 
@@ -51,157 +63,162 @@ def recognises(path: Path, head: bytes) -> bool:
 def open_(path: Path, budget: Budget | None = None) -> Contents:
     """Read the metadata of a distributed checkpoint.
 
-    Tensors have the path that they had in the state dict.  Entries that are no tensors are pickles of anything: they
-    are not read, which is their note.
+    Tensors have the key path that they had in the state dict.  Other entries are arbitrary pickles: they are not read, and
+    their value in the metadata is "not read".
 
     Raises:
-        InputError: a folder that is damaged or incomplete, or metadata that asks for more than their own classes.
+        InputError: the folder is damaged or incomplete, or its `.metadata` names classes or functions that no distributed
+            checkpoint needs.
     """
-    where, budget = path / _METADATA, budget or Budget()
-    root = load(File(where).read(0, LIMIT + 1), str(where), _TABLE, budget)
+    metadata_path, budget = path / _METADATA, budget or Budget()
+    root = load(File(metadata_path).read(0, MAX_PICKLE_BYTES + 1), str(metadata_path), _ALLOWED_GLOBALS, budget)
     try:
-        return _contents(path, root.state, budget)
+        return _parse_metadata(path, root.state, budget)
     except InputError as error:
-        raise InputError(str(error) if str(path) in str(error) else f"{where}: {error}") from None
-    except Exception as error:  # metadata of the right classes with anything in their places
-        what = f"{where} is damaged, or of a torch that is not known ({type(error).__name__})"
+        raise InputError(str(error) if str(path) in str(error) else f"{metadata_path}: {error}") from None
+    except Exception as error:  # the classes are right, but their attributes can be anything
+        what = f"{metadata_path} is damaged, or was written by an unknown version of torch ({type(error).__name__})"
         raise InputError(f"{what}: write it again") from None
 
 
 @contextmanager
-def create(path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str]) -> Iterator[Sink]:
+def create(path: Path, specs: Mapping[str, ArraySpec], metadata: Mapping[str, str]) -> Iterator[Writer]:
     """Write a state dict of tensors with torch.distributed.checkpoint.save, from one process.
 
-    It has no place for `notes`: they are left out, and whoever calls writes them beside it.  The pieces gather in a
-    scratch file as large as the arrays.
+    `metadata` is not written, because the folder has no place for it: the caller writes it to a file beside it.  The arrays
+    are collected in a scratch file, which takes as much disk space as all arrays.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    with Scratch(path, slots) as scratch:
+    with ScratchFile(path, specs) as scratch:
         yield scratch
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # which is what is meant
-            failures: list[BaseException] = []
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as intended
+            errors: list[BaseException] = []
             try:
                 save(scratch.tensors(), checkpoint_id=path, no_dist=True)
-            except CheckpointException as error:  # which has those of every process: here there is one
-                failures += [failure for failure, _ in error.failures.values()]
-            if failures:  # raised out here, it keeps what it came of
-                raise failures[0]
+            except CheckpointException as error:  # has the errors of all processes, and here there is one process
+                errors += [failure for failure, _ in error.failures.values()]
+            if errors:  # raised outside of the except block, so that its own cause is kept
+                raise errors[0]
 
 
 CONTAINER = Container(
     name="dcp",
-    what="torch.distributed.checkpoint, a folder",
+    description="torch.distributed.checkpoint, a folder",
     recognises=recognises,
     open=open_,
     suffixes=(),
     create=create,
     any_order=True,
-    entries=r"\.metadata|\w+\.distcp|parity\.json",
+    entry_pattern=r"\.metadata|\w+\.distcp|parity\.json",
 )
 
 
 @dataclass(eq=False)
 class _Chunk:
-    """A part of a tensor: its place in it, and in a file."""
+    """A chunk of a tensor: its position in the tensor, and its byte range in a file."""
 
     name: str
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     dtype: np.dtype[Any]
-    window: Window
+    file_slice: FileSlice
 
     @cached_property
-    def stored(self) -> Stored:
-        tensor = read(self.window, Budget(_PART_NODES, _PART_BYTES))
-        if not isinstance(tensor, Stored) or tensor.shape != self.sizes or tensor.dtype != self.dtype:
-            file = self.window.file.path
+    def array(self) -> StoredArray:
+        tensor = read(self.file_slice, Budget(_CHUNK_OBJECTS, _CHUNK_TEXT_BYTES))
+        if not isinstance(tensor, StoredArray) or tensor.shape != self.sizes or tensor.dtype != self.dtype:
+            file = self.file_slice.file.path
             raise InputError(
-                f"{file} has not the part of {self.name} that the metadata announce: write the checkpoint again"
+                f"{file} lacks the chunk of {self.name} that the metadata describe: write the checkpoint again"
             )
         return tensor
 
 
-class _Sharded(Stored):
-    """A tensor in chunks; those that hold wanted entries are opened when these are read."""
+class _ShardedArray(StoredArray):
+    """A tensor in chunks; a chunk is opened when some of its elements are read."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: list[_Chunk]) -> None:
         self.shape, self.dtype, self.chunks = shape, dtype, chunks
 
-    def read(self, first: int, last: int) -> Array:
-        if first == last:
+    def read(self, start: int, stop: int) -> Array:
+        if start == stop:
             return np.empty(0, self.dtype)
         if len(self.chunks) == 1:
-            return self.chunks[0].stored.read(first, last)
-        row = prod(self.shape[1:])
-        top, bottom = first // row, -(-last // row)  # the rows that hold the entries
+            return self.chunks[0].array.read(start, stop)
+        row_size = prod(self.shape[1:])
+        top, bottom = start // row_size, -(-stop // row_size)  # the rows with these elements
         rows = np.empty((bottom - top, *self.shape[1:]), self.dtype)
-        bits = f"u{self.dtype.itemsize}" if self.dtype.itemsize <= 8 else self.dtype  # numpy then copies bits
+        # As unsigned integers, because numpy copies their bits unchanged.
+        bits = f"u{self.dtype.itemsize}" if self.dtype.itemsize <= 8 else self.dtype
         for chunk in self.chunks:
-            start, stop = max(top, chunk.offsets[0]), min(bottom, chunk.offsets[0] + chunk.sizes[0])
-            if start < stop:
-                inner = prod(chunk.sizes[1:])
-                part = chunk.stored.read((start - chunk.offsets[0]) * inner, (stop - chunk.offsets[0]) * inner)
-                place = (slice(o, o + n) for o, n in zip(chunk.offsets[1:], chunk.sizes[1:], strict=True))
-                target = rows.view(bits)[(slice(start - top, stop - top), *place)]
+            first, last = max(top, chunk.offsets[0]), min(bottom, chunk.offsets[0] + chunk.sizes[0])
+            if first < last:
+                chunk_row_size = prod(chunk.sizes[1:])
+                part = chunk.array.read(
+                    (first - chunk.offsets[0]) * chunk_row_size, (last - chunk.offsets[0]) * chunk_row_size
+                )
+                inner_slices = (slice(o, o + n) for o, n in zip(chunk.offsets[1:], chunk.sizes[1:], strict=True))
+                target = rows.view(bits)[(slice(first - top, last - top), *inner_slices)]
                 target[...] = part.view(bits).reshape(target.shape)
-        return rows.reshape(-1)[first - top * row : last - top * row].copy()
+        return rows.reshape(-1)[start - top * row_size : stop - top * row_size].copy()
 
 
-def _contents(path: Path, state: dict[str, Any], budget: Budget) -> Contents:
-    places = {}
-    for index, info in state["storage_data"].items():
-        budget.make(_CHUNK)
+def _parse_metadata(path: Path, state: dict[str, Any], budget: Budget) -> Contents:
+    storage_infos = {}
+    for index, storage_info in state["storage_data"].items():
+        budget.spend(_CHUNK_COST)
         offset = index.state.get("offset")
-        places[_name(index.state["fqn"]), None if offset is None else _place(_sizes(offset))] = info.state
+        key = None if offset is None else _offsets_key(_parse_sizes(offset))
+        storage_infos[_check_name(index.state["fqn"]), key] = storage_info.state
     files: dict[str, File] = {}
-    arrays: dict[Words, Stored] = {}
-    notes: dict[str, Any] = {}
+    arrays: dict[KeyPath, StoredArray] = {}
+    metadata: dict[str, Any] = {}
     for name, entry in state["state_dict_metadata"].items():
-        words = _words(_name(name), (state.get("planner_data") or {}).get(name))
-        budget.make(_CHUNK, len(name) + sum(map(len, words)) + len(words))
+        key_path = _key_path(_check_name(name), (state.get("planner_data") or {}).get(name))
+        budget.spend(_CHUNK_COST, len(name) + sum(map(len, key_path)) + len(key_path))
         if entry.name.endswith("BytesStorageMetadata"):
-            notes["/".join(words)] = "not read"
+            metadata["/".join(key_path)] = "not read"
             continue
-        if words in arrays:
-            raise InputError(f"{path} holds {'/'.join(words)!r} twice: keep one of them")
-        shape, dtype = _sizes(entry.state["size"]), _dtype(entry.state["properties"].state)
+        if key_path in arrays:
+            raise InputError(f"{path} has {'/'.join(key_path)!r} twice: keep one of them")
+        shape, dtype = _parse_sizes(entry.state["size"]), _parse_dtype(entry.state["properties"].state)
         chunks = []
-        if len(entry.state["chunks"]) > _SHARDS:
-            raise InputError(f"{path / _METADATA} cuts {name} into more than {_SHARDS} parts: write it in fewer")
+        if len(entry.state["chunks"]) > _MAX_CHUNKS:
+            raise InputError(f"{path / _METADATA} has more than {_MAX_CHUNKS} chunks of {name}: write it in fewer")
         for chunk in entry.state["chunks"]:
-            budget.make(_CHUNK)
-            offsets, sizes = _sizes(chunk.state["offsets"]), _sizes(chunk.state["sizes"])
-            window = _window(path, name, places.get((name, _place(offsets))), files)
-            chunks.append(_Chunk(name, offsets, sizes, dtype, window))
-        _check_cover(path, name, shape, chunks, budget)
-        arrays[words] = _Sharded(shape, dtype, chunks)
-    return Contents("dcp", arrays, notes)
+            budget.spend(_CHUNK_COST)
+            offsets, sizes = _parse_sizes(chunk.state["offsets"]), _parse_sizes(chunk.state["sizes"])
+            file_slice = _find_chunk(path, name, storage_infos.get((name, _offsets_key(offsets))), files)
+            chunks.append(_Chunk(name, offsets, sizes, dtype, file_slice))
+        _check_tiling(path, name, shape, chunks, budget)
+        arrays[key_path] = _ShardedArray(shape, dtype, chunks)
+    return Contents("dcp", arrays, metadata)
 
 
-def _name(name: Any) -> str:
+def _check_name(name: Any) -> str:
     if not isinstance(name, str):
         raise ValueError("not a name")
     return name
 
 
-def _place(offsets: tuple[int, ...]) -> str:
-    """Return offsets as a key: tuples of chosen integers can all have the same hash, and text cannot."""
+def _offsets_key(offsets: tuple[int, ...]) -> str:
+    """Return offsets as a dictionary key: text, because a file can choose integers whose tuples all have the same hash."""
     return ",".join(map(str, offsets))
 
 
-def _words(name: str, path: Any) -> Words:
-    """Return the path in the state dict that a flattened name had."""
+def _key_path(name: str, path: Any) -> KeyPath:
+    """Return the key path that a flattened name had in the state dict."""
     if not isinstance(path, tuple) or not path:
         return (name,)
-    if len(path) > _DEPTH or not all(isinstance(word, str) or (type(word) is int and 0 <= word < 1 << 62) for word in path):
-        raise ValueError("not a path")
+    if len(path) > _MAX_DEPTH or not all(isinstance(key, str) or (type(key) is int and 0 <= key < 1 << 62) for key in path):
+        raise ValueError("not a key path")
     return tuple(map(str, path))
 
 
-def _sizes(sizes: Any) -> tuple[int, ...]:
+def _parse_sizes(sizes: Any) -> tuple[int, ...]:
     if len(sizes) > 63 or not all(type(n) is int and 0 <= n < 1 << 62 for n in sizes):
         raise ValueError("impossible sizes")
     if prod(max(n, 1) for n in sizes) >= 1 << 58:
@@ -209,49 +226,48 @@ def _sizes(sizes: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _dtype(properties: Any) -> np.dtype[Any]:
+def _parse_dtype(properties: Any) -> np.dtype[Any]:
     kind = properties[0]
     if not isinstance(kind, Global):
-        raise ValueError("no dtype")
+        raise ValueError("not a dtype")
     dtype: np.dtype[Any] = DTYPES[kind.name.removeprefix("torch.")]
     return dtype
 
 
-def _window(path: Path, name: str, info: dict[str, Any] | None, files: dict[str, File]) -> Window:
-    if info is None:
-        raise InputError(f"{path / _METADATA} says not where a part of {name} lies: write the checkpoint again")
-    if info.get("transform_descriptors"):
-        raise InputError(f"{path} keeps {name} compressed: save it without extensions")
-    file, offset, length = info["relative_path"], info["offset"], info["length"]
+def _find_chunk(path: Path, name: str, storage_info: dict[str, Any] | None, files: dict[str, File]) -> FileSlice:
+    """Return the byte range of a chunk; `files` caches the files that are open, by name."""
+    if storage_info is None:
+        raise InputError(f"{path / _METADATA} does not say where a chunk of {name} is: write the checkpoint again")
+    if storage_info.get("transform_descriptors"):
+        raise InputError(f"{path} has {name} compressed: save it without extensions")
+    file, offset, length = storage_info["relative_path"], storage_info["offset"], storage_info["length"]
     if file != Path(file).name or file in ("", ".", ".."):
-        raise InputError(f"{path / _METADATA} names the file {file!r}, which may lie outside: do not trust it")
+        raise InputError(f"{path / _METADATA} names the file {file!r}, which may be outside of the folder: do not trust it")
     if file not in files:
         if not (path / file).is_file():
             raise InputError(f"{path} lacks {file!r}: it is incomplete, so fetch or write it again")
         files[file] = File(path / file)
     if type(offset) is not int or type(length) is not int or offset < 0 or length < 0 or offset + length > files[file].size:
         raise InputError(f"{path / file} ends before {name} does: it is incomplete, so fetch or write it again")
-    return Window(files[file], offset, length)
+    return FileSlice(files[file], offset, length)
 
 
-def _check_cover(path: Path, name: str, shape: tuple[int, ...], chunks: list[_Chunk], budget: Budget) -> None:
-    """Refuse chunks that do not tile the tensor: within it, disjoint, and as many entries as it has."""
+def _check_tiling(path: Path, name: str, shape: tuple[int, ...], chunks: list[_Chunk], budget: Budget) -> None:
+    """Raise InputError unless the chunks tile the tensor: inside it, disjoint, and with its number of elements."""
     if any(len(chunk.offsets) != len(shape) or len(chunk.sizes) != len(shape) for chunk in chunks):
-        raise ValueError("chunks of other dimensions")
+        raise ValueError("chunks of another number of dimensions")
     starts = np.array([chunk.offsets for chunk in chunks], np.int64).reshape(len(chunks), len(shape))
     ends = starts + np.array([chunk.sizes for chunk in chunks], np.int64).reshape(starts.shape)
-    tiled = sum(prod(chunk.sizes) for chunk in chunks) == prod(shape) and bool((ends <= np.array(shape, np.int64)).all())
-    if tiled and len(chunks) > 1 and shape:
+    is_tiled = sum(prod(chunk.sizes) for chunk in chunks) == prod(shape) and bool((ends <= np.array(shape, np.int64)).all())
+    if is_tiled and len(chunks) > 1 and shape:
         order = np.argsort(starts[:, 0], kind="stable")
         starts, ends = starts[order], ends[order]
-        # A chunk can only overlap those that begin, along the first axis, before it ends.
+        # Along the first axis, a chunk can overlap only those later chunks that begin before its end.
         last = np.searchsorted(starts[:, 0], ends[:, 0], side="left")
-        budget.compare(int((last - np.arange(len(chunks)) - 1).clip(0).sum()) * len(shape))
-        tiled = not any(
+        budget.spend_comparisons(int((last - np.arange(len(chunks)) - 1).clip(0).sum()) * len(shape))
+        is_tiled = not any(
             bool(((starts[i] < ends[i + 1 : last[i]]) & (starts[i + 1 : last[i]] < ends[i])).all(-1).any())
             for i in range(len(chunks) - 1)
         )
-    if not tiled:
-        raise InputError(
-            f"{path / _METADATA}: the parts of {name} do not make up {shape}: it is incomplete, write it again"
-        )
+    if not is_tiled:
+        raise InputError(f"{path / _METADATA}: the chunks of {name} do not tile {shape}: it is incomplete, write it again")

@@ -1,6 +1,7 @@
-"""The words of msgpack, read one at a time without what they announce, and written.
+"""The tokens of msgpack, read one at a time, and their encoding.
 
-See https://github.com/msgpack/msgpack/blob/master/spec.md.
+A token is a number, a constant, or a header that declares the bytes or tokens that follow.  See
+https://github.com/msgpack/msgpack/blob/master/spec.md.
 """
 
 import struct
@@ -12,10 +13,10 @@ from vit_spec import InputError
 
 Kind = Literal["value", "map", "array", "text", "bytes", "extension"]
 
-_WINDOW = 512  # bytes read at once: a few words, and not the array after them
-_VALUES = {0xC0: None, 0xC2: False, 0xC3: True}
-_NUMBERS = dict(zip((0xCA, 0xCB, *range(0xCC, 0xD4)), (f">{code}" for code in "fdBHIQbhiq"), strict=True))
-_SIZED: dict[int, tuple[Kind, int]] = {  # first byte -> what follows, and bytes of its length
+_READ_SIZE = 512  # bytes per read: a few tokens, without the array that follows
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+_NUMBER_FORMATS = dict(zip((0xCA, 0xCB, *range(0xCC, 0xD4)), (f">{code}" for code in "fdBHIQbhiq"), strict=True))
+_LENGTH_PREFIXED: dict[int, tuple[Kind, int]] = {  # first byte -> kind, and width of its length in bytes
     **dict(zip((0xC4, 0xC5, 0xC6), (("bytes", 1), ("bytes", 2), ("bytes", 4)), strict=True)),
     **dict(zip((0xC7, 0xC8, 0xC9), (("extension", 1), ("extension", 2), ("extension", 4)), strict=True)),
     **dict(zip((0xD9, 0xDA, 0xDB), (("text", 1), ("text", 2), ("text", 4)), strict=True)),
@@ -23,68 +24,79 @@ _SIZED: dict[int, tuple[Kind, int]] = {  # first byte -> what follows, and bytes
     **dict(zip((0xDE, 0xDF), (("map", 2), ("map", 4)), strict=True)),
 }
 _FIXED_EXTENSIONS = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}
-_FIXED_LENGTHS = {code: length for length, code in _FIXED_EXTENSIONS.items()}
+_FIXED_EXTENSION_LENGTHS = {code: length for length, code in _FIXED_EXTENSIONS.items()}
 
 
 @dataclass(frozen=True)
 class Token:
-    """A word.
+    """A token of msgpack.
 
-    kind: "value" of what stands for itself: a number, a flag or nothing.
-    value: of a "value"; otherwise the number of bytes, items or pairs that follow.
-    code: the type of an extension.
+    kind: "value" for a number, a boolean or nil; otherwise the kind of object that the token declares.
+    value: the number, boolean or None if the kind is "value"; otherwise the number of bytes, items or pairs that follow.
+    extension_type: the type code of an extension; 0 for other kinds.
     """
 
     kind: Kind
     value: Any
-    code: int = 0
+    extension_type: int = 0
 
 
 class Reader:
-    """A place in a file.  Every method raises InputError where the file ends too early; the caller names the file."""
+    """A reader of tokens from a position in a file.
+
+    Every method raises InputError at the end of the file; the caller adds the path.
+    """
 
     def __init__(self, file: File) -> None:
-        self.file, self.at = file, 0
-        self._window, self._begin = b"", 0
+        self.file, self.position = file, 0
+        self._buffer, self._buffer_start = b"", 0
 
     @property
-    def left(self) -> int:
-        """Bytes from here to the end of the file."""
-        return self.file.size - self.at
+    def bytes_left(self) -> int:
+        """Bytes from the position to the end of the file."""
+        return self.file.size - self.position
 
-    def take(self, count: int) -> bytes:
-        """Return the next bytes."""
-        start = self.at - self._begin
-        if start < 0 or start + count > len(self._window):
-            self._window, self._begin, start = self.file.read(self.at, max(count, _WINDOW)), self.at, 0
-        data = self._window[start : start + count]
+    def read_bytes(self, count: int) -> bytes:
+        """Return the next `count` bytes."""
+        start = self.position - self._buffer_start
+        if start < 0 or start + count > len(self._buffer):
+            self._buffer, self._buffer_start, start = (
+                self.file.read(self.position, max(count, _READ_SIZE)),
+                self.position,
+                0,
+            )
+        data = self._buffer[start : start + count]
         if len(data) < count:
             raise InputError("it ends too early")
-        self.at += count
+        self.position += count
         return data
 
-    def token(self) -> Token:
-        """Return the next word; what it announces fits in the file."""
-        token = self._token()
-        if token.kind != "value" and token.value * (2 if token.kind == "map" else 1) > self.left:
-            raise InputError(f"it announces a {token.kind} of {token.value}, and ends before")
-        return token
-
-    def text(self, token: Token, limit: int) -> str:
-        """Return the text that a word announced.
+    def read_token(self) -> Token:
+        """Return the next token.
 
         Raises:
-            InputError: it is no text, or longer than `limit` bytes.
+            InputError: the token is invalid, or declares more bytes, items or pairs than the rest of the file can have.
         """
-        if token.kind != "text" or token.value > limit:
-            raise InputError(f"text of at most {limit} bytes expected, and not a {token.kind}")
+        token = self._read_token()
+        if token.kind != "value" and token.value * (2 if token.kind == "map" else 1) > self.bytes_left:
+            raise InputError(f"it declares a {token.kind} of {token.value}, but ends earlier")
+        return token
+
+    def read_text(self, token: Token, max_bytes: int) -> str:
+        """Return the text that a token declared.
+
+        Raises:
+            InputError: the token does not declare text, or more than `max_bytes` bytes.
+        """
+        if token.kind != "text" or token.value > max_bytes:
+            raise InputError(f"it has a {token.kind}, expected text of at most {max_bytes} bytes")
         try:
-            return self.take(token.value).decode()
+            return self.read_bytes(token.value).decode()
         except UnicodeDecodeError:
             raise InputError("its text is not UTF-8") from None
 
-    def _token(self) -> Token:
-        byte = self.take(1)[0]
+    def _read_token(self) -> Token:
+        byte = self.read_bytes(1)[0]
         if byte < 0x80 or byte >= 0xE0:
             return Token("value", byte if byte < 0x80 else byte - 256)
         if byte < 0x90:
@@ -93,33 +105,34 @@ class Reader:
             return Token("array", byte & 0x0F)
         if byte < 0xC0:
             return Token("text", byte & 0x1F)
-        if byte in _VALUES:
-            return Token("value", _VALUES[byte])
-        if byte in _NUMBERS:
-            return Token("value", struct.unpack(_NUMBERS[byte], self.take(struct.calcsize(_NUMBERS[byte])))[0])
-        if byte in _FIXED_LENGTHS:
-            return Token("extension", _FIXED_LENGTHS[byte], self._code())
-        if byte not in _SIZED:
-            raise InputError(f"no word begins with byte {byte:#x}")
-        kind, width = _SIZED[byte]
-        count = int.from_bytes(self.take(width), "big")
-        return Token(kind, count, self._code() if kind == "extension" else 0)
+        if byte in _CONSTANTS:
+            return Token("value", _CONSTANTS[byte])
+        if byte in _NUMBER_FORMATS:
+            format = _NUMBER_FORMATS[byte]
+            return Token("value", struct.unpack(format, self.read_bytes(struct.calcsize(format)))[0])
+        if byte in _FIXED_EXTENSION_LENGTHS:
+            return Token("extension", _FIXED_EXTENSION_LENGTHS[byte], self._read_extension_type())
+        if byte not in _LENGTH_PREFIXED:
+            raise InputError(f"no token begins with byte {byte:#x}")
+        kind, width = _LENGTH_PREFIXED[byte]
+        count = int.from_bytes(self.read_bytes(width), "big")
+        return Token(kind, count, self._read_extension_type() if kind == "extension" else 0)
 
-    def _code(self) -> int:
-        return int.from_bytes(self.take(1), "big", signed=True)
+    def _read_extension_type(self) -> int:
+        return int.from_bytes(self.read_bytes(1), "big", signed=True)
 
 
-def begins_named_map(head: bytes) -> bool:
-    """Whether these are the first bytes of a map whose first key is text, or of an empty map and nothing else."""
-    if head[:1] == b"\x80":  # so begin pickles too
+def starts_with_string_key_map(head: bytes) -> bool:
+    """Return whether a file begins with a map whose first key is text, or is an empty map."""
+    if head[:1] == b"\x80":  # pickles begin with this byte too
         return len(head) == 1
-    names = head[{b"\xde": 3, b"\xdf": 5}.get(head[:1], 1) :]
+    key = head[{b"\xde": 3, b"\xdf": 5}.get(head[:1], 1) :]
     is_map = head[:1] in (b"\xde", b"\xdf") or b"\x81" <= head[:1] <= b"\x8f"
-    return is_map and (b"\xa0" <= names[:1] < b"\xc0" or names[:1] in (b"\xd9", b"\xda", b"\xdb"))
+    return is_map and (b"\xa0" <= key[:1] < b"\xc0" or key[:1] in (b"\xd9", b"\xda", b"\xdb"))
 
 
-def integer(value: int) -> bytes:
-    """Return the word of a natural number."""
+def encode_integer(value: int) -> bytes:
+    """Return the encoding of a non-negative integer."""
     if value < 0x80:
         return bytes([value])
     return next(
@@ -129,37 +142,37 @@ def integer(value: int) -> bytes:
     )
 
 
-def text(value: str) -> bytes:
-    """Return text, with its word."""
+def encode_text(value: str) -> bytes:
+    """Return the encoding of a text."""
     data = value.encode()
-    return (bytes([0xA0 + len(data)]) if len(data) < 32 else _sized("text", len(data))) + data
+    return (bytes([0xA0 + len(data)]) if len(data) < 32 else _header("text", len(data))) + data
 
 
-def map_of(count: int) -> bytes:
-    """Return the word of a map of so many pairs."""
-    return bytes([0x80 + count]) if count < 16 else _sized("map", count)
+def map_header(count: int) -> bytes:
+    """Return the header of a map of `count` pairs."""
+    return bytes([0x80 + count]) if count < 16 else _header("map", count)
 
 
-def array_of(count: int) -> bytes:
-    """Return the word of an array of so many items."""
-    return bytes([0x90 + count]) if count < 16 else _sized("array", count)
+def array_header(count: int) -> bytes:
+    """Return the header of an array of `count` items."""
+    return bytes([0x90 + count]) if count < 16 else _header("array", count)
 
 
-def bytes_of(count: int) -> bytes:
-    """Return the word of so many bytes."""
-    return _sized("bytes", count)
+def bytes_header(count: int) -> bytes:
+    """Return the header of `count` bytes."""
+    return _header("bytes", count)
 
 
-def extension_of(code: int, count: int) -> bytes:
-    """Return the word of an extension of so many bytes."""
+def extension_header(extension_type: int, count: int) -> bytes:
+    """Return the header of an extension of `count` bytes."""
     fixed = _FIXED_EXTENSIONS.get(count)
-    return (_sized("extension", count) if fixed is None else bytes([fixed])) + bytes([code])
+    return (_header("extension", count) if fixed is None else bytes([fixed])) + bytes([extension_type])
 
 
-def _sized(kind: Kind, count: int) -> bytes:
-    """Return the shortest word that says what follows with a length."""
+def _header(kind: Kind, count: int) -> bytes:
+    """Return the shortest header of a kind that can declare `count`."""
     return next(
         bytes([byte]) + count.to_bytes(width, "big")
-        for byte, (of, width) in _SIZED.items()
-        if of == kind and count < 256**width
+        for byte, (other_kind, width) in _LENGTH_PREFIXED.items()
+        if other_kind == kind and count < 256**width
     )

@@ -1,6 +1,6 @@
-"""Orbax checkpoints: folders of zarr arrays, plain or in an OCDBT store, read through tensorstore alone.
+"""Orbax checkpoints: folders of zarr arrays, plain or in an OCDBT store, read with tensorstore and without Orbax.
 
-The tree is in `_METADATA`, as JSON; an array's name is its keys joined with dots.  See
+The tree is in the JSON file `_METADATA`; the name of an array is its keys, joined with dots.  See
 https://orbax.readthedocs.io/en/latest/guides/checkpoint/checkpoint_format.html.
 """
 
@@ -17,88 +17,105 @@ import numpy as np
 
 from parity.checkpoints.containers import zarr
 from parity.checkpoints.containers.budget import Budget
-from parity.checkpoints.containers.container import Container, Contents, Sink, Slot, Words
-from parity.checkpoints.containers.scratch import Scratch
+from parity.checkpoints.containers.container import ArraySpec, Container, Contents, KeyPath, Writer
+from parity.checkpoints.containers.scratch import ScratchFile
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, bounded_json
 
-_TREE, _CHECKPOINT, _TEXTS = "_METADATA", "_CHECKPOINT_METADATA", "_strings.json"
+_TREE_FILE, _CHECKPOINT_FILE, _STRINGS_FILE = "_METADATA", "_CHECKPOINT_METADATA", "_strings.json"
 
 
 def recognises(path: Path, head: bytes) -> bool:
-    """Return whether a folder is an Orbax checkpoint, an item of one, or holds some in folders of their own."""
-    return path.is_dir() and (_is_part(path) or any(_is_part(folder) for folder in _folders(path)))
+    """Return whether a folder is an Orbax checkpoint or an item of one, or has a subfolder that is one of these."""
+    return path.is_dir() and (_is_item(path) or any(_is_item(folder) for folder in _list_subfolders(path)))
 
 
 def open_(path: Path, budget: Budget | None = None) -> Contents:
     """Read the metadata of a checkpoint.
 
-    path: a checkpoint with one item, an item of one with several (`checkpoint/params`), or a folder with one step.
-    Arrays have the path of their keys; scalars and text of the tree are notes, and so is custom metadata.
+    Scalars and text in the tree become metadata, and so does the custom metadata.
+
+    Args:
+        path: a checkpoint with one item, one item of a checkpoint (`checkpoint/params`), or a folder with one step.
+        budget: limits on what opening may cost.
 
     Raises:
-        InputError: a folder that is damaged or that holds several steps or items; names them.
+        InputError: the folder is damaged, or has several steps or items; the message lists them.
     """
-    _check_installed(path)
-    budget, folder = budget or Budget(), _item(path)
-    there = zarr.files(folder, budget)
-    tree, custom = _json(folder / _TREE), _custom(folder)
+    _check_tensorstore(path)
+    budget, folder = budget or Budget(), _find_item(path)
+    disk_usage = zarr.scan_files(folder, budget)
+    tree, custom_metadata = _read_json(folder / _TREE_FILE), _read_custom_metadata(folder)
     try:
-        leaves = [_leaf(leaf, budget) for leaf in tree["tree_metadata"].values()]
-        specs = {words: _spec(folder, words, tree) for words, kind in leaves if kind in _ARRAYS or kind == "scalar"}
-        texts = [words for words, kind in leaves if kind == "string"]
+        leaves = [_parse_leaf(leaf, budget) for leaf in tree["tree_metadata"].values()]
+        ts_specs = {
+            key_path: _ts_spec(folder, key_path, tree)
+            for key_path, value_type in leaves
+            if value_type in _ARRAY_TYPES or value_type == "scalar"
+        }
+        string_paths = [key_path for key_path, value_type in leaves if value_type == "string"]
     except (KeyError, TypeError, AttributeError):
-        raise InputError(f"{folder / _TREE} is damaged, or of an Orbax that is not known: write it again") from None
-    if len(specs) + len(texts) < sum(kind in (*_ARRAYS, "scalar", "string") for _, kind in leaves):
-        raise InputError(f"{folder / _TREE} names an array twice: write it again")
-    notes = {**custom, **{"/".join(words): text for words, text in _texts(folder, texts).items()}}
+        raise InputError(
+            f"{folder / _TREE_FILE} is damaged, or was written by an unknown version of Orbax: write it again"
+        ) from None
+    if len(ts_specs) + len(string_paths) < sum(
+        value_type in (*_ARRAY_TYPES, "scalar", "string") for _, value_type in leaves
+    ):
+        raise InputError(f"{folder / _TREE_FILE} names an array twice: write it again")
+    metadata = {
+        **custom_metadata,
+        **{"/".join(key_path): text for key_path, text in _read_strings(folder, string_paths).items()},
+    }
+    arrays = zarr.open_arrays(folder, ts_specs, disk_usage, budget)
+    for key_path, value_type in leaves:
+        if value_type == "scalar":
+            scalar = arrays.pop(key_path)
+            if scalar.shape or scalar.nbytes > _MAX_SCALAR_BYTES:
+                raise InputError(f"{folder}: {'/'.join(key_path)} is a scalar of shape {scalar.shape}: write it again")
+            metadata["/".join(key_path)] = np.asarray(scalar).item()
+    return Contents("orbax", arrays, metadata)
 
-    arrays = zarr.arrays(folder, specs, there, budget)
-    for words, kind in leaves:
-        if kind == "scalar":
-            scalar = arrays.pop(words)
-            if scalar.shape or scalar.nbytes > _SCALAR:
-                raise InputError(f"{folder}: {'/'.join(words)} is a scalar of shape {scalar.shape}: write it again")
-            notes["/".join(words)] = np.asarray(scalar).item()
-    return Contents("orbax", arrays, notes)
 
-
-def _custom(folder: Path) -> dict[str, Any]:
-    """Return the custom metadata of a checkpoint, of which `folder` is an item or all."""
-    for place in (folder, folder.parent):
-        if (place / _CHECKPOINT).is_file():
-            custom = _json(place / _CHECKPOINT).get("custom_metadata") or {}
-            if not isinstance(custom, dict):
-                raise InputError(f"{place / _CHECKPOINT} has custom_metadata that are no JSON object: write it again")
-            return custom
+def _read_custom_metadata(folder: Path) -> dict[str, Any]:
+    """Return the custom metadata of a checkpoint; `folder` is the checkpoint or an item of it."""
+    for parent in (folder, folder.parent):
+        if (parent / _CHECKPOINT_FILE).is_file():
+            custom_metadata = _read_json(parent / _CHECKPOINT_FILE).get("custom_metadata") or {}
+            if not isinstance(custom_metadata, dict):
+                raise InputError(
+                    f"{parent / _CHECKPOINT_FILE} has custom_metadata that are not a JSON object: write it again"
+                )
+            return custom_metadata
     return {}
 
 
-def _leaf(leaf: dict[str, Any], budget: Budget) -> tuple[Words, str]:
-    """Return the path of a leaf of the tree, and what it is."""
+def _parse_leaf(leaf: dict[str, Any], budget: Budget) -> tuple[KeyPath, str]:
+    """Return the key path and the type of a leaf of the tree."""
     keys = [key["key"] for key in leaf["key_metadata"]]
-    if len(keys) > _DEPTH or not all(isinstance(key, str) or type(key) is int for key in keys):
-        raise TypeError("no path")
-    words = tuple(map(str, keys))
-    budget.make(_LEAF, sum(map(len, words)))
-    return words, str(leaf["value_metadata"]["value_type"])
+    if len(keys) > _MAX_DEPTH or not all(isinstance(key, str) or type(key) is int for key in keys):
+        raise TypeError("not a key path")
+    key_path = tuple(map(str, keys))
+    budget.spend(_LEAF_COST, sum(map(len, key_path)))
+    return key_path, str(leaf["value_metadata"]["value_type"])
 
 
 @contextmanager
-def create(path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str]) -> Iterator[Sink]:
-    """Write a checkpoint of nested dictionaries, keys split at "/", that `ocp.load(path)` gives back.
+def create(path: Path, specs: Mapping[str, ArraySpec], metadata: Mapping[str, str]) -> Iterator[Writer]:
+    """Write a checkpoint of nested dictionaries, splitting keys at "/"; `ocp.load(path)` reads it.
 
-    Notes become its custom metadata.  The pieces gather in a scratch file as large as the arrays; Orbax then holds
-    the largest array in memory, compressed, for it writes each in one chunk.
+    `metadata` becomes the custom metadata.  The arrays are collected in a scratch file, which takes as much disk space as
+    all arrays.  Orbax writes each array as one chunk, so it then has the largest array in memory, compressed.
 
     Raises:
-        InputError: an array without entries, which Orbax does not keep, or one that is also a folder of others; a disk
-            that has no room for so many files.
+        InputError: an array has no elements, and Orbax does not store such arrays; a key is both an array and a group of
+            arrays; or the disk has too few inodes for the files.
     """
-    if empty := [key for key, slot in slots.items() if 0 in slot.shape]:
-        raise InputError(f"Orbax keeps no array without entries: leave out {', '.join(empty)}, or write safetensors")
+    if empty_keys := [key for key, spec in specs.items() if 0 in spec.shape]:
+        raise InputError(
+            f"Orbax does not store arrays without elements: leave out {', '.join(empty_keys)}, or write safetensors"
+        )
     nested: dict[str, Any] = {}
-    for key in slots:
+    for key in specs:
         *parents, leaf = key.split("/")
         node = nested
         for parent in parents:
@@ -108,105 +125,110 @@ def create(path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str]) -> I
         if leaf in node:
             raise InputError(f"{key!r} would be both an array and a group: rename one of them")
         node[leaf] = key
-    _check_inodes(path, slots)
-    with Scratch(path, slots) as scratch:
+    _check_inodes(path, specs)
+    with ScratchFile(path, specs) as scratch:
         yield scratch
-        _save(path, nested, scratch.arrays(), notes)
+        _save(path, nested, scratch.arrays(), metadata)
 
 
 CONTAINER = Container(
     name="orbax",
-    what="Orbax checkpoint, a folder",
+    description="Orbax checkpoint, a folder",
     recognises=recognises,
     open=open_,
     suffixes=(),
     create=create,
     any_order=True,
-    entries=r"_CHECKPOINT_METADATA|commit_success\.txt|orbax\.checkpoint|state|parity\.json",
+    entry_pattern=r"_CHECKPOINT_METADATA|commit_success\.txt|orbax\.checkpoint|state|parity\.json",
 )
 
 
-_ARRAYS = {"np.ndarray", "jax.Array"}
-_JSON = 1 << 24  # bytes of a file of metadata
-_SCALAR = 16  # bytes at most
-_DEPTH = 64  # of the tree
-_BESIDE = 20  # files and folders besides those of the arrays: Orbax 0.12 takes 8
-_LEAF = 64  # objects of the budget that an array counts as: tensorstore makes a store of it
+_ARRAY_TYPES = {"np.ndarray", "jax.Array"}
+_MAX_JSON_BYTES = 1 << 24  # of a metadata file
+_MAX_SCALAR_BYTES = 16
+_MAX_DEPTH = 64  # of the tree
+_OTHER_INODES = 20  # files and folders besides those of the arrays; Orbax 0.12 creates 8
+_LEAF_COST = 64  # objects charged to the budget, because tensorstore opens a store for each array
 
 
-def _spec(folder: Path, words: Words, tree: dict[str, Any]) -> zarr.Spec:
-    """Return where tensorstore finds an array, and that a missing piece is an error rather than zeros."""
-    name, base = ".".join(words), folder.absolute()
+def _ts_spec(folder: Path, key_path: KeyPath, tree: dict[str, Any]) -> zarr.TensorStoreSpec:
+    """Return the tensorstore spec of an array.
+
+    If the checkpoint says that it stores all chunks, a missing chunk is an error; otherwise it is read as the fill value.
+    """
+    name, base = ".".join(key_path), folder.absolute()
     if tree.get("use_ocdbt", True):
-        below = {"driver": "file", "path": f"{base}/"}  # no URL, in which some names are others
-        place: dict[str, Any] = {"driver": "ocdbt", "base": below, "path": f"{name}/"}
+        base_store = {"driver": "file", "path": f"{base}/"}  # not a URL, in which "%" or "?" has a special meaning
+        store: dict[str, Any] = {"driver": "ocdbt", "base": base_store, "path": f"{name}/"}
     else:
         if any(part in ("", ".", "..") for part in name.split("/")):
-            raise InputError(f"{folder / _TREE} names the array {name!r}, which may lie outside: do not trust it")
-        place = {"driver": "file", "path": f"{base}/{name}/"}
-    complete = bool(tree.get("store_array_data_equal_to_fill_value", False))
+            raise InputError(
+                f"{folder / _TREE_FILE} names the array {name!r}, which may be outside of the folder: do not trust it"
+            )
+        store = {"driver": "file", "path": f"{base}/{name}/"}
+    is_complete = bool(tree.get("store_array_data_equal_to_fill_value", False))
     driver = "zarr3" if tree.get("use_zarr3", False) else "zarr"
-    return {"driver": driver, "kvstore": place, "fill_missing_data_reads": not complete}
+    return {"driver": driver, "kvstore": store, "fill_missing_data_reads": not is_complete}
 
 
-def _item(path: Path) -> Path:
-    """Return the folder with the tree: `path`, or the only one in it."""
+def _find_item(path: Path) -> Path:
+    """Return the folder with the tree: `path` itself, or its only checkpoint or item."""
     for _ in range(3):  # steps / a step / its item
-        if (path / _TREE).is_file():
+        if (path / _TREE_FILE).is_file():
             return path
-        parts = [folder for folder in _folders(path) if _is_part(folder)]
-        if len(parts) != 1:
-            names = ", ".join(folder.name for folder in parts[:20])
-            what = f"holds several checkpoints or items ({names}): give one of them" if parts else f"has no {_TREE}"
-            raise InputError(f"{path} {what}" + ("" if parts else ": it is no Orbax checkpoint, or one never completed"))
-        path = parts[0]
-    raise InputError(f"{path} has no {_TREE}: it is no Orbax checkpoint, or one never completed")
+        items = [folder for folder in _list_subfolders(path) if _is_item(folder)]
+        if len(items) != 1:
+            names = ", ".join(folder.name for folder in items[:20])
+            what = f"has several checkpoints or items ({names}): give one of them" if items else f"has no {_TREE_FILE}"
+            raise InputError(f"{path} {what}" + ("" if items else ": it is not an Orbax checkpoint, or an incomplete one"))
+        path = items[0]
+    raise InputError(f"{path} has no {_TREE_FILE}: it is not an Orbax checkpoint, or an incomplete one")
 
 
-def _is_part(folder: Path) -> bool:
-    return (folder / _TREE).is_file() or (folder / _CHECKPOINT).is_file()
+def _is_item(folder: Path) -> bool:
+    return (folder / _TREE_FILE).is_file() or (folder / _CHECKPOINT_FILE).is_file()
 
 
-def _folders(path: Path) -> list[Path]:
+def _list_subfolders(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if entry.is_dir())
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return bounded_json.read_object(path, longest=_JSON)
+        return bounded_json.read_object(path, max_bytes=_MAX_JSON_BYTES)
     except (OSError, InputError) as error:
         what = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path} is no JSON object ({what}): the checkpoint is damaged, so write it again") from None
+        raise InputError(f"{path} is not a JSON object ({what}): the checkpoint is damaged, so write it again") from None
 
 
-def _texts(folder: Path, keys: list[Words]) -> dict[Words, str]:
+def _read_strings(folder: Path, keys: list[KeyPath]) -> dict[KeyPath, str]:
     if not keys:
         return {}
-    texts = _json(folder / _TEXTS)
-    found = {words: texts[".".join(words)] for words in keys if ".".join(words) in texts}
-    return {words: text for words, text in found.items() if isinstance(text, str)}
+    strings = _read_json(folder / _STRINGS_FILE)
+    found = {key_path: strings[".".join(key_path)] for key_path in keys if ".".join(key_path) in strings}
+    return {key_path: text for key_path, text in found.items() if isinstance(text, str)}
 
 
-def _check_installed(path: Path) -> None:
+def _check_tensorstore(path: Path) -> None:
     if not find_spec("tensorstore"):
         raise InputError(f"{path} is an Orbax checkpoint: to read it, pip install orbax-checkpoint")
 
 
-def _check_inodes(path: Path, slots: Mapping[str, Slot]) -> None:
-    """Refuse a disk that cannot hold so many files.
+def _check_inodes(path: Path, specs: Mapping[str, ArraySpec]) -> None:
+    """Raise InputError if the disk has too few inodes for the files and folders of the arrays.
 
-    tensorstore's threads go on for a while after one of them has failed: they print what they meet, and write into a folder
-    that is being removed.
+    This is checked in advance, because when one thread of tensorstore fails, the others continue for a while: they print
+    errors, and write into a folder that is being removed.
     """
-    # Of each array its folder, zarr.json, c, and a folder or a file for each axis.
-    needed = sum(3 + len(slot.shape) for slot in slots.values()) + _BESIDE
+    # An array takes its folder, the file zarr.json, the folder c, and for each axis a folder or, for the last one, a file.
+    needed = sum(3 + len(spec.shape) for spec in specs.values()) + _OTHER_INODES
     disk = os.statvfs(path.parent)
-    if disk.f_files and disk.f_favail < needed:  # file systems that need no inodes say 0
-        left = f"its disk has room for {disk.f_favail:,}"
+    if disk.f_files and disk.f_favail < needed:  # f_files is 0 on file systems without inodes
+        left = f"its disk has space for {disk.f_favail:,}"
         raise InputError(f"{path} takes up to {needed:,} files and folders, {left}: delete some there, or write elsewhere")
 
 
-def _save(path: Path, tree: Any, arrays: Mapping[str, Array], notes: Mapping[str, str]) -> None:
+def _save(path: Path, tree: Any, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
     try:
         from orbax.checkpoint import v1 as ocp
     except ImportError:
@@ -217,22 +239,25 @@ def _save(path: Path, tree: Any, arrays: Mapping[str, Array], notes: Mapping[str
 
     context = ocp.Context()
     context.memory.write_concurrent_bytes = max((array.nbytes for array in arrays.values()), default=0) + 1
-    context.memory.deepcopy_host_arrays = False  # nobody else changes them
-    context.array.saving.use_ocdbt = False  # whose store keeps all that it was given in memory until it is committed
-    with warnings.catch_warnings(), _unlogged("absl", "asyncio"), context:
-        warnings.filterwarnings("ignore", category=DeprecationWarning)  # Orbax's own, about its own parts
-        ocp.save(path.absolute(), fill(tree), custom_metadata=dict(notes))
+    context.memory.deepcopy_host_arrays = False  # nothing else modifies them
+    context.array.saving.use_ocdbt = False  # OCDBT keeps all data in memory until the commit
+    with warnings.catch_warnings(), _silence_loggers("absl", "asyncio"), context:
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # from Orbax, about its own API
+        ocp.save(path.absolute(), fill(tree), custom_metadata=dict(metadata))
 
 
 @contextmanager
-def _unlogged(*names: str) -> Iterator[None]:
-    """Keep logs silent: Orbax warns that there is no OCDBT, and tells a failure, which it raises, in hundreds of lines."""
-    logs = [logging.getLogger(name) for name in names]
-    levels = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.CRITICAL)
+def _silence_loggers(*names: str) -> Iterator[None]:
+    """Silence some loggers.
+
+    Orbax warns that OCDBT is off, and it logs in hundreds of lines each error that it also raises.
+    """
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,11 +1,12 @@
-"""Reading pickles without running anything: what a pickle names is looked up in a table of inert stand-ins, or refused.
+"""A reader of pickles that runs no code: each class or function in a pickle is replaced by a stand-in, or refused.
 
-A pickle is a program, so no filter on its result can help.  Here its instructions are a short list, the only things it
-can call are functions of this file, and what it builds are dictionaries, lists, text, numbers, `Record`s and tensors.
+A pickle is a program, so checking its result would be too late.  This reader implements few instructions.  They can call
+only functions of this package, and they build only dictionaries, lists, text, numbers, `PickledObject`s and tensors.
 
-The base is the Python version of the standard library's unpickler: the one in C lets an instruction of five bytes
-choose how much memory its memo takes, the Python one keeps the memo in a dictionary.  Every instruction is counted
-against a `Budget`, and a call besides by the size of its arguments, because the memo lets a short pickle repeat long ones.
+The reader is based on the pure Python unpickler of the standard library.  In the C version, an instruction of five bytes
+can choose how much memory the memo takes; in the Python version the memo is a dictionary.  Each instruction is charged to a
+`Budget`.  A call is also charged for the size of its arguments, because a short pickle can use the memo to repeat long
+arguments.
 """
 
 import io
@@ -18,32 +19,32 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.containers.budget import Budget
-from parity.checkpoints.containers.container import Stored, Words
+from parity.checkpoints.containers.container import KeyPath, StoredArray
 from vit_spec import InputError
 
-LIMIT = 1 << 24  # bytes of pickle; those of the largest published ViTs, with optimizer, are a twentieth of it
-_NODES, _DEPTH = 1 << 18, 64  # of a tree: memo references make a small pickle as large, or as endless, as it likes
-_MARKS = 1 << 10  # open at a time; each takes ten times the memory of another instruction
-_CALL = 8  # instructions that a call counts as
+MAX_PICKLE_BYTES = 1 << 24  # the pickles of the largest published ViTs, with optimizer, are 20 times smaller
+_MAX_ENTRIES, _MAX_DEPTH = 1 << 18, 64  # of a tree: through the memo, a small pickle can describe an endless tree
+_MAX_OPEN_MARKS = 1 << 10  # at the same time: a mark takes ten times the memory of other instructions
+_CALL_COST = 8  # objects charged to the budget
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 @dataclass(frozen=True, eq=False)
 class Global:
-    """What stands for a class or function that a pickle names.
+    """The stand-in for a class or function that a pickle names.
 
     name: the full name.
-    call: what calling it gives; None where it is never called.
-    record: whether objects of it are made, as `Record`s.
+    call: the function to call instead; None if it must not be called.
+    is_class: whether instances may be created, as `PickledObject`s.
     """
 
     name: str
     call: Callable[..., Any] | None = None
-    record: bool = False
+    is_class: bool = False
 
 
-class Record:
-    """An object of some class: its name and the state it was given."""
+class PickledObject:
+    """An instance of a class in a pickle: the name of the class, and the state that the pickle gives it."""
 
     __slots__ = ("name", "state")
 
@@ -52,264 +53,292 @@ class Record:
         self.state: Any = None
 
 
-Table = Mapping[str, Global]
+Allowlist = Mapping[str, Global]
 
 
-def table(calls: Mapping[str, Callable[..., Any]], records: Iterable[str] = (), values: Iterable[str] = ()) -> Table:
-    """Return the stand-ins for functions, classes and constants by full name."""
+def allowlist(
+    functions: Mapping[str, Callable[..., Any]], classes: Iterable[str] = (), constants: Iterable[str] = ()
+) -> Allowlist:
+    """Return the stand-ins by full name: functions to call, classes to instantiate, and constants."""
     return {
-        **{name: Global(name, call) for name, call in calls.items()},
-        **{name: Global(name, record=True) for name in records},
-        **{name: Global(name) for name in values},
+        **{name: Global(name, call) for name, call in functions.items()},
+        **{name: Global(name, is_class=True) for name in classes},
+        **{name: Global(name) for name in constants},
     }
 
 
-Storage = Callable[[Any], Any]  # what a persistent id, such as torch's storages, stands for
+LoadStorage = Callable[[Any], Any]  # from a persistent id, by which torch refers to storages
 
 
-def load(data: bytes, where: str, known: Table, budget: Budget, storage: Storage | None = None, **options: Any) -> Any:
-    """Return what a pickle holds.
+def load(
+    data: bytes, source: str, allowed: Allowlist, budget: Budget, load_storage: LoadStorage | None = None, **options: Any
+) -> Any:
+    """Return the contents of a pickle.
 
-    where: the file, for messages.
-    known: the stand-ins for all that it may name, besides `COMMON`.
-    options: as of `load_first`.
+    Args:
+        data: the pickle.
+        source: its path, for messages.
+        allowed: the stand-ins for all names that it may use in addition to `COMMON_GLOBALS`.
+        budget: limits on memory and time.
+        load_storage: returns the object that a persistent id refers to; None refuses persistent ids.
+        options: see `load_first`.
 
     Raises:
-        InputError: a pickle that is damaged or too long, or that asks for anything else.
+        InputError: the pickle is damaged, too long, or asks for anything else.
     """
-    return load_first(data, where, known, budget, storage, **options)[0]
+    return load_first(data, source, allowed, budget, load_storage, **options)[0]
 
 
 def load_first(
     data: bytes,
-    where: str,
-    known: Table,
+    source: str,
+    allowed: Allowlist,
     budget: Budget,
-    storage: Storage | None = None,
+    load_storage: LoadStorage | None = None,
     *,
-    longest: int = LIMIT,
+    max_bytes: int = MAX_PICKLE_BYTES,
     encoding: str = "utf-8",
 ) -> tuple[Any, int]:
-    """Return what the first of several pickles holds, and the number of its bytes; the rest as `load`.
+    """Return the contents of the first of several pickles, and its length in bytes.
 
-    longest: bytes that it may have.
-    encoding: of the text of Python 2.
+    Args:
+        data: begins with the pickle.
+        source, allowed, budget, load_storage: see `load`.
+        max_bytes: maximum length of `data`.
+        encoding: encoding of text that Python 2 pickled.
+
+    Raises:
+        InputError: see `load`.
     """
-    if len(data) > longest:
+    if len(data) > max_bytes:
         raise InputError(
-            f"{where} describes its arrays in {len(data)} bytes, more than {longest}: keep the weights alone in it"
+            f"{source} describes its arrays in {len(data)} bytes, more than {max_bytes}: keep the weights alone in it"
         )
     file = io.BytesIO(data)
     try:
-        return _Unpickler(file, where, {**COMMON, **known}, budget, storage, encoding).load(), file.tell()
+        return _Unpickler(file, source, {**COMMON_GLOBALS, **allowed}, budget, load_storage, encoding).load(), file.tell()
     except InputError as error:
-        raise InputError(_named(where, error)) from None
-    except Exception as error:  # a damaged pickle fails in as many ways as Python has exceptions
-        raise InputError(f"{where} is damaged ({type(error).__name__} in its pickle): fetch or write it again") from None
+        raise InputError(_prefix_source(source, error)) from None
+    except Exception as error:  # a damaged pickle can raise any exception
+        raise InputError(f"{source} is damaged ({type(error).__name__} in its pickle): fetch or write it again") from None
 
 
-def _named(where: str, error: InputError) -> str:
-    return str(error) if str(error).startswith(str(InputError(where))) else f"{where}: {error}"
+def _prefix_source(source: str, error: InputError) -> str:
+    return str(error) if str(error).startswith(str(InputError(source))) else f"{source}: {error}"
 
 
-def flatten(tree: Any, where: str, budget: Budget) -> tuple[dict[Words, Stored], dict[str, Any]]:
-    """Return the arrays of a tree by path, and its text, numbers and flags by path joined with "/".
+def flatten(tree: Any, source: str, budget: Budget) -> tuple[dict[KeyPath, StoredArray], dict[str, Any]]:
+    """Split a tree into arrays and metadata.
+
+    Args:
+        tree: what `load` returned: nested dictionaries, lists, tuples and objects.
+        source: path of the pickle, for messages.
+        budget: limits on memory and time.
+
+    Returns:
+        The arrays by key path; and the text, numbers and booleans by key path joined with "/".
 
     Raises:
-        InputError: a tree that is endless or too large, or has two entries under one path.
+        InputError: the tree is endless or too large, or has two entries with the same key path.
     """
     try:
-        return _flattened(tree, where, budget)
+        return _flatten(tree, source, budget)
     except InputError as error:
-        raise InputError(_named(where, error)) from None
+        raise InputError(_prefix_source(source, error)) from None
 
 
-def _flattened(tree: Any, where: str, budget: Budget) -> tuple[dict[Words, Stored], dict[str, Any]]:
-    arrays: dict[Words, Stored] = {}
-    notes: dict[str, Any] = {}
-    todo: list[tuple[Words, Any]] = [((), tree)]
-    for _ in range(_NODES):
-        if not todo:
-            return arrays, notes
-        path, node = todo.pop()
-        node = node.state if isinstance(node, Record) else node.name if isinstance(node, Global) else node
-        if isinstance(node, (list, tuple, dict)) and len(todo) + len(node) > _NODES:
+def _flatten(tree: Any, source: str, budget: Budget) -> tuple[dict[KeyPath, StoredArray], dict[str, Any]]:
+    arrays: dict[KeyPath, StoredArray] = {}
+    metadata: dict[str, Any] = {}
+    stack: list[tuple[KeyPath, Any]] = [((), tree)]
+    for _ in range(_MAX_ENTRIES):
+        if not stack:
+            return arrays, metadata
+        path, node = stack.pop()
+        node = node.state if isinstance(node, PickledObject) else node.name if isinstance(node, Global) else node
+        if isinstance(node, (list, tuple, dict)) and len(stack) + len(node) > _MAX_ENTRIES:
             break
         if isinstance(node, (list, tuple)):
             node = dict(enumerate(node))
         if isinstance(node, dict):
-            if len(path) == _DEPTH:
+            if len(path) == _MAX_DEPTH:
                 break
-            budget.make(len(node), 8 * len(node) * (len(path) + 1))
-            todo += [((*path, _word(key, where)), value) for key, value in reversed(node.items())]
-        elif isinstance(node, Stored):
+            budget.spend(len(node), 8 * len(node) * (len(path) + 1))
+            stack += [((*path, _key_text(key, source)), value) for key, value in reversed(node.items())]
+        elif isinstance(node, StoredArray):
             if path in arrays:
-                raise InputError(f"{where} holds {'/'.join(path)!r} twice: keep one of them")
-            budget.make(1, sum(map(len, path)))
+                raise InputError(f"{source} has {'/'.join(path)!r} twice: keep one of them")
+            budget.spend(1, sum(map(len, path)))
             arrays[path] = node
         elif isinstance(node, (str, float, bool)) or (isinstance(node, int) and node in _INT64):
-            budget.make(1, sum(map(len, path)))
-            notes["/".join(path)] = node
-    raise InputError(f"{where} holds more than {_NODES} entries, or is nested endlessly: keep the weights alone in it")
+            budget.spend(1, sum(map(len, path)))
+            metadata["/".join(path)] = node
+    raise InputError(f"{source} has more than {_MAX_ENTRIES} entries, or is nested endlessly: keep the weights alone in it")
 
 
-def _word(key: Any, where: str) -> str:
+def _key_text(key: Any, source: str) -> str:
     if isinstance(key, (str, float)) or (isinstance(key, int) and key in _INT64):
         return str(key)
-    raise InputError(f"{where} has an entry whose key is no text and no number: keep the weights alone in it")
+    raise InputError(f"{source} has an entry whose key is neither text nor a number: keep the weights alone in it")
 
 
-_Machine: Any = pickle._Unpickler  # whose instructions, stack and memo have no declared types
+_PythonUnpickler: Any = pickle._Unpickler  # typeshed does not declare its instructions, stack and memo
 
 
-class _Dispatch:
-    """The instructions of a machine, each counted when it is fetched."""
+class _CountingDispatch:
+    """The table of instructions; each look-up charges the budget for one object."""
 
-    def __init__(self, budget: Budget, table: Mapping[int, Callable[[Any], None]]) -> None:
-        self._budget, self._table = budget, table
+    def __init__(self, budget: Budget, instructions: Mapping[int, Callable[[Any], None]]) -> None:
+        self._budget, self._instructions = budget, instructions
 
     def __getitem__(self, code: int) -> Callable[[Any], None]:
-        self._budget.nodes -= 1
-        if self._budget.nodes < 0:
-            self._budget.make(0)  # which raises
-        return self._table[code]
+        self._budget.objects -= 1
+        if self._budget.objects < 0:
+            self._budget.spend(0)  # raises InputError
+        return self._instructions[code]
 
 
-class _Unpickler(_Machine):  # type: ignore[misc]
-    """The pickle machine with a short list of instructions, none of which calls anything but a `Global`."""
+class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
+    """The pickle machine, restricted to few instructions; only `Global`s can be called."""
 
     def __init__(
-        self, file: io.BytesIO, where: str, known: Table, budget: Budget, storage: Storage | None, encoding: str
+        self,
+        file: io.BytesIO,
+        source: str,
+        allowed: Allowlist,
+        budget: Budget,
+        load_storage: LoadStorage | None,
+        encoding: str,
     ) -> None:
         super().__init__(file, encoding=encoding)
-        self.where, self.known, self.budget, self.storage = where, known, budget, storage
-        self.dispatch = _Dispatch(budget, _INSTRUCTIONS)
+        self.source, self.allowed, self.budget, self.load_storage = source, allowed, budget, load_storage
+        self.dispatch = _CountingDispatch(budget, _INSTRUCTIONS)
 
-    def refuse(self, what: str) -> InputError:
+    def refusal(self, what: str) -> InputError:
         what = what if what.isprintable() and len(what) < 200 else ascii(what[:200])
         return InputError(
-            f"{self.where} asks {what}: weights never need code, so ask for a file of tensors alone, or for safetensors"
+            f"{self.source} asks {what}: weights never need code, so ask for a file of tensors alone, or for safetensors"
         )
 
     def find_class(self, module: str, name: str) -> Global:
-        self.budget.make(_CALL, len(module) + len(name))
-        full = f"{module}.{name}"
-        if full in self.known:
-            return self.known[full]
-        if module.startswith("__torch__"):  # a module of a TorchScript archive: its code stays where it is
-            return Global(full, record=True)
-        raise self.refuse(f"to call {full}")
+        self.budget.spend(_CALL_COST, len(module) + len(name))
+        full_name = f"{module}.{name}"
+        if full_name in self.allowed:
+            return self.allowed[full_name]
+        if module.startswith("__torch__"):  # a module of a TorchScript archive: its code is not loaded
+            return Global(full_name, is_class=True)
+        raise self.refusal(f"to call {full_name}")
 
     def persistent_load(self, pid: Any) -> Any:
-        if self.storage is None:
-            raise self.refuse("for an object outside it")
-        self.count(pid)
-        return self.storage(pid)
+        if self.load_storage is None:
+            raise self.refusal("for an object outside it")
+        self.charge_call(pid)
+        return self.load_storage(pid)
 
     def reduce(self) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
         if not isinstance(function, Global) or function.call is None or not isinstance(arguments, tuple):
-            raise self.refuse(f"to call {getattr(function, 'name', 'what is no function')}")
-        self.count(arguments)
+            raise self.refusal(f"to call {getattr(function, 'name', 'something that is not a function')}")
+        self.charge_call(arguments)
         self.append(function.call(*arguments))
 
-    def count(self, arguments: Any) -> None:
-        """Count a call: every function of this layer makes at most a few times as much as its arguments hold."""
+    def charge_call(self, arguments: Any) -> None:
+        """Charge the budget for a call: no function here creates more than a few times the size of its arguments."""
         if not isinstance(arguments, tuple):
-            raise self.refuse("to call something with what is no list of arguments")
-        self.budget.make(_CALL + len(arguments))
+            raise self.refusal("to call something with arguments that are not a tuple")
+        self.budget.spend(_CALL_COST + len(arguments))
         text = sum(len(each) for each in arguments if isinstance(each, (str, bytes)))
         items = sum(len(each) for each in arguments if isinstance(each, (tuple, list, dict)))
-        self.budget.make(0, text + 8 * items)
+        self.budget.spend(0, text + 8 * items)
 
-    def new(self) -> None:
+    def new_object(self) -> None:
         arguments, kind = self.stack.pop(), self.stack.pop()
-        if not isinstance(kind, Global) or not kind.record or arguments != ():
-            raise self.refuse(f"to make a {getattr(kind, 'name', 'thing of no class')}")
-        self.append(Record(kind.name))
+        if not isinstance(kind, Global) or not kind.is_class or arguments != ():
+            raise self.refusal(f"to create an object of {getattr(kind, 'name', 'something that is not a class')}")
+        self.append(PickledObject(kind.name))
 
     def build(self) -> None:
-        state, made = self.stack.pop(), self.stack[-1]
-        if isinstance(made, Record):
-            made.state = state
-        elif isinstance(made, _Dtype):
-            made.check(state)
-        elif not isinstance(made, (dict, Stored)):  # the attributes of a dict or a parameter hold no weights
-            raise self.refuse("to change an object")
+        state, target = self.stack.pop(), self.stack[-1]
+        if isinstance(target, PickledObject):
+            target.state = state
+        elif isinstance(target, _PickledDtype):
+            target.check_byte_order(state)
+        elif not isinstance(target, (dict, StoredArray)):  # the attributes of a dict or a parameter are not weights
+            raise self.refusal("to change an object")
 
     def set_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        self.put([key, value])
+        self.fill_dictionary([key, value])
 
     def set_items(self) -> None:
-        self.put(self.pop_mark())
+        self.fill_dictionary(self.pop_mark())
 
-    def put(self, items: list[Any]) -> None:
+    def fill_dictionary(self, items: list[Any]) -> None:
         if type(self.stack[-1]) is not dict or len(items) % 2:
-            raise self.refuse("to fill what is no dictionary")
+            raise self.refusal("to add entries to something that is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
-            # Hashing a nested tuple would walk it, however deep and however often it refers to itself.
-            # Integers beyond 64 bits can be chosen so that all of them have the same hash.
-            if not isinstance(key, (str, bytes, int, float, Record, Global, type(None))):
-                raise self.refuse(f"for a dictionary with a {type(key).__name__} as a key")
+            # Hashing a nested tuple would visit each part of it as often as the memo repeats the part.
+            # A file can choose integers of more than 64 bits that all have the same hash.
+            if not isinstance(key, (str, bytes, int, float, PickledObject, Global, type(None))):
+                raise self.refusal(f"for a dictionary with a {type(key).__name__} as a key")
             if isinstance(key, int) and key not in _INT64:
-                raise self.refuse("for a dictionary with an integer of more than 64 bits as a key")
+                raise self.refusal("for a dictionary with an integer of more than 64 bits as a key")
             self.stack[-1][key] = value
 
-    def add(self) -> None:
+    def append_one(self) -> None:
         value = self.stack.pop()
         self.extend([value])
 
-    def add_all(self) -> None:
+    def append_many(self) -> None:
         self.extend(self.pop_mark())
 
     def extend(self, items: list[Any]) -> None:
         if type(self.stack[-1]) is not list:
-            raise self.refuse("to extend what is no list")
+            raise self.refusal("to extend something that is not a list")
         self.stack[-1].extend(items)
 
-    def mark(self) -> None:
-        if len(self.metastack) == _MARKS:
-            raise self.refuse(f"for more than {_MARKS} lists in one another")
+    def open_mark(self) -> None:
+        if len(self.metastack) == _MAX_OPEN_MARKS:
+            raise self.refusal(f"for more than {_MAX_OPEN_MARKS} nested lists")
         self.load_mark()
 
-    def put_far(self) -> None:
-        place = self.readline()[:-1]
-        if not place.isdigit() or len(place) > 10:  # as of keys
-            raise self.refuse("for a place in its memo that is no number of 32 bits")
-        self.memo[int(place)] = self.stack[-1]
+    def put_text_index(self) -> None:
+        index = self.readline()[:-1]
+        if not index.isdigit() or len(index) > 10:  # a file can choose longer integers that all have the same hash
+            raise self.refusal("for a memo index that is not a 32-bit number")
+        self.memo[int(index)] = self.stack[-1]
 
-    def unknown(self) -> None:
-        raise self.refuse("for an instruction that files of weights do without")
+    def refuse_instruction(self) -> None:
+        raise self.refusal("for an instruction that files of weights do not use")
 
 
-# What is left only moves text, numbers and containers about, and takes no more memory than the pickle is long.
-_PLAIN = (
+# These only move text, numbers and containers, and take no more memory than the pickle itself.
+_DATA_INSTRUCTIONS = (
     "PROTO FRAME STOP POP POP_MARK DUP NONE NEWTRUE NEWFALSE INT LONG BININT BININT1 BININT2 LONG1 LONG4 FLOAT "
     "BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES "
     "BINBYTES8 EMPTY_LIST LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT GET BINGET LONG_BINGET BINPUT "
     "LONG_BINPUT MEMOIZE GLOBAL STACK_GLOBAL BINPERSID"
 )
-_base = _Machine.dispatch
+_standard_instructions = _PythonUnpickler.dispatch
 _INSTRUCTIONS: dict[int, Callable[[Any], None]] = {
-    **dict.fromkeys(_base, _Unpickler.unknown),
-    **{code: _base[code] for code in (getattr(pickle, name)[0] for name in _PLAIN.split())},
-    pickle.MARK[0]: _Unpickler.mark,
-    pickle.PUT[0]: _Unpickler.put_far,
+    **dict.fromkeys(_standard_instructions, _Unpickler.refuse_instruction),
+    **{code: _standard_instructions[code] for code in (getattr(pickle, name)[0] for name in _DATA_INSTRUCTIONS.split())},
+    pickle.MARK[0]: _Unpickler.open_mark,
+    pickle.PUT[0]: _Unpickler.put_text_index,
     pickle.REDUCE[0]: _Unpickler.reduce,
-    pickle.NEWOBJ[0]: _Unpickler.new,
+    pickle.NEWOBJ[0]: _Unpickler.new_object,
     pickle.BUILD[0]: _Unpickler.build,
     pickle.SETITEM[0]: _Unpickler.set_item,
     pickle.SETITEMS[0]: _Unpickler.set_items,
-    pickle.APPEND[0]: _Unpickler.add,
-    pickle.APPENDS[0]: _Unpickler.add_all,
-    pickle.EMPTY_SET[0]: _base[pickle.EMPTY_LIST[0]],  # a set is read as a list: nothing is hashed
-    pickle.ADDITEMS[0]: _Unpickler.add_all,
+    pickle.APPEND[0]: _Unpickler.append_one,
+    pickle.APPENDS[0]: _Unpickler.append_many,
+    pickle.EMPTY_SET[0]: _standard_instructions[pickle.EMPTY_LIST[0]],  # a set is read as a list, so that nothing is hashed
+    pickle.ADDITEMS[0]: _Unpickler.append_many,
 }
 
 
-class _Dtype:
-    """A dtype of numpy's that is plain: a letter and a size, little-endian."""
+class _PickledDtype:
+    """A little-endian numpy dtype of a kind and a size, such as "f4"."""
 
     __slots__ = ("dtype",)
 
@@ -318,12 +347,12 @@ class _Dtype:
             raise ValueError(code)
         self.dtype = np.dtype(code)
 
-    def check(self, state: Any) -> None:
+    def check_byte_order(self, state: Any) -> None:
         if state[1] not in ("<", "|", "="):
             raise ValueError("big-endian")
 
 
-def _scalar(kind: _Dtype, data: bytes) -> Any:
+def _numpy_scalar(kind: _PickledDtype, data: bytes) -> Any:
     return np.frombuffer(data, kind.dtype, 1)[0].item()
 
 
@@ -333,37 +362,37 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _path(*parts: str) -> str:
+def _join_path(*parts: str) -> str:
     return "/".join(parts).replace("//", "/")
 
 
-def _size(lengths: Any = ()) -> tuple[Any, ...]:
+def _torch_size(lengths: Any = ()) -> tuple[Any, ...]:
     if not isinstance(lengths, (list, tuple)):
-        raise TypeError("no lengths")
+        raise TypeError("not lengths")
     return tuple(lengths)
 
 
-def _device(kind: str, index: int | None = None) -> str:
+def _torch_device(kind: str, index: int | None = None) -> str:
     if not isinstance(kind, str) or not (index is None or (type(index) is int and index in _INT64)):
-        raise TypeError("no device")
+        raise TypeError("not a device")
     return kind if index is None else f"{kind}:{index}"
 
 
-COMMON = table(
+COMMON_GLOBALS = allowlist(
     {
         "collections.OrderedDict": lambda: {},
         "collections.defaultdict": lambda *_: {},
         "__builtin__.set": lambda items: items,
         "builtins.set": lambda items: items,
         "_codecs.encode": _encode,
-        "numpy.dtype": _Dtype,
-        "numpy.core.multiarray.scalar": _scalar,
-        "numpy._core.multiarray.scalar": _scalar,
-        **{f"pathlib.{name}": _path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
-        **{f"pathlib._local.{name}": _path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
-        "torch.Size": _size,
-        "torch.device": _device,
+        "numpy.dtype": _PickledDtype,
+        "numpy.core.multiarray.scalar": _numpy_scalar,
+        "numpy._core.multiarray.scalar": _numpy_scalar,
+        **{f"pathlib.{name}": _join_path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
+        **{f"pathlib._local.{name}": _join_path for name in ("Path", "PosixPath", "PurePath", "PurePosixPath")},
+        "torch.Size": _torch_size,
+        "torch.device": _torch_device,
     },
-    records=["argparse.Namespace"],
-    values=["__builtin__.dict", "builtins.dict", "__builtin__.list", "builtins.list", "__builtin__.int", "builtins.int"],
+    classes=["argparse.Namespace"],
+    constants=["__builtin__.dict", "builtins.dict", "__builtin__.list", "builtins.list", "__builtin__.int", "builtins.int"],
 )

@@ -1,6 +1,7 @@
-"""safetensors: a length, a JSON header of keys, dtypes, shapes and offsets, and the arrays' bytes; one file, or shards.
+"""safetensors: the length of the header, a JSON header, and the bytes of the arrays; one file or several shards.
 
-See https://github.com/huggingface/safetensors#format.  Free text goes into the header's `__metadata__`.
+The header has the dtype, shape and offsets of the array at each key, and the metadata as strings in `__metadata__`.  See
+https://github.com/huggingface/safetensors#format.
 """
 
 import json
@@ -13,18 +14,27 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from parity.checkpoints.containers import shards, strict
+from parity.checkpoints.containers import header_checks, shards
 from parity.checkpoints.containers.budget import Budget
-from parity.checkpoints.containers.container import Container, Contents, File, Sink, Slot, Span, Stored, Words
-from parity.checkpoints.containers.placed import Place, placed
+from parity.checkpoints.containers.container import (
+    ArraySpec,
+    Container,
+    Contents,
+    ContiguousArray,
+    File,
+    KeyPath,
+    StoredArray,
+    Writer,
+)
+from parity.checkpoints.containers.preallocated import Placement, preallocated_file
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, bounded_json
 
 NAME = "safetensors"
 SUFFIX = ".safetensors"
 
-_LIMIT = 25_000_000  # bytes of a header; the format allows four times that, and ViT-22B takes 0.1 MB
-_OPEN = 500  # files that are written at once
+_MAX_HEADER_BYTES = 25_000_000  # the format allows four times as much; ViT-22B needs 0.1 MB
+_MAX_OPEN_FILES = 500  # all shards are open at the same time while they are written
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
@@ -39,146 +49,156 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     **{f"U{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
     "BOOL": np.dtype(bool),
 }
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
 def create_sharded(
-    path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str], max_bytes: int
-) -> AbstractContextManager[Sink]:
-    """Write a folder of shards and their index, named as Hugging Face names them; one file without an index if all fits.
+    path: Path, specs: Mapping[str, ArraySpec], metadata: Mapping[str, str], max_bytes: int
+) -> AbstractContextManager[Writer]:
+    """Write a folder of shards and their index, with the names that Hugging Face uses.
 
-    path: the folder, which is not there yet.
-    slots, notes: as of `Container.create`; every shard carries the notes.
-    max_bytes: of arrays in a shard; a larger array has a shard of its own.
+    If all arrays fit into one shard, the folder has one file and no index.
+
+    Args:
+        path: the folder, which does not exist yet.
+        specs, metadata: see `Container.create`; every shard stores the metadata.
+        max_bytes: maximum sum of the bytes of the arrays in a shard; a larger array has its own shard.
 
     Raises:
-        InputError: as `Container.create`; or more shards than can be written at once.
+        InputError: see `Container.create`; or there are more shards than files that can be open at the same time.
     """
-    plan = shards.plan(slots, max_bytes)
-    if len(plan) > _OPEN:
-        raise InputError(f"{path} would have {len(plan)} shards of {max_bytes} bytes: let them be larger")
-    return _create_sharded(path, slots, notes, plan)
+    plan = shards.plan_shards(specs, max_bytes)
+    if len(plan) > _MAX_OPEN_FILES:
+        raise InputError(
+            f"{path} would have {len(plan)} shards of {max_bytes} bytes, more than {_MAX_OPEN_FILES}: allow larger ones"
+        )
+    return _create_sharded(path, specs, metadata, plan)
 
 
 @contextmanager
 def _create_sharded(
-    path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str], plan: list[list[str]]
-) -> Iterator[Sink]:
+    path: Path, specs: Mapping[str, ArraySpec], metadata: Mapping[str, str], plan: list[list[str]]
+) -> Iterator[Writer]:
     numbers = [f"-{n:05d}-of-{len(plan):05d}" for n in range(1, len(plan) + 1)] if len(plan) > 1 else [""]
     files = {f"model{number}{SUFFIX}": keys for number, keys in zip(numbers, plan, strict=True)}
     path.mkdir()
     with ExitStack() as stack:
-        sinks: dict[str, Sink] = {}
+        writer_by_key: dict[str, Writer] = {}
         for name, keys in files.items():
-            sink = stack.enter_context(_create(path / name, {key: slots[key] for key in keys}, notes))
-            sinks |= dict.fromkeys(keys, sink)
-        yield _Sharded(sinks)
+            writer = stack.enter_context(_create(path / name, {key: specs[key] for key in keys}, metadata))
+            writer_by_key |= dict.fromkeys(keys, writer)
+        yield _ShardedWriter(writer_by_key)
     if len(files) > 1:
-        shards.write_index(path / f"model{SUFFIX}{shards.INDEX}", files, slots)
+        shards.write_index(path / f"model{SUFFIX}{shards.INDEX}", files, specs)
 
 
-class _Sharded:
-    def __init__(self, sinks: Mapping[str, Sink]) -> None:
-        self._sinks = sinks
+class _ShardedWriter:
+    """A `Writer` of several files."""
 
-    def put(self, key: str, first: int, entries: Array) -> None:
-        self._sinks[key].put(key, first, entries)
+    def __init__(self, writer_by_key: Mapping[str, Writer]) -> None:
+        self._writer_by_key = writer_by_key
+
+    def write(self, key: str, start: int, values: Array) -> None:
+        self._writer_by_key[key].write(key, start, values)
 
 
 @contextmanager
-def _create(path: Path, slots: Mapping[str, Slot], notes: Mapping[str, str]) -> Iterator[Sink]:
-    if foreign := [key for key, slot in slots.items() if slot.dtype not in _CODES]:
+def _create(path: Path, specs: Mapping[str, ArraySpec], metadata: Mapping[str, str]) -> Iterator[Writer]:
+    if unsupported := [key for key, spec in specs.items() if spec.dtype not in _DTYPE_CODES]:
+        key, dtype = unsupported[0], specs[unsupported[0]].dtype
+        raise InputError(f"{path}: {header_checks.quote(key)} is {dtype}, which safetensors cannot store")
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    if overlap := header.keys() & specs.keys():
         raise InputError(
-            f"{path}: {strict.quoted(foreign[0])} is {slots[foreign[0]].dtype}, which safetensors has no word for"
+            f"{path}: {header_checks.quote_names(overlap)} is not a valid key in a safetensors file: rename it"
         )
-    header: dict[str, Any] = {"__metadata__": dict(notes)} if notes else {}
-    if overlap := header.keys() & slots.keys():
-        raise InputError(f"{path}: {strict.listed(overlap)} is no key for an array in a safetensors file: rename it")
     end, starts = 0, {}
-    for key, slot in sorted(slots.items(), key=lambda item: -item[1].dtype.itemsize):  # so that every array is aligned
-        starts[key], end = end, end + slot.nbytes
-        header[key] = {"dtype": _CODES[slot.dtype], "shape": slot.shape, "data_offsets": (starts[key], end)}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    begin = 8 + len(text)
-    places = {key: Place(slot, [begin + starts[key]]) for key, slot in slots.items()}
-    with placed(path, begin + end, [(0, len(text).to_bytes(8, "little") + text)], places) as sink:
-        yield sink
+    for key, spec in sorted(specs.items(), key=lambda item: -item[1].dtype.itemsize):  # aligns every array
+        starts[key], end = end, end + spec.nbytes
+        header[key] = {"dtype": _DTYPE_CODES[spec.dtype], "shape": spec.shape, "data_offsets": (starts[key], end)}
+    header_bytes = json.dumps(header).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)
+    data_start = 8 + len(header_bytes)
+    placements = {key: Placement(spec, [data_start + starts[key]]) for key, spec in specs.items()}
+    with preallocated_file(
+        path, data_start + end, [(0, len(header_bytes).to_bytes(8, "little") + header_bytes)], placements
+    ) as writer:
+        yield writer
 
 
 def _recognises(path: Path, head: bytes) -> bool:
-    begins = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LIMIT
-    return begins or shards.recognises(path, head, SUFFIX)
+    starts_like_header = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_HEADER_BYTES
+    return starts_like_header or shards.recognises(path, head, SUFFIX)
 
 
 def _open(path: Path, budget: Budget | None = None) -> Contents:
-    path, budget = shards.find(path, SUFFIX), budget or Budget()
+    path, budget = shards.find_index_or_file(path, SUFFIX), budget or Budget()
     if shards.is_index(path):
-        return shards.gather(path, SUFFIX, NAME, partial(_file, budget=budget))
-    return _file(path, budget)
+        return shards.open_shards(path, SUFFIX, NAME, partial(_open_file, budget=budget))
+    return _open_file(path, budget)
 
 
-def _file(path: Path, budget: Budget) -> Contents:
+def _open_file(path: Path, budget: Budget) -> Contents:
     file = File(path)
     try:
         length = int.from_bytes(file.read(0, 8), "little")
-        if not 2 <= length <= min(_LIMIT, file.size - 8):
-            raise InputError(f"a header of {length} bytes")
-        text = file.read(8, length)
-        budget.make(text.count(b":"))
-        return _contents(file, bounded_json.parse_object(text, longest=_LIMIT), 8 + length)
+        if not 2 <= length <= min(_MAX_HEADER_BYTES, file.size - 8):
+            raise InputError(f"its header would have {length} bytes")
+        header_bytes = file.read(8, length)
+        budget.spend(header_bytes.count(b":"))
+        return _parse_header(file, bounded_json.parse_object(header_bytes, max_bytes=_MAX_HEADER_BYTES), 8 + length)
     except InputError as error:
         raise InputError(f"{path} is not a safetensors file, or is damaged ({error}): fetch or write it again") from None
 
 
-def _contents(file: File, header: dict[str, Any], begin: int) -> Contents:
-    notes = header.pop("__metadata__", {})
-    if not isinstance(notes, dict) or not all(isinstance(text, str) for text in notes.values()):
-        raise InputError("its __metadata__ is not text by name")
-    arrays: dict[Words, Stored] = {}
-    spans = []
+def _parse_header(file: File, header: dict[str, Any], data_start: int) -> Contents:
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise InputError("its __metadata__ is not an object of strings")
+    arrays: dict[KeyPath, StoredArray] = {}
+    byte_ranges = []
     for key, entry in header.items():
         try:
-            dtype, shape, (first, last) = _entry(entry)
-            if first + Slot(shape, dtype).nbytes != last or begin + last > file.size:
-                raise InputError(f"its {last - first} bytes are not those of {dtype} {shape} in this file")
+            dtype, shape, (start, stop) = _parse_entry(entry)
+            if start + ArraySpec(shape, dtype).nbytes != stop or data_start + stop > file.size:
+                raise InputError(f"it has {stop - start} bytes, not those of {dtype} {shape} in this file")
         except InputError as error:
-            raise InputError(f"{strict.quoted(key)}: {error}") from None
-        spans.append((first, last, key))
-        arrays[(key,)] = Span(file, begin + first, shape, dtype)
+            raise InputError(f"{header_checks.quote(key)}: {error}") from None
+        byte_ranges.append((start, stop, key))
+        arrays[(key,)] = ContiguousArray(file, data_start + start, shape, dtype)
     end = 0
-    for first, last, key in sorted(spans):
-        if first != end:
-            raise InputError(f"{strict.quoted(key)} begins at byte {first} of the arrays, where {end} is next")
-        end = last
-    if begin + end != file.size:
-        raise InputError(f"{file.size - begin - end} bytes after its arrays")
-    return Contents(NAME, arrays, notes)
+    for start, stop, key in sorted(byte_ranges):
+        if start != end:
+            raise InputError(f"{header_checks.quote(key)} begins at byte {start} of the arrays, expected {end}")
+        end = stop
+    if data_start + end != file.size:
+        raise InputError(f"it has {file.size - data_start - end} bytes after its arrays")
+    return Contents(NAME, arrays, metadata)
 
 
-def _entry(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, int]]:
+def _parse_entry(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...], tuple[int, int]]:
     """Return dtype, shape and offsets of an entry of the header."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise InputError("not described by dtype, shape and data_offsets")
+        raise InputError("its fields are not dtype, shape and data_offsets")
     if not isinstance(entry["dtype"], str) or entry["dtype"] not in _DTYPES:
-        raise InputError(f"of dtype {strict.quoted(str(entry['dtype']))}, expected one of {', '.join(_DTYPES)}")
+        raise InputError(f"its dtype is {header_checks.quote(str(entry['dtype']))}, expected one of {', '.join(_DTYPES)}")
     dtype, offsets = _DTYPES[entry["dtype"]], entry["data_offsets"]
     if (
         not isinstance(offsets, list)
         or len(offsets) != 2
-        or not all(type(place) is int and place >= 0 for place in offsets)
+        or not all(type(offset) is int and offset >= 0 for offset in offsets)
     ):
-        raise InputError("its data_offsets are not two places")
-    return dtype, strict.shape(entry["shape"], dtype.itemsize), (offsets[0], offsets[1])
+        raise InputError("its data_offsets are not two offsets")
+    return dtype, header_checks.parse_shape(entry["shape"], dtype.itemsize), (offsets[0], offsets[1])
 
 
 CONTAINER = Container(
     name=NAME,
-    what="safetensors: one file, or a folder of shards with their index",
+    description="safetensors: one file, or a folder of shards with their index",
     recognises=_recognises,
     open=_open,
     suffixes=(SUFFIX,),
     create=_create,
     any_order=True,
-    carries_notes=True,
+    stores_metadata=True,
 )

@@ -1,4 +1,4 @@
-"""A scratch file: where pieces of arrays gather for libraries that can only write whole ones."""
+"""A scratch file in which pieces of arrays are collected, for libraries that can only write whole arrays."""
 
 import mmap
 import os
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 import ml_dtypes
 import numpy as np
 
-from parity.checkpoints.containers.container import Slot
-from parity.checkpoints.containers.placed import reserve as reserve
+from parity.checkpoints.containers.container import ArraySpec
+from parity.checkpoints.containers.preallocated import reserve_space
 from parity.checkpoints.layout import Array
 from vit_spec import InputError
 
@@ -21,29 +21,30 @@ if TYPE_CHECKING:
     import torch
 
 _ALIGNMENT = 64
-_OVERHEAD, _PER_ARRAY = 1 << 16, 1 << 13  # bytes of headers and blocks that a library's file takes besides the arrays
+_OVERHEAD, _OVERHEAD_PER_ARRAY = 1 << 16, 1 << 13  # bytes of headers and padding in the library's own file
 
 
-class Scratch:
-    """Arrays in a file beside the target, which has lost its name before anything is in it: it cannot be left behind.
+class ScratchFile:
+    """A writer that collects arrays in a temporary file next to the target.
 
-    Its pieces come in any order and from any thread.  Room for it, and for the library's own file beside it, is taken at
-    once, so a full disk is told before any work.
+    The file is unlinked when it is created, so that even a crash leaves no file.  Pieces may come in any order and from any
+    thread.  Disk space for this file and for the file that the library will write is reserved at once, so that a full disk
+    is reported before any work is done.
     """
 
-    def __init__(self, beside: Path, slots: Mapping[str, Slot]) -> None:
-        self._slots = slots
+    def __init__(self, target: Path, specs: Mapping[str, ArraySpec]) -> None:
+        self._specs = specs
         self._starts: dict[str, int] = {}
         self._size = 0
-        self._missing, self._lock = sum(slot.nbytes for slot in slots.values()), Lock()
-        for key, slot in slots.items():
+        self._unwritten_bytes, self._lock = sum(spec.nbytes for spec in specs.values()), Lock()
+        for key, spec in specs.items():
             self._starts[key] = self._size
-            self._size += -(-slot.nbytes // _ALIGNMENT) * _ALIGNMENT
-        name = beside.with_name(f".{uuid.uuid4().hex}.scratch")
+            self._size += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
+        name = target.with_name(f".{uuid.uuid4().hex}.scratch")
         self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.unlink(name)
-            reserve(self._descriptor, beside, 2 * self._size + _OVERHEAD + _PER_ARRAY * len(slots))
+            reserve_space(self._descriptor, target, 2 * self._size + _OVERHEAD + _OVERHEAD_PER_ARRAY * len(specs))
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -51,42 +52,44 @@ class Scratch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         os.close(self._descriptor)
 
-    def put(self, key: str, first: int, entries: Array) -> None:
-        """Keep a piece of an array; see `Sink.put`."""
-        slot = self._slots[key]
-        if entries.dtype != slot.dtype or (first + entries.size) * slot.dtype.itemsize > slot.nbytes:
-            raise ValueError(f"{entries.size} entries of {entries.dtype} from {first} do not fit {key}, {slot}")
+    def write(self, key: str, start: int, values: Array) -> None:
+        """Store a piece of an array; see `Writer.write`."""
+        spec = self._specs[key]
+        if values.dtype != spec.dtype or (start + values.size) * spec.dtype.itemsize > spec.nbytes:
+            raise ValueError(f"{values.size} elements of {values.dtype} from {start} do not fit {key}, {spec}")
         with self._lock:
-            self._missing -= entries.nbytes
-        place = self._starts[key] + first * slot.dtype.itemsize
-        buffer = entries.view(np.uint8).data
-        while buffer:
-            count = os.pwrite(self._descriptor, buffer, place)
-            buffer, place = buffer[count:], place + count
+            self._unwritten_bytes -= values.nbytes
+        offset = self._starts[key] + start * spec.dtype.itemsize
+        data = values.view(np.uint8).data
+        while data:
+            num_written = os.pwrite(self._descriptor, data, offset)
+            data, offset = data[num_written:], offset + num_written
 
     def arrays(self) -> dict[str, Array]:
-        """Return every array, mapped: the system writes it back to the file when memory is short.
+        """Return all arrays as memory maps, which the operating system can page out to the file.
 
         Raises:
-            ValueError: entries that were never put.
+            ValueError: some elements were never written.
         """
-        if self._missing:
-            raise ValueError(f"{self._missing} bytes were never put")
-        os.ftruncate(self._descriptor, max(self._size, 1))  # from here on the library needs the room
-        mapped = mmap.mmap(self._descriptor, max(self._size, 1))
+        if self._unwritten_bytes:
+            raise ValueError(f"{self._unwritten_bytes} bytes were never written")
+        os.ftruncate(self._descriptor, max(self._size, 1))  # frees the space that was reserved for the library's own file
+        mapping = mmap.mmap(self._descriptor, max(self._size, 1))
         return {
-            key: np.frombuffer(mapped, np.uint8, slot.nbytes, self._starts[key]).view(slot.dtype).reshape(slot.shape)
-            for key, slot in self._slots.items()
+            key: np.frombuffer(mapping, np.uint8, spec.nbytes, self._starts[key]).view(spec.dtype).reshape(spec.shape)
+            for key, spec in self._specs.items()
         }
 
     def tensors(self) -> "dict[str, torch.Tensor]":
-        """Return every array as a tensor of torch, on the same memory.
+        """Return all arrays as torch tensors that share the memory of `arrays`.
 
         Raises:
-            InputError: a dtype that torch has not.
+            InputError: torch does not have the dtype of an array.
         """
         return {key: _tensor(key, array) for key, array in self.arrays().items()}
 
@@ -96,7 +99,7 @@ def _tensor(key: str, array: Array) -> "torch.Tensor":
 
     dtype: Any = getattr(torch, array.dtype.name, None)
     if not isinstance(dtype, torch.dtype):
-        raise InputError(f"{key} is {array.dtype}, which torch has not: convert it, or leave it out")
-    if array.dtype == ml_dtypes.bfloat16 or array.dtype.name.startswith("float8"):  # of which numpy's torch knows nothing
+        raise InputError(f"{key} is {array.dtype}, which torch does not have: convert it, or leave it out")
+    if array.dtype == ml_dtypes.bfloat16 or array.dtype.name.startswith("float8"):  # torch.from_numpy does not know these
         return torch.from_numpy(array.view(f"i{array.itemsize}")).view(dtype)
     return torch.from_numpy(array)

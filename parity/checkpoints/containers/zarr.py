@@ -1,8 +1,10 @@
-"""Arrays of zarr stores, read through tensorstore and held to what is on disk before it reads them.
+"""Arrays of zarr stores, read with tensorstore after checking that their sizes are plausible for the files on disk.
 
-tensorstore makes room for whatever a file says of itself: a hole in it, a chunk's own header, a description of any length.
+tensorstore allocates as much memory as a file claims to need: for a hole in a file, for the size in the header of a chunk,
+and for metadata of any length.
 
-See https://google.github.io/tensorstore/driver/zarr3 and https://www.blosc.org/c-blosc/c-blosc.html for headers of chunks.
+See https://google.github.io/tensorstore/driver/zarr3 and, for the headers of chunks,
+https://www.blosc.org/c-blosc/c-blosc.html.
 """
 
 import errno
@@ -19,158 +21,172 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.containers.budget import Budget
-from parity.checkpoints.containers.container import Stored, Words
+from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, bounded_json
 
-Spec = Mapping[str, Any]  # where tensorstore finds an array, as it takes it
+TensorStoreSpec = Mapping[str, Any]  # https://google.github.io/tensorstore/spec.html
 
-_DESCRIPTION = {"zarr": ".zarray", "zarr3": "zarr.json"}
-_CACHE = 1 << 26  # bytes of chunks kept besides the largest
-_PIECE = 16  # objects of the budget that a chunk counts as which may be missing: it is looked for
-_PLACE = 16  # bytes that a shard says of a chunk in it
-_LARGEST, _DENSE = 1 << 28, 64  # bytes of a chunk or a file, and times of the bytes that are on disk
-_SMALL = 1 << 20  # bytes of a file whose holes are not looked for
-_EXTENTS = 1 << 16  # that are looked for in one
-_MANIFEST, _LONGEST = "manifest.ocdbt", 1 << 24  # of a store of many files, and its bytes, all of which are read
-_SLACK = 1 << 16  # bytes that a chunk may be longer packed than it is, besides an eighth of it
-_CHUNK = re.compile(rb"c|(c[/.])?\d+([/.]\d+)*")  # what a chunk of an array is called
-_HEADER = 16  # bytes of a chunk of blosc ahead of what is packed; the second four of them are its bytes unpacked
+_METADATA_KEYS = {"zarr": ".zarray", "zarr3": "zarr.json"}
+_CACHE_BYTES = 1 << 26  # of chunks in memory, in addition to the largest chunk
+_CHUNK_COST = 16  # objects charged to the budget for looking up a chunk that may be missing
+_INDEX_ENTRY_BYTES = 16  # for each chunk, in the index of a shard
+_UNCHECKED_BYTES = 1 << 28  # smaller chunks and files are accepted whatever the size on disk
+_MAX_EXPANSION = 64  # larger ones may have in addition this many times the bytes on disk
+_MIN_HOLE_FILE_BYTES = 1 << 20  # smaller files are not searched for holes
+_MAX_EXTENTS = 1 << 16  # extents between holes that are searched in a file
+_MANIFEST_NAME = "manifest.ocdbt"  # of an OCDBT store
+_MAX_MANIFEST_BYTES = 1 << 24  # the manifest is read whole
+_CHUNK_SLACK_BYTES = 1 << 16  # a compressed chunk may be larger than the chunk by this and an eighth
+_CHUNK_KEY = re.compile(rb"c|(c[/.])?\d+([/.]\d+)*")  # names of chunks
+_BLOSC_HEADER_BYTES = 16  # bytes 4 to 8 are the decompressed size
 
 
 @dataclass(frozen=True)
-class Files:
-    """What lies in a folder.
+class DiskUsage:
+    """The sizes of the files in a folder.
 
-    stored: bytes that all files take on disk.
-    longest: bytes of the longest, with its holes.
+    stored_bytes: bytes of all files without their holes.
+    max_file_bytes: bytes of the largest file with its holes.
     """
 
-    stored: int
-    longest: int
+    stored_bytes: int
+    max_file_bytes: int
 
 
-def files(folder: Path, budget: Budget) -> Files:
-    """Go through all files in a folder.
-
-    Anything else in it is refused: to open a pipe is to wait for its writer, also where a link to a folder leads to it.
-    So is a file of holes, which take no room on disk, and memory when it is read.
+def scan_files(folder: Path, budget: Budget) -> DiskUsage:
+    """Measure and check all files in a folder.
 
     Raises:
-        InputError: names what is refused.
+        InputError: the folder has something other than files and folders; or a file consists mostly of holes, which take no
+            disk space, but memory when they are read.  Links to folders are refused too.  For example, opening a pipe would
+            wait for a process that writes to it, and a link to a folder can lead to a pipe.
     """
-    total, longest, todo = 0, 0, [folder]
-    while todo:
-        for entry in os.scandir(todo.pop()):
-            budget.make()
+    total, max_file_bytes, folders = 0, 0, [folder]
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            budget.spend()
             if entry.is_dir(follow_symlinks=False):
-                todo.append(Path(entry.path))
-            elif entry.is_file():  # a link to one is a file too: hub caches are made of links
+                folders.append(Path(entry.path))
+            elif entry.is_file():  # also a symbolic link to a file: hub caches consist of links
                 size = entry.stat().st_size
-                stored = _on_disk(entry.path, size)
-                if size > _LARGEST + _DENSE * stored:
-                    what = f"{size:,} bytes, of which {stored:,} are on disk"
+                stored_bytes = _allocated_bytes(entry.path, size)
+                if size > _UNCHECKED_BYTES + _MAX_EXPANSION * stored_bytes:
+                    what = f"{size:,} bytes, of which only {stored_bytes:,} are on disk"
                     raise InputError(f"{entry.path} is {what}: do not trust this checkpoint, or write it again")
-                if entry.name == _MANIFEST and size > _LONGEST:
-                    raise InputError(f"{entry.path} is {size:,} bytes, at most {_LONGEST:,} are read: write it again")
-                total, longest = total + stored, max(longest, size)
+                if entry.name == _MANIFEST_NAME and size > _MAX_MANIFEST_BYTES:
+                    raise InputError(
+                        f"{entry.path} has {size:,} bytes, at most {_MAX_MANIFEST_BYTES:,} are read: write it again"
+                    )
+                total, max_file_bytes = total + stored_bytes, max(max_file_bytes, size)
             else:
-                what = "a link to a folder" if entry.is_dir() else "no file and no folder"
+                what = "a link to a folder" if entry.is_dir() else "neither a file nor a folder"
                 raise InputError(f"{entry.path} is {what}: do not trust this checkpoint, or write it again")
-    return Files(total, longest)
+    return DiskUsage(total, max_file_bytes)
 
 
-def _on_disk(path: str, size: int) -> int:
-    """Return how many bytes of a file are in no hole."""
-    if size <= _SMALL:
+def _allocated_bytes(path: str, size: int) -> int:
+    """Return the bytes of a file that are not in holes."""
+    if size <= _MIN_HOLE_FILE_BYTES:
         return size
-    found = at = 0
+    allocated = position = 0
     try:
         with open(path, "rb", buffering=0) as file:
-            for _ in range(_EXTENTS):
-                start = file.seek(at, os.SEEK_DATA)
-                at = file.seek(start, os.SEEK_HOLE)
-                found += at - start
+            for _ in range(_MAX_EXTENTS):
+                start = file.seek(position, os.SEEK_DATA)
+                position = file.seek(start, os.SEEK_HOLE)
+                allocated += position - start
     except OSError as error:
-        return found if error.errno == errno.ENXIO else size  # ENXIO: no more data; others: a system without holes
-    return found
+        # ENXIO: no more data.  Other errors: the file system does not report holes.
+        return allocated if error.errno == errno.ENXIO else size
+    return allocated
 
 
-def arrays(folder: Path, specs: Mapping[Words, Spec], there: Files, budget: Budget) -> dict[Words, Stored]:
-    """Open arrays, all at once.
+def open_arrays(
+    folder: Path, ts_specs: Mapping[KeyPath, TensorStoreSpec], disk_usage: DiskUsage, budget: Budget
+) -> dict[KeyPath, StoredArray]:
+    """Open arrays, all at the same time.
 
     Args:
-        folder: that errors name.
-        specs: where each is.
-        there: the files that all of them lie in.
+        folder: for error messages.
+        ts_specs: the tensorstore spec of each array.
+        disk_usage: sizes of the files in the folder.
+        budget: limits on what opening may cost.
 
     Raises:
-        InputError: one that is incomplete or damaged, or says more of itself than is there.
+        InputError: an array is incomplete or damaged, or claims sizes that are implausible for the files on disk.
     """
     import tensorstore as ts
 
-    blosc = {words: _check_described(folder, words, spec) for words, spec in specs.items()}
-    pending = {words: ts.open(spec, open=True, read=True) for words, spec in specs.items()}
-    found: dict[Words, _Zarr] = {}
-    for words, future in pending.items():
-        name, spec = f"{folder}: {'/'.join(words)}", specs[words]
+    uses_blosc = {key_path: _check_metadata(folder, key_path, ts_spec) for key_path, ts_spec in ts_specs.items()}
+    futures = {key_path: ts.open(ts_spec, open=True, read=True) for key_path, ts_spec in ts_specs.items()}
+    opened: dict[KeyPath, _ZarrArray] = {}
+    for key_path, future in futures.items():
+        name, ts_spec = f"{folder}: {'/'.join(key_path)}", ts_specs[key_path]
         try:
-            found[words] = array = _Zarr(name, spec, future.result(), there, blosc[words])
-        except Exception as error:  # tensorstore has one kind of error for damage, and several for its absence
-            raise InputError(f"{name} cannot be opened ({_line(error)}): it is incomplete, so write it again") from None
-        if array.chunk > min(max(array.nbytes, 1), _LARGEST + _DENSE * there.stored) or array.nbytes > 1 << 62:
-            what = "a chunk larger than itself, or an impossible shape"
+            opened[key_path] = array = _ZarrArray(name, ts_spec, future.result(), disk_usage, uses_blosc[key_path])
+        except Exception as error:  # tensorstore raises one type of error for damage and several for missing files
+            raise InputError(
+                f"{name} cannot be opened ({_first_line(error)}): it is incomplete, so write it again"
+            ) from None
+        if (
+            array.chunk_bytes > min(max(array.nbytes, 1), _UNCHECKED_BYTES + _MAX_EXPANSION * disk_usage.stored_bytes)
+            or array.nbytes > 1 << 62
+        ):
+            what = "chunks larger than the array, or an impossible shape"
             raise InputError(f"{name} has {what}: it is damaged, so write it again")
-        if array.index > there.stored:
-            raise InputError(f"{name} has shards whose index is not there: it is damaged, so write it again")
-        if spec["fill_missing_data_reads"]:  # of others the first that is missing ends reading
-            budget.make(_PIECE * (array.nbytes // max(array.chunk, 1)))
-    largest = max((array.chunk for array in found.values()), default=0)
-    context = ts.Context({"cache_pool": {"total_bytes_limit": largest + _CACHE}})
-    for array in found.values():
+        if array.index_bytes > disk_usage.stored_bytes:
+            raise InputError(f"{name} has shards without their index: it is damaged, so write it again")
+        if ts_spec["fill_missing_data_reads"]:  # without it, the first missing chunk is an error
+            budget.spend(_CHUNK_COST * (array.nbytes // max(array.chunk_bytes, 1)))
+    largest = max((array.chunk_bytes for array in opened.values()), default=0)
+    context = ts.Context({"cache_pool": {"total_bytes_limit": largest + _CACHE_BYTES}})
+    for array in opened.values():
         array.context = context
-    return dict(found)
+    return dict(opened)
 
 
-def _check_described(folder: Path, words: Words, spec: Spec) -> bool:
-    """Hold the description of an array to the limits of JSON before tensorstore parses it, which has none.
+def _check_metadata(folder: Path, key_path: KeyPath, ts_spec: TensorStoreSpec) -> bool:
+    """Check the JSON metadata of an array, and return whether its chunks are compressed with blosc.
 
-    Return whether its chunks are packed with blosc.
+    Length and nesting are limited here, because tensorstore, which parses the metadata later, has no limits.
     """
     import tensorstore as ts
 
-    name, key = f"{folder}: {'/'.join(words)}", _DESCRIPTION[spec["driver"]]
+    name, key = f"{folder}: {'/'.join(key_path)}", _METADATA_KEYS[ts_spec["driver"]]
     try:
-        store = ts.KvStore.open(spec["kvstore"]).result()
-        longer = _is_longer(store, key, bounded_json.BYTES)
-        text = b"" if longer else store.read(key).result().value
-    except Exception as error:  # as above
-        raise InputError(f"{name} cannot be opened ({_line(error)}): it is incomplete, so write it again") from None
+        store = ts.KvStore.open(ts_spec["kvstore"]).result()
+        is_too_long = _is_longer_than(store, key, bounded_json.MAX_BYTES)
+        metadata_bytes = b"" if is_too_long else store.read(key).result().value
+    except Exception as error:  # as in open_arrays
+        raise InputError(f"{name} cannot be opened ({_first_line(error)}): it is incomplete, so write it again") from None
     try:
-        if longer:
-            raise InputError(f"more than {bounded_json.BYTES:,} bytes")
-        return _is_blosc(bounded_json.parse_object(text))
+        if is_too_long:
+            raise InputError(f"it has more than {bounded_json.MAX_BYTES:,} bytes")
+        return _is_blosc_compressed(bounded_json.parse_object(metadata_bytes))
     except InputError as error:
-        raise InputError(f"{name} is described by what is no description ({error}): write it again") from None
+        raise InputError(f"the metadata of {name} are invalid ({error}): write it again") from None
 
 
-def _is_blosc(described: dict[str, Any]) -> bool:
-    """Return whether chunks begin with blosc's own header, in which stands how much memory it takes to unpack them.
+def _is_blosc_compressed(metadata: dict[str, Any]) -> bool:
+    """Return whether chunks begin with a header of blosc, which states their decompressed size.
 
     Raises:
-        InputError: they have one that something else is around, so that it cannot be read ahead.
+        InputError: another codec is around blosc, so that its header cannot be read in advance.
     """
-    codecs = described.get("codecs", [described.get("compressor")])  # of zarr 3, and of zarr 2
-    last = codecs[-1] if isinstance(codecs, list) and codecs else None
-    outermost = last.get("id", last.get("name")) if isinstance(last, dict) else last
-    inside = [codecs[:-1], last.get("configuration") if isinstance(last, dict) else None] if last else []
-    if '"blosc"' in json.dumps(inside):
-        raise InputError("blosc within another codec")
+    codecs = metadata.get("codecs", [metadata.get("compressor")])  # "codecs" in zarr 3, "compressor" in zarr 2
+    last_codec = codecs[-1] if isinstance(codecs, list) and codecs else None
+    outermost = last_codec.get("id", last_codec.get("name")) if isinstance(last_codec, dict) else last_codec
+    inner_codecs = (
+        [codecs[:-1], last_codec.get("configuration") if isinstance(last_codec, dict) else None] if last_codec else []
+    )
+    if '"blosc"' in json.dumps(inner_codecs):
+        raise InputError("blosc inside another codec")
     return bool(outermost == "blosc")
 
 
-def _is_longer(store: Any, key: str | bytes, length: int) -> bool:
-    """Return whether a value of a store has more bytes, without reading it."""
+def _is_longer_than(store: Any, key: str | bytes, length: int) -> bool:
+    """Return whether a value in a store has more than `length` bytes, without reading it."""
     try:
         return bool(store.read(key, byte_range=slice(length, length + 1)).result().value)
     except ValueError as error:
@@ -179,64 +195,75 @@ def _is_longer(store: Any, key: str | bytes, length: int) -> bool:
         raise
 
 
-class _Zarr(Stored):
+class _ZarrArray(StoredArray):
     """An array of a zarr store.
 
-    chunk: bytes of what is read at once.
-    index: bytes that a shard says of the chunks in it.
-    context: where chunks are kept that were read, so that one read in pieces is unpacked once.
+    chunk_bytes: size of a decompressed chunk, which is read at once.
+    index_bytes: size of the index of a shard; 0 if the array has no shards.
+    context: the tensorstore context with the cache of chunks: a chunk that is read in pieces is decompressed once.
     """
 
     context: Any = None
 
-    def __init__(self, name: str, spec: Spec, store: Any, there: Files, blosc: bool) -> None:
-        """Take in an opened store.
+    def __init__(self, name: str, ts_spec: TensorStoreSpec, store: Any, disk_usage: DiskUsage, uses_blosc: bool) -> None:
+        """Store the properties of an opened array.
 
-        there: the files that it may lie in.
-        blosc: whether its chunks are packed so.
+        Args:
+            name: name of the array in error messages.
+            ts_spec: the tensorstore spec.
+            store: the array, opened by tensorstore.
+            disk_usage: sizes of the files in the folder of the array.
+            uses_blosc: whether its chunks are compressed with blosc.
         """
-        self.name, self.spec, self._blosc = name, spec, blosc
+        self.name, self.ts_spec, self._uses_blosc = name, ts_spec, uses_blosc
         self.shape, self.dtype = tuple(store.shape), np.dtype(store.dtype.numpy_dtype)
         if not self.dtype.itemsize or self.dtype.hasobject:
-            raise ValueError(f"its entries are {store.dtype.name}, no numbers")
-        self.chunk = prod(store.chunk_layout.read_chunk.shape or ()) * self.dtype.itemsize
-        shard = prod(store.chunk_layout.write_chunk.shape or ()) * self.dtype.itemsize
-        self.index = _PLACE * (shard // max(self.chunk, 1)) if shard > self.chunk else 0
-        self._whole = max(shard, self.chunk)
-        most = self._whole + self._whole // 8 + self.index + _SLACK
-        self._most = None if there.longest <= most else most  # bytes of a stored chunk; None: none has more
+            raise ValueError(f"its elements are {store.dtype.name}, not numbers")
+        self.chunk_bytes = prod(store.chunk_layout.read_chunk.shape or ()) * self.dtype.itemsize
+        shard_bytes = prod(store.chunk_layout.write_chunk.shape or ()) * self.dtype.itemsize
+        self.index_bytes = (
+            _INDEX_ENTRY_BYTES * (shard_bytes // max(self.chunk_bytes, 1)) if shard_bytes > self.chunk_bytes else 0
+        )
+        self._shard_bytes = max(shard_bytes, self.chunk_bytes)
+        max_chunk_file_bytes = self._shard_bytes + self._shard_bytes // 8 + self.index_bytes + _CHUNK_SLACK_BYTES
+        # None if no file in the folder is larger.
+        self._max_chunk_file_bytes = None if disk_usage.max_file_bytes <= max_chunk_file_bytes else max_chunk_file_bytes
 
     @cached_property
     def _store(self) -> Any:
         import tensorstore as ts
 
-        self._check_chunks(ts.KvStore.open(self.spec["kvstore"]).result())
-        return ts.open(self.spec, open=True, read=True, context=self.context).result()
+        self._check_chunks(ts.KvStore.open(self.ts_spec["kvstore"]).result())
+        return ts.open(self.ts_spec, open=True, read=True, context=self.context).result()
 
     def _check_chunks(self, store: Any) -> None:
-        """Refuse chunks that are longer than what they hold, or unpack to more: tensorstore makes room for all of it."""
-        keys = store.list().result() if self._blosc or self._most is not None else []
-        for key in filter(_CHUNK.fullmatch, keys):
-            if self._most is not None and _is_longer(store, key, self._most):
-                raise ValueError(f"a chunk of more than {self._most:,} bytes, of {self._whole:,} unpacked")
-            if self._blosc and _is_longer(store, key, _HEADER):
-                head = store.read(key, byte_range=slice(0, _HEADER)).result().value
-                if int.from_bytes(head[4:8], "little") > self._whole:
-                    raise ValueError(f"a chunk that unpacks to more than {self._whole:,} bytes")
+        """Refuse chunks with more bytes, compressed or not, than their shape needs; tensorstore would allocate them all."""
+        keys = store.list().result() if self._uses_blosc or self._max_chunk_file_bytes is not None else []
+        for key in filter(_CHUNK_KEY.fullmatch, keys):
+            if self._max_chunk_file_bytes is not None and _is_longer_than(store, key, self._max_chunk_file_bytes):
+                raise ValueError(
+                    f"a chunk of more than {self._max_chunk_file_bytes:,} bytes, of {self._shard_bytes:,} decompressed"
+                )
+            if self._uses_blosc and _is_longer_than(store, key, _BLOSC_HEADER_BYTES):
+                header = store.read(key, byte_range=slice(0, _BLOSC_HEADER_BYTES)).result().value
+                if int.from_bytes(header[4:8], "little") > self._shard_bytes:
+                    raise ValueError(f"a chunk that decompresses to more than {self._shard_bytes:,} bytes")
 
-    def read(self, first: int, last: int) -> Array:
-        if first == last:
+    def read(self, start: int, stop: int) -> Array:
+        if start == stop:
             return np.empty(0, self.dtype)
-        row = prod(self.shape[1:])
-        top, bottom = first // row, -(-last // row)
+        row_size = prod(self.shape[1:])
+        top, bottom = start // row_size, -(-stop // row_size)
         try:
             store = self._store
             rows = (store[top:bottom] if self.shape else store).read().result()
-        except Exception as error:  # as above
-            raise InputError(f"{self.name} cannot be read ({_line(error)}): it is damaged, so write it again") from None
-        entries: Array = np.ascontiguousarray(rows).reshape(-1)[first - top * row : last - top * row].copy()
-        return entries
+        except Exception as error:  # as in open_arrays
+            raise InputError(
+                f"{self.name} cannot be read ({_first_line(error)}): it is damaged, so write it again"
+            ) from None
+        values: Array = np.ascontiguousarray(rows).reshape(-1)[start - top * row_size : stop - top * row_size].copy()
+        return values
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).split("\n")[0].split(" [")[0][:200]

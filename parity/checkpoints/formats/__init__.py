@@ -1,7 +1,7 @@
-"""The formats that weights can be kept in.
+"""The registry of checkpoint formats.
 
-To add one, write a module with a `FORMAT` beside this file, and list it in `_MODULES`.  Where two formats have the very
-same keys, the earlier is taken unless the later recognises the file.
+To add a format, write a module with a `FORMAT` in this folder (see `format.py`) and list it in `_MODULES`.  If the keys of
+a file fit two formats, the one listed first is taken, unless the other `recognises` the file.
 """
 
 from parity.checkpoints.formats import (
@@ -58,13 +58,13 @@ def formats() -> list[str]:
 
 
 def get(name: str) -> Format:
-    """Return the format of this name, e.g. "google", or with one of its variants, "google:linen".
+    """Return the format with this name, "google", or with one of its variants chosen, "google:linen".
 
     Raises:
-        InputError: an unknown name; says the nearest.
+        InputError: an unknown name; suggests the nearest.
     """
     family, _, variant = name.partition(":")
     if family not in _FORMATS:
         hint = nearest(family, _FORMATS) or f": give one of {', '.join(_FORMATS)}"
         raise InputError(f"unknown format {family!r}{hint}")
-    return _FORMATS[family].of(variant) if variant else _FORMATS[family]
+    return _FORMATS[family].with_variant(variant) if variant else _FORMATS[family]

@@ -1,6 +1,6 @@
-"""What the formats of the five articles share: each is the model of one article, and its names.
+"""What the formats of the five articles share.  Each format is the model of one article, with the article's names.
 
-Structure is the article's own and fixed; sizes, heads, eps and the activation are its choices, and may be others.
+The structure of the model is fixed.  Sizes, heads, eps and the activation may differ from the article's.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import vit_spec
 from parity.checkpoints.formats.format import Format
 from vit_spec.config import FIELDS
 
-STRUCTURE = (
+FIXED_FIELDS = (
     "tokens.class_token",
     "tokens.patch_bias",
     "positions.kind",
@@ -26,28 +26,30 @@ STRUCTURE = (
     "head.pool",
     "head.bias",
 )
-CHOICES = ("num_heads", "mlp.activation", "norms.eps")
+ASSUMED_FIELDS = ("num_heads", "mlp.activation", "norms.eps")
 
 
-def article(name: str, what: str, tables: Mapping[str, str], choices: tuple[str, ...] = (), **options: Any) -> Format:
+def article_format(
+    name: str, description: str, tables: Mapping[str, str], choices: tuple[str, ...] = (), **options: Any
+) -> Format:
     """Return the format of an article's model.
 
-    name: of the model too, see `vit_spec.get`.
-    choices: what else of the config was the article's choice and shows in no tensor.
-    options: of `Format`.
+    name: the name of the format, and of the model in `vit_spec.get`.
+    choices: further fields of the config that may differ from the article's and that no tensor shows.
+    options: further fields of `Format`.
     """
     config = vit_spec.get(name)
     shown = ("positions.covers",) if config.positions.kind != "none" else ()
     fixed = ("positions.table",) if config.positions.kind == "fixed" else ()
-    assumed = [*CHOICES, *choices, *(field for field in FIELDS if field.startswith(("pixels.", "resampling.")))]
+    assumed = [*ASSUMED_FIELDS, *choices, *(field for field in FIELDS if field.startswith(("pixels.", "resampling.")))]
     training = ("tokens.init", "positions.table", "head.init", *(f for f in FIELDS if f.startswith("regularisation.")))
     return Format(
         name=name,
-        what=what,
+        description=description,
         separator=".",
         tables=tables,
-        always={field: config.at(field) for field in (*STRUCTURE, *shown, *fixed)},
+        constraints={field: config.at(field) for field in (*FIXED_FIELDS, *shown, *fixed)},
         assumed={field: config.at(field) for field in assumed},
-        settings=lambda evidence: {field: config.at(field) for field in training},
+        read_config=lambda evidence: {field: config.at(field) for field in training},
         **options,
     )

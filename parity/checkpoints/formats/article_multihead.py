@@ -1,6 +1,6 @@
-"""The names of the article's ViT-B/16 out of torch's own attention.
+"""The names of the article's ViT-B/16, which uses torch.nn.MultiheadAttention.
 
-Its MLP registers its layers twice, by name and in a sequence: a state dict has equal copies of each.
+Its MLP registers each layer twice, by name and in an nn.Sequential, so a state dict has two equal copies of each.
 """
 
 import re
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.checkpoints.formats.article import article
+from parity.checkpoints.formats.article import article_format
 from parity.checkpoints.formats.format import Evidence
 from parity.checkpoints.layout import Array
 from vit_spec import ViTConfig
@@ -37,7 +37,7 @@ TABLE = """
     head.bias               | classifier.1.bias                                | label
 """
 
-COPIES = """
+DUPLICATES = """
     blocks.mlp.fc1.weight | vit.{block}.mlp.seq.0.weight | ff width
     blocks.mlp.fc1.bias   | vit.{block}.mlp.seq.0.bias   | ff
     blocks.mlp.fc2.weight | vit.{block}.mlp.seq.3.weight | width ff
@@ -45,31 +45,31 @@ COPIES = """
 """
 
 
-def unused(start: float) -> Callable[[ViTConfig], Array]:
-    """Return what a norm that is never called starts from."""
-    return lambda config: np.full((config.depth, config.width), start)
+def uncalled_norm(value: float) -> Callable[[ViTConfig], Array]:
+    """Return a function from the config to the initial weight or bias, `value`, of the norm that is never called."""
+    return lambda config: np.full((config.depth, config.width), value)
 
 
-def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return that a norm is not called whose values were changed: a model that calls it has the same keys."""
-    norms = {key: array for key, array in evidence.ignored.items() if re.fullmatch(_UNCALLED, key)}
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return that the norm is not called, if its values were trained: a model that calls it has the same keys."""
+    norms = {key: array for key, array in evidence.ignored_arrays.items() if re.fullmatch(_UNCALLED_NORM, key)}
     trained = any(np.any(array.read(0, array.size) != key.endswith("weight")) for key, array in norms.items())
-    return {"vit.{block}.norm": "never called, though its values were changed"} if trained else {}
+    return {"vit.{block}.norm": "never called, although its values differ from the initial ones"} if trained else {}
 
 
-_UNCALLED = r"vit\.\d+\.norm\.(weight|bias)"
-_ARTICLE = article(
+_UNCALLED_NORM = r"vit\.\d+\.norm\.(weight|bias)"
+_ARTICLE = article_format(
     "article_multihead",
     "the article with torch's MultiheadAttention",
     {"linear": TABLE, "seq": TABLE.replace("linear1", "seq.0").replace("linear2", "seq.3")},
-    copies=COPIES,
+    duplicates=DUPLICATES,
     constants={
-        "vit.{block}.norm.weight | width": unused(1.0),
-        "vit.{block}.norm.bias | width": unused(0.0),
+        "vit.{block}.norm.weight | width": uncalled_norm(1.0),
+        "vit.{block}.norm.bias | width": uncalled_norm(0.0),
     },
-    ignored={
+    ignored_keys={
         r"vit\.\d+\.mlp\.seq\.[03]\.(weight|bias)": "the same array as linear1 or linear2",
-        _UNCALLED: "a norm that the model never calls",
+        _UNCALLED_NORM: "a norm that the model never calls",
     },
 )
-FORMAT = replace(_ARTICLE, untold=untold)
+FORMAT = replace(_ARTICLE, assumed_behaviour=assumed_behaviour)

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 import vit_spec
-from parity.checkpoints.formats.article import article
+from parity.checkpoints.formats.article import article_format
 from parity.checkpoints.formats.format import Evidence, Fields
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
@@ -34,63 +34,63 @@ TABLE = """
     head.bias               | backbone.head.bias                         | label
 """
 
-ROUNDING: dict[str, float] = {  # machine epsilon of the types that tables are computed in
+EPSILON: dict[str, float] = {  # machine epsilon of the dtypes that a table may be computed in
     np.dtype(kind).name: float(ml_dtypes.finfo(kind).eps)  # type: ignore[no-untyped-call]
     for kind in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 }
 
 
-def table(config: ViTConfig) -> Array:
-    """Return the positions that the article's model keeps, and does not train."""
+def position_table(config: ViTConfig) -> Array:
+    """Return the fixed position table, (tokens, width), which a state dict contains."""
     return vit_spec.position_table(config, config.grid)[0]
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what the article fixes, after a look at the file's table: it must be the one that is computed here.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields that the article fixes, after a check that the file's position table is the computed one.
 
     Raises:
-        InputError: other positions than the article's.
+        InputError: another position table.
     """
-    if "backbone.pos_embed" in evidence.ignored and not any(_within(evidence, name) for name in ROUNDING):
+    if "backbone.pos_embed" in evidence.ignored_arrays and not any(_is_within_rounding(evidence, name) for name in EPSILON):
         raise InputError("its backbone.pos_embed is not the article's table of sinusoids: it cannot be read")
-    return _ARTICLE.settings(evidence)
+    return _ARTICLE.read_config(evidence)
 
 
-def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return that the table is computed anew, where the file's is of less precision than its weights."""
-    stored = evidence.ignored.get("backbone.pos_embed")
-    if stored is None or _within(evidence, stored.dtype.name):
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return that the position table is recomputed, if the file's has a lower precision than its weights."""
+    stored = evidence.ignored_arrays.get("backbone.pos_embed")
+    if stored is None or _is_within_rounding(evidence, stored.dtype.name):
         return {}
-    return {"position table": f"exact sinusoids; the file's are rounded, by up to {_errors(evidence).max():.0e}"}
+    return {"position table": f"exact sinusoids; the file's are rounded, by up to {_table_errors(evidence).max():.0e}"}
 
 
-def _within(evidence: Evidence, name: str) -> bool:
-    """Whether the file's table is the article's, rounded to a type or computed in it.
+def _is_within_rounding(evidence: Evidence, dtype: str) -> bool:
+    """Return whether the file's table is the article's, rounded to a dtype or computed in it.
 
-    In a type of machine epsilon e an angle a comes out as a (1 + O(e)) and its sine is off by O(e) (1 + a).  Measured for
-    65 to 1,025 positions, the constant is 0.25 where values were rounded and at most 2.8 where all was computed in the
-    type; a table with another base is off by more than 100 of the coarsest type's.
+    In a dtype with machine epsilon e, an angle a is computed as a (1 + O(e)), and the error of its sine is O(e) (1 + a).
+    Measured for 65 to 1,025 positions, the constant is 0.25 for rounded values and at most 2.8 for values computed in the
+    dtype.  The error of a table with another base is more than 100 times that of the coarsest dtype.
     """
-    errors = _errors(evidence)
+    errors = _table_errors(evidence)
     width = errors.shape[1]
     angles = np.arange(len(errors))[:, None] / 10000.0 ** (np.arange(width) // 2 * 2 / width)
-    return bool((errors <= 8 * ROUNDING[name] * (1 + angles)).all())
+    return bool((errors <= 8 * EPSILON[dtype] * (1 + angles)).all())
 
 
-def _errors(evidence: Evidence) -> Array:
-    """Return how far each entry of the file's table is from the article's, (positions, width)."""
-    found, width = evidence.ignored["backbone.pos_embed"], evidence.sizes["width"]
+def _table_errors(evidence: Evidence) -> Array:
+    """Return the absolute error of each entry of the file's table against the article's, (positions, width)."""
+    found, width = evidence.ignored_arrays["backbone.pos_embed"], evidence.sizes["width"]
     expected = sincos_1d(found.size // width, width)
     return np.abs(np.asarray(found).reshape(expected.shape).astype(np.float64) - expected)
 
 
-_ARTICLE = article(
+_ARTICLE = article_format(
     "article_rectangular",
-    "the article with one number from a wide picture",
+    "the article that predicts one number from a wide image",
     {"": TABLE},
     ("in_channels", "image_size"),
-    ignored={r"backbone\.pos_embed": "the fixed table, which is computed"},
-    constants={"backbone.pos_embed | 1 token width": table},
+    ignored_keys={r"backbone\.pos_embed": "the fixed position table, which is computed"},
+    constants={"backbone.pos_embed | 1 token width": position_table},
 )
 
-FORMAT = replace(_ARTICLE, settings=settings, untold=untold)
+FORMAT = replace(_ARTICLE, read_config=read_config, assumed_behaviour=assumed_behaviour)

@@ -1,6 +1,6 @@
-"""The names of the article whose learned positions start as sinusoids, with one norm for both halves of a block."""
+"""The names of the article whose learned positions start as sinusoids.  Attention and MLP of a block share one norm."""
 
-from parity.checkpoints.formats.article import article
+from parity.checkpoints.formats.article import article_format
 
 TABLE = """
     patch_embed.proj.weight | patchemb.projection.0.weight         | width rgb ph pw
@@ -19,7 +19,7 @@ TABLE = """
     head.bias               | ff.bias                              | label
 """
 
-FORMAT = article(
+FORMAT = article_format(
     "article_sincos",
     "the article with positions that start as sinusoids",
     {"": TABLE},

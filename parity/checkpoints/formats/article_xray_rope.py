@@ -1,4 +1,4 @@
-"""The names of the article's model that finds on chest x-rays, with positions that rotate."""
+"""The names of the article on findings in chest x-rays, whose model has rotary positions."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
-from parity.checkpoints.formats.article import article
+from parity.checkpoints.formats.article import article_format
 from parity.checkpoints.formats.format import Evidence, Fields
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, get
@@ -33,31 +33,31 @@ TABLE = """
     head.bias               | mlp_head.bias                               | label
 """
 
-TABLES = re.compile(r"(transformer_blocks\.\d+\.attn\.rope\.)([xy]_(?:cos|sin))")
+ROTARY_KEY = re.compile(r"(transformer_blocks\.\d+\.attn\.rope\.)([xy]_(?:cos|sin))")
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what the article fixes, and the base and the heads that the tables of the rotation tell, where there are any.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields that the article fixes, and the rotary base and the number of heads if the file has rotary tables.
 
     Raises:
         InputError: tables of another rotation than the article's.
     """
-    fixed = _ARTICLE.settings(evidence)
+    fixed = _ARTICLE.read_config(evidence)
     blocks: dict[str, dict[str, Array]] = {}
-    for key, stored in evidence.ignored.items():
-        if found := TABLES.fullmatch(key):
+    for key, stored in evidence.ignored_arrays.items():
+        if found := ROTARY_KEY.fullmatch(key):
             blocks.setdefault(found[1], {})[found[2]] = np.asarray(stored)
-    told = [_told(prefix, tables, evidence.sizes["width"]) for prefix, tables in blocks.items()]
-    if any(each != told[0] for each in told):
+    fields = [_fields_of_rotary_tables(prefix, tables, evidence.sizes["width"]) for prefix, tables in blocks.items()]
+    if any(each != fields[0] for each in fields):
         raise InputError("its blocks have different tables of rotary positions: it cannot be read")
-    return {**fixed, **(told[0] if told else {})}
+    return {**fixed, **(fields[0] if fields else {})}
 
 
-def _told(prefix: str, tables: Mapping[str, Array], width: int) -> Fields:
-    """Return the base of the rotation and the number of heads that a block's four tables tell.
+def _fields_of_rotary_tables(prefix: str, tables: Mapping[str, Array], width: int) -> Fields:
+    """Return the base of the rotation and the number of heads that the four tables of a block imply.
 
-    Each table is (1 + rows * columns, head_dim / 2) but for dimensions of length one.  The slowest pair turns by 1 / base a
-    patch, so it counts the columns; the fastest tells the base.
+    Each table is (1 + rows * columns, head_dim / 2), with any dimensions of length one around it.  The slowest pair turns
+    by 1 / base for each patch, so its largest angle gives the number of columns.  The fastest pair gives the base.
     """
     refused = InputError(f"its {prefix}* are not the article's tables of rotary positions: it cannot be read")
     if len(tables) != 4 or len({(each.shape, each.dtype) for each in tables.values()}) != 1:
@@ -80,19 +80,19 @@ def _told(prefix: str, tables: Mapping[str, Array], width: int) -> Fields:
             continue
         cos, sin = rotary_axial(((tokens - 1) // columns, columns), 2 * half, 1, base)
         expected = {"x_cos": cos[:, :half], "y_cos": cos[:, half:], "x_sin": sin[:, :half], "y_sin": sin[:, half:]}
-        # Sines of angles that were computed in the type, or rounded to it: see `article_rectangular`.
+        # The error of sines that were computed in the dtype or rounded to it: see `article_rectangular`.
         allowed = 8 * precision * (1 + tokens / columns + columns)
         if all(np.abs(found[name] - table).max() <= allowed for name, table in expected.items()):
             return {"positions.rotary_base": base, "num_heads": width // (2 * half)}
     raise refused
 
 
-_ARTICLE = article(
+_ARTICLE = article_format(
     "article_xray_rope",
-    "the article on chest x-rays: rotary positions",
+    "the article on chest x-rays, with rotary positions",
     {"": TABLE},
     ("in_channels", "image_size", "positions.rotary_base"),
-    ignored={r"transformer_blocks\.\d+\.attn\.rope\.[xy]_(cos|sin)": "a table that is computed"},
+    ignored_keys={r"transformer_blocks\.\d+\.attn\.rope\.[xy]_(cos|sin)": "a rotary table, which is computed"},
 )
 
-FORMAT = replace(_ARTICLE, settings=settings)
+FORMAT = replace(_ARTICLE, read_config=read_config)

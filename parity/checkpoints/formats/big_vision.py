@@ -1,54 +1,66 @@
 """The npz files of google-research/big_vision: plain ViTs, SigLIP and SigLIP 2, DeiT III for JAX.
 
-big_vision/models/vit.py; blocks in a loop, or stacked where the model was built with scan=True.  Positions are learned
-and added before a class token joins, or they are the fixed table that is computed and not kept.
+Each block has its own keys (variant "loop"), or blocks are stacked if the model was built with scan=True ("scan").
+Positions are a learned table, or a fixed table that is computed and not stored.  They are added to the patches before the
+class token is prepended.
+
+Source: big_vision/models/vit.py.
 """
 
+from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.linen import ALWAYS, ASSUMED, LOOP, MAP_HEAD, SPELLINGS, STACKED, no_class_row, positions
-from parity.checkpoints.formats.untold import in_words
+from parity.checkpoints.formats.linen import (
+    ASSUMED,
+    CONSTRAINTS,
+    LOOP,
+    MAP_HEAD,
+    SPELLINGS,
+    STACKED,
+    covers_patches_only,
+    position_line,
+)
 from vit_spec import ViTConfig
 
-TABLE = "sincos_2d_big_vision"
-TAIL = MAP_HEAD + positions("pos_embedding")
+SINCOS_TABLE = "sincos_2d_big_vision"
+HEAD_AND_POSITIONS = MAP_HEAD + position_line("pos_embedding")
 
 
-def likely(evidence: Evidence) -> Fields:
-    """Return that positions which are not kept are computed: `posemb` is learn or sincos2d.
+def infer_assumed(evidence: Evidence) -> Fields:
+    """Return that positions are a computed table if the file has no table, since `posemb` is learn or sincos2d.
 
-    That is an assumption.  The ViT of google-research/vision_transformer, whose Encoder has the argument
-    add_position_embedding, has the same keys without positions.
+    This is an assumption: the ViT of google-research/vision_transformer, whose Encoder has the argument
+    add_position_embedding, has the same keys and may have no positions.
     """
     if "pos_embed" in evidence.axes:
         return {}
     covers: Fields = {"positions.covers": "none"} if "cls_token" in evidence.axes else {}
-    return {"positions.kind": "fixed", "positions.table": TABLE, **covers}
+    return {"positions.kind": "fixed", "positions.table": SINCOS_TABLE, **covers}
 
 
-def tables(config: ViTConfig) -> tuple[str, ...]:
-    """The one fixed table; what a learned one starts from is not asked."""
-    return (TABLE,) if config.positions.kind == "fixed" else (config.positions.table,)
+def allowed_position_tables(config: ViTConfig) -> tuple[str, ...]:
+    """Return the values that positions.table may have: any if the table is learned and this only initialises it."""
+    return (SINCOS_TABLE,) if config.positions.kind == "fixed" else (config.positions.table,)
 
 
-def pools(config: ViTConfig) -> tuple[str, ...]:
-    """There is a class token if and only if it is used: `pool_type` is tok, gap, map or none."""
+def allowed_pools(config: ViTConfig) -> tuple[str, ...]:
+    """Return the values that head.pool may have: `pool_type` tok has a class token, and gap, map and none have none."""
     return ("token",) if config.tokens.class_token else ("mean", "attention", "none")
 
 
 FORMAT = Format(
     name="big_vision",
-    what="google-research/big_vision: plain ViTs, SigLIP, SigLIP 2",
+    description="google-research/big_vision: plain ViTs, SigLIP, SigLIP 2",
     separator="/",
-    tables={"loop": LOOP + TAIL, "scan": STACKED + TAIL},
+    tables={"loop": LOOP + HEAD_AND_POSITIONS, "scan": STACKED + HEAD_AND_POSITIONS},
     spellings=SPELLINGS,
-    always={
-        **ALWAYS,
+    constraints={
+        **CONSTRAINTS,
         "positions.kind": ("learned", "fixed"),
-        "positions.table": tables,
-        "positions.covers": no_class_row,
-        "head.pool": pools,
+        "positions.table": allowed_position_tables,
+        "positions.covers": covers_patches_only,
+        "head.pool": allowed_pools,
     },
     assumed=ASSUMED,
-    likely=likely,
-    untold=in_words,
+    infer_assumed=infer_assumed,
+    assumed_behaviour=common_behaviour,
 )

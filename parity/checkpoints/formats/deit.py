@@ -1,16 +1,16 @@
-"""DeiT and DeiT III: timm's names, and for the latter `gamma_1` and `gamma_2` where timm has modules ls1 and ls2.
+"""DeiT and DeiT III: timm's names, but in DeiT III `gamma_1` and `gamma_2` for timm's modules ls1 and ls2.
 
-DeiT's files have timm's keys, and are read as timm's unless the arguments of its script lie beside them or this format
-is asked for.  DeiT III adds positions before the class token joins, so that it has none.
+Files of DeiT have timm's keys.  They are read as timm's unless the checkpoint contains the arguments of DeiT's training
+script, or this format is given.  DeiT III adds positions before it prepends the class token, which therefore has none.
 
 Source: facebookresearch/deit 7e160fe, models.py, models_v2.py and main.py.
 """
 
 from parity.checkpoints.formats.dino import BACKBONE
-from parity.checkpoints.formats.facebook import ALWAYS, ASSUMED, PLAIN, argued
+from parity.checkpoints.formats.facebook import ASSUMED, BICUBIC, CONSTRAINTS, has_script_argument
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import uneven_heads
-from parity.checkpoints.formats.torch import untold
+from parity.checkpoints.formats.tables import unsupported_head_width
+from parity.checkpoints.formats.torch import assumed_behaviour
 from vit_spec import ViTConfig
 
 _HEAD = """
@@ -29,39 +29,39 @@ _SCALE = """
 _COVERS = {"deit": "all", "deit3": "none"}
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return which tokens have a position."""
+def read_config(evidence: Evidence) -> Fields:
+    """Return which tokens have a row in the position table."""
     return {"positions.covers": _COVERS[evidence.variant]}
 
 
-def objection(config: ViTConfig, table: str) -> str:
-    """Say what of a config DeiT's classes cannot be."""
-    if config.positions.covers != _COVERS[table]:
-        return f"positions.covers={config.positions.covers!r} in its table {table!r}, only {_COVERS[table]!r}"
-    return uneven_heads(config)
+def unsupported(config: ViTConfig, variant: str) -> str:
+    """Return what DeiT's classes cannot express of a config."""
+    if config.positions.covers != _COVERS[variant]:
+        return f"positions.covers={config.positions.covers!r} in its variant {variant!r}, only {_COVERS[variant]!r}"
+    return unsupported_head_width(config)
 
 
 def recognises(evidence: Evidence) -> bool:
-    """Whether there are DeiT III's scales, or the arguments of its script."""
-    return {"blocks.ls1.gamma", "pos_embed"} <= evidence.axes.keys() or argued(evidence, "distillation_type")
+    """Return whether the file has DeiT III's layer scales, or the arguments of DeiT's training script."""
+    return {"blocks.ls1.gamma", "pos_embed"} <= evidence.axes.keys() or has_script_argument(evidence, "distillation_type")
 
 
 FORMAT = Format(
     name="deit",
-    what="DeiT, DeiT III, also distilled",
+    description="DeiT, DeiT III, also distilled",
     separator=".",
     tables={"deit": BACKBONE + _HEAD + _DISTILLED, "deit3": BACKBONE + _HEAD + _SCALE},
-    usual=lambda config: "deit" if config.norms.layer_scale is None else "deit3",
-    always={
-        **ALWAYS,
+    default_variant=lambda config: "deit" if config.norms.layer_scale is None else "deit3",
+    constraints={
+        **CONSTRAINTS,
         "norms.after_blocks": True,
         "norms.after_pool": False,
         "head.pool": ("token",),
         "head.bias": True,
     },
-    objection=objection,
-    assumed={**ASSUMED, **PLAIN, "norms.layer_scale": 1e-4},
-    settings=settings,
+    unsupported=unsupported,
+    assumed={**ASSUMED, **BICUBIC, "norms.layer_scale": 1e-4},
+    read_config=read_config,
     recognises=recognises,
-    untold=untold,
+    assumed_behaviour=assumed_behaviour,
 )

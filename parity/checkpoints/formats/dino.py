@@ -1,18 +1,19 @@
-"""DINO's backbone: timm's names, no classifier.  In a checkpoint of training it is read from the teacher.
+"""DINO's backbone: timm's names, no classifier.  Of a training checkpoint, the teacher is read.
 
-A published backbone has timm's keys and nothing else, and is read as timm's unless this format is asked for: then
-positions are resampled with DINO's offset of 0.1, and pixels are ImageNet's.  Files of training are recognised.
+A published backbone has timm's keys and nothing else.  It is read as timm's unless this format is given.  This format
+resamples positions with DINO's offset of 0.1 and normalises pixels by ImageNet's statistics.  Training checkpoints are
+recognised.
 
 Source: facebookresearch/dino 7c446df, vision_transformer.py and main_dino.py.
 """
 
-from parity.checkpoints.formats.facebook import ALWAYS, ASSUMED, OFFSET, argued
+from parity.checkpoints.formats.facebook import ASSUMED, BICUBIC_WITH_OFFSET, CONSTRAINTS, has_script_argument
 from parity.checkpoints.formats.format import Evidence, Format
-from parity.checkpoints.formats.tables import plain, respelled, uneven_heads
-from parity.checkpoints.formats.torch import TABLE, untold
+from parity.checkpoints.formats.tables import replace_keys, ungated, unsupported_head_width
+from parity.checkpoints.formats.torch import TABLE, assumed_behaviour
 
-BACKBONE = respelled(
-    plain(TABLE),
+BACKBONE = replace_keys(
+    ungated(TABLE),
     {},
     (
         "dist_token",
@@ -32,17 +33,19 @@ BACKBONE = respelled(
 
 
 def recognises(evidence: Evidence) -> bool:
-    """Whether the projection head of DINO's training lies beside the backbone, or the arguments of its script."""
-    return any("head.last_layer." in key for key in evidence.beside) or argued(evidence, "momentum_teacher", "teacher_temp")
+    """Return whether the file also has the projection head of DINO's training, or the arguments of its script."""
+    return any("head.last_layer." in key for key in evidence.other_keys) or has_script_argument(
+        evidence, "momentum_teacher", "teacher_temp"
+    )
 
 
 FORMAT = Format(
     name="dino",
-    what="DINO's backbone, or its training checkpoint",
+    description="DINO's backbone, or its training checkpoint",
     separator=".",
     tables={"": BACKBONE},
-    always={
-        **ALWAYS,
+    constraints={
+        **CONSTRAINTS,
         "num_classes": 0,
         "positions.covers": "all",
         "norms.layer_scale": None,
@@ -50,8 +53,8 @@ FORMAT = Format(
         "norms.after_pool": False,
         "head.pool": ("token",),
     },
-    objection=lambda config, table: uneven_heads(config),
-    assumed={**ASSUMED, **OFFSET},
+    unsupported=lambda config, variant: unsupported_head_width(config),
+    assumed={**ASSUMED, **BICUBIC_WITH_OFFSET},
     recognises=recognises,
-    untold=untold,
+    assumed_behaviour=assumed_behaviour,
 )

@@ -1,8 +1,8 @@
-"""DINOv2's backbone, with or without registers; the giant's MLPs gate (table "swiglu").
+"""DINOv2's backbone, with or without registers.  The MLPs of the giant are gated (variant "swiglu").
 
-The class token has a position and registers have none, which is positions.covers="class"; timm folds that position into
-the token, which computes the same and cannot be undone.  Checkpoints of training may keep blocks in chunks,
-`blocks.CHUNK.BLOCK`, where blocks are counted through: the chunk is left out.
+The class token has a position and registers have none: positions.covers="class".  timm folds that position into the class
+token, which computes the same function and cannot be undone.  Training checkpoints may have their blocks in chunks,
+`blocks.CHUNK.BLOCK`.  The block number does not restart in a chunk, so the chunk is removed from the key.
 
 Source: facebookresearch/dinov2 b8931f7, dinov2/models/vision_transformer.py, layers/swiglu_ffn.py, hub/backbones.py.
 """
@@ -10,10 +10,10 @@ Source: facebookresearch/dinov2 b8931f7, dinov2/models/vision_transformer.py, la
 import numpy as np
 
 from parity.checkpoints.formats.dino import BACKBONE
-from parity.checkpoints.formats.facebook import ALWAYS, ASSUMED, OFFSET
+from parity.checkpoints.formats.facebook import ASSUMED, BICUBIC_WITH_OFFSET, CONSTRAINTS
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import respelled, uneven_heads
-from parity.checkpoints.formats.torch import untold
+from parity.checkpoints.formats.tables import replace_keys, unsupported_head_width
+from parity.checkpoints.formats.torch import assumed_behaviour
 from vit_spec import ViTConfig
 
 _MORE = """
@@ -27,48 +27,48 @@ _GATE = """
 """
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return which tokens have a position."""
+def read_config(evidence: Evidence) -> Fields:
+    """Return which tokens have a row in the position table."""
     return {"positions.covers": "class" if "reg_token" in evidence.axes else "all"}
 
 
-def likely(evidence: Evidence) -> Fields:
-    """Return what dinov2/hub/backbones.py sets: how tables with registers are resampled, and the heads of the giant."""
+def infer_assumed(evidence: Evidence) -> Fields:
+    """Return what dinov2/hub/backbones.py sets: the resampling of models with registers, and the heads of the giant."""
     registers = "reg_token" in evidence.axes
     fields: dict[str, object] = {"resampling.antialias": True, "resampling.offset": 0.0} if registers else {}
     return fields | ({"num_heads": 24} if evidence.sizes["width"] == 1536 else {})
 
 
-def objection(config: ViTConfig, table: str) -> str:
-    """Say what of a config DINOv2's class cannot be."""
+def unsupported(config: ViTConfig, variant: str) -> str:
+    """Return what DINOv2's class cannot express of a config."""
     if config.num_covered != 1:
         return f"positions.covers={config.positions.covers!r}, only the class token's position"
-    return uneven_heads(config)
+    return unsupported_head_width(config)
 
 
 FORMAT = Format(
     name="dinov2",
-    what="DINOv2's backbone, also with registers",
+    description="DINOv2's backbone, also with registers",
     separator=".",
     tables={
         "mlp": BACKBONE + _MORE,
-        "swiglu": respelled(BACKBONE, {"mlp.fc2": "mlp.w3"}, ("blocks.mlp.fc1",)) + _MORE + _GATE,
+        "swiglu": replace_keys(BACKBONE, {"mlp.fc2": "mlp.w3"}, ("blocks.mlp.fc1",)) + _MORE + _GATE,
     },
-    usual=lambda config: "swiglu" if config.mlp.activation == "swiglu" else "mlp",
+    default_variant=lambda config: "swiglu" if config.mlp.activation == "swiglu" else "mlp",
     aliases={r"blocks\.\d+\.(\d+)\.": r"blocks.\1."},
-    ignored={r"mask_token": "what stands in for a hidden patch in training"},
+    ignored_keys={r"mask_token": "replaces masked patches in training"},
     constants={"mask_token | 1 width": lambda config: np.zeros(config.width, np.float32)},
-    always={
-        **{name: value for name, value in ALWAYS.items() if name != "mlp.activation"},
+    constraints={
+        **{name: value for name, value in CONSTRAINTS.items() if name != "mlp.activation"},
         "num_classes": 0,
         "norms.after_blocks": True,
         "norms.after_pool": False,
         "head.pool": ("token",),
     },
-    objection=objection,
-    assumed={**ASSUMED, **OFFSET},
-    likely=likely,
-    settings=settings,
-    recognises=lambda evidence: "mask_token" in evidence.ignored,
-    untold=untold,
+    unsupported=unsupported,
+    assumed={**ASSUMED, **BICUBIC_WITH_OFFSET},
+    infer_assumed=infer_assumed,
+    read_config=read_config,
+    recognises=lambda evidence: "mask_token" in evidence.ignored_arrays,
+    assumed_behaviour=assumed_behaviour,
 )

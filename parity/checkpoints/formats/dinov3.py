@@ -1,9 +1,9 @@
-"""DINOv3's backbone as Meta publishes it: tables "mlp" and, for the sizes with a plus and the 7B, "swiglu".
+"""DINOv3's backbone as Meta publishes it: variant "mlp", and "swiglu" for the sizes with a plus and the 7B.
 
-One bias serves queries, keys and values, and `bias_mask` takes the keys' third away: the third is not read, and written
-as zeros.  `rope_embed.periods` follow from the rotary base.  Meta's published ones are rounded to bfloat16, ours are exact,
-as timm's and transformers' are: outputs differ by what that rounding does, and by nothing else.  Periods that are
-neither are refused.
+One array holds the biases of queries, keys and values, and `bias_mask` sets the keys' third to zero.  This third is not
+read, and is written as zeros.  `rope_embed.periods` follow from the rotary base.  Meta's published periods are rounded to
+bfloat16.  The twins compute exact ones, as timm and transformers do, so that outputs differ by this rounding only.  Periods
+that match neither are refused.
 
 Source: facebookresearch/dinov3 6876159, dinov3/models/vision_transformer.py, layers/attention.py, layers/ffn_layers.py,
 layers/rope_position_encoding.py, hub/backbones.py.
@@ -14,15 +14,15 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
-from parity.checkpoints.containers.container import Stored
+from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats.dino import BACKBONE
-from parity.checkpoints.formats.facebook import ALWAYS, ASSUMED
+from parity.checkpoints.formats.facebook import ASSUMED, CONSTRAINTS
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import UNGATED, respelled, uneven_heads
+from parity.checkpoints.formats.tables import UNGATED_ACTIVATIONS, replace_keys, unsupported_head_width
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
 
-_COMMON = respelled(BACKBONE, {}, ("pos_embed", "blocks.attn.qkv.bias"))
+_COMMON = replace_keys(BACKBONE, {}, ("pos_embed", "blocks.attn.qkv.bias"))
 _MORE = """
     reg_token          | storage_tokens                | 1 register width
     blocks.attn.q_bias | blocks.{block}.attn.qkv.bias  | (qkv=0 head dim)
@@ -35,55 +35,55 @@ _GATE = """
     blocks.mlp.fc1.bias   | blocks.{block}.mlp.{glu}.bias   | ff
 """
 _PERIODS, _MASK = "rope_embed.periods", "attn.qkv.bias_mask"
-BASE = 100.0  # hub/backbones.py, pos_embed_rope_base
+DEFAULT_BASE = 100.0  # hub/backbones.py, pos_embed_rope_base
 
 
 def periods(base: float, head_dim: int) -> Array:
-    """Return the periods of a head's frequencies: head_dim / 4 float64."""
+    """Return the periods of the rotary frequencies of a head, (head_dim / 4,) in float64."""
     return np.asarray(base ** (2 * np.arange(head_dim // 4) / (head_dim // 2)), np.float64)
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what the periods and the masks say.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the rotary base and the number of heads that the periods imply, after a check of the bias masks.
 
     Raises:
-        InputError: periods that no base has, or a bias of the keys that counts.
+        InputError: periods that no base yields, or a bias of the keys that is not masked.
     """
-    masks = {key: array for key, array in evidence.ignored.items() if key.endswith(_MASK)}
+    masks = {key: array for key, array in evidence.ignored_arrays.items() if key.endswith(_MASK)}
     if "blocks.attn.q_bias" in evidence.axes and len(masks) != evidence.sizes["block"]:
         raise InputError(f"its attn.qkv.bias has no {_MASK} in every block, so keys have a bias: it cannot be read")
     for key, array in masks.items():
         third = np.repeat([1, 0, 1], array.size // 3)
         if not np.array_equal(_read(array), third):
             raise InputError(f"{key} is not one for queries, zero for keys and one for values: it cannot be read")
-    fields: dict[str, object] = {"positions.rotary": "dinov3", "positions.rotary_base": BASE}
-    if _PERIODS in evidence.ignored:
-        found = _read(evidence.ignored[_PERIODS])
+    fields: dict[str, object] = {"positions.rotary": "dinov3", "positions.rotary_base": DEFAULT_BASE}
+    if _PERIODS in evidence.ignored_arrays:
+        found = _read(evidence.ignored_arrays[_PERIODS])
         fields["positions.rotary_base"], _ = _base(found)
         if evidence.sizes["inner"] % (4 * len(found)) == 0:
             fields["num_heads"] = evidence.sizes["inner"] // (4 * len(found))
     return fields
 
 
-def _read(array: Stored) -> Array:
+def _read(array: StoredArray) -> Array:
     return np.asarray(array.read(0, array.size), np.float64)
 
 
-def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return how coordinates are scaled, and that periods are computed anew where the file's are rounded.
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return how coordinates are normalised, and that periods are recomputed if the file's are rounded.
 
-    Coordinates of square images are the same for every value of the argument pos_embed_rope_normalize_coords.
+    For square images, the argument pos_embed_rope_normalize_coords makes no difference.
     """
-    found = {"rotary coordinates": "rows by their number, columns by theirs"}
-    if _PERIODS in evidence.ignored:
-        _, kind = _base(_read(evidence.ignored[_PERIODS]))
+    found = {"rotary coordinates": "rows divided by the number of rows, columns by the number of columns"}
+    if _PERIODS in evidence.ignored_arrays:
+        _, kind = _base(_read(evidence.ignored_arrays[_PERIODS]))
         found |= {"rotary periods": f"exact; the file's are rounded to {kind}"} if kind else {}
     return found
 
 
 def _base(found: Array) -> tuple[float, str]:
-    """Return the base that has these periods, and the type that they are rounded to, "" where that is float32 or none."""
-    candidates = [BASE]
+    """Return the base that yields these periods, and the dtype that they are rounded to, "" for float32 or none."""
+    candidates = [DEFAULT_BASE]
     if len(found) > 1:
         implied = float(found[-1]) ** (len(found) / (len(found) - 1))
         candidates.append(float(f"{implied:.3g}"))
@@ -108,40 +108,40 @@ def _mask(config: ViTConfig) -> Array | None:
 
 FORMAT = Format(
     name="dinov3",
-    what="DINOv3's backbone, with storage tokens and rotary positions",
+    description="DINOv3's backbone, with storage tokens and rotary positions",
     separator=".",
     tables={
         "mlp": _COMMON + _MORE,
-        "swiglu": respelled(_COMMON, {"mlp.fc2": "mlp.w3"}, ("blocks.mlp.fc1",)) + _MORE + _GATE,
+        "swiglu": replace_keys(_COMMON, {"mlp.fc2": "mlp.w3"}, ("blocks.mlp.fc1",)) + _MORE + _GATE,
     },
-    usual=lambda config: "swiglu" if config.mlp.activation == "swiglu" else "mlp",
+    default_variant=lambda config: "swiglu" if config.mlp.activation == "swiglu" else "mlp",
     spellings={"glu": ("w1", "w2")},
-    ignored={
-        r"mask_token": "what stands in for a hidden patch in training",
+    ignored_keys={
+        r"mask_token": "replaces masked patches in training",
         r"rope_embed\.periods": "follow from positions.rotary_base; published ones are rounded to bfloat16, ours exact",
-        r"blocks\.\d+\.attn\.qkv\.bias_mask": "it takes the bias of the keys away",
-        r"local_cls_norm\..*": "a norm of small crops in training",
+        r"blocks\.\d+\.attn\.qkv\.bias_mask": "sets the bias of the keys to zero",
+        r"local_cls_norm\..*": "a norm of the small crops in training",
     },
     constants={
         "mask_token | 1 width": lambda config: np.zeros(config.width, np.float32),
         "rope_embed.periods": lambda config: periods(config.positions.rotary_base, config.head_dim).astype(np.float32),
         "blocks.{block}.attn.qkv.bias_mask | (qkv head dim)": _mask,
     },
-    always={
-        **ALWAYS,
+    constraints={
+        **CONSTRAINTS,
         "attention.scale": None,
         "num_classes": 0,
         "positions.kind": "none",
         "positions.rotary": "dinov3",
         "attention.qkv_bias": ("qv", "none"),
-        "mlp.activation": (*UNGATED, "swiglu"),
+        "mlp.activation": (*UNGATED_ACTIVATIONS, "swiglu"),
         "norms.after_blocks": True,
         "norms.after_pool": False,
         "head.pool": "token",
     },
-    objection=lambda config, table: uneven_heads(config),
+    unsupported=lambda config, variant: unsupported_head_width(config),
     assumed={**ASSUMED, "norms.eps": 1e-5, "image_size": (224, 224)},
-    settings=settings,
-    untold=untold,
-    recognises=lambda evidence: _PERIODS in evidence.ignored,
+    read_config=read_config,
+    assumed_behaviour=assumed_behaviour,
+    recognises=lambda evidence: _PERIODS in evidence.ignored_arrays,
 )

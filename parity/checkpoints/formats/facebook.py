@@ -1,33 +1,36 @@
-"""What the files of DeiT, DINO, DINOv2 and MAE have in common: timm's names, and how Facebook used these models.
+"""What the formats of DeiT, DINO, DINOv2, DINOv3 and MAE share: timm's names, and Facebook's choices for these models.
 
-Where a file is like timm's key by key, it is told apart only by what stands beside the weights.
+Where the keys of a file are exactly timm's, only what is stored beside the weights distinguishes it.
 """
 
 from parity.checkpoints.formats.format import Evidence, Fields
-from parity.checkpoints.formats.tables import CLASSIC
+from parity.checkpoints.formats.tables import PLAIN_VIT_CONSTRAINTS
 from vit_spec.models import DINO_BICUBIC, IMAGENET, PLAIN_BICUBIC
 
-# Norms over all tokens, eps 1e-6, a class token with a position, and GELU in all its exactness: each repository's own
-# vision_transformer.py or models*.py.
-# Rotary positions leave no key, nor does what scores are multiplied by: others keep models with them under the very same
-# names, so a file alone does not tell.
-ALWAYS: Fields = {**CLASSIC, "head.hidden": None, "positions.rotary": ("none",), "attention.scale": (None,)}
+# Each repository's own vision_transformer.py or models*.py.  Neither rotary positions nor the scale of the attention scores
+# has a key, and other code uses the same names for models with them, so these two are tuples: see `Format.constraints`.
+CONSTRAINTS: Fields = {
+    **PLAIN_VIT_CONSTRAINTS,
+    "head.hidden": None,
+    "positions.rotary": ("none",),
+    "attention.scale": (None,),
+}
 
-# Their data loaders normalise with ImageNet's mean and deviation.
+# eps 1e-6 and exact GELU; the data loaders normalise by ImageNet's mean and standard deviation.
 ASSUMED: Fields = {
     "norms.eps": 1e-6,
     "mlp.activation": "gelu",
     "pixels.mean": IMAGENET.mean,
     "pixels.std": IMAGENET.std,
 }
-PLAIN: Fields = {
+BICUBIC: Fields = {
     "resampling.kernel": PLAIN_BICUBIC.kernel,
     "resampling.antialias": PLAIN_BICUBIC.antialias,
     "resampling.offset": PLAIN_BICUBIC.offset,
 }
-OFFSET: Fields = {**PLAIN, "resampling.offset": DINO_BICUBIC.offset}
+BICUBIC_WITH_OFFSET: Fields = {**BICUBIC, "resampling.offset": DINO_BICUBIC.offset}
 
 
-def argued(evidence: Evidence, *names: str) -> bool:
-    """Whether the arguments of the training script, which its checkpoints keep, have one of these names."""
+def has_script_argument(evidence: Evidence, *names: str) -> bool:
+    """Return whether the checkpoint contains the arguments of its training script, including one of these names."""
     return any(f"args/{name}" in evidence.notes for name in names)

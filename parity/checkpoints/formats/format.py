@@ -1,4 +1,7 @@
-"""A format: columns of layouts, and what is known of the models that people keep in it."""
+"""`Format`, a checkpoint format: the keys that a library stores a ViT under, and what is known about its models.
+
+To add a format, write a module with a `FORMAT` (`torchvision.py` is a short example) and list it in `__init__.py`.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -6,36 +9,40 @@ from functools import cache
 from math import prod
 from typing import Any, Self
 
-from parity.checkpoints.containers.container import Stored
+from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.layout import Array, Column, Layout, Spellings
 from vit_spec import InputError, Row, ViTConfig, nearest, rows
-from vit_spec.config import typed
+from vit_spec.config import coerce_field
 
-Fields = Mapping[str, Any]  # config field, dotted as in "norms.eps" -> value
+Fields = Mapping[str, Any]  # field of `ViTConfig`, with dots as in "norms.eps" -> value
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a file shows of its model beside the numbers.
+    """What a checkpoint shows about its model, besides the values of its parameters.
 
-    notes: what is kept with the weights: "config.json" (parsed), "args/...", and so on.
-    beside: keys of the file that are not the model's: other towers, decoders, wrappers around it.
-    ignored: the model's arrays that hold no parameter, by key.
-    axes: the parameters that are there, and the axes that each has.
-    sizes: how long their axes are, as far as shapes tell; "inner" is heads times their width.
-    variant: the format's table that the keys are of.
+    `recognition.py` makes one for each variant of each format that the keys of the checkpoint may belong to.
+
+    notes: what is stored with the arrays: parsed JSON files by their names ("config.json"), and entries of a training
+        checkpoint that are not arrays by their paths ("epoch", "args/distillation_type").
+    other_keys: keys that do not belong to the model: other towers, optimizer state, a second set of weights.
+    ignored_arrays: arrays of the model that hold no parameter, by key; their keys match `Format.ignored_keys`.
+    axes: the parameters that are present -> the names of their axes, as in `vit_spec.rows`.
+    sizes: axis -> its length, as far as the shapes determine it.  Two entries are lengths of merged axes: "inner" is the
+        number of heads times their width, "patch" is the number of values in a flattened patch.
+    variant: the variant of the format that the keys belong to.
     """
 
     notes: Fields
-    beside: frozenset[str]
-    ignored: Mapping[str, Stored]
+    other_keys: frozenset[str]
+    ignored_arrays: Mapping[str, StoredArray]
     axes: Mapping[str, frozenset[str]]
     sizes: Mapping[str, int]
     variant: str = ""
 
 
-# What on the command line changes a field without which the format would do.
-_SURGERY = {
+# Flags of the command line that change a field: a remedy where a format requires another value.
+_SURGERY_FLAGS = {
     "positions.covers": ("--fold-class-position", "--unfold-class-position"),
     "attention.qkv_bias": ("--add-key-bias", "--drop-key-bias"),
     "num_classes": ("--drop-head",),
@@ -43,132 +50,161 @@ _SURGERY = {
 }
 
 
-def nothing(evidence: Evidence) -> Fields:
-    """What is read off a file that says nothing of its model."""
+def no_fields(evidence: Evidence) -> Fields:
+    """Return no fields: the default of a format that reads nothing besides the tensors."""
     return {}
 
 
-def no_objection(config: ViTConfig, table: str) -> str:
-    """What of a config a format cannot say, where every field for itself says it all."""
+def nothing_unsupported(config: ViTConfig, variant: str) -> str:
+    """Return "": the default of a format whose `constraints` say all that its variants cannot store."""
     return ""
 
 
 def no_files(config: ViTConfig) -> Mapping[str, Any]:
-    """What is written beside weights whose readers look for nothing else."""
+    """Return no files: the default of a format whose readers need the weights only."""
     return {}
 
 
 @cache
-def _parsed(table: str, spellings: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, list[Layout]]:
-    """The layouts of a table's lines, by parameter; every file that is recognised asks for all of them."""
-    lines: dict[str, list[Layout]] = {}
+def _parse_table(table: str, spellings: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, list[Layout]]:
+    """Return the layouts in a table, by parameter.  Cached, because recognising a file needs all tables."""
+    layouts: dict[str, list[Layout]] = {}
     for line in filter(str.strip, table.splitlines()):
         parameter, _, layout = line.partition("|")
-        lines.setdefault(parameter.strip(), []).append(Layout.parse(layout, dict(spellings)))
-    return lines
+        layouts.setdefault(parameter.strip(), []).append(Layout.parse(layout, dict(spellings)))
+    return layouts
 
 
 @dataclass(frozen=True, eq=False)
 class Format:
-    """A way to keep a ViT's weights.
+    """A checkpoint format.
 
-    name: what it is called on the command line and in files.
-    what: one line for a person.
-    separator: what stands between the words of a key; nested dictionaries are joined by it.
-    tables: by name, the sets of keys that are in use for it, each a line `parameter | key | axes` for each parameter of
-        `vit_spec.rows`.  Where a parameter has an axis in some configs only, it has a line for each case: the one that
-        holds the config's own axes counts.
-    usual: the name of the table that is written for a config; by default the first.
-    variant: the one table that is meant, of a file that was read or where the user asked for it.
-    spellings: how an axis is spelled in keys where it does not count from zero: {"qkv": ("query", "key", "value")}.
-    respelled: by table, what it spells otherwise.
-    aliases: regular expressions of what else stands at the beginning of keys that are read -> what the tables have there.
-    ignored: regular expressions of keys that hold no parameter, each with the reason.
-    alone: the tables of files that hold parameters and nothing else, in which no key is ignored.
-    refused: regular expressions of keys of models that compute something else, each with what that is.
-    constants: `key | axes`, or a key alone -> the array that readers expect there, or one for each of several keys, as it
-        follows from the config; None where they expect none.  `table: key | axes` where one table alone has the key.
-    copies: a table of second places that parameters are written to; on reading those keys are among the ignored.
-    always: fields that are the same for every model of the format, or a tuple of values that they may have, or a
-        function from the config to these; a config with another value cannot be written.  A tuple of one value is for what
-        others with the same keys may have otherwise: without the JSON file of the format's library it is an assumption.
-    objection: what of a config a table cannot hold though each field is allowed: "norms.after_pool=True with ...".
-    assumed: fields of the published models that neither tensors nor the file tell, as the source that the module
-        names documents them.
-    likely: the same, where it depends on which tensors a file holds; goes before `assumed`, and before what these tensors
-        make likely in any format.
-    untold: what the classes of the format can be that changes neither keys nor shapes and that `ViTConfig` has no word for,
-        with what is assumed of it: {"order of a block": "each norm ahead of its half"}.  Without a config.json it is named.
-    settings: what the files beside the weights and other notes say of the config.
-    says: the fields that `files` writes, so that any reader has them.
-    files: JSON files, by name, with which the format's own library opens a folder.
-    recognises: whether a file of these very keys is this format's rather than another's.
-    model_types: what Hugging Face's config.json calls the format's models.
-    described_in: the JSON file in which the format's library describes a model.
+    The tensors of a checkpoint determine most of its config: the sizes, and which tokens, biases and norms the model has.
+    `tables` says where the tensors are.  The other fields add what the tensors do not show, and which configs the format
+    cannot store.  Only the first four are required.  Fields of `ViTConfig` are named with dots, as in "norms.eps".
+
+    Where the parameters are:
+
+    name: the name on the command line and in the metadata of files, e.g. "timm".
+    description: one line for the list of formats.
+    separator: the character that joins the levels of nested dictionaries to a key, "." or "/".
+    tables: variant -> table.  Each variant is a set of keys that is in use for the models of the format, for example those
+        of an old and of a new release.  A format with one set of keys names it "".  A table has a line
+        `parameter | key | axes` for each parameter of `vit_spec.rows` that the models can have; `layout.py` explains
+        `key | axes`.  If the axes of a parameter depend on the config, the table has a line for each case, and the line
+        with exactly the axes of the config is used.
+    default_variant: config -> the variant to write.  By default, the first.
+    variant: the chosen variant, or "" for none.  Modules leave it out; `with_variant` sets it.
+    spellings: axis -> how keys spell its places, if they do not count from 0: {"qkv": ("query", "key", "value")}.
+    variant_spellings: variant -> the spellings in which it differs from `spellings`.
+    aliases: regular expression of another prefix that keys may have -> the prefix in the tables.  For reading only.
+    ignored_keys: regular expression of whole keys that hold no parameter -> the reason, which is reported to the user.
+    strict_variants: the variants to which `ignored_keys` does not apply.
+    refused_keys: regular expression of a part of a key that shows that the model computes another function -> a
+        description of that function, for the error message.
+    constants: arrays to write besides the parameters, because the format's library expects them: `key | axes`, or a key
+        alone for an array of any shape -> a function from the config to the array, or to None if the model has none.  Where
+        a key has braced axes, as in `{block}`, the array has one entry for each key, or one for all.  A line
+        `variant: key | axes` applies to that variant only.  `ignored_keys` must contain the keys, for reading.
+    duplicates: a table of second keys under which parameters are also written.  `ignored_keys` must contain these keys.
+
+    What the format can store:
+
+    constraints: field -> the values that it may have.  A config with another value is not written, and a checkpoint with
+        another value is not of this format.  Reading also takes some values as known:
+        - A value: every model with these keys has it, so it is known.
+        - A tuple of several values: a model has one of them, so the tensors or the fields below must determine which.
+        - A tuple of one value: models of the format's library have it, but other code with the same keys may not.  It is
+          known if `config_file` beside the weights describes a model of the format.  Otherwise it is an assumption.
+        - A function from the config to one of these: not known.
+    unsupported: (config, variant) -> what the variant cannot store although each field satisfies `constraints`; "" if it
+        can store the config.  Completes the sentence "format X cannot hold ...": "norms.after_pool=True with
+        norms.after_blocks=True".
+
+    What the tensors do not show:
+
+    read_config: evidence -> the fields that the checkpoint states in JSON files, in the arguments of a training script or
+        in arrays of constants.  They override values that are known from `constraints`.  A contradiction to the tensors is
+        an error.  Raises InputError for a model of the format that `ViTConfig` cannot express.
+    assumed: field -> its value in the published models, from the source that the docstring of the module names.  Used where
+        the checkpoint does not state the field, and reported to the user as an assumption.  The value None of "num_heads"
+        asks the user for the number.
+    infer_assumed: evidence -> the same for fields whose value depends on which tensors there are.  Overrides `assumed`.
+    assumed_behaviour: evidence -> properties in which models with these keys may differ although no tensor shows it and
+        `ViTConfig` has no field for it -> the behaviour that is assumed: {"patch extraction": "without overlap"}.  Reported
+        to the user as assumptions.  Return {} if the library's config file rules out any other behaviour.
+
+    Files of the format's library:
+
+    json_files: config -> the JSON files, by name, that the library needs beside the weights to open a folder.
+    written_fields: the fields of the config that `json_files` states.
+    recognises: evidence -> whether a checkpoint belongs to this format where its keys fit other formats too.
+    model_types: the values of `model_type` in config.json that name the models of the format, in Hugging Face transformers.
+    config_file: the name of the JSON file in which the library describes a model.
     """
 
     name: str
-    what: str
+    description: str
     separator: str
     tables: Mapping[str, str]
-    usual: Callable[[ViTConfig], str] | None = None
+    default_variant: Callable[[ViTConfig], str] | None = None
     variant: str = ""
     spellings: Spellings = field(default_factory=dict)
-    respelled: Mapping[str, Spellings] = field(default_factory=dict)
+    variant_spellings: Mapping[str, Spellings] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
-    ignored: Mapping[str, str] = field(default_factory=dict)
-    alone: tuple[str, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
+    ignored_keys: Mapping[str, str] = field(default_factory=dict)
+    strict_variants: tuple[str, ...] = ()
+    refused_keys: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Callable[[ViTConfig], Array | None]] = field(default_factory=dict)
-    copies: str = ""
-    always: Fields = field(default_factory=dict)
-    objection: Callable[[ViTConfig, str], str] = no_objection
+    duplicates: str = ""
+    constraints: Fields = field(default_factory=dict)
+    unsupported: Callable[[ViTConfig, str], str] = nothing_unsupported
     assumed: Fields = field(default_factory=dict)
-    likely: Callable[[Evidence], Fields] = nothing
-    untold: Callable[[Evidence], Mapping[str, str]] = nothing
-    settings: Callable[[Evidence], Fields] = nothing
-    says: frozenset[str] = frozenset()
-    files: Callable[[ViTConfig], Mapping[str, Any]] = no_files
+    infer_assumed: Callable[[Evidence], Fields] = no_fields
+    assumed_behaviour: Callable[[Evidence], Mapping[str, str]] = no_fields
+    read_config: Callable[[Evidence], Fields] = no_fields
+    written_fields: frozenset[str] = frozenset()
+    json_files: Callable[[ViTConfig], Mapping[str, Any]] = no_files
     recognises: Callable[[Evidence], bool] = lambda evidence: False
     model_types: tuple[str, ...] = ()
-    described_in: str = "config.json"
+    config_file: str = "config.json"
 
     @property
-    def passed(self) -> Mapping[str, str]:
-        """What of `ignored` holds for the chosen table."""
-        return {} if self.variant in self.alone else self.ignored
+    def ignored_keys_of_variant(self) -> Mapping[str, str]:
+        """`ignored_keys` as they apply to the chosen variant."""
+        return {} if self.variant in self.strict_variants else self.ignored_keys
 
-    def owns(self, notes: Fields) -> bool:
-        """Whether a JSON file beside weights describes a model of this format.
+    def matches_config_file(self, notes: Fields) -> bool:
+        """Return whether the library's JSON file lies beside the weights and describes a model of this format.
 
-        A config.json does where its `model_type` is of the format's, or where it is timm's.
+        A config.json does where its `model_type` is one of the format's, or where it is timm's.
         """
-        config = notes.get(self.described_in) or {}
-        if self.described_in != "config.json":
+        config = notes.get(self.config_file) or {}
+        if self.config_file != "config.json":
             return bool(config)
         if "model_type" in config:
             return config["model_type"] in self.model_types
         return self.name == "timm" and "architecture" in config
 
-    def told(self, evidence: Evidence) -> Fields:
-        """Return what the file, and the files beside it, say of its config.
+    def stated_fields(self, evidence: Evidence) -> Fields:
+        """Return the result of `read_config` with every value checked against the type of its field.
 
         Raises:
-            InputError: JSON that is not as the format's library writes it; as `settings` says.
+            InputError: as `read_config`, or because the JSON is not what the format's library writes.
         """
         try:
-            return {name: typed(name, value) for name, value in self.settings(evidence).items()}
+            return {name: coerce_field(name, value) for name, value in self.read_config(evidence).items()}
         except InputError:
             raise
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # as many as JSON has types
-            what = f"what lies beside its weights cannot be a config ({type(error).__name__}: {error})"
-            raise InputError(f"{what}: correct {self.described_in}, or take it away") from None
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # JSON may hold any types
+            what = f"the files beside its weights do not describe a config ({type(error).__name__}: {error})"
+            raise InputError(f"{what}: correct {self.config_file}, or remove it") from None
 
-    def of(self, variant: str) -> Self:
-        """Return the format with one of its tables chosen.
+    def with_variant(self, variant: str) -> Self:
+        """Return the format with one of its variants chosen.
 
         Raises:
-            InputError: it has no such table; says the nearest.
+            InputError: there is no such variant; suggests the nearest name.
         """
         if variant not in self.tables:
             hint = nearest(variant, self.tables) or f": give one of {', '.join(self.tables)}"
@@ -176,77 +212,80 @@ class Format:
         return replace(self, variant=variant)
 
     def full_name(self, config: ViTConfig) -> str:
-        """Return the name with the variant, where there are several."""
-        return self.name if len(self.tables) == 1 else f"{self.name}:{self._table(config)}"
+        """Return the name, with the variant where there are several: "timm:vit"."""
+        return self.name if len(self.tables) == 1 else f"{self.name}:{self._variant_for(config)}"
 
-    def lines(self, variant: str) -> dict[str, list[Layout]]:
-        """Return the layouts that a table has for each parameter."""
-        spellings = {**self.spellings, **self.respelled.get(variant, {})}
-        return _parsed(self.tables[variant], tuple(spellings.items()))
+    def table_layouts(self, variant: str) -> dict[str, list[Layout]]:
+        """Return the layouts in the table of a variant, by parameter."""
+        spellings = {**self.spellings, **self.variant_spellings.get(variant, {})}
+        return _parse_table(self.tables[variant], tuple(spellings.items()))
 
     def layouts(self, config: ViTConfig) -> Column:
-        """Return where each parameter of this config lives.
+        """Return the layout of each parameter of a config.
 
         Raises:
-            InputError: a model that the format cannot say, a parameter that it has no place for, or a mistake in its table.
+            InputError: the format cannot store this config, or its table has a mistake.
         """
-        table = self._table(config)
-        lines = self.lines(table)
-        if unsaid := [*self._never(config), *(f"has no place for {name}" for name in rows(config) if name not in lines)]:
-            flags = (flag for name, flags in _SURGERY.items() for flag in flags if f" {name}=" in "".join(unsaid))
+        variant = self._variant_for(config)
+        table = self.table_layouts(variant)
+        missing = [f"has no place for {name}" for name in rows(config) if name not in table]
+        if problems := [*self._violated_constraints(config), *missing]:
+            flags = (flag for name, flags in _SURGERY_FLAGS.items() for flag in flags if f" {name}=" in "".join(problems))
             remedy = "".join(f", or {flag}" for flag in flags)
-            raise InputError(f"format {self.name!r} {'; '.join(unsaid)}: choose another format{remedy}")
-        if what := self.objection(config, table):
+            raise InputError(f"format {self.name!r} {'; '.join(problems)}: choose another format{remedy}")
+        if what := self.unsupported(config, variant):
             raise InputError(f"format {self.name!r} cannot hold {what}: choose another format")
-        column = {name: self._layout(row, lines.get(name, [])) for name, row in rows(config).items()}
+        column = {name: self._fitting_layout(row, table.get(name, [])) for name, row in rows(config).items()}
         owners: dict[str, Layout] = {}
         for layout in column.values():
             other = owners.setdefault(layout.key, layout)
             if other is not layout and not (other.is_part and layout.is_part):
-                raise InputError(f"format {self.name!r} keeps several parameters under one key: {layout.key}")
+                raise InputError(f"format {self.name!r} stores several parameters under one key: {layout.key}")
         return column
 
-    def fixed(self, config: ViTConfig) -> dict[str, Array]:
-        """Return the arrays that are written beside the parameters, by key."""
+    def constant_arrays(self, config: ViTConfig) -> dict[str, Array]:
+        """Return the arrays of `constants` for a config, by key."""
         arrays = {}
         for line, values in self.constants.items():
-            table, _, line = line.rpartition(": ")
-            array, free = values(config) if table in ("", self._table(config)) else None, "|" not in line
+            variant, _, line = line.rpartition(": ")
+            array, any_shape = values(config) if variant in ("", self._variant_for(config)) else None, "|" not in line
             if array is None:
                 continue
-            layout = Layout.parse(f"{line} | 1" if free else line, self.spellings)
+            layout = Layout.parse(f"{line} | 1" if any_shape else line, self.spellings)
             shape = layout.shape(config.sizes)
-            whole = array if free else array.reshape(array.size // max(1, prod(shape)) or 1, *shape)
+            entries = array if any_shape else array.reshape(array.size // max(1, prod(shape)) or 1, *shape)
             for n, key in enumerate(layout.keys(config.sizes)):
-                arrays[key] = array if free else whole[min(n, len(whole) - 1)]
+                arrays[key] = array if any_shape else entries[min(n, len(entries) - 1)]
         return arrays
 
-    def copied(self, config: ViTConfig) -> Column:
-        """Return the second places of parameters that the format keeps twice."""
-        lines = [line.partition("|") for line in filter(str.strip, self.copies.splitlines())]
-        return {name.strip(): self._layout(rows(config)[name.strip()], [Layout.parse(line)]) for name, _, line in lines}
+    def duplicate_layouts(self, config: ViTConfig) -> Column:
+        """Return the second layout of each parameter in `duplicates`."""
+        lines = [line.partition("|") for line in filter(str.strip, self.duplicates.splitlines())]
+        return {
+            name.strip(): self._fitting_layout(rows(config)[name.strip()], [Layout.parse(line)]) for name, _, line in lines
+        }
 
-    def _table(self, config: ViTConfig) -> str:
-        return self.variant or (self.usual(config) if self.usual else next(iter(self.tables)))
+    def _variant_for(self, config: ViTConfig) -> str:
+        return self.variant or (self.default_variant(config) if self.default_variant else next(iter(self.tables)))
 
-    def _never(self, config: ViTConfig) -> Iterator[str]:
-        """Say which fields no model of the format has as the config has them."""
-        for name, allowed in self.always.items():
+    def _violated_constraints(self, config: ViTConfig) -> Iterator[str]:
+        """Yield a message for each field whose value violates `constraints`."""
+        for name, allowed in self.constraints.items():
             allowed = allowed(config) if callable(allowed) else allowed
             values = allowed if isinstance(allowed, tuple) else (allowed,)
             if (value := config.at(name)) not in values:
                 yield f"cannot hold {name}={value!r}, only {' or '.join(map(repr, values))}"
 
-    def _layout(self, row: Row, layouts: list[Layout]) -> Layout:
-        """Return the one line that holds exactly the axes of `row`: so no format can drop an axis."""
-        fitting = [layout for layout in layouts if sorted(layout.words) == sorted(row.axes)]
+    def _fitting_layout(self, row: Row, layouts: list[Layout]) -> Layout:
+        """Return the one layout with exactly the axes of `row`, so that no table can drop an axis."""
+        fitting = [layout for layout in layouts if sorted(layout.parameter_axes) == sorted(row.axes)]
         if len(fitting) != 1:
             given = "; ".join(map(str, layouts))
             raise InputError(
                 f"format {self.name!r} has no place for {row.name}: of {given}, one must hold the axes {' '.join(row.axes)}"
             )
         lengths = dict(zip(row.axes, row.shape, strict=True))
-        for word in fitting[0].spelled:
+        for word in fitting[0].key_axes:
             spelling = fitting[0].spellings.get(word)
             if spelling is not None and len(spelling) != lengths[word]:
                 raise InputError(f"format {self.name!r} spells {word} as {spelling}: it has {lengths[word]} places")

@@ -1,15 +1,18 @@
-"""The npz files of google-research/vision_transformer: ViT, AugReg and SAM checkpoints, and what its trainer writes.
+"""The npz files of google-research/vision_transformer: ViT, AugReg and SAM checkpoints, and those of its trainer.
 
-vit_jax/models_vit.py, vit_jax/checkpoint.py.  The published files number the parts of a block across their classes, as
-Flax did before linen; convert_pre_linen (flax:flax/training/checkpoints.py) turns that into the names of today's modules.
+In the published files, the parts of a block share one count, as in Flax before linen: LayerNorm_0,
+MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3 (variant "pre-linen").  convert_pre_linen
+(flax:flax/training/checkpoints.py) renames them to linen's names, which count each class on its own (variant "linen").
+
+Source: vit_jax/models_vit.py, vit_jax/checkpoint.py.
 """
 
+from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.linen import ALWAYS, ASSUMED, LOOP, SPELLINGS, class_row, positions
-from parity.checkpoints.formats.untold import in_words
+from parity.checkpoints.formats.linen import ASSUMED, CONSTRAINTS, LOOP, SPELLINGS, covers_class_token, position_line
 from vit_spec import InputError, ViTConfig
 
-LINEN = LOOP + positions("Transformer/posembed_input/pos_embedding")
+LINEN = LOOP + position_line("Transformer/posembed_input/pos_embedding")
 
 PRE_LINEN = (
     LINEN.replace("MultiHeadDotProductAttention_0", "MultiHeadDotProductAttention_1")
@@ -18,33 +21,36 @@ PRE_LINEN = (
 )
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Refuse the hybrids.
+def read_config(evidence: Evidence) -> Fields:
+    """Return no fields, after a check that the model is not a hybrid.
 
     Raises:
-        InputError: a ResNet lies ahead of the patches.
+        InputError: a ResNet precedes the patches.
     """
-    if evidence.ignored:
-        raise InputError(
-            "a ResNet lies ahead of its patches (conv_root, block1, ...): hybrids are not Vision Transformers here"
-        )
+    if evidence.ignored_arrays:
+        raise InputError("a ResNet precedes its patches (conv_root, block1, ...): hybrid models are not supported")
     return {}
 
 
-def pools(config: ViTConfig) -> tuple[str, ...]:
-    """There is a class token if and only if it is used: `classifier` is token, gap, or one of the unpooled."""
+def allowed_pools(config: ViTConfig) -> tuple[str, ...]:
+    """Return the values that head.pool may have: only `classifier` token pools by the class token, gap has none."""
     return ("token", "none") if config.tokens.class_token else ("mean", "none")
 
 
 FORMAT = Format(
     name="google",
-    what="google-research/vision_transformer: ViT and AugReg checkpoints",
+    description="google-research/vision_transformer: ViT and AugReg checkpoints",
     separator="/",
     tables={"pre-linen": PRE_LINEN, "linen": LINEN},
     spellings=SPELLINGS,
-    ignored={r"(conv_root|gn_root|block\d+)/.*": "of a ResNet ahead of the patches"},
-    always={**ALWAYS, "positions.kind": ("learned", "none"), "positions.covers": class_row, "head.pool": pools},
+    ignored_keys={r"(conv_root|gn_root|block\d+)/.*": "part of a ResNet before the patches"},
+    constraints={
+        **CONSTRAINTS,
+        "positions.kind": ("learned", "none"),
+        "positions.covers": covers_class_token,
+        "head.pool": allowed_pools,
+    },
     assumed={**ASSUMED, "head.pool": "token"},
-    settings=settings,
-    untold=in_words,
+    read_config=read_config,
+    assumed_behaviour=common_behaviour,
 )

@@ -1,7 +1,7 @@
-"""Hugging Face's CLIP, the image tower: the class token, normalised, onto the shared embedding where there is one.
+"""The image tower of Hugging Face's CLIP: the normalised class token, with or without a projection to the shared embedding.
 
-CLIPVisionModelWithProjection has `visual_projection`, a matrix without bias; num_classes is the embedding's width.
-CLIPVisionModel ends before it, and its `pooler_output` is what is computed here.
+CLIPVisionModelWithProjection has `visual_projection`, a matrix without bias; num_classes is the width of the embedding.
+CLIPVisionModel ends before it; the twins compute its `pooler_output`.
 
 Source: huggingface/transformers src/transformers/models/clip/modeling_clip.py, configuration_clip.py (defaults).
 """
@@ -23,7 +23,7 @@ DEFAULTS = {
     "patch_size": 32,
 }
 TEXT = (
-    hf.TOWER
+    hf.VISION_TOWER
     + """
     cls_token       | @embeddings.class_embedding | width
     norm_pre.weight | @pre_layrnorm.weight        | width
@@ -33,40 +33,40 @@ TEXT = (
 )
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what config.json and preprocessor_config.json say.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields that config.json and preprocessor_config.json state.
 
     Raises:
-        InputError: the config.json of another model, or one that says what is not known here.
+        InputError: the config.json of another model, or an unknown field or value.
     """
-    return hf.settings(evidence, hf.described(evidence, NAME, TYPES, DEFAULTS))
+    return hf.config_fields(evidence, hf.read_config_json(evidence, NAME, TYPES, DEFAULTS))
 
 
-def files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return the files with which transformers opens a folder."""
+def json_files(config: ViTConfig) -> Mapping[str, Any]:
+    """Return the JSON files that transformers needs to open a folder."""
     architecture = "CLIPVisionModelWithProjection" if config.num_classes else "CLIPVisionModel"
     more = {"projection_dim": config.num_classes} if config.num_classes else {}
-    return hf.folder(config, "bicubic", hf.config_json(config, "clip_vision_model", architecture, **more))
+    return hf.folder_files(config, "bicubic", hf.config_json(config, "clip_vision_model", architecture, **more))
 
 
 FORMAT = Format(
     name=NAME,
-    what="image tower of CLIP of Hugging Face transformers",
+    description="image tower of CLIP of Hugging Face transformers",
     separator=".",
     tables={"v4": hf.table(TEXT, "vision_model."), "v5": hf.table(TEXT)},
-    spellings=hf.V5,
-    ignored=hf.TEXT_TOWER,
-    always={
-        **hf.PLAIN,
-        "image_size": hf.square("image_size"),
-        "patch_size": hf.square("patch_size"),
+    spellings=hf.V5_SPELLINGS,
+    ignored_keys=hf.TEXT_TOWER_KEYS,
+    constraints={
+        **hf.COMMON_CONSTRAINTS,
+        "image_size": hf.square_only("image_size"),
+        "patch_size": hf.square_only("patch_size"),
         "tokens.class_token": True,
         "tokens.patch_bias": False,
         "positions.kind": "learned",
         "positions.covers": ("all", "class"),
         "attention.qkv_bias": "qkv",
         "attention.proj_bias": True,
-        "mlp.activation": hf.UNGATED,
+        "mlp.activation": hf.UNGATED_ACTIVATIONS,
         "norms.before_blocks": True,
         "head.pool": "token",
         "head.bias": lambda config: not config.num_classes and config.head.bias,
@@ -78,9 +78,9 @@ FORMAT = Format(
         "pixels.mean": CLIP.mean,
         "pixels.std": CLIP.std,
     },
-    settings=settings,
-    says=hf.SAYS,
-    files=files,
+    read_config=read_config,
+    written_fields=hf.WRITTEN_FIELDS,
+    json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

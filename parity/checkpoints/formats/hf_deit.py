@@ -1,7 +1,7 @@
-"""Hugging Face's DeiT, which always has the distillation token; its outputs are the mean of two classifiers.
+"""Hugging Face's DeiT, which always has the distillation token.  Its output is the mean of two classifiers.
 
-DeiTForImageClassification reads the class token alone beside a distillation token: no config says that.
-DeiT without distillation is published as ViT.
+DeiTForImageClassification has a distillation token and classifies by the class token alone.  `ViTConfig` cannot express
+that, so it is refused.  DeiT without distillation is published as ViT.
 
 Source: huggingface/transformers src/transformers/models/deit/modeling_deit.py, configuration_deit.py (defaults).
 """
@@ -29,53 +29,52 @@ LAYOUTS = {name: (text + DISTILLATION, layer) for name, (text, layer) in hf_vit.
 SINGLE = r"classifier\.(weight|bias)"
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what config.json and preprocessor_config.json say.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields that config.json and preprocessor_config.json state.
 
     Raises:
-        InputError: a classifier of the class token alone, the config.json of another model, or one that says what is
-            not known here.
+        InputError: a classifier of the class token alone, the config.json of another model, or an unknown field or value.
     """
-    if "classifier.weight" in evidence.ignored:
+    if "classifier.weight" in evidence.ignored_arrays:
         raise InputError(
             "it is a DeiTForImageClassification, which has a distillation token and classifies by the class token alone; "
-            "known here is DeiTForImageClassificationWithTeacher: give that, or take classifier.* out"
+            "only DeiTForImageClassificationWithTeacher is supported: give that, or remove classifier.*"
         )
-    if any("pooler" in key for key in evidence.ignored) and "head.weight" not in evidence.axes:
+    if any("pooler" in key for key in evidence.ignored_arrays) and "head.weight" not in evidence.axes:
         raise InputError(
-            "it is a DeiTModel with a pooler, which reads the class token alone; known here are both tokens' outputs: take "
-            "pooler.* out to have those"
+            "it is a DeiTModel with a pooler, which reads the class token alone; only the mean of both tokens is "
+            "supported: remove pooler.* to get that"
         )
-    return hf.settings(evidence, hf.described(evidence, NAME, TYPES, hf_vit.DEFAULTS))
+    return hf.config_fields(evidence, hf.read_config_json(evidence, NAME, TYPES, hf_vit.DEFAULTS))
 
 
-def files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return the files with which transformers opens a folder."""
+def json_files(config: ViTConfig) -> Mapping[str, Any]:
+    """Return the JSON files that transformers needs to open a folder."""
     architecture = "DeiTForImageClassificationWithTeacher" if config.num_classes else "DeiTModel"
     qkv_bias = config.attention.qkv_bias == "qkv"
-    return hf.folder(config, "bicubic", hf.config_json(config, "deit", architecture, qkv_bias=qkv_bias))
+    return hf.folder_files(config, "bicubic", hf.config_json(config, "deit", architecture, qkv_bias=qkv_bias))
 
 
 FORMAT = Format(
     name=NAME,
-    what="distilled DeiT of Hugging Face transformers",
+    description="distilled DeiT of Hugging Face transformers",
     separator=".",
     tables=hf.tables("deit.", LAYOUTS, CLASSIFIERS),
-    usual=hf.usual,
-    spellings=hf.V4,
-    respelled=hf.RESPELLED,
-    ignored={
-        **hf.MASK_TOKEN,
+    default_variant=hf.default_variant,
+    spellings=hf.V4_SPELLINGS,
+    variant_spellings=hf.VARIANT_SPELLINGS,
+    ignored_keys={
+        **hf.MASK_TOKEN_KEY,
         SINGLE: "the classifier of the class token alone",
         r"(deit\.)?pooler\.dense\.(weight|bias)": "the pooler, of the class token alone",
         r"decoder\.0\.(weight|bias)": "the decoder of masked pre-training",
     },
-    always={**hf_vit.ALWAYS, "tokens.distillation": True, "positions.covers": "all"},
+    constraints={**hf_vit.CONSTRAINTS, "tokens.distillation": True, "positions.covers": "all"},
     assumed={**hf_vit.ASSUMED, "pixels.mean": IMAGENET.mean, "pixels.std": IMAGENET.std},
-    settings=settings,
-    untold=hf.unread,
-    says=hf.SAYS,
-    files=files,
+    read_config=read_config,
+    assumed_behaviour=hf.unread_layers,
+    written_fields=hf.WRITTEN_FIELDS,
+    json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

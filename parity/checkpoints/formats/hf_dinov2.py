@@ -1,6 +1,6 @@
-"""Hugging Face's Dinov2: its classifier reads the class token and the mean of the patches.
+"""Hugging Face's Dinov2.  Its classifier reads the class token and the mean of the patches.
 
-It resamples positions by size and without antialiasing, where Meta's code scales by (new + 0.1) / old.
+It resamples positions to a size, without antialiasing, whereas Meta's code scales them by (new + 0.1) / old.
 
 Source: huggingface/transformers src/transformers/models/dinov2/modeling_dinov2.py, configuration_dinov2.py (defaults).
 """
@@ -31,10 +31,10 @@ LAYOUTS = {
     "v4-gated": (BODY + hf.ATTENTION_V4 + hf.GATED_V4, "encoder.layer"),
     "v5-gated": (BODY + hf.ATTENTION_V5 + hf.GATED_V5, "encoder.layer"),
 }
-ALWAYS: Fields = {
-    **hf.PLAIN,
-    "image_size": hf.square("image_size"),
-    "patch_size": hf.square("patch_size"),
+CONSTRAINTS: Fields = {
+    **hf.COMMON_CONSTRAINTS,
+    "image_size": hf.square_only("image_size"),
+    "patch_size": hf.square_only("patch_size"),
     "tokens.class_token": True,
     "tokens.patch_bias": True,
     "positions.kind": "learned",
@@ -54,65 +54,65 @@ ASSUMED: Fields = {
 }
 
 
-def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return what no tensor shows: RF-DETR's backbones have these keys, and their blocks attend within windows."""
-    return {} if hf.model_type(evidence) else {"windows of attention": "none"}
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return what no tensor shows: the backbones of RF-DETR have these keys, and their attention is limited to windows."""
+    return {} if hf.model_type(evidence) else {"attention windows": "none"}
 
 
-def usual(config: ViTConfig) -> str:
-    """Return the table that transformers writes."""
+def default_variant(config: ViTConfig) -> str:
+    """Return the variant that transformers writes."""
     gated = "-gated" if config.mlp.activation == "swiglu" else ""
     return f"v4{gated}" if config.num_classes else f"v4{gated}-bare"
 
 
-def objection(config: ViTConfig, table: str) -> str:
-    """Return what is wrong where a table is asked for that is for the other kind of MLP."""
+def unsupported(config: ViTConfig, variant: str) -> str:
+    """Return why a variant for the other kind of MLP cannot store a config."""
     gated = config.mlp.activation == "swiglu"
-    if gated == ("-gated" in table):
+    if gated == ("-gated" in variant):
         return ""
-    return f"an MLP that is {'gated' if gated else 'not gated'} as {table!r}"
+    return f"an MLP that is {'gated' if gated else 'not gated'} as {variant!r}"
 
 
-def settings(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fields]:
-    """Return the settings of the format of this name, which reads these `model_type`s."""
+def config_reader(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fields]:
+    """Return the function `Format.read_config` for the format with this name, which reads these `model_type`s."""
 
     def read(evidence: Evidence) -> Fields:
-        told = hf.described(evidence, name, types, DEFAULTS)
-        fields = hf.settings(evidence, told)
+        content = hf.read_config_json(evidence, name, types, DEFAULTS)
+        fields = hf.config_fields(evidence, content)
         fields["head.pool"] = "token_mean" if "head.weight" in evidence.axes else "token"
-        if told:
-            fields["mlp_dim"] = hidden(told)
-            fields["norms.layer_scale"] = told["layerscale_value"]
+        if content:
+            fields["mlp_dim"] = mlp_width(content)
+            fields["norms.layer_scale"] = content["layerscale_value"]
         return fields
 
     return read
 
 
-def hidden(told: Mapping[str, Any]) -> int:
-    """Return the width of the MLPs: a gated one has two thirds of what the ratio says, in steps of 8.
+def mlp_width(content: Mapping[str, Any]) -> int:
+    """Return the width of the MLPs; for gated ones, two thirds of what the ratio yields, rounded up to a multiple of 8.
 
     Raises:
-        InputError: a width or a ratio that is no number.
+        InputError: a width or a ratio that is not a number.
     """
-    width, found = told.get("hidden_size", 768), told["mlp_ratio"]
+    width, found = content.get("hidden_size", 768), content["mlp_ratio"]
     if type(width) is not int or type(found) not in (int, float):
         raise InputError(f"its config.json says hidden_size {width!r} and mlp_ratio {found!r}: numbers were expected")
     whole = int(width * found)
-    return (int(whole * 2 / 3) + 7) // 8 * 8 if told["use_swiglu_ffn"] else whole
+    return (int(whole * 2 / 3) + 7) // 8 * 8 if content["use_swiglu_ffn"] else whole
 
 
-def described(config: ViTConfig, model_type: str, model: str, **more: Any) -> dict[str, Any]:
-    """Return config.json.
+def config_json(config: ViTConfig, model_type: str, model: str, **more: Any) -> dict[str, Any]:
+    """Return the content of config.json.
 
-    model: what the names of its classes begin with.
+    model: the beginning of the names of its classes.
 
     Raises:
-        InputError: an MLP whose width no whole ratio yields, which is all that config.json can say.
+        InputError: no integer ratio yields the width of the MLPs, and config.json has integer ratios only.
     """
     gated = config.mlp.activation == "swiglu"
     architecture = f"{model}ForImageClassification" if config.num_classes else f"{model}Model"
     fields = {
-        "mlp_ratio": ratio(config.width, config.mlp_dim, gated),
+        "mlp_ratio": find_mlp_ratio(config.width, config.mlp_dim, gated),
         "use_swiglu_ffn": gated,
         "qkv_bias": config.attention.qkv_bias == "qkv",
         "layerscale_value": config.norms.layer_scale,
@@ -121,25 +121,25 @@ def described(config: ViTConfig, model_type: str, model: str, **more: Any) -> di
     return {**written, "hidden_act": "gelu"} if gated else written
 
 
-def ratio(width: int, mlp_dim: int, gated: bool) -> int:
-    """Return the mlp_ratio that yields this width of the MLP; a gated one has two thirds of it, in steps of 8.
+def find_mlp_ratio(width: int, mlp_dim: int, gated: bool) -> int:
+    """Return the mlp_ratio that yields this width of the MLPs: the inverse of `mlp_width`.
 
     Raises:
-        InputError: there is none.
+        InputError: no integer does.
     """
     for found in range(1, 4 * mlp_dim // width + 2):
         hidden = width * found
         if mlp_dim == ((int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden):
             return found
     raise InputError(
-        f"mlp_dim={mlp_dim} of width {width}{', gated,' if gated else ''} is no whole mlp_ratio, which is what config.json "
-        f"of Dinov2 has: write a file instead of a folder, or choose another format"
+        f"mlp_dim={mlp_dim} of width {width}{', gated,' if gated else ''} has no integer mlp_ratio, which config.json of "
+        f"Dinov2 needs: write a file instead of a folder, or choose another format"
     )
 
 
-def files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return the files with which transformers opens a folder."""
-    return hf.folder(config, "bicubic", described(config, "dinov2", "Dinov2"))
+def json_files(config: ViTConfig) -> Mapping[str, Any]:
+    """Return the JSON files that transformers needs to open a folder."""
+    return hf.folder_files(config, "bicubic", config_json(config, "dinov2", "Dinov2"))
 
 
 NAME, TYPES = "hf-dinov2", ("dinov2",)
@@ -147,21 +147,21 @@ TABLES = hf.tables("dinov2.", LAYOUTS, hf.CLASSIFIER)
 
 FORMAT = Format(
     name=NAME,
-    what="Dinov2 of Hugging Face transformers",
+    description="Dinov2 of Hugging Face transformers",
     separator=".",
     tables=TABLES,
-    usual=usual,
-    spellings=hf.V4,
-    respelled=hf.RESPELLED,
-    ignored=hf.MASK_TOKEN,
-    constants=hf.masks("dinov2.", TABLES),
-    always={**ALWAYS, "positions.covers": ("all", "class")},
-    objection=objection,
+    default_variant=default_variant,
+    spellings=hf.V4_SPELLINGS,
+    variant_spellings=hf.VARIANT_SPELLINGS,
+    ignored_keys=hf.MASK_TOKEN_KEY,
+    constants=hf.mask_token_constants("dinov2.", TABLES),
+    constraints={**CONSTRAINTS, "positions.covers": ("all", "class")},
+    unsupported=unsupported,
     assumed=ASSUMED,
-    settings=settings(NAME, TYPES),
-    untold=untold,
-    says=hf.SAYS,
-    files=files,
+    read_config=config_reader(NAME, TYPES),
+    assumed_behaviour=assumed_behaviour,
+    written_fields=hf.WRITTEN_FIELDS,
+    json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

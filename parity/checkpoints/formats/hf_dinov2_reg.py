@@ -1,4 +1,4 @@
-"""Hugging Face's Dinov2WithRegisters: positions for class token and patches, resampled with antialiasing.
+"""Hugging Face's Dinov2WithRegisters: positions for the class token and the patches, resampled with antialiasing.
 
 Source: huggingface/transformers src/transformers/models/dinov2_with_registers/modeling_dinov2_with_registers.py.
 """
@@ -20,34 +20,34 @@ LAYOUTS = {name: (text + REGISTERS, layer) for name, (text, layer) in dinov2.LAY
 TABLES = hf.tables(PREFIX, LAYOUTS, hf.CLASSIFIER)
 
 
-def files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return the files with which transformers opens a folder."""
+def json_files(config: ViTConfig) -> Mapping[str, Any]:
+    """Return the JSON files that transformers needs to open a folder."""
     registers = config.tokens.registers
-    described = dinov2.described(config, *TYPES, "Dinov2WithRegisters", num_register_tokens=registers)
-    return hf.folder(config, "bicubic", described)
+    content = dinov2.config_json(config, *TYPES, "Dinov2WithRegisters", num_register_tokens=registers)
+    return hf.folder_files(config, "bicubic", content)
 
 
 FORMAT = Format(
     name=NAME,
-    what="Dinov2WithRegisters of Hugging Face transformers",
+    description="Dinov2WithRegisters of Hugging Face transformers",
     separator=".",
     tables=TABLES,
-    usual=dinov2.usual,
-    spellings=hf.V4,
-    respelled=hf.RESPELLED,
-    ignored=hf.MASK_TOKEN,
-    constants=hf.masks(PREFIX, TABLES),
-    always={
-        **dinov2.ALWAYS,
+    default_variant=dinov2.default_variant,
+    spellings=hf.V4_SPELLINGS,
+    variant_spellings=hf.VARIANT_SPELLINGS,
+    ignored_keys=hf.MASK_TOKEN_KEY,
+    constants=hf.mask_token_constants(PREFIX, TABLES),
+    constraints={
+        **dinov2.CONSTRAINTS,
         "tokens.registers": lambda config: config.tokens.registers or 4,
         "positions.covers": "class",
     },
-    objection=dinov2.objection,
+    unsupported=dinov2.unsupported,
     assumed={**dinov2.ASSUMED, "resampling.antialias": True},
-    settings=dinov2.settings(NAME, TYPES),
-    untold=dinov2.untold,
-    says=hf.SAYS | {"tokens.registers"},
-    files=files,
+    read_config=dinov2.config_reader(NAME, TYPES),
+    assumed_behaviour=dinov2.assumed_behaviour,
+    written_fields=hf.WRITTEN_FIELDS | {"tokens.registers"},
+    json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

@@ -1,4 +1,4 @@
-"""Hugging Face's DINOv3ViT: rotary positions, registers, biases of queries and values, an MLP that may be gated.
+"""Hugging Face's DINOv3ViT: rotary positions, registers, biases of queries and values, MLPs with or without a gate.
 
 Source: huggingface/transformers src/transformers/models/dinov3_vit/modeling_dinov3_vit.py, configuration_dinov3_vit.py.
 """
@@ -52,39 +52,39 @@ _BIASES = {(True, True, True): "qkv", (True, False, True): "qv", (False, False, 
 TEXT = BODY + hf.LAYER_SCALE + hf.ATTENTION_V5
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what config.json and preprocessor_config.json say.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields that config.json and preprocessor_config.json state.
 
     Raises:
-        InputError: the config.json of another model, or one that says what is not known here.
+        InputError: the config.json of another model, or an unknown field or value.
     """
-    told = hf.described(evidence, NAME, TYPES, DEFAULTS)
-    fields = hf.settings(evidence, told)
-    if told:
-        if told["use_gated_mlp"] and told["hidden_act"] != "silu":
+    content = hf.read_config_json(evidence, NAME, TYPES, DEFAULTS)
+    fields = hf.config_fields(evidence, content)
+    if content:
+        if content["use_gated_mlp"] and content["hidden_act"] != "silu":
             raise InputError(
-                f"its config.json says hidden_act {told['hidden_act']!r} of a gated MLP: only 'silu' is known here"
+                f"its config.json says hidden_act {content['hidden_act']!r} of a gated MLP: only 'silu' is supported"
             )
-        biases = tuple(bool(told[f"{name}_bias"]) for name in ("query", "key", "value"))
+        biases = tuple(bool(content[f"{name}_bias"]) for name in ("query", "key", "value"))
         if biases not in _BIASES:
             raise InputError(
-                f"its config.json says query_bias, key_bias, value_bias {biases}, for which ViTConfig has no word"
+                f"its config.json says query_bias, key_bias, value_bias {biases}, which ViTConfig cannot express"
             )
         fields["attention.qkv_bias"] = _BIASES[biases]
-        fields["attention.proj_bias"] = bool(told["proj_bias"])
-        fields["positions.rotary_base"] = told["rope_theta"]
-        fields["norms.layer_scale"] = told["layerscale_value"]
+        fields["attention.proj_bias"] = bool(content["proj_bias"])
+        fields["positions.rotary_base"] = content["rope_theta"]
+        fields["norms.layer_scale"] = content["layerscale_value"]
     return fields
 
 
-def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return what hidden_act changes in a gated MLP and no tensor shows."""
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return the activation of the gate, which hidden_act sets and no tensor shows."""
     gated = "glu" in evidence.axes["blocks.mlp.fc1.weight"] and not hf.model_type(evidence)
-    return {"gate of an MLP": "SiLU of the first half"} if gated else {}
+    return {"MLP gate": "SiLU of the first half"} if gated else {}
 
 
-def files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return the files with which transformers opens a folder."""
+def json_files(config: ViTConfig) -> Mapping[str, Any]:
+    """Return the JSON files that transformers needs to open a folder."""
     qkv_bias = config.attention.qkv_bias
     more: dict[str, Any] = {
         "rope_theta": config.positions.rotary_base,
@@ -97,28 +97,28 @@ def files(config: ViTConfig) -> Mapping[str, Any]:
         "use_gated_mlp": config.mlp.activation == "swiglu",
         "num_register_tokens": config.tokens.registers,
     }
-    return hf.folder(config, "bilinear", hf.config_json(config, *TYPES, "DINOv3ViTModel", **more))
+    return hf.folder_files(config, "bilinear", hf.config_json(config, *TYPES, "DINOv3ViTModel", **more))
 
 
 def no_registers(config: ViTConfig) -> Array | None:
-    """Return the array without entries that is there for registers where there are none."""
+    """Return the empty array that transformers has for the registers of a model without registers."""
     return None if config.tokens.registers else np.zeros(0, np.float32)
 
 
 FORMAT = Format(
     name=NAME,
-    what="DINOv3ViT of Hugging Face transformers",
+    description="DINOv3ViT of Hugging Face transformers",
     separator=".",
     tables={"v4": hf.table(TEXT, layer="layer"), "v5": hf.table(TEXT, layer="model.layer")},
-    spellings=hf.V5,
-    ignored=hf.MASK_TOKEN,
+    spellings=hf.V5_SPELLINGS,
+    ignored_keys=hf.MASK_TOKEN_KEY,
     constants={
         "embeddings.mask_token | 1 1 width": lambda config: np.zeros(config.width, np.float32),
         "embeddings.register_tokens | 1 register width": no_registers,
     },
-    always={
-        **hf.PLAIN,
-        "patch_size": hf.square("patch_size"),
+    constraints={
+        **hf.COMMON_CONSTRAINTS,
+        "patch_size": hf.square_only("patch_size"),
         "num_classes": 0,
         "tokens.class_token": True,
         "tokens.patch_bias": True,
@@ -136,10 +136,10 @@ FORMAT = Format(
         "pixels.mean": IMAGENET.mean,
         "pixels.std": IMAGENET.std,
     },
-    settings=settings,
-    untold=untold,
-    says=hf.SAYS | {"tokens.registers", "positions.rotary_base"},
-    files=files,
+    read_config=read_config,
+    assumed_behaviour=assumed_behaviour,
+    written_fields=hf.WRITTEN_FIELDS | {"tokens.registers", "positions.rotary_base"},
+    json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

@@ -1,7 +1,7 @@
-"""The ViT that transformers v4 had in Flax: flax_model.msgpack, which nothing that is maintained reads any more.
+"""The Flax ViT of transformers v4: flax_model.msgpack, which no maintained library reads any more.
 
-The models, their config.json and their keys are those of PyTorch, but for what Flax calls the arrays and how it orders
-their axes.
+The models and their config.json are those of PyTorch.  The keys differ in Flax's names of the arrays, and the arrays in the
+order of their axes.
 
 Source: huggingface/transformers 4.57, models/vit/modeling_flax_vit.py, modeling_flax_pytorch_utils.py.
 """
@@ -15,12 +15,12 @@ from parity.checkpoints.formats.format import Evidence, Fields
 from vit_spec import ViTConfig
 
 NAME = "hf-flax"
-UNGATED = ("gelu", "gelu_tanh", "quick_gelu", "relu")  # of modeling_flax_utils.py, ACT2FN
-SQUARE: Fields = {name: hf.square(name) for name in ("image_size", "patch_size")}
+UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu")  # ACT2FN in modeling_flax_utils.py
+SQUARE: Fields = {name: hf.square_only(name) for name in ("image_size", "patch_size")}
 
 
-def flax(table: str) -> str:
-    """Return a table of PyTorch's keys as Flax has them: inputs before outputs, and weights by the kind of layer."""
+def flax_table(table: str) -> str:
+    """Return the Flax table of a PyTorch table: inputs before outputs, and weights named "kernel" or "scale" by layer."""
     lines = []
     for line in filter(str.strip, table.splitlines()):
         name, key, axes = (part.strip() for part in line.split("|"))
@@ -34,34 +34,34 @@ def flax(table: str) -> str:
     return "".join(lines)
 
 
-def usual(config: ViTConfig) -> str:
-    """Return the table of the class that has these outputs."""
+def default_variant(config: ViTConfig) -> str:
+    """Return the variant of the class that has the config's outputs."""
     return "classifier" if config.num_classes else "bare"
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what config.json and preprocessor_config.json say.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields that config.json and preprocessor_config.json state.
 
     Raises:
-        InputError: the config.json of another model, or one that says what is not known here.
+        InputError: the config.json of another model, or an unknown field or value.
     """
-    return hf.settings(evidence, hf.described(evidence, NAME, hf_vit.TYPES, hf_vit.DEFAULTS))
+    return hf.config_fields(evidence, hf.read_config_json(evidence, NAME, hf_vit.TYPES, hf_vit.DEFAULTS))
 
 
 FORMAT = replace(
     hf_vit.FORMAT,
     name=NAME,
-    what="ViT of Hugging Face transformers 4 in Flax",
+    description="ViT of Hugging Face transformers 4 in Flax",
     separator="/",
-    tables={"classifier": flax(hf_vit.FORMAT.tables["v4"]), "bare": flax(hf_vit.FORMAT.tables["v4-bare"])},
-    usual=usual,
-    respelled={},
-    ignored={},
-    always={
-        **hf_vit.ALWAYS,
+    tables={"classifier": flax_table(hf_vit.FORMAT.tables["v4"]), "bare": flax_table(hf_vit.FORMAT.tables["v4-bare"])},
+    default_variant=default_variant,
+    variant_spellings={},
+    ignored_keys={},
+    constraints={
+        **hf_vit.CONSTRAINTS,
         **SQUARE,
-        "mlp.activation": UNGATED,
+        "mlp.activation": UNGATED_ACTIVATIONS,
         "head.hidden": lambda config: (None, config.width),  # the pooler is as wide as the model
     },
-    settings=settings,
+    read_config=read_config,
 )

@@ -1,4 +1,4 @@
-"""The image tower of the CLIP that transformers v4 had in Flax: FlaxCLIPVisionModel, and FlaxCLIPModel with its projection.
+"""The image tower of the Flax CLIP of transformers v4: FlaxCLIPVisionModel, and FlaxCLIPModel with its projection.
 
 Source: huggingface/transformers 4.57, models/clip/modeling_flax_clip.py.
 """
@@ -10,45 +10,45 @@ from typing import Any
 from parity.checkpoints.formats import hf_clip
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields
-from parity.checkpoints.formats.hf_flax import UNGATED, flax
+from parity.checkpoints.formats.hf_flax import UNGATED_ACTIVATIONS, flax_table
 from vit_spec import InputError, ViTConfig
 
 NAME = "hf-flax-clip"
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what config.json and preprocessor_config.json say.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields that config.json and preprocessor_config.json state.
 
     Raises:
-        InputError: the config.json of another model, or one that says what is not known here.
+        InputError: the config.json of another model, or an unknown field or value.
     """
-    return hf.settings(evidence, hf.described(evidence, NAME, hf_clip.TYPES, hf_clip.DEFAULTS))
+    return hf.config_fields(evidence, hf.read_config_json(evidence, NAME, hf_clip.TYPES, hf_clip.DEFAULTS))
 
 
-def files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return the files with which transformers opens a folder.
+def json_files(config: ViTConfig) -> Mapping[str, Any]:
+    """Return the JSON files that transformers needs to open a folder.
 
     Raises:
-        InputError: a projection; in Flax only the model of both towers has one.
+        InputError: the config has a projection, which only the model with both towers has in Flax.
     """
     if config.num_classes:
         raise InputError(
             f"format {NAME!r} has no class for an image tower with num_classes={config.num_classes}: "
-            "write a file instead of a folder, or take the head off with num_classes=0"
+            "write a file instead of a folder, or remove the head with num_classes=0"
         )
-    return hf_clip.files(config)
+    return hf_clip.json_files(config)
 
 
 FORMAT = replace(
     hf_clip.FORMAT,
     name=NAME,
-    what="image tower of CLIP of Hugging Face transformers 4 in Flax",
+    description="image tower of CLIP of Hugging Face transformers 4 in Flax",
     separator="/",
-    tables={"": flax(hf_clip.FORMAT.tables["v4"])},
+    tables={"": flax_table(hf_clip.FORMAT.tables["v4"])},
     spellings={"qkv": ("q", "k", "v")},
-    respelled={},
-    ignored={r"text_model/.*|text_projection/kernel": "the text tower", "logit_scale": "of the comparison with texts"},
-    always={**hf_clip.FORMAT.always, "mlp.activation": UNGATED},
-    settings=settings,
-    files=files,
+    variant_spellings={},
+    ignored_keys={r"text_model/.*|text_projection/kernel": "the text tower", "logit_scale": "of the comparison with texts"},
+    constraints={**hf_clip.FORMAT.constraints, "mlp.activation": UNGATED_ACTIVATIONS},
+    read_config=read_config,
+    json_files=json_files,
 )

@@ -1,9 +1,9 @@
-"""What transformers' JSON files say of images and of classes, both ways: preprocessor_config.json, id2label.
+"""Preprocessing and class names in transformers' JSON files, read and written: preprocessor_config.json, id2label.
 
-A model that takes text too has its image processor in processor_config.json instead, which transformers reads first where
-both are there.  Fields that are left out have the defaults of the processor's class.  The files do not choose who resizes:
-transformers 5 takes torchvision where it is installed, whose kernels differ from Pillow's by one level of 255 in some
-pixels (two where they enlarge), and Pillow where it is told `backend="pil"`.
+A model with text input has its image processor in processor_config.json instead; transformers reads this file first if both
+exist.  Fields that are left out have the defaults of the processor's class.  The files do not choose the library that
+resizes.  transformers 5 uses torchvision if it is installed.  Its kernels differ from Pillow's by one level of 255 in some
+pixels, or by two in enlarged images.  With `backend="pil"`, transformers uses Pillow.
 
 Sources: huggingface/transformers 5.23 image_processing_backends.py, image_processing_utils.py,
 models/auto/image_processing_auto.py, models/*/image_processing_*.py, pipelines/image_classification.py.
@@ -24,8 +24,14 @@ PROBLEMS = {"single_label_classification": "classes", "multi_label_classificatio
 _HALF = {"image_mean": [0.5], "image_std": [0.5]}
 _IMAGENET = {"image_mean": list(IMAGENET.mean), "image_std": list(IMAGENET.std)}
 _CLIP = {"image_mean": list(CLIP.mean), "image_std": list(CLIP.std)}
-_ALL = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255, "do_center_crop": False}
-_CENTRAL = {
+_DEFAULTS = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "rescale_factor": 1 / 255,
+    "do_center_crop": False,
+}
+_CENTER_CROPPED = {
     "size": {"shortest_edge": 224},
     "default_to_square": False,
     "do_center_crop": True,
@@ -34,14 +40,14 @@ _CENTRAL = {
 }
 _SQUASHED = {"size": 224, "resample": 2}
 CLASSES: dict[str, dict[str, Any]] = {
-    "ViT": {**_ALL, **_HALF, **_SQUASHED},
-    "DeiT": {**_ALL, **_HALF, "size": 256, "do_center_crop": True, "crop_size": 224, "resample": 3},
-    "Bit": {**_ALL, **_CLIP, **_CENTRAL},
-    "CLIP": {**_ALL, **_CLIP, **_CENTRAL},
-    "Siglip": {**_ALL, **_HALF, "size": {"height": 224, "width": 224}, "default_to_square": False, "resample": 3},
-    "DINOv3ViT": {**_ALL, **_IMAGENET, **_SQUASHED},
+    "ViT": {**_DEFAULTS, **_HALF, **_SQUASHED},
+    "DeiT": {**_DEFAULTS, **_HALF, "size": 256, "do_center_crop": True, "crop_size": 224, "resample": 3},
+    "Bit": {**_DEFAULTS, **_CLIP, **_CENTER_CROPPED},
+    "CLIP": {**_DEFAULTS, **_CLIP, **_CENTER_CROPPED},
+    "Siglip": {**_DEFAULTS, **_HALF, "size": {"height": 224, "width": 224}, "default_to_square": False, "resample": 3},
+    "DINOv3ViT": {**_DEFAULTS, **_IMAGENET, **_SQUASHED},
 }
-BY_MODEL = {  # where the file names no class
+CLASS_BY_MODEL_TYPE = {  # for files that name no class
     **dict.fromkeys(("vit", "vit_mae"), "ViT"),
     **dict.fromkeys(("dinov2", "dinov2_with_registers"), "Bit"),
     **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
@@ -49,24 +55,24 @@ BY_MODEL = {  # where the file names no class
     "deit": "DeiT",
     "dinov3_vit": "DINOv3ViT",
 }
-# What changes no pixel that a model sees.
-_HARMLESS = frozenset(
+# Fields that do not change the input of the model.
+_NEUTRAL_FIELDS = frozenset(
     "image_processor_type feature_extractor_type processor_class auto_map _valid_processor_keys data_format device "
     "input_data_format disable_grouping return_tensors do_convert_rgb backend use_fast image_seq_length".split()
 )
 
 
-_PADDED = (
+_PADDING = (
     "where an image is padded by an odd number of pixels, transformers puts one more at the bottom and on the right, as is "
     'done here, and with backend="pil" at the top and on the left'
 )
 
 
-def source(notes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of the file that describes the image processor, and what it says; {} where there is none.
+def processor_file(notes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the file that describes the image processor, and its content; {} if there is none.
 
     Raises:
-        InputError: a processor_config.json whose image processor is no object.
+        InputError: the image processor in processor_config.json is not an object.
     """
     nested = notes.get(NESTED) or {}
     if "image_processor" not in nested:
@@ -76,55 +82,55 @@ def source(notes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return NESTED, found
 
 
-def told(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what describes the image processor with the defaults of its class; {} where nothing does.
+def processor_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the image processor, with the defaults of its class; {} if no file describes one.
 
     Raises:
-        InputError: a class that is not known here, or a field of it.
+        InputError: an unknown class or field.
     """
-    (file, found), config = source(notes), notes.get("config.json") or {}
+    (file, found), config = processor_file(notes), notes.get("config.json") or {}
     if not found:
         return {}
     name = (
         found.get("image_processor_type")
         or found.get("feature_extractor_type")
-        or BY_MODEL.get(str(config.get("model_type")))
+        or CLASS_BY_MODEL_TYPE.get(str(config.get("model_type")))
     )
     kind = str(name)
     for ending in ("Fast", "Pil", "ImageProcessor", "FeatureExtractor"):
         kind = kind.removesuffix(ending)
     if kind not in CLASSES:
-        raise InputError(f"{file} is of a {name}, known here are those of {', '.join(CLASSES)}")
-    given = _given(found)
-    known = {*CLASSES["Bit"], "default_to_square"} | _HARMLESS
-    if strange := [key for key, value in given.items() if key not in known and value is not False]:
-        strange = [key for key in strange if key != "pad_size"]  # which `do_pad` alone makes count
-        if strange:
-            raise InputError(f"{file} says {strange[0]}={given[strange[0]]!r}, which is not known here")
+        raise InputError(f"{file} is of a {name}, supported are those of {', '.join(CLASSES)}")
+    given = _set_fields(found)
+    known = {*CLASSES["Bit"], "default_to_square"} | _NEUTRAL_FIELDS
+    if unknown := [key for key, value in given.items() if key not in known and value is not False]:
+        unknown = [key for key in unknown if key != "pad_size"]  # which has no effect without `do_pad`
+        if unknown:
+            raise InputError(f"{file} says {unknown[0]}={given[unknown[0]]!r}, which is not supported")
     return {**CLASSES[kind], **given}
 
 
-def _given(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are set.  A flag that is null is off: transformers keeps it, and asks whether it is true."""
+def _set_fields(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null, and all flags.  A null flag is off, because transformers tests its truth."""
     flags = {key: bool(value) for key, value in found.items() if key.startswith("do_")}
     return {key: value for key, value in found.items() if value is not None} | flags
 
 
-def pixels(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `ViTConfig.pixels` as the image processor's file says it, by field; {} where there is none.
+def pixel_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields in `ViTConfig.pixels` that the file of the image processor states; {} if there is none.
 
-    A factor f other than 1/255 goes into both: (f x - mean) / std = (x / 255 - mean / 255 f) / (std / 255 f).
+    A rescale_factor f other than 1/255 changes both: (f x - mean) / std = (x / 255 - mean / 255 f) / (std / 255 f).
 
     Raises:
-        InputError: what are not numbers.
+        InputError: a value that is not a number.
     """
-    file, found = source(notes)
+    file, found = processor_file(notes)
     if not found:
         return {}
     try:
-        read = told(notes)
-    except InputError:  # of another class, but these fields are the same in all
-        read = {**_ALL, **_given(found)}
+        read = processor_fields(notes)
+    except InputError:  # an unknown class, but all classes have these fields
+        read = {**_DEFAULTS, **_set_fields(found)}
     if not read["do_normalize"]:
         read |= {"image_mean": [0.0], "image_std": [1.0]}
     if "image_mean" not in read or "image_std" not in read:
@@ -143,19 +149,19 @@ def pixels(notes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preprocessing(notes: Mapping[str, Any]) -> Preprocessing | None:
-    """Return how the processor prepares an image; None where there is none.
+    """Return the preprocessing of the image processor; None if there is none.
 
     Raises:
-        InputError: a preparation for which there is no word here.
+        InputError: `Preprocessing` cannot express it.
     """
-    file, _ = source(notes)
-    if not (read := told(notes)):
+    file, _ = processor_file(notes)
+    if not (read := processor_fields(notes)):
         return None
     if read["resample"] not in RESAMPLE:
         raise InputError(f"{file} says resample {read['resample']!r}: a number from 0 to 5 was expected")
     filter, crop = RESAMPLE[read["resample"]], None
     if read["do_center_crop"]:
-        crop = _two(read["crop_size"], True, f"{file} says crop_size")
+        crop = _parse_size(read["crop_size"], True, f"{file} says crop_size")
     if not read["do_resize"]:
         if crop is None:
             raise InputError(f"{file} neither resizes nor crops: images must have their size already")
@@ -165,15 +171,22 @@ def preprocessing(notes: Mapping[str, Any]) -> Preprocessing | None:
         size, square = size["shortest_edge"], False
     else:
         square = not isinstance(size, int) or read.get("default_to_square", True)
-    resized = _two(size, True, f"{file} says size")
+    resized = _parse_size(size, True, f"{file} says size")
     if not square and crop is None:
         raise InputError(f"{file} resizes the shorter side to {size} and does not crop: its outputs have many sizes")
     how: Resize = "squash" if square else "shortest"
     return Preprocessing(size=crop or resized, resize=how, resized=resized, filter=filter, rounding="down")
 
 
-def _two(value: Any, square: bool, said: str) -> tuple[int, int]:
-    """Return a size as (height, width); `said` begins the message where it is none."""
+def _parse_size(value: Any, square: bool, said: str) -> tuple[int, int]:
+    """Return a size in JSON as (height, width).
+
+    square: whether a single number is accepted, for a square.
+    said: the beginning of the error message.
+
+    Raises:
+        InputError: it is not a size.
+    """
     if isinstance(value, dict) and value.keys() == {"height", "width"}:
         value = [value["height"], value["width"]]
     sides = [value, value] if isinstance(value, int) and square else value
@@ -182,25 +195,25 @@ def _two(value: Any, square: bool, said: str) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def unlike(notes: Mapping[str, Any]) -> str:
-    """Say in what the processor differs though its fields are read; "" where it does not."""
-    file, found = source(notes)
+def rounding_difference(notes: Mapping[str, Any]) -> str:
+    """Return a remark about the rounding in which the processor differs from this project; "" if it does not."""
+    file, found = processor_file(notes)
     if "DINOv3ViT" not in str(found.get("image_processor_type")):
         return ""
-    return f"{file}: its processor resizes in float32, and here pixels are rounded to 8 bits after that"
+    return f"{file}: its processor resizes in float32, whereas here pixels are rounded to 8 bits after resizing"
 
 
-def padded(notes: Mapping[str, Any]) -> str:
-    """Say of a processor that pads that its two backends differ; "" where it does not pad, or cannot be read."""
+def padding_difference(notes: Mapping[str, Any]) -> str:
+    """Return a remark that the two backends of the processor pad differently; "" if it does not pad or cannot be read."""
     try:
         how = preprocessing(notes)
     except InputError:
         return ""
-    return f"{source(notes)[0]}: {_PADDED}" if how and how.pads_unevenly else ""
+    return f"{processor_file(notes)[0]}: {_PADDING}" if how and how.has_odd_padding else ""
 
 
 def labels(config: Mapping[str, Any]) -> Any:
-    """Return id2label of config.json, or None where it says nothing or transformers' own numbers."""
+    """Return id2label of config.json; None if there is none, or if it has only transformers' placeholders LABEL_0, ..."""
     names = config.get("id2label")
     if isinstance(names, dict) and all(name == f"LABEL_{number}" for number, name in names.items()):
         return None
@@ -208,7 +221,9 @@ def labels(config: Mapping[str, Any]) -> Any:
 
 
 def task(config: Mapping[str, Any], outputs: int) -> str:
-    """Return what the outputs are, as transformers' pipeline takes them.
+    """Return the task, a value of `PROBLEMS`, as transformers' pipeline takes the outputs.
+
+    outputs: the number of outputs.
 
     Raises:
         InputError: an unknown `problem_type`.
@@ -219,10 +234,10 @@ def task(config: Mapping[str, Any], outputs: int) -> str:
     return "labels" if outputs == 1 and problem != "regression" else PROBLEMS.get(problem or "", "classes")
 
 
-# Written --------------------------------------------------------------------------------------------------------------
+# Writing --------------------------------------------------------------------------------------------------------------
 
 
-def described(
+def with_metadata(
     files: Mapping[str, Any],
     config: ViTConfig,
     *,
@@ -230,7 +245,7 @@ def described(
     task: str,
     preprocessing: Preprocessing | None,
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the files with the preprocessing and the classes, and a line for each thing that they cannot say."""
+    """Return the JSON files with preprocessing and class names added, and a line for each thing they cannot express."""
     content, lost = dict(files["config.json"]), []
     outputs, classifies = config.num_classes, "id2label" in content
     if labels and classifies:
@@ -245,19 +260,19 @@ def described(
     if classifies and outputs == 1 and task == "classes":
         lost.append("transformers' pipeline puts a single output through a sigmoid, and not through a softmax")
     if config.in_channels != 3:
-        lost.append("transformers' pipeline opens images in colour: give the processor arrays of the model's channels")
-    said, unsaid = _processor(preprocessing, config.in_channels)
+        lost.append("transformers' pipeline opens images in colour: give the processor arrays with the model's channels")
+    said, unsaid = _processor_json(preprocessing, config.in_channels)
     return {**files, "config.json": content, FILE: {**files[FILE], **said}}, lost + unsaid
 
 
-def _processor(how: Preprocessing | None, in_channels: int) -> tuple[dict[str, Any], list[str]]:
-    """Return what preprocessor_config.json says of resizing and cropping, and what it cannot."""
+def _processor_json(how: Preprocessing | None, in_channels: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of preprocessor_config.json for resize and crop, and a line for each thing it cannot express."""
     if how is None:
-        return {}, [f"nothing says how images are prepared: {FILE} resizes all of an image to the model's size"]
+        return {}, [f"the preprocessing of images is unknown: {FILE} resizes the whole image to the model's size"]
     lost = []
     if how.resize in ("cover", "border"):
         lost.append(
-            f"no processor of transformers prepares images like this: {how}; {FILE} resizes the whole image instead"
+            f"no processor of transformers can express this preprocessing: {how}; {FILE} resizes the whole image instead"
         )
         how = Preprocessing(size=how.size, resize="squash", resized=how.size, filter=how.filter, rounding="down")
     filters = {ours: theirs for theirs, ours in RESAMPLE.items()}
@@ -265,21 +280,21 @@ def _processor(how: Preprocessing | None, in_channels: int) -> tuple[dict[str, A
         lost.append(f"transformers has no filter {how.filter}: {FILE} has bilinear, which smooths before it shrinks")
     elif how.filter in ("box", "hamming") and how.resize != "none":
         lost.append(f'torchvision has no filter {how.filter}: open the folder with AutoImageProcessor(..., backend="pil")')
-    if how.rounding != "down" and how.shifted != "no":
-        moved = f"{how.shifted} images move by a pixel"
-        lost.append(f"transformers rounds the corner of a crop down, here half goes to even: {moved}")
-    if how.pads_unevenly:
-        lost.append(_PADDED)
+    if how.rounding != "down" and how.affected_by_rounding != "no":
+        moved = f"{how.affected_by_rounding} images move by a pixel"
+        lost.append(f"transformers rounds the corner of a crop down, here it is rounded half to even: {moved}")
+    if how.has_odd_padding:
+        lost.append(_PADDING)
     resized = dict(zip(("height", "width"), how.resized, strict=True))
     size = {"shortest_edge": min(how.resized)} if how.resize == "shortest" else resized
-    kind = "Bit" if how.resize != "squash" else "DeiT" if how.crops else "ViT"
+    kind = "Bit" if how.resize != "squash" else "DeiT" if how.crops_or_pads else "ViT"
     said: dict[str, Any] = {
         "image_processor_type": f"{kind}ImageProcessor",
         "do_resize": how.resize != "none",
         "size": size,
     }
     said |= {"resample": filters.get(how.filter, 2)}
-    if how.crops:
+    if how.crops_or_pads:
         said |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), how.size, strict=True))}
     if kind == "Bit" and in_channels != 3:
         said["do_convert_rgb"] = False

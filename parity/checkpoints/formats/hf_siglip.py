@@ -1,6 +1,6 @@
-"""Hugging Face's SigLIP, the image tower, with its attention pooling; SigLIP 2 of a fixed resolution is the same.
+"""The image tower of Hugging Face's SigLIP, with attention pooling.  SigLIP 2 with a fixed resolution is the same model.
 
-Its positions are resampled by size without antialiasing.  SigLIP 2 of flexible resolution ("naflex") is another model.
+Positions are resampled to a size without antialiasing.  SigLIP 2 with a flexible resolution ("naflex") is another model.
 
 Source: huggingface/transformers src/transformers/models/siglip/modeling_siglip.py, configuration_siglip.py (defaults).
 """
@@ -22,7 +22,7 @@ DEFAULTS = {
     "vision_use_head": True,
 }
 TEXT = (
-    hf.TOWER
+    hf.VISION_TOWER
     + """
     patch_embed.proj.bias    | @embeddings.patch_embedding.bias | width
     attn_pool.latent         | @head.probe                      | 1 1 width
@@ -42,43 +42,43 @@ TEXT = (
 )
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what config.json and preprocessor_config.json say.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields that config.json and preprocessor_config.json state.
 
     Raises:
-        InputError: the config.json of another model, or one that says what is not known here.
+        InputError: the config.json of another model, or an unknown field or value.
     """
-    told = hf.described(evidence, NAME, TYPES, DEFAULTS)
-    if told and not told["vision_use_head"]:
+    content = hf.read_config_json(evidence, NAME, TYPES, DEFAULTS)
+    if content and not content["vision_use_head"]:
         raise InputError(
-            "its config.json says vision_use_head False: only the model with its attention pooling is known here"
+            "its config.json says vision_use_head False: only the model with its attention pooling is supported"
         )
-    return hf.settings(evidence, told)
+    return hf.config_fields(evidence, content)
 
 
-def files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return the files with which transformers opens a folder."""
-    return hf.folder(config, "bicubic", hf.config_json(config, "siglip_vision_model", "SiglipVisionModel"))
+def json_files(config: ViTConfig) -> Mapping[str, Any]:
+    """Return the JSON files that transformers needs to open a folder."""
+    return hf.folder_files(config, "bicubic", hf.config_json(config, "siglip_vision_model", "SiglipVisionModel"))
 
 
 FORMAT = Format(
     name=NAME,
-    what="image tower of SigLIP of Hugging Face transformers",
+    description="image tower of SigLIP of Hugging Face transformers",
     separator=".",
     tables={"v4": hf.table(TEXT, "vision_model."), "v5": hf.table(TEXT)},
-    spellings=hf.V5,
-    ignored=hf.TEXT_TOWER,
-    always={
-        **hf.PLAIN,
-        "image_size": hf.square("image_size"),
-        "patch_size": hf.square("patch_size"),
+    spellings=hf.V5_SPELLINGS,
+    ignored_keys=hf.TEXT_TOWER_KEYS,
+    constraints={
+        **hf.COMMON_CONSTRAINTS,
+        "image_size": hf.square_only("image_size"),
+        "patch_size": hf.square_only("patch_size"),
         "tokens.class_token": False,
         "tokens.patch_bias": True,
         "positions.kind": "learned",
         "positions.covers": ("all", "none"),
         "attention.qkv_bias": "qkv",
         "attention.proj_bias": True,
-        "mlp.activation": hf.UNGATED,
+        "mlp.activation": hf.UNGATED_ACTIVATIONS,
         "head.pool": "attention",
         "head.hidden": None,
     },
@@ -89,9 +89,9 @@ FORMAT = Format(
         "pixels.mean": (0.5,),
         "pixels.std": (0.5,),
     },
-    settings=settings,
-    says=hf.SAYS,
-    files=files,
+    read_config=read_config,
+    written_fields=hf.WRITTEN_FIELDS,
+    json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

@@ -1,4 +1,4 @@
-"""Hugging Face's ViT: eps 1e-12, the class token through a classifier, or through a layer with tanh ("pooler").
+"""Hugging Face's ViT: eps 1e-12, and a classifier or a hidden layer with tanh ("pooler") on the class token.
 
 Source: huggingface/transformers src/transformers/models/vit/modeling_vit.py, configuration_vit.py (defaults).
 """
@@ -24,66 +24,66 @@ LAYOUTS = {
     "v4": (hf.EMBEDDINGS + hf.NORMS + hf.ATTENTION_V4 + hf.MLP_V4, "encoder.layer"),
     "v5": (hf.EMBEDDINGS + hf.NORMS + hf.ATTENTION_V5 + hf.MLP, "layers"),
 }
-ALWAYS: Fields = {
-    **hf.PLAIN,
+CONSTRAINTS: Fields = {
+    **hf.COMMON_CONSTRAINTS,
     "tokens.class_token": True,
     "tokens.patch_bias": True,
     "positions.kind": "learned",
     "positions.covers": ("all", "class"),
     "attention.proj_bias": True,
-    "mlp.activation": hf.UNGATED,
-    "head.pool": ("token",),  # people's own classifiers on a ViTModel, which have these keys too, may pool otherwise
+    "mlp.activation": hf.UNGATED_ACTIVATIONS,
+    "head.pool": ("token",),  # a tuple, because custom classifiers on a ViTModel have these keys too and may pool otherwise
     "head.bias": True,
 }
 ASSUMED: Fields = {**hf.BICUBIC, "norms.eps": 1e-12, "mlp.activation": "gelu", "pixels.mean": (0.5,), "pixels.std": (0.5,)}
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what config.json and preprocessor_config.json say.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields that config.json and preprocessor_config.json state.
 
     Raises:
-        InputError: the config.json of another model, or one that says what is not known here.
+        InputError: the config.json of another model, or an unknown field or value.
     """
-    told = hf.described(evidence, NAME, TYPES, DEFAULTS)
-    if told and "pre_logits.weight" in evidence.axes and told["pooler_act"] != "tanh":
-        raise InputError(f"its config.json says pooler_act {told['pooler_act']!r}: only 'tanh' is known here")
-    return hf.settings(evidence, told)
+    content = hf.read_config_json(evidence, NAME, TYPES, DEFAULTS)
+    if content and "pre_logits.weight" in evidence.axes and content["pooler_act"] != "tanh":
+        raise InputError(f"its config.json says pooler_act {content['pooler_act']!r}: only 'tanh' is supported")
+    return hf.config_fields(evidence, content)
 
 
-def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return what no tensor shows of the pooler, and of what else lies behind the model."""
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return the activation of the pooler, which no tensor shows, and the layers after the model that are not read."""
     pooled = "pre_logits.weight" in evidence.axes and not hf.model_type(evidence)
-    return {**({"activation of the pooler": "tanh"} if pooled else {}), **hf.unread(evidence)}
+    return {**({"activation of the pooler": "tanh"} if pooled else {}), **hf.unread_layers(evidence)}
 
 
-def files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return the files with which transformers opens a folder."""
+def json_files(config: ViTConfig) -> Mapping[str, Any]:
+    """Return the JSON files that transformers needs to open a folder."""
     architecture = "ViTForImageClassification" if config.num_classes else "ViTModel"
     more: dict[str, Any] = {"qkv_bias": config.attention.qkv_bias == "qkv"}
     if config.head.hidden is not None:
         more |= {"pooler_output_size": config.head.hidden, "pooler_act": "tanh"}
-    return hf.folder(config, "bilinear", hf.config_json(config, "vit", architecture, **more))
+    return hf.folder_files(config, "bilinear", hf.config_json(config, "vit", architecture, **more))
 
 
 FORMAT = Format(
     name=NAME,
-    what="ViT of Hugging Face transformers",
+    description="ViT of Hugging Face transformers",
     separator=".",
     tables=hf.tables("vit.", LAYOUTS, hf.CLASSIFIER, hf.POOLER),
-    usual=hf.usual,
-    spellings=hf.V4,
-    respelled=hf.RESPELLED,
-    ignored={
-        **hf.MASK_TOKEN,
-        r"vit\.pooler\.dense\.(weight|bias)": "the pooler, which no classifier reads",
+    default_variant=hf.default_variant,
+    spellings=hf.V4_SPELLINGS,
+    variant_spellings=hf.VARIANT_SPELLINGS,
+    ignored_keys={
+        **hf.MASK_TOKEN_KEY,
+        r"vit\.pooler\.dense\.(weight|bias)": "the pooler, which the classifier does not read",
         r"decoder\.0\.(weight|bias)": "the decoder of masked pre-training",
     },
-    always=ALWAYS,
+    constraints=CONSTRAINTS,
     assumed=ASSUMED,
-    settings=settings,
-    untold=untold,
-    says=hf.SAYS,
-    files=files,
+    read_config=read_config,
+    assumed_behaviour=assumed_behaviour,
+    written_fields=hf.WRITTEN_FIELDS,
+    json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

@@ -1,7 +1,7 @@
-"""Hugging Face's ViTMAE, the encoder.
+"""The encoder of Hugging Face's ViTMAE.
 
-Its positions are a fixed table while it pre-trains; files hold them as a parameter, and as one they are read.
-The library masks three patches of four unless its config says otherwise; what is written here says that none is.
+In pre-training, its positions are a fixed table.  Files contain the table, and it is read as a parameter.  The library
+masks three of four patches unless config.json says otherwise; the config.json that is written here says that none is.
 
 Source: huggingface/transformers src/transformers/models/vit_mae/modeling_vit_mae.py, configuration_vit_mae.py.
 """
@@ -18,37 +18,37 @@ from vit_spec.models import IMAGENET
 NAME, TYPES = "hf-vit-mae", ("vit_mae",)
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what config.json and preprocessor_config.json say.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields that config.json and preprocessor_config.json state.
 
     Raises:
-        InputError: the config.json of another model, or one that says what is not known here.
+        InputError: the config.json of another model, or an unknown field or value.
     """
-    return hf.settings(evidence, hf.described(evidence, NAME, TYPES, hf_vit.DEFAULTS))
+    return hf.config_fields(evidence, hf.read_config_json(evidence, NAME, TYPES, hf_vit.DEFAULTS))
 
 
-def files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return the files with which transformers opens a folder."""
+def json_files(config: ViTConfig) -> Mapping[str, Any]:
+    """Return the JSON files that transformers needs to open a folder."""
     more = {"qkv_bias": config.attention.qkv_bias == "qkv", "mask_ratio": 0.0}
-    return hf.folder(config, "bicubic", hf.config_json(config, "vit_mae", "ViTMAEModel", **more))
+    return hf.folder_files(config, "bicubic", hf.config_json(config, "vit_mae", "ViTMAEModel", **more))
 
 
 DECODER = r"decoder\.(mask_token|decoder_(pos_embed|(embed|norm|pred)\.(weight|bias)|(layers|encoder\.layer)\.\d+\..*))"
 
 FORMAT = Format(
     name=NAME,
-    what="encoder of ViTMAE of Hugging Face transformers",
+    description="encoder of ViTMAE of Hugging Face transformers",
     separator=".",
     tables=hf.tables("vit.", hf_vit.LAYOUTS, ""),
-    usual=hf.usual,
-    spellings=hf.V4,
-    respelled=hf.RESPELLED,
-    ignored={DECODER: "the decoder of pre-training"},
-    always=hf_vit.ALWAYS,
+    default_variant=hf.default_variant,
+    spellings=hf.V4_SPELLINGS,
+    variant_spellings=hf.VARIANT_SPELLINGS,
+    ignored_keys={DECODER: "the decoder of pre-training"},
+    constraints=hf_vit.CONSTRAINTS,
     assumed={**hf_vit.ASSUMED, "pixels.mean": IMAGENET.mean, "pixels.std": IMAGENET.std},
-    settings=settings,
-    says=hf.SAYS,
-    files=files,
+    read_config=read_config,
+    written_fields=hf.WRITTEN_FIELDS,
+    json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

@@ -1,9 +1,9 @@
 """What the formats of Hugging Face transformers share: keys, and the JSON files beside the weights.
 
-Transformers 4 named the attention and the MLP of its ViTs model by model; transformers 5 names them alike, and still
-writes the old keys to disk (conversion_mapping.py there).  So "v4" is what the hub has and what is written by default;
-"v5" is the state dict of transformers 5, as `torch.save` keeps it.  Both are read by transformers 5.
-The model of a classifier stands behind a prefix; "-bare" tables are those of a model for itself.
+In transformers 4, each model had its own names for attention and MLP.  Transformers 5 has one set of names in memory and
+still writes the old ones to disk (its conversion_mapping.py).  So variant "v4" is what the hub has and what is written by
+default, and "v5" is the state dict of transformers 5, as `torch.save` stores it.  Transformers 5 reads both.  A model with
+a classifier has its keys behind a prefix; the variants "...-bare" are those of a model without classifier and prefix.
 
 Sources: huggingface/transformers src/transformers/models/*/{configuration,modeling}_*.py, releases 4.57 and 5.23.
 """
@@ -19,10 +19,10 @@ from parity.checkpoints.formats.format import Evidence, Fields
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
 
-V4 = {"qkv": ("query", "key", "value")}
-V5 = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
+V4_SPELLINGS = {"qkv": ("query", "key", "value")}
+V5_SPELLINGS = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
 
-# `@` stands for what is in front of the model's keys.
+# `@` stands for the prefix of the model's keys, `{layer}` for the prefix of a block's.
 EMBEDDINGS = """
     patch_embed.proj.weight | @embeddings.patch_embeddings.projection.weight | width rgb ph pw
     patch_embed.proj.bias   | @embeddings.patch_embeddings.projection.bias   | width
@@ -89,7 +89,7 @@ POOLER = """
     pre_logits.weight | pooler.dense.weight | feature pooled
     pre_logits.bias   | pooler.dense.bias   | feature
 """
-TOWER = """
+VISION_TOWER = """
     patch_embed.proj.weight | @embeddings.patch_embedding.weight    | width rgb ph pw
     pos_embed               | @embeddings.position_embedding.weight | token width
 
@@ -110,25 +110,27 @@ TOWER = """
     norm.bias               | @post_layernorm.bias                                 | width
 """
 
-TEXT_TOWER = {
+TEXT_TOWER_KEYS = {
     r"text_model\..*|text_projection\.weight": "the text tower",
-    r"logit_(scale|bias)": "of the comparison with texts",
+    r"logit_(scale|bias)": "for the comparison of images with texts",
     r"(vision_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, ...",
 }
-MASK_TOKEN = {r"(\w+\.)?embeddings\.mask_token": "stands for masked patches in pre-training alone"}
-RESPELLED = {name: V5 for name in ("v5", "v5-bare", "v5-gated", "v5-gated-bare")}
+MASK_TOKEN_KEY = {r"(\w+\.)?embeddings\.mask_token": "replaces masked patches in pre-training only"}
+VARIANT_SPELLINGS = {name: V5_SPELLINGS for name in ("v5", "v5-bare", "v5-gated", "v5-gated-bare")}
 
 
 def table(text: str, prefix: str = "", layer: str = "") -> str:
-    """Return a table with its marks filled in: `@` the prefix of the model, `{layer}` where block number {block} is."""
+    """Return a table with `@` replaced by the prefix of the model's keys, and `{layer}` by that of block {block}."""
     return text.replace("{layer}", f"@{layer}.{{block}}").replace("@", prefix)
 
 
 def tables(prefix: str, texts: Mapping[str, tuple[str, str]], head: str, pooler: str = "") -> dict[str, str]:
-    """Return two tables for each layout: behind a prefix, with a classifier, and "-bare", the model for itself.
+    """Return two tables for each layout: with a prefix and a classifier, and "...-bare" without.
 
-    texts: layout -> what the model has for itself, and where its blocks are.
-    head, pooler: what comes after the model behind a prefix, and without one.
+    prefix: the prefix of the model's keys if there is a classifier.
+    texts: layout -> the table of the model, and the key of its blocks.
+    head: lines for the classifier.
+    pooler: lines for the pooler of a model without a classifier.
     """
     found = {}
     for name, (text, layer) in texts.items():
@@ -137,20 +139,23 @@ def tables(prefix: str, texts: Mapping[str, tuple[str, str]], head: str, pooler:
     return found
 
 
-def usual(config: ViTConfig) -> str:
-    """Return the table that transformers writes: a model with a classifier stands behind a prefix."""
+def default_variant(config: ViTConfig) -> str:
+    """Return the variant that transformers writes."""
     return "v4" if config.num_classes else "v4-bare"
 
 
-def square(name: str) -> Callable[[ViTConfig], Any]:
-    """Return the rule that a size is a square, for `Format.always`."""
+def square_only(name: str) -> Callable[[ViTConfig], Any]:
+    """Return the rule that the size in a field is square, for `Format.constraints`."""
     return lambda config: ((config.at(name)[0],) * 2,)
 
 
-def masks(prefix: str, names: Iterable[str]) -> dict[str, Callable[[ViTConfig], Array]]:
-    """Return the mask token as `Format.constants` has it: zero in a new model, loaded, and used in pre-training alone.
+def mask_token_constants(prefix: str, names: Iterable[str]) -> dict[str, Callable[[ViTConfig], Array]]:
+    """Return the mask token for `Format.constants`.
 
-    names: of the tables that have it; those of a model for itself end in "-bare".
+    transformers loads it and uses it in pre-training only; in a new model it is zero.
+
+    prefix: the prefix of the model's keys in variants that do not end in "-bare".
+    names: the variants that have a mask token.
     """
     places = [f"{name}: {'' if name.endswith('-bare') else prefix}embeddings.mask_token | 1 width" for name in names]
     return dict.fromkeys(places, lambda config: np.zeros(config.width, np.float32))
@@ -166,7 +171,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "linear": "none",
 }
-SHOWN = {  # by tensors too
+SIZE_FIELDS = {  # in config.json -> in `ViTConfig`: fields that tensors show too
     "hidden_size": "width",
     "num_hidden_layers": "depth",
     "num_channels": "in_channels",
@@ -174,8 +179,8 @@ SHOWN = {  # by tensors too
     "num_register_tokens": "tokens.registers",
 }
 
-# Fields of config.json that leave the function alone: what acts in training, selects outputs, or is said of text.
-NEUTRAL = frozenset(
+# Fields of config.json that do not change the function: they act in training, select outputs, or are about text.
+NEUTRAL_FIELDS = frozenset(
     "_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path apply_layernorm architectures "
     "attention_dropout attention_probs_dropout_prob attn_implementation bad_words_ids begin_suppress_tokens bos_token_id "
     "chunk_size_feed_forward cross_attention_hidden_size decoder_hidden_size decoder_intermediate_size "
@@ -191,7 +196,7 @@ NEUTRAL = frozenset(
     "tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16 "
     "use_cache use_mask_token vision_config vision_config_dict vocab_size".split()
 )
-# The classes of transformers 4 and 5 that keep these models, ahead of which TF or Flax may stand.
+# The classes of transformers 4 and 5 for these models, without the prefix TF or Flax.
 CLASSES = frozenset(
     "CLIPForImageClassification CLIPModel CLIPVisionModel CLIPVisionModelWithProjection DINOv3ViTBackbone DINOv3ViTModel "
     "DeiTForImageClassification DeiTForImageClassificationWithTeacher DeiTForMaskedImageModeling DeiTModel "
@@ -200,10 +205,10 @@ CLASSES = frozenset(
     "SiglipVisionModel ViTForImageClassification ViTForMaskedImageModeling ViTMAEForPreTraining ViTMAEModel "
     "ViTModel".split()
 )
-UNSET = ("add_cross_attention", "is_decoder", "pruned_heads")  # change the function unless they are false or empty
-UNGATED = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")  # of mlp.activation
+UNSET_FIELDS = ("add_cross_attention", "is_decoder", "pruned_heads")  # change the function unless they are false or empty
+UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")  # values of mlp.activation
 
-PLAIN: Fields = {  # what all of these models are
+COMMON_CONSTRAINTS: Fields = {  # of all these models
     "positions.rotary": "none",
     "attention.head_dim": None,
     "attention.proj": True,
@@ -220,36 +225,36 @@ BICUBIC: Fields = {
     "resampling.align_corners": False,
     "resampling.offset": 0.0,
 }
-SAYS = frozenset(
+WRITTEN_FIELDS = frozenset(
     "image_size patch_size in_channels width depth num_heads mlp_dim num_classes attention.qkv_bias mlp.activation "
     "norms.eps norms.layer_scale pixels.mean pixels.std".split()
 )
 
 
-def unread(evidence: Evidence) -> Mapping[str, str]:
-    """Return the layers behind the model that are not read, each of no effect in transformers' own classes.
+def unread_layers(evidence: Evidence) -> Mapping[str, str]:
+    """Return the layers after the model that are not read, with the assumption that they do not change its output.
 
-    People's own classes have them under the same names, and use them: no config.json says that it is one of transformers'.
+    In transformers' own classes they do not.  Custom classes have layers with the same names and use them.  With a
+    config.json nothing is assumed, because it shows that the class is one of transformers'.
     """
-    found = {key.split(".")[-3] for key in evidence.ignored if re.search(r"\b(pooler\.dense|decoder\.0)\.\w+$", key)}
-    return {} if model_type(evidence) else dict.fromkeys(sorted(found), "of no effect on what the model puts out")
+    found = {key.split(".")[-3] for key in evidence.ignored_arrays if re.search(r"\b(pooler\.dense|decoder\.0)\.\w+$", key)}
+    return {} if model_type(evidence) else dict.fromkeys(sorted(found), "without effect on the output of the model")
 
 
 def model_type(evidence: Evidence) -> str:
-    """Return what config.json says the model is; "" where there is none."""
+    """Return `model_type` in config.json; "" if there is none."""
     return str(evidence.notes.get("config.json", {}).get("model_type", ""))
 
 
-def described(evidence: Evidence, name: str, types: tuple[str, ...], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json, of a model with two towers the vision tower's; {} where there is none.
+def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of config.json, or of its vision tower if it has two towers; {} if there is no config.json.
 
-    name: the format's.
-    types: the `model_type`s that it reads.
-    defaults: the fields that are read besides those that tensors show, with what transformers takes where one is left out.
+    name: the name of the format.
+    types: the values of `model_type` that the format reads.
+    defaults: the fields to read besides `SIZE_FIELDS`, with transformers' defaults for those that are left out.
 
     Raises:
-        InputError: the config.json of another model or of somebody's own class, or a field that is not known here and may
-            change the function.
+        InputError: the config.json of another model or of a custom class, or an unknown field that may change the function.
     """
     whole = evidence.notes.get("config.json", {})
     if "model_type" not in whole:
@@ -261,111 +266,111 @@ def described(evidence: Evidence, name: str, types: tuple[str, ...], defaults: M
         )
     if foreign := _foreign(whole.get("architectures")):
         raise InputError(
-            f"its config.json says that its class is {foreign!r}, which is none of transformers' and may compute something "
-            f"else than model_type {kind!r} does: take architectures out of it if it does not"
+            f"its config.json says that its class is {foreign!r}, which is not one of transformers' and may compute "
+            f"another function than model_type {kind!r}: remove architectures from it if it does not"
         )
-    told = dict(whole)
-    for part in ("vision_config", "vision_config_dict"):  # the latter goes before the former (CLIPConfig)
+    content = dict(whole)
+    for part in ("vision_config", "vision_config_dict"):  # the second overrides the first (CLIPConfig)
         if whole.get(part) is not None:
             if not isinstance(whole[part], dict):
                 raise InputError(f"its config.json says {part} {whole[part]!r}: an object was expected")
-            told = {**(told if part == "vision_config_dict" else {}), **whole[part]}
-    for fields in (whole, told):
-        known = {*NEUTRAL, *SHOWN, *defaults}
-        unknown = [key for key in fields if key not in known and not (key in UNSET and not fields[key])]
+            content = {**(content if part == "vision_config_dict" else {}), **whole[part]}
+    for fields in (whole, content):
+        known = {*NEUTRAL_FIELDS, *SIZE_FIELDS, *defaults}
+        unknown = [key for key in fields if key not in known and not (key in UNSET_FIELDS and not fields[key])]
         if unknown:
             shown = ", ".join(f"{key}={fields[key]!r}" for key in unknown[:6])
             more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
             raise InputError(
                 f"its config.json has {shown}{more}, which format {name!r} does not know and which may change the "
-                f"function: take it out if it does not"
+                f"function: remove it if it does not"
             )
-    return {**defaults, **{key: value for key, value in told.items() if value is not None}}
+    return {**defaults, **{key: value for key, value in content.items() if value is not None}}
 
 
 def _foreign(named: Any) -> Any:
-    """Return the class that config.json names, as `save_pretrained` writes it, if it is none of transformers'."""
+    """Return the class that config.json names in `architectures`, if it is not one of transformers'; else None."""
     names = named if isinstance(named, list) else [named] if named else []
     return next((name for name in names if re.sub("^(TF|Flax)", "", str(name)) not in CLASSES), None)
 
 
-def settings(evidence: Evidence, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the config that every such config.json has, and those of preprocessor_config.json.
+def config_fields(evidence: Evidence, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `ViTConfig` that every such config.json states, and those of preprocessor_config.json.
 
-    told: of `described`.
+    content: the result of `read_config_json`.
 
     Raises:
-        InputError: an activation that is not known here, or a value of the wrong kind.
+        InputError: an unknown activation, or a value of the wrong type.
     """
-    fields = pixels(evidence)
-    if not told:
+    fields = pixel_fields(evidence)
+    if not content:
         return fields
-    fields |= {ours: told[theirs] for theirs, ours in SHOWN.items() if theirs in told}
-    if "qkv_bias" in told:
-        fields["attention.qkv_bias"] = "qkv" if told["qkv_bias"] else "none"
-    fields["num_heads"] = told["num_attention_heads"]
-    fields["norms.eps"] = told["layer_norm_eps"]
-    fields["image_size"] = pair(told["image_size"], "image_size")
-    fields["patch_size"] = pair(told["patch_size"], "patch_size")
+    fields |= {ours: content[theirs] for theirs, ours in SIZE_FIELDS.items() if theirs in content}
+    if "qkv_bias" in content:
+        fields["attention.qkv_bias"] = "qkv" if content["qkv_bias"] else "none"
+    fields["num_heads"] = content["num_attention_heads"]
+    fields["norms.eps"] = content["layer_norm_eps"]
+    fields["image_size"] = parse_size(content["image_size"], "image_size")
+    fields["patch_size"] = parse_size(content["patch_size"], "patch_size")
     if "glu" not in evidence.axes["blocks.mlp.fc1.weight"]:
-        fields["mlp.activation"] = activation(told["hidden_act"])
+        fields["mlp.activation"] = parse_activation(content["hidden_act"])
     return fields
 
 
-def activation(name: Any) -> str:
-    """Return the activation that transformers calls by this name (src/transformers/activations.py).
+def parse_activation(name: Any) -> str:
+    """Return the value of mlp.activation for transformers' name of an activation (src/transformers/activations.py).
 
     Raises:
-        InputError: one that is not known here; says which are.
+        InputError: an unknown name; lists the known ones.
     """
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise InputError(f"its config.json says hidden_act {name!r}, known here are {', '.join(ACTIVATIONS)}")
+        raise InputError(f"its config.json says hidden_act {name!r}, supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
-def pair(value: Any, name: str) -> tuple[int, int]:
-    """Return a size that is one number or two as (height, width).
+def parse_size(value: Any, name: str) -> tuple[int, int]:
+    """Return a size in JSON, one number or [height, width], as (height, width).
 
     Raises:
-        InputError: neither.
+        InputError: it is neither.
     """
     numbers = [value, value] if isinstance(value, int) else value
     if not isinstance(numbers, list) or [type(number) for number in numbers] != [int, int]:
-        raise InputError(f"its config.json says {name} {value!r}: a number or two of them were expected")
+        raise InputError(f"its config.json says {name} {value!r}: one or two numbers were expected")
     return numbers[0], numbers[1]
 
 
-def pixels(evidence: Evidence) -> dict[str, Any]:
-    """Return what preprocessor_config.json says that images are normalised by.
+def pixel_fields(evidence: Evidence) -> dict[str, Any]:
+    """Return the fields in `pixels` that preprocessor_config.json states.
 
     Raises:
-        InputError: what are not numbers.
+        InputError: a value that is not a number.
     """
-    return hf_processor.pixels(evidence.notes)
+    return hf_processor.pixel_fields(evidence.notes)
 
 
 # config.json, written -------------------------------------------------------------------------------------------------
 
-RESAMPLE = {"bilinear": 2, "bicubic": 3}  # the numbers that PIL gives them
+RESAMPLE = {"bilinear": 2, "bicubic": 3}  # PIL's numbers of the filters
 
 
-def size(pair: tuple[int, int]) -> int | list[int]:
-    """Return a size as config.json has it: one number for a square."""
+def size_json(pair: tuple[int, int]) -> int | list[int]:
+    """Return a size as config.json states it: one number for a square."""
     height, width = pair
     return height if height == width else [height, width]
 
 
 def config_json(config: ViTConfig, model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
-    """Return what transformers' configurations of ViTs have in common, and `more`.
+    """Return the content of config.json: the fields that all of these models have, and `more`.
 
-    architecture: the class whose weights these are.
+    architecture: the class that the weights belong to.
     """
     spelled = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     fields: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": model_type,
-        "image_size": size(config.image_size),
-        "patch_size": size(config.patch_size),
+        "image_size": size_json(config.image_size),
+        "patch_size": size_json(config.patch_size),
         "num_channels": config.in_channels,
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
@@ -382,11 +387,11 @@ def config_json(config: ViTConfig, model_type: str, architecture: str, **more: A
     return fields
 
 
-def folder(config: ViTConfig, kernel: str, described: dict[str, Any]) -> dict[str, Any]:
-    """Return the files with which transformers opens a folder: the model's config and how images are prepared.
+def folder_files(config: ViTConfig, kernel: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON files that transformers needs to open a folder: the model's config and its image processor.
 
-    kernel: how images are resized.
-    described: of `config_json`.
+    kernel: the filter that resizes images, a key of `RESAMPLE`.
+    content: the content of config.json.
     """
     mean, std = (list(values) * (config.in_channels // len(values)) for values in (config.pixels.mean, config.pixels.std))
     preprocessor = {
@@ -400,4 +405,4 @@ def folder(config: ViTConfig, kernel: str, described: dict[str, Any]) -> dict[st
         "image_mean": mean,
         "image_std": std,
     }
-    return {"config.json": described, "preprocessor_config.json": preprocessor}
+    return {"config.json": content, "preprocessor_config.json": preprocessor}

@@ -1,4 +1,4 @@
-"""The twin of Flax: inputs before outputs, heads unmerged, all blocks stacked on a leading axis."""
+"""The parameters of vit_jax: inputs before outputs, heads not merged, all blocks stacked on a leading axis."""
 
 from parity.checkpoints.formats.format import Format
 
@@ -64,7 +64,7 @@ TABLE = """
 
 FORMAT = Format(
     name="jax",
-    what="parameters of vit_jax, a Flax linen tree",
+    description="parameters of vit_jax, a Flax linen tree",
     separator="/",
     tables={"": TABLE},
 )

@@ -1,6 +1,6 @@
-"""What the formats of Google's ViTs share: the names that Flax linen gives, and what the code behind them fixes.
+"""What the formats of Google's ViTs share: the parameter names of Flax linen, and the choices of Google's code.
 
-google-research/big_vision:big_vision/models/vit.py, google-research/vision_transformer:vit_jax/models_vit.py,
+Sources: google-research/big_vision:big_vision/models/vit.py, google-research/vision_transformer:vit_jax/models_vit.py,
 google-research/scenic:scenic/projects/baselines/vit.py.
 """
 
@@ -9,7 +9,7 @@ from vit_spec import ViTConfig
 
 SPELLINGS = {"qkv": ("query", "key", "value"), "kv": ("key", "value")}
 
-# Blocks stacked on a leading axis, as nn.scan keeps them.
+# Blocks stacked on a leading axis, as nn.scan stores them.
 STACKED = """
     patch_embed.proj.weight | embedding/kernel | ph pw rgb width
     patch_embed.proj.bias   | embedding/bias   | width
@@ -36,7 +36,7 @@ STACKED = """
     head.bias         | head/bias                      | label
 """
 
-# A key for each block, as a loop keeps them.
+# A key for each block, as a loop over blocks stores them.
 LOOP = STACKED.replace("encoderblock/", "encoderblock_{block}/").replace("| block ", "| ")
 
 MAP_HEAD = """
@@ -56,29 +56,29 @@ MAP_HEAD = """
 """
 
 
-def positions(key: str) -> str:
-    """Return the line of the position table."""
+def position_line(key: str) -> str:
+    """Return the line of a table for the positions under a key."""
     return f"pos_embed | {key} | 1 token width\n"
 
 
-def class_row(config: ViTConfig) -> tuple[str, ...]:
-    """Where positions are added to the class token too, it has a row; without such a token nothing is asked."""
+def covers_class_token(config: ViTConfig) -> tuple[str, ...]:
+    """Return the values that positions.covers may have where positions are added to the class token too."""
     return ("all", "class") if config.tokens.class_token else ("all", "class", "none")
 
 
-def no_class_row(config: ViTConfig) -> tuple[str, ...]:
-    """Where the class token joins after positions were added, it has no row."""
+def covers_patches_only(config: ViTConfig) -> tuple[str, ...]:
+    """Return the values that positions.covers may have where the class token is prepended after positions were added."""
     return ("none",) if config.tokens.class_token else ("all", "class", "none")
 
 
 def _head_dim(config: ViTConfig) -> tuple[int | None, ...]:
-    """Heads share the width: a layer has no other setting."""
+    """Return the values that attention.head_dim may have: linen's attention divides the width among the heads."""
     return (None, config.width // config.num_heads)
 
 
-ALWAYS: Fields = {
+CONSTRAINTS: Fields = {
     "tokens.patch_bias": True,
-    "positions.rotary": ("none",),  # which leaves no key, as `attention.scale` does: code with these names may differ
+    "positions.rotary": ("none",),  # a tuple, as for attention.scale: no key shows it, and other code may differ
     "attention.head_dim": _head_dim,
     "attention.qkv_bias": "qkv",
     "attention.proj": True,
@@ -91,8 +91,8 @@ ALWAYS: Fields = {
     "head.bias": True,
 }
 
-# flax.linen.gelu is the tanh approximation and the epsilon of flax.linen.LayerNorm 1e-6; pixels are value_range(-1, 1);
-# tables are resized by scipy.ndimage.zoom(order=1) (vit_jax/checkpoint.py interpolate_posembed, resample_posemb).
+# flax.linen.gelu is the tanh approximation; the epsilon of flax.linen.LayerNorm is 1e-6; pixels are value_range(-1, 1);
+# position tables are resized by scipy.ndimage.zoom(order=1) (vit_jax/checkpoint.py interpolate_posembed, resample_posemb).
 ASSUMED: Fields = {
     "mlp.activation": "gelu_tanh",
     "norms.eps": 1e-6,

@@ -1,17 +1,17 @@
-"""lucidrains' vit-pytorch, as far as its models are plain: ViT and SimpleViT from before version 1.0.
+"""lucidrains' vit-pytorch: ViT and SimpleViT from before version 1.0.
 
-From 1.0 on, patches are normalised ahead of their projection and after it, which no other ViT does: such files are
-recognised and refused.  A ViT of that library with pool="mean" averages its class token too; files do not tell, and
-the class token is what is read.
+Since 1.0, patches are normalised before and after their projection, which no other ViT does.  Such files are recognised and
+refused.  A ViT of this library with pool="mean" averages its class token too.  No tensor shows that, and such a model is
+read as one with the class token.
 
 Source: vit-pytorch 0.40.2 and 1.9.2 (registry), vit_pytorch/vit.py, simple_vit.py and ats_vit.py.
 """
 
 from collections.abc import Mapping
 
+from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import ORDINARY, UNGATED, respelled
-from parity.checkpoints.formats.untold import in_words
+from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, UNGATED_ACTIVATIONS, replace_keys
 from vit_spec import ViTConfig
 
 _BLOCK = """
@@ -41,7 +41,7 @@ _TOKENS = """
     blocks.attn.proj.bias   | transformer.layers.{block}.0.fn.to_out.0.bias | width
 """
 _VIT = (
-    respelled(
+    replace_keys(
         _SIMPLE,
         {
             "0.to_qkv": "0.fn.to_qkv",
@@ -54,62 +54,66 @@ _VIT = (
     )
     + _TOKENS
 )
-_VIT_IS: Fields = {
+_VIT_FIELDS: Fields = {
     "tokens.class_token": True,
     "positions.kind": "learned",
     "positions.covers": "all",
     "attention.proj_bias": True,
     "head.pool": "token",
 }
-_SIMPLE_IS: Fields = {
+_SIMPLE_FIELDS: Fields = {
     "tokens.class_token": False,
     "positions.kind": "fixed",
     "positions.table": "sincos_2d_big_vision",
     "attention.proj_bias": False,
     "head.pool": "mean",
 }
-_CLASSES = {"vit": _VIT_IS, "simple": _SIMPLE_IS}
+_CLASSES = {"vit": _VIT_FIELDS, "simple": _SIMPLE_FIELDS}
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what tensors do not show of the two classes."""
-    known = ("tokens.class_token", "attention.proj_bias", "head.pool")  # that tensors show, or that is assumed
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields of the two classes that tensors do not show."""
+    known = ("tokens.class_token", "attention.proj_bias", "head.pool")  # tensors show these, or they are assumed
     return {name: value for name, value in _CLASSES[evidence.variant].items() if name not in known}
 
 
-def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return what no tensor shows: the ViT of ats_vit.py has the keys of vit.py, and samples tokens from block to block."""
-    sampled = {"tokens that blocks leave out": "none"} if evidence.variant == "vit" else {}
-    return {**in_words(evidence), **sampled, "queries, keys and values": "all queries, then all keys, then all values"}
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return what no tensor shows: the ViT of ats_vit.py has the keys of vit.py, and drops tokens from block to block."""
+    sampled = {"dropped tokens": "none"} if evidence.variant == "vit" else {}
+    return {
+        **common_behaviour(evidence),
+        **sampled,
+        "queries, keys and values": "all queries, then all keys, then all values",
+    }
 
 
-def objection(config: ViTConfig, table: str) -> str:
-    """Say what of a config vit-pytorch's classes cannot be."""
+def unsupported(config: ViTConfig, variant: str) -> str:
+    """Return what vit-pytorch's classes cannot express of a config."""
     if (config.num_heads, config.head_dim) == (1, config.width):
-        return "num_heads=1 of the model's width, which it does not project"
-    expected = _CLASSES[table]
+        return "num_heads=1 with a head as wide as the model, which it does not project"
+    expected = _CLASSES[variant]
     wrong = [f"{name}={config.at(name)!r}" for name, value in expected.items() if config.at(name) != value]
-    return f"{', '.join(wrong)} in its table {table!r}" if wrong else ""
+    return f"{', '.join(wrong)} in its variant {variant!r}" if wrong else ""
 
 
 FORMAT = Format(
     name="lucidrains",
-    what="lucidrains' vit-pytorch from before 1.0: ViT and SimpleViT",
+    description="lucidrains' vit-pytorch from before 1.0: ViT and SimpleViT",
     separator=".",
     tables={"vit": _VIT, "simple": _SIMPLE},
-    usual=lambda config: "simple" if config.head.pool == "mean" else "vit",
-    refused={
+    default_variant=lambda config: "simple" if config.head.pool == "mean" else "vit",
+    refused_keys={
         r"(^|\.)to_patch_embedding\.3\.weight$": "to_patch_embedding.1 and .3 normalise patches around their projection"
     },
-    always={
-        **ORDINARY,
+    constraints={
+        **COMMON_CONSTRAINTS,
         "tokens.patch_bias": True,
         "positions.kind": ("learned", "fixed"),
         "positions.rotary": ("none",),
-        "attention.scale": (None,),  # code that copies these names often takes the width where a head's counts
+        "attention.scale": (None,),  # code that copies these names often scales by the model's width, not the head's
         "attention.qkv_bias": "none",
         "attention.qk_norm": False,
-        "mlp.activation": UNGATED,
+        "mlp.activation": UNGATED_ACTIVATIONS,
         "norms.before_blocks": False,
         "norms.after_blocks": False,
         "norms.after_pool": True,
@@ -118,9 +122,9 @@ FORMAT = Format(
         "head.hidden": None,
         "head.bias": True,
     },
-    objection=objection,
+    unsupported=unsupported,
     assumed={"norms.eps": 1e-5, "mlp.activation": "gelu"},
-    likely=lambda evidence: {"head.pool": _CLASSES[evidence.variant]["head.pool"]},
-    settings=settings,
-    untold=untold,
+    infer_assumed=lambda evidence: {"head.pool": _CLASSES[evidence.variant]["head.pool"]},
+    read_config=read_config,
+    assumed_behaviour=assumed_behaviour,
 )

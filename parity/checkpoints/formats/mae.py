@@ -1,17 +1,18 @@
-"""MAE's encoder, as published, in a checkpoint of pre-training beside its decoder, or fine-tuned with a classifier.
+"""MAE's encoder: as published, in a pre-training checkpoint with its decoder, or fine-tuned with a classifier.
 
-An encoder alone has timm's keys, and is read as timm's unless the arguments of its script lie beside it or this format
-is asked for.  Fine-tuned files take the mean of the patches and have their norm after it, `fc_norm`.  Positions are a
-table of sines in pre-training; files hold its numbers, and fine-tuning trains them.  The decoder is never written.
+An encoder alone has timm's keys.  It is read as timm's unless the checkpoint contains the arguments of MAE's scripts, or
+this format is given.  Fine-tuned models take the mean of the patches and have a norm after it, `fc_norm`.  Positions are a
+fixed table of sinusoids in pre-training.  Files contain the table, and fine-tuning trains it, so it is read as a parameter.
+The decoder is never written.
 
 Source: facebookresearch/mae efb2a80, models_mae.py, models_vit.py, main_pretrain.py and main_finetune.py.
 """
 
 from parity.checkpoints.formats.dino import BACKBONE
-from parity.checkpoints.formats.facebook import ALWAYS, ASSUMED, PLAIN, argued
+from parity.checkpoints.formats.facebook import ASSUMED, BICUBIC, CONSTRAINTS, has_script_argument
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import uneven_heads
-from parity.checkpoints.formats.torch import untold
+from parity.checkpoints.formats.tables import unsupported_head_width
+from parity.checkpoints.formats.torch import assumed_behaviour
 from vit_spec import ViTConfig
 
 _CLASSIFIER = """
@@ -22,46 +23,47 @@ _CLASSIFIER = """
 """
 
 
-DECODER = r"decoder_(pos_embed|(embed|norm|pred)\.(weight|bias)|blocks\.\d+\..*)"  # others have decoders of their own
+# Only the keys of MAE's own decoder: other models have other decoders.
+DECODER = r"decoder_(pos_embed|(embed|norm|pred)\.(weight|bias)|blocks\.\d+\..*)"
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return how tokens are pooled, where the arguments of the script lie beside the weights."""
+def read_config(evidence: Evidence) -> Fields:
+    """Return how tokens are pooled, if the checkpoint contains the arguments of the training script."""
     said = evidence.notes.get("args/global_pool")
     return {"head.pool": "mean" if said else "token"} if isinstance(said, bool) else {}
 
 
-def objection(config: ViTConfig, table: str) -> str:
-    """Say what of a config MAE's classes cannot be."""
+def unsupported(config: ViTConfig, variant: str) -> str:
+    """Return what MAE's classes cannot express of a config."""
     norms, mean = config.norms, config.head.pool == "mean"
     if (norms.after_blocks, norms.after_pool) != (not mean, mean):
         return f"head.pool={config.head.pool!r} with norms.after_blocks={norms.after_blocks}, only the one or the other"
-    return uneven_heads(config)
+    return unsupported_head_width(config)
 
 
 def recognises(evidence: Evidence) -> bool:
-    """Whether the decoder lies beside the encoder, or the arguments of its scripts."""
-    decoder = any(key.startswith("decoder") for key in evidence.ignored)
+    """Return whether the file also has MAE's decoder, or the arguments of its scripts."""
+    decoder = any(key.startswith("decoder") for key in evidence.ignored_arrays)
     finetuned = {"args/global_pool", "args/finetune", "args/layer_decay"} <= evidence.notes.keys()
-    return decoder or finetuned or argued(evidence, "mask_ratio", "norm_pix_loss")
+    return decoder or finetuned or has_script_argument(evidence, "mask_ratio", "norm_pix_loss")
 
 
 FORMAT = Format(
     name="mae",
-    what="MAE's encoder, also beside its decoder or fine-tuned",
+    description="MAE's encoder, also beside its decoder or fine-tuned",
     separator=".",
     tables={"": BACKBONE + _CLASSIFIER},
-    ignored={r"mask_token": "what the decoder reads in place of a hidden patch", DECODER: "MAE's decoder"},
-    always={
-        **ALWAYS,
+    ignored_keys={r"mask_token": "replaces masked patches in the decoder", DECODER: "MAE's decoder"},
+    constraints={
+        **CONSTRAINTS,
         "positions.covers": "all",
         "norms.layer_scale": None,
         "head.pool": ("token", "mean"),
         "head.bias": True,
     },
-    objection=objection,
-    assumed={**ASSUMED, **PLAIN},
-    settings=settings,
+    unsupported=unsupported,
+    assumed={**ASSUMED, **BICUBIC},
+    read_config=read_config,
     recognises=recognises,
-    untold=untold,
+    assumed_behaviour=assumed_behaviour,
 )

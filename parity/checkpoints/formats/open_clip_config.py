@@ -1,6 +1,6 @@
-"""Read open_clip_config.json, which OpenCLIP keeps beside its weights: the image tower, and how images are prepared.
+"""Read open_clip_config.json, which OpenCLIP stores beside its weights: the image tower and the preprocessing.
 
-A field that is not known here, or a value that makes another function, is refused.  Text towers are not read.
+An unknown field, or a value that makes another function, is refused.  Text towers are not read.
 
 Source: open_clip 3.3.0, src/open_clip/model.py (CLIPVisionCfg, _build_vision_tower), transform.py (PreprocessCfg,
 image_transform), factory.py and push_to_hf_hub.py.
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from parity.checkpoints.formats.format import Fields
-from parity.checkpoints.preprocessing import Filter, Preprocessing, central
+from parity.checkpoints.preprocessing import Filter, Preprocessing, center_crop
 from vit_spec import InputError
 from vit_spec.models import CLIP
 
 FILE = "open_clip_config.json"
 
-_MODEL = frozenset(
+_MODEL_FIELDS = frozenset(
     "embed_dim vision_cfg text_cfg quick_gelu custom_text init_logit_scale init_logit_bias nonscalar_logit_scale "
     "cast_dtype output_dict".split()
 )
-_TOWER: Fields = {  # the fields of vision_cfg that are read, with OpenCLIP's defaults
+_TOWER_DEFAULTS: Fields = {  # the fields of vision_cfg that are read, with OpenCLIP's defaults
     "layers": 12,
     "width": 768,
     "head_width": 64,
@@ -31,7 +31,7 @@ _TOWER: Fields = {  # the fields of vision_cfg that are read, with OpenCLIP's de
     "act_kwargs": None,
     "norm_kwargs": None,
 }
-_ONLY: Mapping[str, tuple[Any, ...]] = {  # at any other value they are another function
+_REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {  # any other value makes another function
     "timm_model_name": (None, ""),
     "attentional_pool": (False,),
     "no_ln_pre": (False,),
@@ -45,39 +45,39 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {  # at any other value they are another 
     "scale_attn": (False,),
     "scale_fc": (False,),
 }
-# What acts in training alone, selects outputs, or is said of what `_ONLY` excludes; a pooled token is normalised alike
-# before and after it is taken.
-_NEUTRAL = frozenset(
+# Fields that act in training only, select outputs, or belong to what `_REQUIRED_VALUES` excludes.  final_ln_after_pool has
+# no effect on a single token: it is normalised alike before and after pooling.
+_NEUTRAL_FIELDS = frozenset(
     "patch_dropout output_tokens final_ln_after_pool attn_pooler_queries attn_pooler_heads timm_model_pretrained timm_pool "
     "timm_proj timm_proj_bias timm_drop timm_drop_path".split()
 )
 
 
-def fields(notes: Mapping[str, Any]) -> Fields:
-    """Return the fields of `ViTConfig` that open_clip_config.json fixes; none where there is no such file.
+def config_fields(notes: Mapping[str, Any]) -> Fields:
+    """Return the fields of `ViTConfig` that open_clip_config.json states; none if there is no such file.
 
     Raises:
-        InputError: a field or a value that is not known here; says which.
+        InputError: an unknown field or value; names it.
     """
     if not (whole := notes.get(FILE)):
         return {}
-    _hold_to_known(FILE, whole, frozenset({"model_cfg", "preprocess_cfg"}))
-    model = _part(whole, "model_cfg")
-    _hold_to_known("model_cfg", model, _MODEL)
-    tower = _part(model, "vision_cfg")
-    _hold_to_known("vision_cfg", tower, frozenset({*_TOWER, *_ONLY, *_NEUTRAL}))
-    for name, values in _ONLY.items():
+    _refuse_unknown(FILE, whole, frozenset({"model_cfg", "preprocess_cfg"}))
+    model = _object(whole, "model_cfg")
+    _refuse_unknown("model_cfg", model, _MODEL_FIELDS)
+    tower = _object(model, "vision_cfg")
+    _refuse_unknown("vision_cfg", tower, frozenset({*_TOWER_DEFAULTS, *_REQUIRED_VALUES, *_NEUTRAL_FIELDS}))
+    for name, values in _REQUIRED_VALUES.items():
         if name in tower and not any(type(tower[name]) is type(value) and tower[name] == value for value in values):
             _refuse(f"vision_cfg.{name}", tower[name])
-    read = {**_TOWER, **tower}
+    read = {**_TOWER_DEFAULTS, **tower}
     for name in ("layers", "width", "head_width"):
         if type(read[name]) is not int or read[name] < 1:  # a list of layers is a ResNet's
             _refuse(f"vision_cfg.{name}", read[name])
     if type(read["mlp_ratio"]) not in (int, float):
         _refuse("vision_cfg.mlp_ratio", read["mlp_ratio"])
     return {
-        "image_size": _pair(read["image_size"], "image_size"),
-        "patch_size": _pair(read["patch_size"], "patch_size"),
+        "image_size": _parse_size(read["image_size"], "image_size"),
+        "patch_size": _parse_size(read["patch_size"], "patch_size"),
         "width": read["width"],
         "depth": read["layers"],
         "num_heads": read["width"] // read["head_width"],
@@ -96,30 +96,30 @@ def fields(notes: Mapping[str, Any]) -> Fields:
 
 
 def preprocessing(notes: Mapping[str, Any]) -> Preprocessing:
-    """Return how OpenCLIP prepares an image for this model.
+    """Return OpenCLIP's preprocessing for this model.
 
     Raises:
-        InputError: a preparation for which there is no word here.
+        InputError: `Preprocessing` cannot express it.
     """
-    tower, told = _part(_part(notes[FILE], "model_cfg"), "vision_cfg"), _preparation(notes[FILE])
-    size = _pair(tower.get("image_size", _TOWER["image_size"]), "image_size")
-    mode, filters = told.get("resize_mode", "shortest"), ("bicubic", "bilinear", "random")
-    if told.get("interpolation", "bicubic") not in filters:
-        raise InputError(f"{FILE} says interpolation {told['interpolation']!r}: one of {', '.join(filters)} was expected")
-    filter: Filter = "bilinear" if told.get("interpolation") == "bilinear" else "bicubic"
+    tower, config = _object(_object(notes[FILE], "model_cfg"), "vision_cfg"), _preprocess_cfg(notes[FILE])
+    size = _parse_size(tower.get("image_size", _TOWER_DEFAULTS["image_size"]), "image_size")
+    mode, filters = config.get("resize_mode", "shortest"), ("bicubic", "bilinear", "random")
+    if config.get("interpolation", "bicubic") not in filters:
+        raise InputError(f"{FILE} says interpolation {config['interpolation']!r}: one of {', '.join(filters)} was expected")
+    filter: Filter = "bilinear" if config.get("interpolation") == "bilinear" else "bicubic"
     if mode == "squash":
         return Preprocessing(size=size, resize="squash", resized=size, filter=filter)
-    if mode != "shortest":  # "longest" pads with black, and a border here has the mean colour
-        raise InputError(f"{FILE} says resize_mode {mode!r}, which is not known here")
+    if mode != "shortest":  # "longest" pads with black, whereas `Preprocessing` pads with the mean colour
+        raise InputError(f"{FILE} says resize_mode {mode!r}, which is not supported")
     if filter != "bicubic" and size[0] != size[1]:
         raise InputError(
-            f"{FILE} says interpolation {filter!r} for {size}: OpenCLIP 3.3 resizes to no square but by bicubic"
+            f"{FILE} says interpolation {filter!r} for {size}: OpenCLIP 3.3 resizes to other shapes than squares by bicubic"
         )
-    return central(size, filter=filter)
+    return center_crop(size, filter=filter)
 
 
 def _activation(quick: Any, options: Any) -> str:
-    """Return the activation of the MLPs; OpenCLIP hands `options` to its constructor."""
+    """Return the activation of the MLPs, to whose constructor OpenCLIP passes `options`."""
     if type(quick) is not bool:
         _refuse("quick_gelu", quick)
     if options in (None, {}):
@@ -138,43 +138,43 @@ def _eps(options: Any) -> float:
 
 
 def _pixels(whole: Mapping[str, Any]) -> Fields:
-    """Return what images are normalised by."""
-    told, found = _preparation(whole), {}
+    """Return the fields in `pixels`: mean and standard deviation of the normalisation."""
+    config, found = _preprocess_cfg(whole), {}
     for name, default in (("mean", CLIP.mean), ("std", CLIP.std)):
-        values = told.get(name) or list(default)
+        values = config.get(name) or list(default)
         values = values if isinstance(values, list) else [values]
         if len(values) not in (1, 3) or not all(type(value) in (int, float) for value in values):
-            raise InputError(f"its {FILE} says {name} {told[name]!r}: 3 numbers were expected")
+            raise InputError(f"its {FILE} says {name} {config[name]!r}: 3 numbers were expected")
         found[f"pixels.{name}"] = tuple(values[:1] if len(set(values)) == 1 else values)
     return found
 
 
-def _preparation(whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Return preprocess_cfg, of which OpenCLIP leaves out what is null."""
-    told = _part({"preprocess_cfg": {}, **whole}, "preprocess_cfg")
-    return {name: value for name, value in told.items() if value is not None}
+def _preprocess_cfg(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Return preprocess_cfg without the fields that are null, which OpenCLIP ignores too."""
+    config = _object({"preprocess_cfg": {}, **whole}, "preprocess_cfg")
+    return {name: value for name, value in config.items() if value is not None}
 
 
-def _part(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _object(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(found := whole.get(name), dict):
         raise InputError(f"its {FILE} says {name} {found!r}: an object was expected")
     return found
 
 
-def _hold_to_known(where: str, found: Mapping[str, Any], known: frozenset[str]) -> None:
+def _refuse_unknown(where: str, found: Mapping[str, Any], known: frozenset[str]) -> None:
     if unknown := [name for name in found if name not in known]:
         raise InputError(
-            f"its {FILE} has {', '.join(map(repr, unknown[:6]))} in {where}, which is not known here and may change the "
-            f"function: take it out if it does not"
+            f"its {FILE} has {', '.join(map(repr, unknown[:6]))} in {where}, which is not supported and may change the "
+            f"function: remove it if it does not"
         )
 
 
-def _pair(value: Any, name: str) -> tuple[int, int]:
+def _parse_size(value: Any, name: str) -> tuple[int, int]:
     sides = value if isinstance(value, list) else [value, value]
     if [type(side) for side in sides] != [int, int]:
-        raise InputError(f"its {FILE} says {name} {value!r}: a number or two of them were expected")
+        raise InputError(f"its {FILE} says {name} {value!r}: one or two numbers were expected")
     return sides[0], sides[1]
 
 
 def _refuse(name: str, value: Any) -> NoReturn:
-    raise InputError(f"its {FILE} says {name} {value!r}, for which ViTConfig has no word: it cannot be read")
+    raise InputError(f"its {FILE} says {name} {value!r}, which ViTConfig cannot express: it cannot be read")

@@ -1,9 +1,9 @@
-"""CLIP's image tower, in the file of the whole model (table "clip") or alone ("tower").
+"""CLIP's image tower: in the file of the whole model (variant "clip"), or alone ("tower").
 
-The shared embedding is its classifier: a matrix that multiplies from the right, without a bias.  OpenCLIP keeps the same
-names, for images that are not square too; its own models take the exact GELU, OpenAI's x * sigmoid(1.702 x), which files
-tell only where they hold what OpenAI's archives do, or where open_clip_config.json lies beside them.  The text tower is
-neither read nor written.
+The projection to the shared embedding is read as the classifier: a matrix that multiplies from the right, without a bias.
+OpenCLIP has the same names, also for images that are not square.  Its own models use exact GELU, and OpenAI's use
+x * sigmoid(1.702 x).  A file shows which only if it has the additional entries of OpenAI's archives, or if
+open_clip_config.json lies beside it.  The text tower is neither read nor written.
 
 Sources: openai/CLIP d05afc4, clip/model.py; mlfoundations/open_clip, src/open_clip/transformer.py.
 """
@@ -11,9 +11,9 @@ Sources: openai/CLIP d05afc4, clip/model.py; mlfoundations/open_clip, src/open_c
 from collections.abc import Mapping
 
 from parity.checkpoints.formats import open_clip_config
+from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import CLASSIC, uneven_heads
-from parity.checkpoints.formats.untold import in_words
+from parity.checkpoints.formats.tables import PLAIN_VIT_CONSTRAINTS, unsupported_head_width
 from vit_spec.models import CLIP
 
 TOWER = """
@@ -42,43 +42,43 @@ TOWER = """
     norm.bias   | ln_post.bias   | width
     head.weight | proj           | feature label
 """
-_WHOLE = "\n".join(
+_WHOLE_MODEL = "\n".join(
     " | ".join([name, f"visual.{key}", axes])
     for name, key, axes in ([part.strip() for part in line.split("|")] for line in TOWER.splitlines() if line.strip())
 )
-_OPENAI = {"input_resolution", "context_length", "vocab_size"}  # clip/model.py, build_model
+_OPENAI_ENTRIES = {"input_resolution", "context_length", "vocab_size"}  # clip/model.py, build_model
 
 
-def settings(evidence: Evidence) -> Fields:
-    """Return what open_clip_config.json says, or the activation where the file is OpenAI's own.
+def read_config(evidence: Evidence) -> Fields:
+    """Return the fields that open_clip_config.json states, or the activation if the file is OpenAI's own.
 
     Raises:
-        InputError: as `open_clip_config.fields`.
+        InputError: as `open_clip_config.config_fields`.
     """
-    own: Fields = {"mlp.activation": "quick_gelu"} if _OPENAI & evidence.ignored.keys() else {}
-    return open_clip_config.fields(evidence.notes) or own
+    own: Fields = {"mlp.activation": "quick_gelu"} if _OPENAI_ENTRIES & evidence.ignored_arrays.keys() else {}
+    return open_clip_config.config_fields(evidence.notes) or own
 
 
-def untold(evidence: Evidence) -> Mapping[str, str]:
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
     """Return what no tensor shows, unless the file is OpenAI's own or open_clip_config.json lies beside it."""
-    return {} if settings(evidence) else in_words(evidence)
+    return {} if read_config(evidence) else common_behaviour(evidence)
 
 
 FORMAT = Format(
     name="openai-clip",
-    what="the image tower of CLIP as OpenAI and OpenCLIP keep it",
+    description="image tower of CLIP as stored by OpenAI and OpenCLIP",
     separator=".",
-    tables={"clip": _WHOLE, "tower": TOWER},
-    ignored={
+    tables={"clip": _WHOLE_MODEL, "tower": TOWER},
+    ignored_keys={
         r"transformer\..*|token_embedding\..*|positional_embedding|ln_final\..*|text_projection|text\..*": "the text tower",
-        r"attn_mask": "what the text tower does not look at",
-        r"logit_scale|logit_bias": "how images and texts are compared",
+        r"attn_mask": "the attention mask of the text tower",
+        r"logit_scale|logit_bias": "for the comparison of images with texts",
         r"input_resolution|context_length|vocab_size": "a size",
     },
-    alone=("tower",),  # whose blocks have the text tower's keys: what else is there is the image tower's
-    always={
-        **CLASSIC,
-        "positions.rotary": ("none",),  # Perception Encoders have these keys too, and no key for their rotation
+    strict_variants=("tower",),  # its blocks have the keys of the text tower, so other keys belong to the image tower
+    constraints={
+        **PLAIN_VIT_CONSTRAINTS,
+        "positions.rotary": ("none",),  # a tuple: Perception Encoders have these keys too, and no key for their rotation
         "tokens.patch_bias": False,
         "positions.covers": "all",
         "norms.before_blocks": True,
@@ -88,14 +88,14 @@ FORMAT = Format(
         "head.hidden": None,
         "head.bias": False,
     },
-    objection=lambda config, table: uneven_heads(config),
+    unsupported=lambda config, variant: unsupported_head_width(config),
     assumed={
         "norms.eps": 1e-5,
         "mlp.activation": "quick_gelu",
         "pixels.mean": CLIP.mean,
         "pixels.std": CLIP.std,
     },
-    settings=settings,
-    untold=untold,
-    described_in=open_clip_config.FILE,
+    read_config=read_config,
+    assumed_behaviour=assumed_behaviour,
+    config_file=open_clip_config.FILE,
 )

@@ -1,30 +1,45 @@
-"""Checkpoints of the ViT of google-research/scenic: scenic/projects/baselines/vit.py.
+"""Checkpoints of the ViT of google-research/scenic: a TrainState in msgpack.
 
-A TrainState, with the weights under `params` (older ones: `optimizer/target`), in msgpack.
+The weights are under `params`, in older checkpoints under `optimizer/target`.
+
+Source: scenic/projects/baselines/vit.py.
 """
 
+from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Format
-from parity.checkpoints.formats.linen import ALWAYS, ASSUMED, LOOP, MAP_HEAD, SPELLINGS, class_row, positions
-from parity.checkpoints.formats.untold import in_words
+from parity.checkpoints.formats.linen import (
+    ASSUMED,
+    CONSTRAINTS,
+    LOOP,
+    MAP_HEAD,
+    SPELLINGS,
+    covers_class_token,
+    position_line,
+)
 from vit_spec import ViTConfig
 
 
-def pools(config: ViTConfig) -> tuple[str, ...]:
-    """`classifier` is token with a class token, and gap, map or none without."""
+def allowed_pools(config: ViTConfig) -> tuple[str, ...]:
+    """Return the values that head.pool may have: `classifier` is token with a class token, and gap, map or none without."""
     return ("token",) if config.tokens.class_token else ("mean", "attention", "none")
 
 
 FORMAT = Format(
     name="scenic",
-    what="google-research/scenic: the baseline ViT",
+    description="google-research/scenic: the baseline ViT",
     separator="/",
     tables={
         "": LOOP.replace("| head/", "| output_projection/")
         + MAP_HEAD
-        + positions("Transformer/posembed_input/pos_embedding")
+        + position_line("Transformer/posembed_input/pos_embedding")
     },
     spellings=SPELLINGS,
-    always={**ALWAYS, "positions.kind": ("learned", "none"), "positions.covers": class_row, "head.pool": pools},
+    constraints={
+        **CONSTRAINTS,
+        "positions.kind": ("learned", "none"),
+        "positions.covers": covers_class_token,
+        "head.pool": allowed_pools,
+    },
     assumed=ASSUMED,
-    untold=in_words,
+    assumed_behaviour=common_behaviour,
 )

@@ -1,22 +1,22 @@
-"""Tables that follow from another: the same parameters, some under other keys."""
+"""Tables that are derived from other tables, and constraints that many formats share."""
 
 from collections.abc import Mapping
 
 from parity.checkpoints.formats.format import Fields
 from vit_spec import ViTConfig
 
-# What the transformers of hardly any library can be, beside those of this project.
-ORDINARY: Fields = {
+# Options of `ViTConfig` that almost no library has.
+COMMON_CONSTRAINTS: Fields = {
     "attention.proj": True,
     "attention.scale": None,
     "attention.value_skip": False,
     "norms.shared_norm": False,
 }
-UNGATED = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")
+UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")
 
-# What most of them are: a class token, learned positions, biases everywhere, plain MLPs.
-CLASSIC: Fields = {
-    **ORDINARY,
+# The ViT of most libraries: a class token, learned positions, biases everywhere, MLPs without a gate.
+PLAIN_VIT_CONSTRAINTS: Fields = {
+    **COMMON_CONSTRAINTS,
     "tokens.class_token": True,
     "tokens.patch_bias": True,
     "positions.kind": "learned",
@@ -24,19 +24,19 @@ CLASSIC: Fields = {
     "attention.qkv_bias": "qkv",
     "attention.proj_bias": True,
     "attention.qk_norm": False,
-    "mlp.activation": UNGATED,
+    "mlp.activation": UNGATED_ACTIVATIONS,
     "norms.before_blocks": False,
 }
 
 
-def respelled(table: str, keys: Mapping[str, str], without: tuple[str, ...] = ()) -> str:
-    """Return a table with parts of its keys replaced, in order.
+def replace_keys(table: str, keys: Mapping[str, str], without: tuple[str, ...] = ()) -> str:
+    """Return a table with parts of its keys replaced.
 
-    keys: what is in a key, and what takes its place: {"ls1.gamma": "gamma_1"}.
-    without: names of parameters, or beginnings of names, that are left out.
+    keys: part of a key -> its replacement, applied in order: {"ls1.gamma": "gamma_1"}.
+    without: names of parameters, or beginnings of names, whose lines are dropped.
 
     Raises:
-        KeyError: something that is in no key, or the name of no parameter.
+        KeyError: no key contains the part, or no parameter has the name.
     """
     lines = [[part.strip() for part in line.split("|")] for line in table.splitlines() if line.strip()]
     for name in without:
@@ -50,21 +50,13 @@ def respelled(table: str, keys: Mapping[str, str], without: tuple[str, ...] = ()
     return "\n".join(" | ".join(line) for line in lines)
 
 
-def plain(table: str) -> str:
-    """Return the lines of a table that hold no gate."""
+def ungated(table: str) -> str:
+    """Return the lines of a table that have no axis "glu": those of a model without gated MLPs."""
     return "\n".join(line for line in table.splitlines() if "glu" not in line.rpartition("|")[2])
 
 
-def gated(table: str) -> str:
-    """Return the lines of a table that a model with gated MLPs has."""
-    lines = plain(table).splitlines()
-    return "\n".join(
-        [line for line in lines if ".fc1." not in line] + [line for line in table.splitlines() if "glu" in line]
-    )
-
-
-def uneven_heads(config: ViTConfig) -> str:
-    """Say that heads do not share the width evenly, where they do not."""
+def unsupported_head_width(config: ViTConfig) -> str:
+    """Return why a config is unsupported where the heads must divide the width evenly; "" if they do."""
     even = config.num_heads * config.head_dim == config.width
     return (
         "" if even else f"attention.head_dim={config.head_dim} with {config.num_heads} heads in a width of {config.width}"

@@ -1,7 +1,7 @@
-"""Write timm's config.json: name any config by an architecture and arguments.  `timm_arguments` reads them back.
+"""Write timm's config.json: express a config by an architecture and arguments.  `timm_arguments` reads them back.
 
-The few arguments that JSON cannot say (classes of layers) are taken from an architecture that has them, and all others are
-given.
+Some arguments are classes of layers, which JSON cannot express.  They come from an architecture that has them.  All other
+arguments are written.
 
 Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer.py, deit.py, eva.py (one function for
 each architecture), _hub.py and _factory.py (how config.json is read).
@@ -14,33 +14,33 @@ from parity.checkpoints.formats.format import Fields
 from parity.checkpoints.formats.timm_constructors import ACTIVATIONS, POOLS
 from vit_spec import InputError, ViTConfig
 
-SAYS = frozenset({"norms.eps", "mlp.activation", "head.pool", "num_heads", "norms.layer_scale", "image_size"})
+WRITTEN_FIELDS = frozenset({"norms.eps", "mlp.activation", "head.pool", "num_heads", "norms.layer_scale", "image_size"})
 
 
-def files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return the config.json with which timm makes this very model.
+def json_files(config: ViTConfig) -> Mapping[str, Any]:
+    """Return the config.json from which timm builds the model of a config.
 
     Raises:
-        InputError: something that timm can compute, and that no architecture and no argument in JSON says.
+        InputError: the config has a value that no architecture and no argument in JSON expresses.
     """
     c, eva = config, config.positions.rotary == "dinov3" or config.attention.qkv_bias == "qv"
     if c.head.hidden is not None:
         raise InputError(f"timm has no layer for head.hidden={c.head.hidden}: write another format")
-    pools = {ours: theirs for theirs, ours in POOLS.items()}
+    allowed_pools = {ours: theirs for theirs, ours in POOLS.items()}
     arguments = {
-        "img_size": _plain(c.image_size),
-        "patch_size": _plain(c.patch_size),
+        "img_size": _size_json(c.image_size),
+        "patch_size": _size_json(c.patch_size),
         "in_chans": c.in_channels,
         "embed_dim": c.width,
         "depth": c.depth,
         "num_heads": c.num_heads,
-        "mlp_ratio": _ratio(c, 1 if eva or c.mlp.activation != "swiglu" else 2),
+        "mlp_ratio": _mlp_ratio(c, 1 if eva or c.mlp.activation != "swiglu" else 2),
         "qkv_bias": c.attention.qkv_bias != "none",
         "qk_norm": c.attention.qk_norm,
         "init_values": c.norms.layer_scale,
         "class_token": c.tokens.class_token,
-        "global_pool": pools.get(c.head.pool),
-        **(_eva(c) if eva else _vit(c)),
+        "global_pool": allowed_pools.get(c.head.pool),
+        **(_eva_arguments(c) if eva else _vit_arguments(c)),
     }
     data = {
         "num_classes": c.num_classes,
@@ -57,8 +57,8 @@ def files(config: ViTConfig) -> Mapping[str, Any]:
     }
 
 
-# Architectures that have what JSON cannot say: the class, the gated layer, eps.
-_BASES = {
+# Architectures that have what JSON cannot express: the class, the gated layer, eps.
+_BASE_ARCHITECTURES = {
     "plain": {1e-6: "vit_base_patch16_224", 1e-5: "vit_base_patch16_clip_224"},
     "gated": {1e-6: "vit_giant_patch14_dinov2"},
     "distilled": {1e-6: "deit_base_distilled_patch16_224"},
@@ -67,20 +67,20 @@ _BASES = {
 
 
 def _architecture(c: ViTConfig) -> str:
-    """Return an architecture from which arguments make this model."""
+    """Return the architecture to which the arguments are added."""
     plain = "gated" if c.mlp.activation == "swiglu" else "plain"
     eva = c.positions.rotary == "dinov3" or c.attention.qkv_bias == "qv"
     kind = "eva" if eva else "distilled" if c.tokens.distillation else plain
-    bases = _BASES[kind]
+    bases = _BASE_ARCHITECTURES[kind]
     if c.norms.eps not in bases:
         raise InputError(
-            f"timm's config.json has no word for norms.eps={c.norms.eps} here, only for {' or '.join(map(str, bases))}: "
+            f"timm's config.json cannot express norms.eps={c.norms.eps} here, only {' or '.join(map(str, bases))}: "
             f"write a file, as in weights.safetensors, or set norms.eps={next(iter(bases))}"
         )
     return bases[c.norms.eps]
 
 
-def _vit(c: ViTConfig) -> Fields:
+def _vit_arguments(c: ViTConfig) -> Fields:
     """Return the arguments that `VisionTransformer` alone has."""
     activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()} | {"swiglu": "silu"}
     return {
@@ -95,12 +95,12 @@ def _vit(c: ViTConfig) -> Fields:
     }
 
 
-def _eva(c: ViTConfig) -> Fields:
+def _eva_arguments(c: ViTConfig) -> Fields:
     """Return the arguments that `Eva` alone has."""
     return {
         "num_reg_tokens": c.tokens.registers,
         "swiglu_mlp": c.mlp.activation == "swiglu",
-        "swiglu_align_to": 1,  # gate and value as two layers, and no more hidden units than asked for
+        "swiglu_align_to": 1,  # gate and value are two layers, and the hidden width is not rounded up
         "attn_type": "rope" if c.attention.qkv_bias == "qkv" else "eva",
         "use_abs_pos_emb": c.positions.kind == "learned",
         "no_embed_class": c.positions.kind == "learned" and c.num_covered == 0 and c.num_prefix > 0,
@@ -116,12 +116,12 @@ def _eva(c: ViTConfig) -> Fields:
     }
 
 
-def _ratio(c: ViTConfig, parts: int) -> float:
-    """Return a ratio from which timm's int(width * ratio) is the hidden width."""
+def _mlp_ratio(c: ViTConfig, parts: int) -> float:
+    """Return a ratio for which timm's int(width * ratio) is the hidden width of the MLPs, times `parts`."""
     hidden = parts * c.mlp_dim
     ratio = hidden / c.width
     return ratio if int(c.width * ratio) == hidden else (hidden + 0.5) / c.width
 
 
-def _plain(size: tuple[int, int]) -> int | list[int]:
+def _size_json(size: tuple[int, int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else list(size)

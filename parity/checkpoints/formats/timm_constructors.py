@@ -1,6 +1,6 @@
-"""Follow the constructors of timm's classes: from all of their arguments together to the fields of `ViTConfig`.
+"""Turn the arguments of timm's classes into fields of `ViTConfig`, as the constructors interpret them.
 
-An argument or a value that is not known here is refused, because it may change the function.
+An unknown argument or value is refused, because it may change the function.
 
 Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer.py (VisionTransformer), deit.py
 (VisionTransformerDistilled) and eva.py (Eva).
@@ -16,8 +16,8 @@ from vit_spec import InputError
 POOLS = {"token": "token", "avg": "mean", "map": "attention", "": "none"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "identity": "none"}
 
-# Arguments that act in training alone, or that only allow other sizes of images.
-_NEUTRAL = frozenset(
+# Arguments that act in training only, or that only allow other image sizes.
+_NEUTRAL_ARGUMENTS = frozenset(
     "drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate weight_init fix_init "
     "dynamic_img_size head_init_scale rope_shift_coords rope_jitter_coords rope_rescale_coords".split()
 )
@@ -72,7 +72,7 @@ _EVA: Fields = {
     "attn_pool_mlp_ratio": None,
 }
 
-# Arguments that a class takes at these values alone; at any other they are another function.
+# Arguments for which only these values are supported; any other makes another function.
 _VIT_ONLY: Mapping[str, tuple[Any, ...]] = {
     "block_fn": (None, "Block"),
     "attn_layer": (None, "", "Attention"),
@@ -89,83 +89,81 @@ _EVA_ONLY: Mapping[str, tuple[Any, ...]] = {
     "attn_only_layer_scale": (False,),
     "use_naflex": (None, False),
 }
-_ROTARY: Mapping[str, tuple[Any, ...]] = {  # with DINOv3's positions, which are the ones that ViTConfig has
+_ROTARY_ONLY: Mapping[str, tuple[Any, ...]] = {  # with DINOv3's positions, which are the ones that ViTConfig has
     "rope_grid_offset": (0, 0.0),
     "rope_grid_indexing": ("ij",),
     "rope_rotate_half": (True,),
 }
-_OF_ROTARY = frozenset({*_ROTARY, "rope_type", "rope_temperature", "ref_feat_shape", "rope_mrope_section"})
+_ROTARY_ARGUMENTS = frozenset({*_ROTARY_ONLY, "rope_type", "rope_temperature", "ref_feat_shape", "rope_mrope_section"})
 
 
-def fields(cls: str, architecture: str, values: Fields) -> Fields:
-    """Return the fields of `ViTConfig` that a class makes of its arguments.
+def config_fields(cls: str, architecture: str, values: Fields) -> Fields:
+    """Return the fields of `ViTConfig` for a model of timm.
 
     Args:
-        cls: the name of the class.
-        architecture: what a refusal calls the model.
-        values: the arguments that are given.
+        cls: the name of the model's class.
+        architecture: the name of the model in error messages.
+        values: the arguments that are given; others have the defaults of the class.
 
     Raises:
-        InputError: a class, an argument or a value that is not known here; says which.
+        InputError: an unknown class, argument or value; names it.
     """
     if cls not in _CLASSES:
         raise InputError(
-            f"its config.json names timm's {architecture}, a {cls}, for which ViTConfig has no word: it cannot be read"
+            f"its config.json names timm's {architecture}, a {cls}, which ViTConfig cannot express: it cannot be read"
         )
     try:
         return _CLASSES[cls](_Arguments(architecture, values))
     except InputError:
         raise
     except (ArithmeticError, TypeError, ValueError) as error:
-        raise InputError(
-            f"its config.json has arguments of the wrong type ({error}): correct it, or take it away"
-        ) from None
+        raise InputError(f"its config.json has arguments of the wrong type ({error}): correct it, or remove it") from None
 
 
-def others(names: list[str]) -> str:
-    """Return what follows the first of several names in a message."""
+def and_more(names: list[str]) -> str:
+    """Return what a message says after the first of several names: how many more, and five of them; "" for one name."""
     return f" (and {len(names) - 1} more: {', '.join(map(repr, names[1:6]))})" if len(names) > 1 else ""
 
 
 class _Arguments:
-    """All arguments of a class, taken out one by one; whatever nobody has taken is unknown."""
+    """The arguments of a timm model, with methods that refuse what is not supported."""
 
     def __init__(self, architecture: str, values: Mapping[str, Any]) -> None:
         self.architecture, self.values = architecture, values
         self._defaults: dict[str, Any] = {}
 
     def read(self, defaults: Fields) -> dict[str, Any]:
-        """Return the arguments that have these names, those left out with their defaults."""
+        """Return the arguments with these names, or their defaults if they are not given."""
         self._defaults |= defaults
         return {name: self.values.get(name, default) for name, default in defaults.items()}
 
-    def hold_to(self, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-        """Refuse arguments of these names that have another value than those allowed."""
+    def require_values(self, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raise InputError for an argument in `allowed` whose value is not one of those allowed."""
         for name, values in allowed.items():
-            if name in self.values and not any(_same(self.values[name], value) for value in values):
+            if name in self.values and not any(_is_same(self.values[name], value) for value in values):
                 self.refuse(name)
 
-    def hold_to_names(self, *known: frozenset[str] | Mapping[str, Any]) -> None:
-        """Refuse arguments of other names."""
-        if unknown := [name for name in self.values if not any(name in names for names in (_NEUTRAL, *known))]:
-            self.refuse(unknown[0], others(unknown))
+    def require_known_names(self, *known: frozenset[str] | Mapping[str, Any]) -> None:
+        """Raise InputError for an argument whose name is neither in `known` nor neutral."""
+        if unknown := [name for name in self.values if not any(name in names for names in (_NEUTRAL_ARGUMENTS, *known))]:
+            self.refuse(unknown[0], and_more(unknown))
 
     def refuse(self, name: str, more: str = "") -> None:
-        """Refuse an argument as it is."""
+        """Raise InputError for an argument, with its value and `more`."""
         raise InputError(
-            f"it is timm's {self.architecture} with {name}={self.values.get(name, self._defaults.get(name))!r}{more}, for "
-            f"which ViTConfig has no word: it cannot be read"
+            f"it is timm's {self.architecture} with {name}={self.values.get(name, self._defaults.get(name))!r}{more}, "
+            f"which ViTConfig cannot express: it cannot be read"
         )
 
 
-def _same(value: Any, other: Any) -> bool:
+def _is_same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and bool(value == other)
 
 
 def _vit(given: _Arguments) -> Fields:
     """Return the fields of `VisionTransformer`."""
-    given.hold_to(_VIT_ONLY)
-    given.hold_to_names(_VIT, _VIT_ONLY)
+    given.require_values(_VIT_ONLY)
+    given.require_known_names(_VIT, _VIT_ONLY)
     a = given.read(_VIT)
     pool, prefix = a["global_pool"], a["class_token"] + a["reg_tokens"]
     if pool not in POOLS:
@@ -187,7 +185,7 @@ def _vit(given: _Arguments) -> Fields:
         **({"positions.covers": _covers(a)} if a["pos_embed"] == "learn" else {}),
         "attention.qkv_bias": "qkv" if a["qkv_bias"] else "none",
         "mlp.activation": _activation(given, a, pool),
-        "mlp_dim": int(a["embed_dim"] * a["mlp_ratio"]) // (2 if _gated(a) else 1),
+        "mlp_dim": int(a["embed_dim"] * a["mlp_ratio"]) // (2 if _is_gated(a) else 1),
         "norms.before_blocks": bool(a["pre_norm"]),
         "norms.after_blocks": bool(a["final_norm"]) and not after_pool,
         "norms.after_pool": bool(a["final_norm"]) and after_pool,
@@ -196,7 +194,7 @@ def _vit(given: _Arguments) -> Fields:
 
 
 def _distilled(given: _Arguments) -> Fields:
-    """Return the fields of `VisionTransformerDistilled`, which ends after `norm` and knows no registers."""
+    """Return the fields of `VisionTransformerDistilled`, which has no norm after the pool and no registers."""
     found = _vit(given)
     a = given.read(_VIT)
     for name, allowed in (("global_pool", "token"), ("reg_tokens", 0), ("class_token", True), ("no_embed_class", False)):
@@ -209,11 +207,11 @@ def _distilled(given: _Arguments) -> Fields:
 
 def _eva(given: _Arguments) -> Fields:
     """Return the fields of `Eva`."""
-    given.hold_to(_EVA_ONLY)
-    given.hold_to_names(_EVA, _EVA_ONLY, _OF_ROTARY, {"num_kv_heads": None})
+    given.require_values(_EVA_ONLY)
+    given.require_known_names(_EVA, _EVA_ONLY, _ROTARY_ARGUMENTS, {"num_kv_heads": None})
     a = given.read(_EVA)
     pool, prefix = a["global_pool"], a["class_token"] + a["num_reg_tokens"]
-    if pool not in POOLS or (pool == "map" and prefix):  # whose query reads the tokens ahead of the patches too
+    if pool not in POOLS or (pool == "map" and prefix):  # it pools over the tokens before the patches too
         given.refuse("global_pool")
     if a["attn_type"] not in ("eva", "rope"):
         given.refuse("attn_type")
@@ -222,11 +220,11 @@ def _eva(given: _Arguments) -> Fields:
     if given.values.get("num_kv_heads") not in (None, a["num_heads"]):
         given.refuse("num_kv_heads")
     if pool == "map":
-        _hold_pool_to_blocks(given, a)
+        _refuse_other_pooling(given, a)
     if a["use_rot_pos_emb"]:
         if a["rope_type"] != "dinov3":
             given.refuse("rope_type")
-        for name, values in _ROTARY.items():
+        for name, values in _ROTARY_ONLY.items():
             defaults = {"rope_grid_offset": 0.0, "rope_grid_indexing": "ij", "rope_rotate_half": False}
             if given.values.get(name, defaults[name]) not in values:
                 given.refuse(name)
@@ -253,7 +251,7 @@ def _eva(given: _Arguments) -> Fields:
 
 
 def _common(given: _Arguments, a: Mapping[str, Any]) -> Fields:
-    """Return the fields of what all classes have."""
+    """Return the fields for the arguments that all classes have."""
     size, patch = a["img_size"], a["patch_size"]
     return {
         "attention.scale": None,
@@ -277,7 +275,7 @@ def _covers(a: Mapping[str, Any]) -> str:
 
 
 def _eps(given: _Arguments) -> float:
-    """Return eps of the norms, which are layer normalisations or refused.  timm's LayerNorm has 1e-6 (layers/norm.py)."""
+    """Return eps of the norms; any norm but LayerNorm is refused.  timm's LayerNorm has 1e-6 (layers/norm.py)."""
     name = given.values.get("norm_layer")
     found = re.fullmatch(r"(\w+)(?:\(eps=([\d.e-]+)\))?", str(name or "layernorm"))
     if not found or found[1].replace("_", "").lower() != "layernorm":
@@ -285,14 +283,14 @@ def _eps(given: _Arguments) -> float:
     return float(found[2] or 1e-6) if found else 0.0
 
 
-def _gated(a: Mapping[str, Any]) -> bool:
+def _is_gated(a: Mapping[str, Any]) -> bool:
     return str(a["mlp_layer"] or "").startswith(("GluMlp", "SwiGLUPacked"))
 
 
 def _activation(given: _Arguments, a: Mapping[str, Any], pool: str) -> str:
-    """Return the activation of the MLPs; blocks hand theirs over to whatever their MLP is."""
+    """Return the activation of the MLPs.  Blocks pass act_layer to the constructor of mlp_layer."""
     name = str(a["act_layer"] or "gelu").lower()
-    if _gated(a):
+    if _is_gated(a):
         if name != "silu" or a["mlp_layer"] != "GluMlp(act_layer=SiLU, gate_last=False)":
             given.refuse("act_layer" if name != "silu" else "mlp_layer")
         if pool == "map":
@@ -305,8 +303,8 @@ def _activation(given: _Arguments, a: Mapping[str, Any], pool: str) -> str:
     return ACTIVATIONS[name]
 
 
-def _hold_pool_to_blocks(given: _Arguments, a: Mapping[str, Any]) -> None:
-    """Refuse a pooling attention with heads or an MLP that are not those of the blocks."""
+def _refuse_other_pooling(given: _Arguments, a: Mapping[str, Any]) -> None:
+    """Refuse attention pooling whose heads or MLP differ from those of the blocks."""
     if (a["attn_pool_num_heads"] or a["num_heads"]) != a["num_heads"]:
         given.refuse("attn_pool_num_heads")
     if (a["attn_pool_mlp_ratio"] or a["mlp_ratio"]) != a["mlp_ratio"] or a["swiglu_mlp"]:

@@ -1,12 +1,12 @@
-"""The twin of PyTorch: outputs before inputs, heads merged, a key for each block.
+"""The state dict of vit_torch: outputs before inputs, heads merged, a key for each block.
 
 The names are those of timm, DeiT, DINO and MAE.
 """
 
 from collections.abc import Mapping
 
+from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Evidence, Format
-from parity.checkpoints.formats.untold import in_words
 
 TABLE = """
     patch_embed.proj.weight | patch_embed.proj.weight | width rgb ph pw
@@ -69,22 +69,22 @@ TABLE = """
 """
 
 
-def untold(evidence: Evidence) -> Mapping[str, str]:
-    """Return what libraries with these keys do in several ways that tensors do not show.
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return in what libraries with these keys differ although no tensor shows it.
 
-    One layer makes queries, keys and values, and code that was written anew for these names may take them from it in
-    turns.  Which half of an MLP is its gate is timm's argument mlp_layer.
+    Queries, keys and values are one array, and other code with these names may interleave them in it.  timm's argument
+    mlp_layer decides which half of a gated MLP is the gate.
     """
-    found = {**in_words(evidence), "queries, keys and values": "all queries, then all keys, then all values"}
+    found = {**common_behaviour(evidence), "queries, keys and values": "all queries, then all keys, then all values"}
     if "glu" in evidence.axes["blocks.mlp.fc1.weight"]:
-        found["gate of an MLP"] = "SiLU of the first half"
+        found["MLP gate"] = "SiLU of the first half"
     return found
 
 
 FORMAT = Format(
     name="torch",
-    what="state_dict of vit_torch, with timm's names",
+    description="state_dict of vit_torch, with timm's names",
     separator=".",
     tables={"": TABLE},
-    untold=untold,
+    assumed_behaviour=assumed_behaviour,
 )

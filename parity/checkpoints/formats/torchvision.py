@@ -1,13 +1,13 @@
-"""torchvision's VisionTransformer; table "legacy" has the names of its MLPs from before 0.13, which torchvision reads too.
+"""torchvision's VisionTransformer.  Variant "legacy" has the names of MLPs from before 0.13, which torchvision also reads.
 
-Its class takes square images on square patches, three channels, and a class token.
+The class has square images, square patches, three channels and a class token.
 
 Source: pytorch/vision 0.28, torchvision/models/vision_transformer.py, where `interpolate_embeddings` has the resampling.
 """
 
+from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Format
-from parity.checkpoints.formats.tables import CLASSIC, respelled, uneven_heads
-from parity.checkpoints.formats.untold import in_words
+from parity.checkpoints.formats.tables import PLAIN_VIT_CONSTRAINTS, replace_keys, unsupported_head_width
 from vit_spec import ViTConfig
 from vit_spec.models import IMAGENET
 
@@ -39,20 +39,20 @@ TABLE = """
 """
 
 
-def objection(config: ViTConfig, table: str) -> str:
-    """Say what of a config torchvision's class cannot be."""
+def unsupported(config: ViTConfig, variant: str) -> str:
+    """Return what torchvision's class cannot express of a config."""
     if len({*config.image_size}) > 1 or len({*config.patch_size}) > 1:
         return f"image_size={config.image_size} on patches of {config.patch_size}, only squares"
-    return uneven_heads(config)
+    return unsupported_head_width(config)
 
 
 FORMAT = Format(
     name="torchvision",
-    what="torchvision's VisionTransformer",
+    description="torchvision's VisionTransformer",
     separator=".",
-    tables={"mlp": TABLE, "legacy": respelled(TABLE, {"mlp.0": "mlp.linear_1", "mlp.3": "mlp.linear_2"})},
-    always={
-        **CLASSIC,
+    tables={"mlp": TABLE, "legacy": replace_keys(TABLE, {"mlp.0": "mlp.linear_1", "mlp.3": "mlp.linear_2"})},
+    constraints={
+        **PLAIN_VIT_CONSTRAINTS,
         "in_channels": 3,
         "positions.covers": "all",
         "norms.after_blocks": True,
@@ -61,7 +61,7 @@ FORMAT = Format(
         "head.pool": ("token",),
         "head.bias": True,
     },
-    objection=objection,
+    unsupported=unsupported,
     assumed={
         "norms.eps": 1e-6,
         "mlp.activation": "gelu",
@@ -71,5 +71,5 @@ FORMAT = Format(
         "resampling.antialias": False,
         "resampling.align_corners": True,
     },
-    untold=in_words,
+    assumed_behaviour=common_behaviour,
 )

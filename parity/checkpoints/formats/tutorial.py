@@ -1,14 +1,14 @@
-"""The ViT of tutorials that stack torch.nn.MultiheadAttention: `transformer.N` with norm1, attn, norm2 and `mlp`.
+"""The ViT of tutorials that use torch.nn.MultiheadAttention: `transformer.N` with norm1, attn, norm2 and `mlp`.
 
-Many such files are around; of these names is the one on CIFAR-10 whose outputs the tests know.  They never tell the
-number of heads, and eps is that of torch.nn.LayerNorm.
+There are many files like this; the tests know the outputs of one that was trained on CIFAR-10.  No tensor shows the number
+of heads.  eps is torch.nn.LayerNorm's default.
 
 Source: pytorch/pytorch 2.13, torch/nn/modules/activation.py (MultiheadAttention) and normalization.py (eps 1e-5).
 """
 
 from parity.checkpoints.formats.format import Format
-from parity.checkpoints.formats.tables import CLASSIC, uneven_heads
-from parity.checkpoints.formats.torch import untold
+from parity.checkpoints.formats.tables import PLAIN_VIT_CONSTRAINTS, unsupported_head_width
+from parity.checkpoints.formats.torch import assumed_behaviour
 
 TABLE = """
     cls_token               | cls_token               | 1 1 width
@@ -37,11 +37,11 @@ TABLE = """
 
 FORMAT = Format(
     name="tutorial",
-    what="tutorials' ViT of torch.nn.MultiheadAttention",
+    description="tutorials' ViT of torch.nn.MultiheadAttention",
     separator=".",
     tables={"": TABLE},
-    always={
-        **CLASSIC,
+    constraints={
+        **PLAIN_VIT_CONSTRAINTS,
         "positions.covers": "all",
         "norms.after_blocks": True,
         "norms.after_pool": False,
@@ -50,7 +50,7 @@ FORMAT = Format(
         "head.hidden": None,
         "head.bias": True,
     },
-    objection=lambda config, table: uneven_heads(config),
+    unsupported=lambda config, variant: unsupported_head_width(config),
     assumed={"norms.eps": 1e-5, "mlp.activation": "gelu", "num_heads": None},
-    untold=untold,
+    assumed_behaviour=assumed_behaviour,
 )

@@ -1,8 +1,9 @@
-"""Changes of a checkpoint that are meant to change its shape or its function, each under its own name.
+"""Surgery: operations that change the shapes or the function of a checkpoint.
 
-A conversion computes nothing; what computes is here.  Each function returns the new checkpoint, in the format of the old
-one where that can hold it, and one line that says what was done.  It reads the parameters that it changes and no others;
-it computes in float64 and rounds once, to the parameter's own type.
+A conversion copies bits and computes nothing; operations that compute are in this package.  Each operation returns the new
+checkpoint and one line that describes the change.  The new checkpoint has the format of the old one if that format can
+store it, else "torch".  An operation reads only the parameters that it changes, computes in float64, and rounds once, to
+the parameter's own dtype.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,32 +31,37 @@ __all__ = [
     "unfold_class_position",
 ]
 
-SIZES = ("image_size", "patch_size", "resampling")  # together one operation
-NUMBERS: dict[str, Callable[..., Changed]] = {"in_channels": adapt_channels, "num_classes": new_head}
-SWITCHES: dict[str, Callable[[Checkpoint], Changed]] = {
+SIZE_OPERATIONS = ("image_size", "patch_size", "resampling")  # `resize` does them together
+VALUE_OPERATIONS: dict[str, Callable[..., Changed]] = {"in_channels": adapt_channels, "num_classes": new_head}
+FLAG_OPERATIONS: dict[str, Callable[[Checkpoint], Changed]] = {
     function.__name__: function
     for function in (drop_head, fold_class_position, unfold_class_position, add_key_bias, drop_key_bias)
 }
 
 
 def apply(checkpoint: Checkpoint, operations: Mapping[str, Any]) -> tuple[Checkpoint, list[str]]:
-    """Return the checkpoint after several operations, and a line for each.
+    """Apply several operations; return the new checkpoint, and a line for each operation.
 
-    operations: any of image_size, patch_size, resampling, in_channels and num_classes with their values, and of drop_head,
-        fold_class_position, unfold_class_position, add_key_bias and drop_key_bias with True; done in this order.
+    Args:
+        checkpoint: the checkpoint, which is not changed.
+        operations: image_size, patch_size, resampling, in_channels and num_classes with their values; drop_head,
+            fold_class_position, unfold_class_position, add_key_bias and drop_key_bias with True.  The operations are
+            applied in this order, whatever the order of the mapping.
 
     Raises:
-        InputError: an unknown operation, or as the operations do.
+        InputError: an operation is unknown or cannot be applied.
     """
-    known = [*SIZES, *NUMBERS, *SWITCHES]
+    known = [*SIZE_OPERATIONS, *VALUE_OPERATIONS, *FLAG_OPERATIONS]
     if unknown := [name for name in operations if name not in known]:
         raise InputError(f"unknown surgery {unknown[0]!r}{nearest(unknown[0], known) or f': give some of {known}'}")
-    sizes = {name: operations[name] for name in SIZES if name in operations}
+    sizes = {name: operations[name] for name in SIZE_OPERATIONS if name in operations}
     steps: list[Callable[[Checkpoint], Changed]] = [partial(resize, **sizes)] if sizes else []
-    steps += [partial(function, **{name: operations[name]}) for name, function in NUMBERS.items() if name in operations]
-    steps += [function for name, function in SWITCHES.items() if operations.get(name)]
-    done = []
+    steps += [
+        partial(function, **{name: operations[name]}) for name, function in VALUE_OPERATIONS.items() if name in operations
+    ]
+    steps += [function for name, function in FLAG_OPERATIONS.items() if operations.get(name)]
+    lines = []
     for step in steps:
         checkpoint, line = step(checkpoint)
-        done.append(line)
-    return checkpoint, done
+        lines.append(line)
+    return checkpoint, lines

@@ -1,4 +1,4 @@
-"""What every operation needs: numbers to compute with, and the checkpoint with what it changed."""
+"""Helpers of all operations: conversion to float64, and the checkpoint with changes applied."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -6,52 +6,61 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.checkpoints.containers.container import Stored
+from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Array
-from parity.checkpoints.weights import Checkpoint, Task, edited, plan
+from parity.checkpoints.weights import ArrayConversion, Checkpoint, plan_conversion, replace_parameters
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import FIELDS
 
-Changed = tuple[Checkpoint, str]  # the new checkpoint, and what was done to the old one
+Changed = tuple[Checkpoint, str]  # the new checkpoint, and one line that describes the change
 Float64 = NDArray[np.float64]
 
 
-def float64(array: Array) -> Float64:
-    """Return the numbers as they are computed with: every type of weights is exact in float64."""
+def to_float64(array: Array) -> Float64:
+    """Return an array in float64, which represents all dtypes of weights exactly."""
     return array.astype(np.float64)
 
 
-def changed(checkpoint: Checkpoint, config: ViTConfig, changes: Mapping[str, Array], told: Iterable[str]) -> Checkpoint:
-    """Return the edited checkpoint; fields that were told, or whose part was, are no longer assumed.
+def apply_changes(
+    checkpoint: Checkpoint, config: ViTConfig, changes: Mapping[str, Array], given: Iterable[str]
+) -> Checkpoint:
+    """Return the checkpoint with a new config and changed parameters.
 
-    Images are prepared at the new size where that was told.  The names of outputs stay as long as their number does.
+    Preprocessing is scaled to a new image size if "image_size" is in `given`.  The labels stay if the number of outputs
+    stays.
+
+    Args:
+        checkpoint: the checkpoint.
+        config: the new config.
+        changes: parameter -> array with the axes of its row in `vit_spec.rows(config)`.
+        given: the fields, or nested dataclasses, of the config that the user chose; they are no longer assumptions.
     """
-    told, how = tuple(told), checkpoint.preprocessing
-    if how and "image_size" in told:
-        checkpoint = replace(checkpoint, preprocessing=how.at(config.image_size))
+    given, preprocessing = tuple(given), checkpoint.preprocessing
+    if preprocessing and "image_size" in given:
+        checkpoint = replace(checkpoint, preprocessing=preprocessing.for_size(config.image_size))
     if config.num_classes != checkpoint.config.num_classes:
         checkpoint = replace(checkpoint, labels=None)
-    left = [one for one in checkpoint.assumed if not one.field.startswith(told)]
-    assumed = tuple(replace(one, value=config.at(one.field)) if one.field in FIELDS else one for one in left)
-    return replace(edited(_able_to_hold(checkpoint, config), config, changes), assumed=assumed)
+    remaining = [one for one in checkpoint.assumed if not one.field.startswith(given)]
+    assumed = tuple(replace(one, value=config.at(one.field)) if one.field in FIELDS else one for one in remaining)
+    return replace(replace_parameters(_in_capable_format(checkpoint, config), config, changes), assumed=assumed)
 
 
-def _able_to_hold(checkpoint: Checkpoint, config: ViTConfig) -> Checkpoint:
-    """Return the checkpoint as it is, or as the object twin has it where its own format cannot hold the new config."""
+def _in_capable_format(checkpoint: Checkpoint, config: ViTConfig) -> Checkpoint:
+    """Return the checkpoint, converted to the format of `vit_torch` if its own format cannot store the new config."""
     try:
         get(checkpoint.format).layouts(config)
     except InputError:
-        arrays = {task.key: Made(task) for task in plan(checkpoint, "torch")}
+        arrays = {each.key: ConvertedArray(each) for each in plan_conversion(checkpoint, "torch")}
         return replace(checkpoint, format="torch", arrays=arrays)
     return checkpoint
 
 
-class Made(Stored):
-    """An array of another format, made from its own when it is read."""
+class ConvertedArray(StoredArray):
+    """An array of another format, converted when it is read."""
 
-    def __init__(self, task: Task) -> None:
-        self.task, self.shape, self.dtype = task, task.shape, task.dtype
+    def __init__(self, conversion: ArrayConversion) -> None:
+        self.conversion, self.shape, self.dtype = conversion, conversion.shape, conversion.dtype
 
-    def read(self, first: int, last: int) -> Array:
-        return self.task.whole().reshape(-1)[first:last]
+    def read(self, start: int, stop: int) -> Array:
+        return self.conversion.to_array().reshape(-1)[start:stop]

@@ -1,11 +1,11 @@
-"""Other parameters for the same function, where a format wants them: positions of prefix tokens, the bias of keys."""
+"""Operations that change parameters and not the function, for formats that require them: prefix positions, key bias."""
 
 from typing import Literal
 
 import numpy as np
 
-from parity.checkpoints.surgery.edit import Changed, changed, float64
-from parity.checkpoints.weights import Checkpoint, check, parameter, rounded
+from parity.checkpoints.surgery.edit import Changed, apply_changes, to_float64
+from parity.checkpoints.weights import Checkpoint, parameter, round_to, validate
 from vit_spec import InputError, ViTConfig, rows
 
 TABLE = "pos_embed"
@@ -13,41 +13,44 @@ BIAS, Q_BIAS, V_BIAS = "blocks.attn.qkv.bias", "blocks.attn.q_bias", "blocks.att
 
 
 def fold_class_position(checkpoint: Checkpoint) -> Changed:
-    """Add to each prefix token the row that it has in the learned table, and take these rows away.
+    """Add the rows of prefix tokens in the learned position table to these tokens, and remove the rows.
 
-    The function stays the same: the sum is what entered the blocks.
+    The function stays the same, because the model adds each row to its token before the blocks.
 
     Raises:
-        InputError: no learned table, or one without such rows.
+        InputError: there is no learned table, or it has no rows of prefix tokens.
     """
     before = checkpoint.config
-    _hold_to_learned(before)
+    _require_learned_positions(before)
     if not (covered := before.num_covered):
         raise InputError(
             f"{TABLE} has rows for patches only, positions.covers={before.positions.covers!r}: nothing to fold"
         )
     table, first = parameter(checkpoint, TABLE), 0
     changes = {TABLE: table[covered:]}
-    for name, count in _prefix(before).items():
+    for name, count in _prefix_token_counts(before).items():
         if first < covered:
             token = parameter(checkpoint, name)
             row = table[first : first + count].reshape(token.shape)
-            changes[name] = rounded(float64(token) + float64(row), token.dtype)
+            changes[name] = round_to(to_float64(token) + to_float64(row), token.dtype)
         first += count
-    done = f"{TABLE} loses {_rows(covered)}, folded into {', '.join(name for name in changes if name != TABLE)}"
-    return changed(checkpoint, before.replace(positions={"covers": "none"}), changes, ()), done
+    done = f"{TABLE} loses {_count_rows(covered)}, folded into {', '.join(name for name in changes if name != TABLE)}"
+    return apply_changes(checkpoint, before.replace(positions={"covers": "none"}), changes, ()), done
 
 
 def unfold_class_position(checkpoint: Checkpoint, covers: Literal["all", "class"] | None = None) -> Changed:
-    """Give prefix tokens rows of zeros in the learned table, as formats want that have rows there.
+    """Give prefix tokens rows of zeros in the learned position table, for formats in which they have rows.
 
-    covers: which tokens; by default the class token where there are registers (as in DINOv2), and otherwise all.
+    Args:
+        checkpoint: the checkpoint.
+        covers: which prefix tokens have rows afterwards; by default the class token if there are registers (as in DINOv2),
+            else all.
 
     Raises:
-        InputError: no learned table, or no token without a row.
+        InputError: there is no learned table, or all these tokens already have rows.
     """
     before = checkpoint.config
-    _hold_to_learned(before)
+    _require_learned_positions(before)
     covers = covers or ("class" if before.tokens.registers else "all")
     config = before.replace(positions={"covers": covers})
     covered, missing = before.num_covered, config.num_covered - before.num_covered
@@ -58,30 +61,33 @@ def unfold_class_position(checkpoint: Checkpoint, covers: Literal["all", "class"
     table = parameter(checkpoint, TABLE)
     zeros = np.zeros((missing, before.width), table.dtype)
     changes = {TABLE: np.concatenate([table[:covered], zeros, table[covered:]])}
-    return changed(checkpoint, config, changes, ()), f"{TABLE} gains {_rows(missing)} of zeros, covers={covers!r}"
+    return apply_changes(
+        checkpoint, config, changes, ()
+    ), f"{TABLE} gains {_count_rows(missing)} of zeros, covers={covers!r}"
 
 
-def _hold_to_learned(config: ViTConfig) -> None:
+def _require_learned_positions(config: ViTConfig) -> None:
+    """Raise InputError unless the model has a learned position table."""
     if config.positions.kind != "learned":
         raise InputError(f"positions.kind is {config.positions.kind!r}: only a learned table has rows to fold and unfold")
 
 
-def _prefix(config: ViTConfig) -> dict[str, int]:
-    """Return the parameters that prefix tokens are, in the order of the sequence, and how many tokens each is."""
+def _prefix_token_counts(config: ViTConfig) -> dict[str, int]:
+    """Return the number of tokens of each parameter of prefix tokens, in the order of the token sequence."""
     declared = rows(config)
     names = [name for name in ("cls_token", "dist_token", "reg_token") if name in declared]
     return {name: declared[name].size // config.width for name in names}
 
 
-def _rows(count: int) -> str:
+def _count_rows(count: int) -> str:
     return f"{count} row{'s' if count > 1 else ''}"
 
 
 def add_key_bias(checkpoint: Checkpoint) -> Changed:
-    """Give queries, keys and values a bias together, of zeros where they had none; the function stays the same.
+    """Give queries, keys and values a common bias, which is zero where they had none; the function stays the same.
 
     Raises:
-        InputError: keys have a bias.
+        InputError: keys already have a bias.
     """
     before = checkpoint.config
     if before.attention.qkv_bias == "qkv":
@@ -92,30 +98,31 @@ def add_key_bias(checkpoint: Checkpoint) -> Changed:
         q, v = parameter(checkpoint, Q_BIAS), parameter(checkpoint, V_BIAS)
         bias, whose = np.stack([q, np.zeros_like(q), v], axis=1), "keys"
     else:
-        bias, whose = np.zeros(shape, check(checkpoint)["blocks.attn.qkv.weight"]), "queries, keys and values"
-    return changed(checkpoint, config, {BIAS: bias}, ()), f"{BIAS}: {whose} get a bias of zeros"
+        bias, whose = np.zeros(shape, validate(checkpoint)["blocks.attn.qkv.weight"]), "queries, keys and values"
+    return apply_changes(checkpoint, config, {BIAS: bias}, ()), f"{BIAS}: {whose} get a bias of zeros"
 
 
 def drop_key_bias(checkpoint: Checkpoint) -> Changed:
-    """Take the bias of keys away, and leave those of queries and values.
+    """Remove the bias of keys; queries and values keep theirs.
 
-    A bias b adds q . b to all scores of a query q, and softmax does not see what is added to all: the function stays the
-    same whatever b is.  Where keys are normalised or turned after the bias it is seen, and must be zero.
+    A bias b of keys adds q . b to all scores of a query q.  Softmax does not change when the same number is added to all
+    scores, so the function stays the same for every b.  If keys are normalised or rotated after the bias is added, the
+    function depends on b, and b must be zero.
 
     Raises:
-        InputError: keys have none, or one that counts.
+        InputError: keys have no bias, or the function depends on it.
     """
     before = checkpoint.config
     if before.attention.qkv_bias != "qkv":
         raise InputError(f"keys have no bias to drop: attention.qkv_bias is {before.attention.qkv_bias!r}")
     bias = parameter(checkpoint, BIAS)  # (block, qkv, head, dim)
-    norm = float(np.linalg.norm(float64(bias[:, 1])))
-    seen = [name for name in ("attention.qk_norm", "positions.rotary") if before.at(name) not in (False, "none")]
-    if norm != 0 and seen:
+    norm = float(np.linalg.norm(to_float64(bias[:, 1])))
+    causes = [name for name in ("attention.qk_norm", "positions.rotary") if before.at(name) not in (False, "none")]
+    if norm != 0 and causes:
         raise InputError(
-            f"the bias of keys has norm {norm:.3g}, and with {' and '.join(seen)} attention depends on it: "
+            f"the bias of keys has norm {norm:.3g}, and with {' and '.join(causes)} attention depends on it: "
             "keep it, or choose a format that has a place for it"
         )
     changes = {Q_BIAS: bias[:, 0], V_BIAS: bias[:, 2]}
-    done = f"{BIAS}: the keys' part dropped, norm {norm:.3g}" + (", which softmax does not see" if norm else "")
-    return changed(checkpoint, before.replace(attention={"qkv_bias": "qv"}), changes, ()), done
+    done = f"{BIAS}: the bias of keys removed, norm {norm:.3g}" + (", which softmax cancels" if norm else "")
+    return apply_changes(checkpoint, before.replace(attention={"qkv_bias": "qv"}), changes, ()), done

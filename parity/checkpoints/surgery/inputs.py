@@ -1,4 +1,4 @@
-"""Another resolution, another patch, another number of channels."""
+"""Operations on the input: change the image size, the patch size or the number of channels."""
 
 from collections.abc import Iterable, Iterator
 from statistics import fmean
@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.layout import Array
-from parity.checkpoints.surgery.edit import Changed, Float64, changed, float64
-from parity.checkpoints.weights import Checkpoint, parameter, rounded
+from parity.checkpoints.surgery.edit import Changed, Float64, apply_changes, to_float64
+from parity.checkpoints.weights import Checkpoint, parameter, round_to
 from vit_spec import InputError, Pixels, Resampling, ViTConfig, nearest, resample, resampling_matrices
 
 Size = int | tuple[int, int]  # (height, width), or the side of a square
 
 PROJECTION, TABLE = "patch_embed.proj.weight", "pos_embed"
 
-# How others carry learned positions to another grid, by who does it.
+# How libraries resample learned positions to another grid.
 MODES: dict[str, Resampling] = {
     "timm": Resampling(antialias=True),  # loading, set_input_size, dynamic_img_size
     "dinov2-reg": Resampling(antialias=True),  # dinov2 with registers, and transformers
@@ -30,7 +30,7 @@ MODES: dict[str, Resampling] = {
     "flexivit": Resampling(kernel="bilinear", antialias=False),  # and timm, of .npz files
     "naflex": Resampling(kernel="bilinear", antialias=True),  # SigLIP2 in transformers
 }
-PATCHES = MODES["timm"]  # resample_patch_embed, whatever the model
+PATCH_RESAMPLING = MODES["timm"]  # timm's resample_patch_embed uses it for all models
 
 
 def resize(
@@ -39,47 +39,53 @@ def resize(
     patch_size: Size | None = None,
     resampling: str | None = None,
 ) -> Changed:
-    """Carry a model to another resolution, another patch, or both.
+    """Change the image size, the patch size, or both.
 
-    A size that is not given stays.  So another patch alone makes another grid, as in timm's `set_input_size`; who wants
-    to keep the grid gives the image size that goes with it.
+    A size that is not given stays.  A new patch size alone therefore changes the grid, as in timm's `set_input_size`; to
+    keep the grid, also give the image size that belongs to it.
 
-    Learned positions are resampled once, from grid to grid, by the config's rule or the one that is given; what prefix
-    tokens have is not touched.  Images of the new size then give what they gave before, when a twin resampled at each
-    call.  Fixed tables and rotary angles follow from the config.
+    Learned positions are resampled once, from the old grid to the new one, by the given rule or else the config's.  Rows of
+    prefix tokens do not change.  With the config's rule, the outputs for images of the new size do not change, because a
+    twin resamples the positions in the same way at each call.  Fixed tables and rotary angles follow from the config.
 
-    The patch projection goes through the pseudo-inverse of the matrix that resizes a patch (FlexiViT, arXiv 2212.08013,
-    section 3.4): enlarged, it finds in enlarged patches exactly what it found before.  Patches are resized as timm's
-    `resample_patch_embed` does, bicubic with antialias; a rule that is given sets kernel and antialias here too.
+    The patch projection is multiplied by the pseudo-inverse of the matrix that resizes a patch (FlexiViT, arXiv 2212.08013,
+    section 3.4).  An enlarged projection of enlarged patches gives exactly the old embeddings.  The matrix is that of
+    timm's `resample_patch_embed`: bicubic with antialiasing, or with the kernel and antialiasing of the given rule.
 
     Args:
-        image_size, patch_size: in pixels.
-        resampling: one of MODES, from now on the config's.
+        checkpoint: the checkpoint.
+        image_size: (height, width) in pixels, or the side of a square.
+        patch_size: (height, width) in pixels, or the side of a square.
+        resampling: the rule, one of `MODES`, which also goes into the config.
 
     Raises:
-        InputError: no change asked for, an unknown rule, or an image that is no multiple of the patch.
+        InputError: no change is requested, the rule is unknown, or the image size is not a multiple of the patch size.
     """
-    before, rule = checkpoint.config, PATCHES if resampling is None else _mode(resampling)
-    told = {"image_size": image_size, "patch_size": patch_size, "resampling": None if resampling is None else rule}
-    told = {name: value for name, value in told.items() if value is not None}
-    if not told:
+    before, rule = checkpoint.config, PATCH_RESAMPLING if resampling is None else _find_mode(resampling)
+    given = {"image_size": image_size, "patch_size": patch_size, "resampling": None if resampling is None else rule}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
         raise InputError("no size to resize to: give image_size, patch_size or resampling")
-    config, changes = before.replace(**told), {}
-    done = [f"{name} {_said(old)} -> {_said(new)}" for name, old, new in _differences(before, config, told)]
+    config, changes = before.replace(**given), {}
+    done = [
+        f"{name} {_format_value(old)} -> {_format_value(new)}" for name, old, new in _differences(before, config, given)
+    ]
     if config.patch_size != before.patch_size:
-        changes[PROJECTION] = _other_patch(parameter(checkpoint, PROJECTION), config.patch_size, rule)
-        done.append(f"{PROJECTION} by the pseudo-inverse of {_said(rule)}")
+        changes[PROJECTION] = _resample_patch(parameter(checkpoint, PROJECTION), config.patch_size, rule)
+        done.append(f"{PROJECTION} by the pseudo-inverse of {_format_value(rule)}")
     if config.grid != before.grid and config.positions.kind == "learned":
         matrices = resampling_matrices(before.replace(resampling=config.resampling), config.grid)
-        changes[TABLE] = _other_grid(parameter(checkpoint, TABLE), before, *matrices)
-        done.append(f"{TABLE} {_said(before.grid)} -> {_said(config.grid)}, {_said(config.resampling)}")
-    after = changed(checkpoint, config, changes, told)
+        changes[TABLE] = _resample_positions(parameter(checkpoint, TABLE), before, *matrices)
+        done.append(
+            f"{TABLE} {_format_value(before.grid)} -> {_format_value(config.grid)}, {_format_value(config.resampling)}"
+        )
+    after = apply_changes(checkpoint, config, changes, given)
     if after.preprocessing != checkpoint.preprocessing:
         done.append(f"images: {after.preprocessing}")
-    return after, "; ".join(done) or f"{', '.join(told)}: as before"
+    return after, "; ".join(done) or f"{', '.join(given)}: as before"
 
 
-def _mode(name: str) -> Resampling:
+def _find_mode(name: str) -> Resampling:
     if name not in MODES:
         hint = nearest(name, MODES) or f": give one of {', '.join(MODES)}"
         raise InputError(f"unknown resampling {name!r}{hint}")
@@ -87,13 +93,14 @@ def _mode(name: str) -> Resampling:
 
 
 def _differences(before: Any, after: Any, names: Iterable[str]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the attributes among `names` that differ: (name, old value, new value)."""
     for name in names:
         old, new = getattr(before, name), getattr(after, name)
         if old != new:
             yield name, old, new
 
 
-def _said(value: tuple[int, int] | Resampling) -> str:
+def _format_value(value: tuple[int, int] | Resampling) -> str:
     """Return "14x24" or "bicubic antialias"."""
     if isinstance(value, tuple):
         return f"{value[0]}x{value[1]}"
@@ -101,10 +108,11 @@ def _said(value: tuple[int, int] | Resampling) -> str:
     return " ".join([value.kernel, *flags, *([f"offset {value.offset}"] if value.offset else [])])
 
 
-def _other_patch(weight: Array, size: tuple[int, int], rule: Resampling) -> Array:
-    """(width, rgb, ph, pw) -> (width, rgb, *size).
+def _resample_patch(weight: Array, size: tuple[int, int], rule: Resampling) -> Array:
+    """Return a patch projection for another patch size: (width, rgb, ph, pw) -> (width, rgb, *size).
 
-    Resizing is a Kronecker product of rows and columns, and so its pseudo-inverse is one of theirs.
+    The matrix that resizes a patch is the Kronecker product of a matrix for rows and one for columns.  Its pseudo-inverse
+    is the Kronecker product of their pseudo-inverses.
     """
     vertical, horizontal = (
         np.linalg.pinv(
@@ -112,29 +120,34 @@ def _other_patch(weight: Array, size: tuple[int, int], rule: Resampling) -> Arra
         )
         for lengths in zip(weight.shape[2:], size, strict=True)
     )  # (ph, new ph), (pw, new pw)
-    return rounded(np.einsum("dchw,hy,wx->dcyx", float64(weight), vertical, horizontal, optimize=True), weight.dtype)
+    return round_to(np.einsum("dchw,hy,wx->dcyx", to_float64(weight), vertical, horizontal, optimize=True), weight.dtype)
 
 
-def _other_grid(table: Array, before: ViTConfig, vertical: Float64, horizontal: Float64) -> Array:
-    """(token, width) of one grid -> (token, width) of another."""
+def _resample_positions(table: Array, before: ViTConfig, vertical: Float64, horizontal: Float64) -> Array:
+    """Return the position table, (tokens, width), for the grid of the resampling matrices; rows of prefix tokens stay."""
     covered = before.num_covered
-    body = float64(table[covered:]).reshape(*before.grid, before.width)
-    body = np.einsum("yh,xw,hwd->yxd", vertical, horizontal, body, optimize=True).reshape(-1, before.width)
-    return np.concatenate([table[:covered], rounded(body, table.dtype)])
+    patches = to_float64(table[covered:]).reshape(*before.grid, before.width)
+    patches = np.einsum("yh,xw,hwd->yxd", vertical, horizontal, patches, optimize=True).reshape(-1, before.width)
+    return np.concatenate([table[:covered], round_to(patches, table.dtype)])
 
 
 def adapt_channels(checkpoint: Checkpoint, in_channels: int) -> Changed:
-    """Let a model see another number of channels, by the rule of timm's `adapt_input_conv`.
+    """Change the number of input channels, by the rule of timm's `adapt_input_conv`.
 
-    For one channel, those of the projection are summed.  For others they are repeated in turn, and scaled by old / new.
-    So a grey image gives what its copy in every channel gave, and an image over and over in a multiple of its channels
-    what it gave alone.
+    For one channel, the channels of the projection are summed.  For other numbers they are repeated in turn and scaled by
+    old / new.  A model with one channel therefore gives the output of the old model for the grey image copied to every
+    channel.  If the new number is a multiple of the old one, an image with repeated channels gives the output of the old
+    model for the original image.
 
-    The pixels' mean and std follow where there is one a channel: they too are repeated in turn, and for one channel
-    averaged.  A grey image is then normalised as its copies were only if they were alike: the rule is not exact.
+    A mean and std per channel are also repeated in turn; for one channel they are averaged.  The normalization of a grey
+    image is then that of its copies only if mean and std were the same for all channels: otherwise the rule is not exact.
+
+    Args:
+        checkpoint: the checkpoint.
+        in_channels: the new number of channels.
 
     Raises:
-        InputError: no positive number.
+        InputError: in_channels is not positive.
     """
     before = checkpoint.config
     config, old = before.replace(in_channels=in_channels, pixels=Pixels()), before.in_channels
@@ -143,17 +156,18 @@ def adapt_channels(checkpoint: Checkpoint, in_channels: int) -> Changed:
     if config == before:
         return checkpoint, f"in_channels {old}: as before"
     weight = parameter(checkpoint, PROJECTION)  # (width, rgb, ph, pw)
-    values = float64(weight)
+    values = to_float64(weight)
     if in_channels == 1:
         values, how = values.sum(axis=1, keepdims=True), "summed"
     else:
         values, how = values[:, np.arange(in_channels) % old] * (old / in_channels), f"repeated, times {old}/{in_channels}"
     done = [f"in_channels {old} -> {in_channels}", f"{PROJECTION} {how}"]
     done += [f"pixels.{name} {old} -> {new}" for name, old, new in _differences(before.pixels, config.pixels, pixels)]
-    return changed(checkpoint, config, {PROJECTION: rounded(values, weight.dtype)}, ()), "; ".join(done)
+    return apply_changes(checkpoint, config, {PROJECTION: round_to(values, weight.dtype)}, ()), "; ".join(done)
 
 
 def _per_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """Return pixel statistics for another number of channels."""
     if len(values) == 1:
         return values
     return (fmean(values),) if channels == 1 else tuple(values[n % len(values)] for n in range(channels))

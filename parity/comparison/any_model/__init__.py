@@ -1,4 +1,4 @@
-"""Any model of flax against any model of PyTorch: which parameter is which, and whether both compute the same."""
+"""Comparison of any Flax model with any PyTorch module: match their parameters, then compare outputs and gradients."""
 
 from parity.comparison.any_model.assertion import assert_parity, compare_models
 

@@ -1,10 +1,11 @@
-"""Which leaf of any Flax tree is which tensor of any PyTorch module, as pairs of layout lines that move values both ways.
+"""The mapping between the parameters of any Flax model and any PyTorch module, as pairs of layouts.
 
     encoder/layer_{n}/attn/query/kernel | in head dim  <->  layers.{n}.attn.in_proj_weight | (qkv=0 head dim) in
 
-Each side is a line of `parity.checkpoints.layout`; a pair holds the same axes on both, so values and gradients move
-through it in either direction and nothing is computed.  `match` finds the pairs by names, order and shapes; lines that are
-given come first, and what is ambiguous is refused with a line that would settle it, never guessed.
+Each side is a line in the layout language of `parity.checkpoints.layout`.  Both sides of a pair have the same axes, so
+weights and gradients are copied in either direction without computing anything.  `match` finds the pairs by names, order
+and shapes, after the lines that the caller gives.  It does not guess: an ambiguous parameter is an error, which quotes a
+line that would settle it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.checkpoints.layout import Layout, Place, Sizes
+from parity.checkpoints.layout import Indices, Layout, Sizes
 from parity.comparison.any_model import matching
 from vit_spec import InputError, nearest
 
@@ -29,9 +30,9 @@ ARROW = "<->"
 
 @dataclass(frozen=True)
 class Pair:
-    """One parameter's two places, and how long its axes are.
+    """The layouts of the same parameter on both sides, and the lengths of its axes.
 
-    note: why these two, where names and shapes alone do not say it.
+    note: the rule that decided, if names and shapes alone did not.
     """
 
     flax: Layout
@@ -41,27 +42,27 @@ class Pair:
 
     @classmethod
     def parse(cls, line: str, flax: Shapes, torch: Shapes, note: str = "") -> "Pair":
-        """Read "flax key | axes <-> torch key | axes", and the sizes of its axes off the arrays' shapes.
+        """Parse "flax key | axes <-> torch key | axes", and derive the lengths of its axes from the shapes of the arrays.
 
         Raises:
-            InputError: quoting the line and what is wrong in it.
+            InputError: the line is wrong; the message quotes it.
         """
         left, arrow, right = line.partition(ARROW)
         if not arrow:
             raise InputError(f"layout {line.strip()!r}: write it as `flax key | axes {ARROW} torch key | axes`")
         a, b = Layout.parse(left), Layout.parse(right)
-        if sorted(a.words) != sorted(b.words):
-            raise InputError(f"layout {line.strip()!r}: both sides must hold the same axes")
-        return cls(a, b, _sizes(line.strip(), (a, flax, "flax"), (b, torch, "torch")), note)
+        if sorted(a.parameter_axes) != sorted(b.parameter_axes):
+            raise InputError(f"layout {line.strip()!r}: both sides must have the same axes")
+        return cls(a, b, _axis_sizes(line.strip(), (a, flax, "flax"), (b, torch, "torch")), note)
 
-    def places(self) -> Iterator[tuple[str, str, Place, list[str]]]:
-        """Yield the keys in flax and in torch, the place that they are at, and the axes that are left of both arrays."""
-        spelled = list(dict.fromkeys(self.flax.spelled + self.torch.spelled))
-        words = [word for word in self.flax.words if word not in spelled]
-        for numbers in product(*(range(self.sizes[word]) for word in spelled)):
-            at = dict(zip(spelled, numbers, strict=True))
-            [(a, _)], [(b, _)] = self.flax.places(self.sizes, at), self.torch.places(self.sizes, at)
-            yield a, b, at, words
+    def arrays(self) -> Iterator[tuple[str, str, Indices, list[str]]]:
+        """Yield for each pair of arrays both keys, the indices on the axes in the keys, and the other axes in order."""
+        in_keys = list(dict.fromkeys(self.flax.key_axes + self.torch.key_axes))
+        axes = [axis for axis in self.flax.parameter_axes if axis not in in_keys]
+        for numbers in product(*(range(self.sizes[axis]) for axis in in_keys)):
+            indices = dict(zip(in_keys, numbers, strict=True))
+            [(a, _)], [(b, _)] = self.flax.indexed_keys(self.sizes, indices), self.torch.indexed_keys(self.sizes, indices)
+            yield a, b, indices, axes
 
     def __str__(self) -> str:
         return f"{self.flax}  {ARROW}  {self.torch}"
@@ -69,10 +70,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Correspondence:
-    """Where every number of a Flax tree is in a PyTorch module; print it for the lines.
+    """The mapping of all parameters; `str` gives its lines.
 
-    flax, torch: shapes by key; a flax key is its path joined by "/", without the collection "params".
-    skipped: torch keys that have no counterpart, and why they need none.
+    flax, torch: shapes by key; a flax key is the path joined by "/", without the collection "params".
+    skipped: torch keys without a counterpart, and why they need none.
     """
 
     pairs: tuple[Pair, ...]
@@ -81,27 +82,27 @@ class Correspondence:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def to_torch(self, arrays: Arrays) -> dict[str, Array]:
-        """Return a state dict of flax's arrays, by key, in C order; weights and gradients alike."""
-        return self._moved(arrays, self.torch, 0, 1)
+        """Return arrays (weights or gradients) by torch key, C-contiguous, from those by flax key."""
+        return self._converted(arrays, self.torch, 0, 1)
 
     def to_flax(self, arrays: Arrays) -> dict[str, Array]:
-        """Return flax's arrays by key from those of a state dict."""
-        return self._moved(arrays, self.flax, 1, 0)
+        """Return arrays by flax key from those by torch key."""
+        return self._converted(arrays, self.flax, 1, 0)
 
-    def _moved(self, arrays: Arrays, shapes: Shapes, source: int, target: int) -> dict[str, Array]:
+    def _converted(self, arrays: Arrays, shapes: Shapes, source: int, target: int) -> dict[str, Array]:
         out: dict[str, Array] = {}
         for pair in self.pairs:
             layouts = (pair.flax, pair.torch)
-            for *keys, at, words in pair.places():
+            for *keys, indices, axes in pair.arrays():
                 array = np.asarray(arrays[keys[source]])
                 if keys[target] not in out:
                     out[keys[target]] = np.zeros(shapes[keys[target]], array.dtype)
-                made = layouts[target].view(out[keys[target]], pair.sizes, at, words)
-                made[...] = layouts[source].view(array, pair.sizes, at, words)
+                view = layouts[target].view(out[keys[target]], pair.sizes, indices, axes)
+                view[...] = layouts[source].view(array, pair.sizes, indices, axes)
         return out
 
     def __str__(self) -> str:
-        """A line a pair, with what decided where names and shapes did not, and what has no counterpart."""
+        """Return a line for each pair, with its note, and one for each torch key without a counterpart."""
         left = max((len(str(pair.flax)) for pair in self.pairs), default=0)
         lines = [
             f"  {pair.flax!s:{left}}  {ARROW}  {pair.torch}" + (f"    ({pair.note})" if pair.note else "")
@@ -118,90 +119,108 @@ def match(
     skipped: Mapping[str, str] | None = None,
     optional: Iterable[str] = (),
 ) -> Correspondence:
-    """Find which flax leaf is which torch tensor.
+    """Match the parameters of both sides.
 
     Args:
         flax: shapes by path, e.g. {"encoder/layer_0/attn/query/kernel": (16, 2, 8), "batch_stats/bn/mean": (16,)}.
         torch: shapes by key of the state dict.
-        layouts: lines "flax key | axes <-> torch key | axes" that settle what names and shapes do not; a braced word
-            in both keys counts from zero.
-        skipped: torch keys that were left out, and why; only to be shown.
-        optional: torch keys that may be without a counterpart, such as the buffer of a mask.
+        layouts: lines "flax key | axes <-> torch key | axes" for parameters that names and shapes do not match; an axis in
+            braces in both keys counts from 0.
+        skipped: torch keys that are left out, and why; they are only printed.
+        optional: torch keys that need no counterpart, such as the buffer of a mask.
 
     Raises:
-        InputError: naming what is ambiguous, with a line that would settle it; what has no counterpart; a line that is
-            wrong.
+        InputError: a parameter is ambiguous (the message quotes a line that would settle it) or has no counterpart, or a
+            line of `layouts` is wrong.
     """
-    given, (flax, torch) = (flax, torch), ({key: shape or (1,) for key, shape in side.items()} for side in (flax, torch))
-    known = tuple(Pair.parse(line, flax, torch) for line in layouts)
-    taken = _taken(known, flax, torch)
-    lines, left = matching.lines(
-        flax, torch, taken, [place[:2] for pair in known for place in pair.places()], set(optional)
-    )
-    found = tuple(Pair.parse(line, flax, torch, note) for line, note in matching.folded(lines, flax, torch))
-    _taken(known + found, flax, torch, complete=set(torch) - left)
-    why = {key: "a buffer without a counterpart: it keeps its own values" for key in sorted(left)}
-    return Correspondence(known + found, given[0], given[1], {**(skipped or {}), **why})
+    shapes, (flax, torch) = (flax, torch), ({key: shape or (1,) for key, shape in side.items()} for side in (flax, torch))
+    given = tuple(Pair.parse(line, flax, torch) for line in layouts)
+    matched = _mark_matched_entries(given, flax, torch)
+    known_keys = [keys[:2] for pair in given for keys in pair.arrays()]
+    lines, unmatched = matching.match_lines(flax, torch, matched, known_keys, set(optional))
+    inferred = tuple(Pair.parse(line, flax, torch, note) for line, note in matching.fold_lines(lines, flax, torch))
+    _mark_matched_entries(given + inferred, flax, torch, complete=set(torch) - unmatched)
+    reasons = {key: "a buffer without a counterpart: it keeps its own values" for key in sorted(unmatched)}
+    return Correspondence(given + inferred, shapes[0], shapes[1], {**(skipped or {}), **reasons})
 
 
-def _taken(pairs: tuple[Pair, ...], flax: Shapes, torch: Shapes, complete: set[str] | None = None) -> matching.Taken:
-    """Mark the entries that pairs hold; refuse one that two hold, and, of a complete mapping, one that none holds."""
-    taken: matching.Taken = ({}, {})
+def _mark_matched_entries(
+    pairs: tuple[Pair, ...], flax: Shapes, torch: Shapes, complete: set[str] | None = None
+) -> matching.MatchedEntries:
+    """Return boolean arrays by key, of flax and of torch, which mark the entries that the pairs cover.
+
+    complete: torch keys of which, like of all flax keys, every entry must be covered; None if none need to be.
+
+    Raises:
+        InputError: two pairs cover the same entry, or an entry that must be covered is not.
+    """
+    matched: matching.MatchedEntries = ({}, {})
     for pair in pairs:
-        for a, b, at, words in pair.places():
-            for marks, shapes, key, layout in ((taken[0], flax, a, pair.flax), (taken[1], torch, b, pair.torch)):
-                view = layout.view(marks.setdefault(key, np.zeros(shapes[key], bool)), pair.sizes, at, words)
+        for a, b, indices, axes in pair.arrays():
+            for masks, shapes, key, layout in ((matched[0], flax, a, pair.flax), (matched[1], torch, b, pair.torch)):
+                view = layout.view(masks.setdefault(key, np.zeros(shapes[key], bool)), pair.sizes, indices, axes)
                 if view.any():
-                    raise InputError(f"layout '{pair}': another line holds entries of {key} too; each has one place")
+                    raise InputError(
+                        f"layout '{pair}': another line also covers entries of {key}; each entry needs exactly one line"
+                    )
                 view[...] = True
     if complete is not None:
-        for marks, keys in ((taken[0], set(flax)), (taken[1], complete)):
+        for masks, keys in ((matched[0], set(flax)), (matched[1], complete)):
             for key in sorted(keys):
-                if key not in marks or not marks[key].all():
-                    raise InputError(f"{key}: not all of its entries have a counterpart; write a line for the others")
-    return taken
+                if key not in masks or not masks[key].all():
+                    raise InputError(f"{key}: some of its entries have no counterpart; add a line for them to layouts")
+    return matched
 
 
-def _sizes(line: str, *sides: tuple[Layout, Shapes, str]) -> dict[str, int]:
-    """The length of every axis: what the shapes of the arrays leave as the only answer."""
+def _axis_sizes(line: str, *sides: tuple[Layout, Shapes, str]) -> dict[str, int]:
+    """Return the length of every axis, solved from the shapes of the arrays.
+
+    Raises:
+        InputError: a key is missing, or the shapes do not determine the lengths or do not fit.
+    """
     sizes: dict[str, int] = {}
     equations: list[tuple[list[str], int]] = []
     for layout, shapes, side in sides:
-        for word in layout.spelled:
-            sizes.setdefault(word, _count(layout, word, shapes))
-        key = layout.key.format_map(dict.fromkeys(layout.spelled, 0))
+        for axis in layout.key_axes:
+            sizes.setdefault(axis, _count_keys(layout, axis, shapes))
+        key = layout.key.format_map(dict.fromkeys(layout.key_axes, 0))
         if key not in shapes:
             raise InputError(f"layout {line!r}: {side} has no {key}{nearest(key, shapes)}")
         if len(shapes[key]) != len(layout.dims):
             raise InputError(f"layout {line!r}: {side}'s {key} has shape {shapes[key]}, not {len(layout.dims)} dimensions")
-        equations += [([axis.holder for axis in dim], n) for dim, n in zip(layout.dims, shapes[key], strict=True)]
+        equations += [([axis.name for axis in dim], n) for dim, n in zip(layout.dims, shapes[key], strict=True)]
     while True:
-        unknown = [([word for word in words if word not in sizes], words, n) for words, n in equations]
+        unknown = [([axis for axis in axes if axis not in sizes], axes, n) for axes, n in equations]
         solved = {
-            left[0]: n // max(1, prod(sizes.get(word, 1) for word in words)) for left, words, n in unknown if len(left) == 1
+            left[0]: n // max(1, prod(sizes.get(axis, 1) for axis in axes)) for left, axes, n in unknown if len(left) == 1
         }
         if not solved:
             break
         sizes |= solved
-    words = {word for layout, _, _ in sides for word in layout.words} | {w for words, _ in equations for w in words}
-    if missing := sorted(words - sizes.keys()):
-        raise InputError(f"layout {line!r}: the shapes do not give the lengths of {', '.join(missing)}; write one axis")
-    if not all(_holds(layout, sizes, shapes) for layout, shapes, _ in sides):
+    axes = {axis for layout, _, _ in sides for axis in layout.parameter_axes} | {a for axes, _ in equations for a in axes}
+    if missing := sorted(axes - sizes.keys()):
+        raise InputError(
+            f"layout {line!r}: the shapes do not determine the lengths of {', '.join(missing)}; write them as one axis"
+        )
+    if not all(_fits(layout, sizes, shapes) for layout, shapes, _ in sides):
         (a, left, _), (b, right, _) = sides
         found = [f"{key} {shapes.get(key)}" for layout, shapes in ((a, left), (b, right)) for key in layout.keys(sizes)[:1]]
-        raise InputError(f"layout {line!r}: its axes do not fit {' and '.join(found)}, or not every key of it")
+        raise InputError(f"layout {line!r}: its axes do not fit {' and '.join(found)}, or do not fit all of its keys")
     return sizes
 
 
-def _holds(layout: Layout, sizes: Sizes, shapes: Shapes) -> bool:
-    """Whether the arrays are as long as a layout says, and its parts lie within them."""
-    inside = all(axis.start + (sizes[axis.word] if axis.word else 1) <= sizes[axis.holder] for axis in layout.flat)
+def _fits(layout: Layout, sizes: Sizes, shapes: Shapes) -> bool:
+    """Return whether all arrays have the shape of the layout, and parts of an axis end within it."""
+    inside = all(
+        axis.start + (sizes[axis.parameter_axis] if axis.parameter_axis else 1) <= sizes[axis.name]
+        for axis in layout.array_axes
+    )
     return inside and all(shapes.get(key) == layout.shape(sizes) for key in layout.keys(sizes))
 
 
-def _count(layout: Layout, word: str, shapes: Shapes) -> int:
-    """How many keys a braced word spells, from zero on."""
+def _count_keys(layout: Layout, axis: str, shapes: Shapes) -> int:
+    """Return the number of keys, counted from 0, that exist for an axis in the key."""
     n = 0
-    while layout.key.format_map({**dict.fromkeys(layout.spelled, 0), word: n}) in shapes:
+    while layout.key.format_map({**dict.fromkeys(layout.key_axes, 0), axis: n}) in shapes:
         n += 1
     return n

@@ -1,7 +1,8 @@
-"""Pairing the modules of a Flax tree with those of a PyTorch module by their names, their order and their shapes.
+"""Matching of the modules of a Flax model with those of a PyTorch model by names, order and shapes.
 
-Modules pair when each of their parameters fits by one of the rules that the frameworks follow.  Of several that fit,
-names decide, numbers give the order, and what neither tells apart is an error.
+Two modules can match if each of their parameters fits one of the rules below, which are the conventions of the
+frameworks.  Among several candidates names decide first.  Numbers in names give the order of modules with the same name.
+What neither decides is an error.
 """
 
 import re
@@ -16,80 +17,93 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.comparison.any_model.leaves import Leaf, Path, flax_leaf, split, torch_leaf, unstacked
-from parity.comparison.any_model.names import likeness, numbers
+from parity.comparison.any_model.names import numbers, similarity
+from parity.comparison.any_model.parameters import (
+    Parameter,
+    Path,
+    flax_parameter,
+    split_qkv,
+    torch_parameter,
+    unstack_blocks,
+)
 from vit_spec import InputError
 
 Shapes = Mapping[str, tuple[int, ...]]
-Taken = tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[np.bool_]]]  # entries that lines hold, in flax and in torch
+MatchedEntries = tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[np.bool_]]]  # masks by key, of flax and of torch
 
 Rules = tuple[tuple[str, str], ...]
 Rule = tuple[str, str, str]  # the axes in flax and in torch, and a note
-Fits = Mapping[tuple[Path, Path], Mapping[str, Rule]]  # modules that can be one, and how
+Candidates = Mapping[tuple[Path, Path], Mapping[str, Rule]]  # modules that can match -> the rule of each role
 
-# How a kernel lies in flax and in torch; the first rule that fits holds.
+# Axes of a kernel in flax and in torch; the first rule that fits holds.
 KERNELS: Rules = (
     ("in out", "out in"),  # Dense
     ("in head dim", "(head dim) in"),  # DenseGeneral to heads
     ("head dim out", "out (head dim)"),  # DenseGeneral from heads
     ("in qkv head dim", "(qkv head dim) in"),
-    ("x in out", "out in x"),  # Conv, of groups too
+    ("x in out", "out in x"),  # Conv, also with groups
     ("y x in out", "out in y x"),
     ("z y x in out", "out in z y x"),
     ("in out", "out in 1"),  # a convolution of one pixel
     ("in out", "out in 1 1"),
 )
-UNMOVED: Rules = (("in out", "in out"),)  # a matrix that torch multiplies from the right: where nothing else fits
-FLIPPED = [("x in out", "in out x"), ("y x in out", "in out y x"), ("z y x in out", "in out z y x")]  # ConvTranspose
+UNTRANSPOSED: Rules = (("in out", "in out"),)  # torch multiplies from the right; tried only if nothing else fits
+# ConvTranspose
+FLIPPED = [("x in out", "in out x"), ("y x in out", "in out y x"), ("z y x in out", "in out z y x")]
 
-# What the axes of all else are called, by how many are longer than one: where both sides have them, and where torch merges.
-ARRAYS = ["", "width", "row width", "x row width", "y x row width"]
-HEADS = ["", "width", "head dim", "qkv head dim", "part qkv head dim"]
+# Axis names of all other parameters, by the number of axes longer than one: if both sides have the same axes, and if torch
+# merges them into one.
+SAME_AXES = ["", "width", "row width", "x row width", "y x row width"]
+MERGED_AXES = ["", "width", "head dim", "qkv head dim", "part qkv head dim"]
 
 
 @dataclass(frozen=True)
 class Module:
-    """The leaves of one path, by role."""
+    """The parameters of one module, by role."""
 
     path: Path
-    leaves: Mapping[str, Leaf]
+    parameters: Mapping[str, Parameter]
 
     @cached_property
     def pattern(self) -> str:
-        """The path without its numbers, and what kind of module it is."""
-        kinds = sorted((role, leaf.kernel, len(leaf.shape)) for role, leaf in self.leaves.items())
+        """The path with "#" for its numbers, and the roles and number of axes of the parameters."""
+        kinds = sorted((role, each.is_kernel, len(each.shape)) for role, each in self.parameters.items())
         return f"{re.sub(r'[0-9]+', '#', '/'.join(self.path))} {kinds}"
 
     @cached_property
     def inner_pattern(self) -> str:
-        """The same, with the numbers of its own name."""
+        """The pattern, with the numbers in the module's own name."""
         return f"{self.pattern} {numbers(self.path[-1:])}"
 
     @cached_property
     def size(self) -> int:
-        """How many numbers it holds."""
-        return sum(prod(leaf.shape) for leaf in self.leaves.values())
+        """Number of entries of all parameters."""
+        return sum(prod(each.shape) for each in self.parameters.values())
 
 
-def lines(
-    flax: Shapes, torch: Shapes, taken: Taken, known: Sequence[tuple[str, str]], optional: set[str]
+def match_lines(
+    flax: Shapes, torch: Shapes, matched: MatchedEntries, known: Sequence[tuple[str, str]], optional: set[str]
 ) -> tuple[list[tuple[str, str]], set[str]]:
-    """Return a line for each parameter that is not taken yet, with a note, and the optional torch keys that are left.
+    """Return a line and a note for each parameter that is not matched yet, and the optional torch keys left unmatched.
 
-    known: keys that lines were given for, which bind the rest of their modules.
+    matched: entries that the lines of the caller cover.
+    known: pairs of keys in these lines; the rest of their modules matches too.
 
     Raises:
-        InputError: what is ambiguous or has no counterpart.
+        InputError: a parameter is ambiguous or has no counterpart.
     """
-    left, right = [flax_leaf(key, shape) for key, shape in flax.items()], [torch_leaf(key, s) for key, s in torch.items()]
+    left = [flax_parameter(key, shape) for key, shape in flax.items()]
+    right = [torch_parameter(key, shape) for key, shape in torch.items()]
     attempts = [left]
-    if (unrolled := unstacked(left, right)) != left:
-        attempts.append(unrolled)
-    for n, leaves in enumerate(attempts):
-        a, b = split(leaves, right), split(right, leaves)
-        bound = _bound(a, b, known)
+    if (unstacked := unstack_blocks(left, right)) != left:
+        attempts.append(unstacked)
+    for n, parameters in enumerate(attempts):
+        a, b = split_qkv(parameters, right), split_qkv(right, parameters)
+        known_pairs = _known_module_pairs(a, b, known)
         try:
-            return _matched(_modules(a, taken[0]), _modules(b, taken[1]), bound, optional)
+            return _match_modules(
+                _unmatched_modules(a, matched[0]), _unmatched_modules(b, matched[1]), known_pairs, optional
+            )
         except InputError:
             if n == len(attempts) - 1:
                 raise
@@ -100,85 +114,90 @@ def lines(
 
 
 @cache
-def _rule(kernel: bool, flax: tuple[int, ...], torch: tuple[int, ...], rules: Rules) -> Rule | None:
-    """The axes of two shapes of the same role, and what only convention says; nothing where they do not fit."""
-    if kernel:
-        fits = [rule for rule in rules if _fits(rule, flax, torch)]
-        if not fits:
+def _find_rule(is_kernel: bool, flax: tuple[int, ...], torch: tuple[int, ...], rules: Rules) -> Rule | None:
+    """Return the rule for two shapes of the same role, with a note if it rests on a convention; None if none fits."""
+    if is_kernel:
+        fitting = [rule for rule in rules if _fits(rule, flax, torch)]
+        if not fitting:
             return None
-        sides = dict(zip(fits[0][0].split(), flax, strict=True))
-        notes = ["heads in order"] if "head" in sides and "(" in fits[0][1] else []
-        inner, outer = (prod(n for word, n in sides.items() if word in group) for group in _ends(sides))
-        notes += ["square: inputs and outputs change places"] if inner == outer and fits[0][1] != "in out" else []
-        return fits[0][0], fits[0][1], f"by convention: {'; '.join(notes)}" if notes else ""
+        sizes = dict(zip(fitting[0][0].split(), flax, strict=True))
+        notes = ["heads in order"] if "head" in sizes and "(" in fitting[0][1] else []
+        n_in, n_out = (prod(n for axis, n in sizes.items() if axis in group) for group in _input_and_output_axes(sizes))
+        notes += ["square: transposed"] if n_in == n_out and fitting[0][1] != "in out" else []
+        return fitting[0][0], fitting[0][1], f"by convention: {'; '.join(notes)}" if notes else ""
     a, b = ([n for n in shape if n > 1] for shape in (flax, torch))
-    if len(a) >= len(ARRAYS) or (a != b and b != [prod(a)]):
+    if len(a) >= len(SAME_AXES) or (a != b and b != [prod(a)]):
         return None
-    names = (ARRAYS if a == b else HEADS)[len(a)].split()
-    merged = names if a == b else [" ".join(names)]
-    return " ".join(_worded(flax, iter(names))), " ".join(_worded(torch, iter(merged))), ""
+    axes = (SAME_AXES if a == b else MERGED_AXES)[len(a)].split()
+    torch_axes = axes if a == b else [" ".join(axes)]
+    return " ".join(_name_axes(flax, iter(axes))), " ".join(_name_axes(torch, iter(torch_axes))), ""
 
 
-def _ends(sides: Mapping[str, int]) -> tuple[set[str], set[str]]:
-    """Which axes of a kernel are its inputs, and which its outputs."""
+def _input_and_output_axes(sizes: Mapping[str, int]) -> tuple[set[str], set[str]]:
+    """Return the input axes of a flax kernel, and its output axes."""
     ends = {"in", "out"}
-    if ends <= sides.keys():
+    if ends <= sizes.keys():
         return {"in"}, {"out"}
-    return ({"in"}, set(sides) - ends) if "in" in sides else (set(sides) - ends, {"out"})
+    return ({"in"}, set(sizes) - ends) if "in" in sizes else (set(sizes) - ends, {"out"})
 
 
-def _worded(shape: tuple[int, ...], axes: Iterator[str]) -> Iterator[str]:
+def _name_axes(shape: tuple[int, ...], axes: Iterator[str]) -> Iterator[str]:
     for n in shape:
         axis = next(axes) if n > 1 else "1"
         yield f"({axis})" if " " in axis else axis
 
 
-def _dims(axes: str) -> list[str]:
+def _split_dims(axes: str) -> list[str]:
     return [dim.strip("()") for dim in re.findall(r"\([^)]*\)|\S+", axes)]
 
 
 def _fits(rule: tuple[str, str], flax: tuple[int, ...], torch: tuple[int, ...]) -> bool:
-    left, right = rule[0].split(), _dims(rule[1])
+    left, right = rule[0].split(), _split_dims(rule[1])
     if len(left) != len(flax) or len(right) != len(torch):
         return False
     sizes = {"1": 1, **dict(zip(left, flax, strict=True))}
-    return all(prod(sizes[word] for word in dim.split()) == n for dim, n in zip(right, torch, strict=True))
+    return all(prod(sizes[axis] for axis in dim.split()) == n for dim, n in zip(right, torch, strict=True))
 
 
-def _fitting(flax: Module, torch: Module, rules: Rules) -> dict[str, Rule] | None:
-    """How each role's parameters fit; nothing where one does not."""
-    if flax.size != torch.size or flax.leaves.keys() != torch.leaves.keys():
+def _find_rules(flax: Module, torch: Module, rules: Rules) -> dict[str, Rule] | None:
+    """Return the rule of each role; None if the roles differ or a parameter fits no rule."""
+    if flax.size != torch.size or flax.parameters.keys() != torch.parameters.keys():
         return None
-    found = {role: _rule(leaf.kernel, leaf.shape, torch.leaves[role].shape, rules) for role, leaf in flax.leaves.items()}
+    found = {
+        role: _find_rule(each.is_kernel, each.shape, torch.parameters[role].shape, rules)
+        for role, each in flax.parameters.items()
+    }
     return {role: rule for role, rule in found.items() if rule} if all(found.values()) else None
 
 
-def _lines(flax: Module, torch: Module, fit: Mapping[str, Rule]) -> list[tuple[str, str]]:
-    """A line and a note for each parameter."""
+def _module_lines(flax: Module, torch: Module, rules: Mapping[str, Rule]) -> list[tuple[str, str]]:
+    """Return a line and a note for each parameter of two modules."""
     return [
-        (f"{flax.leaves[role].line(_dims(a))} <-> {torch.leaves[role].line(_dims(b))}", note)
-        for role, (a, b, note) in fit.items()
+        (f"{flax.parameters[role].layout(_split_dims(a))} <-> {torch.parameters[role].layout(_split_dims(b))}", note)
+        for role, (a, b, note) in rules.items()
     ]
 
 
-# Pairing ------------------------------------------------------------------------------------------------------------
+# Matching -----------------------------------------------------------------------------------------------------------
 
 
-def _modules(leaves: list[Leaf], taken: Mapping[str, NDArray[np.bool_]]) -> list[Module]:
-    modules: dict[Path, dict[str, Leaf]] = defaultdict(dict)
-    for leaf in leaves:
-        if leaf.key not in taken or not leaf.view(taken[leaf.key]).all():
-            modules[leaf.path][leaf.role] = leaf
-    return [Module(path, found) for path, found in modules.items()]
+def _unmatched_modules(parameters: list[Parameter], matched: Mapping[str, NDArray[np.bool_]]) -> list[Module]:
+    modules: dict[Path, dict[str, Parameter]] = defaultdict(dict)
+    for parameter in parameters:
+        if parameter.key not in matched or not parameter.view(matched[parameter.key]).all():
+            modules[parameter.path][parameter.role] = parameter
+    return [Module(path, by_role) for path, by_role in modules.items()]
 
 
-def _bound(flax: list[Leaf], torch: list[Leaf], known: Sequence[tuple[str, str]]) -> list[tuple[Path, Path]]:
-    """The modules that given lines pair, where each array of torch's is one parameter."""
+def _known_module_pairs(
+    flax: list[Parameter], torch: list[Parameter], known: Sequence[tuple[str, str]]
+) -> list[tuple[Path, Path]]:
+    """Return the modules that the caller's lines match, if the arrays of both sides hold as many parameters."""
     paths: list[dict[str, list[Path]]] = []
-    for leaves in (flax, torch):
+    for parameters in (flax, torch):
         paths.append(defaultdict(list))
-        for leaf in leaves:
-            paths[-1][leaf.key].append(leaf.path)
+        for parameter in parameters:
+            paths[-1][parameter.key].append(parameter.path)
     partners: dict[str, list[Path]] = defaultdict(list)
     for a, b in known:
         partners[a] += paths[1][b]
@@ -186,55 +205,65 @@ def _bound(flax: list[Leaf], torch: list[Leaf], known: Sequence[tuple[str, str]]
     return [pair for left, right in both if len(left) == len(right) for pair in zip(left, right, strict=True)]
 
 
-def _matched(
-    flax: list[Module], torch: list[Module], bound: list[tuple[Path, Path]], optional: set[str]
+def _match_modules(
+    flax: list[Module], torch: list[Module], known_pairs: list[tuple[Path, Path]], optional: set[str]
 ) -> tuple[list[tuple[str, str]], set[str]]:
-    """Pair modules, the surest first: patterns of many before single ones, and names before being the only one to fit."""
-    fits = {(a.path, b.path): found for a in flax for b in torch if (found := _fitting(a, b, KERNELS))}
-    lonely = [b for b in torch if not any((a.path, b.path) in fits for a in flax)]
-    fits |= {(a.path, b.path): found for a in flax for b in lonely if (found := _fitting(a, b, UNMOVED))}
-    left, chosen = {a.path: a for a in flax}, {b: a for a, b in bound if (a, b) in fits}
-    kinds: list[Callable[[Module], str]] = [lambda m: m.pattern, lambda m: m.inner_pattern, lambda m: "/".join(m.path)]
-    steps = [(kind, named) for named in (True, False) for kind in kinds]
+    """Match modules, the surest first: groups with a pattern before single modules, names before the only one that fits."""
+    candidates = {(a.path, b.path): rules for a in flax for b in torch if (rules := _find_rules(a, b, KERNELS))}
+    unfit = [b for b in torch if not any((a.path, b.path) in candidates for a in flax)]
+    candidates |= {(a.path, b.path): rules for a in flax for b in unfit if (rules := _find_rules(a, b, UNTRANSPOSED))}
+    by_path, chosen = {a.path: a for a in flax}, {b: a for a, b in known_pairs if (a, b) in candidates}
+    group_keys: list[Callable[[Module], str]] = [
+        lambda m: m.pattern,
+        lambda m: m.inner_pattern,
+        lambda m: "/".join(m.path),
+    ]
+    steps = [(group_key, by_name) for by_name in (True, False) for group_key in group_keys]
     while True:
-        spare = [a for a in flax if a.path not in chosen.values()]
-        rest = [b for b in torch if b.path not in chosen]
-        pairs = (_sure(spare, rest, fits, kind, named) for kind, named in steps)
+        flax_left = [a for a in flax if a.path not in chosen.values()]
+        torch_left = [b for b in torch if b.path not in chosen]
+        pairs = (_unambiguous_pairs(flax_left, torch_left, candidates, key, by_name) for key, by_name in steps)
         if not (new := next(filter(None, pairs), None)):
             break
         chosen |= new
-    kept = {leaf.key for b in rest for leaf in b.leaves.values()} & optional
-    rest = [b for b in rest if not {leaf.key for leaf in b.leaves.values()} <= kept]
-    if rest or spare:
-        raise _unsettled(spare, rest, fits)
-    ordered = {b.path for b in torch if b.path in chosen and _by_order(left[chosen[b.path]], b, flax, fits)}
+    unmatched = {each.key for b in torch_left for each in b.parameters.values()} & optional
+    torch_left = [b for b in torch_left if not {each.key for each in b.parameters.values()} <= unmatched]
+    if torch_left or flax_left:
+        raise _unmatched_error(flax_left, torch_left, candidates)
+    ordered = {
+        b.path for b in torch if b.path in chosen and _is_matched_by_order(by_path[chosen[b.path]], b, flax, candidates)
+    }
     return [
         (line, "; ".join(filter(None, ["by order" if b.path in ordered else "", note])))
         for b in torch
         if b.path in chosen
-        for line, note in _lines(left[chosen[b.path]], b, fits[chosen[b.path], b.path])
-    ], kept
+        for line, note in _module_lines(by_path[chosen[b.path]], b, candidates[chosen[b.path], b.path])
+    ], unmatched
 
 
-def _by_order(a: Module, b: Module, flax: list[Module], fits: Fits) -> bool:
-    """Whether only the order of numbers, which are not the same, tells a module from its neighbours."""
-    alike = [c for c in flax if c.pattern == a.pattern and c.path[:-1] == a.path[:-1] and (c.path, b.path) in fits]
+def _is_matched_by_order(a: Module, b: Module, flax: list[Module], candidates: Candidates) -> bool:
+    """Return whether only the order of numbers decided, and the numbers of both sides differ."""
+    alike = [c for c in flax if c.pattern == a.pattern and c.path[:-1] == a.path[:-1] and (c.path, b.path) in candidates]
     return len(alike) > 1 and numbers(a.path[-1:]) != numbers(b.path[-1:])
 
 
-def _sure(
-    spare: list[Module],
-    rest: list[Module],
-    fits: Fits,
-    kind: Callable[[Module], str],
-    named: bool,
+def _unambiguous_pairs(
+    flax: list[Module],
+    torch: list[Module],
+    candidates: Candidates,
+    group_key: Callable[[Module], str],
+    by_name: bool,
 ) -> dict[Path, Path]:
-    """The pairs, torch's to flax's, of groups that are each other's best, by name or (not named) for want of another."""
-    groups = [_grouped(modules, kind) for modules in (spare, rest)]
+    """Return the torch path -> the flax path of groups of modules that are each other's best candidate.
+
+    by_name: match groups whose names have words in common; otherwise groups whose names have none, and which are each
+        other's only candidate.
+    """
+    groups = [_group_paths(modules, group_key) for modules in (flax, torch)]
     scores = {
-        (a, b): likeness(left[0], right[0])
+        (a, b): similarity(left[0], right[0])
         for (a, left), (b, right) in product(groups[0].items(), groups[1].items())
-        if len(left) == len(right) and all(pair in fits for pair in zip(left, right, strict=True))
+        if len(left) == len(right) and all(pair in candidates for pair in zip(left, right, strict=True))
     }
     by_flax, by_torch = defaultdict(list), defaultdict(list)
     for (a, b), score in scores.items():
@@ -243,45 +272,45 @@ def _sure(
     best = [
         (a, b)
         for (a, b), score in scores.items()
-        if (score > 0) == named
+        if (score > 0) == by_name
         and all(sorted(row)[-1:] == [score] and row.count(score) == 1 for row in (by_flax[a], by_torch[b]))
     ]
     return {b: a for left, right in best for a, b in zip(groups[0][left], groups[1][right], strict=True)}
 
 
-def _grouped(modules: list[Module], kind: Callable[[Module], str]) -> dict[str, list[Path]]:
-    """The paths of modules of each kind, in the order of their numbers."""
+def _group_paths(modules: list[Module], group_key: Callable[[Module], str]) -> dict[str, list[Path]]:
+    """Return the paths of the modules of each group, in the order of their numbers."""
     groups: dict[str, list[Path]] = defaultdict(list)
     for module in sorted(modules, key=lambda module: numbers(module.path)):
-        groups[kind(module)].append(module.path)
+        groups[group_key(module)].append(module.path)
     return groups
 
 
-def _unsettled(spare: list[Module], rest: list[Module], fits: Fits) -> InputError:
-    """What to say of modules that did not pair."""
-    for b in rest:
-        candidates = [a for a in spare if (a.path, b.path) in fits]
-        best = max((likeness(a.path, b.path) for a in candidates), default=0.0)
-        if len(equal := [a for a in candidates if likeness(a.path, b.path) == best]) > 1:
-            candidates = equal
-        if candidates:  # a single one is wanted by another module too
-            named = [*dict.fromkeys(_keys(a) for a in candidates)]
+def _unmatched_error(flax: list[Module], torch: list[Module], candidates: Candidates) -> InputError:
+    """Return the error for modules that are left unmatched."""
+    for b in torch:
+        possible = [a for a in flax if (a.path, b.path) in candidates]
+        best = max((similarity(a.path, b.path) for a in possible), default=0.0)
+        if len(equal := [a for a in possible if similarity(a.path, b.path) == best]) > 1:
+            possible = equal
+        if possible:  # a single one is a candidate of another module too
+            names = [*dict.fromkeys(_describe_keys(a) for a in possible)]
             return InputError(
-                f"{_keys(b)} of torch could be {' or '.join(named[:4])}{' or ...' if len(named) > 4 else ''} of flax: the "
-                "shapes fit and the names do not decide; give the right one in layouts, such as "
-                f"{_lines(candidates[0], b, fits[candidates[0].path, b.path])[0][0]!r}"
+                f"{_describe_keys(b)} of torch could be {' or '.join(names[:4])}{' or ...' if len(names) > 4 else ''} of "
+                "flax: the shapes fit and the names do not decide; give the right one in layouts, such as "
+                f"{_module_lines(possible[0], b, candidates[possible[0].path, b.path])[0][0]!r}"
             )
-    for a, b in product(spare, rest):
-        left, right = a.leaves.get("weight"), b.leaves.get("weight")
-        if left and right and left.kernel and any(_fits(rule, left.shape, right.shape) for rule in FLIPPED):
+    for a, b in product(flax, torch):
+        left, right = a.parameters.get("weight"), b.parameters.get("weight")
+        if left and right and left.is_kernel and any(_fits(rule, left.shape, right.shape) for rule in FLIPPED):
             return InputError(
                 f"{left.key} {left.shape} and {right.key} {right.shape} look like a transposed convolution, whose kernel "
-                "flax flips and torch does not: no layout says that; build flax's with transpose_kernel=True"
+                "flax flips and torch does not, which no layout expresses; give the flax layer transpose_kernel=True"
             )
     sides = [
         f"{side} {'; '.join(keys[:4])}{'; ...' if len(keys) > 4 else ''}"
-        for side, modules in (("torch's", rest), ("flax's", spare))
-        if (keys := [*dict.fromkeys(_keys(module) for module in modules)])
+        for side, modules in (("torch's", torch), ("flax's", flax))
+        if (keys := [*dict.fromkeys(_describe_keys(module) for module in modules)])
     ]
     return InputError(
         f"no counterpart by name and shape for {' and '.join(sides)}; "
@@ -289,46 +318,49 @@ def _unsettled(spare: list[Module], rest: list[Module], fits: Fits) -> InputErro
     )
 
 
-def _keys(module: Module) -> str:
-    """A module's keys, with their shapes."""
-    return " and ".join(f"{leaf.key} {leaf.shape}" for leaf in module.leaves.values())
+def _describe_keys(module: Module) -> str:
+    """Return a module's keys with their shapes."""
+    return " and ".join(f"{each.key} {each.shape}" for each in module.parameters.values())
 
 
-# Showing ------------------------------------------------------------------------------------------------------------
+# Folding ------------------------------------------------------------------------------------------------------------
 
 
-def folded(lines: Sequence[tuple[str, str]], flax: Shapes, torch: Shapes) -> list[tuple[str, str]]:
-    """Write lines that differ in one number only, which counts from zero on both sides, as one with {n} or an axis."""
+def fold_lines(lines: Sequence[tuple[str, str]], flax: Shapes, torch: Shapes) -> list[tuple[str, str]]:
+    """Replace lines that differ only in a number, which counts from 0 on both sides, by one with {n} or an axis."""
     groups: dict[Any, list[list[str]]] = defaultdict(list)
     for line, note in lines:
-        a, b = _keys_of(line)
+        a, b = _line_keys(line)
         groups[re.sub(r"[0-9]+", "#", line), flax[a], torch[b], note].append(re.split(r"([0-9]+)", line))
     keys = flax.keys() | torch.keys()
-    return [(line, note) for (*_, note), group in groups.items() for line in _fold(group, keys)]
+    return [(line, note) for (*_, note), group in groups.items() for line in _fold_group(group, keys)]
 
 
-def _keys_of(line: str) -> list[str]:
+def _line_keys(line: str) -> list[str]:
     return [side.partition("|")[0].strip() for side in line.split("<->")]
 
 
-def _fold(lines: list[list[str]], keys: Set[str]) -> list[str]:
-    """Lines that differ in numbers, which are every second token; as one only where no more keys go on counting."""
+def _fold_group(lines: list[list[str]], keys: Set[str]) -> list[str]:
+    """Return lines that differ only in numbers as fewer lines, or as they are if the keys contain the next number too.
+
+    lines: each split into tokens, of which every second one is a number.
+    """
     first = lines[0]
     middle = next(n for n, token in enumerate(first) if "<->" in token)
     for i, j in product(range(1, middle, 2), range(middle + 1, len(first), 2)) if len(lines) > 1 else ():
         groups: dict[str, list[list[str]]] = defaultdict(list)
         for line in lines:
             groups["".join(token for n, token in enumerate(line) if n not in (i, j))].append(line)
-        braced = [(_braced(group[0], i, j), len(group)) for group in groups.values()]
-        next_keys = [re.sub(r"{\w+}", str(n), key) for line, n in braced for key in _keys_of(line) if "{" in key]
+        folded = [(_with_axis(group[0], i, j), len(group)) for group in groups.values()]
+        next_keys = [re.sub(r"{\w+}", str(n), key) for line, n in folded for key in _line_keys(line) if "{" in key]
         columns = [[line[n] for line in group] for group in groups.values() for n in (i, j)]
         if all(column == [*map(str, range(len(column)))] for column in columns) and not keys & {*next_keys}:
-            return [line for line, _ in braced]
+            return [line for line, _ in folded]
     return ["".join(line) for line in lines]
 
 
-def _braced(line: list[str], i: int, j: int) -> str:
-    """The line with its numbers at `i` and `j` as one axis: of flax's array, or spelled in both keys."""
+def _with_axis(line: list[str], i: int, j: int) -> str:
+    """Return the line with one axis for the numbers at `i` and `j`: {n} in both keys, or an axis of flax's array."""
     before, after = "".join(line[:i]), "".join(line[i + 1 : j])
     rest = "".join(line[j + 1 :])
     if before.endswith(" block="):

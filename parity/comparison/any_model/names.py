@@ -1,11 +1,11 @@
-"""What the names of modules say: words, whatever a library's spelling of them, and numbers, which are an order."""
+"""Words and numbers in the names of modules: words do not depend on a library's spelling, and numbers give an order."""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
-# One word for what libraries spell differently; letters only, lower case.
+# One word -> its spellings in libraries; letters only, lower case.
 SPELLINGS = {
     "query": "q qproj queryproj wq toq qlin linearq",
     "key": "k kproj keyproj wk tok klin lineark",
@@ -26,14 +26,14 @@ SPELLINGS = {
     "token embed": "wte",
     "position embed": "wpe posembed posembedding positionembeddings",
     "shortcut": "downsample skip",
-    "": "transformer model backbone net network module base d",  # says nothing
+    "": "transformer model backbone net network module base d",  # no information
 }
 WORDS = {spelling: word for word, spellings in SPELLINGS.items() for spelling in spellings.split()}
 
 
 @cache
 def words(part: str) -> tuple[str, ...]:
-    """Return the words of one name of a path, e.g. ("norm",) of "LayerNorm_0" and ("query",) of "q_proj"."""
+    """Return the words of one name in a path, e.g. ("norm",) for "LayerNorm_0" and ("query",) for "q_proj"."""
     letters = re.sub(r"[^a-z]", "", part.lower())
     if letters in WORDS or letters in SPELLINGS:
         return tuple(WORDS.get(letters, letters).split())
@@ -42,21 +42,21 @@ def words(part: str) -> tuple[str, ...]:
 
 
 def numbers(path: Sequence[str]) -> tuple[int, ...]:
-    """Return every number of a path, in order."""
+    """Return the numbers in a path, in order."""
     return tuple(int(digits) for digits in re.findall(r"\d+", "/".join(path)))
 
 
 @cache
-def bag(path: tuple[str, ...]) -> Counter[str]:
-    """Return the words of a path; those of its last name count double, for they say what the module is."""
-    found = Counter({word: 1 for part in path[:-1] for word in words(part)})
+def bag_of_words(path: tuple[str, ...]) -> Counter[str]:
+    """Return the words of a path; those of its last name count double, because they describe the module itself."""
+    counts = Counter({word: 1 for part in path[:-1] for word in words(part)})
     for part in path[-1:]:
-        found |= Counter({word: 2 for word in words(part)})
-    return found
+        counts |= Counter({word: 2 for word in words(part)})
+    return counts
 
 
-def likeness(a: tuple[str, ...], b: tuple[str, ...]) -> float:
-    """Return how alike two paths are, by words: 1 for the same, 0 for nothing in common."""
-    left, right = bag(a), bag(b)
+def similarity(a: tuple[str, ...], b: tuple[str, ...]) -> float:
+    """Return the Dice coefficient of the words of two paths: 1 for the same words, 0 for none in common."""
+    left, right = bag_of_words(a), bag_of_words(b)
     total = left.total() + right.total()
     return 2 * (left & right).total() / total if total else 0.0

@@ -1,8 +1,25 @@
-"""Why do weights not give the outputs that they should?  The causes that are known, tried singly and in pairs."""
+"""Find out why a checkpoint does not give the expected outputs: try known causes one at a time and in pairs."""
 
-from parity.comparison.diagnosis.diagnose import against, diagnose
-from parity.comparison.diagnosis.expectations import AS_SHOWN, Expected, expected, load, read
-from parity.comparison.diagnosis.remedy import Source
+from parity.comparison.diagnosis.diagnose import diagnose, diagnose_against
+from parity.comparison.diagnosis.expected_outputs import (
+    SIZE_OF_EXPECTED_IMAGES,
+    Expected,
+    expected_outputs,
+    load_checkpoint,
+    read_expected_outputs,
+)
+from parity.comparison.diagnosis.remedy import CommandLineSource
 from parity.comparison.diagnosis.report import Cause, Diagnosis
 
-__all__ = ["AS_SHOWN", "Cause", "Diagnosis", "Expected", "Source", "against", "diagnose", "expected", "load", "read"]
+__all__ = [
+    "SIZE_OF_EXPECTED_IMAGES",
+    "Cause",
+    "CommandLineSource",
+    "Diagnosis",
+    "Expected",
+    "diagnose",
+    "diagnose_against",
+    "expected_outputs",
+    "load_checkpoint",
+    "read_expected_outputs",
+]

@@ -1,4 +1,7 @@
-"""Attention and rotary positions of other implementations: patches that change one model of the PyTorch twin in place."""
+"""Patches of attention and rotary positions: what other implementations compute differently.
+
+A patch changes one model of the PyTorch twin in place.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -6,70 +9,70 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parity.checkpoints.layout import Array
-from parity.comparison.diagnosis.patches import Inapplicable, Patch, kept
+from parity.comparison.diagnosis.patches import Inapplicable, Patch, intercept
 from vit_spec import ViTConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Mixing = Callable[[Tensor], Tensor]  # scores (B, H, T, S) to weights
+    Softmax = Callable[[Tensor], Tensor]  # scores (B, H, T, S) -> attention weights
 
 Grid = tuple[int, int]
-Angles = Callable[[ViTConfig, Grid], Array]  # of queries and keys, (T, head_dim)
+Angles = Callable[[ViTConfig, Grid], Array]  # (config, grid) -> angles of queries and keys, (T, head_dim)
 
 
-def mixing(weights: "Mixing") -> Patch:
-    """Every attention of a block mixes values by weights(scores)."""
+def replace_softmax(softmax: "Softmax") -> Patch:
+    """Return the patch that replaces the softmax of the attention in every block."""
 
     def patch(model: Any) -> None:
         for block in model.blocks:
-            kept(block.attn, _mixed(weights))
+            intercept(block.attn, _recompute_heads(softmax))
 
     return patch
 
 
-def _mixed(weights: "Mixing") -> Callable[[str, Any], Any]:
-    seen: dict[str, Any] = {}
+def _recompute_heads(softmax: "Softmax") -> Callable[[str, Any], Any]:
+    values: dict[str, Any] = {}
 
     def change(name: str, value: Any) -> Any:
         if name == "weights":
-            value = weights(seen["scores"])
+            value = softmax(values["scores"])
         if name == "heads":
-            mixed: Any = seen["weights"].to(value.dtype) @ seen["v"].to(value.dtype).transpose(1, 2)  # (B, H, T, D)
-            return mixed.transpose(1, 2)
-        seen[name] = value
+            heads: Any = values["weights"].to(value.dtype) @ values["v"].to(value.dtype).transpose(1, 2)  # (B, H, T, D)
+            return heads.transpose(1, 2)
+        values[name] = value
         return value
 
     return change
 
 
-def causal(scores: "Tensor") -> "Tensor":
-    """No token sees those after it."""
+def causal_softmax(scores: "Tensor") -> "Tensor":
+    """Return the softmax with a causal mask: no token attends to later ones."""
     import torch
 
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    is_later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(is_later, -torch.inf).softmax(-1)
 
 
-def joined_without_turning(heads: "Tensor") -> "Tensor":
-    """Heads (B, T, H, D) merged as if they lay as (B, H, T, D)."""
+def merge_heads_untransposed(heads: "Tensor") -> "Tensor":
+    """Return heads (B, T, H, D) as if merged from (B, H, T, D) without the transpose."""
     return heads.transpose(1, 2).reshape(heads.shape)
 
 
 # Rotary positions -----------------------------------------------------------------------------------------------------
 
 
-def rotary(angles: Angles) -> Patch:
-    """Queries and keys are turned by angles(config, grid)."""
+def replace_rotary_angles(angles: Angles) -> Patch:
+    """Return the patch that rotates queries and keys by angles(config, grid)."""
 
     def patch(model: Any) -> None:
-        _needs_rotary(model)
+        _require_rotary(model)
         grids: list[Grid] = []
-        before = model.embed
+        original = model.embed
 
         def embed(images: Any) -> Any:
             grids[:] = [model.config.grid_of(*images.shape[2:])]
-            return before(images)
+            return original(images)
 
         def change(name: str, value: Any) -> Any:
             import torch
@@ -80,159 +83,165 @@ def rotary(angles: Angles) -> Patch:
             return torch.tensor(function(angles(model.config, grids[0])), dtype=value.dtype).view(value.shape)
 
         model.embed = embed
-        kept(model, change)
+        intercept(model, change)
 
     return patch
 
 
-def _needs_rotary(model: Any) -> None:
+def _require_rotary(model: Any) -> None:
     if model.config.positions.rotary == "none":
         raise Inapplicable("this model has no rotary positions")
 
 
-def places(grid: Grid) -> tuple[Array, Array]:
-    """Return the rows and columns of patches, counted from 0, each (rows * columns,) of float64."""
+def patch_coordinates(grid: Grid) -> tuple[Array, Array]:
+    """Return the row and the column of every patch, counted from 0, each (rows * columns,), float64."""
     y, x = np.indices(grid).reshape(2, -1).astype(np.float64)
     return y, x
 
 
 def angles_at(c: ViTConfig, grid: Grid, y: Array, x: Array) -> Array:
-    """Return the angles (n, head_dim) of tokens at rows y and columns x, counted from 0; they need not be whole.
+    """Return the rotary angles (n, head_dim) at rows y and columns x, counted from 0; fractions are allowed.
 
-    As `vit_spec.positions.rotary_axial` and `rotary_dinov3` have them on the patches of a grid.
+    The formulas are those of `vit_spec.positions.rotary_axial` and `rotary_dinov3`.
     """
     d, base = c.head_dim // 2, c.positions.rotary_base
     if c.positions.rotary == "axial":
         theta = np.repeat(base ** (-2 * np.arange(1, d // 2 + 1) / d), 2)
         return np.concatenate([np.outer(x + 1, theta), np.outer(y + 1, theta)], axis=1)
     period = base ** (2 * np.arange(d // 2) / d)
-    centres = (2 * (place + 0.5) / side - 1 for place, side in zip((y, x), grid, strict=True))
+    centres = (2 * (coordinate + 0.5) / side - 1 for coordinate, side in zip((y, x), grid, strict=True))
     rows, columns = (np.outer(centre, 2 * np.pi / period) for centre in centres)
     return np.concatenate([rows, columns, rows, columns], axis=1)
 
 
 def with_prefix(c: ViTConfig, patches: Array, prefix: Array | None = None) -> Array:
-    """Return angles (T, head_dim): the first prefix rows at `prefix` (1, head_dim), by default 0, then the patches'."""
+    """Return the angles of all tokens, (T, head_dim): those of the prefix tokens, then those of the patches.
+
+    patches: (patches, head_dim).
+    prefix: (1, head_dim), the angles of every prefix token; 0 by default.
+    """
     row = np.zeros((1, patches.shape[1])) if prefix is None else prefix
     return np.concatenate([np.repeat(row, c.num_prefix, 0), patches])
 
 
-def placed(coordinates: Callable[[Array, Array, Grid], tuple[Array, Array]]) -> Patch:
-    """Patches stand at coordinates(rows, columns, grid)."""
+def replace_coordinates(coordinates: Callable[[Array, Array, Grid], tuple[Array, Array]]) -> Patch:
+    """Return the patch that computes rotary angles at coordinates(rows, columns, grid)."""
 
     def angles(c: ViTConfig, grid: Grid) -> Array:
-        y, x = coordinates(*places(grid), grid)
+        y, x = coordinates(*patch_coordinates(grid), grid)
         return with_prefix(c, angles_at(c, grid, y, x))
 
-    return rotary(angles)
+    return replace_rotary_angles(angles)
 
 
-def turned_axes(c: ViTConfig, grid: Grid) -> Array:
-    """Rows take the angles of columns and columns those of rows."""
-    y, x = places(grid)
-    if c.positions.rotary == "dinov3":  # which scales a coordinate by its own side first
+def swapped_axes_angles(c: ViTConfig, grid: Grid) -> Array:
+    """Return the angles with rows and columns swapped."""
+    y, x = patch_coordinates(grid)
+    if c.positions.rotary == "dinov3":  # DINOv3 divides a coordinate by the length of its own axis first
         y, x = (y + 0.5) / grid[0] * grid[1] - 0.5, (x + 0.5) / grid[1] * grid[0] - 0.5
     return with_prefix(c, angles_at(c, grid, y=x, x=y))
 
 
-def column_by_column(y: Array, x: Array, grid: Grid) -> tuple[Array, Array]:
-    """The grid's places listed column by column."""
+def column_major(y: Array, x: Array, grid: Grid) -> tuple[Array, Array]:
+    """Return the coordinates of the patches in column-major order."""
     order = np.arange(grid[0] * grid[1]).reshape(grid).T.ravel()
     return y[order], x[order]
 
 
-def swapped_grid(y: Array, x: Array, grid: Grid) -> tuple[Array, Array]:
-    """The places of a grid with height and width swapped."""
-    return places(grid[::-1])
+def transposed_grid(y: Array, x: Array, grid: Grid) -> tuple[Array, Array]:
+    """Return the coordinates of a grid with height and width swapped."""
+    return patch_coordinates(grid[::-1])
 
 
-def prefix_at(y: float, x: float) -> Patch:
-    """Prefix tokens turn as a patch at row y and column x, counted from 0."""
+def prefix_rotated_as(y: float, x: float) -> Patch:
+    """Return the patch that rotates prefix tokens like a patch at row y and column x, counted from 0."""
 
     def angles(c: ViTConfig, grid: Grid) -> Array:
-        own = angles_at(c, grid, np.array([y]), np.array([x]))
-        return with_prefix(c, angles_at(c, grid, *places(grid)), own)
+        prefix = angles_at(c, grid, np.array([y]), np.array([x]))
+        return with_prefix(c, angles_at(c, grid, *patch_coordinates(grid)), prefix)
 
-    return rotary(angles)
+    return replace_rotary_angles(angles)
 
 
-def counted_from_the_prefix(c: ViTConfig, grid: Grid) -> Array:
-    """The patches' angles given to the first tokens of the sequence, and those of the last patches to none."""
-    patches = angles_at(c, grid, *places(grid))
+def angles_from_first_token(c: ViTConfig, grid: Grid) -> Array:
+    """Return the patches' angles, but assigned from the first prefix token on; the last tokens get angles of 0."""
+    patches = angles_at(c, grid, *patch_coordinates(grid))
     return np.concatenate([patches, np.zeros((c.num_prefix, patches.shape[1]))])
 
 
-def roformer(c: ViTConfig, grid: Grid) -> Array:
-    """Axial angles whose fastest pair turns by one radian a patch (RoFormer, arXiv 2104.09864)."""
+def roformer_angles(c: ViTConfig, grid: Grid) -> Array:
+    """Return axial angles whose fastest pair rotates by one radian per patch (RoFormer, arXiv 2104.09864)."""
     d = c.head_dim // 2
-    return with_prefix(c, angles_at(c, grid, *places(grid)) * c.positions.rotary_base ** (2 / d))
+    return with_prefix(c, angles_at(c, grid, *patch_coordinates(grid)) * c.positions.rotary_base ** (2 / d))
 
 
-def scaled_by(side: Callable[[int, int], int]) -> Angles:
-    """DINOv3's angles with both coordinates divided by side(height, width)."""
+def angles_scaled_by(side: Callable[[int, int], int]) -> Angles:
+    """Return DINOv3's angles with both coordinates divided by side(height, width)."""
 
     def angles(c: ViTConfig, grid: Grid) -> Array:
         n = side(*grid)
-        y, x = ((place + 0.5) / n * own - 0.5 for place, own in zip(places(grid), grid, strict=True))
+        y, x = (
+            (coordinate + 0.5) / n * length - 0.5 for coordinate, length in zip(patch_coordinates(grid), grid, strict=True)
+        )
         return with_prefix(c, angles_at(c, grid, y, x))
 
     return angles
 
 
-def changed(factor: Callable[[ViTConfig, Array], Array]) -> Patch:
-    """Angles are factor(config, angles)."""
-    return rotary(lambda c, grid: factor(c, with_prefix(c, angles_at(c, grid, *places(grid)))))
+def change_rotary_angles(change: Callable[[ViTConfig, Array], Array]) -> Patch:
+    """Return the patch that replaces the rotary angles by change(config, angles)."""
+    return replace_rotary_angles(lambda c, grid: change(c, with_prefix(c, angles_at(c, grid, *patch_coordinates(grid)))))
 
 
-def turned_again(change: Callable[[str, Any, Any, Any, str], Any]) -> Patch:
-    """Queries, keys and values are change(name, the vector not turned, cosines, sines, layout)."""
+def replace_rotation(change: Callable[[str, Any, Any, Any, str], Any]) -> Patch:
+    """Return the patch that replaces q, k and v by change(name, unrotated vector, cosines, sines, layout)."""
 
     def patch(model: Any) -> None:
-        _needs_rotary(model)
+        _require_rotary(model)
         layout, tables = model.config.positions.rotary, {}
 
-        def note(name: str, value: Any) -> Any:
+        def record_tables(name: str, value: Any) -> Any:
             if name in ("cosines", "sines"):
                 tables[name] = value
             return value
 
-        def again(name: str, value: Any) -> Any:
+        def rotate_anew(name: str, value: Any) -> Any:
             if name not in ("q", "k", "v"):
                 return value
             cos, sin = tables["cosines"], tables["sines"]
-            plain = value if name == "v" else _turned(value, cos, -sin, layout)
-            return change(name, plain, cos, sin, layout)
+            unrotated = value if name == "v" else _rotate(value, cos, -sin, layout)
+            return change(name, unrotated, cos, sin, layout)
 
-        kept(model, note)
+        intercept(model, record_tables)
         for block in model.blocks:
-            kept(block.attn, again)
+            intercept(block.attn, rotate_anew)
 
     return patch
 
 
-def _turned(x: Any, cos: Any, sin: Any, layout: str) -> Any:
-    from vit_torch.layers import rotate
+def _rotate(x: Any, cos: Any, sin: Any, layout: str) -> Any:
+    from vit_torch.layers import apply_rotary
 
-    return rotate(x, (cos, sin), layout)
-
-
-def turning(names: str) -> Callable[..., Any]:
-    """Turn these of q, k and v, and no other."""
-    return lambda name, x, cos, sin, layout: _turned(x, cos, sin, layout) if name in names else x
+    return apply_rotary(x, (cos, sin), layout)
 
 
-def other_pairs(name: str, x: Any, cos: Any, sin: Any, layout: str) -> Any:
-    """Turn neighbours for halves, or halves for neighbours, with the same cosines and sines."""
-    return x if name == "v" else _turned(x, cos, sin, "dinov3" if layout == "axial" else "axial")
+def rotate_only(names: str) -> Callable[..., Any]:
+    """Return the change that rotates only the vectors in `names`, e.g. "qk" for queries and keys."""
+    return lambda name, x, cos, sin, layout: _rotate(x, cos, sin, layout) if name in names else x
 
 
-def in_lower_type(kind: str) -> Callable[..., Any]:
-    """Turn queries and keys in a lower type, with cosines and sines of that type."""
+def rotate_other_pairs(name: str, x: Any, cos: Any, sin: Any, layout: str) -> Any:
+    """Rotate pairs of neighbours instead of halves, or halves instead of neighbours, with the same cosines and sines."""
+    return x if name == "v" else _rotate(x, cos, sin, "dinov3" if layout == "axial" else "axial")
+
+
+def rotate_in_dtype(dtype: str) -> Callable[..., Any]:
+    """Return the change that rotates queries and keys in a lower precision, with rounded cosines and sines."""
 
     def change(name: str, x: Any, cos: Any, sin: Any, layout: str) -> Any:
         import torch
 
-        low = getattr(torch, kind)
-        return x if name == "v" else _turned(x.to(low), cos.to(low), sin.to(low), layout).to(x.dtype)
+        low_dtype = getattr(torch, dtype)
+        return x if name == "v" else _rotate(x.to(low_dtype), cos.to(low_dtype), sin.to(low_dtype), layout).to(x.dtype)
 
     return change

@@ -1,4 +1,4 @@
-"""The two questions: do weights give the outputs of a file, and do they give those of another model?"""
+"""Diagnose a checkpoint, given expected outputs (`diagnose`) or a correct checkpoint (`diagnose_against`)."""
 
 import math
 from collections.abc import Iterator
@@ -6,111 +6,127 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.checkpoints.containers.strict import listed
-from parity.checkpoints.surgery.edit import float64
+from parity.checkpoints.containers.header_checks import quote_names
+from parity.checkpoints.surgery.edit import to_float64
 from parity.checkpoints.weights import Checkpoint, parameter
-from parity.comparison.diagnosis.attempts import Finding, Progress
 from parity.comparison.diagnosis.catalogue import catalogue
-from parity.comparison.diagnosis.expectations import Expected
-from parity.comparison.diagnosis.precision import narrowest, rounded_weights
-from parity.comparison.diagnosis.remedy import Source, remedy
+from parity.comparison.diagnosis.evaluator import Progress, Result
+from parity.comparison.diagnosis.expected_outputs import Expected
+from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
+from parity.comparison.diagnosis.output_precision import half_precision_dtype, narrowest_dtype
+from parity.comparison.diagnosis.remedy import CommandLineSource, remedy
 from parity.comparison.diagnosis.report import Cause, Diagnosis
-from parity.comparison.diagnosis.search import Found, Search
-from parity.comparison.diagnosis.suspects import evidence, intermediates, suspect, unfitting
-from parity.comparison.diagnosis.trial import Hypothesis, Runner, Trial
-from parity.comparison.forward_backward import noise
-from parity.comparison.tolerances import Error
+from parity.comparison.diagnosis.search import Search, SearchResult
+from parity.comparison.diagnosis.suspects import (
+    find_suspect,
+    intermediates,
+    parameter_differences,
+    uncompared_intermediates,
+)
+from parity.comparison.forward_backward import noise_images
+from parity.comparison.tolerances import ErrorNorms
 from vit_spec import InputError, count, rows
 from vit_spec.config import FIELDS
 
-LARGE = 20_000_000  # parameters; such models are run in float32
-IMAGES = 4  # of noise, for a comparison with another model
-NOISE = 1 / 2  # of the error may go before what is left no longer looks like noise
+FLOAT32_PARAMETERS = 20_000_000  # models with more parameters are run in float32, others in float64
+NOISE_IMAGES = 4  # for `diagnose_against`
+MAX_LEFT_BY_NEAREST_CAUSE = 1 / 2  # share of the error; if the nearest cause leaves more, the difference looks like noise
 
 
 def diagnose(
     checkpoint: Checkpoint,
     expected: Expected,
     *,
-    source: Source | None = None,
+    source: CommandLineSource | None = None,
     progress: Progress | None = None,
     pairs: int | None = None,
 ) -> Diagnosis:
-    """Find out why weights do not give the expected outputs: one cause of the catalogue, or two.
+    """Find the cause, or the two causes, that make the outputs of a checkpoint differ from the expected ones.
 
     Args:
-        expected: what `read` or `expected` returned.
-        source: how the weights are named in the commands that mend them.
-        progress: called with what is tried, how many are done and how many there are.
-        pairs: how many pairs to try; by default all where a pass is cheap, and otherwise the likeliest.
+        checkpoint: the checkpoint to diagnose; its model runs in float64, or in float32 if it is large.
+        expected: from `read_expected_outputs` or `expected_outputs`.
+        source: the checkpoint as the printed commands should name it.
+        progress: called with a description, the number of models done and the total.
+        pairs: how many pairs of causes to try, the likeliest first; the default depends on the cost of a forward pass.
+
+    Returns:
+        The causes that match, each with its fix, or the nearest ones; `str` gives the report.
 
     Raises:
-        vit_spec.InputError: outputs of another shape than the model's; PyTorch is not installed.
+        vit_spec.InputError: the outputs have another shape than the model's, or PyTorch is not installed.
     """
-    _need_torch()
-    return _diagnose(checkpoint, _trial(checkpoint, expected), expected, source or Source(), progress, pairs)
+    _require_torch()
+    return _diagnose(
+        checkpoint, _make_trial(checkpoint, expected), expected, source or CommandLineSource(), progress, pairs
+    )
 
 
-def against(
+def diagnose_against(
     checkpoint: Checkpoint,
     other: Checkpoint,
     *,
     seed: int = 0,
-    source: Source | None = None,
+    source: CommandLineSource | None = None,
     progress: Progress | None = None,
     pairs: int | None = None,
 ) -> Diagnosis:
-    """Find out why weights are not the same function as others that are known to be right.
+    """Find out why a checkpoint does not compute the same function as another one that is correct.
 
-    The expected outputs, and those of every layer, are what the other model makes of images of normal noise.  Parameters
-    are compared one by one besides.
+    The other model computes the expected outputs and intermediates, for images of Gaussian noise.  The parameters are also
+    compared one by one.
 
     Args:
-        seed: of the images.
+        checkpoint: the checkpoint to diagnose.
+        other: the correct checkpoint.
+        seed: the seed of the noise images.
         source, progress, pairs: as in `diagnose`.
 
     Raises:
-        vit_spec.InputError: models that take other images or give other outputs; PyTorch is not installed.
+        vit_spec.InputError: the models differ in the shape of images or outputs, or PyTorch is not installed.
     """
-    _need_torch()
+    _require_torch()
     a, b = checkpoint.config, other.config
     if a.in_channels != b.in_channels:
-        raise InputError(f"one takes images of {a.in_channels} channels, the other of {b.in_channels}: nothing to compare")
+        raise InputError(
+            f"the images of one model have {a.in_channels} channels, those of the other {b.in_channels}: "
+            "give two models with the same number of channels"
+        )
     a.grid_of(*b.image_size)
-    images = noise(b, seed, IMAGES).transpose(0, 3, 1, 2).astype(np.float64)
-    unknown = Expected(images, True, np.zeros((IMAGES, 1)), "float64")
-    right = replace(_trial(other, unknown), normalised=b.pixels)
-    inner = intermediates(right)
-    logits = inner.pop("logits")
-    kind = "float64" if right.weights["patch_embed.proj.weight"].dtype == np.float64 else narrowest(logits)
-    found = Expected(images, True, logits, kind, inner)
-    trial = replace(_trial(checkpoint, found), normalised=a.pixels)
-    fields = tuple(f"{n} is {a.at(n)!r}, the other's {b.at(n)!r}" for n in FIELDS if a.at(n) != b.at(n))
-    lines = (*fields, *evidence(trial, right, catalogue(trial)))
-    result = _diagnose(checkpoint, trial, found, source or Source(), progress, pairs)
+    images = noise_images(b, seed, NOISE_IMAGES).transpose(0, 3, 1, 2).astype(np.float64)
+    images_only = Expected(images, True, np.zeros((NOISE_IMAGES, 1)), "float64")
+    other_trial = replace(_make_trial(other, images_only), normalised_by=b.pixels)
+    references = intermediates(other_trial)
+    logits = references.pop("logits")
+    dtype = "float64" if other_trial.weights["patch_embed.proj.weight"].dtype == np.float64 else narrowest_dtype(logits)
+    expected = Expected(images, True, logits, dtype, references)
+    trial = replace(_make_trial(checkpoint, expected), normalised_by=a.pixels)
+    fields = tuple(f"{n} is {a.at(n)!r}, and {b.at(n)!r} in the other checkpoint" for n in FIELDS if a.at(n) != b.at(n))
+    lines = (*fields, *parameter_differences(trial, other_trial, catalogue(trial)))
+    result = _diagnose(checkpoint, trial, expected, source or CommandLineSource(), progress, pairs)
     return replace(result, evidence=lines)
 
 
-def _need_torch() -> None:
+def _require_torch() -> None:
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError:
         raise InputError("diagnose runs the PyTorch twin, and torch is not installed: install torch") from None
 
 
-def _trial(checkpoint: Checkpoint, expected: Expected) -> Trial:
-    """The model as its file has it."""
+def _make_trial(checkpoint: Checkpoint, expected: Expected) -> Trial:
+    """Return the unchanged model of a checkpoint, with the expected images."""
     config = checkpoint.config
-    kind = np.float32 if count(config) > LARGE else np.float64
-    weights = {name: float64(parameter(checkpoint, name)).astype(kind, copy=False) for name in rows(config)}
-    return Trial(config, weights, expected.images, config.pixels if expected.normalised else None)
+    dtype = np.float32 if count(config) > FLOAT32_PARAMETERS else np.float64
+    weights = {name: to_float64(parameter(checkpoint, name)).astype(dtype, copy=False) for name in rows(config)}
+    return Trial(config, weights, expected.images, config.pixels if expected.is_normalised else None)
 
 
 def _diagnose(
     checkpoint: Checkpoint,
     trial: Trial,
     expected: Expected,
-    source: Source,
+    source: CommandLineSource,
     progress: Progress | None,
     pairs: int | None,
 ) -> Diagnosis:
@@ -118,100 +134,100 @@ def _diagnose(
     shape = outputs.shape[1:]
     if not np.isfinite(outputs).all():
         raise InputError(
-            "the model of these weights gives NaN or infinite outputs: `python -m parity inspect --values` looks"
+            "the model of this checkpoint gives NaN or infinite outputs: see `python -m parity inspect --values`"
         )
     if shape != expected.logits.shape[1:]:
         raise InputError(
-            f"the expected outputs have shape {expected.logits.shape}, the model gives {(len(expected), *shape)}: "
-            "give those of this model"
+            f"the expected outputs have shape {expected.logits.shape}, but the model gives {(len(expected), *shape)}: "
+            "give outputs of this model"
         )
     if pairs is not None and pairs < 0:
         raise InputError(f"pairs is {pairs}: give a number from 0")
     search = Search(trial, expected, progress, pairs)
-    found = search.run()
-    matched = tuple(_cause(each, checkpoint, source) for each in found.matches)
-    wrong = found.before.error > found.bar
-    where = _suspect(search, found) if wrong and (expected.intermediates or not matched) else ""
-    hints = _hints(trial, expected, found) if wrong and not matched else ()
+    result = search.run()
+    matched = tuple(_make_cause(match, checkpoint, source) for match in result.matches)
+    is_wrong = result.baseline.error > result.tolerance
+    layer = _suspect(search, result) if is_wrong and (expected.intermediates or not matched) else ""
+    hints = _hints(trial, expected, result) if is_wrong and not matched else ()
     return Diagnosis(
         matched=matched,
-        before=found.before.error,
-        bar=found.bar,
+        before=result.baseline.error,
+        bar=result.tolerance,
         dtype=expected.dtype,
         outputs=expected.logits.size,
-        tried=found.tried,
-        pairs=found.pairs,
-        runners_up=tuple(_cause(each, checkpoint, source) for each in found.others),
-        apart=_apart(found) if len(matched) > 1 else "",
-        suspect=where,
-        precision=_precision(expected, found),
-        remarks=(*expected.remarks, *_left_out(search), *hints),
-        discarded=found.discarded,
+        tried=result.tried,
+        pairs=result.pairs,
+        runners_up=tuple(_make_cause(match, checkpoint, source) for match in result.others),
+        apart=_how_to_distinguish(result) if len(matched) > 1 else "",
+        suspect=layer,
+        precision=_describe_precision(expected, result),
+        remarks=(*expected.remarks, *_uncompared(search), *hints),
+        discarded=result.discarded,
     )
 
 
-def _suspect(search: Search, found: Found) -> str:
-    """The first layer that differs, by more than rounding where even the first ones differ by that."""
-    bar = max([found.bar, *(level.tolerance for level in search.levels)])
-    return str(suspect(search.trial, search.few, bar, search.places.outputs()))
+def _suspect(search: Search, result: SearchResult) -> str:
+    """Return the first layer that differs by more than the tolerance and by more than the roundings explain."""
+    tolerance = max([result.tolerance, *(rounding.tolerance for rounding in search.rounding_errors)])
+    return str(find_suspect(search.trial, search.subset, tolerance, search.layers.outputs_by_layer()))
 
 
-def _left_out(search: Search) -> Iterator[str]:
-    """Say which of the expected intermediates are compared with nothing."""
-    if names := unfitting(search.trial, search.few):
-        yield f"{listed(names)}: left out, as this model has none of that name and shape"
+def _uncompared(search: Search) -> Iterator[str]:
+    """Yield a remark on the expected intermediates that the model lacks."""
+    if names := uncompared_intermediates(search.trial, search.subset):
+        yield f"{quote_names(names)}: ignored, because this model has no intermediate of that name and shape"
 
 
-def _precision(expected: Expected, found: Found) -> str:
-    """How precise the expected outputs are, and what follows from that."""
-    text = f"the expected outputs hold numbers of {expected.digits}, and are compared to {found.bar:.0e}"
-    if not found.level:
-        return text
-    left = found.matches[0].error if found.matches else found.before.error
-    why = f"the difference of {left:.1e} that is left is what {found.level.what} makes ({found.level.error:.1e}, estimated)"
-    return f"the expected outputs hold numbers of {expected.digits}; {why}"
+def _describe_precision(expected: Expected, result: SearchResult) -> str:
+    """Describe the precision of the expected outputs and the tolerance that follows from it."""
+    text = f"the expected outputs are {expected.dtype_text}"
+    if not result.rounding:
+        return f"{text}; tolerance {result.tolerance:.0e}"
+    remaining = result.matches[0].error if result.matches else result.baseline.error
+    estimate = f"{result.rounding.what} causes about {result.rounding.error:.1e}"
+    return f"{text}; the remaining difference of {remaining:.1e} is rounding error: {estimate}"
 
 
-def _cause(finding: Finding, checkpoint: Checkpoint, source: Source) -> Cause:
-    causes: tuple[Hypothesis, ...] = finding.causes
-    names, families = tuple(each.name for each in causes), tuple(each.family for each in causes)
-    return Cause(names, families, finding.error, remedy(causes, checkpoint, source))
+def _make_cause(result: Result, checkpoint: Checkpoint, source: CommandLineSource) -> Cause:
+    causes: tuple[Hypothesis, ...] = result.causes
+    names, families = tuple(cause.name for cause in causes), tuple(cause.family for cause in causes)
+    return Cause(names, families, result.error, remedy(causes, checkpoint, source))
 
 
-def _apart(found: Found) -> str:
-    """What would tell matches apart: whether they are the same function on images of noise."""
+def _how_to_distinguish(result: SearchResult) -> str:
+    """Say whether other images would distinguish the matches, by running them on images of noise."""
     runner, outputs = Runner(), []
-    images = np.random.default_rng(0).standard_normal(found.before.trial.images[:2].shape)
-    for match in found.matches:
-        again: Trial | None = replace(found.before.trial, images=images)
+    images = np.random.default_rng(0).standard_normal(result.baseline.trial.images[:2].shape)
+    for match in result.matches:
+        trial: Trial | None = replace(result.baseline.trial, images=images)
         for cause in match.causes:
-            again = cause.apply(again) if again is not None else None
-        if again is not None:
-            outputs.append(runner.run(again))
-    far = max(Error.of(each, outputs[0]).relative_rms() for each in outputs)
-    if not math.isfinite(far) or far > found.bar:
-        return f"images of noise would tell these causes apart: their outputs differ there by {far:.1e}"
+            trial = cause.apply(trial) if trial is not None else None
+        if trial is not None:
+            outputs.append(runner.run(trial))
+    largest = max(ErrorNorms.of(output, outputs[0]).relative_rms() for output in outputs)
+    if not math.isfinite(largest) or largest > result.tolerance:
+        return f"other images would tell these causes apart: on images of noise their outputs differ by {largest:.1e}"
     return "no image of this size tells these causes apart: with these weights they are the same function"
 
 
-def _hints(trial: Trial, expected: Expected, found: Found) -> tuple[str, ...]:
+def _hints(trial: Trial, expected: Expected, result: SearchResult) -> tuple[str, ...]:
     hints = []
-    if repeated := _unsteady(expected):
-        pair = f"images {repeated[0]} and {repeated[1]} are equal and their outputs are not"
+    if equal := _equal_images_that_differ(expected):
+        pair = f"images {equal[0]} and {equal[1]} are equal but their outputs differ"
         hints.append(f"{pair}: dropout was left on, or the outputs are of other images")
-    elif not found.others or found.others[0].error > NOISE * found.before.error:
-        hints.append("what is left looks like noise: if the expected outputs change from run to run, dropout was left on")
-    kind = rounded_weights(trial.weights.values())
-    if kind:
-        hints.append(f"all weights are {kind} numbers: those of the expected outputs may be finer")
+    elif not result.others or result.others[0].error > MAX_LEFT_BY_NEAREST_CAUSE * result.baseline.error:
+        hints.append("the difference looks like noise: if the expected outputs change from run to run, dropout was left on")
+    dtype = half_precision_dtype(trial.weights.values())
+    if dtype:
+        hints.append(f"all weights are {dtype} numbers: the expected outputs may come from weights of higher precision")
     return tuple(hints)
 
 
-def _unsteady(expected: Expected) -> tuple[int, int] | None:
-    """Two equal images whose outputs differ by more than any computation does."""
+def _equal_images_that_differ(expected: Expected) -> tuple[int, int] | None:
+    """Return the indices of two equal images whose outputs differ by more than the tolerance."""
     first: dict[bytes, int] = {}
     for n, image in enumerate(expected.images):
         m = first.setdefault(image.tobytes(), n)
-        if Error.of(expected.logits[n], expected.logits[m]).relative_rms() > expected.bar:
+        if ErrorNorms.of(expected.logits[n], expected.logits[m]).relative_rms() > expected.tolerance:
             return m, n
     return None

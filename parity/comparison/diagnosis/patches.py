@@ -4,45 +4,45 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Patch = Callable[[Any], None]  # changes a `vit_torch.ViT` in place
-Change = Callable[[str, Any], Any]  # the name of an intermediate and its value, to the value that is used instead
+Change = Callable[[str, Any], Any]  # (name of an intermediate, its value) -> the value to use instead
 
 
 class Inapplicable(Exception):
-    """A cause that says nothing of this model: it lacks the part that the cause is about."""
+    """Raised when a model lacks the part that a patch changes."""
 
 
-def kept(part: Any, change: Change) -> None:
-    """Replace what a part of the model computes under a name by change(name, value); later changes see earlier values."""
-    keep, show = part.keep, part.show
-    part.keep = lambda name, value: keep(name, change(name, value))
-    part.show = lambda name, value: show(name, change(name, value))
+def intercept(module: Any, change: Change) -> None:
+    """Replace each named intermediate of a module by change(name, value); the newest change is applied first."""
+    intermediate, record = module.intermediate, module.record
+    module.intermediate = lambda name, value: intermediate(name, change(name, value))
+    module.record = lambda name, value: record(name, change(name, value))
 
 
-def at(name: str, function: Callable[[Any], Any]) -> Patch:
+def patch_intermediate(name: str, function: Callable[[Any], Any]) -> Patch:
     """Return the patch that replaces the intermediate `name` by function(intermediate).
 
-    name: as `vit_torch.intermediates` names it; "blocks.*.attn" stands for that of every block.
+    name: as in `vit_torch.intermediates`; "blocks.*.attn" means this intermediate of every block.
     """
 
     def patch(model: Any) -> None:
         modules = dict(model.named_modules())
-        for one in _expanded(name, model):
-            owner, _, leaf = one.rpartition(".")
-            if one in modules:
-                modules[one].register_forward_hook(lambda module, inputs, output: function(output))
-            elif hasattr(modules.get(owner), "keep"):
-                kept(modules[owner], _named(leaf, function))
+        for full_name in _expand(name, model):
+            owner, _, leaf = full_name.rpartition(".")
+            if full_name in modules:
+                modules[full_name].register_forward_hook(lambda module, inputs, output: function(output))
+            elif hasattr(modules.get(owner), "intermediate"):
+                intercept(modules[owner], _change_named(leaf, function))
             else:
-                raise Inapplicable(f"this model has no {one}")
+                raise Inapplicable(f"this model has no {full_name}")
 
     return patch
 
 
-def _named(leaf: str, function: Callable[[Any], Any]) -> Change:
+def _change_named(leaf: str, function: Callable[[Any], Any]) -> Change:
     return lambda name, value: function(value) if name == leaf else value
 
 
-def _expanded(name: str, model: Any) -> Iterator[str]:
+def _expand(name: str, model: Any) -> Iterator[str]:
     if "*" not in name:
         yield name
         return
@@ -50,17 +50,17 @@ def _expanded(name: str, model: Any) -> Iterator[str]:
         yield name.replace("*", str(number))
 
 
-def only(patch: Patch, number: int) -> Patch:
-    """Return a patch of blocks, norms or attention confined to one block."""
+def confine_to_block(patch: Patch, number: int) -> Patch:
+    """Return a patch of blocks, norms or attention that is applied to one block only."""
 
     def confined(model: Any) -> None:
-        patch(_Block(model, number))
+        patch(_SingleBlock(model, number))
 
     return confined
 
 
-class _Block:
-    """One block in the place of a whole model, as far as a patch looks at it."""
+class _SingleBlock:
+    """A single block with the interface of a model that patches use."""
 
     def __init__(self, model: Any, number: int) -> None:
         block = model.blocks[number]
@@ -68,12 +68,8 @@ class _Block:
         self.modules, self.named_modules = block.modules, block.named_modules
 
 
-def there(part: Any, what: str) -> Any:
-    """Return a part of a model.
-
-    Raises:
-        Inapplicable: there is none.
-    """
+def require(part: Any, what: str) -> Any:
+    """Return a part of a model, or raise `Inapplicable` if it is None."""
     if part is None:
         raise Inapplicable(f"this model has no {what}")
     return part

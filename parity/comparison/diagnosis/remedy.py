@@ -1,27 +1,27 @@
-"""What to do about a cause: a command line that writes the weights anew, or what to correct elsewhere."""
+"""The fix for a cause: a command that converts the checkpoint, or an instruction."""
 
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from parity.checkpoints.config_inference import nested
+from parity.checkpoints.config_inference import nest_fields
 from parity.checkpoints.formats import Fields, get
 from parity.checkpoints.weights import Checkpoint
-from parity.comparison.diagnosis.mend import cause_named, mendable
-from parity.comparison.diagnosis.trial import Hypothesis
+from parity.comparison.diagnosis.hypothesis import Hypothesis
+from parity.comparison.diagnosis.repair import find_cause, repairable_causes
 from vit_spec import InputError, rows
 
-FIXED = "FIXED.safetensors"
+FIXED_FILE = "FIXED.safetensors"
 
 
 @dataclass(frozen=True)
-class Source:
-    """How the weights were named on the command line.
+class CommandLineSource:
+    """The checkpoint as it was given on the command line.
 
     name: a path, or hf://owner/name.
-    format: what they were said to be, if they were.
-    given: fields that were set.
+    format: the value of --from, if it was given.
+    given: the fields that --set gave.
     """
 
     name: str = "FILE"
@@ -29,25 +29,25 @@ class Source:
     given: Fields | None = None
 
 
-def remedy(causes: Iterable[Hypothesis], checkpoint: Checkpoint, source: Source) -> str:
-    """Return the command that mends the weights, and in words what no command can mend."""
+def remedy(causes: Iterable[Hypothesis], checkpoint: Checkpoint, source: CommandLineSource) -> str:
+    """Return the command that fixes these causes, followed by instructions for those that no command fixes."""
     causes = tuple(causes)
-    cures = list(dict.fromkeys(cause.cure for cause in causes if cause.cure))
-    mended = [cause for cause in causes if (cause.fields or cause.edits) and not cause.cure]
-    if not mended:
-        return "; ".join(cures)
-    fields = {name: value for cause in mended for name, value in cause.fields.items()}
-    if not any(cause.edits for cause in mended) and _may_be_told(fields, checkpoint):
-        return "; ".join([_convert(fields, (), source), *cures])
-    known = mendable(checkpoint.config)
-    named = [cause for cause in mended if cause_named(cause.name, known, checkpoint.config) is not None]
-    told = {name: value for cause in mended if cause not in named for name, value in cause.fields.items()}
-    return "; ".join([_convert(told, [cause.name for cause in named], source), *cures])
+    manual_fixes = list(dict.fromkeys(cause.manual_fix for cause in causes if cause.manual_fix))
+    by_command = [cause for cause in causes if (cause.fields or cause.edits) and not cause.manual_fix]
+    if not by_command:
+        return "; ".join(manual_fixes)
+    fields = {name: value for cause in by_command for name, value in cause.fields.items()}
+    if not any(cause.edits for cause in by_command) and _config_suffices(fields, checkpoint):
+        return "; ".join([_convert_command(fields, (), source), *manual_fixes])
+    repairable = repairable_causes(checkpoint.config)
+    by_mend = [cause for cause in by_command if find_cause(cause.name, repairable, checkpoint.config) is not None]
+    other_fields = {name: value for cause in by_command if cause not in by_mend for name, value in cause.fields.items()}
+    return "; ".join([_convert_command(other_fields, [cause.name for cause in by_mend], source), *manual_fixes])
 
 
-def _may_be_told(fields: Fields, checkpoint: Checkpoint) -> bool:
-    """Whether the weights are another config's too, in the format that they are in."""
-    config = checkpoint.config.replace(**nested(fields))
+def _config_suffices(fields: Fields, checkpoint: Checkpoint) -> bool:
+    """Return whether the format holds the same parameters with these fields of the config, so that --set is enough."""
+    config = checkpoint.config.replace(**nest_fields(fields))
     try:
         layouts = get(checkpoint.format).layouts(config)
     except InputError:
@@ -55,18 +55,18 @@ def _may_be_told(fields: Fields, checkpoint: Checkpoint) -> bool:
     return layouts.keys() == rows(checkpoint.config).keys()
 
 
-def _convert(fields: Fields, causes: Iterable[str], source: Source) -> str:
-    """The command that writes the weights with another config, and with causes taken into account."""
-    words = ["python", "-m", "parity", "convert", source.name, FIXED, "--to", "torch"]
+def _convert_command(fields: Fields, causes: Iterable[str], source: CommandLineSource) -> str:
+    """Return the command that writes the checkpoint with other fields of the config and with causes repaired."""
+    words = ["python", "-m", "parity", "convert", source.name, FIXED_FILE, "--to", "torch"]
     words += ["--from", source.format] if source.format else []
     for name, value in {**(source.given or {}), **fields}.items():
-        words += ["--set", f"{name}={_spelled(name, value)}"]
+        words += ["--set", f"{name}={_flag_value(name, value)}"]
     for name in causes:
         words += ["--mend", name]
     return shlex.join(words)
 
 
-def _spelled(name: str, value: Any) -> str:
+def _flag_value(name: str, value: Any) -> str:
     if name in ("image_size", "patch_size"):
         return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return f"({', '.join(map(repr, value))},)" if isinstance(value, tuple) else str(value)

@@ -1,19 +1,19 @@
-"""What a diagnosis came to, in words and for machines."""
+"""The result of a diagnosis, as text and as JSON."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SHOWN = 5  # causes that the outputs do not tell apart, with what to do about each
+MAX_CAUSES = 5  # causes that are printed with their fix, if the outputs cannot distinguish them
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What makes the outputs match, or what comes near.
+    """One cause or two that make the outputs match, or nearly match.
 
-    names, families: of the one cause, or of the two.
-    error: relRMS of the outputs from the expected ones, with the cause taken into account.
-    remedy: a command, or what to correct.
+    names, families: one entry for each of the causes.
+    error: relRMS of the outputs from the expected ones once the causes are applied.
+    remedy: the command that fixes the checkpoint, or an instruction.
     """
 
     names: tuple[str, ...]
@@ -27,21 +27,21 @@ class Cause:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found; print it.
+    """The result of `diagnose`; `str` gives the report.
 
-    matched: the causes that make the outputs match; several where these images cannot tell them apart.
-    before: relRMS of the outputs as they are.
-    bar: relRMS within which they match.
-    dtype: the narrowest type that holds the expected outputs, of which the bar follows.
-    outputs: how many numbers were compared.
+    matched: the causes that make the outputs match; several if these images cannot distinguish them.
+    before: relRMS of the outputs of the unchanged model.
+    bar: the tolerance: the relRMS within which outputs match.
+    dtype: the narrowest dtype that represents the expected outputs exactly; the tolerance follows from it.
+    outputs: how many values were compared.
     tried, pairs: how many models were run, and how many pairs of causes there are.
-    runners_up: the nearest that do not match.
-    apart: what would tell several matches apart.
-    suspect: the first layer that differs, or that is suspected.
-    evidence: how single parameters differ from those of the other model.
-    precision: how precise the expected outputs are, and what explains the difference that is left.
+    runners_up: the causes with the smallest errors that do not match.
+    apart: whether other images would distinguish several matches.
+    suspect: the first layer that differs, or the likeliest.
+    evidence: how fields and parameters differ from those of the other checkpoint.
+    precision: the precision of the expected outputs, and the rounding that explains the remaining difference.
     remarks: how the expected outputs were read, and hints.
-    discarded: causes that could not be run, each with the reason.
+    discarded: causes that could not be run, each with the exception.
     """
 
     matched: tuple[Cause, ...]
@@ -61,35 +61,43 @@ class Diagnosis:
 
     @property
     def passed(self) -> bool:
-        """Whether the outputs match as they are."""
+        """Whether the outputs of the unchanged model match."""
         return self.before <= self.bar
 
     @property
     def after(self) -> float:
-        """relRMS with the first match taken into account."""
+        """relRMS of the outputs once the first match is applied."""
         return self.matched[0].error if self.matched else self.before
 
     @property
     def remedy(self) -> str:
-        """What to do about the first match."""
+        """The fix for the first match."""
         return self.matched[0].remedy if self.matched else ""
 
     @property
     def verdict(self) -> str:
-        """One line: the cause, or that there is none, or that none was found."""
-        bar = f"tolerance {self.bar:.0e}, expected outputs are {self.dtype}"
+        """The answer in one line: MATCH, FOUND with the cause, or UNKNOWN with the nearest cause."""
+        tolerance = f"tolerance {self.bar:.0e}, expected outputs are {self.dtype}"
         if self.passed and not self.matched:
-            return f"MATCH: nothing is wrong, {self.outputs} outputs agree to {self.before:.1e} ({bar})"
+            return f"MATCH: nothing is wrong, {self.outputs} outputs agree to {self.before:.1e} ({tolerance})"
         if self.passed:
-            return f"MATCH: the outputs agree to {self.before:.1e} ({bar}), and part since {self.matched[0]}"
+            return (
+                f"MATCH: the outputs agree to {self.before:.1e} ({tolerance}); the remaining difference: {self.matched[0]}"
+            )
         if not self.matched:
-            near = f"; the nearest is that {self.runners_up[0]}, {self.runners_up[0].error:.1e}" if self.runners_up else ""
-            return f"UNKNOWN: no cause makes the outputs match, they differ by {self.before:.1e} ({bar}){near}"
-        others = f", or one of {len(self.matched) - 1} that these images do not tell from it" if self.matched[1:] else ""
-        return f"FOUND: {self.matched[0]}{others}; relRMS {self.before:.1e} before, {self.after:.1e} after ({bar})"
+            nearest = (
+                f"; nearest cause: {self.runners_up[0]} (relRMS {self.runners_up[0].error:.1e})" if self.runners_up else ""
+            )
+            return f"UNKNOWN: no known cause makes the outputs match; relRMS {self.before:.1e} ({tolerance}){nearest}"
+        others = (
+            f", or one of {len(self.matched) - 1} others that these images cannot tell apart from it"
+            if self.matched[1:]
+            else ""
+        )
+        return f"FOUND: {self.matched[0]}{others}; relRMS {self.before:.1e} before, {self.after:.1e} after ({tolerance})"
 
     def facts(self) -> dict[str, Any]:
-        """Everything, as JSON holds it."""
+        """Return all fields, and `passed`, `after` and `verdict`, as a dictionary for JSON."""
         return {**asdict(self), "passed": self.passed, "after": self.after, "verdict": self.verdict}
 
     def __str__(self) -> str:
@@ -98,18 +106,18 @@ class Diagnosis:
     def _lines(self) -> Iterator[str]:
         yield from (f"note: {remark}" for remark in self.remarks)
         yield from (f"evidence: {line}" for line in self.evidence)
-        for each in self.matched[:SHOWN]:
-            yield f"cause: {each} (relRMS {each.error:.1e})"
-            yield f"  fix: {each.remedy}"
-        if more := self.matched[SHOWN:]:
-            yield f"or: {'; or '.join(map(str, more))}"
+        for cause in self.matched[:MAX_CAUSES]:
+            yield f"cause: {cause} (relRMS {cause.error:.1e})"
+            yield f"  fix: {cause.remedy}"
+        if others := self.matched[MAX_CAUSES:]:
+            yield f"or: {'; or '.join(map(str, others))}"
         if self.apart:
             yield f"note: {self.apart}"
         if self.suspect and not self.passed:
             yield f"suspect: {self.suspect}"
         if not self.passed:
-            yield from (f"runner-up: {each} (relRMS {each.error:.1e})" for each in self.runners_up[:3])
-            pairs = f"; of causes there are {self.pairs:,} pairs" if self.pairs else ""
+            yield from (f"runner-up: {cause} (relRMS {cause.error:.1e})" for cause in self.runners_up[:3])
+            pairs = f"; there are {self.pairs:,} pairs of causes" if self.pairs else ""
             if self.discarded:
                 yield f"note: {len(self.discarded)} causes could not be run, the first: {self.discarded[0]}"
             yield f"{self.tried:,} models run, {self.outputs:,} outputs compared{pairs}"

@@ -1,4 +1,4 @@
-"""Trying the catalogue: one cause, a number that is solved for, two causes, then one change at one place."""
+"""The search for causes: single causes, unknown numbers, score biases, pairs, and then changes in a single layer."""
 
 import math
 from collections.abc import Callable
@@ -7,233 +7,277 @@ from itertools import islice
 
 import numpy as np
 
-from parity.comparison.diagnosis import solving
-from parity.comparison.diagnosis.attempts import Attempts, Finding, Progress
-from parity.comparison.diagnosis.catalogue import LOWER, ROUNDINGS, catalogue, is_rare
-from parity.comparison.diagnosis.expectations import Expected
-from parity.comparison.diagnosis.order import likeliest_pairs
-from parity.comparison.diagnosis.places import Places
-from parity.comparison.diagnosis.precision import Level, rounded_weights
+from parity.comparison.diagnosis import numeric_hypotheses
+from parity.comparison.diagnosis.catalogue import LOW_PRECISION, ROUNDING_FAMILIES, catalogue, is_rare
+from parity.comparison.diagnosis.evaluator import Evaluator, Progress, Result
+from parity.comparison.diagnosis.expected_outputs import Expected
+from parity.comparison.diagnosis.hypothesis import Trial
+from parity.comparison.diagnosis.layer_search import LayerSearch
+from parity.comparison.diagnosis.output_precision import RoundingError, half_precision_dtype
+from parity.comparison.diagnosis.pair_order import likeliest_pairs
 from parity.comparison.diagnosis.score_bias import score_biases
-from parity.comparison.diagnosis.suspects import consistent, is_exact
-from parity.comparison.diagnosis.trial import Trial
-from parity.comparison.tolerances import FUNCTION, PRECISION, RATIO_MAX, UNIT, luck
+from parity.comparison.diagnosis.suspects import has_exact_intermediates, matches_intermediates
+from parity.comparison.tolerances import (
+    FLOAT32_TOLERANCE,
+    FLOAT64_TOLERANCE,
+    MAX_ERROR_RATIO,
+    UNIT_ROUNDOFF,
+    five_sigma_factor,
+)
 from vit_spec import flops
 
-EXPLAINED = 1 / 3  # of the error may be left by a rounding, which no two machines repeat to the bit; 8/9 of its square go
-COARSE = 1 / 10  # of the error may be left by a cause that is judged by what a coarser type explains; 99% of its square go
-# Also by the rounding of one place to a lower type: of numbers near the middle of two of this type, two machines take two.
-ENOUGH = 64  # outputs that a search looks at, if there are so many; all are looked at before a match is told
-FREE = 4e11  # multiplications and additions that the search for pairs may take, if that makes more than FEWEST
-FEWEST, MOST = 200, 2_000  # pairs; they come in an order in which the right one is early
+# Share of the error that may remain if the cause is a rounding of the whole model: it then explains 8/9 of the square.  No
+# two machines round every operation alike, so such a cause is not reproduced to the bit.
+MAX_LEFT_BY_ROUNDING = 1 / 3
+# Share of the error that may remain if rounding to a coarser dtype explains the remainder: the cause then explains 99% of
+# the square.  It also applies to a single operation in lower precision: a value near the middle of two representable
+# numbers may be rounded up on one machine and down on another.
+MAX_LEFT_BY_COARSE_DTYPE = 1 / 10
+SEARCH_OUTPUTS = 64  # the search compares about so many outputs; a match is confirmed on all of them
+PAIR_FLOPS = 4e11  # FLOPs that the search for pairs may take; it tries at least MIN_PAIRS
+MIN_PAIRS, MAX_PAIRS = 200, 2_000  # pairs to try; the likeliest come first
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search came to.
+class SearchResult:
+    """The result of a search.
 
-    before: the model as it is.
-    bar: what a match is within.
-    matches: the findings that nothing tells apart from the truth; the first is the likeliest.
-    others: the nearest that do not match, nearest first.
-    tried, pairs: how many models were run, and how many pairs there are.
-    level: what explains that a match, or the model as it is, is no nearer.
-    discarded: causes that could not be run, each with the reason.
+    baseline: the unchanged model.
+    tolerance: the relRMS within which outputs match.
+    matches: the causes that explain the difference equally well, the likeliest first.
+    others: the causes with the smallest errors that do not match, the smallest first.
+    tried: how many models were run.
+    pairs: how many pairs of causes there are.
+    rounding: the rounding that explains the remaining error of the first match or of the baseline.
+    discarded: causes that could not be run, each with the exception.
     """
 
-    before: Finding
-    bar: float
-    matches: tuple[Finding, ...]
-    others: tuple[Finding, ...]
+    baseline: Result
+    tolerance: float
+    matches: tuple[Result, ...]
+    others: tuple[Result, ...]
     tried: int
     pairs: int = 0
-    level: Level | None = None
+    rounding: RoundingError | None = None
     discarded: tuple[str, ...] = ()
 
 
 class Search:
-    """One search; see `run`."""
+    """A search for the causes of a difference; call `run` once.
+
+    pairs: how many pairs of causes to try; by default what `PAIR_FLOPS` allows.
+    """
 
     def __init__(
         self, trial: Trial, expected: Expected, progress: Progress | None = None, pairs: int | None = None
     ) -> None:
-        self.whole, self.expected = trial, expected
-        count = max(1, min(len(expected), -(-ENOUGH * len(expected) // expected.logits.size)))
-        self.few = expected.first(count)
-        self.attempts = Attempts(replace(trial, images=trial.images[:count]), self.few, progress)
-        self.trial, self.before, self.bar = self.attempts.trial, self.attempts.before, self.attempts.bar
-        cheap = int(FREE / (flops(trial.config) * count))
-        self.budget = min(MOST, max(FEWEST, cheap)) if pairs is None else pairs
-        self.places = Places(self.attempts, cheap)
-        self.levels = self._levels()
+        self.full_trial, self.expected = trial, expected
+        count = max(1, min(len(expected), -(-SEARCH_OUTPUTS * len(expected) // expected.logits.size)))
+        self.subset = expected.first(count)
+        self.evaluator = Evaluator(replace(trial, images=trial.images[:count]), self.subset, progress)
+        self.trial, self.baseline, self.tolerance = self.evaluator.trial, self.evaluator.baseline, self.evaluator.tolerance
+        affordable_passes = int(PAIR_FLOPS / (flops(trial.config) * count))
+        self.budget = min(MAX_PAIRS, max(MIN_PAIRS, affordable_passes)) if pairs is None else pairs
+        self.layers = LayerSearch(self.evaluator, affordable_passes)
+        self.rounding_errors = self._measure_rounding_errors()
 
-    def _levels(self) -> list[Level]:
-        """Return what may keep the outputs of the right function from matching within the tolerance.
+    def _measure_rounding_errors(self) -> list[RoundingError]:
+        """Return the roundings that may keep a correct model from matching within the tolerance.
 
-        Expected outputs with all digits of float64 may have passed through float32: in a table, in the weights, in an
-        operation.  Weights that are numbers of half precision may be the rounded ones of a model that was not.  Neither
-        is so where an intermediate of the model agrees to the last digits.
+        Expected outputs with all digits of float64 may have passed through float32: in a table, in the weights or in an
+        operation.  Weights that float16 or bfloat16 represents exactly may be rounded copies of those that made the
+        expected outputs.  If an expected intermediate agrees to the last digits, neither is the case.
         """
-        if self.expected.intermediates and is_exact(self.trial, self.few):
+        if self.expected.intermediates and has_exact_intermediates(self.trial, self.subset):
             return []
-        found = []
-        if self.expected.dtype == "float64" and self.attempts.is_float64():
-            error = max(self.attempts.in_float32(), self.attempts.differs(self._disturbed("float32")))
-            found.append(Level("rounding to float32, of weights, tables or on the way,", error))
-        if kind := rounded_weights(self.trial.weights.values()):
-            error = self.attempts.differs(self._disturbed(kind))
-            found.append(Level(f"the rounding of the weights to {kind}", error, error / RATIO_MAX))
-        return [level for level in found if level.tolerance > self.bar]
+        errors = []
+        if self.expected.dtype == "float64" and self.evaluator.is_float64():
+            error = max(self.evaluator.float32_error(), self.evaluator.difference(self._perturb_weights("float32")))
+            errors.append(RoundingError("rounding to float32 (of weights, of tables or during the computation)", error))
+        if dtype := half_precision_dtype(self.trial.weights.values()):
+            error = self.evaluator.difference(self._perturb_weights(dtype))
+            errors.append(RoundingError(f"the rounding of the weights to {dtype}", error, error / MAX_ERROR_RATIO))
+        return [rounding for rounding in errors if rounding.tolerance > self.tolerance]
 
-    def _disturbed(self, kind: str) -> Trial:
-        """The model with every weight moved by up to a rounding of a type."""
+    def _perturb_weights(self, dtype: str) -> Trial:
+        """Return the trial with every weight changed by up to one rounding error of a dtype."""
         rng = np.random.default_rng(0)
-        moved = {
-            name: array * (1 + rng.uniform(-UNIT[kind], UNIT[kind], array.shape)).astype(array.dtype)
+        weights = {
+            name: array * (1 + rng.uniform(-UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF[dtype], array.shape)).astype(array.dtype)
             for name, array in self.trial.weights.items()
         }
-        return replace(self.trial, weights=moved, body=("disturbed", kind))
+        return replace(self.trial, weights=weights, blocks_key=("disturbed", dtype))
 
-    def run(self) -> Found:
-        """Return what makes the outputs match."""
-        whole = self.attempts.find((), self.whole, self.expected)
-        if whole.error <= self.bar:
-            return self._found(whole, self._rounded(whole), [])
-        near = self._level(whole.error)
-        tried = self._singles()
+    def run(self) -> SearchResult:
+        """Try all stages in order until causes match, and return the result."""
+        full = self.evaluator.measure((), self.full_trial, self.expected)
+        if full.error <= self.tolerance:
+            return self._result(full, self._nearest_rounding(full), [])
+        rounding = self._explaining_rounding(full.error)
+        tried = self._try_single_causes()
         singles = self._distinct(tried)
-        matches, total = self._confirmed(tried), 0
-        stages: list[Callable[[], list[Finding]]] = [lambda: self.attempts.solved(solving.fields(self.trial)), self._biases]
-        if near is None:
-            stages += [lambda: self._pairs(singles), self.places.factors, self.places.changes]
+        matches, total = self._confirm(tried), 0
+        stages: list[Callable[[], list[Result]]] = [
+            lambda: self.evaluator.solve_each(numeric_hypotheses.config_numbers(self.trial)),
+            self._try_score_biases,
+        ]
+        if rounding is None:
+            stages += [lambda: self._try_pairs(singles), self.layers.try_factors, self.layers.try_changes]
             total = len(singles) * (len(singles) - 1) // 2
         for stage in stages:
             if matches:
-                return self._found(whole, matches, tried)
-            found = stage()
-            tried += found
-            matches = self._confirmed(found)
-        if not matches and near is None:
-            matches, near = self._coarse(whole, tried, singles)
-        return self._found(whole, matches, tried, total, near if not matches or matches[0].error > self.bar else None)
-
-    def _found(
-        self, whole: Finding, matches: list[Finding], tried: list[Finding], pairs: int = 0, level: Level | None = None
-    ) -> Found:
-        chosen = {match.name for match in matches}
-        others = sorted((each for each in tried if each.causes and each.name not in chosen), key=lambda each: each.error)
-        bar = level.tolerance if level else self.bar
-        found = tuple(matches), tuple(others[:5])
-        return Found(
-            whole, bar, *found, self.attempts.runner.count, pairs, level, tuple(dict.fromkeys(self.attempts.discarded))
+                return self._result(full, matches, tried)
+            results = stage()
+            tried += results
+            matches = self._confirm(results)
+        if not matches and rounding is None:
+            matches, rounding = self._match_within_rounding(full, tried, singles)
+        return self._result(
+            full, matches, tried, total, rounding if not matches or matches[0].error > self.tolerance else None
         )
 
-    def matches(self, finding: Finding, before: float) -> bool:
-        """Whether nothing is left to explain."""
-        if finding.error <= self.bar:
-            return True
-        if not all(cause.family.startswith((*ROUNDINGS, LOWER)) for cause in finding.causes):
-            return False
-        whole = all(cause.family in ROUNDINGS for cause in finding.causes)
-        return finding.error <= (EXPLAINED if whole else COARSE) * before
+    def _result(
+        self,
+        full: Result,
+        matches: list[Result],
+        tried: list[Result],
+        pairs: int = 0,
+        rounding: RoundingError | None = None,
+    ) -> SearchResult:
+        chosen = {match.name for match in matches}
+        others = sorted(
+            (result for result in tried if result.causes and result.name not in chosen), key=lambda result: result.error
+        )
+        tolerance = rounding.tolerance if rounding else self.tolerance
+        lists = tuple(matches), tuple(others[:5])
+        return SearchResult(
+            full,
+            tolerance,
+            *lists,
+            self.evaluator.runner.run_count,
+            pairs,
+            rounding,
+            tuple(dict.fromkeys(self.evaluator.discarded)),
+        )
 
-    def _level(self, error: float) -> Level | None:
-        return next((level for level in self.levels if level.explains(error)), None)
+    def matches(self, result: Result, baseline_error: float) -> bool:
+        """Return whether the causes of a result explain the error of the unchanged model, `baseline_error`."""
+        if result.error <= self.tolerance:
+            return True
+        if not all(cause.family.startswith((*ROUNDING_FAMILIES, LOW_PRECISION)) for cause in result.causes):
+            return False
+        is_whole_model = all(cause.family in ROUNDING_FAMILIES for cause in result.causes)
+        return result.error <= (MAX_LEFT_BY_ROUNDING if is_whole_model else MAX_LEFT_BY_COARSE_DTYPE) * baseline_error
+
+    def _explaining_rounding(self, error: float) -> RoundingError | None:
+        return next((rounding for rounding in self.rounding_errors if rounding.explains(error)), None)
 
     # One cause --------------------------------------------------------------------------------------------------------
 
-    def _singles(self) -> list[Finding]:
-        return self.attempts.each("causes", catalogue(self.trial))
+    def _try_single_causes(self) -> list[Result]:
+        return self.evaluator.try_each("causes", catalogue(self.trial))
 
-    def _rounded(self, whole: Finding) -> list[Finding]:
-        """Of outputs in half precision, the rounding that comes nearest; nothing where there is none to explain."""
-        if whole.error <= PRECISION or self.bar <= PRECISION:
+    def _nearest_rounding(self, full: Result) -> list[Result]:
+        """Return the rounding that best explains the error of half-precision outputs that match, if there is one."""
+        if full.error <= FLOAT32_TOLERANCE or self.tolerance <= FLOAT32_TOLERANCE:
             return []
-        hypotheses = [cause for cause in catalogue(self.whole) if cause.family in ROUNDINGS]
-        tried = (self.attempts.attempt((cause,), self.whole, self.expected) for cause in hypotheses)
-        near = min(filter(None, tried), key=lambda finding: finding.error, default=whole)
-        return [near] if near.causes and near.error <= EXPLAINED * whole.error else []
+        hypotheses = [cause for cause in catalogue(self.full_trial) if cause.family in ROUNDING_FAMILIES]
+        results = (self.evaluator.try_causes((cause,), self.full_trial, self.expected) for cause in hypotheses)
+        nearest = min(filter(None, results), key=lambda result: result.error, default=full)
+        return [nearest] if nearest.causes and nearest.error <= MAX_LEFT_BY_ROUNDING * full.error else []
 
-    def _confirmed(self, findings: list[Finding]) -> list[Finding]:
-        """Return the findings that match on all images, the nearest and those that are as near, in order of likelihood.
+    def _confirm(self, results: list[Result]) -> list[Result]:
+        """Return the results that match on all images: the best and those that are as good, the likeliest first.
 
-        An exact cause goes before a rounding.  Those that contradict an expected intermediate are left out.
+        If some match within the tolerance, the others, which are roundings, are dropped.  Causes that contradict an
+        expected intermediate are dropped as well, unless all do.
         """
-        likely = [finding for finding in findings if finding.causes and self.matches(finding, self.before.error)]
-        if not likely:
+        candidates = [result for result in results if result.causes and self.matches(result, self.baseline.error)]
+        if not candidates:
             return []
-        before, found = self.attempts.find((), self.whole, self.expected).error, []
-        for finding in likely:
-            whole = self.attempts.attempt(finding.causes, self.whole, self.expected)
-            if whole is not None and self.matches(whole, before):
-                found.append(whole)
-        found = [each for each in found if each.error <= self.bar] or found
-        best = min((each.error for each in found), default=0.0)
-        near = max(FUNCTION, RATIO_MAX * luck(self.expected.logits.size) * best)
-        found = [each for each in found if each.error <= near]
+        baseline_error, confirmed = self.evaluator.measure((), self.full_trial, self.expected).error, []
+        for result in candidates:
+            full = self.evaluator.try_causes(result.causes, self.full_trial, self.expected)
+            if full is not None and self.matches(full, baseline_error):
+                confirmed.append(full)
+        confirmed = [result for result in confirmed if result.error <= self.tolerance] or confirmed
+        best = min((result.error for result in confirmed), default=0.0)
+        limit = max(FLOAT64_TOLERANCE, MAX_ERROR_RATIO * five_sigma_factor(self.expected.logits.size) * best)
+        confirmed = [result for result in confirmed if result.error <= limit]
         if self.expected.intermediates:
-            tolerances = (max(self.bar, RATIO_MAX * each.error) for each in found)
-            seen = [each for each, bar in zip(found, tolerances, strict=True) if consistent(each.trial, self.expected, bar)]
-            found = seen or found
-        return list({each.name: each for each in reversed(found)}.values())[::-1]
+            tolerances = (max(self.tolerance, MAX_ERROR_RATIO * result.error) for result in confirmed)
+            consistent = [
+                result
+                for result, tolerance in zip(confirmed, tolerances, strict=True)
+                if matches_intermediates(result.trial, self.expected, tolerance)
+            ]
+            confirmed = consistent or confirmed
+        return list({result.name: result for result in reversed(confirmed)}.values())[::-1]
 
-    def _coarse(self, whole: Finding, tried: list[Finding], singles: list[Finding]) -> tuple[list[Finding], Level | None]:
-        """Return the causes that leave no more than a coarser type explains, and that type.
+    def _match_within_rounding(
+        self, full: Result, tried: list[Result], singles: list[Result]
+    ) -> tuple[list[Result], RoundingError | None]:
+        """Return the causes whose remaining error a rounding explains, and this rounding.
 
-        First the best of them is tried together with every other cause: it may be one of two that match to the digit.
+        First the best of them is paired with every other cause, because it may be one of two that match exactly.
         """
-        likely = [each for each in tried if each.causes and self._is_coarse(each, self.before.error)]
-        if not likely:
+        candidates = [result for result in tried if result.causes and self._is_within_rounding(result, self.baseline.error)]
+        if not candidates:
             return [], None
-        best = min(likely, key=lambda each: each.error)
-        others = [each.causes[0] for each in singles if each.causes[0].family not in {c.family for c in best.causes}]
+        best = min(candidates, key=lambda result: result.error)
+        others = [result.causes[0] for result in singles if result.causes[0].family not in {c.family for c in best.causes}]
         if len(best.causes) == 1:
-            both = filter(None, (self.attempts.attempt((best.causes[0], other)) for other in others))
-            if exact := self._confirmed(list(both)):
+            pairs = filter(None, (self.evaluator.try_causes((best.causes[0], other)) for other in others))
+            if exact := self._confirm(list(pairs)):
                 return exact, None
-        found = [
-            self.attempts.attempt(each.causes, self.whole, self.expected)
-            for each in likely
-            if each.error <= RATIO_MAX * best.error
+        full_results = [
+            self.evaluator.try_causes(result.causes, self.full_trial, self.expected)
+            for result in candidates
+            if result.error <= MAX_ERROR_RATIO * best.error
         ]
-        kept = [each for each in found if each is not None and self._is_coarse(each, whole.error)]
-        return kept, self._level(kept[0].error) if kept else None
+        matches = [result for result in full_results if result is not None and self._is_within_rounding(result, full.error)]
+        return matches, self._explaining_rounding(matches[0].error) if matches else None
 
-    def _is_coarse(self, finding: Finding, before: float) -> bool:
-        return finding.error <= COARSE * before and self._level(finding.error) is not None
+    def _is_within_rounding(self, result: Result, baseline_error: float) -> bool:
+        return (
+            result.error <= MAX_LEFT_BY_COARSE_DTYPE * baseline_error
+            and self._explaining_rounding(result.error) is not None
+        )
 
-    # One number -------------------------------------------------------------------------------------------------------
+    # Score biases -----------------------------------------------------------------------------------------------------
 
-    def _biases(self) -> list[Finding]:
-        return self.attempts.each("biases of the scores", list(score_biases(self.whole, self.expected)))
+    def _try_score_biases(self) -> list[Result]:
+        return self.evaluator.try_each("biases of the scores", list(score_biases(self.full_trial, self.expected)))
 
     # Two causes -------------------------------------------------------------------------------------------------------
 
-    def _distinct(self, singles: list[Finding]) -> list[Finding]:
-        """Return the likeliest of those that give the same outputs, and none that change nothing."""
-        kept: list[Finding] = []
-        size = float(np.linalg.norm(self.before.outputs))
-        for each in singles:
-            same = (other for other in [self.before, *kept] if other.outputs.shape == each.outputs.shape)
-            if math.isfinite(each.error) and not any(
-                np.linalg.norm(each.outputs - other.outputs) <= FUNCTION * size for other in same
+    def _distinct(self, singles: list[Result]) -> list[Result]:
+        """Return the results whose outputs differ from the baseline and from those of every likelier result."""
+        distinct: list[Result] = []
+        norm = float(np.linalg.norm(self.baseline.outputs))
+        for result in singles:
+            same_shape = (other for other in [self.baseline, *distinct] if other.outputs.shape == result.outputs.shape)
+            if math.isfinite(result.error) and not any(
+                np.linalg.norm(result.outputs - other.outputs) <= FLOAT64_TOLERANCE * norm for other in same_shape
             ):
-                kept.append(each)
-        return kept
+                distinct.append(result)
+        return distinct
 
-    def _pairs(self, singles: list[Finding]) -> list[Finding]:
-        """Try pairs, the likeliest first, until one matches, which then is the last."""
-        found: list[Finding] = []
-        causes = [each.causes[0] for each in singles]
-        outputs, families = [each.outputs for each in singles], [cause.family for cause in causes]
-        order = likeliest_pairs(outputs, self.before.outputs, self.few.logits, families, [is_rare(each) for each in causes])
+    def _try_pairs(self, singles: list[Result]) -> list[Result]:
+        """Try pairs, the likeliest first, until one matches; return all results, with the match last."""
+        results: list[Result] = []
+        causes = [result.causes[0] for result in singles]
+        outputs, families = [result.outputs for result in singles], [cause.family for cause in causes]
+        order = likeliest_pairs(
+            outputs, self.baseline.outputs, self.subset.logits, families, [is_rare(cause) for cause in causes]
+        )
         for done, (a, b) in enumerate(islice(order, self.budget)):
-            self.attempts.progress("pairs", done, self.budget)
-            first, second = sorted((singles[a].causes[0], singles[b].causes[0]), key=lambda cause: cause.tail)
-            finding = self.attempts.attempt((first, second))
-            if finding is None:
+            self.evaluator.progress("pairs", done, self.budget)
+            first, second = sorted((singles[a].causes[0], singles[b].causes[0]), key=lambda cause: cause.blocks_unchanged)
+            result = self.evaluator.try_causes((first, second))
+            if result is None:
                 continue
-            found.append(finding)
-            if self.matches(finding, self.before.error):
+            results.append(result)
+            if self.matches(result, self.baseline.error):
                 break
-        return found
+        return results

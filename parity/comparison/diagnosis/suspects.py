@@ -1,4 +1,4 @@
-"""Where to look when no cause is found, or before one is sought: the first layer that is under suspicion."""
+"""Intermediates of a model: compare them with expected ones, and name the first layer that differs."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,90 +7,102 @@ from dataclasses import dataclass
 import numpy as np
 
 from parity.checkpoints.layout import Array
-from parity.checkpoints.weights import FLOATS, rounded
-from parity.comparison.diagnosis.expectations import Expected
-from parity.comparison.diagnosis.trial import Hypothesis, Trial, model_of, shown
-from parity.comparison.tolerances import FUNCTION, Error
+from parity.checkpoints.weights import FLOAT_DTYPES, round_to
+from parity.comparison.diagnosis.expected_outputs import Expected
+from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial, build_model, model_inputs
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import rows
 
-CONSTANT = ("tokens", "positions", "cosines", "sines")  # intermediates that hardly depend on the weights
-CLEAR = 0.9  # share of the squared difference that the logits alone must show for a layer, to name it without reserve
+WEIGHT_INDEPENDENT = ("tokens", "positions", "cosines", "sines")  # intermediates that depend on few weights or none
+MIN_SHARE = 0.9  # of the squared difference that a layer must explain to be named from the logits alone
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A layer, and what speaks against it.
+    """The layer in which the difference probably arises.
 
-    seen: whether its own output was compared; otherwise changes of it would explain most of the difference of the logits.
-    value: relRMS of its output where that was seen, otherwise the share of the squared difference that is explained.
-    after: the last layer that agrees ahead of it, where outputs were compared.
+    is_measured: whether its output was compared with an expected intermediate; otherwise only the logits were.
+    value: relRMS of its output if measured, otherwise the share of the squared difference that a change of it explains.
+    agrees: the last layer before it whose output agrees, if measured.
     """
 
     name: str
-    seen: bool
+    is_measured: bool
     value: float
-    after: str = ""
+    agrees: str = ""
 
     def __str__(self) -> str:
-        if self.seen:
-            agrees = f"; {self.after} agrees" if self.after else ""
-            return f"the first layer that differs is {self.name}, by {self.value:.1e}{agrees}"
-        if self.value < CLEAR:
+        if self.is_measured:
+            text = f"; {self.agrees} agrees" if self.agrees else ""
+            return f"the first layer that differs is {self.name}, by {self.value:.1e}{text}"
+        if self.value < MIN_SHARE:
             return (
-                f"the logits alone do not tell the layer; likeliest is {self.name}, a change of which would explain "
-                f"{self.value:.0%} of the difference. Add intermediates to the expected outputs, such as blocks.0 (the "
-                "output of the first block), and the first that differs is named"
+                f"the logits alone do not identify the layer; the likeliest is {self.name}, which would explain "
+                f"{self.value:.0%} of the difference. To identify it, add intermediates such as blocks.0 (the output of "
+                "the first block) to the expected outputs"
             )
         return f"{self.name}: a change of its output alone would explain {self.value:.0%} of the difference"
 
 
-def suspect(trial: Trial, expected: Expected, bar: float, places: Iterable[tuple[str, Array]]) -> Suspect:
-    """Return the first layer whose output is not as expected, or by the logits alone the likeliest.
+def find_suspect(
+    trial: Trial, expected: Expected, tolerance: float, changed_outputs: Iterable[tuple[str, Array]]
+) -> Suspect:
+    """Return the first layer whose intermediate differs, or the likeliest layer if only logits are expected.
 
-    places: layers, and what the logits are when something is changed there.
+    changed_outputs: (layer, logits) of models with one layer changed.
     """
-    found = intermediates(trial)
-    logits = found["logits"]
-    if errors := list(_errors(found, expected)):
-        return _first(errors, Error.of(logits, expected.logits).relative_rms(), bar)
+    values = intermediates(trial)
+    logits = values["logits"]
+    if errors := list(_intermediate_errors(values, expected)):
+        return _first_above(errors, ErrorNorms.of(logits, expected.logits).relative_rms(), tolerance)
     missing = (expected.logits - logits).ravel()
     shares: dict[str, float] = {}
-    for name, outputs in places:
+    for name, outputs in changed_outputs:
         if name and outputs.shape == logits.shape and np.isfinite(outputs).all():
-            shares[name] = max(shares.get(name, 0.0), share((outputs - logits).ravel(), missing))
+            shares[name] = max(shares.get(name, 0.0), explained_share((outputs - logits).ravel(), missing))
     if not shares:
         return Suspect("logits", False, 0.0)
-    likeliest = max(shares, key=lambda each: shares[each])
+    likeliest = max(shares, key=lambda name: shares[name])
     return Suspect(likeliest, False, shares[likeliest])
 
 
-def first_that_differs(trial: Trial, expected: Expected, bar: float) -> str:
-    """Return the first layer whose output is not as expected; nothing where no expected intermediate tells it."""
+def first_differing_layer(trial: Trial, expected: Expected, tolerance: float) -> str:
+    """Return the first layer whose intermediate differs, or "" if no expected intermediate can be compared."""
     if not expected.intermediates:
         return ""
-    found = intermediates(trial)
-    errors = list(_errors(found, expected))
-    return _first(errors, Error.of(found["logits"], expected.logits).relative_rms(), bar).name if errors else ""
+    values = intermediates(trial)
+    errors = list(_intermediate_errors(values, expected))
+    return (
+        _first_above(errors, ErrorNorms.of(values["logits"], expected.logits).relative_rms(), tolerance).name
+        if errors
+        else ""
+    )
 
 
-def _first(errors: list[tuple[str, float]], of_logits: float, bar: float) -> Suspect:
-    after = ""
-    for name, error in [*errors, ("logits", of_logits)]:
-        if not error <= bar:
-            return Suspect(name, True, error, after)
-        after = name
-    return Suspect("logits", True, of_logits, errors[-1][0])
+def _first_above(errors: list[tuple[str, float]], logits_error: float, tolerance: float) -> Suspect:
+    agrees = ""
+    for name, error in [*errors, ("logits", logits_error)]:
+        if not error <= tolerance:
+            return Suspect(name, True, error, agrees)
+        agrees = name
+    return Suspect("logits", True, logits_error, errors[-1][0])
 
 
-def _errors(found: Mapping[str, Array], expected: Expected) -> Iterator[tuple[str, float]]:
-    """Yield how far each intermediate is from the expected one, in the order of computation, where both are there."""
-    for name, value in found.items():
-        if name in expected.intermediates and (theirs := aligned(expected.intermediates[name], value.shape)) is not None:
-            yield name, Error.of(value, theirs).relative_rms()
+def _intermediate_errors(values: Mapping[str, Array], expected: Expected) -> Iterator[tuple[str, float]]:
+    """Yield (name, relRMS) of each intermediate that is expected too, in the order of computation."""
+    for name, value in values.items():
+        if (
+            name in expected.intermediates
+            and (reference := match_layout(expected.intermediates[name], value.shape)) is not None
+        ):
+            yield name, ErrorNorms.of(value, reference).relative_rms()
 
 
-def aligned(array: Array, shape: tuple[int, ...]) -> Array | None:
-    """Return an intermediate in the twins' shape: with heads merged or split, ahead of the tokens or after them."""
+def match_layout(array: Array, shape: tuple[int, ...]) -> Array | None:
+    """Return an expected intermediate in the shape of the twins, or None if it does not fit.
+
+    Heads may be merged or split, and before or after the axis of tokens.
+    """
     if array.shape == shape:
         return array
     if array.ndim == len(shape) == 4 and array.swapaxes(1, 2).shape == shape:
@@ -99,51 +111,53 @@ def aligned(array: Array, shape: tuple[int, ...]) -> Array | None:
     return array.reshape(shape) if merged else None
 
 
-def consistent(trial: Trial, expected: Expected, bar: float) -> bool:
-    """Whether a model gives the expected intermediates, as far as it has them."""
-    return all(error <= bar for _, error in _errors(intermediates(trial), expected))
+def matches_intermediates(trial: Trial, expected: Expected, tolerance: float) -> bool:
+    """Return whether a model gives the expected intermediates that it has."""
+    return all(error <= tolerance for _, error in _intermediate_errors(intermediates(trial), expected))
 
 
-def is_exact(trial: Trial, expected: Expected) -> bool:
-    """Whether a model's intermediates agree with some of the expected ones to the last digits of float64.
+def has_exact_intermediates(trial: Trial, expected: Expected) -> bool:
+    """Return whether an intermediate agrees with the expected one to the last digits of float64.
 
-    The expected outputs then come from the very weights, and were computed in float64, at least up to there.
+    The expected outputs then come from exactly these weights and were computed in float64, at least up to this layer.
     """
-    of_weights = [error for name, error in _errors(intermediates(trial), expected) if name not in CONSTANT]
-    return any(error <= FUNCTION for error in of_weights)
+    errors = [
+        error for name, error in _intermediate_errors(intermediates(trial), expected) if name not in WEIGHT_INDEPENDENT
+    ]
+    return any(error <= FLOAT64_TOLERANCE for error in errors)
 
 
 def intermediates(trial: Trial) -> dict[str, Array]:
-    """Return every named intermediate of a trial, and the logits, float64."""
+    """Return every named intermediate of a trial, and its logits, as float64."""
     import torch
 
     import vit_torch
 
-    model = model_of(trial)
+    model = build_model(trial)
     with torch.inference_mode():
-        logits, found = vit_torch.intermediates(model, shown(trial, model))
-    return {name: tensor.double().numpy() for name, tensor in {**found, "logits": logits}.items()}
+        logits, values = vit_torch.intermediates(model, model_inputs(trial, model))
+    return {name: tensor.double().numpy() for name, tensor in {**values, "logits": logits}.items()}
 
 
-def share(effect: Array, missing: Array) -> float:
-    """The share of a squared difference that an effect explains: the squared cosine, 0 where it is no number."""
-    sizes = [float(np.abs(each).max(initial=0.0)) for each in (effect, missing)]
-    if not all(0 < size < math.inf for size in sizes):
+def explained_share(effect: Array, missing: Array) -> float:
+    """Return the share of a squared difference that an effect explains: the squared cosine, or 0 if it is undefined."""
+    magnitudes = [float(np.abs(each).max(initial=0.0)) for each in (effect, missing)]
+    if not all(0 < size < math.inf for size in magnitudes):
         return 0.0
-    a, b = effect / sizes[0], missing / sizes[1]  # whose fourth powers are numbers, however large the outputs are
+    a, b = effect / magnitudes[0], missing / magnitudes[1]  # so that fourth powers do not overflow
     return float(a @ b) ** 2 / (float(a @ a) * float(b @ b))
 
 
-def unfitting(trial: Trial, expected: Expected) -> list[str]:
-    """Return the expected intermediates that a model does not have, or has in another shape."""
+def uncompared_intermediates(trial: Trial, expected: Expected) -> list[str]:
+    """Return the names of expected intermediates that a model lacks or has in another shape."""
     if not expected.intermediates:
         return []
-    fitting = {name for name, _ in _errors(intermediates(trial), expected)}
-    return [name for name in expected.intermediates if name not in fitting]
+    compared = {name for name, _ in _intermediate_errors(intermediates(trial), expected)}
+    return [name for name in expected.intermediates if name not in compared]
 
 
-def evidence(trial: Trial, other: Trial, hypotheses: list[Hypothesis]) -> Iterator[str]:
-    """Yield, for each parameter that differs from another model's, how it does: a line that needs no outputs."""
+def parameter_differences(trial: Trial, other: Trial, hypotheses: list[Hypothesis]) -> Iterator[str]:
+    """Yield a line for each parameter that differs from the other model's; no model is run."""
     declared, theirs = rows(trial.config), rows(other.config)
     for name in theirs:
         if name not in declared:
@@ -153,21 +167,24 @@ def evidence(trial: Trial, other: Trial, hypotheses: list[Hypothesis]) -> Iterat
             what = "is not in the other model" if name not in theirs else f"has shape {row.shape}, not {theirs[name].shape}"
             yield f"{name} {what}"
         elif not np.array_equal(trial.weights[name], other.weights[name]):
-            yield f"{name} {_explained(name, trial, other, hypotheses)}"
+            yield f"{name} {_describe_difference(name, trial, other, hypotheses)}"
 
 
-def _explained(name: str, trial: Trial, other: Trial, hypotheses: list[Hypothesis]) -> str:
+def _describe_difference(name: str, trial: Trial, other: Trial, hypotheses: list[Hypothesis]) -> str:
     mine, theirs = trial.weights[name], other.weights[name]
     for hypothesis in hypotheses:
         for edit in hypothesis.edits:
-            if edit.parameter == name and np.array_equal(edit.of(trial.weights), theirs):
-                return f"is the other's where {hypothesis.name}"
-    for kind in ("bfloat16", "float16"):
-        for a, b, what in ((mine, theirs, "the other's, rounded to"), (theirs, mine, "what the other rounds to")):
-            if np.array_equal(_through(b, kind), a):
-                return f"is {what} {kind}"
-    return f"differs by {Error.of(mine, theirs).relative_rms():.1e}"
+            if edit.parameter == name and np.array_equal(edit.evaluate(trial.weights), theirs):
+                return f"equals the other checkpoint's if {hypothesis.name}"
+    for dtype in ("bfloat16", "float16"):
+        for a, b, relation in (
+            (mine, theirs, "equals the other checkpoint's rounded to"),
+            (theirs, mine, "would equal the other checkpoint's if it were rounded to"),
+        ):
+            if np.array_equal(_round_through(b, dtype), a):
+                return f"{relation} {dtype}"
+    return f"differs by {ErrorNorms.of(mine, theirs).relative_rms():.1e}"
 
 
-def _through(array: Array, kind: str) -> Array:
-    return rounded(array, FLOATS[kind]).astype(array.dtype)
+def _round_through(array: Array, dtype: str) -> Array:
+    return round_to(array, FLOAT_DTYPES[dtype]).astype(array.dtype)

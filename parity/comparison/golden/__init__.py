@@ -1,21 +1,22 @@
-"""Golden files: what both twins agreed on once, in float64, so that whatever moves later is named.
+"""Golden files: recorded float64 results of both twins, against which later runs are verified.
 
-`record` writes one, `verify` computes it again with the versions and on the machine at hand, `table` shows its history.
+`record` writes a golden file, `verify` computes the same results again with the installed versions on this machine, and
+`table` shows the records of golden files.
 """
 
-from parity.comparison.golden.drift import History, Moved, Verification, table
+from parity.comparison.golden.drift import ChangedTensor, History, Verification, table
 from parity.comparison.golden.file import Golden, Record, Tensor
-from parity.comparison.golden.subject import read_subject
+from parity.comparison.golden.inputs import read_model
 from parity.comparison.golden.verification import record, verify
 
 __all__ = [
+    "ChangedTensor",
     "Golden",
     "History",
-    "Moved",
     "Record",
     "Tensor",
     "Verification",
-    "read_subject",
+    "read_model",
     "record",
     "table",
     "verify",

@@ -1,9 +1,9 @@
-"""What moved since a golden was recorded: which framework, where first, and what else is another than it was.
+"""Changes since a golden file was recorded: which framework, the first tensor, and the versions and settings that differ.
 
-In float64 the bar is that of G0, 1e-12: 1e-15 to 1e-14 are found, whatever the machine.  In float32 another processor, or
-another version that adds in another order, makes other errors of the same size.  So the distance now and the distance
-then are held to each other as gate G1 holds the twins, in both directions: one may be twice the other, widened by luck
-and by a tenth of 5e-6, below which nothing is told.  As there, gradients are judged as a whole.
+In float64 the tolerance is that of G0, 1e-12; the errors of unchanged frameworks are 1e-15 to 1e-14 on any machine.  In
+float32, another processor or another version that adds in another order makes other rounding errors of the same size.  So
+the error now and the recorded error are compared as G1 compares those of the twins: the larger may be twice the smaller,
+widened by chance and by a tenth of 5e-6.  As in G1, the gradients of all parameters are tested as one.
 """
 
 import math
@@ -17,24 +17,31 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from parity.checkpoints.reading import Source
+from parity.checkpoints.reading import StrPath
 from parity.comparison.golden.file import FRAMEWORKS, Array, Golden, Record
-from parity.comparison.tolerances import FUNCTION, PRECISION, RATIO, SLACK, luck
+from parity.comparison.tolerances import (
+    ERROR_RATIO_SLACK,
+    FLOAT32_TOLERANCE,
+    FLOAT64_TOLERANCE,
+    RMS_ERROR_RATIO,
+    five_sigma_factor,
+)
 from parity.terminal import Terminal
 
-WHOLE = "gradient"  # of all parameters and the images
+ALL_GRADIENTS = "gradient"  # of all parameters and the images, taken as one
 
-_OF = {"jax": ("jax", "jaxlib", "flax"), "torch": ("torch",)}  # what of a card is whose
-_COMMON = ("numpy", "twin-vision-transformers", "python", "backend", "cpu")
+# Entries of an environment that one framework depends on, and those that both do.
+_PACKAGES = {"jax": ("jax", "jaxlib", "flax"), "torch": ("torch",)}
+_SHARED = ("numpy", "twin-vision-transformers", "python", "backend", "cpu")
 
 
 @dataclass(frozen=True)
-class Moved:
-    """A tensor whose distance is not what it was.
+class ChangedTensor:
+    """A tensor whose error is outside of its tolerance.
 
     framework: "jax" or "torch".
-    dtype: "float64", from the reference; or "float32", from the framework's own float64.
-    recorded, found: relRMS.
+    dtype: "float64" for errors from the reference, "float32" for errors from the framework's own float64 result.
+    recorded, found: relRMS in the recording, and now.
     """
 
     framework: str
@@ -45,55 +52,60 @@ class Moved:
 
     def __str__(self) -> str:
         if math.isinf(self.found):
-            return f"{self.tensor} is missing, of another shape, or not finite in {self.dtype}"
+            return f"{self.tensor} is missing, has another shape, or is not finite in {self.dtype}"
         if self.dtype == "float64":
-            return f"{self.tensor} is {self.found:.1e} from the recorded float64 reference (bar {FUNCTION:.0e})"
-        return f"{self.tensor} is {self.found:.1e} from float64 in float32, where {self.recorded:.1e} was recorded"
+            tolerance = f"tolerance {FLOAT64_TOLERANCE:.0e}"
+            return f"{self.tensor} differs by {self.found:.1e} from the recorded float64 reference ({tolerance})"
+        return f"the float32 error of {self.tensor} is {self.found:.1e}, and {self.recorded:.1e} was recorded"
 
 
 @dataclass(frozen=True, eq=False)
 class Verification:
-    """What `verify` found; print it for a table.
+    """Result of `verify`; `str` gives a table.
 
-    path: of the golden file.
-    now: what was computed now.
-    moved: in float64 before float32, and in the order of computation.
-    absent: frameworks that could not be run, each with the package that it lacks.
+    path: path of the golden file.
+    now: the results of this verification.
+    changed_tensors: float64 before float32, and in the order of computation.
+    absent: frameworks that cannot run, each with the package that is missing.
     """
 
     path: str
     golden: Golden
     now: Record
-    moved: tuple[Moved, ...]
+    changed_tensors: tuple[ChangedTensor, ...]
     absent: dict[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
-        """Whether nothing moved."""
-        return not self.moved
+        """Whether no tensor has changed."""
+        return not self.changed_tensors
 
     @property
-    def first(self) -> dict[str, Moved]:
-        """The first tensor that moved, of each framework that did."""
-        return {each.framework: each for each in reversed(self.moved)}
+    def first(self) -> dict[str, ChangedTensor]:
+        """The first changed tensor of each framework that has one."""
+        return {each.framework: each for each in reversed(self.changed_tensors)}
 
     @property
     def verdict(self) -> str:
-        """One line: PASS, or which framework moved, where first, and the versions then and now."""
+        """One line: PASS, or FAIL with the frameworks that changed, their first tensor, and the versions then and now."""
         if self.passed:
-            worst = ", ".join(f"{name} {np.nanmax(found):.1e}" for name, found in self.now.function.items())
-            return f"PASS: {self.path}: within {worst} of the recorded float64 reference, and float32 is as it was"
+            worst = ", ".join(f"{name} {np.nanmax(errors):.1e}" for name, errors in self.now.float64_errors.items())
+            return f"PASS: {self.path}: within {worst} of the recorded float64 reference; float32 errors are as recorded"
         first = self.first
-        if self._alike:
-            told = f"jax and torch moved alike, so what both take from elsewhere did: {first['jax']}"
+        if self._changed_alike:
+            what = f"jax and torch changed by the same amount, so the cause is something that they share: {first['jax']}"
         else:
-            told = "; ".join(f"{name} moved: {first[name]}" for name in FRAMEWORKS if name in first)
-        then, now = (versions(card, first) for card in (self.golden.records[0].environment, self.now.environment))
-        return f"FAIL: {self.path}: {told}. Recorded with {then}; now {now}"
+            what = "; ".join(f"{name} changed: {first[name]}" for name in FRAMEWORKS if name in first)
+        then, now = (describe_versions(card, first) for card in (self._recorded_environment, self.now.environment))
+        return f"FAIL: {self.path}: {what}. Recorded with {then}; now {now}"
 
     @property
-    def _alike(self) -> bool:
-        """Whether both compute the same, and not what was recorded."""
+    def _recorded_environment(self) -> dict[str, Any]:
+        return self.golden.records[0].environment
+
+    @property
+    def _changed_alike(self) -> bool:
+        """Whether both frameworks changed by the same amount in float64."""
         one, other = (self.first.get(name) for name in FRAMEWORKS)
         if one is None or other is None or one.dtype == "float32":
             return False
@@ -101,164 +113,174 @@ class Verification:
         return same and math.isclose(one.found, other.found, rel_tol=1e-2)
 
     def facts(self) -> dict[str, Any]:
-        """Everything, for JSON: numbers that are infinite or nothing are null."""
+        """Return everything for JSON; infinite numbers and NaN become null."""
         return {
             "passed": self.passed,
             "verdict": self.verdict,
             "path": self.path,
             "moved": [
-                {**asdict(each), "found": _number(each.found), "recorded": _number(each.recorded)} for each in self.moved
+                {**asdict(each), "found": _finite_or_none(each.found), "recorded": _finite_or_none(each.recorded)}
+                for each in self.changed_tensors
             ],
             "absent": self.absent,
-            "changed": self.changed,
-            "recorded": _facts(self.golden, self.golden.records[0]),
-            "now": _facts(self.golden, self.now),
+            "changed": self.changed_environment,
+            "recorded": _record_facts(self.golden, self.golden.records[0]),
+            "now": _record_facts(self.golden, self.now),
         }
 
     @property
-    def changed(self) -> dict[str, list[Any]]:
-        """What of the environment is another than it was: then and now."""
-        then, now = (_flat(card) for card in (self.golden.records[0].environment, self.now.environment))
+    def changed_environment(self) -> dict[str, list[Any]]:
+        """Entries of the environment that differ: name -> [then, now]."""
+        then, now = (_flatten(card) for card in (self._recorded_environment, self.now.environment))
         return {name: [then.get(name), now.get(name)] for name in {**then, **now} if then.get(name) != now.get(name)}
 
     def __str__(self) -> str:
-        """The table, what changed around it, and the verdict in the last line."""
-        table = _table([(self.path, self.golden, each) for each in (self.golden.records[0], self.now)])
-        lines = [f"{name}: was {then}, is {now}" for name, (then, now) in self.changed.items()]
+        """Return the table, the changes of the environment, and in the last line the verdict."""
+        table = _render_table([(self.path, self.golden, each) for each in (self.golden.records[0], self.now)])
+        lines = [f"{name}: was {then}, is {now}" for name, (then, now) in self.changed_environment.items()]
         lines += [f"{name} was not verified: {package} is not installed" for name, package in self.absent.items()]
-        if len(self.moved) > 1:
-            others = ", ".join(f"{each.tensor} ({each.framework} {each.dtype})" for each in self.moved[1:9])
-            lines.append(f"moved besides: {others}" + (f" and {len(self.moved) - 9} more" if len(self.moved) > 9 else ""))
+        if len(self.changed_tensors) > 1:
+            others = ", ".join(f"{each.tensor} ({each.framework} {each.dtype})" for each in self.changed_tensors[1:9])
+            more = f" and {len(self.changed_tensors) - 9} more" if len(self.changed_tensors) > 9 else ""
+            lines.append(f"also changed: {others}{more}")
         return "\n".join((table, *lines, self.verdict))
 
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """The records of golden files; print it for a table.
+    """The records of golden files; `str` gives a table.
 
-    goldens: path -> golden.
+    goldens: path -> golden file.
     """
 
     goldens: dict[str, Golden]
 
     def facts(self) -> dict[str, Any]:
-        """Every record of every file, for JSON."""
-        return {path: [_facts(golden, each) for each in golden.records] for path, golden in self.goldens.items()}
+        """Return every record of every file, for JSON."""
+        return {path: [_record_facts(golden, each) for each in golden.records] for path, golden in self.goldens.items()}
 
     def __str__(self) -> str:
-        return _table([(path, golden, each) for path, golden in self.goldens.items() for each in golden.records])
+        return _render_table([(path, golden, each) for path, golden in self.goldens.items() for each in golden.records])
 
 
-def table(paths: Sequence[Source]) -> History:
+def table(paths: Sequence[StrPath]) -> History:
     """Return the records of golden files.
 
     Raises:
-        InputError: what is no golden file.
+        InputError: a file is not a golden file.
     """
     return History({str(path): Golden.read(path) for path in paths})
 
 
-# What moved ----------------------------------------------------------------------------------------------------------
+# Comparison with the recording ---------------------------------------------------------------------------------------
 
 
-def moved(golden: Golden, now: Record) -> tuple[Moved, ...]:
-    """Return what a record has moved from the first one."""
-    return (*_function(golden, now), *_precision(golden, now))
+def changed_tensors(golden: Golden, now: Record) -> tuple[ChangedTensor, ...]:
+    """Return the tensors of a record whose errors are outside of their tolerance."""
+    return (*_changed_in_float64(golden, now), *_changed_in_float32(golden, now))
 
 
-def _function(golden: Golden, now: Record) -> Iterator[Moved]:
+def _changed_in_float64(golden: Golden, now: Record) -> Iterator[ChangedTensor]:
     for i, tensor in enumerate(golden.tensors):
-        for name, found in now.function.items():
-            then, distance = float(golden.records[0].function[name][i]), float(found[i])
-            if math.isnan(distance) and math.isnan(then):
-                continue  # the framework does not show it
-            if not distance <= FUNCTION:
-                yield Moved(name, tensor.name, "float64", then, math.inf if math.isnan(distance) else distance)
+        for name, errors in now.float64_errors.items():
+            then, error = float(golden.records[0].float64_errors[name][i]), float(errors[i])
+            if math.isnan(error) and math.isnan(then):
+                continue  # the framework does not return this tensor
+            if not error <= FLOAT64_TOLERANCE:
+                yield ChangedTensor(name, tensor.name, "float64", then, math.inf if math.isnan(error) else error)
 
 
-def _precision(golden: Golden, now: Record) -> Iterator[Moved]:
-    for name, found in now.precision.items():
-        before = _judged(golden, golden.records[0].precision[name])
-        for (tensor, entries, then), (_, _, distance) in zip(before, _judged(golden, found), strict=True):
-            if math.isnan(distance) or math.isnan(then):
-                continue  # what is missing is missing in float64 too
-            near, far = sorted((then, distance))
-            if not far <= RATIO * luck(entries) * near + SLACK * PRECISION:
-                yield Moved(name, tensor, "float32", then, distance)
+def _changed_in_float32(golden: Golden, now: Record) -> Iterator[ChangedTensor]:
+    for name, errors in now.float32_errors.items():
+        before = _tested_float32_errors(golden, golden.records[0].float32_errors[name])
+        for (tensor, entries, then), (_, _, error) in zip(before, _tested_float32_errors(golden, errors), strict=True):
+            if math.isnan(error) or math.isnan(then):
+                continue  # a missing tensor is missing in float64 too
+            near, far = sorted((then, error))
+            if not far <= RMS_ERROR_RATIO * five_sigma_factor(entries) * near + ERROR_RATIO_SLACK * FLOAT32_TOLERANCE:
+                yield ChangedTensor(name, tensor, "float32", then, error)
 
 
-def _judged(golden: Golden, distances: Array) -> list[tuple[str, int, float]]:
-    """Return what is judged in float32: each intermediate, and the whole gradient, which has the logits' luck."""
-    pairs = list(zip(golden.tensors, distances.tolist(), strict=True))
-    found = [(tensor.name, tensor.entries, distance) for tensor, distance in pairs if not tensor.is_gradient]
-    back = [(tensor.size * math.sqrt(tensor.entries), distance) for tensor, distance in pairs if tensor.is_gradient]
-    whole = math.hypot(*(size * distance for size, distance in back)) / math.hypot(*(size for size, _ in back))
+def _tested_float32_errors(golden: Golden, errors: Array) -> list[tuple[str, int, float]]:
+    """Return name, number of entries and error of each intermediate, and of all gradients as one.
+
+    The error of all gradients varies by chance as that of the logits does, so it has their number of entries.
+    """
+    pairs = list(zip(golden.tensors, errors.tolist(), strict=True))
+    forward = [(tensor.name, tensor.entries, error) for tensor, error in pairs if not tensor.is_gradient]
+    norms = [(tensor.scale * math.sqrt(tensor.entries), error) for tensor, error in pairs if tensor.is_gradient]
+    total = math.hypot(*(norm * error for norm, error in norms)) / math.hypot(*(norm for norm, _ in norms))
     logits = next(tensor for tensor in golden.tensors if tensor.name == "logits")
-    return [*found, (WHOLE, logits.entries, whole)]
+    return [*forward, (ALL_GRADIENTS, logits.entries, total)]
 
 
-# What is told --------------------------------------------------------------------------------------------------------
+# Reports -------------------------------------------------------------------------------------------------------------
 
 
-def versions(card: dict[str, Any], frameworks: Iterable[str]) -> str:
-    """Return what of an environment may have moved these frameworks, in a line."""
-    names = [name for framework in FRAMEWORKS if framework in frameworks for name in _OF[framework]] + [*_COMMON]
-    return ", ".join(f"{name} {card[name]}" for name in names if name in card) or "an unknown environment"
+def describe_versions(environment: dict[str, Any], frameworks: Iterable[str]) -> str:
+    """Return in one line the versions and hardware that results of these frameworks depend on."""
+    names = [name for framework in FRAMEWORKS if framework in frameworks for name in _PACKAGES[framework]] + [*_SHARED]
+    return ", ".join(f"{name} {environment[name]}" for name in names if name in environment) or "an unknown environment"
 
 
-def _facts(golden: Golden, record: Record) -> dict[str, Any]:
-    figures = {
+def _record_facts(golden: Golden, record: Record) -> dict[str, Any]:
+    names = [tensor.name for tensor in golden.tensors]
+    errors = {
         name: {
-            "float64": {t.name: _number(x) for t, x in zip(golden.tensors, record.function[name].tolist(), strict=True)},
-            "float32": {tensor: _number(x) for tensor, _, x in _judged(golden, record.precision[name])},
+            "float64": {tensor: _finite_or_none(x) for tensor, x in zip(names, float64_errors.tolist(), strict=True)},
+            "float32": {
+                tensor: _finite_or_none(x) for tensor, _, x in _tested_float32_errors(golden, record.float32_errors[name])
+            },
         }
-        for name in record.function
+        for name, float64_errors in record.float64_errors.items()
     }
-    drift = [f"{each.framework} {each.dtype} {each.tensor}" for each in moved(golden, record)]
-    return {"environment": record.environment, "moved": drift, "relrms": figures}
+    changes = [f"{each.framework} {each.dtype} {each.tensor}" for each in changed_tensors(golden, record)]
+    return {"environment": record.environment, "moved": changes, "relrms": errors}
 
 
-def _number(x: float) -> float | None:
+def _finite_or_none(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
 
-def _flat(card: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A card without nesting; lists as text."""
-    found: dict[str, Any] = {}
-    for name, value in card.items():
-        inner = _flat(value, f"{prefix}{name}, ") if isinstance(value, dict) else {f"{prefix}{name}": value}
-        found |= {key: " ".join(map(str, each)) if isinstance(each, list) else each for key, each in inner.items()}
-    return found
+def _flatten(environment: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return an environment without nesting; lists become text."""
+    flat: dict[str, Any] = {}
+    for name, value in environment.items():
+        inner = _flatten(value, f"{prefix}{name}, ") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        flat |= {key: " ".join(map(str, each)) if isinstance(each, list) else each for key, each in inner.items()}
+    return flat
 
 
-def _table(rows: Sequence[tuple[str, Golden, Record]]) -> str:
-    """A row for each record; of float32 the logits, and the worst that is judged."""
-    caption = "relRMS: worst in float64 from the recorded reference; in float32 from float64, logits and worst"
-    found = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
+def _render_table(rows: Sequence[tuple[str, Golden, Record]]) -> str:
+    """Return a table with a row for each record; of float32 it has the error of the logits, and the largest one tested."""
+    caption = "relRMS: largest in float64 from the recorded reference; in float32 from float64, logits and largest"
+    grid = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
     for column in ("golden", "jax", "torch", "numpy", "on"):
-        found.add_column(column, overflow="fold")
+        grid.add_column(column, overflow="fold")
     for framework in FRAMEWORKS:
-        found.add_column(f"{framework}\nfloat64", justify="right")
-        found.add_column(f"{framework}\nfloat32", justify="right")
-    found.add_column("moved", overflow="fold")
+        grid.add_column(f"{framework}\nfloat64", justify="right")
+        grid.add_column(f"{framework}\nfloat32", justify="right")
+    grid.add_column("changed", overflow="fold")
     last = None
     for path, golden, record in rows:
-        card, first = record.environment, Verification(path, golden, record, moved(golden, record)).first
-        where = f"{card.get('cpu', '')} {card.get('backend', '')}".strip()
-        told = ", ".join(f"{each.framework}: {each.tensor}" for each in first.values())
-        figures = (text for framework in FRAMEWORKS for text in _figures(golden, record, framework))
-        names = (str(card.get(name, "-")) for name in ("jax", "torch", "numpy"))
-        found.add_row("" if path == last else Path(path).name, *names, where, *figures, told)
+        environment = record.environment
+        first = Verification(path, golden, record, changed_tensors(golden, record)).first
+        hardware = f"{environment.get('cpu', '')} {environment.get('backend', '')}".strip()
+        changes = ", ".join(f"{each.framework}: {each.tensor}" for each in first.values())
+        errors = (text for framework in FRAMEWORKS for text in _error_cells(golden, record, framework))
+        versions = (str(environment.get(name, "-")) for name in ("jax", "torch", "numpy"))
+        grid.add_row("" if path == last else Path(path).name, *versions, hardware, *errors, changes)
         last = path
-    console = Terminal(width=None if sys.stdout.isatty() else 1000, force_terminal=False)  # elsewhere a row stays a line
+    width = None if sys.stdout.isatty() else 1000  # in a file or a pipe each row stays on one line
+    console = Terminal(width=width, force_terminal=False)
     with console.capture() as capture:
-        console.print(found)
+        console.print(grid)
     return capture.get().rstrip("\n")
 
 
-def _figures(golden: Golden, record: Record, framework: str) -> tuple[str, str]:
-    if framework not in record.function:
+def _error_cells(golden: Golden, record: Record, framework: str) -> tuple[str, str]:
+    if framework not in record.float64_errors:
         return "-", "-"
-    judged = {tensor: x for tensor, _, x in _judged(golden, record.precision[framework])}
-    worst = max(x for x in judged.values() if not math.isnan(x))
-    return f"{np.nanmax(record.function[framework]):.1e}", f"{judged['logits']:.1e}, {worst:.1e}"
+    tested = {tensor: x for tensor, _, x in _tested_float32_errors(golden, record.float32_errors[framework])}
+    worst = max(x for x in tested.values() if not math.isnan(x))
+    return f"{np.nanmax(record.float64_errors[framework]):.1e}", f"{tested['logits']:.1e}, {worst:.1e}"

@@ -1,10 +1,11 @@
-"""A tensor in 32 numbers, enough to tell how far another one is from it.
+"""Sketches: 32 numbers for each tensor, from which the distance of another tensor from it can be estimated.
 
-A tensor of up to 32 entries is kept as it is.  A larger one is cut into 32 runs, and of each the sum is kept, every entry
-with a random sign (fixed for all time): a projection.  The squared distance of two projections is on average that of the
-tensors (as in Alon, Matias and Szegedy, 1996; over 32 runs its root scatters by an eighth), so a sketch sees a change of
-every entry, and the bar of float64 needs no more.  What it cannot see are changes that cancel within each run to twelve
-digits, and which entry changed.  Sizes of float32 errors, which are judged to a factor, are never taken from sketches.
+A tensor of at most 32 entries is its own sketch.  A larger one is divided into 32 runs of consecutive entries, and the
+sketch is the sum of each run, in which every entry has a random sign that never changes.  Such a projection keeps squared
+distances on average (Alon, Matias and Szegedy, 1996), and the root of 32 of them has a relative standard deviation of an
+eighth.  So a change of any entry shows in the sketch, which is enough for the float64 tolerance.  Changes that cancel to
+twelve digits within every run do not show, and neither does the entry that changed.  Errors in float32, which are tested
+to within a small factor, are never computed from sketches.
 """
 
 import hashlib
@@ -16,23 +17,23 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-KEPT = 32
+SKETCH_SIZE = 32
 
 
 def sketch(tensor: Any) -> Array:
-    """Return what is kept of a tensor: float64, (min(entries, KEPT),)."""
+    """Return the sketch of a tensor: float64, (min(entries, SKETCH_SIZE),)."""
     flat = np.asarray(tensor, np.float64).reshape(-1)
-    if flat.size <= KEPT:
+    if flat.size <= SKETCH_SIZE:
         return flat
-    length = -(-flat.size // KEPT)
-    signed = np.zeros(length * KEPT)
+    length = -(-flat.size // SKETCH_SIZE)
+    signed = np.zeros(length * SKETCH_SIZE)
     np.multiply(flat, _signs(flat.size), out=signed[: flat.size])
-    sums: Array = signed.reshape(KEPT, length).sum(1)
+    sums: Array = signed.reshape(SKETCH_SIZE, length).sum(1)
     return sums
 
 
 def root_mean_square(tensor: Any) -> float:
-    """Return sqrt(mean(x^2)), in float64; 0 of nothing."""
+    """Return sqrt(mean(x^2)), in float64; 0 for a tensor without entries."""
     flat = np.asarray(tensor, np.float64).reshape(-1)
     return math.sqrt(float(np.vdot(flat, flat)) / max(flat.size, 1))
 

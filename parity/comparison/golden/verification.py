@@ -1,7 +1,7 @@
-"""Recording what both twins agree on, and computing it again with whatever is installed.
+"""Recording of results on which both twins agree, and verification with the frameworks that are installed.
 
-Every framework is held to the reference in float64, and in float32 to its own float64.  So a change of what is computed
-shows in the first, a change of how well in the second, and neither framework has to be there for the other.
+Each framework is compared in float64 with the recorded reference, and in float32 with its own float64 result.  A changed
+function shows in the first and changed rounding errors in the second, and each framework can be verified without the other.
 """
 
 import math
@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.reading import Source
+from parity.checkpoints.reading import StrPath
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison import framework_settings, reproducible_init
-from parity.comparison.forward_backward import JaxTwin, Run, Subject, TorchTwin
-from parity.comparison.golden.drift import Verification, moved
-from parity.comparison.golden.file import FRAMEWORKS, Array, Golden, Record, Tensor, writable
+from parity.comparison.forward_backward import JaxTwin, PassInputs, PassResult, TorchTwin
+from parity.comparison.golden.drift import Verification, changed_tensors
+from parity.comparison.golden.file import FRAMEWORKS, Array, Golden, Record, Tensor, check_writable
+from parity.comparison.golden.inputs import checksums, make_inputs, recorded_inputs
 from parity.comparison.golden.sketch import root_mean_square, sketch
-from parity.comparison.golden.subject import checksums, restored, shown
-from parity.comparison.localisation import GRADIENT, module_scales
-from parity.comparison.tolerances import FUNCTION
+from parity.comparison.localisation import GRADIENT_OF, module_scales
+from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from vit_spec import InputError, ViTConfig, nearest
 
 Progress = Callable[[str], None]
@@ -29,88 +29,87 @@ Progress = Callable[[str], None]
 
 def record(
     model: ViTConfig | Checkpoint,
-    path: Source,
+    path: StrPath,
     *,
     seed: int = 0,
     force: bool = False,
     progress: Progress = lambda what: None,
 ) -> Golden:
-    """Run both twins on a model, and write what they agree on to a golden file.
+    """Run both twins on a model, and write the results on which they agree to a golden file.
 
     Args:
-        model: a config, whose weights are drawn from the seed, or weights; as `read_subject` returns them.
-        path: the file, which ends in .npz.
-        seed: of the images, of the target of the loss, and of drawn weights.
-        force: replace a file that is there.
-        progress: called with what is being done.
+        model: a config, whose weights are drawn from the seed, or a checkpoint; `read_model` returns either.
+        path: the file to write, which ends in .npz.
+        seed: seed of the images, of the target of the loss, and of drawn weights.
+        force: replace an existing file.
+        progress: called with a description of each step.
 
     Raises:
-        InputError: a path that cannot be written to, a framework that is missing, a model that computes NaN, or twins that
-            do not compute the same.
+        InputError: the path cannot be written, a framework is missing, the model computes NaN, or the twins differ.
     """
-    _, absent = installed()
+    _, absent = installed_frameworks()
     if absent:
         raise InputError(
-            f"a golden is what both twins agree on, and {', '.join(absent.values())} is not installed: install it"
+            f"a golden file is recorded with both frameworks, and {', '.join(absent.values())} is not installed: install it"
         )
-    writable(path, force)
+    check_writable(path, force)
     checkpoint = model if isinstance(model, Checkpoint) else reproducible_init.weights(model, seed)
-    subject = shown(checkpoint, seed)
-    progress("PyTorch in float64, attention written out")
-    tensors = tuple(_tensors(TorchTwin(subject, "explicit").run()))
-    golden = Golden(checkpoint.config, seed, checkpoint is not model, checksums(subject), tensors)
-    found = _measured(golden, subject, FRAMEWORKS, progress)
-    worst, name = max((float(np.nanmax(distances)), name) for name, distances in found.function.items())
-    if not worst <= FUNCTION:
+    inputs = make_inputs(checkpoint, seed)
+    progress("PyTorch in float64, explicit attention")
+    tensors = tuple(_reference_tensors(TorchTwin(inputs, "explicit").run()))
+    golden = Golden(checkpoint.config, seed, checkpoint is not model, checksums(inputs), tensors)
+    measured = _measure(golden, inputs, FRAMEWORKS, progress)
+    worst, name = max((float(np.nanmax(errors)), name) for name, errors in measured.float64_errors.items())
+    if not worst <= FLOAT64_TOLERANCE:
         raise InputError(
-            f"a golden is what both twins agree on, and in float64 {name} is {worst:.1e} from PyTorch with its attention "
-            f"written out (bar {FUNCTION:.0e}): find the part with `python -m parity check`"
+            f"the twins must agree to record a golden file, and in float64 {name} differs by {worst:.1e} from PyTorch with "
+            f"explicit attention (tolerance {FLOAT64_TOLERANCE:.0e}): find the part with `python -m parity check`"
         )
-    golden = replace(golden, records=(found,))
+    golden = replace(golden, records=(measured,))
     golden.write(path)
     return golden
 
 
 def verify(
-    path: Source,
+    path: StrPath,
     *,
     weights: Checkpoint | None = None,
     only: str | None = None,
     append: bool = False,
     progress: Progress = lambda what: None,
 ) -> Verification:
-    """Compute a golden again in whichever frameworks are installed, and hold it to what was recorded.
+    """Compute the results of a golden file again with the installed frameworks, and compare them with the recorded ones.
 
     Args:
-        weights: of a golden of weights: the same ones, in any format.
-        only: "jax" or "torch": leave the other out.
-        append: keep what was found in the file, as one more record.
-        progress: called with what is being done.
+        weights: the weights that the file was recorded with, in any format, unless they are drawn from the seed.
+        only: "jax" or "torch": verify only this one.
+        append: append the results to the file as another record.
+        progress: called with a description of each step.
 
     Raises:
-        InputError: no golden file, weights that are missing or are others, or no framework to run.
+        InputError: the file is no golden file, the weights are missing or have other values, or no framework is installed.
     """
     golden = Golden.read(path)
-    frameworks, absent = installed()
+    frameworks, absent = installed_frameworks()
     if only is not None:
         if only not in FRAMEWORKS:
             raise InputError(f"only is {only!r}: give jax or torch{nearest(only, FRAMEWORKS)}")
         if only in absent:
-            raise InputError(f"{only} alone was asked for, and {absent[only]} is not installed: install it")
+            raise InputError(f"only {only} is to be verified, and {absent[only]} is not installed: install it")
         frameworks, absent = (only,), {}
     if not frameworks:
         raise InputError(
             f"neither framework can run ({', '.join(absent.values())} not installed): install jax and flax, or torch"
         )
-    subject = restored(golden, weights, str(path))
-    now = _measured(golden, subject, frameworks, progress)
+    inputs = recorded_inputs(golden, weights, str(path))
+    now = _measure(golden, inputs, frameworks, progress)
     if append:
         replace(golden, records=(*golden.records, now)).write(path)
-    return Verification(str(path), golden, now, moved(golden, now), absent)
+    return Verification(str(path), golden, now, changed_tensors(golden, now), absent)
 
 
-def installed() -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the frameworks whose twin can run, and of each other one the package that it lacks."""
+def installed_frameworks() -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the frameworks whose twin can run, and for each other one the package that is missing."""
     absent = {}
     for framework in FRAMEWORKS:
         try:
@@ -120,67 +119,69 @@ def installed() -> tuple[tuple[str, ...], dict[str, str]]:
     return tuple(name for name in FRAMEWORKS if name not in absent), absent
 
 
-# What is measured --------------------------------------------------------------------------------------------------
+# Measurement ---------------------------------------------------------------------------------------------------------
 
 
-def _tensors(run: Run) -> Iterable[Tensor]:
-    """Yield what is kept of the reference.
+def _reference_tensors(run: PassResult) -> Iterable[Tensor]:
+    """Yield the tensors of the reference: intermediates, then gradients.
 
     Raises:
-        InputError: NaN or infinities in it.
+        InputError: a tensor has NaN or infinities.
     """
     scales = module_scales(run.gradients)
     forward = [(name, value, 0.0) for name, value in run.values.items()]
-    backward = [(f"{GRADIENT}{name}", value, scales[name]) for name, value in run.gradients.items()]
+    backward = [(f"{GRADIENT_OF}{name}", value, scales[name]) for name, value in run.gradients.items()]
     for name, value, scale in (*forward, *backward):
         if not np.isfinite(value).all():
             raise InputError(
-                f"the model computes NaN or infinities, first at {name}: look at its weights with "
+                f"the model computes NaN or infinities, first at {name}: check its weights with "
                 "`python -m parity inspect SRC --values`"
             )
         yield Tensor(name, value.shape, max(root_mean_square(value), scale), sketch(value))
 
 
-def _measured(golden: Golden, subject: Subject, frameworks: Iterable[str], progress: Progress) -> Record:
-    """Run each framework in float64 and in float32, and measure."""
-    function, precision = {}, {}
+def _measure(golden: Golden, inputs: PassInputs, frameworks: Iterable[str], progress: Progress) -> Record:
+    """Run each framework in float64 and in float32, and return the errors of its tensors."""
+    float64_errors, float32_errors = {}, {}
     for name in frameworks:
-        twin: Any = JaxTwin(subject) if name == "jax" else TorchTwin(subject)
+        twin: Any = JaxTwin(inputs) if name == "jax" else TorchTwin(inputs)
         progress(f"{name} in float64")
         exact = twin.run()
         progress(f"{name} in float32")
         coarse = twin.run("float32")
-        values = [(tensor, _value(exact, tensor), _value(coarse, tensor)) for tensor in golden.tensors]
-        function[name] = np.array([_from_reference(tensor, value) for tensor, value, _ in values])
-        precision[name] = np.array([_from_exact(*each) for each in values])
-    with framework_settings.strict():
-        card = framework_settings.environment(framework_settings.compiler_options())
-    return Record(card, function, precision)
+        values = [(tensor, _value_of(exact, tensor), _value_of(coarse, tensor)) for tensor in golden.tensors]
+        float64_errors[name] = np.array([_float64_error(tensor, value) for tensor, value, _ in values])
+        float32_errors[name] = np.array([_float32_error(*each) for each in values])
+    with framework_settings.strict_settings():
+        environment = framework_settings.environment(framework_settings.compiler_options())
+    return Record(environment, float64_errors, float32_errors)
 
 
-def _value(run: Run, tensor: Tensor) -> Array | None:
-    return run.gradients.get(tensor.name.removeprefix(GRADIENT)) if tensor.is_gradient else run.values.get(tensor.name)
+def _value_of(run: PassResult, tensor: Tensor) -> Array | None:
+    name = tensor.name.removeprefix(GRADIENT_OF)
+    return run.gradients.get(name) if tensor.is_gradient else run.values.get(tensor.name)
 
 
-def _from_reference(tensor: Tensor, value: Array | None) -> float:
-    """Return the relRMS of what a framework computed in float64 from the reference; NaN where it shows no such tensor."""
+def _float64_error(tensor: Tensor, value: Array | None) -> float:
+    """Return relRMS of a float64 result from the reference; NaN if the framework does not return such a tensor."""
     if value is None:
         return math.nan
     if value.shape != tensor.shape or not np.isfinite(value).all():
         return math.inf
-    distance = float(np.linalg.norm(sketch(value) - tensor.kept))
-    return _relative(distance, tensor.size * math.sqrt(tensor.entries))
+    distance = float(np.linalg.norm(sketch(value) - tensor.sketch))
+    return _relative(distance, tensor.scale * math.sqrt(tensor.entries))
 
 
-def _from_exact(tensor: Tensor, exact: Array | None, coarse: Array | None) -> float:
+def _float32_error(tensor: Tensor, exact: Array | None, coarse: Array | None) -> float:
+    """Return relRMS of a float32 result from the float64 result of the same framework; NaN as in `_float64_error`."""
     if exact is None or coarse is None:
         return math.nan
     if exact.shape != coarse.shape or not np.isfinite(exact).all() or not np.isfinite(coarse).all():
         return math.inf
-    return _relative(root_mean_square(coarse - exact), tensor.size)
+    return _relative(root_mean_square(coarse - exact), tensor.scale)
 
 
-def _relative(distance: float, size: float) -> float:
+def _relative(distance: float, scale: float) -> float:
     if not distance:
         return 0.0
-    return distance / size if size else math.inf
+    return distance / scale if scale else math.inf

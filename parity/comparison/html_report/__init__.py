@@ -1,4 +1,4 @@
-"""The report of a check as one page that needs nothing else: no network, no folder beside it, no server."""
+"""The report of a comparison as one self-contained HTML page: it needs no network, no other files and no server."""
 
 import hashlib
 import shlex
@@ -7,70 +7,71 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parity.checkpoints.atomic_write import replacing
+from parity.checkpoints.atomic_write import atomic_replace
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison.report import Report
 from vit_spec import InputError
 
 if TYPE_CHECKING:
-    from parity.comparison.html_report.attention import Maps
+    from parity.comparison.html_report.attention import AttentionMaps
 
-NEEDED = ("jinja2", "matplotlib")
+REQUIRED_PACKAGES = ("jinja2", "matplotlib")
 
 
-def ready(path: str | Path) -> Path:
-    """Return where a page is to be written, if it can be: to be asked before a check that takes long.
+def check_output_path(path: str | Path) -> Path:
+    """Return the path of a page after checking that it can be written.  Call this before a long comparison.
 
     Raises:
-        InputError: a package that is missing, a name that is no page's, or a place where no file can be.
+        InputError: a package is missing, the name does not end in .html, or no file can be written there.
     """
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
+    if missing := [name for name in REQUIRED_PACKAGES if find_spec(name) is None]:
         raise InputError(
             f"a report needs {' and '.join(missing)}, not installed: pip install 'twin-vision-transformers[report]'"
         )
     path = Path(path)
     if path.suffix not in (".html", ".htm"):
-        raise InputError(f"{path} is no name of a page: give one that ends in .html")
+        raise InputError(f"{path} is not the name of an HTML page: give one that ends in .html")
     if not path.parent.is_dir():
-        raise InputError(f"the folder {path.parent} does not exist: make it, or write the report elsewhere")
-    for each in _both(path):
+        raise InputError(f"the folder {path.parent} does not exist: create it, or write the report elsewhere")
+    for each in _output_paths(path):
         if each.exists() and not each.is_file():
-            raise InputError(f"{each} is no file: write the report elsewhere")
+            raise InputError(f"{each} is not a file: write the report elsewhere")
     return path
 
 
 def write(
     report: Report, checkpoint: Checkpoint, path: str | Path, *, source: str = "SRC", seed: int | None = None
 ) -> list[Path]:
-    """Write the page, and its main plot beside it as PNG; replaces what was there, all of it or nothing.
+    """Write the page, and its main plot as a PNG file of the same name; existing files are replaced atomically.
 
     Args:
-        checkpoint: the weights that were checked, to see where they look in a sample image.
-        path: ends in .html.
-        source: what the command line called the weights.
-        seed: of the images that the check made itself; None where it was given some.
+        report: the result of `compare`.
+        checkpoint: the weights that were compared, for the attention maps of a sample image.
+        path: path of the page, which ends in .html.
+        source: the weights as given on the command line, which the page shows and uses in commands.
+        seed: seed of the random images; None if images were given.
 
     Returns:
-        The two files.
+        The paths of the two files.
 
     Raises:
-        InputError: see `ready`.
+        InputError: see `check_output_path`.
     """
-    path = ready(path)
+    path = check_output_path(path)
     from parity.comparison.html_report import attention, plot, view
 
-    page = render(report, attention.maps(checkpoint), source=source, seed=seed)
+    page = render(report, attention.compute_attention_maps(checkpoint), source=source, seed=seed)
     verdict = "PASS" if report.passed else "FAIL"
-    title = f"{verdict}: {view.model(report.config)}, {len(report.measures)} tensors, level {report.level}"
-    contents = (page.encode(), plot.png(report, title))
-    for each, content in zip(_both(path), contents, strict=True):
-        with replacing(each) as partial:
+    title = f"{verdict}: {view.describe_model(report.config)}, {len(report.measures)} tensors, level {report.level}"
+    contents = (page.encode(), plot.error_png(report, title))
+    for each, content in zip(_output_paths(path), contents, strict=True):
+        with atomic_replace(each) as partial:
             partial.write_bytes(content)
-    return _both(path)
+    return _output_paths(path)
 
 
-def render(report: Report, maps: "Maps", *, source: str = "SRC", seed: int | None = None) -> str:
-    """Return the page; see `write`.  The same report and maps give the same text."""
+def render(report: Report, maps: "AttentionMaps", *, source: str = "SRC", seed: int | None = None) -> str:
+    """Return the page as text; see `write`.  The same report and maps give the same text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from parity.comparison.html_report import plot, view
@@ -79,7 +80,9 @@ def render(report: Report, maps: "Maps", *, source: str = "SRC", seed: int | Non
     environment = Environment(
         loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {each.__name__: each for each in (view.figure, view.exact, view.unbroken, view.dotted)}
+    environment.filters |= {
+        each.__name__: each for each in (view.short_number, view.full_number, view.unbroken_numbers, view.breakable_name)
+    }
     script = (here / "page.js").read_text()
     return environment.get_template("page.html.jinja").render(
         report=report,
@@ -95,5 +98,5 @@ def render(report: Report, maps: "Maps", *, source: str = "SRC", seed: int | Non
     )
 
 
-def _both(path: Path) -> list[Path]:
+def _output_paths(path: Path) -> list[Path]:
     return [path, path.with_suffix(".png")]

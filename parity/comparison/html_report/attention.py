@@ -1,4 +1,4 @@
-"""Where a block looks in a sample image, according to either twin in float32."""
+"""Attention maps of one block for a sample image, computed by both twins in float32."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -6,20 +6,20 @@ from functools import partial
 import numpy as np
 
 from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
-from parity.comparison.framework_settings import compiler_options, strict
+from parity.comparison.framework_settings import compiler_options, strict_settings
 from parity.comparison.tolerances import Array
 from vit_spec import ViTConfig
 
 
 @dataclass(frozen=True)
-class Maps:
-    """One block's attention to the patches of an image.
+class AttentionMaps:
+    """Attention of one block to the patches of an image.
 
-    image: (H, W, 3), as a person sees it, in [0, 1].
-    jax, torch: (heads, rows, columns): the share of its attention that the class token gives each patch; without a class
-        token, that all tokens give it on average.
-    block: counted from 0.
-    of: whose attention it is: "the class token" or "all tokens".
+    image: the image before normalization, (H, W, 3) in [0, 1].
+    jax, torch: attention weights of the class token for each patch, (heads, rows, columns); without a class token, the mean
+        over all tokens.
+    block: index of the block, from 0.
+    of: the tokens that attend to the patches: "the class token" or "all tokens".
     """
 
     image: Array
@@ -30,30 +30,31 @@ class Maps:
 
     @property
     def difference(self) -> Array:
-        """JAX less PyTorch."""
+        """The attention weights of JAX minus those of PyTorch."""
         difference: Array = self.jax - self.torch
         return difference
 
 
-def maps(checkpoint: Checkpoint, image: Array | None = None, block: int = -1) -> Maps:
-    """Show both twins an image, and take one block's attention.
+def compute_attention_maps(checkpoint: Checkpoint, image: Array | None = None, block: int = -1) -> AttentionMaps:
+    """Compute the attention of one block for an image in both twins.
 
     Args:
-        image: (H, W, C), normalised; by default a drawing of the config's size.
-        block: which, from the end where it is negative.
+        checkpoint: the weights.
+        image: (H, W, C), normalized; by default a drawing of the config's image size.
+        block: index of the block; negative indices count from the end.
     """
     config = checkpoint.config
     if image is None:
-        image = _normalised(drawing(*config.image_size), config)
+        image = _normalize(sample_image(*config.image_size), config)
     images, grid = np.asarray(image, np.float32)[None], config.grid_of(*image.shape[:2])
-    with strict():
-        of_jax, of_torch = (_patches(look(checkpoint, images, block), config, grid) for look in (_jax, _torch))
+    with strict_settings():
+        of_jax, of_torch = (_patch_weights(run(checkpoint, images, block), config, grid) for run in (_jax, _torch))
     of = "the class token" if config.tokens.class_token else "all tokens"
-    return Maps(_seen(image, config), of_jax, of_torch, range(config.depth)[block], of)
+    return AttentionMaps(_denormalize(image, config), of_jax, of_torch, range(config.depth)[block], of)
 
 
-def drawing(height: int, width: int) -> Array:
-    """A ball on a plane, (H, W, 3) in [0, 1]: something to look at, in any size."""
+def sample_image(height: int, width: int) -> Array:
+    """Return a drawing of a ball on a plane, (height, width, 3), in [0, 1]."""
     y, x = np.meshgrid(np.linspace(0, 1, height), np.linspace(0, 1, width), indexing="ij")
     sky = np.stack([0.55 + 0.35 * y, 0.72 + 0.18 * y, 0.92 - 0.02 * y], -1)
     ground = np.stack([0.42 - 0.18 * y, 0.5 - 0.2 * y, 0.36 - 0.14 * y], -1)
@@ -68,23 +69,23 @@ def drawing(height: int, width: int) -> Array:
     return result
 
 
-def _normalised(picture: Array, config: ViTConfig) -> Array:
-    """What the network sees of a picture in [0, 1]; grey where it does not see three colours."""
+def _normalize(picture: Array, config: ViTConfig) -> Array:
+    """Normalize an image in [0, 1] for the model; it becomes grey if the model does not take three channels."""
     grey = picture.mean(-1, keepdims=True).repeat(config.in_channels, -1)
-    seen: Array = ((picture if config.in_channels == 3 else grey) - config.pixels.mean) / config.pixels.std
-    return seen
+    normalized: Array = ((picture if config.in_channels == 3 else grey) - config.pixels.mean) / config.pixels.std
+    return normalized
 
 
-def _seen(image: Array, config: ViTConfig) -> Array:
-    """The way back."""
+def _denormalize(image: Array, config: ViTConfig) -> Array:
+    """Undo `_normalize`: return an image in [0, 1], clipped, with three channels."""
     picture = np.clip(image * config.pixels.std + config.pixels.mean, 0, 1)
     if config.in_channels != 3:
         picture = picture.mean(-1, keepdims=True).repeat(3, -1)
     return picture
 
 
-def _patches(weights: Array, config: ViTConfig, grid: tuple[int, int]) -> Array:
-    """(heads, T, T) -> (heads, rows, columns)."""
+def _patch_weights(weights: Array, config: ViTConfig, grid: tuple[int, int]) -> Array:
+    """Select the attention to the patches, (heads, rows, columns), from attention weights (heads, tokens, tokens)."""
     rows = weights[:, 0] if config.tokens.class_token else weights.mean(1)
     return rows[:, config.num_prefix :].reshape(-1, *grid)
 
@@ -97,8 +98,8 @@ def _jax(checkpoint: Checkpoint, images: Array, block: int) -> Array:
 
     model = vit_jax.ViT(checkpoint.config, vit_jax.Execution(precision="highest"))
     params = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), to_jax(checkpoint))
-    look = jax.jit(partial(vit_jax.attention_maps, model, block=block), compiler_options=compiler_options())
-    weights: Array = np.asarray(look(params, jnp.asarray(images)))[0]
+    compute = jax.jit(partial(vit_jax.attention_maps, model, block=block), compiler_options=compiler_options())
+    weights: Array = np.asarray(compute(params, jnp.asarray(images)))[0]
     return weights
 
 

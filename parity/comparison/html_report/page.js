@@ -1,5 +1,5 @@
-// Sorts a table by the column whose header is clicked; again, the other way round.  Numbers start with the
-// largest and are sorted by all of their digits, which cells carry in data-v; what was not measured stays last.
+// Sort a table by the column whose header is clicked; a second click reverses the order.  Numbers start with the
+// largest and are sorted by all of their digits, which are in the data-v of their cells; empty cells stay last.
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => {
     const header = button.closest("th");

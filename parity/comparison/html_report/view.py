@@ -1,4 +1,4 @@
-"""What the page shows, in the shape in which the template needs it."""
+"""The data of the page, in the form that the template needs."""
 
 import math
 import re
@@ -11,22 +11,25 @@ from markupsafe import Markup, escape
 
 import vit_spec
 from parity.comparison.html_report import plot
-from parity.comparison.html_report.attention import Maps
-from parity.comparison.localisation import GRADIENT
-from parity.comparison.report import Measure, Report
-from parity.comparison.tolerances import Array, Error
+from parity.comparison.html_report.attention import AttentionMaps
+from parity.comparison.localisation import GRADIENT_OF
+from parity.comparison.report import Report, TensorComparison
+from parity.comparison.tolerances import Array, ErrorNorms
 from vit_spec import ViTConfig
 
-WORST = 20  # gradients that are shown at once
+MAX_GRADIENTS = 20  # rows of the table of gradients
 
 
 @dataclass(frozen=True)
 class Row:
-    """A tensor in a table.
+    """A row of a table: one tensor.
 
-    float64, jax, torch: relRMS.
-    largest, bias, angle, tolerance: of the twin that is farther, in the coarser type where that was asked for; `angle` is
-        1 less the cosine.
+    passed: whether it passes the gates.
+    name: name of the tensor.
+    float64: relRMS between the twins in float64.
+    jax, torch: relRMS of each twin in the lower precision from float64; None if it was not computed.
+    largest, bias, one_minus_cosine, allclose_tolerance: measures of the twin with the larger error, in the lower precision
+        if it was compared, else in float64; see `ErrorNorms`.
     """
 
     name: str
@@ -36,21 +39,26 @@ class Row:
     torch: float | None
     largest: float
     bias: float
-    angle: float
-    tolerance: float
+    one_minus_cosine: float
+    allclose_tolerance: float
 
     @classmethod
-    def of(cls, m: Measure) -> "Row":
-        """Read a measure."""
+    def of(cls, m: TensorComparison) -> "Row":
+        """Return the row of a tensor."""
         jax, torch = (error.relative_rms(m.scale) if error else None for error in (m.jax, m.torch))
-        far = max((e for e in (m.jax, m.torch) if e), key=Error.relative_rms, default=m.function)
-        figures = (far.relative_max(m.scale), far.bias(m.scale), 1 - far.cosine, far.tolerance)
+        far = max((e for e in (m.jax, m.torch) if e), key=ErrorNorms.relative_rms, default=m.function)
+        figures = (far.relative_max(m.scale), far.bias(m.scale), 1 - far.cosine, far.allclose_tolerance)
         return cls(m.name, m.passed, m.difference, jax, torch, *figures)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture, and the scale of its colours: name, lowest and highest."""
+    """An image with a title.
+
+    title: the title.
+    source: the image as a data URL.
+    scale: name of the colour map, and the lowest and the highest value; None for an image in its own colours.
+    """
 
     title: str
     source: str
@@ -58,120 +66,122 @@ class Panel:
 
 
 def rows(report: Report) -> list[Row]:
-    """Every tensor, in the order of computation."""
+    """Return the rows of all tensors, in the order of computation."""
     return [Row.of(m) for m in report.measures]
 
 
-def worst(report: Report) -> list[Row]:
-    """The gradients of single parameters, by their names, that part the most, the worst first."""
-    found = [Row.of(replace(m, name=m.name.removeprefix(GRADIENT))) for m in report.measures if m.name.startswith(GRADIENT)]
-    return sorted(found, key=lambda row: -row.float64)[:WORST]
+def worst_gradients(report: Report) -> list[Row]:
+    """Return the rows of the gradients of single parameters with the largest errors, largest first."""
+    found = [
+        Row.of(replace(m, name=m.name.removeprefix(GRADIENT_OF))) for m in report.measures if m.name.startswith(GRADIENT_OF)
+    ]
+    return sorted(found, key=lambda row: -row.float64)[:MAX_GRADIENTS]
 
 
-def stated(report: Report) -> str:
-    """The verdict as a sentence, without its first word."""
+def verdict_sentence(report: Report) -> str:
+    """Return the verdict as a sentence, without the word PASS or FAIL at its beginning."""
     text = report.verdict.partition(": ")[2].replace("; PASS: ", "; ")
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def model(config: ViTConfig) -> str:
-    """The name of a model, where it has one, and its sizes."""
+def describe_model(config: ViTConfig) -> str:
+    """Return the name of a model, if it is a named one, and its number of parameters."""
     name = next((name for name in vit_spec.names() if vit_spec.get(name) == config), "a ViT")
     return f"{name}: {vit_spec.count(config):,} parameters"
 
 
-def sizes(config: ViTConfig) -> str:
-    """What the parameters are made of."""
-    image, patch = (_times(size) for size in (config.image_size, config.patch_size))
+def describe_sizes(config: ViTConfig) -> str:
+    """Return depth, width and other sizes of a model as text."""
+    image, patch = (_height_times_width(size) for size in (config.image_size, config.patch_size))
     return (
         f"{config.depth} blocks of width {config.width}, {config.num_heads} heads, MLP {config.mlp_dim}; "
         f"images {image} in patches of {patch}; {config.num_classes or 'no'} classes"
     )
 
 
-def _times(size: tuple[int, int]) -> str:
+def _height_times_width(size: tuple[int, int]) -> str:
     return f"{size[0]} × {size[1]}"
 
 
-def panels(maps: Maps) -> list[Panel]:
-    """The image, and the mean over the heads of both maps and of their difference."""
-    return [Panel("Sample image", _data(plot.picture(maps.image))), *_three(maps, None)]
+def mean_panels(maps: AttentionMaps) -> list[Panel]:
+    """Return four panels: the image, and the means over heads of both maps and of their difference."""
+    return [Panel("Sample image", _data_url(plot.image_png(maps.image))), *_map_panels(maps, None)]
 
 
-def heads(maps: Maps) -> list[list[Panel]]:
-    """The three maps of each head."""
-    return [_three(maps, head) for head in range(len(maps.jax))]
+def head_panels(maps: AttentionMaps) -> list[list[Panel]]:
+    """Return the three panels of each head."""
+    return [_map_panels(maps, head) for head in range(len(maps.jax))]
 
 
-def _three(maps: Maps, head: int | None) -> list[Panel]:
-    """Both maps in one scale, and their difference in one of its own."""
-    jax, torch, apart = (x.mean(0) if head is None else x[head] for x in (maps.jax, maps.torch, maps.difference))
-    share = ("viridis", 0.0, float(max(jax.max(), torch.max())))
-    size = largest(apart)
+def _map_panels(maps: AttentionMaps, head: int | None) -> list[Panel]:
+    """Return the panels of both maps, with the same scale, and of their difference."""
+    jax, torch, difference = (x.mean(0) if head is None else x[head] for x in (maps.jax, maps.torch, maps.difference))
+    scale = ("viridis", 0.0, float(max(jax.max(), torch.max())))
+    size = max_abs(difference)
     return [
-        _panel("JAX", jax, share),
-        _panel("PyTorch", torch, share),
-        _panel("Difference", apart, ("RdBu_r", -size, size)),
+        _panel("JAX", jax, scale),
+        _panel("PyTorch", torch, scale),
+        _panel("Difference", difference, ("RdBu_r", -size, size)),
     ]
 
 
 def _panel(title: str, values: Array, scale: tuple[str, float, float]) -> Panel:
     colours, low, high = scale
     limits = (low, high) if high > low else (-1.0, 1.0)
-    return Panel(title, _data(plot.picture(values, limits=limits, colours=colours)), scale)
+    return Panel(title, _data_url(plot.image_png(values, limits=limits, colours=colours)), scale)
 
 
-def _data(png: bytes) -> str:
+def _data_url(png: bytes) -> str:
     return f"data:image/png;base64,{b64encode(png).decode()}"
 
 
-def largest(values: Array) -> float:
-    """The largest size of an entry."""
+def max_abs(values: Array) -> float:
+    """Return the largest magnitude of an entry."""
     return float(abs(values).max())
 
 
 def loss_lines(training: Mapping[str, Any]) -> list[plot.Line]:
-    """How far the twins' losses part at each step, relative to PyTorch's, in each type that both trained in."""
+    """Return the relative difference of the twins' losses by step, in each type that both trained in."""
     lines, losses = [], training.get("losses", {})
     for role, dtype in (("jax", "float32"), ("exact", "float64")):
         sides = [losses.get(f"{side} {dtype}") for side in ("jax", "torch")]
         if all(sides):
             pairs = list(zip(*sides, strict=True))
-            apart = [abs(a - b) / abs(b) if b else math.inf for a, b in pairs]
-            lines.append(plot.Line(role, dtype, range(1, len(apart) + 1), apart))
+            differences = [abs(a - b) / abs(b) if b else math.inf for a, b in pairs]
+            lines.append(plot.Line(role, dtype, range(1, len(differences) + 1), differences))
     return lines
 
 
-def facts(card: Mapping[str, Any], ahead: str = "") -> Iterator[tuple[str, str]]:
-    """A card as names and texts, without the settings, which have a table of their own."""
-    for name, value in card.items():
+def environment_rows(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield name and text of every entry of an environment except for the settings, which have their own table."""
+    for name, value in environment.items():
         if isinstance(value, Mapping):
             if name != "settings":
-                yield from facts(value, f"{ahead}{name}, ")
+                yield from environment_rows(value, f"{prefix}{name}, ")
         else:
             text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-            yield f"{ahead}{name}", "–" if text is None else str(text)
+            yield f"{prefix}{name}", "–" if text is None else str(text)
 
 
-def figure(number: float | None) -> str:
-    """Two digits; a dash for what was not measured."""
+def short_number(number: float | None) -> str:
+    """Return a number with two digits; a dash for None."""
     if number is None:
         return "–"
     return str(number).replace("inf", "∞") if math.isinf(number) else f"{number:.1e}" if number else "0"
 
 
-def unbroken(text: str) -> Markup:
-    """Keep a line from ending within a number such as 1e-12."""
+def unbroken_numbers(text: str) -> Markup:
+    """Return a text as HTML in which no line breaks within a number such as 1e-12."""
     return Markup(re.sub(r"\d[\d.]*e[-+]\d+", r"<span class=nowrap>\g<0></span>", str(escape(text))))
 
 
-def dotted(name: str) -> Markup:
-    """Let a line end after the dots of a name."""
+def breakable_name(name: str) -> Markup:
+    """Return a name as HTML in which a line may break after each dot."""
     return Markup(str(escape(name)).replace(".", ".<wbr>"))
 
 
-def exact(number: float | None) -> str:
-    """All digits, as JavaScript reads them; nothing for what was not measured."""
+def full_number(number: float | None) -> str:
+    """Return a number with all digits as JavaScript reads it; an empty text for None."""
     if number is None:
         return ""
     return repr(number) if math.isfinite(number) else str(number).replace("inf", "Infinity")

@@ -1,5 +1,5 @@
-"""Do both twins train alike?  Optimizer steps in both, and what is at fault where they part."""
+"""Comparison of the twins over optimizer steps, and the cause of a difference."""
 
-from parity.comparison.training.trajectories import Trajectories, trajectories
+from parity.comparison.training.trajectories import TrainingComparison, compare_training
 
-__all__ = ["Trajectories", "trajectories"]
+__all__ = ["TrainingComparison", "compare_training"]

@@ -1,15 +1,20 @@
-"""What one training step should do to its numbers, and which piece of an optimizer did something else.
+"""Check of a training step of either twin against AdamW in NumPy, which names the piece of an optimizer that is wrong.
 
-AdamW of clipped gradients, as the docstrings of `vit_jax.optimizer` and `vit_torch.optimizer` have it, in numpy: a third
-opinion, asked once the twins part.  Each piece is computed from what the twin itself had ahead of it (its gradient, its
-moments, its weights), so that a wrong gradient is no fault of the optimizer, and a wrong moment none of what follows it.
+The reference is AdamW with clipped gradients as in the docstrings of `vit_jax.optimizer` and `vit_torch.optimizer`.  Each
+piece is computed from the twin's own values before it (its gradient, its moments, its weights).  So a wrong gradient does
+not count as a fault of the optimizer, and a wrong moment does not count as a fault of the pieces after it.
 
-A piece that is off is explained by what it is off by.  Both moments take the same gradient, the second squared, also
-where clipping is wrong or decay is added to the gradient; a wrong beta shows in one moment alone.  A wrong learning rate
-scales the whole change of all weights; a wrong bias correction scales what Adam does but not the decay, that of the second
-moment only beside epsilon; a wrong decay adds a multiple of the weights themselves, another one for each parameter.  The
-explanation that leaves the least is taken; one that leaves more than a hundredth is none.  What has none is put down to
-the decay where the parameters that decay are wrong alone, and to Adam's epsilon elsewhere.
+A wrong piece is identified by the shape of its error:
+
+- Both moments take the same gradient, the second one squared, also if clipping is wrong or decay is added to the gradient.
+  A wrong beta shows in one moment only.
+- A wrong learning rate scales the whole change of all weights.
+- A wrong bias correction scales the change by Adam, but not the decay; that of the second moment scales sqrt(v), but not
+  epsilon.
+- A wrong decay adds a multiple of the weights themselves, which may differ between parameters.
+
+The explanation that leaves the smallest residual is reported, if the residual is at most a hundredth of the error.
+Otherwise the cause is weight decay if only parameters that decay are wrong, and Adam's epsilon in all other cases.
 """
 
 import math
@@ -19,17 +24,19 @@ from typing import Any
 
 import numpy as np
 
-from parity.comparison.tolerances import FUNCTION, UNIT, Array, Error
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, UNIT_ROUNDOFF, Array, ErrorNorms
 
-EXPLAINED = 0.01  # of what is off: an explanation that is true leaves a millionth, and one that is not a tenth
-ROUNDINGS = 4  # of a weight in one step: of its decay, of the change, and of their sums
+# Largest residual of an explanation, relative to the error: a right one leaves a millionth, and a wrong one a tenth.
+MAX_RESIDUAL = 0.01
+ROUNDINGS = 4  # rounding errors of a weight in one step: of its decay, of the change, and of their sums
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What both optimizers are told.
+class AdamWSettings:
+    """Hyperparameters of both optimizers.
 
-    peak, warmup: the highest learning rate, and the number of steps that lead to it.
+    clip: largest norm of the gradient.
+    peak, warmup: the highest learning rate, and the number of steps until it.
     """
 
     clip: float
@@ -41,43 +48,46 @@ class Setting:
     weight_decay: float = 0.1
 
     def learning_rate(self, step: Any) -> Any:
-        """The rate of a step, counted from 0: up to the peak and down again, in arithmetic that every array has."""
+        """Return the learning rate of a step, counted from 0: up to the peak and down again.
+
+        It uses only operations that arrays of NumPy, JAX and PyTorch have.
+        """
         s = (step + 1) / self.warmup
         return 2 * self.peak * s / (1 + s * s)
 
     @property
     def options(self) -> dict[str, float]:
-        """What both twins' optimizers take by name."""
+        """Keyword arguments of both twins' optimizers."""
         return {name: getattr(self, name) for name in ("clip", "b1", "b2", "eps", "weight_decay")}
 
 
 @dataclass(frozen=True)
-class Segments:
-    """Where each parameter lies in a vector of them all, in the order of a state dict.
+class ParameterSlices:
+    """Slices of the parameters in one flat vector of all of them, in the order of a state dict.
 
-    decays: which decay, as `vit_spec.rows` says.
+    decays: whether weight decay applies to each, as `vit_spec.rows` declares.
     """
 
     names: tuple[str, ...]
     slices: tuple[slice, ...]
     decays: tuple[bool, ...]
 
-    def each(self, *vectors: Array) -> Iterator[tuple[str, bool, list[Array]]]:
-        """Yield each parameter: its name, whether it decays, and its part of every vector."""
+    def split(self, *vectors: Array) -> Iterator[tuple[str, bool, list[Array]]]:
+        """Yield for each parameter its name, whether it decays, and its part of every vector."""
         for name, part, decays in zip(self.names, self.slices, self.decays, strict=True):
             yield name, decays, [vector[part] for vector in vectors]
 
-    def decaying(self, vector: Array) -> Array:
-        """The vector, with zeros for the parameters that do not decay."""
-        found = np.zeros_like(vector)
-        for _, decays, (out, part) in self.each(found, vector):
+    def mask_decayed(self, vector: Array) -> Array:
+        """Return the vector with zeros for the parameters that do not decay."""
+        masked = np.zeros_like(vector)
+        for _, decays, (out, part) in self.split(masked, vector):
             out[...] = part if decays else 0.0
-        return found
+        return masked
 
 
 @dataclass(frozen=True)
-class State:
-    """A twin about one step, vectors of all parameters: the raw gradient, and what the step leaves behind."""
+class StepState:
+    """State of a twin after a step, as flat vectors: the unclipped gradient, both moments and the weights."""
 
     gradient: Array
     mean: Array
@@ -86,128 +96,140 @@ class State:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A piece of an optimizer that is not what it should be.
+class OptimizerFault:
+    """A piece of an optimizer that is wrong.
 
     piece: "clipping", "first moment", "second moment", "learning rate", "weight decay", "first moment's bias correction",
         "second moment's bias correction" or "epsilon".
-    parameters: whose, where it is not that of all alike.
-    told: what was found, and what should have been.
+    finding: the wrong value and the expected one.
+    parameters: names of the parameters that it concerns; empty if it concerns all.
     """
 
     piece: str
-    told: str
+    finding: str
     parameters: tuple[str, ...] = ()
 
     @property
-    def named(self) -> str:
-        """The piece, and the first of the parameters."""
+    def label(self) -> str:
+        """The piece and the first of its parameters."""
         more = f" and {len(self.parameters) - 1} more" if len(self.parameters) > 1 else ""
         return f"{self.piece} of {self.parameters[0]}{more}" if self.parameters else self.piece
 
 
-def faults(before: State, after: State, step: int, setting: Setting, segments: Segments) -> list[Fault]:
-    """Return what an optimizer did wrong in a step, counted from 0; nothing where float64 rounding explains it all."""
-    return [*_moments(before, after, setting, segments), *_change(before, after, step, setting, segments)]
+def find_faults(
+    before: StepState, after: StepState, step: int, settings: AdamWSettings, slices: ParameterSlices
+) -> list[OptimizerFault]:
+    """Return the wrong pieces of an optimizer in a step, counted from 0; none if float64 rounding explains every error."""
+    return [*_moment_faults(before, after, settings, slices), *_update_faults(before, after, step, settings, slices)]
 
 
-def _moments(before: State, after: State, setting: Setting, segments: Segments) -> Iterator[Fault]:
-    """Clipping, and the two running means."""
+def _moment_faults(
+    before: StepState, after: StepState, settings: AdamWSettings, slices: ParameterSlices
+) -> Iterator[OptimizerFault]:
+    """Yield faults of clipping and of the two moments."""
     norm = _norm(after.gradient)
-    clipped = after.gradient * min(1.0, setting.clip / norm)
-    first, first_share = _mean(before.mean, after.mean, clipped, setting.b1)
-    second, second_share = _mean(before.square, after.square, clipped * clipped, setting.b2)
-    taken = (after.mean - setting.b1 * before.mean) / (1 - setting.b1)
-    squares = (after.square - setting.b2 * before.square) / (1 - setting.b2)
-    if first and second and Error.of(taken * taken, squares).relative_rms() <= EXPLAINED:  # both took the same, not this
-        weight, rest = _fit(taken - clipped, segments.decaying(before.params))
-        if rest <= EXPLAINED * _norm(taken - clipped):
-            yield Fault("weight decay", f"{weight:.6g} of the weights is added to the gradient")
+    clipped = after.gradient * min(1.0, settings.clip / norm)
+    is_first_wrong, first_share = _check_moment(before.mean, after.mean, clipped, settings.b1)
+    is_second_wrong, second_share = _check_moment(before.square, after.square, clipped * clipped, settings.b2)
+    taken = (after.mean - settings.b1 * before.mean) / (1 - settings.b1)
+    squares = (after.square - settings.b2 * before.square) / (1 - settings.b2)
+    # Both moments took the same gradient, which is not the clipped one.
+    if is_first_wrong and is_second_wrong and ErrorNorms.of(taken * taken, squares).relative_rms() <= MAX_RESIDUAL:
+        weight, residual = _fit(taken - clipped, slices.mask_decayed(before.params))
+        if residual <= MAX_RESIDUAL * _norm(taken - clipped):
+            yield OptimizerFault("weight decay", f"{weight:.6g} of the weights is added to the gradient")
         else:
-            told = f"gradients of norm {norm:.10g} become {_norm(taken):.10g}, not {min(norm, setting.clip):.10g}"
-            yield Fault("clipping", told)
+            finding = f"gradients of norm {norm:.10g} become {_norm(taken):.10g}, expected {min(norm, settings.clip):.10g}"
+            yield OptimizerFault("clipping", finding)
         return
-    for name, wrong, share, beta in (("first", first, first_share, "b1"), ("second", second, second_share, "b2")):
-        if wrong:
-            right = 1 - getattr(setting, beta)
-            told = f"it takes {share * right:.6g} of the new, where 1 - {beta} is {right:.6g}"
-            yield Fault(f"{name} moment", told)
+    for name, is_wrong, share, beta in (
+        ("first", is_first_wrong, first_share, "b1"),
+        ("second", is_second_wrong, second_share, "b2"),
+    ):
+        if is_wrong:
+            right = 1 - getattr(settings, beta)
+            finding = f"the weight of the new value is {share * right:.6g}, expected 1 - {beta} = {right:.6g}"
+            yield OptimizerFault(f"{name} moment", finding)
 
 
-def _mean(old: Array, new: Array, value: Array, beta: float) -> tuple[bool, float]:
-    """Whether a running mean is wrong, and how much of the new value it took over how much it should have."""
-    wrong = Error.of(new, beta * old + (1 - beta) * value).relative_rms() > FUNCTION
-    return wrong, float(np.vdot(new - beta * old, value) / ((1 - beta) * np.vdot(value, value)))
+def _check_moment(old: Array, new: Array, value: Array, beta: float) -> tuple[bool, float]:
+    """Return whether a moment is wrong, and the weight of the new value in it over the expected weight."""
+    is_wrong = ErrorNorms.of(new, beta * old + (1 - beta) * value).relative_rms() > FLOAT64_TOLERANCE
+    return is_wrong, float(np.vdot(new - beta * old, value) / ((1 - beta) * np.vdot(value, value)))
 
 
-def _change(before: State, after: State, step: int, setting: Setting, segments: Segments) -> Iterator[Fault]:
-    """What became of the weights, given the moments: learning rate, weight decay, bias corrections and epsilon."""
-    rate, t = setting.learning_rate(step), step + 1
-    mean, root = after.mean / (1 - setting.b1**t), np.sqrt(after.square / (1 - setting.b2**t))
-    adam = -rate * mean / (root + setting.eps)
-    decay = -rate * setting.weight_decay * segments.decaying(before.params)
+def _update_faults(
+    before: StepState, after: StepState, step: int, settings: AdamWSettings, slices: ParameterSlices
+) -> Iterator[OptimizerFault]:
+    """Yield faults of the update, given the moments: learning rate, weight decay, bias corrections and epsilon."""
+    rate, t = settings.learning_rate(step), step + 1
+    mean, root = after.mean / (1 - settings.b1**t), np.sqrt(after.square / (1 - settings.b2**t))
+    adam = -rate * mean / (root + settings.eps)
+    decay = -rate * settings.weight_decay * slices.mask_decayed(before.params)
     change = after.params - before.params
-    left = change - (adam + decay)
-    size = _norm(left)
-    noise = ROUNDINGS * UNIT["float64"] * _norm(before.params)
-    if size <= FUNCTION * _norm(adam + decay) + noise:
+    error = change - (adam + decay)
+    size = _norm(error)
+    noise = ROUNDINGS * UNIT_ROUNDOFF["float64"] * _norm(before.params)
+    if size <= FLOAT64_TOLERANCE * _norm(adam + decay) + noise:
         return
-    by_rate, rate_left = _fit(left, adam + decay)
-    by_first, first_left = _fit(left, adam)
-    by_second = _scale_of_root(-(change - decay) / rate, mean, root, setting.eps)
-    second_left = _norm(change - decay + rate * mean / (by_second * root + setting.eps))
+    by_rate, rate_residual = _fit(error, adam + decay)
+    by_first, first_residual = _fit(error, adam)
+    by_second = _fit_root_scale(-(change - decay) / rate, mean, root, settings.eps)
+    second_residual = _norm(change - decay + rate * mean / (by_second * root + settings.eps))
     by_decay = {
         name: (_fit(part, params), decays)
-        for name, decays, (part, params) in segments.each(left, before.params)
-        if _norm(part) > FUNCTION * rate * _norm(params) + noise
+        for name, decays, (part, params) in slices.split(error, before.params)
+        if _norm(part) > FLOAT64_TOLERANCE * rate * _norm(params) + noise
     }
-    decay_left = math.hypot(*(rest for (_, rest), _ in by_decay.values()))
-    least = min(rate_left, first_left, second_left, decay_left)
-    if not least <= EXPLAINED * size and all(decays for _, decays in by_decay.values()) and not all(segments.decays):
-        told = f"it is not {setting.weight_decay:g} of the weights ahead of the step"
-        yield Fault("weight decay", told, tuple(by_decay))
-    elif not least <= EXPLAINED * size:
-        told = f"the step is not m / (sqrt(v) + {setting.eps:.3g}), by {size / _norm(adam):.1e} of it"
-        yield Fault("epsilon", told)
-    elif least == rate_left:
-        yield Fault("learning rate", _rate_told(rate * (1 + by_rate), step, setting))
-    elif least == decay_left:
-        yield from _decay_faults(by_decay, rate, setting)
-    elif least == first_left:
-        yield Fault("first moment's bias correction", f"m is {1 + by_first:.10g} times what it should be")
+    decay_residual = math.hypot(*(residual for (_, residual), _ in by_decay.values()))
+    least = min(rate_residual, first_residual, second_residual, decay_residual)
+    if not least <= MAX_RESIDUAL * size and all(decays for _, decays in by_decay.values()) and not all(slices.decays):
+        finding = f"it is not {settings.weight_decay:g} times the weights before the step"
+        yield OptimizerFault("weight decay", finding, tuple(by_decay))
+    elif not least <= MAX_RESIDUAL * size:
+        finding = f"the step differs from m / (sqrt(v) + {settings.eps:.3g}) by {size / _norm(adam):.1e} of it"
+        yield OptimizerFault("epsilon", finding)
+    elif least == rate_residual:
+        yield OptimizerFault("learning rate", _describe_rate(rate * (1 + by_rate), step, settings))
+    elif least == decay_residual:
+        yield from _decay_faults(by_decay, rate, settings)
+    elif least == first_residual:
+        yield OptimizerFault("first moment's bias correction", f"m is {1 + by_first:.10g} times the expected value")
     else:
-        yield Fault("second moment's bias correction", f"sqrt(v) is {by_second:.10g} times what it should be")
+        yield OptimizerFault("second moment's bias correction", f"sqrt(v) is {by_second:.10g} times the expected value")
 
 
 def _norm(vector: Array) -> float:
     return float(np.linalg.norm(vector))
 
 
-def _fit(left: Array, cause: Array) -> tuple[float, float]:
-    """By how much of a cause something is explained best, and the norm of what is left then."""
-    weight = float(np.vdot(cause, left) / np.vdot(cause, cause)) if cause.any() else 0.0
-    return weight, _norm(left - weight * cause)
+def _fit(error: Array, cause: Array) -> tuple[float, float]:
+    """Return the multiple of `cause` that is nearest to the error, and the norm of the residual."""
+    weight = float(np.vdot(cause, error) / np.vdot(cause, cause)) if cause.any() else 0.0
+    return weight, _norm(error - weight * cause)
 
 
-def _scale_of_root(adam: Array, mean: Array, root: Array, eps: float) -> float:
-    """The s of adam = mean / (s root + eps), of the larger half of the entries the median."""
+def _fit_root_scale(adam: Array, mean: Array, root: Array, eps: float) -> float:
+    """Return the s in adam = mean / (s root + eps): the median over the entries with the larger half of the roots."""
     large = (root >= np.median(root)) & (root > 0) & (adam != 0)
     return float(np.median((mean[large] / adam[large] - eps) / root[large])) if large.any() else 1.0
 
 
-def _rate_told(found: float, step: int, setting: Setting) -> str:
-    told = f"it is {found:.10g}, not {setting.learning_rate(step):.10g}"
+def _describe_rate(found: float, step: int, settings: AdamWSettings) -> str:
+    text = f"it is {found:.10g}, expected {settings.learning_rate(step):.10g}"
     for other in (step - 1, step + 1):
-        if math.isclose(found, setting.learning_rate(other), rel_tol=1e-9):
-            told += f"; that is the rate of step {other + 1}"
-    return told
+        if math.isclose(found, settings.learning_rate(other), rel_tol=1e-9):
+            text += f"; that is the rate of step {other + 1}"
+    return text
 
 
-def _decay_faults(found: dict[str, tuple[tuple[float, float], bool]], rate: float, setting: Setting) -> Iterator[Fault]:
-    """One fault for all parameters that decay alike."""
-    alike: dict[tuple[str, str], list[str]] = {}
-    for name, ((weight, _), decays) in found.items():
-        right = setting.weight_decay if decays else 0.0
-        alike.setdefault((f"{round(right - weight / rate, 7) + 0.0:.6g}", f"{right:.6g}"), []).append(name)
-    for (value, expected), names in alike.items():
-        yield Fault("weight decay", f"it is {value}, not {expected}", tuple(names))
+def _decay_faults(
+    by_decay: dict[str, tuple[tuple[float, float], bool]], rate: float, settings: AdamWSettings
+) -> Iterator[OptimizerFault]:
+    """Yield one fault for all parameters with the same wrong decay."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, ((weight, _), decays) in by_decay.items():
+        right = settings.weight_decay if decays else 0.0
+        groups.setdefault((f"{round(right - weight / rate, 7) + 0.0:.6g}", f"{right:.6g}"), []).append(name)
+    for (value, expected), names in groups.items():
+        yield OptimizerFault("weight decay", f"it is {value}, expected {expected}", tuple(names))

@@ -1,7 +1,7 @@
-"""One training step after another, in either twin: a mean squared distance, its gradient, and the twin's own AdamW.
+"""Training steps of either twin: mean squared error, its gradient, and the twin's own AdamW.
 
-All numbers of a twin are handed out as one vector, in the order of a state dict, whichever twin they are of: the columns
-that carry weights carry gradients and moments too.
+All parameters of a twin are given as one flat vector in the order of a state dict, for either twin.  Gradients and moments
+are converted with the same layouts as weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.weights import to_jax
-from parity.comparison.framework_settings import compiler_options, strict
+from parity.comparison.framework_settings import compiler_options, strict_settings
 from parity.comparison.tolerances import Array
-from parity.comparison.training.adamw import Segments, Setting, State
+from parity.comparison.training.adamw import AdamWSettings, ParameterSlices, StepState
 from vit_spec import ViTConfig, rows
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """What is trained, and on what.
+class TrainingTask:
+    """The model to train, and its data.
 
-    shapes: of all parameters, by their names in a state dict.
-    batches: (B, H, W, C) each, taken in turn.
-    seed: of what the outputs are to become.
+    shapes: shapes of all parameters by their names in a state dict.
+    batches: (B, H, W, C) each, used in turn.
+    seed: seed of the targets.
     """
 
     config: ViTConfig
@@ -35,78 +35,79 @@ class Course:
     seed: int
 
     @cached_property
-    def segments(self) -> Segments:
-        """Where each parameter lies in a vector."""
+    def slices(self) -> ParameterSlices:
+        """Slices of the parameters in a flat vector."""
         ends = accumulate(map(prod, self.shapes.values()), initial=0)
         declared = (rows(self.config)[".".join(w for w in name.split(".") if not w.isdigit())] for name in self.shapes)
-        return Segments(
+        return ParameterSlices(
             tuple(self.shapes), tuple(slice(*pair) for pair in pairwise(ends)), tuple(r.decays for r in declared)
         )
 
     @cached_property
-    def places(self) -> Array:
-        """Where in a vector each entry of the JAX twin's parameters lies, leaf by leaf."""
+    def jax_indices(self) -> Array:
+        """Index in a flat vector of each entry of the JAX twin's parameters, in the order of `jax.tree.leaves`."""
         import jax
 
-        numbered = np.arange(self.segments.slices[-1].stop, dtype=np.float64)
+        numbered = np.arange(self.slices.slices[-1].stop, dtype=np.float64)
         leaves = jax.tree.leaves(to_jax(self.state_dict(numbered), self.config))
         return np.concatenate([leaf.ravel() for leaf in leaves]).astype(np.int64)
 
     def state_dict(self, vector: Array) -> dict[str, Array]:
-        """A vector's parameters by name: views."""
-        return {name: part.reshape(self.shapes[name]) for name, _, [part] in self.segments.each(vector)}
+        """Return the parameters in a flat vector by name, as views."""
+        return {name: part.reshape(self.shapes[name]) for name, _, [part] in self.slices.split(vector)}
 
     def target(self, step: int, shape: tuple[int, ...]) -> Array:
-        """What the outputs of a step's batch are to become, standard normal."""
+        """Return the targets of the outputs for a step's batch: standard normal."""
         return np.random.default_rng([self.seed, 1, step % len(self.batches)]).standard_normal(shape)
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step did.
+    """Result of a training step.
 
-    loss: before it.
-    kept: the twin's gradients, as they came, and what the step left behind, each a list of arrays.
-    places: where the entries lie in a vector, where that is not one after another.
+    loss: loss before the update.
+    arrays: part of a `StepState` -> arrays of all parameters; gradients before clipping, moments and weights after the
+        update.
+    indices: index of each entry in a flat vector, if the arrays have another order.
 
-    The arrays may be the twin's own: read them before the next step is asked for.
+    The arrays may share memory with the twin's: read them before the next step runs.
     """
 
     loss: float
-    kept: dict[str, list[Any]]
-    places: Array | None = None
+    arrays: dict[str, list[Any]]
+    indices: Array | None = None
 
     def vector(self, part: str) -> Array:
-        """One part of a `State`, in the type that it was computed in."""
-        flat = np.concatenate([np.asarray(array).ravel() for array in self.kept[part]])
-        if self.places is None:
+        """Return one part of a `StepState` as a flat vector, in its own dtype."""
+        flat = np.concatenate([np.asarray(array).ravel() for array in self.arrays[part]])
+        if self.indices is None:
             return flat
         vector = np.empty_like(flat)
-        vector[self.places] = flat
+        vector[self.indices] = flat
         return vector
 
     @property
-    def state(self) -> State:
-        """All of them."""
-        return State(**{part: self.vector(part) for part in self.kept})
+    def state(self) -> StepState:
+        """All parts."""
+        return StepState(**{part: self.vector(part) for part in self.arrays})
 
 
-Walk = Callable[[Array], Iterator[Step]]  # from a vector of weights, in its type, for as long as steps are asked for
+Trainer = Callable[[Array], Iterator[Step]]  # takes a flat vector of weights, trains in its dtype, yields steps without end
 
 
-def jax_walk(course: Course, setting: Setting) -> Walk:
-    """Return what trains the JAX twin on the CPU; it is compiled once for each type."""
+def make_jax_trainer(task: TrainingTask, settings: AdamWSettings) -> Trainer:
+    """Return a function that trains the JAX twin on CPU; it compiles once for each dtype."""
     import jax
     import jax.numpy as jnp
 
     import vit_jax
     import vit_jax.optimizer
 
-    config, cpu = course.config, jax.devices("cpu")[0]
+    config, cpu = task.config, jax.devices("cpu")[0]
     model = vit_jax.ViT(config, vit_jax.Execution(precision="highest"))
-    params = to_jax(course.state_dict(np.zeros(course.segments.slices[-1].stop)), config)
+    params = to_jax(task.state_dict(np.zeros(task.slices.slices[-1].stop)), config)
     decays = vit_jax.optimizer.decay_mask(config, params)
-    optimizer = vit_jax.optimizer.adamw(setting.learning_rate, **setting.options, decays=decays)
+    optimizer = vit_jax.optimizer.adamw(settings.learning_rate, **settings.options, decays=decays)
 
     def loss(params: Any, images: Any, target: Any) -> Any:
         return jnp.square(model.apply({"params": params}, images) - target).mean()
@@ -119,55 +120,55 @@ def jax_walk(course: Course, setting: Setting) -> Walk:
     with jax.default_device(cpu):
         compiled = jax.jit(step, compiler_options=compiler_options())
 
-    def walk(start: Array) -> Iterator[Step]:
-        wide = start.dtype == np.float64
-        with jax.enable_x64(wide), jax.default_device(cpu):
-            params = jax.tree.map(jnp.asarray, to_jax(course.state_dict(start), config))
+    def train(start: Array) -> Iterator[Step]:
+        is_float64 = start.dtype == np.float64
+        with jax.enable_x64(is_float64), jax.default_device(cpu):
+            params = jax.tree.map(jnp.asarray, to_jax(task.state_dict(start), config))
             moments = optimizer.init(params)
-            outputs = jax.eval_shape(model.apply, {"params": params}, jnp.asarray(course.batches[0], start.dtype))
+            outputs = jax.eval_shape(model.apply, {"params": params}, jnp.asarray(task.batches[0], start.dtype))
         for t in count():
-            with strict(), jax.enable_x64(wide), jax.default_device(cpu):
-                images = jnp.asarray(course.batches[t % len(course.batches)], start.dtype)
-                target = jnp.asarray(course.target(t, outputs.shape), start.dtype)
+            with strict_settings(), jax.enable_x64(is_float64), jax.default_device(cpu):
+                images = jnp.asarray(task.batches[t % len(task.batches)], start.dtype)
+                target = jnp.asarray(task.target(t, outputs.shape), start.dtype)
                 value, gradient, moments, params = compiled(params, moments, images, target)
-            kept = {"gradient": gradient, "mean": moments.mean, "square": moments.square, "params": params}
-            yield Step(float(value), {part: jax.tree.leaves(tree) for part, tree in kept.items()}, course.places)
+            parts = {"gradient": gradient, "mean": moments.mean, "square": moments.square, "params": params}
+            yield Step(float(value), {part: jax.tree.leaves(tree) for part, tree in parts.items()}, task.jax_indices)
 
-    return walk
+    return train
 
 
-def moved(weights: Array, rng: np.random.Generator) -> Array:
-    """Return weights of which each is moved by one unit in the last place of its type, up or down."""
+def perturb_by_one_ulp(weights: Array, rng: np.random.Generator) -> Array:
+    """Return the weights, each changed by one unit in the last place of its dtype, up or down at random."""
     result: Array = np.nextafter(weights, rng.choice(np.array([-np.inf, np.inf], weights.dtype), weights.shape))
     return result
 
 
-def torch_walk(course: Course, setting: Setting, rng: np.random.Generator | None = None) -> Walk:
-    """Return what trains the PyTorch twin on the CPU.
+def make_torch_trainer(task: TrainingTask, settings: AdamWSettings, rng: np.random.Generator | None = None) -> Trainer:
+    """Return a function that trains the PyTorch twin on CPU.
 
-    rng: where it is given, each weight is moved after each step; see `moved`.
+    rng: perturb every weight after each step with this generator; see `perturb_by_one_ulp`.
     """
     import torch
 
     import vit_torch
     import vit_torch.optimizer
 
-    config = course.config
+    config = task.config
 
-    def walk(start: Array) -> Iterator[Step]:
+    def train(start: Array) -> Iterator[Step]:
         with torch.device("meta"):
             model = vit_torch.ViT(config).eval()
-        weights = {name: torch.tensor(array) for name, array in course.state_dict(start).items()}
+        weights = {name: torch.tensor(array) for name, array in task.state_dict(start).items()}
         model.load_state_dict(weights, assign=True)
         by_name = dict(model.named_parameters())
-        params = [by_name[name] for name in course.shapes]
+        params = [by_name[name] for name in task.shapes]
         decays = vit_torch.optimizer.decay_mask(config, by_name)
-        optimizer = vit_torch.optimizer.AdamW(by_name, setting.learning_rate, **setting.options, decays=decays)
+        optimizer = vit_torch.optimizer.AdamW(by_name, settings.learning_rate, **settings.options, decays=decays)
         for t in count():
-            with strict():
-                images = torch.tensor(course.batches[t % len(course.batches)], dtype=params[0].dtype)
+            with strict_settings():
+                images = torch.tensor(task.batches[t % len(task.batches)], dtype=params[0].dtype)
                 outputs = model(images.permute(0, 3, 1, 2))
-                target = torch.tensor(course.target(t, tuple(outputs.shape)), dtype=outputs.dtype)
+                target = torch.tensor(task.target(t, tuple(outputs.shape)), dtype=outputs.dtype)
                 loss = (outputs - target).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
@@ -176,10 +177,10 @@ def torch_walk(course: Course, setting: Setting, rng: np.random.Generator | None
             if rng is not None:
                 with torch.no_grad():
                     for p in params:
-                        p.copy_(torch.from_numpy(moved(p.numpy(), rng)))
+                        p.copy_(torch.from_numpy(perturb_by_one_ulp(p.numpy(), rng)))
             states = [optimizer.state[p] for p in params]
             means, squares = ([state[key].numpy() for state in states] for key in ("exp_avg", "exp_avg_sq"))
             after = [p.detach().numpy() for p in params]
             yield Step(float(loss.detach()), {"gradient": gradient, "mean": means, "square": squares, "params": after})
 
-    return walk
+    return train

@@ -1,21 +1,21 @@
-"""Do both twins train alike?  The same weights, images and AdamW for N steps, and the weights that come of it.
+"""Comparison of the twins over N optimizer steps from the same weights, on the same images, with the same AdamW.
 
-G0: in float64 on CPU what training changed parts by at most 1e-10 between the twins, parameter by parameter, and so do
-the optimizers' moments and every loss.  Where weights amplify rounding, it may part by as much as 12 times what it parts in
-the PyTorch twin from itself, over three disturbed runs; each piece of each optimizer is checked then at every step, from
-what the twin itself had ahead of it, which no amplification reaches.
-If it parts by more, both are walked again, step by step, to where they first do; what is at fault there is told by
-`parity.comparison.training.adamw`.
+**G0, float64 on CPU.** The total update of each parameter, its moments, and every loss differ by at most 1e-10.  If the
+weights amplify rounding errors, they may differ by 12 times what the PyTorch twin differs from itself in three perturbed
+runs.  In that case each piece of each optimizer is also checked at every step, from the twin's own values before it, which
+are not amplified.  If the difference is larger, both twins are trained again up to the first step at which they differ,
+and `parity.comparison.training.adamw` finds the cause there.
 
-G3: in float32, on CPU too, what training changed may part by 3 times what it parts in the PyTorch twin from itself, over
-three disturbed runs, and up to 24 where three do not explain it: in few of them an entry of a gradient that is nearly zero
-changes its sign, and Adam's step with it.  All parameters are taken as one, at the end.  One parameter, or one step, is a
-matter of few entries.
+**G3, float32 on CPU.** The total update of all parameters taken as one may differ by 3 times what the PyTorch twin differs
+from itself, at most, in three perturbed runs; in up to 24, if three are not enough.  A few runs are different from most:
+an entry of a gradient that is nearly zero changes its sign, and Adam's step changes with it.  Single parameters and single
+steps are not tested, because few entries decide their errors.
 
-In a disturbed run each weight is moved by one unit in the last place, up or down, at the start and after each step, for
-both frameworks round it at each step; where a weight is large, one such unit is much of what training changes.
+In a perturbed run each weight is changed by one unit in the last place, up or down, at the start and after each step,
+because both frameworks round every weight at every step.  For a large weight one such unit is a considerable part of what
+training changes.
 
-Nothing is drawn while training: drop path, dropout and everything else that is random are off.
+Training has no randomness: drop path, dropout and the like are off.
 """
 
 from collections.abc import Iterator
@@ -28,356 +28,397 @@ import numpy as np
 
 from parity.checkpoints.weights import to_torch
 from parity.comparison.localisation import module_scales
-from parity.comparison.tolerances import FEW, NOISE, TRAJECTORY, Array, Error
-from parity.comparison.training.adamw import Segments, Setting, State, faults
-from parity.comparison.training.steps import Course, Step, Walk, jax_walk, moved, torch_walk
+from parity.comparison.tolerances import (
+    AMPLIFIED_ERROR_FACTOR,
+    FLOAT64_TRAINING_TOLERANCE,
+    TRAINING_NOISE_FACTOR,
+    Array,
+    ErrorNorms,
+)
+from parity.comparison.training.adamw import AdamWSettings, ParameterSlices, StepState, find_faults
+from parity.comparison.training.steps import (
+    Step,
+    Trainer,
+    TrainingTask,
+    make_jax_trainer,
+    make_torch_trainer,
+    perturb_by_one_ulp,
+)
 from vit_spec import InputError, ViTConfig
 
 STEPS = 50
-BATCHES, BATCH_SIZE = 4, 2  # what is trained on, over and over, where no images are given
-DISTURBED, AT_MOST = 3, 24  # disturbed runs: always, and where those do not explain the difference
-CLIP = 0.8  # of the first gradient's norm, so that clipping acts at first, and later does not
-EPS = 1e-4  # of that gradient's root-mean-square: where it is zero but for rounding (a key's bias), Adam would enlarge that
-Trained = tuple[tuple[float, ...], dict[str, Array]]  # the loss of each step, and what the last one left behind
-PARTS = {"params": "weights", "mean": "first moment", "square": "second moment"}  # of a `State`, as they are called
+BATCHES, BATCH_SIZE = 4, 2  # of the default images
+MIN_PERTURBED_RUNS, MAX_PERTURBED_RUNS = 3, 24  # more than the minimum only if it does not explain the difference
+CLIP = 0.8  # times the norm of the first gradient: some later gradients are clipped, and others are not
+# Adam's epsilon, times the root-mean-square of the first gradient as clipped.  Without it Adam would enlarge gradients
+# that are zero except for rounding errors, such as that of a key's bias.
+EPS = 1e-4
+TrainingResult = tuple[tuple[float, ...], dict[str, Array]]  # the loss of each step, and the state after the last one
+PARTS = {"params": "weights", "mean": "first moment", "square": "second moment"}  # part of a `StepState` -> its name
 
 
 @dataclass(frozen=True)
-class Parting:
-    """One parameter, or its moment, after the last step in float64.
+class ParameterDifference:
+    """Difference of one parameter or one of its moments after the last step in float64.
 
-    difference: relRMS between the twins, of what training changed; of moments, of themselves.
-    tolerance: what of it rounding explains.
+    part: "weights", "first moment" or "second moment".
+    difference: relRMS between the twins: of the total update for weights, of the values for moments.
+    tolerance: the largest difference that rounding errors explain.
     """
 
     name: str
     part: str
     difference: float
-    tolerance: float = TRAJECTORY
+    tolerance: float = FLOAT64_TRAINING_TOLERANCE
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What is wrong at the first step at which the twins part.
+    """A cause at the first step at which the twins differ.
 
     step: counted from 1.
-    piece: "optimizer: weight decay of blocks.0.norm1.weight", "gradient of head.weight".
-    told: what was found, and what should have been.
+    piece: e.g. "optimizer: weight decay of blocks.0.norm1.weight" or "gradient of head.weight".
+    finding: the wrong value and the expected one.
     """
 
     step: int
     piece: str
-    told: str
+    finding: str
 
     def __str__(self) -> str:
-        return f"{self.piece}, from step {self.step} on: {self.told}"
+        return f"{self.piece}, from step {self.step} on: {self.finding}"
 
 
 @dataclass(frozen=True)
-class Trajectories:
-    """What `trajectories` found.
+class TrainingComparison:
+    """Result of `compare_training`.
 
-    partings: every parameter and its moments, in float64, in the order of the weights.
-    difference: relRMS between the twins of what training changed, all parameters as one, in float64.
+    differences: every parameter and its moments, in float64, in the order of the weights.
+    difference: relRMS between the total updates of the twins, all parameters taken as one, in float64.
     losses: "jax float64", "torch float64", "jax float32", "torch float32" -> the loss of each step.
-    setting: what both optimizers were told.
-    causes: what is wrong at the first step at which the twins part in float64; float32 has nothing to add to that then.
-    loss_tolerance: what rounding explains of the difference of a loss.
-    apart: as `difference`, in float32.
-    disturbed: as `difference`, of PyTorch from itself in float32, for each disturbed run.
+    settings: hyperparameters of both optimizers.
+    causes: what is wrong at the first step at which the twins differ in float64; if there are any, float32 is not run.
+    loss_tolerance: the largest relative difference of a loss that rounding errors explain.
+    float32_difference: as `difference`, in float32.
+    perturbed_differences: for each perturbed run of PyTorch, as `difference`, from the unperturbed run in float32.
     """
 
     config: ViTConfig
     steps: int
-    partings: tuple[Parting, ...]
+    differences: tuple[ParameterDifference, ...]
     difference: float
     losses: dict[str, tuple[float, ...]]
-    setting: Setting
+    settings: AdamWSettings
     causes: tuple[Cause, ...] = ()
-    loss_tolerance: float = TRAJECTORY
-    apart: float = 0.0
-    disturbed: tuple[float, ...] = ()
+    loss_tolerance: float = FLOAT64_TRAINING_TOLERANCE
+    float32_difference: float = 0.0
+    perturbed_differences: tuple[float, ...] = ()
 
     @property
     def same_function(self) -> bool:
-        """Gate G0."""
-        within = self.loss_difference <= self.loss_tolerance and all(p.difference <= p.tolerance for p in self.partings)
+        """Whether the twins pass G0."""
+        within = self.loss_difference <= self.loss_tolerance and all(d.difference <= d.tolerance for d in self.differences)
         return within and not self.causes
 
     @property
-    def same_noise(self) -> bool:
-        """Gate G3."""
-        return self.apart <= NOISE * self.noise
+    def is_within_noise(self) -> bool:
+        """Whether the twins pass G3."""
+        return self.float32_difference <= TRAINING_NOISE_FACTOR * self.noise
 
     @property
     def noise(self) -> float:
-        """What PyTorch parts from itself in float32, at most."""
-        return max(self.disturbed, default=0.0)
+        """Largest difference of a perturbed run in float32."""
+        return max(self.perturbed_differences, default=0.0)
 
     @property
     def passed(self) -> bool:
-        """Both gates."""
-        return self.same_function and self.same_noise
+        """Whether the twins pass G0 and G3."""
+        return self.same_function and self.is_within_noise
 
     @property
     def loss_difference(self) -> float:
-        """The largest relative difference between the twins' losses of a step, in float64."""
-        return max(map(_relative, self.losses["jax float64"], self.losses["torch float64"]))
+        """Largest relative difference between the twins' losses of a step, in float64."""
+        return max(map(_relative_difference, self.losses["jax float64"], self.losses["torch float64"]))
 
     @property
-    def worst(self) -> Parting:
-        """The parameter, or moment, that parts the most."""
-        return max(self.partings, key=lambda parting: parting.difference / parting.tolerance)
+    def worst(self) -> ParameterDifference:
+        """The parameter or moment whose difference is largest relative to its tolerance."""
+        return max(self.differences, key=lambda each: each.difference / each.tolerance)
 
     @property
     def verdict(self) -> str:
-        """One line: PASS, or what differs first."""
+        """One line: PASS, or FAIL with the first cause."""
         if not self.same_function:
             more = f" (and {len(self.causes) - 1} more)" if len(self.causes) > 1 else ""
             return f"FAIL: {self.causes[0]}{more}"
-        noise = f"{self.apart:.1e} in float32, where PyTorch parts from itself by {self.noise:.1e}"
-        if not self.same_noise:
+        if not self.is_within_noise:
             return (
-                f"FAIL: after {self.steps} steps the updates differ by {noise} if each step is disturbed by one rounding; "
-                f"the bar is {NOISE:.0f} times that"
+                f"FAIL: after {self.steps} steps the updates differ by {self.float32_difference:.1e} in float32, and those "
+                f"of PyTorch by {self.noise:.1e} if each step is perturbed by one rounding error (tolerance "
+                f"{TRAINING_NOISE_FACTOR:.0f} times that)"
             )
-        widest = max(self.partings, key=lambda p: p.tolerance)
-        explained = f" (rounding explains up to {widest.tolerance:.0e})" if widest.tolerance > TRAJECTORY else ""
-        agree = f"the updates agree to {self.difference:.1e} in float64{explained}, and to {noise}"
-        return f"PASS: after {self.steps} steps {agree}"
+        widest = max(d.tolerance for d in self.differences)
+        explained = f" (rounding errors explain up to {widest:.0e})" if widest > FLOAT64_TRAINING_TOLERANCE else ""
+        float32 = f"{self.float32_difference:.1e} in float32 (PyTorch differs from itself by {self.noise:.1e})"
+        return (
+            f"PASS: after {self.steps} steps the updates agree to {self.difference:.1e} in float64{explained} and {float32}"
+        )
 
     def facts(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
+        """Return everything for JSON."""
         return {
             "passed": self.passed,
             "verdict": self.verdict,
             "steps": self.steps,
             "difference": self.difference,
-            "bar": max(p.tolerance for p in self.partings),
+            "bar": max(d.tolerance for d in self.differences),
             "parameters": {
-                part: {p.name: p.difference for p in self.partings if p.part == part} for part in PARTS.values()
+                part: {d.name: d.difference for d in self.differences if d.part == part} for part in PARTS.values()
             },
             "losses": {name: list(values) for name, values in self.losses.items()},
-            "float32": {"apart": self.apart, "disturbed": list(self.disturbed), "bar": NOISE * self.noise},
-            "causes": [{"step": c.step, "piece": c.piece, "told": c.told} for c in self.causes],
-            "optimizer": asdict(self.setting),
+            "float32": {
+                "apart": self.float32_difference,
+                "disturbed": list(self.perturbed_differences),
+                "bar": TRAINING_NOISE_FACTOR * self.noise,
+            },
+            "causes": [{"step": c.step, "piece": c.piece, "told": c.finding} for c in self.causes],
+            "optimizer": asdict(self.settings),
         }
 
     def __str__(self) -> str:
-        """A few lines, and the verdict below them."""
+        """Return a few lines, and in the last one the verdict."""
         first, last = (self.losses["torch float64"][i] for i in (0, -1))
+        worst = self.worst
         return "\n".join(
             [
-                f"{self.steps} steps of AdamW, clipped at {self.setting.clip:.2g}: the loss goes {first:.3g} to {last:.3g}",
-                f"  float64  updates part by {self.difference:.1e}, {self.worst.part} of {self.worst.name} by "
-                f"{self.worst.difference:.1e}, losses by {self.loss_difference:.1e} (bar {self.worst.tolerance:.0e})",
-                *([self._in_float32] if self.disturbed else []),
+                f"{self.steps} steps of AdamW, gradients clipped at {self.settings.clip:.2g}: the loss changes from "
+                f"{first:.3g} to {last:.3g}",
+                f"  float64  updates differ by {self.difference:.1e}, {worst.part} of {worst.name} by "
+                f"{worst.difference:.1e}, losses by {self.loss_difference:.1e} (tolerance {worst.tolerance:.0e})",
+                *([self._float32_line] if self.perturbed_differences else []),
                 *(f"  {cause}" for cause in self.causes),
                 self.verdict,
             ]
         )
 
     @property
-    def _in_float32(self) -> str:
-        others = ", ".join(f"{distance:.1e}" for distance in self.disturbed)
-        if len(self.disturbed) > DISTURBED:
-            others = f"up to {self.noise:.1e} in {len(self.disturbed)} runs"
+    def _float32_line(self) -> str:
+        noise = ", ".join(f"{difference:.1e}" for difference in self.perturbed_differences)
+        if len(self.perturbed_differences) > MIN_PERTURBED_RUNS:
+            noise = f"up to {self.noise:.1e} in {len(self.perturbed_differences)} runs"
         return (
-            f"  float32  updates part by {self.apart:.1e}; PyTorch from itself, one rounding away, by {others} "
-            f"(bar {NOISE:.0f} times the largest)"
+            f"  float32  updates differ by {self.float32_difference:.1e}; PyTorch from itself, perturbed by one rounding "
+            f"error, by {noise} (tolerance {TRAINING_NOISE_FACTOR:.0f} times the largest)"
         )
 
 
-def trajectories(
+def compare_training(
     config: ViTConfig, params: Any, *, images: Array | None = None, steps: int = STEPS, seed: int = 0
-) -> Trajectories:
-    """Train both twins from the same weights on the same images, in float64 and in float32, and compare what comes of it.
+) -> TrainingComparison:
+    """Train both twins from the same weights on the same images, in float64 and in float32, and compare the results.
 
     Args:
-        params: the functional twin's parameters, nested, in any floating-point type.
-        images: (B, H, W, C), normalised, for every step; by default four batches of two of the config's size, in turn.
-        steps: how many.
-        seed: of the default images, of what the outputs are to become, and of the disturbances.
+        params: the JAX twin's parameters, nested, in any floating-point dtype.
+        images: (B, H, W, C), normalized, used at every step; the default is four batches of two images, used in turn.
+        steps: number of optimizer steps.
+        seed: seed of the default images, of the targets, and of the perturbations.
 
     Raises:
-        vit_spec.InputError: parameters that are not this config's, no steps, or weights that give no finite loss.
+        vit_spec.InputError: the parameters do not fit the config, there are no steps, or the loss is not finite.
     """
     if steps < 1:
         raise InputError(f"steps is {steps}: give at least 1")
     weights = {name: tensor.double().numpy() for name, tensor in to_torch(params, config).items()}
-    course = Course(config, {name: array.shape for name, array in weights.items()}, _batches(config, images, seed), seed)
-    wide = np.concatenate([array.ravel() for array in weights.values()])
-    narrow = wide.astype(np.float32)
-    setting = _setting(course, wide)
+    shapes = {name: array.shape for name, array in weights.items()}
+    task = TrainingTask(config, shapes, _make_batches(config, images, seed), seed)
+    start64 = np.concatenate([array.ravel() for array in weights.values()])
+    start32 = start64.astype(np.float32)
+    settings = _choose_settings(task, start64)
 
-    walks = jax_walk(course, setting), torch_walk(course, setting)
+    trainers = make_jax_trainer(task, settings), make_torch_trainer(task, settings)
 
-    (jax, jax_end), (torch, torch_end) = (_run(walk(wide), steps) for walk in walks)
-    found = Trajectories(
+    (jax, jax_end), (torch, torch_end) = (_train(trainer(start64), steps) for trainer in trainers)
+    comparison = TrainingComparison(
         config=config,
         steps=steps,
-        partings=tuple(_partings(course.segments, jax_end, torch_end, wide)),
-        difference=_apart(jax_end, torch_end, wide),
-        losses=_finite({"jax float64": jax, "torch float64": torch}),
-        setting=setting,
+        differences=tuple(_parameter_differences(task.slices, jax_end, torch_end, start64)),
+        difference=_update_difference(jax_end, torch_end, start64),
+        losses=_check_finite({"jax float64": jax, "torch float64": torch}),
+        settings=settings,
     )
-    if not found.same_function:
-        found = _explained(found, _disturbed(course, setting, wide, steps), course.segments, wide, (torch, torch_end))
-        walk_again = _pieces if found.same_function else _causes
-        found = replace(found, causes=tuple(walk_again(course, setting, walks, wide, steps)))
-    if not found.same_function:
-        return found
-    (jax, jax_end), (torch, torch_end) = (_run(walk(narrow), steps) for walk in walks)
-    found = replace(
-        found,
-        losses=found.losses | _finite({"jax float32": jax, "torch float32": torch}),
-        apart=_apart(jax_end, torch_end, narrow),
+    if not comparison.same_function:
+        runs = _perturbed_runs(task, settings, start64, steps)
+        comparison = _with_measured_tolerances(comparison, runs, task.slices, start64, (torch, torch_end))
+        find_causes = _find_optimizer_causes if comparison.same_function else _find_causes
+        comparison = replace(comparison, causes=tuple(find_causes(task, settings, trainers, start64, steps)))
+    if not comparison.same_function:
+        return comparison
+    (jax, jax_end), (torch, torch_end) = (_train(trainer(start32), steps) for trainer in trainers)
+    comparison = replace(
+        comparison,
+        losses=comparison.losses | _check_finite({"jax float32": jax, "torch float32": torch}),
+        float32_difference=_update_difference(jax_end, torch_end, start32),
     )
-    for count, (_, end) in enumerate(islice(_disturbed(course, setting, narrow, steps), AT_MOST)):
-        if count >= DISTURBED and found.same_noise:
+    for count, (_, end) in enumerate(islice(_perturbed_runs(task, settings, start32, steps), MAX_PERTURBED_RUNS)):
+        if count >= MIN_PERTURBED_RUNS and comparison.is_within_noise:
             break
-        found = replace(found, disturbed=(*found.disturbed, _apart(end, torch_end, narrow)))
-    return found
+        difference = _update_difference(end, torch_end, start32)
+        comparison = replace(comparison, perturbed_differences=(*comparison.perturbed_differences, difference))
+    return comparison
 
 
-def _explained(
-    found: Trajectories, disturbed: Iterator[Trained], segments: Segments, start: Array, undisturbed: Trained
-) -> Trajectories:
-    """Widen what may part to what PyTorch parts from itself in float64, where every weight is moved by one rounding."""
-    partings: dict[tuple[str, str], float] = {}
+def _with_measured_tolerances(
+    comparison: TrainingComparison,
+    perturbed: Iterator[TrainingResult],
+    slices: ParameterSlices,
+    start: Array,
+    unperturbed: TrainingResult,
+) -> TrainingComparison:
+    """Return the comparison with tolerances measured from perturbed runs of PyTorch in float64."""
+    measured: dict[tuple[str, str], float] = {}
     loss = 0.0
-    for losses, end in islice(disturbed, DISTURBED):
-        for parting in _partings(segments, end, undisturbed[1], start):
-            key = parting.name, parting.part
-            partings[key] = max(partings.get(key, 0.0), parting.difference)
-        loss = max(loss, *map(_relative, losses, undisturbed[0]))
-    wide = (replace(p, tolerance=_tolerance(partings[p.name, p.part])) for p in found.partings)
-    return replace(found, partings=tuple(wide), loss_tolerance=_tolerance(loss))
+    for losses, end in islice(perturbed, MIN_PERTURBED_RUNS):
+        for each in _parameter_differences(slices, end, unperturbed[1], start):
+            key = each.name, each.part
+            measured[key] = max(measured.get(key, 0.0), each.difference)
+        loss = max(loss, *map(_relative_difference, losses, unperturbed[0]))
+    differences = (replace(d, tolerance=_tolerance(measured[d.name, d.part])) for d in comparison.differences)
+    return replace(comparison, differences=tuple(differences), loss_tolerance=_tolerance(loss))
 
 
-def _tolerance(own: float) -> float:
-    return max(TRAJECTORY, FEW * own) if isfinite(own) else TRAJECTORY
+def _tolerance(measured: float) -> float:
+    if not isfinite(measured):
+        return FLOAT64_TRAINING_TOLERANCE
+    return max(FLOAT64_TRAINING_TOLERANCE, AMPLIFIED_ERROR_FACTOR * measured)
 
 
-def _batches(config: ViTConfig, images: Array | None, seed: int) -> tuple[Array, ...]:
+def _make_batches(config: ViTConfig, images: Array | None, seed: int) -> tuple[Array, ...]:
     if images is not None:
-        return (np.asarray(images, np.float32),)  # so that no run starts from a rounding of its own
-    drawn = np.random.default_rng(seed).standard_normal((BATCHES, BATCH_SIZE, *config.image_size, config.in_channels))
-    return tuple(drawn.astype(np.float32))
+        return (np.asarray(images, np.float32),)  # in float32, so that no run adds a rounding error of its own
+    normal = np.random.default_rng(seed).standard_normal((BATCHES, BATCH_SIZE, *config.image_size, config.in_channels))
+    return tuple(normal.astype(np.float32))
 
 
-def _setting(course: Course, start: Array) -> Setting:
-    """What the first gradient says that clipping and epsilon must be, in order to act and not to do harm."""
-    norm = float(np.linalg.norm(next(torch_walk(course, Setting(clip=inf, eps=1.0))(start)).vector("gradient")))
+def _choose_settings(task: TrainingTask, start: Array) -> AdamWSettings:
+    """Return settings whose clipping norm and epsilon follow from the first gradient; see CLIP and EPS."""
+    first = next(make_torch_trainer(task, AdamWSettings(clip=inf, eps=1.0))(start))
+    norm = float(np.linalg.norm(first.vector("gradient")))
     if not 0 < norm < inf:
         raise InputError(f"the gradient of these weights has norm {norm}: give weights that can be trained")
-    return Setting(clip=CLIP * norm, eps=EPS * CLIP * norm / start.size**0.5)
+    return AdamWSettings(clip=CLIP * norm, eps=EPS * CLIP * norm / start.size**0.5)
 
 
-def _run(walk: Iterator[Step], steps: int) -> Trained:
-    """The loss of each step, and what the last one left behind."""
+def _train(run: Iterator[Step], steps: int) -> TrainingResult:
+    """Return the loss of each step, and the weights and moments after the last one."""
     losses = []
-    for step in islice(walk, steps):
+    for step in islice(run, steps):
         losses.append(step.loss)
     return tuple(losses), {part: step.vector(part) for part in PARTS}
 
 
-def _finite(losses: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
-    """Return the losses, unless both twins agree that one is no number: a difference would not be seen."""
+def _check_finite(losses: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+    """Return the losses; raise InputError if no twin's loss of a step is finite, because a difference could not show."""
     for step, values in enumerate(zip(*losses.values(), strict=True), start=1):
         if not any(map(isfinite, values)):
             raise InputError(f"the loss is {values[0]} at step {step} in {' and '.join(losses)}: give smaller weights")
     return losses
 
 
-def _apart(a: dict[str, Array], b: dict[str, Array], start: Array) -> float:
-    """relRMS between what training changed, all parameters as one."""
-    return Error.of(*(each["params"] - start.astype(np.float64) for each in (a, b))).relative_rms()
+def _update_difference(a: dict[str, Array], b: dict[str, Array], start: Array) -> float:
+    """Return relRMS between two total updates, all parameters taken as one."""
+    return ErrorNorms.of(*(each["params"] - start.astype(np.float64) for each in (a, b))).relative_rms()
 
 
-def _disturbed(course: Course, setting: Setting, start: Array, steps: int) -> Iterator[Trained]:
-    """Train PyTorch again and again, from a start whose every weight is moved by one rounding, as each is after each step.
+def _perturbed_runs(task: TrainingTask, settings: AdamWSettings, start: Array, steps: int) -> Iterator[TrainingResult]:
+    """Train PyTorch repeatedly, with every weight perturbed by one ulp at the start and after each step.
 
-    What it ends at is moved back by as much as its start was moved.
+    The perturbation of the start is subtracted from the weights at the end.
     """
-    rng = np.random.default_rng([course.seed, 2])
+    rng = np.random.default_rng([task.seed, 2])
     while True:
-        begun = moved(start, rng)
-        losses, end = _run(torch_walk(course, setting, rng)(begun), steps)
-        yield losses, {**end, "params": end["params"].astype(np.float64) - begun + start}
+        perturbed = perturb_by_one_ulp(start, rng)
+        losses, end = _train(make_torch_trainer(task, settings, rng)(perturbed), steps)
+        yield losses, {**end, "params": end["params"].astype(np.float64) - perturbed + start}
 
 
-def _relative(a: float, b: float) -> float:
-    return Error.of(np.array(a), np.array(b)).relative_rms()
+def _relative_difference(a: float, b: float) -> float:
+    return ErrorNorms.of(np.array(a), np.array(b)).relative_rms()
 
 
-def _differences(segments: Segments, a: Array, b: Array) -> dict[str, float]:
-    """relRMS of each parameter's part of two vectors.
+def _vector_differences(slices: ParameterSlices, a: Array, b: Array) -> dict[str, float]:
+    """Return relRMS of each parameter's part of two flat vectors.
 
-    What is zero but for rounding counts as large as its module: noise over noise is no measure.
+    A part that is zero except for rounding errors counts as large as its module: their relative error says nothing.
     """
-    scales = module_scales({name: part for name, _, (part,) in segments.each(b)})
-    return {name: Error.of(*parts).relative_rms(scales[name]) for name, _, parts in segments.each(a, b)}
+    scales = module_scales({name: part for name, _, (part,) in slices.split(b)})
+    return {name: ErrorNorms.of(*parts).relative_rms(scales[name]) for name, _, parts in slices.split(a, b)}
 
 
-def _partings(segments: Segments, jax: dict[str, Array], torch: dict[str, Array], start: Array) -> Iterator[Parting]:
-    for part, called in PARTS.items():
+def _parameter_differences(
+    slices: ParameterSlices, jax: dict[str, Array], torch: dict[str, Array], start: Array
+) -> Iterator[ParameterDifference]:
+    for part, description in PARTS.items():
         origin = start if part == "params" else 0.0
-        for name, difference in _differences(segments, jax[part] - origin, torch[part] - origin).items():
-            yield Parting(name, called, difference)
+        for name, difference in _vector_differences(slices, jax[part] - origin, torch[part] - origin).items():
+            yield ParameterDifference(name, description, difference)
 
 
-def _causes(course: Course, setting: Setting, walks: tuple[Walk, Walk], start: Array, steps: int) -> Iterator[Cause]:
-    """Walk both twins to the first step at which they part, and say what is wrong there."""
-    segments, zero = course.segments, np.zeros_like(start)
-    before = dict.fromkeys(("jax", "torch"), State(zero, zero, zero, start))
-    both = zip(*(walk(start) for walk in walks), strict=True)
+def _find_causes(
+    task: TrainingTask, settings: AdamWSettings, trainers: tuple[Trainer, Trainer], start: Array, steps: int
+) -> Iterator[Cause]:
+    """Train both twins up to the first step at which they differ, and yield the causes there."""
+    slices, zero = task.slices, np.zeros_like(start)
+    before = dict.fromkeys(("jax", "torch"), StepState(zero, zero, zero, start))
+    both = zip(*(trainer(start) for trainer in trainers), strict=True)
     for t, (jax, torch) in enumerate(islice(both, steps)):
         after = {"jax": jax.state, "torch": torch.state}
-        gradient = _differences(segments, after["jax"].gradient, after["torch"].gradient)
-        left = list(_partings(segments, vars(after["jax"]), vars(after["torch"]), start))
-        worst = max(left, key=lambda parting: parting.difference)
-        if max(_relative(jax.loss, torch.loss), worst.difference, *gradient.values()) > TRAJECTORY:
-            yield from _at(t, setting, segments, before, after, gradient, worst)
+        gradient = _vector_differences(slices, after["jax"].gradient, after["torch"].gradient)
+        differences = list(_parameter_differences(slices, vars(after["jax"]), vars(after["torch"]), start))
+        worst = max(differences, key=lambda each: each.difference)
+        largest = max(_relative_difference(jax.loss, torch.loss), worst.difference, *gradient.values())
+        if largest > FLOAT64_TRAINING_TOLERANCE:
+            yield from _causes_at_step(t, settings, slices, before, after, gradient, worst)
             return
         before = after
 
 
-def _pieces(course: Course, setting: Setting, walks: tuple[Walk, Walk], start: Array, steps: int) -> Iterator[Cause]:
-    """Walk both twins, each by itself, to the first step at which a piece of its optimizer is wrong."""
+def _find_optimizer_causes(
+    task: TrainingTask, settings: AdamWSettings, trainers: tuple[Trainer, Trainer], start: Array, steps: int
+) -> Iterator[Cause]:
+    """Train each twin up to the first step at which a piece of its optimizer is wrong, and yield these pieces."""
     zero = np.zeros_like(start)
-    for twin, walk in zip(("jax", "torch"), walks, strict=True):
-        before = State(zero, zero, zero, start)
-        for t, step in enumerate(islice(walk(start), steps)):
+    for twin, trainer in zip(("jax", "torch"), trainers, strict=True):
+        before = StepState(zero, zero, zero, start)
+        for t, step in enumerate(islice(trainer(start), steps)):
             after = step.state
-            if wrong := faults(before, after, t, setting, course.segments):
-                yield from (Cause(t + 1, f"optimizer: {each.named}", f"in {twin} {each.told}") for each in wrong)
+            if faults := find_faults(before, after, t, settings, task.slices):
+                yield from (Cause(t + 1, f"optimizer: {each.label}", f"in {twin} {each.finding}") for each in faults)
                 break
             before = after
 
 
-def _at(
+def _causes_at_step(
     t: int,
-    setting: Setting,
-    segments: Segments,
-    before: dict[str, State],
-    after: dict[str, State],
+    settings: AdamWSettings,
+    slices: ParameterSlices,
+    before: dict[str, StepState],
+    after: dict[str, StepState],
     gradient: dict[str, float],
-    worst: Parting,
+    worst: ParameterDifference,
 ) -> Iterator[Cause]:
-    """What is wrong at one step: gradients of the same weights; the optimizers, each by itself; or neither."""
-    wrong = {name: difference for name, difference in gradient.items() if difference > TRAJECTORY}
+    """Yield the causes at one step: different gradients of equal weights, faults of an optimizer, or rounding errors."""
+    wrong = {name: difference for name, difference in gradient.items() if difference > FLOAT64_TRAINING_TOLERANCE}
     optimizers = [
-        Cause(t + 1, f"optimizer: {fault.named}", f"in {twin} {fault.told}")
+        Cause(t + 1, f"optimizer: {fault.label}", f"in {twin} {fault.finding}")
         for twin in after
-        for fault in faults(before[twin], after[twin], t, setting, segments)
+        for fault in find_faults(before[twin], after[twin], t, settings, slices)
     ]
-    if wrong and not (t and optimizers):  # later on, weights differ already
+    if wrong and not (t and optimizers):  # after the first step a wrong optimizer has changed the weights
         name = max(wrong, key=lambda name: wrong[name])
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        yield Cause(t + 1, f"gradient of {name}{more}", f"the twins differ by {wrong[name]:.1e} (bar {TRAJECTORY:.0e})")
+        difference = f"the twins differ by {wrong[name]:.1e} (tolerance {FLOAT64_TRAINING_TOLERANCE:.0e})"
+        yield Cause(t + 1, f"gradient of {name}{more}", difference)
     yield from optimizers
     if not wrong and not optimizers:
-        yield Cause(
-            t + 1, f"{worst.part} of {worst.name}", f"rounding, which these weights amplify to {worst.difference:.1e}"
-        )
+        finding = f"rounding errors, which these weights amplify to {worst.difference:.1e}"
+        yield Cause(t + 1, f"{worst.part} of {worst.name}", finding)

@@ -1,4 +1,4 @@
-"""What a file does not tell of its model is named, what it tells is obeyed or refused, and nothing is read silently."""
+"""Properties that a file does not state are reported as assumptions; stated ones are used or refused, never ignored."""
 
 import json
 import sys
@@ -14,12 +14,12 @@ from safetensors.numpy import load_file, save_file
 import parity
 import vit_spec
 from parity.checkpoints.config_inference import Assumption
-from parity.checkpoints.containers.container import Stored
+from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import get
 from parity.checkpoints.recognition import recognise
-from parity.checkpoints.weights import translate
+from parity.checkpoints.weights import converted_arrays
 from parity.comparison import reproducible_init
-from tests.twins import perturbed, pictures
+from tests.twins import perturbed_params, random_images
 from vit_spec import InputError, ViTConfig
 
 jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
@@ -32,7 +32,7 @@ CONFIG = vit_spec.get("vit_ti16", depth=1, num_classes=7, image_size=(48, 64), n
 
 @pytest.fixture(scope="module")
 def state() -> dict[str, Any]:
-    return parity.to_torch(perturbed(CONFIG), CONFIG)
+    return parity.to_torch(perturbed_params(CONFIG), CONFIG)
 
 
 @pytest.fixture
@@ -43,28 +43,28 @@ def bare(tmp_path: Path, state: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, state: dict[str, Any]) -> Path:
-    """A folder as timm writes it, without notes of ours."""
+    """A folder as timm writes it, without our metadata."""
     parity.write(parity.Checkpoint(CONFIG, "torch", state), f"{tmp_path / 'timm'}/", "timm")
     weights = tmp_path / "timm/model.safetensors"
     save_file(load_file(weights), weights, {"format": "pt"})
     return tmp_path / "timm"
 
 
-def changed(folder: Path, **fields: Any) -> Path:
+def with_config(folder: Path, **fields: Any) -> Path:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     return folder
 
 
-def argued(folder: Path, **arguments: Any) -> Path:
+def with_model_args(folder: Path, **arguments: Any) -> Path:
     given = json.loads((folder / "config.json").read_text())["model_args"]
-    return changed(folder, model_args=given | arguments)
+    return with_config(folder, model_args=given | arguments)
 
 
-# A bare file ------------------------------------------------------------------------------------------------------------
+# Files without a config -----------------------------------------------------------------------------------------------
 
 
-NAMED = {
+ASSUMED_FIELDS = {
     "norms.eps",
     "mlp.activation",
     "head.pool",
@@ -78,60 +78,60 @@ NAMED = {
     "order of a block",
     "norms without weights",
     "queries, keys and values",
-    "reach of attention",
-    "cut of patches",
+    "attention pattern",
+    "patch extraction",
     "use of blocks",
     "use of positions",
     "outputs",
-    "a pool that is a mean",
+    "mean pooling",
 }
 
 
-def test_everything_that_tensors_do_not_tell_is_named(bare: Path) -> None:
+def test_every_property_that_tensors_do_not_show_is_an_assumption(bare: Path) -> None:
     found = parity.load(bare, given={"image_size": CONFIG.image_size})
-    assert NAMED <= {each.field for each in found.assumed}
+    assert ASSUMED_FIELDS <= {each.field for each in found.assumed}
 
 
 @pytest.mark.parametrize("load", [vit_torch.load, vit_jax.load], ids=["torch", "jax"])
-def test_either_twin_warns_once_of_all_that_is_assumed_at_the_callers_line(bare: Path, load: Callable[..., Any]) -> None:
+def test_both_twins_warn_once_about_all_assumptions_at_the_callers_line(bare: Path, load: Callable[..., Any]) -> None:
     with pytest.warns(parity.AssumptionWarning) as caught:
         load(bare, given={"image_size": CONFIG.image_size})
     [warning] = caught
     assert warning.filename == __file__
-    assert all(name in str(warning.message) for name in NAMED) and "\n" not in str(warning.message)
+    assert all(name in str(warning.message) for name in ASSUMED_FIELDS) and "\n" not in str(warning.message)
 
 
-def test_what_is_given_is_not_assumed_and_makes_the_function_right(bare: Path, state: dict[str, Any]) -> None:
+def test_a_given_field_is_not_assumed_and_is_used(bare: Path, state: dict[str, Any]) -> None:
     given = {"image_size": CONFIG.image_size, "norms.eps": 1e-5}
     with pytest.warns(parity.AssumptionWarning) as caught:
         model = vit_torch.load(bare, given=given, format="timm")
     assert "norms.eps" not in str(caught[0].message)
     expected = vit_torch.ViT(CONFIG).eval()
     expected.load_state_dict(state)
-    images = torch.tensor(pictures(CONFIG)).permute(0, 3, 1, 2)
+    images = torch.tensor(random_images(CONFIG)).permute(0, 3, 1, 2)
     assert torch.equal(model(images), expected(images))
 
 
-def test_scores_that_are_multiplied_by_another_number_are_read_as_they_are_told(tmp_path: Path) -> None:
-    """As those of timm 0.3's small model, whose state dict has timm's keys."""
+def test_a_given_scale_of_attention_scores_is_used(tmp_path: Path) -> None:
+    """As in timm 0.3's small model, whose state dict has timm's keys."""
     config = CONFIG.replace(image_size=48, attention={"scale": 0.1})
-    torch.save(parity.to_torch(perturbed(config), config), tmp_path / "a.pth")
-    assert parity.load(tmp_path / "a.pth").config.attention.scale is None  # and it is named, as `NAMED` says
+    torch.save(parity.to_torch(perturbed_params(config), config), tmp_path / "a.pth")
+    assert parity.load(tmp_path / "a.pth").config.attention.scale is None  # an assumption: it is in `ASSUMED_FIELDS`
     assert parity.load(tmp_path / "a.pth", given={"attention.scale": 0.1}).config.attention.scale == 0.1
 
 
-def test_one_head_as_wide_as_the_model_is_named_where_it_may_be_a_norm_of_all_heads(tmp_path: Path) -> None:
+def test_one_head_as_wide_as_the_model_is_an_assumption_if_it_may_be_a_norm_of_all_heads(tmp_path: Path) -> None:
     config = CONFIG.replace(image_size=48, num_heads=1, attention={"qk_norm": True})
-    torch.save(parity.to_torch(perturbed(config), config), tmp_path / "a.pth")
+    torch.save(parity.to_torch(perturbed_params(config), config), tmp_path / "a.pth")
     assert Assumption("num_heads", 1, "as wide as the norm of queries") in parity.load(tmp_path / "a.pth").assumed
     with pytest.raises(InputError, match=r"q_norm\.weight \(192,\), expected dim \(64,\)"):
         parity.load(tmp_path / "a.pth", given={"num_heads": 3})
 
 
-def test_a_rotation_that_clips_keys_do_not_show_is_named(tmp_path: Path) -> None:
-    """Perception Encoders with a class token that is pooled have the keys of CLIP's image tower."""
+def test_rotary_positions_of_clips_keys_are_an_assumption(tmp_path: Path) -> None:
+    """Perception Encoders that pool a class token have the keys of CLIP's image tower."""
     config = vit_spec.get("clip_b16", depth=1, num_classes=7)
-    tower = translate(reproducible_init.weights(config, 0), "openai-clip:tower")
+    tower = converted_arrays(reproducible_init.weights(config, 0), "openai-clip:tower")
     torch.save({key: torch.tensor(array) for key, array in tower}, tmp_path / "a.pth")
     assert "positions.rotary" in {each.field for each in parity.load(tmp_path / "a.pth").assumed}
 
@@ -143,49 +143,51 @@ def test_a_complete_folder_is_read_without_a_warning(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("positions", [True, False])
-def test_a_norm_after_the_pool_and_a_missing_class_token_are_no_proof_of_a_mean(tmp_path: Path, positions: bool) -> None:
+def test_mean_pooling_is_an_assumption_with_a_norm_after_the_pool_or_without_a_class_token(
+    tmp_path: Path, positions: bool
+) -> None:
     config = CONFIG.replace(
         image_size=48,
         tokens={"class_token": positions},
         head={"pool": "mean"},
         norms={"after_pool": positions, "after_blocks": not positions},
     )
-    torch.save(parity.to_torch(perturbed(config), config), tmp_path / "bare.pth")
+    torch.save(parity.to_torch(perturbed_params(config), config), tmp_path / "bare.pth")
     found = parity.load(tmp_path / "bare.pth")
     assert found.config.head.pool == "mean" and "head.pool" in {each.field for each in found.assumed}
 
 
-def test_a_table_of_patches_alone_is_read_where_registers_are_the_only_tokens_ahead_of_them(tmp_path: Path) -> None:
+def test_a_position_table_of_patches_only_is_read_with_registers_and_no_class_token(tmp_path: Path) -> None:
     tokens = {"class_token": False, "registers": 4}
     config = vit_spec.get("vit_ti16", depth=1, tokens=tokens, positions={"covers": "none"}, head={"pool": "mean"})
-    torch.save(parity.to_torch(perturbed(config), config), tmp_path / "a.pth")
+    torch.save(parity.to_torch(perturbed_params(config), config), tmp_path / "a.pth")
     found = parity.load(tmp_path / "a.pth").config
     assert (found.tokens, found.positions, found.image_size) == (config.tokens, config.positions, config.image_size)
 
 
-def test_a_choice_among_several_weights_in_one_file_is_named_and_stays_named(tmp_path: Path, state: Any) -> None:
+def test_a_choice_among_several_weights_in_one_file_is_an_assumption_and_is_stored(tmp_path: Path, state: Any) -> None:
     averaged = {key: tensor + 1 for key, tensor in state.items()}
     torch.save({"model": state, "model_ema": averaged, "optimizer": {"moment": torch.ones(3)}}, tmp_path / "both.pth")
     given = {"image_size": CONFIG.image_size}
     with pytest.warns(parity.AssumptionWarning, match=r"weights='model_ema' \(not model, of the same file"):
         vit_torch.load(tmp_path / "both.pth", given=given)
     parity.convert(tmp_path / "both.pth", tmp_path / "one.safetensors", "jax", given=given)
-    [kept] = [each for each in parity.load(tmp_path / "one.safetensors").assumed if each.field == "weights"]
-    assert kept.value == "model_ema"
+    [choice] = [each for each in parity.load(tmp_path / "one.safetensors").assumed if each.field == "weights"]
+    assert choice.value == "model_ema"
 
 
 @pytest.mark.parametrize("part", ["predictor.weight", "decoder.layers.0.weight"])
-def test_what_may_follow_the_weights_in_their_model_is_named(tmp_path: Path, state: Any, part: str) -> None:
+def test_ignored_layers_that_may_follow_the_backbone_are_an_assumption(tmp_path: Path, state: Any, part: str) -> None:
     whole = {f"backbone.{key}": tensor for key, tensor in state.items()} | {part: torch.ones(3, 7)}
     torch.save(whole, tmp_path / "whole.pth")
     with pytest.warns(parity.AssumptionWarning, match=f"weights='backbone' .not {part.partition('.')[0]},"):
         vit_torch.load(tmp_path / "whole.pth", given={"image_size": CONFIG.image_size})
 
 
-# A head or images of another size ---------------------------------------------------------------------------------------
+# Another head or image size -------------------------------------------------------------------------------------------
 
 
-def test_another_head_and_another_image_size_are_made_and_told(folder: Path) -> None:
+def test_another_head_and_image_size_are_made_with_a_warning(folder: Path) -> None:
     with pytest.warns(parity.SurgeryWarning) as caught:
         model = vit_torch.load(folder, num_classes=3, image_size=64)
     assert [str(each.message).partition(": ")[2].split()[0] for each in caught] == ["image_size", "num_classes"]
@@ -195,15 +197,15 @@ def test_another_head_and_another_image_size_are_made_and_told(folder: Path) -> 
     assert functional.apply({"params": params}, np.zeros((1, 48, 64, 3), np.float32)).shape == (1, 192)
 
 
-def test_the_head_and_the_size_that_a_file_has_change_nothing(folder: Path) -> None:
+def test_the_head_and_image_size_of_the_file_change_nothing(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert vit_torch.load(folder, num_classes=7, image_size=(48, 64)).config.num_classes == 7
 
 
-# What lies beside is obeyed or refused ----------------------------------------------------------------------------------
+# Files beside the weights ---------------------------------------------------------------------------------------------
 
-OTHER_FUNCTIONS = [
+UNSUPPORTED_ARGUMENTS = [
     {"global_pool": "avgmax"},
     {"global_pool": "avg", "pool_include_prefix": True},
     {"act_layer": "mish"},
@@ -212,16 +214,16 @@ OTHER_FUNCTIONS = [
     {"block_fn": "ResPostBlock"},
     {"scale_attn_norm": True},
     {"use_naflex": True},
-    {"a_word_of_tomorrow": 1},
+    {"an_unknown_argument": 1},
     {"num_heads": "three"},
 ]
 
 
-@pytest.mark.parametrize("arguments", OTHER_FUNCTIONS, ids=str)
-def test_a_folder_of_another_function_is_refused_whatever_format_has_its_keys(folder: Path, arguments: Any) -> None:
+@pytest.mark.parametrize("arguments", UNSUPPORTED_ARGUMENTS, ids=str)
+def test_arguments_of_another_function_are_refused_in_every_format(folder: Path, arguments: Any) -> None:
     for format in (None, "timm", "torch", "deit"):
         with pytest.raises(InputError) as error:
-            parity.load(argued(folder, **arguments), format=format)
+            parity.load(with_model_args(folder, **arguments), format=format)
         assert "\n" not in str(error.value)
         assert format in ("torch", "deit") or list(arguments)[-1] in str(error.value)
 
@@ -236,24 +238,24 @@ def test_a_folder_of_another_function_is_refused_whatever_format_has_its_keys(fo
         ({"drop_path_rate": 0.3}, "norms.eps", 1e-5),
     ],
 )
-def test_arguments_are_obeyed(folder: Path, arguments: Any, field: str, value: Any) -> None:
-    assert parity.load(argued(folder, **arguments)).config.at(field) == value
+def test_model_arguments_go_into_the_config(folder: Path, arguments: Any, field: str, value: Any) -> None:
+    assert parity.load(with_model_args(folder, **arguments)).config.at(field) == value
 
 
-# What timm's train.py keeps of its arguments, but for most of those that act in training.
+# Arguments that timm's train.py stores, without most of those that only act in training.
 TRAIN_PY = {"eval_metric": "top1", "checkpoint_hist": 10, "recovery_interval": 0, "train_interpolation": "random"}
 
 
-def test_what_timms_training_keeps_beside_weights_is_obeyed(tmp_path: Path, state: dict[str, Any]) -> None:
+def test_arguments_in_a_checkpoint_of_timms_training_go_into_the_config(tmp_path: Path, state: dict[str, Any]) -> None:
     sizes = {"img_size": [48, 64], "embed_dim": 192, "depth": 1, "num_heads": 3}
     given = {**TRAIN_PY, "model": "vit_small_patch16_224", "model_kwargs": {"act_layer": "quick_gelu", **sizes}}
-    kept = {"arch": "vit_small_patch16_224", "state_dict": state, "args": given, "epoch": 3, "version": 2}
-    torch.save(kept, tmp_path / "a.pth")
+    content = {"arch": "vit_small_patch16_224", "state_dict": state, "args": given, "epoch": 3, "version": 2}
+    torch.save(content, tmp_path / "a.pth")
     found = parity.load(tmp_path / "a.pth")
     assert (found.config.norms.eps, found.config.mlp.activation, found.config.num_heads) == (1e-6, "quick_gelu", 3)
     assert {each.field for each in found.assumed} <= {"pixels.mean", "pixels.std"}
     given["model_kwargs"]["act_layer"] = "mish"
-    torch.save(kept, tmp_path / "b.pth")
+    torch.save(content, tmp_path / "b.pth")
     with pytest.raises(InputError, match="act_layer='mish'"):
         parity.load(tmp_path / "b.pth")
 
@@ -266,20 +268,22 @@ CLIP = "vit_base_patch16_clip_224"
     [
         {},
         {"args": {"model": "vit_base_patch16_224", "lr": 0.1}},
-        {"args": {"arch": CLIP, "lr": 0.1}},  # of other scripts, which may have told the model more
+        {"args": {"arch": CLIP, "lr": 0.1}},  # from other scripts, which may have given the model more arguments
         {"args": {"model": CLIP, "lr": 0.1}, "version": 2},
         {"args": {**TRAIN_PY, "model": CLIP}},
         {"args": {**TRAIN_PY, "model": "vit_base_patch16_224"}, "version": 2},
     ],
 )
-def test_an_architecture_without_its_arguments_is_no_proof(tmp_path: Path, state: dict[str, Any], more: Any) -> None:
-    kept = {"arch": CLIP, "state_dict": state, **more}
-    torch.save(kept, tmp_path / "a.pth")
+def test_an_architecture_without_its_arguments_leaves_the_assumptions(
+    tmp_path: Path, state: dict[str, Any], more: Any
+) -> None:
+    content = {"arch": CLIP, "state_dict": state, **more}
+    torch.save(content, tmp_path / "a.pth")
     found = parity.load(tmp_path / "a.pth", given={"image_size": CONFIG.image_size})
-    assert NAMED <= {each.field for each in found.assumed}
+    assert ASSUMED_FIELDS <= {each.field for each in found.assumed}
 
 
-def test_a_hidden_layer_that_todays_timm_leaves_out_is_refused_in_its_folder(folder: Path) -> None:
+def test_a_hidden_layer_that_timm_ignores_is_refused_in_its_folder(folder: Path) -> None:
     weights = folder / "model.safetensors"
     hidden = {"pre_logits.fc.weight": np.ones((192, 192), np.float32), "pre_logits.fc.bias": np.ones(192, np.float32)}
     save_file(load_file(weights) | hidden, weights, {"format": "pt"})
@@ -291,72 +295,72 @@ def test_a_hidden_layer_that_todays_timm_leaves_out_is_refused_in_its_folder(fol
 
 def test_a_number_of_classes_that_contradicts_the_arguments_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="says num_classes 9, its model_args 7: correct one of the two"):
-        parity.load(argued(changed(folder, num_classes=9), num_classes=7))
+        parity.load(with_model_args(with_config(folder, num_classes=9), num_classes=7))
 
 
-def test_an_architecture_of_tomorrow_is_refused(folder: Path) -> None:
+def test_an_unknown_architecture_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match=r"'vit_base_patch16_2240', which is no ViT of timm 1.0.31; did you mean"):
-        parity.load(changed(folder, architecture="vit_base_patch16_2240"))
+        parity.load(with_config(folder, architecture="vit_base_patch16_2240"))
 
 
-def test_a_config_of_no_library_is_not_passed_over(bare: Path) -> None:
+def test_a_config_json_of_an_unknown_library_is_refused(bare: Path) -> None:
     (bare.parent / "config.json").write_text(json.dumps({"hidden_size": 192, "num_heads": 6}))
     with pytest.raises(InputError, match="names neither a model_type of transformers nor an architecture of timm"):
         parity.load(bare)
-    (bare.parent / "config.json").write_text(json.dumps({"compilerOptions": {}}))  # of some other program
+    (bare.parent / "config.json").write_text(json.dumps({"compilerOptions": {}}))  # a file of another program
     assert parity.load(bare, given={"image_size": CONFIG.image_size}).config.num_heads == 3
 
 
-def test_a_config_that_contradicts_what_was_written_with_the_weights_is_refused(tmp_path: Path, state: Any) -> None:
+def test_a_config_json_that_contradicts_our_metadata_is_refused(tmp_path: Path, state: Any) -> None:
     parity.write(parity.Checkpoint(CONFIG, "torch", state), f"{tmp_path / 'timm'}/", "timm")
     assert parity.load(tmp_path / "timm").config == CONFIG
-    with pytest.raises(InputError, match="says num_heads=6, the config among its weights 3"):
-        parity.load(argued(tmp_path / "timm", num_heads=6))
+    with pytest.raises(InputError, match="says num_heads=6, but the config stored with its weights says 3"):
+        parity.load(with_model_args(tmp_path / "timm", num_heads=6))
 
 
-def test_a_file_that_says_its_format_is_not_read_as_another(tmp_path: Path, state: Any) -> None:
+def test_a_file_with_a_stored_format_is_not_read_as_another(tmp_path: Path, state: Any) -> None:
     parity.save(tmp_path / "a.safetensors", state, CONFIG, "torch")
     assert parity.load(tmp_path / "a.safetensors", format="torch").config == CONFIG
     with pytest.raises(InputError, match="says that it is in format 'torch', not 'timm'"):
         parity.load(tmp_path / "a.safetensors", format="timm")
 
 
-# The cost of recognition ------------------------------------------------------------------------------------------------
+# Cost of recognition --------------------------------------------------------------------------------------------------
 
 
-class Header(Stored):
+class Header(StoredArray):
     """An array of which only the shape is known."""
 
     def __init__(self, *shape: int) -> None:
         self.shape, self.dtype = shape, np.dtype(np.float32)
 
-    def read(self, first: int, last: int) -> Any:
+    def read(self, start: int, stop: int) -> Any:
         raise AssertionError("recognition reads no array")
 
 
-def ordinary(count: int) -> Iterator[str]:
+def plain_keys(count: int) -> Iterator[str]:
     return (f"layer{n}.weight" for n in range(count))
 
 
-def wrapped(count: int) -> Iterator[str]:
+def nested_keys(count: int) -> Iterator[str]:
     return ("model." * n + "x" for n in range(count))
 
 
-def of_blocks(count: int) -> Iterator[str]:
+def block_keys(count: int) -> Iterator[str]:
     return (f"blocks.{n // 2}.{'norm1' if n % 2 else 'mlp.fc2'}.weight" for n in range(count))
 
 
-@pytest.mark.parametrize("keys", [ordinary, wrapped, of_blocks])
-def test_recognising_takes_time_in_proportion_to_the_keys(keys: Callable[[int], Iterator[str]]) -> None:
+@pytest.mark.parametrize("keys", [plain_keys, nested_keys, block_keys])
+def test_the_time_of_recognition_is_proportional_to_the_number_of_keys(keys: Callable[[int], Iterator[str]]) -> None:
     def calls(count: int) -> int:
         arrays = {(key,): Header(4, 4) for key in keys(count)} | {("patch_embed.proj.weight",): Header(4, 3, 2, 2)}
         total = 0
 
-        def counted(*event: Any) -> None:
+        def count_call(*event: Any) -> None:
             nonlocal total
             total += 1
 
-        sys.setprofile(counted)
+        sys.setprofile(count_call)
         try:
             with pytest.raises(InputError):
                 recognise(arrays, {})
@@ -364,12 +368,12 @@ def test_recognising_takes_time_in_proportion_to_the_keys(keys: Callable[[int], 
             sys.setprofile(None)
         return total
 
-    calls(10)  # what is computed once
+    calls(10)  # fill the caches
     few, many = calls(300), calls(1200)
     assert many < 5 * few
 
 
-def test_every_format_has_a_key_by_which_its_files_are_found() -> None:
+def test_files_of_the_main_formats_are_recognised() -> None:
     for name in ("timm", "hf-vit", "google", "jax"):
         config = ViTConfig(image_size=32, width=64, depth=1, num_heads=1, mlp_dim=64, num_classes=3)
         column = get(name).layouts(config)

@@ -1,4 +1,4 @@
-"""Distributed checkpoints: their metadata is read as data, and their shards are put together as they are asked for."""
+"""Distributed checkpoints: their metadata is read as data, and their chunks are assembled on demand."""
 
 import os
 import pickle
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parity.checkpoints.containers.container import File, Slot
+from parity.checkpoints.containers.container import ArraySpec, File
 from parity.checkpoints.containers.dcp import CONTAINER
 from vit_spec import InputError
 
@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.int64, np.bool_]
 
 
-def bits(dtype, shape=(3, 4), seed=0):
+def random_bits(dtype, shape=(3, 4), seed=0):
     dtype = np.dtype(dtype)
     raw = np.random.default_rng(seed).integers(0, 2 if dtype.kind == "b" else 256, (*shape, dtype.itemsize), np.uint8)
     return raw.view(dtype)[..., 0]
@@ -54,8 +54,15 @@ def load(path, state):
         dcp.load(state, checkpoint_id=path, no_dist=True)
 
 
-def sharded(folder, whole, chunks, file="__0_0.distcp"):
-    """A checkpoint of one tensor "w" in chunks, each an offset and a size, as many processes would write it."""
+def write_chunked_checkpoint(folder, whole, chunks, file="__0_0.distcp"):
+    """Write a checkpoint of one tensor "w" in chunks, as many processes would write it.
+
+    Args:
+        folder: the folder to write, which may exist.
+        whole: the tensor.
+        chunks: (offsets, sizes) of each chunk.
+        file: the file name that `.metadata` has for the chunks; they are always in __0_0.distcp.
+    """
     folder.mkdir(exist_ok=True)
     data, places, parts = b"", {}, []
     for number, (offsets, sizes) in enumerate(chunks):
@@ -74,7 +81,7 @@ def sharded(folder, whole, chunks, file="__0_0.distcp"):
     return folder
 
 
-def refusal(path):
+def error_message(path):
     with pytest.raises(InputError) as error:
         for array in CONTAINER.open(path).arrays.values():
             np.asarray(array)
@@ -82,12 +89,12 @@ def refusal(path):
     return str(error.value)
 
 
-# What torch wrote -----------------------------------------------------------------------------------------------------
+# Reading --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_torch_saved_is_read_bit_for_bit(tmp_path, dtype):
-    arrays = {"w": bits(dtype), "scalar": bits(dtype, ()), "empty": bits(dtype, (0, 3))}
+def test_checkpoints_of_torch_are_read_bit_for_bit(tmp_path, dtype):
+    arrays = {"w": random_bits(dtype), "scalar": random_bits(dtype, ()), "empty": random_bits(dtype, (0, 3))}
     save(tmp_path / "c", {key: tensor(array) for key, array in arrays.items()})
     for (key,), stored in CONTAINER.open(tmp_path / "c").arrays.items():
         assert (stored.shape, stored.dtype) == (arrays[key].shape, arrays[key].dtype)
@@ -95,40 +102,47 @@ def test_what_torch_saved_is_read_bit_for_bit(tmp_path, dtype):
     assert not arrays
 
 
-def test_nested_entries_have_their_own_path_and_others_a_note(tmp_path):
+def test_nested_tensors_have_their_key_path_and_other_entries_are_listed_as_not_read(tmp_path):
     state = {"model": {"fc.weight": torch.ones(2)}, "list": [torch.ones(1)], "epoch": 3}
     save(tmp_path / "c", state)
     contents = CONTAINER.open(tmp_path / "c")
     assert set(contents.arrays) == {("model", "fc.weight"), ("list", "0")}
-    assert contents.notes == {"epoch": "not read"}
+    assert contents.metadata == {"epoch": "not read"}
 
 
 GRIDS = {
     "rows": [((0, 0, 0), (3, 5, 2)), ((3, 0, 0), (4, 5, 2))],
     "columns": [((0, 0, 0), (7, 2, 2)), ((0, 2, 0), (7, 3, 2))],
-    "both, in no order": [((3, 2, 0), (4, 3, 2)), ((0, 0, 0), (3, 2, 2)), ((3, 0, 0), (4, 2, 2)), ((0, 2, 0), (3, 3, 2))],
-    "with an empty one": [((0, 0, 0), (7, 5, 2)), ((7, 0, 0), (0, 5, 2))],
+    "rows and columns, in no order": [
+        ((3, 2, 0), (4, 3, 2)),
+        ((0, 0, 0), (3, 2, 2)),
+        ((3, 0, 0), (4, 2, 2)),
+        ((0, 2, 0), (3, 3, 2)),
+    ],
+    "an empty chunk": [((0, 0, 0), (7, 5, 2)), ((7, 0, 0), (0, 5, 2))],
 }
 
 
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_shards_are_put_together(tmp_path, grid, dtype):
+def test_chunks_are_assembled_in_any_range(tmp_path, grid, dtype):
     whole = torch.arange(70).reshape(7, 5, 2).to(dtype)
-    stored = CONTAINER.open(sharded(tmp_path / "c", whole, GRIDS[grid])).arrays["w",]
+    stored = CONTAINER.open(write_chunked_checkpoint(tmp_path / "c", whole, GRIDS[grid])).arrays["w",]
     for first, last in [(0, 70), (0, 1), (13, 14), (29, 31), (25, 70), (69, 70), (5, 5)]:
         assert stored.read(first, last).astype(np.float32).tolist() == list(range(first, last))
 
 
-def test_the_shards_of_these_tests_are_what_torch_reads(tmp_path):
+def test_torch_reads_the_chunked_checkpoint_of_these_tests(tmp_path):
     whole = torch.arange(70.0).reshape(7, 5, 2)
     state = {"w": torch.zeros(7, 5, 2)}
-    load(sharded(tmp_path / "c", whole, GRIDS["both, in no order"]), state)
+    load(write_chunked_checkpoint(tmp_path / "c", whole, GRIDS["rows and columns, in no order"]), state)
     assert torch.equal(state["w"], whole)
 
 
-def test_only_the_shard_that_is_asked_for_is_read(tmp_path, monkeypatch):
-    folder = sharded(tmp_path / "c", torch.arange(4096.0).reshape(64, 64), [((n, 0), (16, 64)) for n in range(0, 64, 16)])
+def test_only_the_chunk_with_the_requested_elements_is_read(tmp_path, monkeypatch):
+    folder = write_chunked_checkpoint(
+        tmp_path / "c", torch.arange(4096.0).reshape(64, 64), [((n, 0), (16, 64)) for n in range(0, 64, 16)]
+    )
     size = os.path.getsize(folder / "__0_0.distcp")
     places, read_into = [], File.read_into
     monkeypatch.setattr(
@@ -139,87 +153,89 @@ def test_only_the_shard_that_is_asked_for_is_read(tmp_path, monkeypatch):
     assert size / 4 < places[0][0] < size / 2
 
 
-def test_metadata_are_read_without_torch_or_pickle_running_them(tmp_path):
+def test_code_in_metadata_is_refused_and_not_run(tmp_path):
     witness = tmp_path / "ran"
 
     class Evil:
         def __reduce__(self):
             return os.system, (f"touch {witness}",)
 
-    folder = sharded(tmp_path / "c", torch.ones(2), [((0,), (2,))])
+    folder = write_chunked_checkpoint(tmp_path / "c", torch.ones(2), [((0,), (2,))])
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     metadata.planner_data = {"w": OrderedDict(a=[Evil()])}
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    assert "asks to call posix.system: weights never need code" in refusal(folder)
+    assert "asks to call posix.system: weights never need code" in error_message(folder)
     assert not witness.exists()
 
 
-def test_a_shard_that_would_run_code_runs_none(tmp_path):
+def test_code_in_a_shard_is_refused_and_not_run(tmp_path):
     witness = tmp_path / "ran"
 
     class Evil:
         def __reduce__(self):
             return os.system, (f"touch {witness}",)
 
-    folder = sharded(tmp_path / "c", torch.ones(2), [((0,), (2,))])
+    folder = write_chunked_checkpoint(tmp_path / "c", torch.ones(2), [((0,), (2,))])
     torch.save(Evil(), folder / "__0_0.distcp")
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     (index,) = metadata.storage_data
     metadata.storage_data[index] = _StorageInfo("__0_0.distcp", 0, os.path.getsize(folder / "__0_0.distcp"))
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    assert "asks to call posix.system" in refusal(folder)
+    assert "asks to call posix.system" in error_message(folder)
     assert not witness.exists()
 
 
 def test_a_folder_is_recognised_by_its_metadata(tmp_path):
-    assert CONTAINER.recognises(sharded(tmp_path / "c", torch.ones(2), [((0,), (2,))]), b"")
+    assert CONTAINER.recognises(write_chunked_checkpoint(tmp_path / "c", torch.ones(2), [((0,), (2,))]), b"")
     assert not CONTAINER.recognises(tmp_path, b"")
 
 
-# What is written ------------------------------------------------------------------------------------------------------
+# Writing --------------------------------------------------------------------------------------------------------------
 
-ALL = {np.dtype(dtype).name: bits(dtype) for dtype in DTYPES} | {
-    "a.b": bits(np.float32, ()),
-    "empty": bits(np.float32, (0, 3)),
+ARRAYS = {np.dtype(dtype).name: random_bits(dtype) for dtype in DTYPES} | {
+    "a.b": random_bits(np.float32, ()),
+    "empty": random_bits(np.float32, (0, 3)),
 }
 
 
-def write(path, arrays, piece=5):
-    with CONTAINER.create(path, {key: Slot(array.shape, array.dtype) for key, array in arrays.items()}, {}) as sink:
+def write_arrays(path, arrays, piece=5):
+    with CONTAINER.create(path, {key: ArraySpec(array.shape, array.dtype) for key, array in arrays.items()}, {}) as writer:
         for key in reversed(arrays):
             flat = np.ascontiguousarray(arrays[key]).reshape(-1)
             for first in range(0, flat.size, piece):
-                sink.put(key, first, flat[first : first + piece])
+                writer.write(key, first, flat[first : first + piece])
 
 
-def test_torch_loads_what_was_written_bit_for_bit(tmp_path):
-    write(tmp_path / "c", ALL)
-    state = {key: torch.zeros_like(tensor(array)) for key, array in ALL.items()}
+def test_torch_loads_written_arrays_bit_for_bit(tmp_path):
+    write_arrays(tmp_path / "c", ARRAYS)
+    state = {key: torch.zeros_like(tensor(array)) for key, array in ARRAYS.items()}
     load(tmp_path / "c", state)
-    for key, array in ALL.items():
+    for key, array in ARRAYS.items():
         assert state[key].reshape(-1).view(torch.uint8).numpy().tobytes() == array.tobytes()
 
 
-def test_what_was_written_is_read_bit_for_bit(tmp_path):
-    write(tmp_path / "c", ALL)
+def test_written_arrays_are_read_bit_for_bit(tmp_path):
+    write_arrays(tmp_path / "c", ARRAYS)
     arrays = CONTAINER.open(tmp_path / "c").arrays
     assert {path: np.asarray(array).tobytes() for path, array in arrays.items()} == {
-        (key,): array.tobytes() for key, array in ALL.items()
+        (key,): array.tobytes() for key, array in ARRAYS.items()
     }
     assert os.listdir(tmp_path) == ["c"]
 
 
-# What is refused ------------------------------------------------------------------------------------------------------
+# Errors ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("file", ["../secret", "/etc/passwd", "..", ".", "", "a/b"])
 def test_a_file_outside_the_folder_is_refused(tmp_path, file):
     (tmp_path / "secret").write_bytes(bytes(10000))
-    assert "may lie outside" in refusal(sharded(tmp_path / "c", torch.ones(2), [((0,), (2,))], file))
+    assert "may be outside" in error_message(write_chunked_checkpoint(tmp_path / "c", torch.ones(2), [((0,), (2,))], file))
 
 
-def test_a_file_that_is_missing_is_named(tmp_path):
-    assert "lacks '__9_0.distcp'" in refusal(sharded(tmp_path / "c", torch.ones(2), [((0,), (2,))], "__9_0.distcp"))
+def test_a_missing_file_is_named_in_the_error(tmp_path):
+    assert "lacks '__9_0.distcp'" in error_message(
+        write_chunked_checkpoint(tmp_path / "c", torch.ones(2), [((0,), (2,))], "__9_0.distcp")
+    )
 
 
 BAD_CHUNKS = {
@@ -231,42 +247,42 @@ BAD_CHUNKS = {
 
 @pytest.mark.parametrize("chunks", BAD_CHUNKS)
 def test_chunks_that_do_not_tile_their_tensor_are_refused(tmp_path, chunks):
-    assert "do not make up (4,)" in refusal(sharded(tmp_path / "c", torch.ones(4), BAD_CHUNKS[chunks]))
+    assert "do not tile (4,)" in error_message(write_chunked_checkpoint(tmp_path / "c", torch.ones(4), BAD_CHUNKS[chunks]))
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [("size", torch.Size([1 << 50, 1 << 50])), ("size", (-1,)), ("size", "w"), ("chunks", None), ("properties", 3)],
 )
-def test_metadata_with_nonsense_in_them_are_refused(tmp_path, field, value):
-    folder = sharded(tmp_path / "c", torch.ones(2), [((0,), (2,))])
+def test_metadata_with_an_invalid_field_are_refused(tmp_path, field, value):
+    folder = write_chunked_checkpoint(tmp_path / "c", torch.ones(2), [((0,), (2,))])
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     object.__setattr__(metadata.state_dict_metadata["w"], field, value)
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    assert "damaged" in refusal(folder)
+    assert "damaged" in error_message(folder)
 
 
 @pytest.mark.parametrize("value", [b"", b"N.", b"}.", b"(]l.", b"garbage"])
-def test_what_is_no_metadata_is_refused(tmp_path, value):
+def test_invalid_metadata_files_are_refused(tmp_path, value):
     (tmp_path / ".metadata").write_bytes(value)
-    refusal(tmp_path)
+    error_message(tmp_path)
 
 
-def test_a_shard_of_another_shape_than_announced_is_refused(tmp_path):
-    folder = sharded(tmp_path / "c", torch.ones(4), [((0,), (4,))])
+def test_a_chunk_of_another_shape_than_in_the_metadata_is_refused(tmp_path):
+    folder = write_chunked_checkpoint(tmp_path / "c", torch.ones(4), [((0,), (4,))])
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     metadata.state_dict_metadata["w"].size = torch.Size([3])
     metadata.state_dict_metadata["w"].chunks = [ChunkStorageMetadata(torch.Size([0]), torch.Size([3]))]
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-    assert "has not the part of w that the metadata announce" in refusal(folder)
+    assert "lacks the chunk of w that the metadata describe" in error_message(folder)
 
 
-def test_a_shard_file_cut_anywhere_is_refused(tmp_path):
-    folder = sharded(tmp_path / "c", torch.ones(4), [((0,), (2,)), ((2,), (2,))])
+def test_a_truncated_shard_file_is_refused(tmp_path):
+    folder = write_chunked_checkpoint(tmp_path / "c", torch.ones(4), [((0,), (2,)), ((2,), (2,))])
     data = (folder / "__0_0.distcp").read_bytes()
     for length in range(0, len(data), 101):
         (folder / "__0_0.distcp").write_bytes(data[:length])
-        refusal(folder)
+        error_message(folder)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -274,8 +290,8 @@ def test_a_shard_file_cut_anywhere_is_refused(tmp_path):
     flips=st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(1, 255)), min_size=1, max_size=4),
     name=st.sampled_from("mw"),
 )
-def test_flipped_bytes_are_refused_or_read_as_they_say(tmp_path, flips, name):
-    folder = sharded(tmp_path / "c", torch.ones(4, 2), [((0, 0), (2, 2)), ((2, 0), (2, 2))])
+def test_a_file_with_changed_bytes_is_refused_or_read_with_its_shapes(tmp_path, flips, name):
+    folder = write_chunked_checkpoint(tmp_path / "c", torch.ones(4, 2), [((0, 0), (2, 2)), ((2, 0), (2, 2))])
     file = folder / (".metadata" if name == "m" else "__0_0.distcp")
     data = bytearray(file.read_bytes())
     for place, change in flips:

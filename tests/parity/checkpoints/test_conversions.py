@@ -1,4 +1,4 @@
-"""Every format becomes every other and comes back bit by bit, or says beforehand what it cannot hold."""
+"""Every format converts to every other and back bit for bit, and refuses a config that it cannot store."""
 
 from functools import cache
 
@@ -7,21 +7,21 @@ import pytest
 
 import vit_spec
 from parity.checkpoints.formats import formats, get
-from parity.checkpoints.weights import Checkpoint, translate
-from tests.twins import small, small_models
+from parity.checkpoints.weights import Checkpoint, converted_arrays
+from tests.twins import small_config, small_models
 from vit_spec import InputError, ViTConfig
 
-# On the grid of the tests, and on a square one, which is all that some formats have.
+# Configs on the grid of the tests and on a square grid: some formats can store only square grids.
 SMALL = tuple(small_models().values())
-DINOV2 = small(vit_spec.get("dinov2_b14_reg4", positions={"covers": "class"}))
-PLAIN = small(vit_spec.get("vit_b16"))
+DINOV2 = small_config(vit_spec.get("dinov2_b14_reg4", positions={"covers": "class"}))
+PLAIN = small_config(vit_spec.get("vit_b16"))
 LUCIDRAINS = {"after_blocks": False, "after_pool": True}
-MORE = (  # what is published, but under none of the names
+MORE = (  # published models that have no name in vit_spec
     DINOV2,
     DINOV2.replace(mlp={"activation": "swiglu"}),
     DINOV2.replace(num_classes=5, head={"pool": "token_mean"}),
     DINOV2.replace(num_classes=5, head={"pool": "token_mean"}, mlp={"activation": "swiglu"}),
-    small(vit_spec.get("deit_b16_distilled")).replace(num_classes=0),
+    small_config(vit_spec.get("deit_b16_distilled")).replace(num_classes=0),
     PLAIN.replace(attention={"qkv_bias": "none"}, norms=LUCIDRAINS),
     PLAIN.replace(
         tokens={"class_token": False},
@@ -35,8 +35,8 @@ STRUCTURES = SMALL + MORE + tuple(config.replace(image_size=(2 * config.patch_si
 NAMES = [f"{name}:{variant}" if variant else name for name in formats() for variant in get(name).tables]
 
 
-def held(name: str, config: ViTConfig) -> bool:
-    """Whether a format can hold a config."""
+def can_store(name: str, config: ViTConfig) -> bool:
+    """Return whether a format can store a config."""
     try:
         get(name).layouts(config)
     except InputError:
@@ -46,13 +46,13 @@ def held(name: str, config: ViTConfig) -> bool:
 
 @cache
 def configs(name: str) -> tuple[ViTConfig, ...]:
-    """The structures among the named models that a format can hold, in one small size."""
-    return tuple(config for config in STRUCTURES if held(name, config))
+    """Return the structures of published models that a format can store, in one small size."""
+    return tuple(config for config in STRUCTURES if can_store(name, config))
 
 
 @cache
-def drawn(config: ViTConfig) -> dict[str, np.ndarray]:
-    """Random bits for every key of the torch format, NaN and infinities among them."""
+def random_arrays(config: ViTConfig) -> dict[str, np.ndarray]:
+    """Return random bits, with NaN and infinities, for every key of the torch format."""
     rng = np.random.default_rng(0)
     return {
         key: rng.integers(0, 256, (*layout.shape(config.sizes), 4), np.uint8).view(np.float32)[..., 0]
@@ -62,9 +62,9 @@ def drawn(config: ViTConfig) -> dict[str, np.ndarray]:
 
 
 @cache
-def kept(name: str, config: ViTConfig) -> Checkpoint:
-    """The drawn weights in a format."""
-    return Checkpoint(config, name, dict(translate(Checkpoint(config, "torch", drawn(config)), name)))
+def random_checkpoint(name: str, config: ViTConfig) -> Checkpoint:
+    """Return a checkpoint of `random_arrays` in a format."""
+    return Checkpoint(config, name, dict(converted_arrays(Checkpoint(config, "torch", random_arrays(config)), name)))
 
 
 def same_bits(a, b):
@@ -73,27 +73,29 @@ def same_bits(a, b):
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_format_holds_one_of_the_named_models(name):
-    assert configs(name)
+def test_every_format_can_store_one_of_the_published_models():
+    assert not [name for name in NAMES if not configs(name)]
 
 
 @pytest.mark.parametrize("source", NAMES)
-def test_a_format_becomes_every_other_and_comes_back_bit_by_bit(source):
-    met = 0
+def test_a_format_converts_to_every_other_and_back_bit_for_bit(source):
+    count = 0
     for target in NAMES:
         shared = [config for config in configs(source) if config in configs(target)]
         for config in shared[:2]:
-            there = Checkpoint(config, target, dict(translate(kept(source, config), target)))
-            assert same_bits(dict(translate(there, source)), kept(source, config).arrays), (target, config)
-            met += 1
-    assert met >= len([name for name in NAMES if held(name, configs(source)[0])])
+            converted = Checkpoint(config, target, dict(converted_arrays(random_checkpoint(source, config), target)))
+            assert same_bits(dict(converted_arrays(converted, source)), random_checkpoint(source, config).arrays), (
+                target,
+                config,
+            )
+            count += 1
+    assert count >= len([name for name in NAMES if can_store(name, configs(source)[0])])
 
 
 @pytest.mark.parametrize("target", NAMES)
-def test_what_a_format_cannot_hold_is_told_before_anything_is_written(target):
-    refused = [config for config in STRUCTURES if not held(target, config)]
+def test_a_config_that_a_format_cannot_store_is_refused_before_the_conversion(target):
+    refused = [config for config in STRUCTURES if not can_store(target, config)]
     for config in refused:
         with pytest.raises(InputError, match=r"cannot hold .+:|has no place for .+:|spells") as error:
-            translate(Checkpoint(config, "torch", drawn(config)), target)
+            converted_arrays(Checkpoint(config, "torch", random_arrays(config)), target)
         assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Where weights are written: full disks, links, permissions, devices, and what a killed process left behind."""
+"""Targets of a write: full disks, links, permissions, devices, and staging folders that a killed process left behind."""
 
 import errno
 import logging
@@ -14,7 +14,7 @@ import pytest
 
 import parity
 from parity.__main__ import main
-from parity.checkpoints.atomic_write import clear, replacing
+from parity.checkpoints.atomic_write import atomic_replace, remove_abandoned
 from parity.checkpoints.formats import get
 from tests import ROOT
 from vit_spec import ViTConfig
@@ -46,8 +46,8 @@ def source(tmp_path_factory):
 
 
 @contextmanager
-def mounted(disk, options):
-    """A file system of its own at a new folder, as long as the block lasts."""
+def mount_tmpfs(disk, options):
+    """Mount a file system at a new folder for the duration of the `with` block."""
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk]
     done = shutil.which("mount") and subprocess.run(command, capture_output=True)
@@ -61,7 +61,7 @@ def mounted(disk, options):
 
 @pytest.fixture(params=TARGETS)
 def target(request):
-    """A file's name, its format, and options; of those whose library is installed."""
+    """A file name, its format and options, for each container whose library is installed."""
     if needed := {"pth": "torch", "dcp": "torch", "orbax": "orbax.checkpoint"}.get(request.param):
         pytest.importorskip(needed)
     return TARGETS[request.param]
@@ -69,12 +69,12 @@ def target(request):
 
 @pytest.fixture
 def small_disk(tmp_path, source):
-    """A file system on which the source fits once, and hardly more."""
-    with mounted(tmp_path / "disk", f"size={source.stat().st_size * 9 // 10}") as disk:
+    """A file system that is a little smaller than the source."""
+    with mount_tmpfs(tmp_path / "disk", f"size={source.stat().st_size * 9 // 10}") as disk:
         yield disk
 
 
-def test_a_full_disk_is_told_in_one_line_and_nothing_is_left(source, small_disk, target, capfd):
+def test_a_full_disk_is_reported_in_one_line_and_nothing_is_left(source, small_disk, target, capfd):
     name, to, more = target
     assert main(["convert", str(source), f"{small_disk}/{name}", "--to", to, *more]) == 2
     error = capfd.readouterr().err
@@ -82,19 +82,19 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_is_left(source, small_disk,
     assert os.listdir(small_disk) == []
 
 
-def test_a_disk_that_can_hold_no_more_files_is_told_in_one_line_and_nothing_is_left(source, tmp_path, target, capfd):
+def test_a_disk_without_free_inodes_is_reported_in_one_line_and_nothing_is_left(source, tmp_path, target, capfd):
     name, to, more = target
-    told = 0
+    failures = 0
     for inodes in (1, 2, 3, 8, 40):  # the folder itself takes one
-        with mounted(tmp_path / f"{inodes}", f"size=1g,nr_inodes={inodes}") as disk:
+        with mount_tmpfs(tmp_path / f"{inodes}", f"size=1g,nr_inodes={inodes}") as disk:
             status = main(["convert", str(source), f"{disk}/{name}", "--to", to, *more])
             error = capfd.readouterr().err
             assert status == 0 or (error.count("\n") == 1 and "files" in error and os.listdir(disk) == []), (inodes, error)
-            told += status == 2
-    assert told
+            failures += status == 2
+    assert failures
 
 
-def test_what_orbax_logs_of_a_failure_is_not_shown(source, tmp_path, monkeypatch, capfd):
+def test_log_lines_of_orbax_about_a_failure_are_not_shown(source, tmp_path, monkeypatch, capfd):
     ocp = pytest.importorskip("orbax.checkpoint").v1
 
     def failing(*_, **__):
@@ -108,7 +108,7 @@ def test_what_orbax_logs_of_a_failure_is_not_shown(source, tmp_path, monkeypatch
     assert error.count("\n") == 1 and "Input/output error" in error and os.listdir(tmp_path) == []
 
 
-def test_permissions_of_what_is_replaced_are_kept(source, tmp_path):
+def test_permissions_of_a_replaced_file_are_kept(source, tmp_path):
     path = tmp_path / "a.safetensors"
     path.write_bytes(b"old")
     path.chmod(0o600)
@@ -116,7 +116,7 @@ def test_permissions_of_what_is_replaced_are_kept(source, tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_permissions_of_a_folder_that_is_replaced_are_kept(source, tmp_path):
+def test_permissions_of_a_replaced_folder_are_kept(source, tmp_path):
     parity.convert(source, f"{tmp_path / 'a'}/", "hf-vit")
     (tmp_path / "a").chmod(0o700)
     for file in (tmp_path / "a").iterdir():
@@ -126,13 +126,13 @@ def test_permissions_of_a_folder_that_is_replaced_are_kept(source, tmp_path):
     assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "a").iterdir()} == {0o640}
 
 
-def test_a_new_file_has_the_usual_permissions(source, tmp_path):
+def test_a_new_file_has_the_default_permissions(source, tmp_path):
     parity.convert(source, tmp_path / "a.safetensors", "jax")
     (tmp_path / "usual").touch()
     assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-def test_a_link_to_a_folder_is_replaced_and_not_what_it_points_to(source, tmp_path):
+def test_a_link_to_a_folder_is_replaced_and_not_its_target(source, tmp_path):
     parity.convert(source, f"{tmp_path / 'there'}/", "timm")
     before = {file.name: file.read_bytes() for file in (tmp_path / "there").iterdir()}
     (tmp_path / "link").symlink_to(tmp_path / "there")
@@ -143,7 +143,7 @@ def test_a_link_to_a_folder_is_replaced_and_not_what_it_points_to(source, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_is_no_file_is_never_replaced(source, tmp_path, kind, capfd):
+def test_a_pipe_or_device_is_never_replaced(source, tmp_path, kind, capfd):
     path = tmp_path / "a.safetensors"
     if kind == "pipe":
         os.mkfifo(path)
@@ -157,30 +157,30 @@ def test_what_is_no_file_is_never_replaced(source, tmp_path, kind, capfd):
     assert path.lstat() == before and os.listdir(tmp_path) == [path.name]
 
 
-def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
+def test_the_staging_folder_of_a_killed_process_is_removed_by_the_next_write(tmp_path):
     script = (
-        "import os, signal, sys; from pathlib import Path; from parity.checkpoints.atomic_write import replacing\n"
-        "with replacing(Path(sys.argv[1])) as new:\n"
+        "import os, signal, sys; from pathlib import Path; from parity.checkpoints.atomic_write import atomic_replace\n"
+        "with atomic_replace(Path(sys.argv[1])) as new:\n"
         "    new.mkdir(); (new / 'half').write_text('written'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     subprocess.run([sys.executable, "-c", script, tmp_path / "a"], cwd=ROOT)
     [left] = os.listdir(tmp_path)
     assert left.endswith(".partial")
-    with replacing(tmp_path / "b") as new:
+    with atomic_replace(tmp_path / "b") as new:
         new.write_text("whole")
     assert os.listdir(tmp_path) == ["b"]
 
 
-def test_what_a_living_process_writes_is_not_cleared(tmp_path):
-    with replacing(tmp_path / "a") as first:
+def test_the_staging_folder_of_a_living_process_is_not_removed(tmp_path):
+    with atomic_replace(tmp_path / "a") as first:
         first.write_text("first")
-        with replacing(tmp_path / "b") as second:
+        with atomic_replace(tmp_path / "b") as second:
             second.write_text("second")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "first", "b": "second"}
 
 
 @pytest.mark.parametrize("kind", ["a folder of the same name with files", "a file", "a link", "a folder of another name"])
-def test_what_is_of_somebody_else_is_not_cleared(tmp_path, kind):
+def test_other_files_than_staging_folders_are_not_removed(tmp_path, kind):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / ".unfinished").touch()
@@ -195,5 +195,5 @@ def test_what_is_of_somebody_else_is_not_cleared(tmp_path, kind):
         (tmp_path / STAGING).mkdir()
         (tmp_path / STAGING / "precious").write_text("kept")
     before = sorted(str(path) for path in tmp_path.rglob("*"))
-    clear(tmp_path)
+    remove_abandoned(tmp_path)
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before

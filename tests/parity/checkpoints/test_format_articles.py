@@ -1,6 +1,6 @@
-"""State dicts of the five articles, in the articles' own names, are the articles' own models.
+"""State dicts with the names of the five articles are read as the articles' models.
 
-The names are written down by hand; the outputs are those of literal transcripts (`tests/goldens/from_articles.py`).
+The test renames keys without `parity`.  The outputs are those of literal transcripts (`tests/goldens/from_articles.py`).
 """
 
 import re
@@ -12,8 +12,8 @@ import pytest
 import parity
 import vit_spec
 from parity.checkpoints.containers import Contents
-from parity.checkpoints.containers.container import Stored
-from parity.checkpoints.reading import checkpoint
+from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.reading import build_checkpoint
 from parity.checkpoints.writing import write
 from tests.goldens.golden import read
 from tests.peers.proof import prove
@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 import vit_torch
 
-# What each name of the PyTorch twin becomes, first match first.
+# Article -> regular expression of the PyTorch twin's names -> the article's name, applied in order.
 NAMES = {
     "article_xray_rope": {
         r"^patch_embed\.proj": "patch_embedding.patch_embed",
@@ -61,7 +61,7 @@ NAMES = {
     },
     "article_dino": {},
 }
-# What neither the tensors nor the article's own config tell of the small models of the golden files.
+# Article -> fields of its golden file's config that neither the tensors nor the article's own config determine.
 GIVEN = {
     "article_xray_rope": {"image_size": (12, 20), "num_heads": 2},
     "article_multihead": {"image_size": (12, 20), "num_heads": 3},
@@ -72,8 +72,8 @@ GIVEN = {
 every = pytest.mark.parametrize("name", NAMES)
 
 
-def named(name, weights):
-    """The article's state dict of weights that have the twin's names."""
+def article_state_dict(name, weights):
+    """Return the article's state dict for weights with the twin's names."""
     found = {}
     for key, array in weights.items():
         for pattern, replacement in NAMES[name].items():
@@ -91,17 +91,17 @@ def named(name, weights):
 
 
 def saved(tmp_path, name, **more):
-    torch.save({**named(name, read(name).weights), **more}, tmp_path / "article.pth")
+    torch.save({**article_state_dict(name, read(name).weights), **more}, tmp_path / "article.pth")
     return tmp_path / "article.pth"
 
 
 def load(path, name, given=None):
-    """Load an article's file; DINO's names are timm's, and have to be asked for."""
+    """Load an article's file.  The format of DINO's article must be given, because its names are timm's."""
     return parity.load(path, format="article_dino" if name == "article_dino" else None, given=given)
 
 
 @every
-def test_both_twins_compute_what_the_article_computes(name, tmp_path, monkeypatch):
+def test_both_twins_compute_the_outputs_of_the_article(name, tmp_path, monkeypatch):
     golden = read(name)
     if name == "article_dino":
         monkeypatch.setattr(parity, "load", lambda path, given, load=parity.load: load(path, format=name, given=given))
@@ -112,27 +112,27 @@ def test_both_twins_compute_what_the_article_computes(name, tmp_path, monkeypatc
     assert found.config == golden.config
 
 
-class Shape(Stored):
-    """An array of which only its kind is known."""
+class Shape(StoredArray):
+    """An array whose values cannot be read."""
 
     def __init__(self, shape):
         self.shape, self.dtype = shape, np.dtype(np.float32)
 
-    def read(self, first, last):
-        raise AssertionError("a config is read off shapes")
+    def read(self, start, stop):
+        raise AssertionError("the config follows from the shapes")
 
 
 @every
-def test_a_bare_state_dict_of_the_articles_sizes_is_the_articles_config(name):
+def test_a_state_dict_of_the_articles_sizes_has_the_articles_config(name):
     config = vit_spec.get(name)
     layouts, sizes = parity.checkpoints.formats.get(name).layouts(config), config.sizes
     arrays = {(key,): Shape(layout.shape(sizes)) for layout in layouts.values() for key in layout.keys(sizes)}
     format = name if name == "article_dino" else None
-    assert checkpoint(Contents("pth", arrays), {}, format, {}).config == config
+    assert build_checkpoint(Contents("pth", arrays), {}, format, {}).config == config
 
 
 @every
-def test_through_the_twins_format_and_back_every_bit_returns(name, tmp_path):
+def test_conversion_to_the_jax_twin_and_back_preserves_every_bit(name, tmp_path):
     path = saved(tmp_path, name)
     before = load(path, name, GIVEN[name])
     write(before, tmp_path / "jax.safetensors", "jax")
@@ -143,8 +143,8 @@ def test_through_the_twins_format_and_back_every_bit_returns(name, tmp_path):
 
 
 @pytest.mark.parametrize("both", [True, False])
-def test_the_second_names_of_the_multihead_mlp_are_read_or_told(both, tmp_path):
-    state = named("article_multihead", read("article_multihead").weights)
+def test_the_second_names_of_the_multihead_mlp_are_read_or_reported_as_ignored(both, tmp_path):
+    state = article_state_dict("article_multihead", read("article_multihead").weights)
     twice = {key: array for key, array in state.items() if "linear" in key}
     for key, array in twice.items():
         state[key.replace("linear1", "seq.0").replace("linear2", "seq.3")] = array
@@ -163,12 +163,14 @@ def test_the_second_names_of_the_multihead_mlp_are_read_or_told(both, tmp_path):
 
 
 def rotary_state(dtype=torch.float32, base=10000.0, heads=3, **changes):
-    """An x-ray model of width 96 with the tables of its rotation, as the article's code keeps them."""
+    """Return the config and state dict of an x-ray model of width 96 with the article's rotary tables."""
     config = vit_spec.get("article_xray_rope").replace(
         image_size=(48, 80), width=96, depth=2, num_heads=heads, mlp_dim=64, positions={"rotary_base": base}
     )
     torch.manual_seed(0)
-    state = named("article_xray_rope", {key: value.numpy() for key, value in vit_torch.ViT(config).state_dict().items()})
+    state = article_state_dict(
+        "article_xray_rope", {key: value.numpy() for key, value in vit_torch.ViT(config).state_dict().items()}
+    )
     state["patch_embedding.patch_embed.weight"] = state["patch_embedding.patch_embed.weight"].flatten(1)
     tables = zip(("cos", "sin"), vit_spec.rotary_tables(config, config.grid), strict=True)
     for part, table in tables:
@@ -180,16 +182,16 @@ def rotary_state(dtype=torch.float32, base=10000.0, heads=3, **changes):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_rotary_tables_of_the_xray_model_tell_the_base_and_the_heads(tmp_path, dtype):
+def test_rotary_tables_of_the_xray_model_determine_the_base_and_the_heads(tmp_path, dtype):
     for base, heads in ((10000.0, 3), (100.0, 6)):
         if dtype == torch.bfloat16 and base != 10000.0:
-            continue  # which 8 bits do not tell
+            continue  # 8 bits do not determine another base
         _, state = rotary_state(dtype, base, heads)
         torch.save(state, tmp_path / "a.pth")
         found = parity.load(tmp_path / "a.pth", given={"image_size": (48, 80)})
         assert (found.config.positions.rotary_base, found.config.num_heads) == (base, heads)
         assert not {"num_heads", "positions.rotary_base"} & {each.field for each in found.assumed}
-        assert found.left[-1].endswith("and 7 more: a table that is computed")
+        assert found.left[-1].endswith("and 7 more: a rotary table, which is computed")
 
 
 def test_rotary_tables_of_another_rotation_are_refused(tmp_path):
@@ -214,18 +216,18 @@ def test_rotary_tables_of_another_rotation_are_refused(tmp_path):
         parity.load(tmp_path / "a.pth")
 
 
-def test_the_fixed_table_of_the_rectangular_model_is_written_and_not_read(tmp_path):
+def test_the_position_table_of_the_rectangular_model_is_written_and_not_read(tmp_path):
     path = saved(tmp_path, "article_rectangular")
     write(load(path, "article_rectangular", GIVEN["article_rectangular"]), tmp_path / "b.pth", "article_rectangular")
     table = torch.load(tmp_path / "b.pth", weights_only=True)["backbone.pos_embed"]
     config = read("article_rectangular").config
     assert np.array_equal(table[0].numpy(), vit_spec.position_table(config, config.grid)[0])
-    (tmp_path / "b.pth").rename(tmp_path / "c.pth")  # away from the notes beside it
+    (tmp_path / "b.pth").rename(tmp_path / "c.pth")  # away from its metadata
     [line] = parity.load(tmp_path / "c.pth", given=GIVEN["article_rectangular"]).left
-    assert line == "backbone.pos_embed: the fixed table, which is computed"
+    assert line == "backbone.pos_embed: the fixed position table, which is computed"
 
 
-def test_another_table_than_the_articles_is_refused(tmp_path):
+def test_another_position_table_than_the_articles_is_refused(tmp_path):
     path = saved(tmp_path, "article_rectangular")
     write(load(path, "article_rectangular", GIVEN["article_rectangular"]), tmp_path / "b.pth", "article_rectangular")
     state = torch.load(tmp_path / "b.pth", weights_only=True)
@@ -237,7 +239,7 @@ def test_another_table_than_the_articles_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("computed", [True, False], ids=["computed", "rounded"])
-def test_a_table_of_lower_precision_than_the_weights_is_told_from_a_wrong_one(tmp_path, kind, computed):
+def test_a_position_table_of_low_precision_is_accepted_and_a_wrong_one_refused(tmp_path, kind, computed):
     path = saved(tmp_path, "article_rectangular")
     write(load(path, "article_rectangular", GIVEN["article_rectangular"]), tmp_path / "b.pth", "article_rectangular")
     state = {key: value.double() for key, value in torch.load(tmp_path / "b.pth", weights_only=True).items()}
@@ -245,21 +247,21 @@ def test_a_table_of_lower_precision_than_the_weights_is_told_from_a_wrong_one(tm
     _, length, width = exact.shape
     position, column = torch.arange(length, dtype=dtype)[:, None], torch.arange(width)
     angle = position / torch.tensor(10000.0, dtype=dtype) ** (column // 2 * 2 / width).to(dtype)
-    made = torch.where(column % 2 == 0, angle.sin(), angle.cos())[None]
-    state["backbone.pos_embed"] = (made if computed else exact.to(dtype)).double()
+    table = torch.where(column % 2 == 0, angle.sin(), angle.cos())[None]
+    state["backbone.pos_embed"] = (table if computed else exact.to(dtype)).double()
     torch.save(state, tmp_path / "c.pth")
     found = parity.load(tmp_path / "c.pth", given=GIVEN["article_rectangular"])
-    [told] = [each for each in found.assumed if each.field == "position table"]
+    [assumption] = [each for each in found.assumed if each.field == "position table"]
     error = float((state["backbone.pos_embed"] - exact).abs().max())
-    assert told.value == f"exact sinusoids; the file's are rounded, by up to {error:.0e}"
+    assert assumption.value == f"exact sinusoids; the file's are rounded, by up to {error:.0e}"
     state["backbone.pos_embed"] = exact.roll(1, 1)
     torch.save(state, tmp_path / "d.pth")
     with pytest.raises(InputError, match="not the article's table"):
         parity.load(tmp_path / "d.pth", given=GIVEN["article_rectangular"])
 
 
-def test_the_multihead_article_gets_every_key_that_its_module_has(tmp_path):
-    """The MLP's layers are registered twice, and a norm is never called."""
+def test_a_written_multihead_model_has_every_key_of_the_articles_module(tmp_path):
+    """The article's module registers the layers of its MLP twice and has a norm that is never called."""
     path = saved(tmp_path, "article_multihead")
     found = load(path, "article_multihead", GIVEN["article_multihead"])
     write(found, tmp_path / "b.pth", "article_multihead")
@@ -270,14 +272,14 @@ def test_the_multihead_article_gets_every_key_that_its_module_has(tmp_path):
     assert all(state[f"vit.{i}.norm.weight"].shape == (found.config.width,) for i in range(found.config.depth))
 
 
-def test_other_choices_than_the_articles_can_be_given(tmp_path):
+def test_another_eps_and_activation_than_the_articles_can_be_given(tmp_path):
     path = saved(tmp_path, "article_multihead")
     found = parity.load(path, given={**GIVEN["article_multihead"], "norms.eps": 1e-6, "mlp.activation": "gelu_tanh"})
     assert (found.config.norms.eps, found.config.mlp.activation) == (1e-6, "gelu_tanh")
 
 
-def test_a_patch_that_the_projection_cannot_have_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"3 channels of patches of 4x4 are 48 numbers, the projection takes 16"):
+def test_a_patch_size_that_the_projection_cannot_have_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"3 channels of patches of 4x4 are 48 values, the projection takes 16"):
         parity.load(saved(tmp_path, "article_xray_rope"), given={"in_channels": 3, "patch_size": 4, "num_heads": 2})
 
 
@@ -294,6 +296,6 @@ def test_a_patch_that_the_projection_cannot_have_is_refused(tmp_path):
         ("article_dino", {"tokens": {"registers": 4}}, "no place for reg_token"),
     ],
 )
-def test_a_model_that_is_not_the_articles_is_refused_by_the_field(name, changes, what):
+def test_a_config_that_the_format_cannot_store_is_refused_by_field(name, changes, what):
     with pytest.raises(InputError, match=re.escape(what)):
         parity.checkpoints.formats.get(name).layouts(vit_spec.get(name).replace(**changes))

@@ -1,6 +1,6 @@
-"""What transformers v4 wrote in Flax is read as it was meant: its files, its classes, its float64 logits.
+"""Checkpoints of the Flax classes of transformers v4: configs, keys and float64 logits.
 
-`tests/goldens/from_transformers_flax.py` made the files with `save_pretrained`.
+`tests/goldens/from_transformers_flax.py` wrote the files with `save_pretrained`.
 """
 
 import json
@@ -27,7 +27,7 @@ WEIGHTS = "flax_model.msgpack"
 
 @pytest.fixture
 def folder(request, tmp_path):
-    """The folder that `save_pretrained` wrote."""
+    """Return the folder that `save_pretrained` wrote."""
     for name, content in read(request.param).files.items():
         (tmp_path / name).write_bytes(content)
     return tmp_path
@@ -36,68 +36,68 @@ def folder(request, tmp_path):
 every = pytest.mark.parametrize(("folder", "name"), [(n, n) for n in FORMATS], indirect=["folder"], ids=list(FORMATS))
 
 
-def same(a, b):
+def is_same(a, b):
     return a.keys() == b.keys() and all(np.asarray(a[key]).tobytes() == np.asarray(b[key]).tobytes() for key in a)
 
 
 @every
-def test_both_twins_compute_what_the_flax_class_computed(folder, name):
+def test_both_twins_compute_the_outputs_of_the_flax_class(folder, name):
     golden = read(name)
     peer = f"{golden.provenance['peer']} {golden.provenance['class'].rpartition('.')[2]}"
     prove(folder / WEIGHTS, golden.images, golden.outputs["logits"], format=FORMATS[name], peer=peer)
 
 
 @every
-def test_a_folder_tells_the_whole_config(folder, name):
+def test_a_folder_determines_the_whole_config(folder, name):
     assert parity.load(folder / WEIGHTS).config == read(name).config
 
 
 @every
-def test_what_was_read_is_what_the_hand_made_names_say(folder, name):
+def test_the_weights_are_those_of_the_golden_file(folder, name):
     found = parity.to_torch(parity.load(folder / WEIGHTS))
     weights = read(name).weights
-    assert same({key: value.double().numpy() for key, value in found.items()}, weights)
+    assert is_same({key: value.double().numpy() for key, value in found.items()}, weights)
 
 
 @every
-def test_through_the_twins_format_and_back_every_bit_returns(folder, name):
+def test_conversion_to_the_jax_twin_and_back_preserves_every_bit(folder, name):
     before = parity.load(folder / WEIGHTS)
     parity.convert(folder / WEIGHTS, folder / "jax.safetensors", "jax")
     parity.convert(folder / "jax.safetensors", folder / "back.msgpack", FORMATS[name])
-    assert same(parity.load(folder / "back.msgpack").arrays, before.arrays)
+    assert is_same(parity.load(folder / "back.msgpack").arrays, before.arrays)
 
 
 @every
-def test_what_is_written_says_what_save_pretrained_said(folder, name):
+def test_a_written_config_json_has_the_values_of_save_pretrained(folder, name):
     config, theirs = parity.load(folder / WEIGHTS).config, json.loads((folder / "config.json").read_text())
     if "vision_config" in theirs:
         with pytest.raises(InputError, match="num_classes=0"):
-            parity.checkpoints.formats.get("hf-flax-clip").files(config)
+            parity.checkpoints.formats.get("hf-flax-clip").json_files(config)
         return
-    ours = parity.checkpoints.formats.get(FORMATS[name]).files(config)["config.json"]
+    ours = parity.checkpoints.formats.get(FORMATS[name]).json_files(config)["config.json"]
     skipped = {"architectures", "layerscale_value", "use_mask_token"}
     differing = {key for key in ours.keys() & theirs.keys() - skipped if ours[key] != theirs[key]}
-    assert differing <= {"hidden_act"}  # of two words for one function
+    assert differing <= {"hidden_act"}  # transformers has two names for tanh GELU
 
 
 @pytest.mark.parametrize("folder", ["hf_flax_vit"], indirect=True)
-def test_keys_joined_by_dots_in_safetensors_are_the_same_format(folder):
+def test_keys_joined_by_dots_in_safetensors_are_recognised(folder):
     numpy = pytest.importorskip("safetensors.numpy")
     before = parity.load(folder / WEIGHTS)
     arrays = {key.replace("/", "."): np.asarray(array) for key, array in before.arrays.items()}
     numpy.save_file(arrays, folder / "model.safetensors", {"format": "flax"})
     after = parity.load(folder / "model.safetensors")
-    assert after.format == "hf-flax:classifier" and after.config == before.config and same(after.arrays, before.arrays)
+    assert after.format == "hf-flax:classifier" and after.config == before.config and is_same(after.arrays, before.arrays)
 
 
 @pytest.mark.parametrize("folder", ["hf_flax_clip_both"], indirect=True)
-def test_the_text_tower_is_told_and_not_read(folder):
+def test_the_text_tower_is_reported_and_not_read(folder):
     [line] = parity.load(folder / WEIGHTS).left
     assert line == "text_model/embeddings/position_embedding/embedding and 20 more: the text tower"
 
 
 @pytest.mark.parametrize("folder", ["hf_flax_dinov2"], indirect=True)
-def test_a_layer_scale_that_flax_multiplies_twice_is_refused(folder):
+def test_a_layerscale_value_other_than_one_is_refused(folder):
     config = json.loads((folder / "config.json").read_text()) | {"layerscale_value": 0.5}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"layerscale_value 0\.5, by which FlaxDinov2 multiplies"):
@@ -105,7 +105,7 @@ def test_a_layer_scale_that_flax_multiplies_twice_is_refused(folder):
 
 
 @pytest.mark.parametrize("folder", ["hf_flax_vit"], indirect=True)
-def test_an_activation_that_no_twin_has_is_named(folder):
+def test_an_unsupported_activation_is_refused_by_name(folder):
     config = json.loads((folder / "config.json").read_text()) | {"hidden_act": "tanh"}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match="hidden_act 'tanh'"):
@@ -113,7 +113,7 @@ def test_an_activation_that_no_twin_has_is_named(folder):
 
 
 @pytest.mark.parametrize("folder", ["hf_flax_vit"], indirect=True)
-def test_without_config_json_the_classs_own_defaults_are_assumed_and_said(folder):
+def test_without_config_json_the_defaults_of_the_class_are_reported_as_assumptions(folder):
     (folder / "config.json").unlink()
     checkpoint = parity.load(folder / WEIGHTS, given={"num_heads": 3})
     assert checkpoint.config.norms.eps == 1e-12 and "norms.eps" in {each.field for each in checkpoint.assumed}
@@ -139,7 +139,7 @@ TINY = ViTConfig(image_size=12, patch_size=4, width=12, depth=1, num_heads=3, ml
         ("hf-flax-clip", {"norms": {"before_blocks": True}}, "tokens.patch_bias=True"),
     ],
 )
-def test_a_model_that_the_format_cannot_hold_is_refused_by_the_field(format, changes, what):
+def test_a_config_that_the_format_cannot_store_is_refused_by_field(format, changes, what):
     with pytest.raises(InputError, match=re.escape(what)):
         parity.checkpoints.formats.get(format).layouts(TINY.replace(**changes))
 
@@ -152,6 +152,6 @@ def test_a_model_that_the_format_cannot_hold_is_refused_by_the_field(format, cha
         ("hf-flax-dinov2", {"mlp_dim": 18, "mlp": {"activation": "swiglu"}}, "mlp_dim=18"),
     ],
 )
-def test_a_folder_that_no_config_json_can_describe_is_refused_by_the_field(format, changes, what):
+def test_a_config_that_config_json_cannot_express_is_refused_by_field(format, changes, what):
     with pytest.raises(InputError, match=re.escape(what)):
-        parity.checkpoints.formats.get(format).files(TINY.replace(**changes))
+        parity.checkpoints.formats.get(format).json_files(TINY.replace(**changes))

@@ -1,6 +1,6 @@
-"""Google's files hold what Google's modules computed: vision_transformer's, big_vision's, and one in scenic's form.
+"""Google's formats: files of vision_transformer, big_vision and scenic give the outputs of Google's modules.
 
-The keys are written down by hand in `tests/google_names.py`; `tests/goldens/from_google.py` ran the original modules.
+`tests/google_names.py` renames keys without `parity`.  `tests/goldens/from_google.py` ran the original modules.
 """
 
 import re
@@ -20,7 +20,7 @@ POSITIONS = {
     "big_vision": "pos_embedding",
     "encoder": "Transformer/pos_embedding",
 }
-# Golden file, format, where positions are, and how keys are made.
+# Name -> golden file, format, key of the positions, and options of `google_names`.
 FILES = {
     "pre-linen": ("google_vit", "google:pre-linen", POSITIONS["google"], {"old": True}),
     "linen": ("google_vit", "google:linen", POSITIONS["google"], {}),
@@ -35,8 +35,8 @@ FILES = {
 every = pytest.mark.parametrize("name", FILES)
 
 
-def made(name):
-    """The arrays of a file, the golden behind it, and the config that neither tells."""
+def google_file(name):
+    """Return the arrays of a file, the golden file that they come from, and the format."""
     golden_name, format, positions, options = FILES[name]
     golden = read(golden_name)
     return google_names(golden.weights, golden.config, positions, **options), golden, format
@@ -48,20 +48,20 @@ def saved(path, arrays):
 
 
 def given(golden):
-    """What a square table or none at all cannot tell."""
+    """Return the fields that the position table does not determine."""
     return {"image_size": golden.config.image_size}
 
 
-def same(a, b):
+def is_same(a, b):
     return a.keys() == b.keys() and all(np.asarray(a[key]).tobytes() == np.asarray(b[key]).tobytes() for key in a)
 
 
-# The function ---------------------------------------------------------------------------------------------------------
+# Outputs --------------------------------------------------------------------------------------------------------------
 
 
 @every
-def test_both_twins_compute_what_googles_module_computed(name, tmp_path):
-    arrays, golden, format = made(name)
+def test_both_twins_compute_the_outputs_of_googles_module(name, tmp_path):
+    arrays, golden, format = google_file(name)
     path = saved(tmp_path / "a.npz", arrays)
     logits = golden.outputs["logits"]
     checkpoint = prove(path, golden.images, logits, format=format, peer=golden.provenance["peer"], given=given(golden))
@@ -71,39 +71,39 @@ def test_both_twins_compute_what_googles_module_computed(name, tmp_path):
 
 
 @every
-def test_through_the_twins_format_and_back_every_bit_returns(name, tmp_path):
-    arrays, golden, format = made(name)
+def test_conversion_to_the_jax_twin_and_back_preserves_every_bit(name, tmp_path):
+    arrays, golden, format = google_file(name)
     path = saved(tmp_path / "a.npz", {key: value.astype(ml_dtypes.bfloat16) for key, value in arrays.items()})
     before = parity.load(path, given=given(golden))
     parity.convert(path, tmp_path / "jax.safetensors", "jax", given=given(golden))
     parity.convert(tmp_path / "jax.safetensors", tmp_path / "b.npz", format)
     assert before.arrays.keys() == arrays.keys()
-    assert same(parity.load(tmp_path / "b.npz").arrays, before.arrays)
+    assert is_same(parity.load(tmp_path / "b.npz").arrays, before.arrays)
 
 
 # Recognition ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefix", ["img/", "opt/target/", "params/img/"])
-def test_what_lies_around_the_weights_is_peeled_and_what_lies_beside_them_told(prefix, tmp_path):
-    arrays, _, format = made("map scan")
+def test_a_prefix_of_the_weights_is_removed_and_arrays_outside_are_reported(prefix, tmp_path):
+    arrays, _, format = google_file("map scan")
     around = {f"{prefix}{key}": value for key, value in arrays.items()}
     beside = {"opt/state/mu/x": np.ones(3), "params/txt/x": np.ones(2), "t": np.ones(1), "b": np.ones(1)}
     checkpoint = parity.load(saved(tmp_path / "a.npz", around | beside))
-    assert checkpoint.format == format and same(checkpoint.arrays, arrays)
+    assert checkpoint.format == format and is_same(checkpoint.arrays, arrays)
     assert checkpoint.left and all("beside the weights" in line for line in checkpoint.left)
 
 
-def test_arrays_of_two_byte_void_are_bfloat16(tmp_path):
-    arrays, _, format = made("map loop")
+def test_arrays_of_dtype_v2_are_read_as_bfloat16(tmp_path):
+    arrays, _, format = google_file("map loop")
     halves = {key: value.astype(ml_dtypes.bfloat16) for key, value in arrays.items()}
     checkpoint = parity.load(saved(tmp_path / "a.npz", {key: value.view("V2") for key, value in halves.items()}))
-    assert checkpoint.format == format and same(checkpoint.arrays, halves)
+    assert checkpoint.format == format and is_same(checkpoint.arrays, halves)
 
 
-def test_a_table_with_a_row_for_the_class_token_is_of_before_2022(tmp_path):
+def test_a_position_table_with_a_row_for_the_class_token_is_from_before_2022(tmp_path):
     config = read("google_vit").config.replace(image_size=(12, 12), head={"hidden": None})
-    arrays = {key: value for key, value in made("linen")[0].items() if "pre_logits" not in key}
+    arrays = {key: value for key, value in google_file("linen")[0].items() if "pre_logits" not in key}
     table = arrays.pop(POSITIONS["google"])[:, :10]
     arrays |= {"pos_embedding": table, "head/kernel": arrays["head/kernel"][[0, *range(9), 1, 2]]}
     checkpoint = parity.load(saved(tmp_path / "a.npz", arrays))
@@ -111,8 +111,8 @@ def test_a_table_with_a_row_for_the_class_token_is_of_before_2022(tmp_path):
     assert checkpoint.config.image_size == config.image_size
 
 
-def test_a_pooling_head_that_lies_at_the_root_is_read(tmp_path):
-    arrays, golden, _ = made("positions in the encoder")
+def test_a_pooling_head_at_the_root_is_read(tmp_path):
+    arrays, golden, _ = google_file("positions in the encoder")
     arrays = {key.removeprefix("MAPHead_0/"): value for key, value in arrays.items()}
     path = saved(tmp_path / "a.npz", arrays)
     prove(
@@ -125,16 +125,16 @@ def test_a_pooling_head_that_lies_at_the_root_is_read(tmp_path):
 
 
 def test_a_hybrid_is_refused_with_the_reason(tmp_path):
-    arrays, golden, _ = made("pre-linen")
+    arrays, golden, _ = google_file("pre-linen")
     path = saved(
         tmp_path / "a.npz", arrays | {"conv_root/kernel": np.ones((7, 7, 3, 4)), "block1/unit1/gn1/scale": np.ones(4)}
     )
-    with pytest.raises(InputError, match=r"a ResNet lies ahead of its patches .* hybrids are not"):
+    with pytest.raises(InputError, match=r"a ResNet precedes its patches .* hybrid models are not"):
         parity.load(path, given=given(golden))
 
 
-def test_what_no_tensor_tells_of_googles_models_is_assumed_and_said(tmp_path):
-    checkpoint = parity.load(saved(tmp_path / "a.npz", made("map loop")[0]))
+def test_googles_defaults_are_reported_as_assumptions(tmp_path):
+    checkpoint = parity.load(saved(tmp_path / "a.npz", google_file("map loop")[0]))
     assumed = {each.field: each.value for each in checkpoint.assumed}
     assert assumed["mlp.activation"] == "gelu_tanh" and assumed["norms.eps"] == 1e-6
     assert assumed["resampling.kernel"] == "bilinear" and assumed["resampling.align_corners"] is True
@@ -145,7 +145,7 @@ def test_what_no_tensor_tells_of_googles_models_is_assumed_and_said(tmp_path):
 
 @pytest.mark.parametrize("around", [["params"], ["optimizer", "target"]], ids="/".join)
 @pytest.mark.parametrize("classifier", ["token", "gap"])
-def test_both_twins_compute_what_a_module_of_scenics_names_computes(classifier, around, tmp_path):
+def test_both_twins_compute_the_outputs_of_a_module_with_scenics_names(classifier, around, tmp_path):
     jax, nn = pytest.importorskip("jax"), pytest.importorskip("flax.linen")
     from flax.serialization import msgpack_serialize
 
@@ -170,7 +170,7 @@ def test_both_twins_compute_what_a_module_of_scenics_names_computes(classifier, 
 
 
 def scenic(nn, classifier):
-    """The ViT of scenic's projects/baselines, in the names and the order that it documents."""
+    """Return the ViT of scenic's projects/baselines, with its names and its order of operations."""
     import jax.numpy as jnp
 
     f64 = {"dtype": jnp.float64}
@@ -217,7 +217,7 @@ def scenic(nn, classifier):
     return ViT()
 
 
-# What the formats cannot hold -----------------------------------------------------------------------------------------
+# Configs that a format cannot store -----------------------------------------------------------------------------------
 
 TINY = ViTConfig(image_size=12, patch_size=4, width=12, depth=1, num_heads=3, mlp_dim=18, num_classes=5)
 
@@ -254,15 +254,15 @@ TINY = ViTConfig(image_size=12, patch_size=4, width=12, depth=1, num_heads=3, ml
         ("scenic", {"norms": {"after_blocks": False}}, "norms.after_blocks=False"),
     ],
 )
-def test_a_model_that_the_format_cannot_hold_is_refused_by_the_field(format, changes, what):
+def test_a_config_that_the_format_cannot_store_is_refused_by_field(format, changes, what):
     with pytest.raises(InputError, match=re.escape(what)):
         parity.checkpoints.formats.get(format).layouts(TINY.replace(**changes))
 
 
-def test_what_readers_will_take_for_something_else_is_remarked(tmp_path):
+def test_an_eps_that_readers_of_the_format_do_not_expect_is_remarked(tmp_path):
     from parity.checkpoints.writing import write
 
-    arrays, golden, _ = made("linen")
+    arrays, golden, _ = google_file("linen")
     checkpoint = parity.load(saved(tmp_path / "a.npz", arrays), given={**given(golden), "norms.eps": 1e-5})
     [remark] = write(checkpoint, tmp_path / "b.npz", "google").remarks
-    assert remark.startswith("norms.eps=1e-05 is in our metadata alone")
+    assert remark.startswith("norms.eps=1e-05 is only in our own metadata")

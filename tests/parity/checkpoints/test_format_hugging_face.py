@@ -1,6 +1,6 @@
-"""The formats of Hugging Face: what is read of their files and folders, and what they refuse to hold.
+"""The formats of Hugging Face: reading files and folders, and configs that they cannot store.
 
-`tests/peers/test_hugging_face.py` holds them to transformers itself.
+`tests/peers/test_hugging_face.py` compares them with transformers itself.
 """
 
 import json
@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 import parity
 import vit_spec
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import Checkpoint, translate
+from parity.checkpoints.weights import Checkpoint, converted_arrays
 from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig
 
@@ -31,77 +31,79 @@ CONFIGS = {
     "hf-clip": VIT.replace(tokens={"patch_bias": False}, norms={"before_blocks": True}, head={"bias": False}),
     "hf-vit-mae": BARE.replace(norms={"eps": 1e-12}),
 }
-HEADS = {"num_heads": 1}  # what no tensor tells
+HEADS = {"num_heads": 1}  # no tensor shows it
 every = pytest.mark.parametrize("name", CONFIGS)
-by_keys = pytest.mark.parametrize("name", [name for name in CONFIGS if name != "hf-vit-mae"])  # whose keys are hf-vit's
+by_keys = pytest.mark.parametrize("name", [name for name in CONFIGS if name != "hf-vit-mae"])  # it has the keys of hf-vit
 
 
-def checkpoint(config, seed=0):
-    """Weights in the format of our PyTorch twin."""
+def random_checkpoint(config, seed=0):
+    """Return a checkpoint with random weights in the format of the PyTorch twin."""
     rng, format = np.random.default_rng(seed), get("torch")
     keys = {key: layout for layout in format.layouts(config).values() for key in layout.keys(config.sizes)}
     arrays = {key: rng.normal(size=layout.shape(config.sizes)).astype(np.float32) for key, layout in keys.items()}
     return Checkpoint(config, "torch", arrays)
 
 
-def plain(tmp_path, config, to, prefix="", **more):
-    """A file of another's making: the arrays of a format, and nothing that says what they are."""
-    arrays = {f"{prefix}{key}": array for key, array in translate(checkpoint(config), to)}
+def file_without_metadata(tmp_path, config, to, prefix="", **more):
+    """Write a file with the arrays of a format and no metadata, as other software does, and return its path."""
+    arrays = {f"{prefix}{key}": array for key, array in converted_arrays(random_checkpoint(config), to)}
     save_file({**arrays, **more}, tmp_path / "model.safetensors")
     return tmp_path / "model.safetensors"
 
 
-def described(tmp_path, **fields):
+def write_config_json(tmp_path, **fields):
     (tmp_path / "config.json").write_text(json.dumps(fields))
 
 
-# Recognised -----------------------------------------------------------------------------------------------------------
+# Recognition ----------------------------------------------------------------------------------------------------------
 
 
 @by_keys
 @pytest.mark.parametrize("layout", ["v4", "v5"])
 def test_a_file_is_recognised_by_its_keys(tmp_path, name, layout):
-    found = parity.load(plain(tmp_path, CONFIGS[name], f"{name}:{layout}"), given=HEADS)
+    found = parity.load(file_without_metadata(tmp_path, CONFIGS[name], f"{name}:{layout}"), given=HEADS)
     assert found.format == f"{name}:{layout}"
 
 
 @by_keys
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model."])
-def test_what_stands_in_front_of_the_keys_is_peeled(tmp_path, name, prefix):
-    assert parity.load(plain(tmp_path, CONFIGS[name], name, prefix), given=HEADS).format.startswith(f"{name}:")
+def test_a_prefix_of_all_keys_is_removed(tmp_path, name, prefix):
+    assert parity.load(file_without_metadata(tmp_path, CONFIGS[name], name, prefix), given=HEADS).format.startswith(
+        f"{name}:"
+    )
 
 
-def forget(folder):
-    """Take our notes out of the header of a folder's weights, as transformers does when it saves them again."""
+def remove_metadata(folder):
+    """Remove this project's metadata from the weights in a folder, as transformers does when it saves them again."""
     path = folder / "model.safetensors"
     save_file(load_file(path), path, {"format": "pt"})
 
 
 @every
-def test_its_own_folder_comes_back_bit_for_bit(tmp_path, name):
+def test_a_written_folder_is_read_back_bit_for_bit(tmp_path, name):
     config = CONFIGS[name]
-    write(checkpoint(config), f"{tmp_path / 'out'}/", name)
-    forget(tmp_path / "out")
+    write(random_checkpoint(config), f"{tmp_path / 'out'}/", name)
+    remove_metadata(tmp_path / "out")
     found = parity.load(tmp_path / "out")
     assert found.format.partition(":")[0] == name
-    expected = dict(translate(checkpoint(config), "torch"))
-    assert all(np.array_equal(array, expected[key]) for key, array in translate(found, "torch"))
+    expected = dict(converted_arrays(random_checkpoint(config), "torch"))
+    assert all(np.array_equal(array, expected[key]) for key, array in converted_arrays(found, "torch"))
 
 
 @pytest.mark.parametrize("named", [["ViTWithAMean"], ["ViTModel", "ViTWithAMean"], "ViTWithAMean", [7]], ids=str)
-def test_the_folder_of_a_class_of_ones_own_is_refused(tmp_path, named):
-    """`save_pretrained` of a subclass writes its name; with the same parts it has the same keys, and may pool otherwise."""
-    write(checkpoint(VIT), f"{tmp_path / 'out'}/", "hf-vit")
-    forget(tmp_path / "out")
+def test_the_folder_of_a_custom_class_is_refused(tmp_path, named):
+    """`save_pretrained` writes the name of a custom class, which may have the same keys and pool otherwise."""
+    write(random_checkpoint(VIT), f"{tmp_path / 'out'}/", "hf-vit")
+    remove_metadata(tmp_path / "out")
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": named}))
-    with pytest.raises(InputError, match="which is none of transformers'"):
+    with pytest.raises(InputError, match="which is not one of transformers'"):
         parity.load(tmp_path / "out")
 
 
-def test_how_somebodys_classifier_pools_is_named(tmp_path):
-    """A ViTModel and a layer called classifier have the keys of ViTForImageClassification, whatever lies between them."""
-    found = parity.load(plain(tmp_path, CONFIGS["hf-vit"], "hf-vit"), given=HEADS)
+def test_the_pool_of_a_classifier_without_config_json_is_an_assumption(tmp_path):
+    """A ViTModel with a layer called classifier has the keys of ViTForImageClassification, however it pools."""
+    found = parity.load(file_without_metadata(tmp_path, CONFIGS["hf-vit"], "hf-vit"), given=HEADS)
     assert "head.pool" in {each.field for each in found.assumed}
 
 
@@ -118,38 +120,38 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("name, changes", [*((name, {}) for name in CONFIGS), *OPTIONS])
-def test_config_json_says_the_whole_function(tmp_path, name, changes):
+def test_config_json_determines_the_whole_config(tmp_path, name, changes):
     config = CONFIGS[name].replace(**changes)
-    write(checkpoint(config), f"{tmp_path / 'out'}/", name)
-    forget(tmp_path / "out")
+    write(random_checkpoint(config), f"{tmp_path / 'out'}/", name)
+    remove_metadata(tmp_path / "out")
     found = parity.load(tmp_path / "out").config
-    assert found == config.replace(resampling=found.resampling)  # of which it says nothing
+    assert found == config.replace(resampling=found.resampling)  # which config.json does not state
 
 
-def test_config_json_tells_vit_and_its_masked_autoencoder_apart(tmp_path):
-    path = plain(tmp_path, CONFIGS["hf-vit-mae"], "hf-vit-mae")
-    described(tmp_path, model_type="vit_mae", hidden_size=12, num_attention_heads=3, image_size=12, patch_size=4)
+def test_config_json_distinguishes_vit_and_vit_mae(tmp_path):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-vit-mae"], "hf-vit-mae")
+    write_config_json(tmp_path, model_type="vit_mae", hidden_size=12, num_attention_heads=3, image_size=12, patch_size=4)
     assert parity.load(path).format == "hf-vit-mae:v4-bare"
 
 
-def test_a_state_dict_without_config_json_says_what_was_assumed(tmp_path):
-    found = parity.load(plain(tmp_path, CONFIGS["hf-siglip"], "hf-siglip"), given=HEADS)
+def test_assumptions_about_a_state_dict_without_config_json_are_reported(tmp_path):
+    found = parity.load(file_without_metadata(tmp_path, CONFIGS["hf-siglip"], "hf-siglip"), given=HEADS)
     assert {each.field for each in found.assumed} >= {"norms.eps", "mlp.activation", "image_size", "pixels.mean"}
     assert found.config.mlp.activation == "gelu_tanh"
 
 
-def test_statistics_of_colours_are_not_assumed_of_other_channels(tmp_path):
+def test_pixel_statistics_of_rgb_are_not_assumed_for_other_channels(tmp_path):
     config = CONFIGS["hf-dinov2"].replace(in_channels=1)
-    assert parity.load(plain(tmp_path, config, "hf-dinov2"), given=HEADS).config.pixels.mean == (0.5,)
+    assert parity.load(file_without_metadata(tmp_path, config, "hf-dinov2"), given=HEADS).config.pixels.mean == (0.5,)
 
 
-def test_text_towers_and_position_numbers_are_left_with_the_reason(tmp_path):
+def test_text_towers_and_position_ids_are_ignored_with_the_reason(tmp_path):
     more = {"text_model.final_layer_norm.weight": np.ones(7, np.float32), "logit_scale": np.ones((), np.float32)}
     more["vision_model.embeddings.position_ids"] = np.arange(10)[None]
-    found = parity.load(plain(tmp_path, CONFIGS["hf-clip"], "hf-clip", **more), given=HEADS)
+    found = parity.load(file_without_metadata(tmp_path, CONFIGS["hf-clip"], "hf-clip", **more), given=HEADS)
     assert [line.partition(": ")[2] for line in found.left] == [
         "the text tower",
-        "of the comparison with texts",
+        "for the comparison of images with texts",
         "the numbers 0, 1, 2, ...",
     ]
 
@@ -157,24 +159,24 @@ def test_text_towers_and_position_numbers_are_left_with_the_reason(tmp_path):
 # config.json ----------------------------------------------------------------------------------------------------------
 
 
-def test_config_json_tells_what_tensors_do_not(tmp_path):
-    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+def test_config_json_states_what_tensors_do_not_show(tmp_path):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-vit"], "hf-vit")
     fields = {"num_attention_heads": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3, "image_size": 12, "patch_size": 4}
-    described(tmp_path, model_type="vit", **fields)
+    write_config_json(tmp_path, model_type="vit", **fields)
     config = parity.load(path).config
     assert (config.num_heads, config.mlp.activation, config.norms.eps) == (2, "gelu_tanh", 1e-3)
 
 
-def test_what_config_json_leaves_out_is_the_librarys_default(tmp_path):
-    path = plain(tmp_path, CONFIGS["hf-siglip"], "hf-siglip")
+def test_fields_left_out_of_config_json_have_the_librarys_defaults(tmp_path):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-siglip"], "hf-siglip")
     vision = {"model_type": "siglip_vision_model", "image_size": 12, "patch_size": 4}
-    described(tmp_path, model_type="siglip", vision_config=vision)
+    write_config_json(tmp_path, model_type="siglip", vision_config=vision)
     config = parity.load(path).config
     assert (config.num_heads, config.mlp.activation, config.norms.eps) == (12, "gelu_tanh", 1e-6)
 
 
-def test_preprocessor_config_json_tells_the_pixels(tmp_path):
-    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+def test_preprocessor_config_json_states_the_pixel_statistics(tmp_path):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-vit"], "hf-vit")
     pixels = {"do_normalize": True, "image_mean": [0.1, 0.2, 0.2], "image_std": [0.5, 0.5, 0.5]}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(pixels))
     config = parity.load(path, given=HEADS).config
@@ -182,23 +184,23 @@ def test_preprocessor_config_json_tells_the_pixels(tmp_path):
 
 
 def test_weights_with_an_adapter_beside_them_are_refused(tmp_path):
-    """transformers adds it to the weights as it loads them."""
-    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+    """transformers merges the adapter into the weights when it loads them."""
+    path = file_without_metadata(tmp_path, CONFIGS["hf-vit"], "hf-vit")
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    with pytest.raises(InputError, match=r"adapter_config\.json says that an adapter belongs to these weights"):
+    with pytest.raises(InputError, match=r"adapter_config\.json says that these weights have an adapter"):
         parity.load(path, given=HEADS)
 
 
 @pytest.mark.parametrize("mean", [[], ["a"], {}, [[0.5]]])
-def test_a_mean_that_is_no_number_is_refused(tmp_path, mean):
-    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+def test_a_mean_that_is_not_a_number_is_refused(tmp_path, mean):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-vit"], "hf-vit")
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": mean, "image_std": 0.5}))
     with pytest.raises(InputError, match=r"image_mean .*: numbers were expected"):
         parity.load(path, given=HEADS)
 
 
-def test_images_that_are_not_normalised_are_taken_as_they_are(tmp_path):
-    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+def test_images_that_are_not_normalised_have_mean_zero_and_std_one(tmp_path):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-vit"], "hf-vit")
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_normalize": False, "image_mean": [0.1]}))
     config = parity.load(path, given=HEADS).config
     assert (config.pixels.mean, config.pixels.std) == ((0.0,), (1.0,))
@@ -207,82 +209,84 @@ def test_images_that_are_not_normalised_are_taken_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     "fields, words",
     [
-        ({"model_type": "swin"}, "model_type 'swin', which is no ViT that is known here; known are"),
+        ({"model_type": "swin"}, "model_type 'swin', which is not a known ViT; known are"),
         ({"model_type": "deit"}, "model_type 'deit', which has other keys than"),
         ({"a_field_of_next_year": 1}, "a_field_of_next_year=1, which format 'hf-vit' does not know"),
         ({"is_decoder": True}, "is_decoder=True, which format 'hf-vit' does not know"),
-        ({"qkv_bias": False}, "attention.qkv_bias='none', its tensors 'qkv'"),
-        ({"hidden_act": "silu"}, "hidden_act 'silu', known here are gelu, "),
-        ({"hidden_act": ["gelu"]}, r"hidden_act \['gelu'\], known here are"),
+        ({"qkv_bias": False}, "attention.qkv_bias='none', but its tensors show 'qkv'"),
+        ({"hidden_act": "silu"}, "hidden_act 'silu', supported are gelu, "),
+        ({"hidden_act": ["gelu"]}, r"hidden_act \['gelu'\], supported are"),
         ({"vision_config": "base"}, "vision_config 'base': an object was expected"),
-        ({"hidden_size": 768}, "width=768, its tensors 12"),
+        ({"hidden_size": 768}, "width=768, but its tensors show 12"),
         ({"image_size": "large"}, "image_size 'large'"),
-        ({"patch_size": 6}, r"patch_size=\(6, 6\), its tensors \(4, 4\)"),
+        ({"patch_size": 6}, r"patch_size=\(6, 6\), but its tensors show \(4, 4\)"),
         ({"image_size": 16}, "an image of 16x16 has 16 patches of 4x4, the position table 10 rows"),
     ],
 )
-def test_a_config_json_that_cannot_be_is_refused(tmp_path, fields, words):
-    path = plain(tmp_path, CONFIGS["hf-vit"], "hf-vit")
-    described(tmp_path, **{"model_type": "vit", "image_size": 12, "patch_size": 4, **fields})
+def test_a_contradictory_or_unknown_config_json_is_refused(tmp_path, fields, words):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-vit"], "hf-vit")
+    write_config_json(tmp_path, **{"model_type": "vit", "image_size": 12, "patch_size": 4, **fields})
     with pytest.raises(InputError, match=words) as caught:
         parity.load(path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_pooler_with_another_activation_is_refused(tmp_path):
-    path = plain(tmp_path, BARE.replace(head={"hidden": 12}), "hf-vit")
-    described(tmp_path, model_type="vit", image_size=12, patch_size=4, pooler_act="relu")
+    path = file_without_metadata(tmp_path, BARE.replace(head={"hidden": 12}), "hf-vit")
+    write_config_json(tmp_path, model_type="vit", image_size=12, patch_size=4, pooler_act="relu")
     with pytest.raises(InputError, match="pooler_act 'relu'"):
         parity.load(path)
 
 
 @pytest.mark.parametrize("name", ["hf-vit", "hf-deit"])
 @pytest.mark.parametrize("part", ["pooler", "decoder"])
-def test_a_layer_that_the_librarys_class_does_not_use_is_named(tmp_path, name, part):
+def test_a_layer_that_the_librarys_class_does_not_use_is_an_assumption_without_config_json(tmp_path, name, part):
     key = f"{name.removeprefix('hf-')}.pooler.dense.weight" if part == "pooler" else "decoder.0.weight"
-    path = plain(tmp_path, CONFIGS[name], name, **{key: np.ones((12, 12), np.float32)})
+    path = file_without_metadata(tmp_path, CONFIGS[name], name, **{key: np.ones((12, 12), np.float32)})
     assert part in {each.field for each in parity.load(path, given=HEADS).assumed}
-    described(tmp_path, model_type=name.removeprefix("hf-"), image_size=12, patch_size=4, num_attention_heads=3)
-    assert part not in {each.field for each in parity.load(path).assumed}  # transformers' classes leave it out
+    write_config_json(tmp_path, model_type=name.removeprefix("hf-"), image_size=12, patch_size=4, num_attention_heads=3)
+    assert part not in {each.field for each in parity.load(path).assumed}  # transformers' classes do not use it
 
 
-def test_a_decoder_that_is_not_that_of_masked_pre_training_is_refused(tmp_path):
-    path = plain(tmp_path, CONFIGS["hf-vit-mae"], "hf-vit-mae", "vit.", **{"decoder.2.weight": np.ones(3, np.float32)})
+def test_another_decoder_than_that_of_masked_pre_training_is_refused(tmp_path):
+    path = file_without_metadata(
+        tmp_path, CONFIGS["hf-vit-mae"], "hf-vit-mae", "vit.", **{"decoder.2.weight": np.ones(3, np.float32)}
+    )
     with pytest.raises(InputError, match=r"unexpected decoder\.2\.weight"):
         parity.load(path, given=HEADS)
 
 
 def test_a_gated_dinov3_with_another_activation_is_refused(tmp_path):
-    path = plain(tmp_path, CONFIGS["hf-dinov3"].replace(mlp={"activation": "swiglu"}), "hf-dinov3")
-    described(tmp_path, model_type="dinov3_vit", image_size=12, patch_size=4, use_gated_mlp=True, hidden_act="gelu")
+    path = file_without_metadata(tmp_path, CONFIGS["hf-dinov3"].replace(mlp={"activation": "swiglu"}), "hf-dinov3")
+    write_config_json(tmp_path, model_type="dinov3_vit", image_size=12, patch_size=4, use_gated_mlp=True, hidden_act="gelu")
     with pytest.raises(InputError, match="hidden_act 'gelu' of a gated MLP"):
         parity.load(path)
 
 
-# Written --------------------------------------------------------------------------------------------------------------
+# Writing --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["hf-dinov2", "hf-dinov2-reg", "hf-dinov3"])
 def test_the_mask_token_is_written_as_zeros(tmp_path, name):
-    write(checkpoint(CONFIGS[name]), tmp_path / "a.safetensors", name)
+    write(random_checkpoint(CONFIGS[name]), tmp_path / "a.safetensors", name)
     [token] = [array for key, array in load_file(tmp_path / "a.safetensors").items() if key.endswith("mask_token")]
     assert token.size == 12 and not token.any()
 
 
-def test_a_ratio_that_config_json_cannot_say_is_refused_for_a_folder(tmp_path):
-    with pytest.raises(InputError, match="mlp_dim=18 of width 12 is no whole mlp_ratio"):
-        write(checkpoint(CONFIGS["hf-dinov2"].replace(mlp_dim=18)), f"{tmp_path / 'out'}/", "hf-dinov2")
+def test_an_mlp_width_that_config_json_cannot_express_is_refused_for_a_folder(tmp_path):
+    with pytest.raises(InputError, match="mlp_dim=18 of width 12 has no integer mlp_ratio"):
+        write(random_checkpoint(CONFIGS["hf-dinov2"].replace(mlp_dim=18)), f"{tmp_path / 'out'}/", "hf-dinov2")
 
 
-def test_a_ratio_that_config_json_cannot_say_is_no_matter_for_a_file(tmp_path):
+def test_an_mlp_width_that_config_json_cannot_express_is_accepted_for_a_file(tmp_path):
     config = CONFIGS["hf-dinov2"].replace(mlp_dim=18)
-    write(checkpoint(config), tmp_path / "a.safetensors", "hf-dinov2")
+    write(random_checkpoint(config), tmp_path / "a.safetensors", "hf-dinov2")
     assert parity.load(tmp_path / "a.safetensors").config == config
 
 
-def test_the_giant_has_the_ratio_that_it_was_published_with():
+def test_the_written_mlp_ratio_of_the_giant_is_the_published_one():
     config = vit_spec.get("dinov2_g14", positions={"covers": "all"})
-    assert get("hf-dinov2").files(config)["config.json"]["mlp_ratio"] == 4
+    assert get("hf-dinov2").json_files(config)["config.json"]["mlp_ratio"] == 4
 
 
 @pytest.mark.parametrize(
@@ -328,7 +332,7 @@ def test_the_giant_has_the_ratio_that_it_was_published_with():
         ("hf-vit-mae", {"num_classes": 5}, "no place for head.weight"),
     ],
 )
-def test_what_a_format_cannot_hold_is_refused_by_name(name, changes, words):
+def test_a_config_that_the_format_cannot_store_is_refused_by_field(name, changes, words):
     config = CONFIGS[name.partition(":")[0]].replace(**changes)
     with pytest.raises(InputError, match=words):
         get(name).layouts(config)

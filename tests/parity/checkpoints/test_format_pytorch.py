@@ -1,4 +1,4 @@
-"""The formats of PyTorch's libraries beside Hugging Face's, without these libraries: what is told apart and refused."""
+"""The formats of PyTorch libraries other than Hugging Face's, without these libraries: recognition and refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 import parity
 from parity.checkpoints.formats import get as get_format
 from parity.checkpoints.formats.dinov3 import periods
-from parity.checkpoints.weights import Checkpoint, translate
+from parity.checkpoints.weights import Checkpoint, converted_arrays
 from parity.checkpoints.writing import write
 from vit_spec import InputError, ViTConfig, get
 
@@ -17,25 +17,25 @@ torch = pytest.importorskip("torch")
 
 
 def small(name: str, **changes: Any) -> ViTConfig:
-    """A named model, made small, square."""
+    """Return the config of a named model with small sizes and square images."""
     patch = get(name).patch_size[0]
     sizes = {"image_size": 3 * patch, "width": 16, "depth": 2, "num_heads": 2, "mlp_dim": 24}
     return get(name, **sizes).replace(**{"num_classes": min(get(name).num_classes, 5), **changes})
 
 
-def drawn(config: ViTConfig, format: str, dtype: Any = np.float32) -> dict[str, np.ndarray]:
-    """Noise for every key of a format, and its constants."""
+def random_arrays(config: ViTConfig, format: str, dtype: Any = np.float32) -> dict[str, np.ndarray]:
+    """Return random arrays for every key of a format, and its constants."""
     rng, column = np.random.default_rng(0), get_format("torch").layouts(config)
     arrays = {
         key: rng.normal(size=layout.shape(config.sizes)).astype(dtype)
         for layout in column.values()
         for key in layout.keys(config.sizes)
     }
-    return dict(translate(Checkpoint(config, "torch", arrays), format))
+    return dict(converted_arrays(Checkpoint(config, "torch", arrays), format))
 
 
 def saved(tmp_path: Path, content: Any) -> Path:
-    """A file such as the format's own library writes."""
+    """Write a file as the format's own library does, and return its path."""
     torch.save(tensors(content), tmp_path / "theirs.pth")
     return tmp_path / "theirs.pth"
 
@@ -76,8 +76,8 @@ WRAPPERS = {
     ("format", "wrapper"),
     [*((format, "flat") for format in FORMATS), *(("timm:vit", wrapper) for wrapper in WRAPPERS if wrapper != "flat")],
 )
-def test_a_wrapped_file_is_recognised(format: str, wrapper: str, tmp_path: Path) -> None:
-    state = drawn(small(FORMATS[format]), format)
+def test_a_state_dict_in_a_wrapper_is_recognised(format: str, wrapper: str, tmp_path: Path) -> None:
+    state = random_arrays(small(FORMATS[format]), format)
     found = parity.load(saved(tmp_path, WRAPPERS[wrapper](state)), given={"num_heads": 2})
     assert found.format == format
     assert all(np.array_equal(found.arrays[key], state[key]) for key in found.arrays)
@@ -85,7 +85,7 @@ def test_a_wrapped_file_is_recognised(format: str, wrapper: str, tmp_path: Path)
 
 def test_blocks_in_chunks_are_read_as_blocks(tmp_path: Path) -> None:
     config = small("dinov2_s14")
-    state = drawn(config, "dinov2")
+    state = random_arrays(config, "dinov2")
     chunked = {key.replace("blocks.0.", "blocks.0.0.").replace("blocks.1.", "blocks.1.1."): state[key] for key in state}
     found = parity.load(saved(tmp_path, chunked), given={"num_heads": 2})
     assert (found.format, found.config.depth) == ("dinov2:mlp", 2)
@@ -93,16 +93,16 @@ def test_blocks_in_chunks_are_read_as_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["adapter.down.weight", "mlp.c_fc.lora_A", "ln_attn.weight", "attn.head_scale"])
-def test_what_an_image_tower_alone_has_more_is_not_taken_for_the_text_tower(tmp_path: Path, part: str) -> None:
+def test_an_unknown_key_of_a_bare_image_tower_is_not_mistaken_for_the_text_tower(tmp_path: Path, part: str) -> None:
     key = f"transformer.resblocks.0.{part}"
-    path = saved(tmp_path, {**drawn(small("clip_b32"), "openai-clip:tower"), key: np.ones(3, np.float32)})
+    path = saved(tmp_path, {**random_arrays(small("clip_b32"), "openai-clip:tower"), key: np.ones(3, np.float32)})
     with pytest.raises(InputError, match=f"unexpected {key}"):
         parity.load(path, given={"num_heads": 2})
 
 
 @pytest.mark.parametrize("key", ["decoder_head.weight", "decoder_conv.0.weight", "decoder_embed.2.weight"])
-def test_a_decoder_that_is_not_maes_is_refused(tmp_path: Path, key: str) -> None:
-    path = saved(tmp_path, {**drawn(small("vit_b16", num_classes=0), "timm"), key: np.ones(3, np.float32)})
+def test_another_decoder_than_maes_is_refused(tmp_path: Path, key: str) -> None:
+    path = saved(tmp_path, {**random_arrays(small("vit_b16", num_classes=0), "timm"), key: np.ones(3, np.float32)})
     with pytest.raises(InputError, match=f"unexpected {key}"):
         parity.load(path, given={"num_heads": 2})
 
@@ -110,40 +110,43 @@ def test_a_decoder_that_is_not_maes_is_refused(tmp_path: Path, key: str) -> None
 # DINOv3's constants -------------------------------------------------------------------------------------------------
 
 
-def changed(tmp_path: Path, **arrays: np.ndarray | None) -> Path:
-    """DINOv3's file with some arrays others, or left out."""
-    state = {**drawn(small("dinov3_s16"), "dinov3"), **{key.replace("__", "."): value for key, value in arrays.items()}}
+def dinov3_file(tmp_path: Path, **arrays: np.ndarray | None) -> Path:
+    """Write a DINOv3 file with some arrays replaced or left out, and return its path."""
+    state = {
+        **random_arrays(small("dinov3_s16"), "dinov3"),
+        **{key.replace("__", "."): value for key, value in arrays.items()},
+    }
     return saved(tmp_path, {key: value for key, value in state.items() if value is not None})
 
 
-def test_periods_rounded_to_bfloat16_are_read_as_the_base_that_they_came_from(tmp_path: Path) -> None:
+def test_periods_rounded_to_bfloat16_are_read_as_their_base(tmp_path: Path) -> None:
     rounded = torch.tensor(periods(100.0, 8)).bfloat16().float().numpy()
-    found = parity.load(changed(tmp_path, rope_embed__periods=rounded))
+    found = parity.load(dinov3_file(tmp_path, rope_embed__periods=rounded))
     assert (found.config.positions.rotary_base, found.config.num_heads) == (100.0, 2)
 
 
-def test_another_base_is_read_off_the_periods(tmp_path: Path) -> None:
+def test_another_base_is_read_from_the_periods(tmp_path: Path) -> None:
     other = periods(37.0, 8).astype(np.float32)
-    assert parity.load(changed(tmp_path, rope_embed__periods=other)).config.positions.rotary_base == 37.0
+    assert parity.load(dinov3_file(tmp_path, rope_embed__periods=other)).config.positions.rotary_base == 37.0
 
 
-def test_periods_that_no_base_has_are_refused(tmp_path: Path) -> None:
+def test_periods_that_no_base_yields_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"rope_embed\.periods"):
-        parity.load(changed(tmp_path, rope_embed__periods=np.array([0.5, 10.0], np.float32)))
+        parity.load(dinov3_file(tmp_path, rope_embed__periods=np.array([0.5, 10.0], np.float32)))
 
 
 @pytest.mark.parametrize(
     "mask", [None, np.ones(48, np.float32), np.full(48, np.nan, np.float32)], ids=["none", "ones", "not filled"]
 )
 def test_a_bias_of_the_keys_that_is_not_masked_is_refused(tmp_path: Path, mask: np.ndarray | None) -> None:
-    path = changed(tmp_path, blocks__1__attn__qkv__bias_mask=mask)
+    path = dinov3_file(tmp_path, blocks__1__attn__qkv__bias_mask=mask)
     with pytest.raises(InputError, match=r"attn\.qkv\.bias_mask"):
         parity.load(path)
 
 
-def test_what_the_mask_takes_away_may_be_anything(tmp_path: Path) -> None:
+def test_the_masked_part_of_the_bias_may_have_any_value(tmp_path: Path) -> None:
     bias = np.concatenate([np.ones(16), np.full(16, np.nan), np.full(16, 2.0)]).astype(np.float32)
-    weights = parity.to_jax(parity.load(changed(tmp_path, blocks__0__attn__qkv__bias=bias)))["blocks"]["attn"]
+    weights = parity.to_jax(parity.load(dinov3_file(tmp_path, blocks__0__attn__qkv__bias=bias)))["blocks"]["attn"]
     assert (weights["q_bias"][0] == 1).all() and (weights["v_bias"][0] == 2).all()
 
 
@@ -151,7 +154,7 @@ def test_what_the_mask_takes_away_may_be_anything(tmp_path: Path) -> None:
 
 
 def test_half_precision_of_openais_files_is_kept(tmp_path: Path) -> None:
-    state = drawn(small("clip_b32"), "openai-clip", np.float16)
+    state = random_arrays(small("clip_b32"), "openai-clip", np.float16)
     path = saved(tmp_path, {**state, "vocab_size": np.array(9)})
     parity.convert(path, tmp_path / "ours.safetensors", "jax", given={"num_heads": 2})
     parity.convert(tmp_path / "ours.safetensors", tmp_path / "back.safetensors", "openai-clip")
@@ -159,37 +162,37 @@ def test_half_precision_of_openais_files_is_kept(tmp_path: Path) -> None:
     assert all(back[key].dtype == np.float16 and np.array_equal(back[key], state[key]) for key in state)
 
 
-def test_openais_own_file_tells_its_activation(tmp_path: Path) -> None:
-    state = {**drawn(small("clip_b32"), "openai-clip"), "vocab_size": np.array(9)}
+def test_the_activation_of_openais_own_file_is_not_an_assumption(tmp_path: Path) -> None:
+    state = {**random_arrays(small("clip_b32"), "openai-clip"), "vocab_size": np.array(9)}
     found = parity.load(saved(tmp_path, state), given={"num_heads": 2})
     assert "mlp.activation" not in {each.field for each in found.assumed}
 
 
-# What timm was ------------------------------------------------------------------------------------------------------
+# Old versions of timm -----------------------------------------------------------------------------------------------
 
 
-def test_a_hidden_layer_of_old_timm_is_read_as_one(tmp_path: Path) -> None:
+def test_a_hidden_layer_of_old_timm_is_read(tmp_path: Path) -> None:
     config = small("vit_b16", head={"hidden": 7})
-    found = parity.load(saved(tmp_path, drawn(config, "timm:legacy")), given={"num_heads": 2})
+    found = parity.load(saved(tmp_path, random_arrays(config, "timm:legacy")), given={"num_heads": 2})
     assert (found.format, found.config.head.hidden) == ("timm:legacy", 7)
 
 
-def test_a_hidden_layer_is_not_written_to_where_timm_would_leave_it_out(tmp_path: Path) -> None:
+def test_a_hidden_layer_that_timm_would_ignore_is_not_written(tmp_path: Path) -> None:
     config = small("vit_b16", head={"hidden": 7})
-    checkpoint = Checkpoint(config, "torch", drawn(config, "torch"))
+    checkpoint = Checkpoint(config, "torch", random_arrays(config, "torch"))
     with pytest.raises(InputError, match=r"no place for pre_logits\.weight"):
         write(checkpoint, tmp_path / "weights.safetensors", "timm")
 
 
-def test_weights_that_timm_cannot_be_are_read_as_the_twins(tmp_path: Path) -> None:
+def test_a_model_that_timm_cannot_express_is_read_as_the_twins_format(tmp_path: Path) -> None:
     config = small("vit_b16", norms={"after_pool": True}, head={"hidden": 7})
-    found = parity.load(saved(tmp_path, drawn(config, "torch")), given={"num_heads": 2, "head.pool": "mean"})
+    found = parity.load(saved(tmp_path, random_arrays(config, "torch")), given={"num_heads": 2, "head.pool": "mean"})
     assert found.format == "torch"
 
 
-# What cannot be held ------------------------------------------------------------------------------------------------
+# Configs that a format cannot store ---------------------------------------------------------------------------------
 
-NEVER = [
+UNSUPPORTED = [
     ("dino", "dino_s16", {"num_classes": 5}, "num_classes=5"),
     ("dino", "dino_s16", {"tokens": {"registers": 2}}, "reg_token"),
     ("dino", "dino_s16", {"mlp": {"activation": "swiglu"}}, "mlp.activation='swiglu'"),
@@ -218,14 +221,16 @@ NEVER = [
 ]
 
 
-@pytest.mark.parametrize(("format", "name", "changes", "what"), NEVER)
-def test_what_a_format_cannot_be_is_refused_by_name(format: str, name: str, changes: dict[str, Any], what: str) -> None:
+@pytest.mark.parametrize(("format", "name", "changes", "what"), UNSUPPORTED)
+def test_a_config_that_the_format_cannot_store_is_refused_by_field(
+    format: str, name: str, changes: dict[str, Any], what: str
+) -> None:
     with pytest.raises(InputError) as error:
         get_format(format).layouts(small(name, **changes))
     assert what in str(error.value)
 
 
-def test_an_eps_that_readers_do_not_expect_is_told(tmp_path: Path) -> None:
+def test_an_eps_that_readers_of_the_format_do_not_expect_is_remarked(tmp_path: Path) -> None:
     config = small("vit_b16", norms={"eps": 1e-12})
-    written = write(Checkpoint(config, "torch", drawn(config, "torch")), tmp_path / "w.safetensors", "torchvision")
+    written = write(Checkpoint(config, "torch", random_arrays(config, "torch")), tmp_path / "w.safetensors", "torchvision")
     assert any("norms.eps=1e-12" in line for line in written.remarks)

@@ -1,6 +1,7 @@
-"""A model that somebody trained on CIFAR-10 and saved, with the outputs of their own code.
+"""The format "tutorial": a module of torch.nn.MultiheadAttention, and a file that was trained on CIFAR-10.
 
-The file is not part of the project, and has no licence: where it is absent, its tests say so and are skipped.
+The file comes with the outputs of the code that trained it.  It has no licence and is not part of the project; without it,
+its tests are skipped.
 """
 
 import io
@@ -15,38 +16,38 @@ from tests import DATA
 from vit_spec import InputError
 
 WEIGHTS = DATA / "weights" / "cifar10_vit" / "best_vit.pth"
-BAR = 5e-6  # of float32, gate G1 of docs/parity.md
+FLOAT32_TOLERANCE = 5e-6  # as in parity.comparison.tolerances
 ACCURACY = 0.5182  # of its own code on these images
 
 needs_the_file = pytest.mark.skipif(not WEIGHTS.is_file(), reason=f"needs {WEIGHTS}, which is not part of the project")
 
 
-def through_torch(checkpoint: parity.Checkpoint, images: np.ndarray) -> np.ndarray:
-    """Logits in float32; images are (B, H, W, C) in [0, 255]."""
+def torch_logits(checkpoint: parity.Checkpoint, images: np.ndarray) -> np.ndarray:
+    """Logits of the PyTorch twin in float32; images are (B, H, W, C) in [0, 255]."""
     torch = pytest.importorskip("torch")
     import vit_torch
 
     model = vit_torch.ViT(checkpoint.config).eval()
     model.load_state_dict(parity.to_torch(checkpoint))
     with torch.no_grad():
-        return model(torch.tensor(seen(images).transpose(0, 3, 1, 2))).numpy()
+        return model(torch.tensor(normalise(images).transpose(0, 3, 1, 2))).numpy()
 
 
-def through_jax(checkpoint: parity.Checkpoint, images: np.ndarray) -> np.ndarray:
-    """The same, by the other twin."""
+def jax_logits(checkpoint: parity.Checkpoint, images: np.ndarray) -> np.ndarray:
+    """Logits of the JAX twin in float32; images are (B, H, W, C) in [0, 255]."""
     jax = pytest.importorskip("jax")
     import vit_jax
 
     model = vit_jax.ViT(checkpoint.config)
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
-        return np.asarray(jax.jit(model.apply)({"params": parity.to_jax(checkpoint)}, seen(images)))
+        return np.asarray(jax.jit(model.apply)({"params": parity.to_jax(checkpoint)}, normalise(images)))
 
 
-def seen(images: np.ndarray) -> np.ndarray:
+def normalise(images: np.ndarray) -> np.ndarray:
     return ((images / 255 - 0.5) / 0.5).astype(np.float32)
 
 
-def test_the_twins_compute_what_torchs_attention_computes(tmp_path: Path) -> None:
+def test_the_twins_compute_the_outputs_of_torchs_multihead_attention(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("jax")
     from tests.goldens.golden import noise
@@ -54,7 +55,7 @@ def test_the_twins_compute_what_torchs_attention_computes(tmp_path: Path) -> Non
 
     rng = np.random.default_rng(0)
     with torch.device("cpu"):
-        model = tutorial(torch).double().eval()
+        model = tutorial_model(torch).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.tensor(noise(rng, tuple(parameter.shape), 0.4)))
@@ -65,8 +66,8 @@ def test_the_twins_compute_what_torchs_attention_computes(tmp_path: Path) -> Non
     prove(tmp_path / "a.pth", images, logits, format="tutorial", peer=peer, given={"num_heads": 3})
 
 
-def tutorial(torch: Any) -> Any:
-    """A ViT as tutorials write it, width 12, two blocks, patches of 4."""
+def tutorial_model(torch: Any) -> Any:
+    """Return a ViT as in tutorials: width 12, two blocks, patches of 4 pixels."""
     nn = torch.nn
 
     class Block(nn.Module):  # type: ignore[misc,name-defined]
@@ -113,13 +114,13 @@ def oracle() -> Any:
 
 
 @needs_the_file
-def test_the_number_of_heads_is_asked_for() -> None:
+def test_the_number_of_heads_must_be_given() -> None:
     with pytest.raises(InputError, match="num_heads=N"):
         parity.load(WEIGHTS)
 
 
 @needs_the_file
-def test_the_file_is_recognised_and_all_else_is_read_off_it_or_documented(checkpoint: parity.Checkpoint) -> None:
+def test_the_file_is_recognised_and_its_config_inferred(checkpoint: parity.Checkpoint) -> None:
     config = checkpoint.config
     assert checkpoint.format == "tutorial"
     assert (config.image_size, config.patch_size, config.norms.eps) == ((32, 32), (4, 4), 1e-5)
@@ -127,14 +128,16 @@ def test_the_file_is_recognised_and_all_else_is_read_off_it_or_documented(checkp
 
 
 @needs_the_file
-@pytest.mark.parametrize("run", [through_torch, through_jax])
-def test_a_twin_gives_the_logits_of_its_own_code(run: Any, checkpoint: parity.Checkpoint, oracle: Any) -> None:
+@pytest.mark.parametrize("run", [torch_logits, jax_logits])
+def test_a_twin_computes_the_logits_of_the_code_that_trained_the_file(
+    run: Any, checkpoint: parity.Checkpoint, oracle: Any
+) -> None:
     found = run(checkpoint, oracle["images"])
-    assert np.linalg.norm(found - oracle["logits"]) <= BAR * np.linalg.norm(oracle["logits"])
+    assert np.linalg.norm(found - oracle["logits"]) <= FLOAT32_TOLERANCE * np.linalg.norm(oracle["logits"])
 
 
 @needs_the_file
-def test_every_array_comes_back_bit_for_bit(checkpoint: parity.Checkpoint, tmp_path: Path) -> None:
+def test_conversion_to_the_jax_twin_and_back_preserves_every_bit(checkpoint: parity.Checkpoint, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     parity.convert(WEIGHTS, tmp_path / "ours.safetensors", "jax", given={"num_heads": 4})
     parity.convert(tmp_path / "ours.safetensors", tmp_path / "back.safetensors", "tutorial")
@@ -144,8 +147,8 @@ def test_every_array_comes_back_bit_for_bit(checkpoint: parity.Checkpoint, tmp_p
 
 
 @pytest.fixture(scope="module")
-def photographs() -> tuple[np.ndarray, np.ndarray]:
-    """The test images of CIFAR-10, (10000, 32, 32, 3), and their labels."""
+def cifar10_test_images() -> tuple[np.ndarray, np.ndarray]:
+    """Return the test images of CIFAR-10, (10000, 32, 32, 3), and their labels."""
     parquet = pytest.importorskip("pyarrow.parquet")
     image = pytest.importorskip("PIL.Image")
     table = parquet.read_table(DATA / "cifar10" / "test-00000-of-00001.parquet").to_pydict()
@@ -155,9 +158,11 @@ def photographs() -> tuple[np.ndarray, np.ndarray]:
 
 @needs_the_file
 @pytest.mark.slow
-def test_it_is_right_as_often_as_its_own_code(checkpoint: parity.Checkpoint, photographs: Any) -> None:
-    images, labels = photographs
-    found = np.concatenate([through_torch(checkpoint, part).argmax(1) for part in np.split(images, 10)])
+def test_the_accuracy_on_cifar10_is_that_of_the_code_that_trained_the_file(
+    checkpoint: parity.Checkpoint, cifar10_test_images: Any
+) -> None:
+    images, labels = cifar10_test_images
+    found = np.concatenate([torch_logits(checkpoint, part).argmax(1) for part in np.split(images, 10)])
     assert np.mean(found == labels) == ACCURACY
     first = slice(0, 1000)
-    assert np.array_equal(through_jax(checkpoint, images[first]).argmax(1), found[first])
+    assert np.array_equal(jax_logits(checkpoint, images[first]).argmax(1), found[first])

@@ -1,21 +1,20 @@
-"""docs/formats.md is what the code and the recorded proofs say, and every format is proven."""
+"""docs/reference/formats.md agrees with the code and the recorded proofs, and every format is proven."""
 
 import json
 
-import pytest
-
 from parity.checkpoints.formats import formats
-from parity.comparison.tolerances import FUNCTION
-from tests.peers.table import PAGE, PROOFS, page
+from parity.comparison.tolerances import FLOAT64_TOLERANCE
+from tests.peers.table import PAGE, PROOFS, formats_page
 
-OWN = ("torch", "jax")  # what the twins' own tests prove
-
-
-def test_the_page_is_what_the_code_and_the_proofs_say():
-    assert PAGE.read_text() == page(json.loads(PROOFS.read_text())), "run `python -m tests.peers.table`"
+OWN = ("torch", "jax")  # proven by the twins' own tests
 
 
-@pytest.mark.parametrize("name", [name for name in formats() if name not in OWN])
-def test_every_format_is_proven_against_an_implementation_of_its_own(name):
-    proof = json.loads(PROOFS.read_text())[name]
-    assert proof["peers"] and proof["difference"] <= FUNCTION
+def test_the_page_agrees_with_the_code_and_the_proofs():
+    assert PAGE.read_text() == formats_page(json.loads(PROOFS.read_text())), "run `python -m tests.peers.table`"
+
+
+def test_every_format_is_proven_against_an_independent_implementation():
+    proofs = json.loads(PROOFS.read_text())
+    proven = [name for name in formats() if name not in OWN and proofs[name]["peers"]]
+    assert {*proven, *OWN} == set(formats())
+    assert not [name for name in proven if not proofs[name]["difference"] <= FLOAT64_TOLERANCE]

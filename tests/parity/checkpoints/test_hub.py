@@ -1,4 +1,4 @@
-"""Names on the hub: what the cache has is found without a network, and without a network that is said at once."""
+"""Models on the hub: the cache works without a network, and every failure is one line."""
 
 import logging
 import socket
@@ -20,7 +20,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache with one model, as the library lays it out."""
+    """A cache with one model, as the library stores it."""
     repo = tmp_path / "models--google--vit"
     snapshot = repo / "snapshots" / SHA
     (snapshot / "sub").mkdir(parents=True)
@@ -57,13 +57,13 @@ def no_network(monkeypatch):
         ("hf://google/vit/sub", "sub"),
     ],
 )
-def test_what_the_cache_has_is_found_without_a_network(cache, no_network, name, inside):
+def test_a_cached_model_is_found_without_a_network(cache, no_network, name, inside):
     assert hub.resolve(name) == cache / inside
     assert not no_network
 
 
 @pytest.mark.parametrize("name", ["hf://google/other", "hf://google/vit@other", "hf://google/vit/other.npz"])
-def test_without_a_network_it_is_said_at_once_how_to_do_without(cache, no_network, monkeypatch, name):
+def test_without_a_network_the_error_comes_at_once_and_suggests_a_path(cache, no_network, monkeypatch, name):
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waits {seconds} s for a network"))
     with pytest.raises(InputError) as error:
         hub.resolve(name)
@@ -74,13 +74,13 @@ def test_without_a_network_it_is_said_at_once_how_to_do_without(cache, no_networ
     assert len(no_network) <= 1
 
 
-def test_a_snapshot_without_weights_is_not_enough(cache):
+def test_a_cached_snapshot_without_weights_is_not_used(cache):
     (cache / "model.safetensors").unlink()
     with pytest.raises(InputError, match="is not in the cache"):
         hub.resolve("hf://google/vit")
 
 
-def test_offline_by_choice_nothing_is_asked(cache, no_network, monkeypatch):
+def test_with_HF_HUB_OFFLINE_no_connection_is_made(cache, no_network, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(InputError, match="out of reach"):
         hub.resolve("hf://google/other")
@@ -102,13 +102,13 @@ def test_offline_by_choice_nothing_is_asked(cache, no_network, monkeypatch):
         "hf://a/b/\nc",
     ],
 )
-def test_a_name_of_another_form_says_the_form(name):
+def test_a_malformed_name_is_refused(name):
     with pytest.raises(InputError) as error:
         hub.resolve(name)
     assert "expected hf://owner/name, " in str(error.value) and "\n" not in str(error.value)
 
 
-def test_without_the_library_its_command_is_given(monkeypatch):
+def test_without_the_library_the_install_command_is_given(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(InputError, match="pip install huggingface_hub"):
         hub.resolve("hf://google/vit")
@@ -130,12 +130,12 @@ def test_without_the_library_its_command_is_given(monkeypatch):
         (["a.npz"], "b.npz", []),
     ],
 )
-def test_of_several_containers_only_the_safest_is_fetched(files, inside, wanted):
-    assert hub.chosen(files, inside) == wanted
+def test_only_the_files_of_the_safest_container_are_chosen(files, inside, wanted):
+    assert hub.choose_files(files, inside) == wanted
 
 
 class Hub:
-    """A hub with one model, as the library shows it."""
+    """A stand-in for the library huggingface_hub, with one model."""
 
     errors = errors
 
@@ -159,8 +159,8 @@ class Hub:
 
 
 @pytest.fixture
-def answering(monkeypatch, tmp_path):
-    """Makes a hub that answers."""
+def make_hub(monkeypatch, tmp_path):
+    """Return a function that replaces the library by a stand-in with the given files or failure."""
 
     def make(files, failure=None):
         fake = Hub(files, tmp_path, failure)
@@ -171,14 +171,14 @@ def answering(monkeypatch, tmp_path):
     return make
 
 
-def test_only_what_is_needed_is_fetched(answering, tmp_path):
-    fake = answering(["model.safetensors", "pytorch_model.bin", "config.json"])
+def test_only_the_needed_files_are_downloaded(make_hub, tmp_path):
+    fake = make_hub(["model.safetensors", "pytorch_model.bin", "config.json"])
     assert hub.resolve("hf://google/vit") == tmp_path
     assert fake.fetched == ["model.safetensors", "config.json"]
 
 
-def test_a_model_without_weights_says_what_it_holds(answering):
-    answering(["README.md", "tokenizer.json"])
+def test_the_files_of_a_model_without_weights_are_listed(make_hub):
+    make_hub(["README.md", "tokenizer.json"])
     with pytest.raises(InputError, match=r"has no weights of a known kind: it holds README.md, tokenizer.json"):
         hub.resolve("hf://google/vit")
 
@@ -191,39 +191,41 @@ def test_a_model_without_weights_says_what_it_holds(answering):
         (type("Refused", errors.HfHubHTTPError.__bases__[:1], {})("403\nForbidden"), "could not be fetched .Refused."),
     ],
 )
-def test_a_failure_on_the_way_is_one_line(answering, failure, what):
-    answering([], failure)
+def test_a_failed_request_is_reported_in_one_line(make_hub, failure, what):
+    make_hub([], failure)
     with pytest.raises(InputError, match=what) as error:
         hub.resolve("hf://google/vit")
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("failure", [ValueError("a\nb"), TypeError(), RecursionError(), KeyError("sha"), TimeoutError()])
-def test_an_answer_that_is_nonsense_is_one_line(answering, failure):
-    answering([], failure)
+def test_an_invalid_response_is_reported_in_one_line(make_hub, failure):
+    make_hub([], failure)
     with pytest.raises(InputError, match=f"could not be fetched .{type(failure).__name__}.: try again") as error:
         hub.resolve("hf://google/vit")
     assert "\n" not in str(error.value)
 
 
-def test_a_hub_that_never_answers_is_not_waited_for(answering, monkeypatch):
+def test_a_hub_that_never_answers_times_out(make_hub, monkeypatch):
     ended = threading.Event()
-    fake = answering(["model.safetensors"])
+    fake = make_hub(["model.safetensors"])
     monkeypatch.setattr(fake, "list_repo_files", lambda *arguments, **options: ended.wait(60), raising=False)
-    monkeypatch.setattr(hub, "PATIENCE", 0.1)
+    monkeypatch.setattr(hub, "LISTING_TIMEOUT", 0.1)
     with pytest.raises(InputError, match="the hub does not answer within 0 s: try later, or give the path of a file"):
         hub.resolve("hf://google/vit")
     ended.set()
 
 
-def test_what_a_server_says_reaches_the_terminal_as_plain_lines(answering, monkeypatch, capfd):
-    def told(*arguments, **options):
+def test_escape_sequences_in_log_lines_of_the_library_are_escaped(make_hub, monkeypatch, capfd):
+    def logging_download(*arguments, **options):
         logging.getLogger("huggingface_hub.file_download").warning("\x1b[31mwait\nor not")
         warnings.warn("\x1b[31mwait", stacklevel=1)
         return str(fake.snapshot)
 
-    fake = answering(["model.safetensors"])
-    monkeypatch.setattr(fake, "snapshot_download", lambda *a, local_files_only=False, **b: told(), raising=False)
-    monkeypatch.setattr(hub, "_cached", lambda *arguments: None)
+    fake = make_hub(["model.safetensors"])
+    monkeypatch.setattr(
+        fake, "snapshot_download", lambda *a, local_files_only=False, **b: logging_download(), raising=False
+    )
+    monkeypatch.setattr(hub, "_find_in_cache", lambda *arguments: None)
     hub.resolve("hf://google/vit")
     assert capfd.readouterr().err == "\\x1b[31mwait or not\n"

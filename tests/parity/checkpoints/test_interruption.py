@@ -1,4 +1,4 @@
-"""A conversion that is cut off leaves the old file or the new one, never a broken one."""
+"""An interrupted conversion leaves the old file or the new one, never a broken one."""
 
 import os
 import shutil
@@ -19,14 +19,14 @@ from vit_spec import ViTConfig
 CONFIG = ViTConfig(image_size=(32, 48), patch_size=8, width=64, depth=3, num_heads=4, mlp_dim=96, num_classes=7)
 SUFFIXES = ["safetensors", "npz", "msgpack", "pth"]
 
-# Kills its own process at a given call of the system that changes a file; how many there are, it prints.
+# A script that kills its own process at the given call that changes a file; with 0 it prints the number of such calls.
 CHILD = """
 import builtins, os, signal, sys
 import parity.checkpoints.writing
 source, target, moment = sys.argv[1], sys.argv[2], int(sys.argv[3])
 calls = 0
 
-def counted(function):
+def count_calls(function):
     def call(*arguments, **named):
         global calls
         calls += 1
@@ -36,9 +36,9 @@ def counted(function):
     return call
 
 for name in ("pwrite", "replace", "fsync", "unlink", "rmdir", "posix_fallocate"):
-    setattr(os, name, counted(getattr(os, name)))
-put = parity.checkpoints.writing._digest
-parity.checkpoints.writing._digest = counted(put)
+    setattr(os, name, count_calls(getattr(os, name)))
+checksum = parity.checkpoints.writing._checksum
+parity.checkpoints.writing._checksum = count_calls(checksum)
 parity.checkpoints.writing.convert(source, target, sys.argv[4], force=True)
 print(calls)
 """
@@ -57,64 +57,65 @@ def saved(tmp_path):
     return tmp_path / "source.safetensors"
 
 
-def child(source, target, moment, to="jax"):
+def run_conversion(source, target, moment, to="jax"):
     command = [sys.executable, "-c", textwrap.dedent(CHILD), source, target, str(moment), to]
     return subprocess.run(command, capture_output=True, text=True)
 
 
 def values(path):
-    """All weights of a file, in one format."""
+    """Return the bytes of all weights of a file, in the torch format."""
     return {
-        name: np.asarray(leaf).tobytes() for name, leaf in parity.checkpoints.weights.translate(parity.load(path), "torch")
+        name: np.asarray(leaf).tobytes()
+        for name, leaf in parity.checkpoints.weights.converted_arrays(parity.load(path), "torch")
     }
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_killed_at_any_moment_leaves_the_old_file_or_the_new(saved, tmp_path, suffix):
+def test_a_process_killed_at_any_moment_leaves_the_old_file_or_the_new(saved, tmp_path, suffix):
     if suffix == "pth":
         pytest.importorskip("torch")
     target = tmp_path / f"target.{suffix}"
     parity.convert(saved, target, "torch")
     old, new = target.read_bytes(), values(saved)
-    whole = child(saved, target, 0)
-    assert whole.returncode == 0, whole.stderr
-    calls = int(whole.stdout)
+    uninterrupted = run_conversion(saved, target, 0)
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
+    calls = int(uninterrupted.stdout)
     finished = target.read_bytes()
     assert calls > 50 and values(target) == new
     for moment in sorted({1, 2, calls // 3, calls // 2, calls - 2, calls - 1, calls}):
         target.write_bytes(old)
-        assert child(saved, target, moment).returncode == -signal.SIGKILL
+        assert run_conversion(saved, target, moment).returncode == -signal.SIGKILL
         assert target.read_bytes() in (old, finished)
         assert values(target) == new
 
 
-def test_a_folder_that_is_killed_at_any_moment_is_the_old_one_or_the_new(saved, tmp_path):
+def test_a_process_killed_at_any_moment_leaves_the_old_folder_or_the_new(saved, tmp_path):
     target, old = f"{tmp_path / 'target'}/", tmp_path / "old"
     parity.convert(saved, target, "timm")
-    os.rename(target, old)  # another format in the old folder, so that a mixture of the two would show
+    os.rename(target, old)  # the old folder has another format, so that a mixture of old and new files is detected
     shutil.copytree(old, target)
-    whole = child(saved, target, 0, "hf-vit")
-    assert whole.returncode == 0, whole.stderr
-    calls, new, finished = int(whole.stdout), values(saved), files(target)
+    uninterrupted = run_conversion(saved, target, 0, "hf-vit")
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
+    calls, new, finished = int(uninterrupted.stdout), values(saved), files(target)
     for moment in sorted({1, calls // 2, *range(calls - 6, calls + 1)}):
         shutil.rmtree(target)
         shutil.copytree(old, target)
-        assert child(saved, target, moment, "hf-vit").returncode == -signal.SIGKILL
+        assert run_conversion(saved, target, moment, "hf-vit").returncode == -signal.SIGKILL
         assert files(target) in (files(old), finished)
         assert values(target) == new
 
 
 def files(folder):
-    """What is in a folder."""
+    """Return the content of each file in a folder."""
     return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-def test_terminated_takes_away_what_was_half_written(saved, tmp_path):
+def test_a_terminated_process_removes_its_unfinished_file(saved, tmp_path):
     script = (
         "import signal, sys, time, parity.checkpoints.writing as w, parity.__main__ as m\n"
-        "digest = w._digest\n"
-        "w._digest = lambda entries: (print('writing', flush=True), time.sleep(60)) and digest(entries)\n"
-        "signal.signal(signal.SIGTERM, m._terminated)\n"
+        "checksum = w._checksum\n"
+        "w._checksum = lambda entries: (print('writing', flush=True), time.sleep(60)) and checksum(entries)\n"
+        "signal.signal(signal.SIGTERM, m._exit_on_signal)\n"
         "sys.exit(m.main(['convert', sys.argv[1], sys.argv[2], '--to', 'jax']))\n"
     )
     command = [sys.executable, "-c", script, saved, tmp_path / "target.npz"]  # npz is written by one thread
@@ -128,7 +129,7 @@ def test_terminated_takes_away_what_was_half_written(saved, tmp_path):
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_full_disk_leaves_the_old_file(saved, tmp_path, suffix):
-    """A limit on the size of files stands for a disk: it fails the same calls."""
+    """A limit on the size of files stands for a full disk: the same calls fail."""
     if suffix == "pth":
         pytest.importorskip("torch")
     target = tmp_path / f"target.{suffix}"
@@ -150,6 +151,6 @@ def test_a_full_disk_leaves_the_old_file(saved, tmp_path, suffix):
     )
 
 
-def test_every_container_of_a_file_is_among_those():
-    named = {suffix for name in containers.containers() for suffix in containers.get(name).suffixes}
+def test_the_suffixes_tested_here_are_those_of_containers():
+    named = {suffix for name in containers.names() for suffix in containers.get(name).suffixes}
     assert {f".{suffix}" for suffix in SUFFIXES} <= named

@@ -1,4 +1,4 @@
-"""A file of either format is one line away from either twin."""
+"""`vit_jax.load` and `vit_torch.load` read files of either twin's format."""
 
 import sys
 from pathlib import Path
@@ -13,59 +13,59 @@ import parity
 import vit_jax
 import vit_spec
 import vit_torch
-from tests.twins import perturbed, pictures, small
+from tests.twins import perturbed_params, random_images, small_config
 from vit_spec import InputError
 
-CONFIG = small(vit_spec.get("dinov3_s16plus")).replace(num_classes=5)
+CONFIG = small_config(vit_spec.get("dinov3_s16plus")).replace(num_classes=5)
 
 
 @pytest.fixture(scope="module", params=["jax", "torch"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    params: Any = perturbed(CONFIG)
+    params: Any = perturbed_params(CONFIG)
     path = tmp_path_factory.mktemp("load") / "weights.safetensors"
     weights = params if request.param == "jax" else parity.to_torch(params, CONFIG)
     parity.save(path, weights, CONFIG, request.param)
     return path
 
 
-def test_the_functional_twin_loads_a_file_of_either_format(saved: Path) -> None:
+def test_vit_jax_loads_a_file_of_either_format(saved: Path) -> None:
     model, params = vit_jax.load(saved)
     assert model.config == CONFIG
-    for mine, expected in zip(jax.tree.leaves(params), jax.tree.leaves(perturbed(CONFIG)), strict=True):
+    for mine, expected in zip(jax.tree.leaves(params), jax.tree.leaves(perturbed_params(CONFIG)), strict=True):
         np.testing.assert_array_equal(mine, expected)
 
 
-def test_the_object_twin_loads_a_file_of_either_format_ready_for_inference(saved: Path) -> None:
+def test_vit_torch_loads_a_file_of_either_format_in_evaluation_mode(saved: Path) -> None:
     model = vit_torch.load(saved)
     assert model.config == CONFIG and not model.training
     expected = vit_torch.ViT(CONFIG).eval()
-    expected.load_state_dict(parity.to_torch(perturbed(CONFIG), CONFIG))
-    x = torch.tensor(pictures(CONFIG)).permute(0, 3, 1, 2)
+    expected.load_state_dict(parity.to_torch(perturbed_params(CONFIG), CONFIG))
+    x = torch.tensor(random_images(CONFIG)).permute(0, 3, 1, 2)
     assert torch.equal(model(x), expected(x))
 
 
-def test_a_folder_loads_as_the_weights_inside_it(saved: Path) -> None:
+def test_a_folder_loads_as_the_weights_in_it(saved: Path) -> None:
     assert vit_torch.load(saved.parent).config == CONFIG
 
 
-def test_how_to_run_is_said_when_loading(saved: Path) -> None:
+def test_load_takes_the_execution_options(saved: Path) -> None:
     model = vit_torch.load(saved, vit_torch.Execution(dtype=torch.bfloat16))
-    assert model(torch.tensor(pictures(CONFIG)).permute(0, 3, 1, 2)).dtype == torch.bfloat16
+    assert model(torch.tensor(random_images(CONFIG)).permute(0, 3, 1, 2)).dtype == torch.bfloat16
     functional, _ = vit_jax.load(saved, vit_jax.Execution(remat="full"))
     assert functional.execution.remat == "full"
 
 
 def test_a_loaded_model_can_be_trained(saved: Path) -> None:
     model = vit_torch.load(saved).train()
-    model(torch.tensor(pictures(CONFIG)).permute(0, 3, 1, 2)).square().sum().backward()
+    model(torch.tensor(random_images(CONFIG)).permute(0, 3, 1, 2)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("twin", [vit_jax, vit_torch])
-def test_a_package_of_the_user_s_own_in_place_of_ours_is_named(monkeypatch: pytest.MonkeyPatch, twin: Any) -> None:
+def test_a_package_of_the_user_that_hides_parity_is_reported(monkeypatch: pytest.MonkeyPatch, twin: Any) -> None:
     def shadowed(package: str) -> None:
         raise InputError(f"{package} is another")
 
-    monkeypatch.setattr(sys.modules[f"{twin.__name__}.use"], "require_own", shadowed)
+    monkeypatch.setattr(sys.modules[f"{twin.__name__}.api"], "check_not_shadowed", shadowed)
     with pytest.raises(InputError, match="parity is another"):
         twin.load("a.pth")

@@ -1,4 +1,4 @@
-"""Models with the parameter names of a known library and another function: what differs is right, refused or named."""
+"""Models with the parameter names of a known library and another function: the difference is read, refused or reported."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +10,8 @@ import pytest
 import parity
 import vit_spec
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import Checkpoint, translate
-from tests.twins import perturbed, pictures
+from parity.checkpoints.weights import Checkpoint, converted_arrays
+from tests.twins import perturbed_params, random_images
 from vit_spec import InputError, ViTConfig
 
 torch = pytest.importorskip("torch")
@@ -25,13 +25,13 @@ GRID, HEADS = (3, 4), 3
 State = dict[str, Tensor]
 
 
-def drawn(config: ViTConfig) -> State:
+def perturbed_state(config: ViTConfig) -> State:
     """Return perturbed weights in float64 with timm's names."""
-    return {key: value.double() for key, value in parity.to_torch(perturbed(config), config).items()}
+    return {key: value.double() for key, value in parity.to_torch(perturbed_params(config), config).items()}
 
 
 def images() -> Tensor:
-    return torch.from_numpy(np.asarray(pictures(CONFIG), np.float64)).permute(0, 3, 1, 2)
+    return torch.from_numpy(np.asarray(random_images(CONFIG), np.float64)).permute(0, 3, 1, 2)
 
 
 def outputs(path: Path, **given: Any) -> np.ndarray:
@@ -45,15 +45,15 @@ def assumed(path: Path) -> dict[str, Any]:
     return {each.field: each.value for each in found.assumed}
 
 
-def unequal(a: np.ndarray, b: np.ndarray) -> float:
+def relative_error(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
-# Code that was written for timm's names -------------------------------------------------------------------------------
+# Other code with timm's names -----------------------------------------------------------------------------------------
 
 
 class LookAlike:
-    """A ViT with timm's names, each of whose steps a test can replace."""
+    """A ViT with timm's names; subclasses replace one step."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -84,139 +84,139 @@ class LookAlike:
         mixed = self.scores(q, k).softmax(-1) @ v
         return self.linear("blocks.0.attn.proj", mixed.transpose(1, 2).flatten(2))
 
-    def added(self, x: Tensor, half: Tensor) -> Tensor:
+    def residual(self, x: Tensor, half: Tensor) -> Tensor:
         return x + half
 
     def block(self, x: Tensor) -> Tensor:
-        x = self.added(x, self.attention(self.norm("blocks.0.norm1", x)))
+        x = self.residual(x, self.attention(self.norm("blocks.0.norm1", x)))
         hidden = nn.functional.gelu(self.linear("blocks.0.mlp.fc1", self.norm("blocks.0.norm2", x)))
-        return self.added(x, self.linear("blocks.0.mlp.fc2", hidden))
+        return self.residual(x, self.linear("blocks.0.mlp.fc2", hidden))
 
-    def pooled(self, x: Tensor) -> Tensor:
+    def pool(self, x: Tensor) -> Tensor:
         x = self.norm("norm", x)
         return x[:, 0] if "cls_token" in self.state else x.mean(1)
 
     def __call__(self, x: Tensor) -> np.ndarray:
-        return self.linear("head", self.pooled(self.block(self.tokens(self.patches(x))))).numpy()
+        return self.linear("head", self.pool(self.block(self.tokens(self.patches(x))))).numpy()
 
 
-class Divided(LookAlike):  # zihangJiang/TokenLabeling, tlt/models/lvvit.py, skip_lam=2
-    def added(self, x: Tensor, half: Tensor) -> Tensor:
+class ScaledResidual(LookAlike):  # zihangJiang/TokenLabeling, tlt/models/lvvit.py, skip_lam=2
+    def residual(self, x: Tensor, half: Tensor) -> Tensor:
         return x + half / 2
 
 
-class InTurns(LookAlike):
+class InterleavedQKV(LookAlike):
     def split(self, qkv: Tensor) -> Tensor:
         return qkv.unflatten(-1, (HEADS, 3, -1)).permute(3, 0, 2, 1, 4)
 
 
-class Distances(LookAlike):
+class DistanceBias(LookAlike):
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         places = torch.arange(q.shape[-2])
         return super().scores(q, k) - 0.1 * (places[:, None] - places).abs()
 
 
-class ByColumns(LookAlike):
+class ColumnMajorPatches(LookAlike):
     def patches(self, x: Tensor) -> Tensor:
         return super().patches(x).unflatten(1, GRID).transpose(1, 2).flatten(1, 2)
 
 
-class ClassLast(LookAlike):
+class ClassTokenLast(LookAlike):
     def tokens(self, x: Tensor) -> Tensor:
         return torch.cat([x, self.state["cls_token"].expand(len(x), -1, -1)], 1) + self.state["pos_embed"]
 
-    def pooled(self, x: Tensor) -> Tensor:
+    def pool(self, x: Tensor) -> Tensor:
         return self.norm("norm", x)[:, -1]
 
 
-class Twice(LookAlike):
+class BlocksAppliedTwice(LookAlike):
     def block(self, x: Tensor) -> Tensor:
         return super().block(super().block(x))
 
 
-class MeanFirst(LookAlike):  # facebookresearch/SlowFast, models/video_model_builder.py, USE_MEAN_POOLING
-    def pooled(self, x: Tensor) -> Tensor:
+class MeanBeforeNorm(LookAlike):  # facebookresearch/SlowFast, models/video_model_builder.py, USE_MEAN_POOLING
+    def pool(self, x: Tensor) -> Tensor:
         return self.norm("norm", x.mean(1))
 
 
-class Tempered(LookAlike):
+class Temperature(LookAlike):
     def __call__(self, x: Tensor) -> np.ndarray:
         return super().__call__(x) / 0.1
 
 
 NO_CLASS_TOKEN = {"tokens": {"class_token": False}, "head": {"pool": "mean"}}
 DIFFERENCES: dict[type[LookAlike], tuple[dict[str, Any], str, str]] = {
-    Divided: ({}, "order of a block", "added as it is"),
-    InTurns: ({}, "queries, keys and values", "all queries, then all keys"),
-    Distances: ({}, "reach of attention", "scores without a bias"),
-    ByColumns: ({}, "cut of patches", "row by row"),
-    ClassLast: ({}, "use of positions", "the class token's first"),
-    Twice: ({}, "use of blocks", "each once"),
-    MeanFirst: (NO_CLASS_TOKEN, "a pool that is a mean", "after the last norm"),
-    Tempered: ({}, "outputs", "as they are"),
+    ScaledResidual: ({}, "order of a block", "added unscaled"),
+    InterleavedQKV: ({}, "queries, keys and values", "all queries, then all keys"),
+    DistanceBias: ({}, "attention pattern", "scores without a bias"),
+    ColumnMajorPatches: ({}, "patch extraction", "row by row"),
+    ClassTokenLast: ({}, "use of positions", "the class token's row first"),
+    BlocksAppliedTwice: ({}, "use of blocks", "each once"),
+    MeanBeforeNorm: (NO_CLASS_TOKEN, "mean pooling", "after the last norm"),
+    Temperature: ({}, "outputs", "unscaled"),
 }
 
 
 @pytest.mark.parametrize("fields", [{}, NO_CLASS_TOKEN], ids=["class token", "mean"])
-def test_without_a_difference_the_look_alike_is_read_right(tmp_path: Path, fields: Any) -> None:
-    state = drawn(CONFIG.replace(**fields))
+def test_a_look_alike_without_a_difference_has_the_same_outputs(tmp_path: Path, fields: Any) -> None:
+    state = perturbed_state(CONFIG.replace(**fields))
     torch.save(state, tmp_path / "a.pth")
-    assert unequal(outputs(tmp_path / "a.pth"), LookAlike(state)(images())) < 1e-13
+    assert relative_error(outputs(tmp_path / "a.pth"), LookAlike(state)(images())) < 1e-13
 
 
 @pytest.mark.parametrize("model", DIFFERENCES, ids=lambda model: model.__name__)
-def test_what_code_with_timms_names_may_do_otherwise_is_named(tmp_path: Path, model: type[LookAlike]) -> None:
-    fields, name, said = DIFFERENCES[model]
-    state = drawn(CONFIG.replace(**fields))
+def test_each_difference_of_code_with_timms_names_is_an_assumption(tmp_path: Path, model: type[LookAlike]) -> None:
+    fields, name, words = DIFFERENCES[model]
+    state = perturbed_state(CONFIG.replace(**fields))
     torch.save(state, tmp_path / "a.pth")
-    assert unequal(outputs(tmp_path / "a.pth"), model(state)(images())) > 1e-3
-    assert said in assumed(tmp_path / "a.pth")[name]
+    assert relative_error(outputs(tmp_path / "a.pth"), model(state)(images())) > 1e-3
+    assert words in assumed(tmp_path / "a.pth")[name]
 
 
-# Google's names -------------------------------------------------------------------------------------------------------
+# Other code with Google's names ---------------------------------------------------------------------------------------
 
 LINEN = CONFIG.replace(mlp={"activation": "gelu_tanh"})
 
 
-def written(path: Path, config: ViTConfig, format: str) -> Callable[[], np.ndarray]:
-    """Write weights in a format of Google's, and return what computes the outputs of their model."""
-    state = drawn(config)
-    np.savez(path, **dict(translate(Checkpoint(config, "torch", state), format)))
+def write_weights(path: Path, config: ViTConfig, format: str) -> Callable[[], np.ndarray]:
+    """Write weights in one of Google's formats, and return a function that computes the outputs of their model."""
+    state = perturbed_state(config)
+    np.savez(path, **dict(converted_arrays(Checkpoint(config, "torch", state), format)))
     model = vit_torch.ViT(config).double().eval()
     model.load_state_dict(state)
     return lambda: model(images()).detach().numpy()
 
 
 @pytest.mark.parametrize("fields", [{}, NO_CLASS_TOKEN], ids=["token", "gap"])
-def test_positions_that_a_file_of_google_does_not_keep_are_an_assumption(tmp_path: Path, fields: Any) -> None:
+def test_positions_that_googles_files_do_not_store_are_an_assumption(tmp_path: Path, fields: Any) -> None:
     path = tmp_path / "a.npz"  # google-research/vision_transformer, Encoder(add_position_embedding=False)
-    expected = written(path, LINEN.replace(**fields, positions={"kind": "none"}), "google:linen")()
+    expected = write_weights(path, LINEN.replace(**fields, positions={"kind": "none"}), "google:linen")()
     assert assumed(path)["positions.kind"] == "fixed"
-    assert unequal(outputs(path), expected) > 1e-3
-    assert unequal(outputs(path, **{"positions.kind": "none"}), expected) < 1e-13
+    assert relative_error(outputs(path), expected) > 1e-3
+    assert relative_error(outputs(path, **{"positions.kind": "none"}), expected) < 1e-13
 
 
 @pytest.mark.parametrize("fields", [{}, NO_CLASS_TOKEN], ids=["tok", "gap"])
-def test_sinusoids_of_big_vision_are_read_with_a_class_token_too(tmp_path: Path, fields: Any) -> None:
+def test_sinusoids_of_big_vision_are_read_with_and_without_a_class_token(tmp_path: Path, fields: Any) -> None:
     path = tmp_path / "a.npz"  # posemb="sincos2d"
     positions = {"kind": "fixed", "table": "sincos_2d_big_vision", "covers": "all" if fields else "none"}
-    expected = written(path, LINEN.replace(**fields, positions=positions), "big_vision")()
-    assert unequal(outputs(path), expected) < 1e-13
+    expected = write_weights(path, LINEN.replace(**fields, positions=positions), "big_vision")()
+    assert relative_error(outputs(path), expected) < 1e-13
 
 
 @pytest.mark.parametrize("format", ["google:linen", "scenic", "big_vision", "big_vision-old:root"])
-def test_what_code_with_googles_names_may_do_otherwise_is_named(tmp_path: Path, format: str) -> None:
+def test_each_difference_of_code_with_googles_names_is_an_assumption(tmp_path: Path, format: str) -> None:
     covers = {"positions": {"covers": "none"}} if format == "big_vision" else {}
-    written(tmp_path / "a.npz", LINEN.replace(**covers, head={"hidden": 192}), format)
+    write_weights(tmp_path / "a.npz", LINEN.replace(**covers, head={"hidden": 192}), format)
     found = assumed(tmp_path / "a.npz")
     assert found["activation of pre_logits"] == "tanh"  # none in early versions of big_vision
     assert found["norms without weights"] == "none"  # norm_pre_logits of google-research/l2p
-    assert found["outputs"] == "those of the classifier, as they are"  # temperature of google-research/l2p
-    assert "by a softmax" in found["reach of attention"]  # TopViT of google-research/google-research
+    assert found["outputs"] == "those of the classifier, unscaled"  # temperature of google-research/l2p
+    assert "by a softmax" in found["attention pattern"]  # TopViT of google-research/google-research
 
 
-def test_scores_and_rotations_of_code_with_googles_names_are_named(tmp_path: Path) -> None:
-    written(tmp_path / "a.npz", LINEN, "google:linen")
+def test_score_scale_and_rotary_positions_of_googles_names_are_assumptions(tmp_path: Path) -> None:
+    write_weights(tmp_path / "a.npz", LINEN, "google:linen")
     assert {"attention.scale", "positions.rotary"} <= assumed(tmp_path / "a.npz").keys()
 
 
@@ -225,61 +225,67 @@ def test_scores_and_rotations_of_code_with_googles_names_are_named(tmp_path: Pat
 
 @pytest.mark.parametrize("format", ["timm", "mae", "hf-vit"])
 def test_a_patch_projection_with_channels_last_is_refused(tmp_path: Path, format: str) -> None:
-    """MLX keeps (width, 16, 16, 3), which would be 16 channels on patches of 16 x 3."""
+    """MLX stores (width, 16, 16, 3), which PyTorch reads as 16 channels and patches of 16 x 3."""
     config = CONFIG.replace(num_classes=0, image_size=(64, 64))
-    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), format))
+    arrays = dict(converted_arrays(Checkpoint(config, "torch", perturbed_state(config)), format))
     turned = {key: array.transpose(0, 2, 3, 1).copy() if array.ndim == 4 else array for key, array in arrays.items()}
     np.savez(tmp_path / "a.npz", **turned)
-    with pytest.raises(InputError, match="16 channels of 16x3 pixels, or 3 of 16x16 with the channels last") as error:
+    with pytest.raises(
+        InputError, match="16 channels of 16x3 pixels, or 3 channels of 16x16 if the channels are last"
+    ) as error:
         parity.load(tmp_path / "a.npz")
     assert "\n" not in str(error.value)
     assert parity.load(tmp_path / "a.npz", given={"in_channels": 16}).config.in_channels == 16
 
 
-def test_openclips_pools_are_named_where_its_json_file_is_not_there(tmp_path: Path) -> None:
+def test_openclips_pooling_is_an_assumption_without_its_json_file(tmp_path: Path) -> None:
     config = vit_spec.get("clip_b16", depth=1, width=192, num_heads=3, mlp_dim=768, num_classes=7, image_size=(64, 64))
-    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), "openai-clip:tower"))
+    arrays = dict(converted_arrays(Checkpoint(config, "torch", perturbed_state(config)), "openai-clip:tower"))
     np.savez(tmp_path / "a.npz", **arrays)
     found = {each.field: each.value for each in parity.load(tmp_path / "a.npz").assumed}
-    assert found["a pool that is a mean"] == "of the patch tokens alone, after the last norm"  # final_ln_after_pool
+    assert found["mean pooling"] == "if any, over the patch tokens only, after the last norm"  # final_ln_after_pool
 
 
-def test_the_scale_of_rotary_coordinates_is_named(tmp_path: Path) -> None:
-    """DINOv3's pos_embed_rope_normalize_coords leaves no key, and changes what images that are not square give."""
+def test_the_scale_of_rotary_coordinates_is_an_assumption(tmp_path: Path) -> None:
+    """DINOv3's pos_embed_rope_normalize_coords has no key, and changes the outputs of images that are not square."""
     config = vit_spec.get("dinov3_s16", depth=1)
-    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), "dinov3:mlp"))
-    fixed = {key: np.asarray(array) for key, array in get("dinov3:mlp").fixed(config).items()}
+    arrays = dict(converted_arrays(Checkpoint(config, "torch", perturbed_state(config)), "dinov3:mlp"))
+    fixed = {key: np.asarray(array) for key, array in get("dinov3:mlp").constant_arrays(config).items()}
     np.savez(tmp_path / "a.npz", **fixed | arrays)
     found = {each.field: each.value for each in parity.load(tmp_path / "a.npz").assumed}
-    assert found["rotary coordinates"] == "rows by their number, columns by theirs"
+    assert found["rotary coordinates"] == "rows divided by the number of rows, columns by the number of columns"
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_norm_that_is_not_called_is_named_where_its_values_were_changed(tmp_path: Path, trained: bool) -> None:
+def test_an_unused_norm_is_an_assumption_only_if_it_was_trained(tmp_path: Path, trained: bool) -> None:
     size: dict[str, Any] = {"depth": 1, "width": 192, "num_heads": 3, "mlp_dim": 768, "image_size": (64, 64)}
     config = vit_spec.get("article_multihead", num_classes=7, **size)
     format = get("article_multihead")
-    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), "article_multihead")) | format.fixed(config)
+    arrays = dict(
+        converted_arrays(Checkpoint(config, "torch", perturbed_state(config)), "article_multihead")
+    ) | format.constant_arrays(config)
     if trained:
         arrays["vit.0.norm.weight"] = arrays["vit.0.norm.weight"] * 1.5
     np.savez(tmp_path / "a.npz", **arrays)
-    named = {each.field for each in parity.load(tmp_path / "a.npz", given={"num_heads": 3}).assumed}
-    assert ("vit.{block}.norm" in named) == trained
+    fields = {each.field for each in parity.load(tmp_path / "a.npz", given={"num_heads": 3}).assumed}
+    assert ("vit.{block}.norm" in fields) == trained
 
 
 @pytest.mark.parametrize("format", ["lucidrains:vit", "torchvision", "dinov2:mlp"])
-def test_what_copies_of_a_library_may_do_otherwise_is_named(tmp_path: Path, format: str) -> None:
+def test_each_difference_of_copies_of_a_library_is_an_assumption(tmp_path: Path, format: str) -> None:
     config = CONFIG.replace(image_size=(64, 64), norms={"eps": 1e-5})
     if format.startswith("lucidrains"):  # no bias of queries, keys and values, and one norm behind the blocks
         config = config.replace(attention={"qkv_bias": "none"}, norms={"after_blocks": False, "after_pool": True})
     if format.startswith("dinov2"):  # SimMIM's encoders, whose mask_token is DINOv2's too
         config = config.replace(num_classes=0, norms={"layer_scale": 1.0})
-    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), format)) | get(format).fixed(config)
+    arrays = dict(converted_arrays(Checkpoint(config, "torch", perturbed_state(config)), format)) | get(
+        format
+    ).constant_arrays(config)
     np.savez(tmp_path / "a.npz", **arrays)
     found = parity.load(tmp_path / "a.npz")
     assert found.format == format or found.format.startswith(f"{format}:")
     names = {each.field for each in found.assumed}
-    assert {"order of a block", "reach of attention", "use of blocks", "a pool that is a mean", "head.pool"} <= names
+    assert {"order of a block", "attention pattern", "use of blocks", "mean pooling", "head.pool"} <= names
     if format != "torchvision":  # whose class calls torch.nn.MultiheadAttention
         assert {"attention.scale", "positions.rotary", "queries, keys and values"} <= names
 
@@ -287,7 +293,7 @@ def test_what_copies_of_a_library_may_do_otherwise_is_named(tmp_path: Path, form
 @pytest.mark.parametrize(("format", "layer"), [("hf-vit", "intermediate.dense"), ("hf-flax", "intermediate/dense")])
 def test_a_file_without_the_first_layer_of_its_mlps_is_refused(tmp_path: Path, format: str, layer: str) -> None:
     config = CONFIG.replace(image_size=(64, 64))
-    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), format))
+    arrays = dict(converted_arrays(Checkpoint(config, "torch", perturbed_state(config)), format))
     lacking = {key: array for key, array in arrays.items() if not (layer in key and array.ndim == 2)}
     assert len(lacking) == len(arrays) - 1
     np.savez(tmp_path / "a.npz", **lacking)

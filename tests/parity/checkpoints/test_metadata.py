@@ -1,4 +1,4 @@
-"""Names of classes, preparation of images and assumptions: they travel with weights, and what does not is said."""
+"""Labels, task, preprocessing and assumptions are stored with weights; metadata that is lost is reported."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from parity.__main__ import main
 from parity.checkpoints import metadata, surgery
 from parity.checkpoints.config_inference import Assumption
 from parity.checkpoints.formats import timm_config
-from parity.checkpoints.preprocessing import Preprocessing, central, floored, share
+from parity.checkpoints.preprocessing import Preprocessing, center_crop, infer_share, size_before_crop
 from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
 from parity.comparison import reproducible_init
@@ -22,8 +22,8 @@ from vit_spec import InputError, get
 
 CONFIG = get("vit_ti16", image_size=(32, 48), patch_size=8, width=24, depth=2, num_heads=3, mlp_dim=40, num_classes=4)
 SQUARE = CONFIG.replace(image_size=(32, 32))
-NAMES = ("red fox", "crane", "crane", 'ünïcödé 猫 "x"\x1b[31m')
-HOW = Preprocessing(size=(32, 48), resize="squash", resized=(36, 54), filter="lanczos", rounding="down")
+LABELS = ("red fox", "crane", "crane", 'ünïcödé 猫 "x"\x1b[31m')
+PREPROCESSING = Preprocessing(size=(32, 48), resize="squash", resized=(36, 54), filter="lanczos", rounding="down")
 ASSUMED = (Assumption("mlp.activation", "gelu", "as most models"), Assumption("image_size", (32, 48), "since it is so"))
 CONTAINERS = [
     ("safetensors", "jax"),
@@ -35,13 +35,13 @@ CONTAINERS = [
 ]
 
 
-def described(config: Any = CONFIG, **more: Any) -> Checkpoint:
-    """Drawn weights with everything that may travel."""
-    fields = {"labels": NAMES, "preprocessing": HOW, "task": "labels", "assumed": ASSUMED, **more}
+def with_metadata(config: Any = CONFIG, **more: Any) -> Checkpoint:
+    """Return random weights with all metadata."""
+    fields = {"labels": LABELS, "preprocessing": PREPROCESSING, "task": "labels", "assumed": ASSUMED, **more}
     return replace(reproducible_init.weights(config, 0), **fields)
 
 
-def said(checkpoint: Checkpoint) -> tuple[Any, ...]:
+def metadata_of(checkpoint: Checkpoint) -> tuple[Any, ...]:
     return checkpoint.labels, checkpoint.preprocessing, checkpoint.task, checkpoint.assumed
 
 
@@ -49,26 +49,26 @@ def said(checkpoint: Checkpoint) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(("container", "format"), CONTAINERS)
-def test_every_container_brings_them_back(container: str, format: str, tmp_path: Path) -> None:
+def test_every_container_stores_metadata(container: str, format: str, tmp_path: Path) -> None:
     if container in ("orbax", "dcp"):
         pytest.importorskip({"orbax": "orbax.checkpoint", "dcp": "torch"}[container])
-    write(described(), tmp_path / "weights", format, container=container)
+    write(with_metadata(), tmp_path / "weights", format, container=container)
     found = parity.load(tmp_path / "weights")
-    assert said(found) == said(described()) and not found.left
+    assert metadata_of(found) == metadata_of(with_metadata()) and not found.left
 
 
-def test_shards_bring_them_back(tmp_path: Path) -> None:
-    write(described(SQUARE, preprocessing=None), f"{tmp_path / 'folder'}/", "timm", shard=30_000)
+def test_a_sharded_folder_stores_labels(tmp_path: Path) -> None:
+    write(with_metadata(SQUARE, preprocessing=None), f"{tmp_path / 'folder'}/", "timm", shard=30_000)
     assert len(list((tmp_path / "folder").glob("*.safetensors"))) > 1
-    assert parity.load(tmp_path / "folder").labels == NAMES
+    assert parity.load(tmp_path / "folder").labels == LABELS
 
 
-def test_a_file_without_them_is_read(tmp_path: Path) -> None:
+def test_a_file_without_metadata_is_read(tmp_path: Path) -> None:
     write(reproducible_init.weights(CONFIG, 0), tmp_path / "weights.npz", "jax")
-    assert said(parity.load(tmp_path / "weights.npz")) == (None, None, "classes", ())
+    assert metadata_of(parity.load(tmp_path / "weights.npz")) == (None, None, "classes", ())
 
 
-def test_what_was_assumed_of_a_bare_file_stays_assumed_until_the_user_says_it(tmp_path: Path) -> None:
+def test_assumptions_are_stored_until_the_user_sets_the_field(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     torch.save(parity.to_torch(reproducible_init.weights(SQUARE, 0)), tmp_path / "bare.pth")
     first = parity.load(tmp_path / "bare.pth", given={"num_heads": 3, "norms.eps": 1e-5})
@@ -79,19 +79,19 @@ def test_what_was_assumed_of_a_bare_file_stays_assumed_until_the_user_says_it(tm
         again = parity.load(tmp_path / f"{number}.{container}")
         assert again.assumed == first.assumed and again.config == first.config
         first = again
-    assert [each for each in first.assumed if "." not in each.field]  # what the config has no field for
+    assert [each for each in first.assumed if "." not in each.field]  # without a field in the config
     smaller, _ = surgery.apply(first, {"drop_head": True})
     assert smaller.assumed == first.assumed
-    told = parity.load(tmp_path / "2.pth", given={"mlp.activation": "relu"})
-    write(told, tmp_path / "told.npz", "jax")
-    found = parity.load(tmp_path / "told.npz")
+    corrected = parity.load(tmp_path / "2.pth", given={"mlp.activation": "relu"})
+    write(corrected, tmp_path / "corrected.npz", "jax")
+    found = parity.load(tmp_path / "corrected.npz")
     assert found.config.mlp.activation == "relu" and {each.field for each in found.assumed} == fields - {"mlp.activation"}
 
 
-def test_the_names_of_21843_classes_travel(tmp_path: Path) -> None:
+def test_the_labels_of_21843_classes_are_stored(tmp_path: Path) -> None:
     config = SQUARE.replace(num_classes=21_843)
     names = tuple(f"class number {n} with a name of some forty letters" for n in range(21_843))
-    write(described(config, labels=names, task="classes", assumed=()), f"{tmp_path / 'folder'}/", "hf-vit")
+    write(with_metadata(config, labels=names, task="classes", assumed=()), f"{tmp_path / 'folder'}/", "hf-vit")
     for path in tmp_path.glob("folder/model.safetensors"):
         parity.convert(path, tmp_path / "weights.pth", "torch")
         parity.convert(tmp_path / "weights.pth", tmp_path / "weights.npz", "jax")
@@ -99,14 +99,14 @@ def test_the_names_of_21843_classes_travel(tmp_path: Path) -> None:
     (tmp_path / "folder" / "model.safetensors").unlink()
     write(replace(reproducible_init.weights(config, 0)), tmp_path / "folder" / "model.pth", "hf-vit")
     (tmp_path / "folder" / "model.pth.parity.json").unlink()
-    assert parity.load(tmp_path / "folder").labels == names  # of config.json, 3 MB
+    assert parity.load(tmp_path / "folder").labels == names  # from config.json, 3 MB
 
 
-# What other libraries wrote -------------------------------------------------------------------------------------------
+# Files of other libraries ---------------------------------------------------------------------------------------------
 
 
-def written(path: Path, format: str = "hf-vit", **files: Any) -> Path:
-    """A folder of transformers or timm, without notes of ours, with more JSON files."""
+def write_folder(path: Path, format: str = "hf-vit", **files: Any) -> Path:
+    """Write a folder of transformers or timm, without our metadata and with more JSON files."""
     write(reproducible_init.weights(SQUARE, 0), f"{path}/", format)
     weights = {key: np.asarray(array) for key, array in parity.load(path).arrays.items()}
     (path / "model.safetensors").unlink()
@@ -118,10 +118,10 @@ def written(path: Path, format: str = "hf-vit", **files: Any) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[..., Checkpoint]:
-    """Read a folder of transformers or timm in which some fields are other ones, and ours are gone."""
+    """Return a function that reads a folder of transformers or timm with changed fields and without our metadata."""
 
     def read(format: str = "hf-vit", processor: Any = None, **changes: Any) -> Checkpoint:
-        path = written(tmp_path / "folder", format)
+        path = write_folder(tmp_path / "folder", format)
         config = json.loads((path / "config.json").read_text())
         (path / "config.json").write_text(json.dumps({**config, **changes}))
         if processor is not None:
@@ -135,17 +135,19 @@ NESTED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 40, "w
 
 
 @pytest.mark.parametrize("config", [{"image_processor": NESTED}, {"processor_class": "AutoProcessor"}])
-def test_a_processor_in_processor_config_goes_first_as_in_transformers(tmp_path: Path, config: dict[str, Any]) -> None:
-    path = written(tmp_path / "folder", processor_config=config)
+def test_a_processor_in_processor_config_has_precedence_over_preprocessor_config(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    path = write_folder(tmp_path / "folder", processor_config=config)
     found, nested = parity.load(path), "image_processor" in config
     assert found.preprocessing is not None and found.preprocessing.resized == ((40, 40) if nested else (32, 32))
     assert (found.config.pixels.mean == (0.1,)) == nested
 
 
-def test_what_is_wrong_in_processor_config_is_said_of_that_file(tmp_path: Path) -> None:
+def test_errors_in_processor_config_name_that_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"processor_config\.json says image_processor 'ViT': an object was expected"):
-        parity.load(written(tmp_path / "text", processor_config={"image_processor": "ViT"}))
-    path = written(
+        parity.load(write_folder(tmp_path / "text", processor_config={"image_processor": "ViT"}))
+    path = write_folder(
         tmp_path / "class", processor_config={"image_processor": NESTED | {"image_processor_type": "NewProcessor"}}
     )
     assert any(line.startswith("processor_config.json is of a NewProcessor") for line in parity.load(path).left)
@@ -167,17 +169,17 @@ def test_id2label_is_read(folder: Any, names: Any, found: Any) -> None:
 @pytest.mark.parametrize(
     ("names", "line"),
     [
-        ({"0": "a", "1": "b"}, "2 names, and the model has 4 outputs"),
-        ({str(n): "x" for n in range(100_000)}, "100,000 names, and the model has 4 outputs"),
-        ({"0": "a", "1": "b", "2": "c", "4": "e"}, "its numbers are not those from 0 to 3"),
+        ({"0": "a", "1": "b"}, "2 names, but the model has 4 outputs"),
+        ({str(n): "x" for n in range(100_000)}, "100,000 names, but the model has 4 outputs"),
+        ({"0": "a", "1": "b", "2": "c", "4": "e"}, "its keys are not the numbers from 0 to 3"),
         ({"0": "a", "1": "b", "2": ["c"], "3": "d"}, "one of the names is a list"),
         ({"0": "a", "1": "b", "2": None, "3": "d"}, "one of the names is a NoneType"),
         ({"0": "a", "1": "b", "2": True, "3": "d"}, "one of the names is a bool"),
         ({"0": "a", "1": "b", "2": "c", "3": "d" * (5 << 20)}, "the names take more than 4 MiB"),
-        ("abcd", "a str, and a list was expected"),
+        ("abcd", "a str, but a list was expected"),
     ],
 )
-def test_names_that_cannot_be_read_are_said_and_the_weights_are_read(folder: Any, names: Any, line: str) -> None:
+def test_unreadable_labels_are_reported_and_the_weights_are_read(folder: Any, names: Any, line: str) -> None:
     found = folder(id2label=names)
     assert found.labels is None and [each for each in found.left if "id2label of config.json: " in each and line in each]
 
@@ -185,7 +187,7 @@ def test_names_that_cannot_be_read_are_said_and_the_weights_are_read(folder: Any
 @pytest.mark.parametrize(
     ("names", "found"), [(["a", "b", "c", "d"], tuple("abcd")), ({"0": "a", "1": "b", "2": "c", "3": "d"}, tuple("abcd"))]
 )
-def test_label_names_are_read_and_descriptions_are_said_to_be_left(folder: Any, names: Any, found: Any) -> None:
+def test_label_names_are_read_and_descriptions_reported_as_unread(folder: Any, names: Any, found: Any) -> None:
     checkpoint = folder("timm", label_names=names, label_descriptions={"a": "the first letter"})
     assert checkpoint.labels == found and any("label_descriptions" in line for line in checkpoint.left)
 
@@ -194,12 +196,14 @@ def test_label_names_are_read_and_descriptions_are_said_to_be_left(folder: Any, 
     ("problem", "task"),
     [(None, "classes"), ("regression", "values"), ("multi_label_classification", "labels")],
 )
-def test_what_the_outputs_are_is_read_and_written(folder: Any, problem: Any, task: str, tmp_path: Path) -> None:
+def test_the_task_is_read_and_written(folder: Any, problem: Any, task: str, tmp_path: Path) -> None:
     found = folder(problem_type=problem)
     assert found.task == task
     write(found, f"{tmp_path / 'back'}/", "hf-vit")
     assert json.loads((tmp_path / "back" / "config.json").read_text()).get("problem_type") == problem
-    [line] = [line for line in write(found, f"{tmp_path / 'timm'}/", "timm").remarks if "outputs that are" in line] or [""]
+    [line] = [
+        line for line in write(found, f"{tmp_path / 'timm'}/", "timm").remarks if "express that outputs are" in line
+    ] or [""]
     assert bool(line) == (task != "classes")
 
 
@@ -224,7 +228,9 @@ VIT = {"image_processor_type": "ViTImageProcessor"}
         ),
     ],
 )
-def test_processors_of_transformers_are_read_with_their_defaults(folder: Any, processor: Any, how: Preprocessing) -> None:
+def test_image_processors_of_transformers_are_read_with_their_defaults(
+    folder: Any, processor: Any, how: Preprocessing
+) -> None:
     assert folder(processor=processor).preprocessing == how
 
 
@@ -243,12 +249,12 @@ def test_processors_of_transformers_are_read_with_their_defaults(folder: Any, pr
         ({"image_processor_type": "DINOv3ViTImageProcessor", "size": 32}, "resizes in float32"),
     ],
 )
-def test_a_processor_that_is_not_known_is_said(folder: Any, processor: Any, line: str) -> None:
+def test_an_unsupported_image_processor_is_reported(folder: Any, processor: Any, line: str) -> None:
     found = folder(processor={**processor, "image_mean": [0.5] * 3, "image_std": [0.5] * 3})
     assert [each for each in found.left if line in each]
 
 
-def test_a_factor_of_its_own_goes_into_mean_and_std(folder: Any) -> None:
+def test_a_rescale_factor_is_folded_into_mean_and_std(folder: Any) -> None:
     pixels = folder(
         processor={**VIT, "rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [0.5] * 3}
     ).config.pixels
@@ -264,10 +270,10 @@ def test_a_flag_that_is_null_or_zero_is_off(folder: Any, off: Any) -> None:
     assert found.preprocessing == Preprocessing(size=(32, 32), resize="squash", resized=(32, 32), rounding="down")
 
 
-@pytest.mark.parametrize(("size", "said"), [(31, True), (30, False), (32, False), (33, False)])
-def test_an_odd_margin_is_said_where_transformers_does_it_in_two_ways(folder: Any, size: int, said: bool) -> None:
+@pytest.mark.parametrize(("size", "reported"), [(31, True), (30, False), (32, False), (33, False)])
+def test_padding_by_an_odd_number_is_reported(folder: Any, size: int, reported: bool) -> None:
     found = folder(processor={**VIT, "size": size, "do_center_crop": True, "crop_size": 32})
-    assert any("padded by an odd number" in each for each in found.left) == said
+    assert any("padded by an odd number" in each for each in found.left) == reported
 
 
 @pytest.mark.parametrize(
@@ -279,90 +285,92 @@ def test_an_odd_margin_is_said_where_transformers_does_it_in_two_ways(folder: An
         ({"img_size": 32, "dynamic_img_size": True}, {"fixed_input_size": True, "input_size": [3, 48, 48]}, 48),
     ],
 )
-def test_images_have_the_size_that_timm_gives_them(folder: Any, arguments: Any, data: Any, size: int) -> None:
-    given = timm_config.files(SQUARE)["config.json"]["model_args"] | arguments
+def test_the_image_size_follows_timms_rules(folder: Any, arguments: Any, data: Any, size: int) -> None:
+    given = timm_config.json_files(SQUARE)["config.json"]["model_args"] | arguments
     found = folder("timm", model_args=given, pretrained_cfg={**data, "crop_pct": 1.0, "num_classes": 4})
-    assert (found.config.image_size, found.preprocessing) == ((32, 32), central((size, size)))
+    assert (found.config.image_size, found.preprocessing) == ((32, 32), center_crop((size, size)))
 
 
-def test_timms_own_defaults_are_known(folder: Any) -> None:
+def test_timms_defaults_are_used_for_missing_fields(folder: Any) -> None:
     found = folder("timm", pretrained_cfg={"input_size": [3, 32, 32]})
-    assert found.preprocessing == central((32, 32), 0.875) and found.config.pixels.mean == (0.485, 0.456, 0.406)
+    assert found.preprocessing == center_crop((32, 32), 0.875) and found.config.pixels.mean == (0.485, 0.456, 0.406)
     assert not [each for each in found.assumed if each.field.startswith("pixels")]
 
 
-# What cannot be written -----------------------------------------------------------------------------------------------
+# Metadata that cannot be written --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("format", "more", "line"),
     [
-        ("hf-vit", {"preprocessing": None}, "nothing says how images are prepared"),
-        ("timm", {"preprocessing": None}, "nothing says how images are prepared"),
-        ("hf-vit", {"preprocessing": central((32, 48))}, "no processor of transformers prepares images like this"),
-        ("timm", {"preprocessing": replace(HOW, resized=(36, 60))}, "timm has no word for a preparation"),
-        ("timm", {"preprocessing": replace(HOW, resize="none")}, "timm has no word for a preparation"),
-        ("timm", {"preprocessing": HOW.at((16, 24))}, "--image-size 16x24"),
-        ("hf-vit", {"preprocessing": replace(HOW, filter="bilinear_aliased")}, "has no filter bilinear_aliased"),
-        ("timm", {"preprocessing": replace(HOW, filter="bilinear_aliased")}, "has no filter bilinear_aliased"),
-        ("hf-vit", {"preprocessing": replace(HOW, filter="box")}, 'backend="pil"'),
-        ("hf-vit", {"preprocessing": replace(HOW, resized=(29, 54))}, "padded by an odd number of pixels"),
+        ("hf-vit", {"preprocessing": None}, "the preprocessing of images is unknown"),
+        ("timm", {"preprocessing": None}, "the preprocessing of images is unknown"),
+        ("hf-vit", {"preprocessing": center_crop((32, 48))}, "no processor of transformers can express this preprocessing"),
+        ("timm", {"preprocessing": replace(PREPROCESSING, resized=(36, 60))}, "timm cannot express this preprocessing"),
+        ("timm", {"preprocessing": replace(PREPROCESSING, resize="none")}, "timm cannot express this preprocessing"),
+        ("timm", {"preprocessing": PREPROCESSING.for_size((16, 24))}, "--image-size 16x24"),
+        ("hf-vit", {"preprocessing": replace(PREPROCESSING, filter="bilinear_aliased")}, "has no filter bilinear_aliased"),
+        ("timm", {"preprocessing": replace(PREPROCESSING, filter="bilinear_aliased")}, "has no filter bilinear_aliased"),
+        ("hf-vit", {"preprocessing": replace(PREPROCESSING, filter="box")}, 'backend="pil"'),
+        ("hf-vit", {"preprocessing": replace(PREPROCESSING, resized=(29, 54))}, "padded by an odd number of pixels"),
         ("hf-vit", {}, "1 classes have the name of another"),
-        ("timm", {}, "no word for outputs that are labels"),
+        ("timm", {}, "cannot express that outputs are labels"),
     ],
 )
-def test_what_a_library_cannot_say_is_said_in_a_line(format: str, more: Any, line: str, tmp_path: Path) -> None:
-    written = write(described(**more), f"{tmp_path / 'folder'}/", format)
+def test_metadata_that_a_library_cannot_express_is_reported_in_a_line(
+    format: str, more: Any, line: str, tmp_path: Path
+) -> None:
+    written = write(with_metadata(**more), f"{tmp_path / 'folder'}/", format)
     assert len([each for each in written.remarks if each.startswith("lost: ") and line in each and "\n" not in each]) == 1
-    assert said(parity.load(tmp_path / "folder")) == said(described(**more))  # our own notes keep it
+    assert metadata_of(parity.load(tmp_path / "folder")) == metadata_of(with_metadata(**more))  # our own metadata has it
 
 
-def test_nothing_is_said_where_nothing_is_lost(tmp_path: Path) -> None:
-    checkpoint = described(labels=tuple("abcd"), task="classes", assumed=())
+def test_nothing_is_reported_if_nothing_is_lost(tmp_path: Path) -> None:
+    checkpoint = with_metadata(labels=tuple("abcd"), task="classes", assumed=())
     for format in ("hf-vit", "timm"):
         assert not [each for each in write(checkpoint, f"{tmp_path / format}/", format).remarks if "lost" in each]
     for format in ("jax", "torch"):
         assert not write(checkpoint, tmp_path / f"{format}.npz", format).remarks
 
 
-def test_a_file_of_another_library_keeps_them_in_our_notes_alone(tmp_path: Path) -> None:
-    remarks = write(described(), tmp_path / "weights.pth", "hf-vit").remarks
-    assert any("names of classes and preparation of images: in our metadata alone" in each for each in remarks)
+def test_a_weights_file_of_another_library_has_labels_in_our_metadata_only(tmp_path: Path) -> None:
+    remarks = write(with_metadata(), tmp_path / "weights.pth", "hf-vit").remarks
+    assert any("labels and preprocessing: only in our own metadata" in each for each in remarks)
 
 
 @pytest.mark.parametrize("note", ["labels", "preprocessing", "task"])
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": 1}', "[1, 2]", '"x"', "null", "NaN", "7"])
-def test_notes_that_were_not_written_here_are_said(note: str, text: str, tmp_path: Path) -> None:
-    write(described(), tmp_path / "weights.npz", "jax")
+def test_malformed_metadata_entries_are_reported(note: str, text: str, tmp_path: Path) -> None:
+    write(with_metadata(), tmp_path / "weights.npz", "jax")
     notes = {"config": CONFIG.to_json(), "format": "jax", note: text}
     arrays = dict(np.load(tmp_path / "weights.npz"))
     whole = {key: array for key, array in arrays.items() if not key.startswith("__metadata__")}
     whole |= {f"__metadata__/{name}": np.frombuffer(value.encode(), np.uint8) for name, value in notes.items()}
-    found = metadata.attached(reproducible_init.weights(CONFIG, 0), notes, {}, True)
-    assert said(found)[:3] == (None, None, "classes")
+    found = metadata.attach_metadata(reproducible_init.weights(CONFIG, 0), notes, {}, True)
+    assert metadata_of(found)[:3] == (None, None, "classes")
     assert found.left or text == "null"
 
 
 @pytest.mark.parametrize(
     "text", ["", "{}", "[" * 100_000, "[1]", '[{"field": "nothing", "why": ""}]', '[{"field": "width"}]']
 )
-def test_assumptions_that_were_not_written_here_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"^[^\n]*note[^\n]*$"):
-        metadata.assumed({"assumed": text}, CONFIG, {})
+def test_malformed_assumptions_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"^[^\n]*metadata entry[^\n]*$"):
+        metadata.read_assumptions({"assumed": text}, CONFIG, {})
 
 
-def test_notes_of_others_that_have_our_words_are_not_ours(tmp_path: Path) -> None:
+def test_entries_of_other_programs_with_the_names_of_our_metadata_are_not_read(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     write(reproducible_init.weights(CONFIG, 0), tmp_path / "ours.npz", "timm")
     weights = {key: np.asarray(array) for key, array in parity.load(tmp_path / "ours.npz").arrays.items()}
-    save_file(weights, tmp_path / "theirs.safetensors", {"labels": json.dumps(NAMES), "task": "labels", "format": "pt"})
+    save_file(weights, tmp_path / "theirs.safetensors", {"labels": json.dumps(LABELS), "task": "labels", "format": "pt"})
     found = parity.load(tmp_path / "theirs.safetensors", given={"num_heads": 3, "image_size": (32, 48)})
     assert found.labels is None and found.task == "classes"
 
 
-def test_labels_to_save_are_one_for_each_output(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="2 names, and the model has 4 outputs"):
+def test_another_number_of_labels_than_outputs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="2 names, but the model has 4 outputs"):
         parity.save(tmp_path / "w.npz", reproducible_init.weights(CONFIG, 0).arrays, CONFIG, "jax", labels=["a", "b"])
 
 
@@ -372,64 +380,66 @@ def test_labels_to_save_are_one_for_each_output(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("operations", "count"), [({"drop_head": True}, 0), ({"num_classes": 4}, 4), ({"num_classes": 9}, 9)]
 )
-def test_another_head_has_no_names_and_that_is_said(operations: Any, count: int) -> None:
-    found, lines = surgery.apply(described(), operations)
+def test_a_new_head_has_no_labels_and_the_loss_is_reported(operations: Any, count: int) -> None:
+    found, lines = surgery.apply(with_metadata(), operations)
     assert (found.config.num_classes, found.labels, found.task) == (count, None, "classes")
-    assert "its 4 labels are gone" in lines[0]
+    assert "its 4 labels are lost" in lines[0]
 
 
-def test_another_size_shows_the_same_part_of_an_image_and_that_is_said() -> None:
-    found, lines = surgery.apply(described(), {"image_size": (64, 96)})
-    assert found.preprocessing == replace(HOW, size=(64, 96), resized=(72, 108))
+def test_a_new_image_size_scales_the_preprocessing_and_reports_it() -> None:
+    found, lines = surgery.apply(with_metadata(), {"image_size": (64, 96)})
+    assert found.preprocessing == replace(PREPROCESSING, size=(64, 96), resized=(72, 108))
     assert "images: resized to 72x108" in lines[0]
-    assert found.labels == NAMES and surgery.apply(described(), {"in_channels": 1})[0].preprocessing == HOW
+    assert found.labels == LABELS and surgery.apply(with_metadata(), {"in_channels": 1})[0].preprocessing == PREPROCESSING
 
 
-# For people -----------------------------------------------------------------------------------------------------------
+# Printed output -------------------------------------------------------------------------------------------------------
 
 
-def test_inspect_shows_them_and_escapes_what_a_terminal_would_obey(tmp_path: Path, capsys: Any) -> None:
-    write(described(labels=(NAMES[3], *NAMES[:3])), tmp_path / "weights.npz", "jax")
+def test_inspect_prints_metadata_and_escapes_control_characters(tmp_path: Path, capsys: Any) -> None:
+    write(with_metadata(labels=(LABELS[3], *LABELS[:3])), tmp_path / "weights.npz", "jax")
     assert main(["inspect", str(tmp_path / "weights.npz")]) == 0
     shown = capsys.readouterr().out
     assert r'labels: 4, ünïcödé 猫 "x"\x1b[31m, red fox, crane, ...' in shown and "\x1b" not in shown
-    assert "images: resized to 36x54 whatever the shape (lanczos), then 32x48 out of the middle" in shown
+    assert "images: resized to 36x54 regardless of the aspect ratio (lanczos), then center crop 32x48" in shown
     assert "assumed, as most models: mlp.activation='gelu'" in shown
     assert main(["inspect", str(tmp_path / "weights.npz"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert tuple(found["labels"]) == (NAMES[3], *NAMES[:3]) and found["preprocessing"]["resized"] == [36, 54]
+    assert tuple(found["labels"]) == (LABELS[3], *LABELS[:3]) and found["preprocessing"]["resized"] == [36, 54]
 
 
 # Sizes ----------------------------------------------------------------------------------------------------------------
 
 
-def test_every_share_that_timm_uses_is_found_again() -> None:
+def test_every_crop_pct_that_timm_uses_is_inferred_from_sizes() -> None:
     sides = (16, 64, 98, 224, 240, 256, 336, 378, 384, 448, 512, 518)
     for side in sides:
         for part in (0.7, 0.8, 0.875, 0.89, 0.9, 0.94, 0.95, 0.96, 0.965, 0.98, 1.0, 1.1):
             for size in ((side, side), (side, side + 32)):
-                resized = floored(size, part)
-                found = share(size, resized)
-                assert found is not None and floored(size, found) == resized and len(str(found)) <= len(str(part)) + 2
-    assert share((224, 224), (256, 300)) is None
+                resized = size_before_crop(size, part)
+                found = infer_share(size, resized)
+                assert (
+                    found is not None and size_before_crop(size, found) == resized and len(str(found)) <= len(str(part)) + 2
+                )
+    assert infer_share((224, 224), (256, 300)) is None
 
 
 @pytest.mark.parametrize(
     ("how", "image", "resized", "corner"),
     [
-        (central((224, 224), 0.875), (427, 640), (256, 383), (16, 80)),  # margins 32 and 159: half is 79.5
-        (replace(central((224, 224), 0.875), rounding="down"), (427, 640), (256, 383), (16, 79)),
-        (central((224, 224), 1.0), (224, 200), (250, 224), (13, 0)),
-        (central((48, 80), 1.0), (427, 640), (53, 80), (2, 0)),  # 53.375 rows; half of 5 rounds to even
-        (central((40, 40), 1.25), (100, 100), (32, 32), (-4, -4)),
-        (replace(central((40, 40)), resize="border"), (100, 50), (40, 20), (0, -10)),
-        (HOW, (100, 100), (36, 54), (2, 3)),
+        (center_crop((224, 224), 0.875), (427, 640), (256, 383), (16, 80)),  # margins 32 and 159: half is 79.5
+        (replace(center_crop((224, 224), 0.875), rounding="down"), (427, 640), (256, 383), (16, 79)),
+        (center_crop((224, 224), 1.0), (224, 200), (250, 224), (13, 0)),
+        (center_crop((48, 80), 1.0), (427, 640), (53, 80), (2, 0)),  # 53.375 rows; half of 5 rounds to even
+        (center_crop((40, 40), 1.25), (100, 100), (32, 32), (-4, -4)),
+        (replace(center_crop((40, 40)), resize="border"), (100, 50), (40, 20), (0, -10)),
+        (PREPROCESSING, (100, 100), (36, 54), (2, 3)),
     ],
 )
-def test_sizes_and_corners_are_rounded_as_the_libraries_do(
+def test_sizes_and_crop_corners_are_rounded_as_in_the_libraries(
     how: Preprocessing, image: Any, resized: Any, corner: Any
 ) -> None:
-    assert how.resized_to(*image) == resized and how.corner(*resized) == corner
+    assert how.resized_to(*image) == resized and how.crop_corner(*resized) == corner
 
 
 @pytest.mark.parametrize(
@@ -443,6 +453,6 @@ def test_sizes_and_corners_are_rounded_as_the_libraries_do(
         ("rounding", "up"),
     ],
 )
-def test_a_field_out_of_range_is_refused_in_a_line(field: str, value: Any) -> None:
+def test_a_field_out_of_range_is_refused_in_one_line(field: str, value: Any) -> None:
     with pytest.raises(InputError, match=rf"^preprocessing\.{field} is [^\n]*: give [^\n]*$"):
-        replace(HOW, **{field: value})
+        replace(PREPROCESSING, **{field: value})

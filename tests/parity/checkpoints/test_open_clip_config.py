@@ -1,4 +1,4 @@
-"""open_clip_config.json beside OpenCLIP's weights is obeyed or refused, and leaves nothing to assume."""
+"""open_clip_config.json beside OpenCLIP's weights is read or refused, and leaves no assumption."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import parity
-from parity.checkpoints.preprocessing import central
-from parity.checkpoints.weights import translate
+from parity.checkpoints.preprocessing import center_crop
+from parity.checkpoints.weights import converted_arrays
 from parity.comparison import reproducible_init
 from vit_spec import InputError, get
 
@@ -46,8 +46,8 @@ IMAGES: dict[str, Any] = {
 
 
 def folder(path: Path, tower: Any = None, images: Any = None, **model: Any) -> Path:
-    """A folder as OpenCLIP's push_to_hf_hub.py writes it, but for the text tower."""
-    keys = dict(translate(reproducible_init.weights(CONFIG, 0), "openai-clip"))
+    """Write a folder as OpenCLIP's push_to_hf_hub.py does, but without the text tower."""
+    keys = dict(converted_arrays(reproducible_init.weights(CONFIG, 0), "openai-clip"))
     save_file({**keys, "logit_scale": np.ones((), np.float32)}, path / "open_clip_model.safetensors")
     cfg = {"embed_dim": 40, "vision_cfg": {**TOWER, **(tower or {})}, "text_cfg": TEXT, **model}
     content = {"model_cfg": cfg, "preprocess_cfg": {**IMAGES, **(images or {})}}
@@ -55,12 +55,12 @@ def folder(path: Path, tower: Any = None, images: Any = None, **model: Any) -> P
     return path
 
 
-def test_it_tells_the_whole_model_and_its_images(tmp_path: Path) -> None:
+def test_it_determines_the_config_and_the_preprocessing(tmp_path: Path) -> None:
     found = parity.load(folder(tmp_path))
-    told = "image_size patch_size width depth num_heads mlp_dim num_classes head.pool mlp.activation norms.eps pixels.mean"
-    assert all(found.config.at(name) == CONFIG.at(name) for name in [*told.split(), "pixels.std"])
+    names = "image_size patch_size width depth num_heads mlp_dim num_classes head.pool mlp.activation norms.eps pixels.mean"
+    assert all(found.config.at(name) == CONFIG.at(name) for name in [*names.split(), "pixels.std"])
     assert not found.assumed
-    assert found.preprocessing == central((32, 48), filter="bicubic")
+    assert found.preprocessing == center_crop((32, 48), filter="bicubic")
 
 
 @pytest.mark.parametrize(
@@ -75,28 +75,28 @@ def test_it_tells_the_whole_model_and_its_images(tmp_path: Path) -> None:
         ({"tower": {"final_ln_after_pool": True, "patch_dropout": 0.5}}, "head.pool", "token"),
     ],
 )
-def test_its_fields_are_obeyed(tmp_path: Path, changes: dict[str, Any], field: str, value: Any) -> None:
+def test_its_fields_go_into_the_config(tmp_path: Path, changes: dict[str, Any], field: str, value: Any) -> None:
     assert parity.load(folder(tmp_path, **changes)).config.at(field) == value
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tower": {"pool_type": "avg"}}, "vision_cfg.pool_type 'avg', for which ViTConfig has no word"),
+        ({"tower": {"pool_type": "avg"}}, "vision_cfg.pool_type 'avg', which ViTConfig cannot express"),
         ({"tower": {"qk_norm": True}}, "vision_cfg.qk_norm True"),
         ({"tower": {"timm_model_name": "vit_base_patch16_224"}}, "vision_cfg.timm_model_name 'vit_base_patch16_224'"),
         ({"tower": {"act_kwargs": {"slope": 1}}}, "vision_cfg.act_kwargs"),
-        ({"tower": {"a_word_of_tomorrow": 1}}, "'a_word_of_tomorrow' in vision_cfg, which is not known here"),
+        ({"tower": {"a_word_of_tomorrow": 1}}, "'a_word_of_tomorrow' in vision_cfg, which is not supported"),
         ({"tower": {"layers": [3, 4, 6, 3]}}, "vision_cfg.layers"),
         ({"tower": {"width": "192"}}, "vision_cfg.width '192'"),
-        ({"tower": {"mlp_ratio": 4.0}}, "open_clip_config.json says mlp_dim=768, its tensors 518"),
-        ({"tower": {"layers": 2}}, "open_clip_config.json says depth=2, its tensors 1"),
+        ({"tower": {"mlp_ratio": 4.0}}, "open_clip_config.json says mlp_dim=768, but its tensors show 518"),
+        ({"tower": {"layers": 2}}, "open_clip_config.json says depth=2, but its tensors show 1"),
         ({"vision_cfg": None}, "says vision_cfg None: an object was expected"),
         ({"fused": True}, "'fused' in model_cfg"),
         ({"images": {"mean": "grey"}}, "says mean 'grey': 3 numbers were expected"),
     ],
 )
-def test_what_it_says_of_another_function_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_fields_that_describe_another_function_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as error:
         parity.load(folder(tmp_path, **changes))
     assert said in str(error.value) and "\n" not in str(error.value)
@@ -105,19 +105,21 @@ def test_what_it_says_of_another_function_is_refused(tmp_path: Path, changes: di
 @pytest.mark.parametrize(
     "images", [{"resize_mode": "longest"}, {"interpolation": "nearest"}, {"interpolation": "bilinear"}], ids=str
 )
-def test_a_preparation_without_a_word_here_is_said_not_to_be_read(tmp_path: Path, images: dict[str, str]) -> None:
+def test_unsupported_preprocessing_is_reported_as_unread(tmp_path: Path, images: dict[str, str]) -> None:
     found = parity.load(folder(tmp_path, images=images))
     assert found.preprocessing is None and next(iter(images)) in found.left[-1]
 
 
-def test_a_config_json_of_the_same_model_in_transformers_does_not_stand_in_its_way(tmp_path: Path) -> None:
+def test_a_config_json_of_transformers_beside_it_is_ignored(tmp_path: Path) -> None:
     (folder(tmp_path) / "config.json").write_text(json.dumps({"model_type": "clip", "vision_config": {"hidden_size": 192}}))
     assert parity.load(tmp_path).config.norms.eps == 1e-3
 
 
-def test_it_is_held_against_weights_of_another_library(tmp_path: Path) -> None:
+def test_weights_of_another_library_beside_it_are_refused(tmp_path: Path) -> None:
     folder(tmp_path)
-    save_file(dict(translate(reproducible_init.weights(CONFIG, 0), "torch")), tmp_path / "open_clip_model.safetensors")
+    save_file(
+        dict(converted_arrays(reproducible_init.weights(CONFIG, 0), "torch")), tmp_path / "open_clip_model.safetensors"
+    )
     with pytest.raises(InputError, match=r"open_clip_config\.json describes a model that has other keys"):
         parity.load(tmp_path)
     with pytest.raises(InputError, match=r"open_clip_config\.json is not for format 'torch'"):

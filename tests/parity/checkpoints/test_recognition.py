@@ -1,4 +1,4 @@
-"""A file is recognised by its keys: wrappers are peeled, what lies beside is told, half a model is never taken for one."""
+"""A file is recognised by its keys: wrappers are removed, other content is reported, incomplete models are refused."""
 
 import contextlib
 import json
@@ -9,15 +9,15 @@ from safetensors.numpy import load_file, save_file
 
 import parity
 import vit_spec
-from parity.checkpoints.config_overrides import assignments
+from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import Checkpoint, translate
-from tests.twins import small
+from parity.checkpoints.weights import Checkpoint, converted_arrays
+from tests.twins import small_config
 from vit_spec import InputError
 
 torch = pytest.importorskip("torch")
 
-CONFIG = small(vit_spec.get("vit_b16")).replace(image_size=32, width=64, num_heads=1)
+CONFIG = small_config(vit_spec.get("vit_b16")).replace(image_size=32, width=64, num_heads=1)
 
 
 @pytest.fixture(scope="module")
@@ -31,106 +31,111 @@ def state():
     }
 
 
-def saved(tmp_path, content):
+def save(tmp_path, content):
     torch.save(content, tmp_path / "a.pth")
     return tmp_path / "a.pth"
 
 
-def prefixed(prefix, state):
+def add_prefix(prefix, state):
     return {prefix + key: tensor for key, tensor in state.items()}
 
 
-def same(checkpoint, state):
-    found = dict(translate(checkpoint, "torch"))
+def same_weights(checkpoint, state):
+    found = dict(converted_arrays(checkpoint, "torch"))
     return found.keys() == state.keys() and all(np.array_equal(found[key], state[key].numpy()) for key in state)
 
 
 WRAPPED = {
     "model": lambda state: {"model": state},
-    "distributed": lambda state: {"state_dict": prefixed("module.", state)},
-    "compiled": lambda state: {"state_dict": prefixed("model._orig_mod.", state)},
-    "teacher": lambda state: {"teacher": prefixed("backbone.", state)},
-    "flat": lambda state: prefixed("_orig_mod.module.", state),
+    "distributed": lambda state: {"state_dict": add_prefix("module.", state)},
+    "compiled": lambda state: {"state_dict": add_prefix("model._orig_mod.", state)},
+    "teacher": lambda state: {"teacher": add_prefix("backbone.", state)},
+    "flat": lambda state: add_prefix("_orig_mod.module.", state),
     "averaged": lambda state: {"epoch": 3, "model_ema": state},
 }
 
 
 @pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
-def test_wrappers_are_peeled(tmp_path, state, wrap):
-    assert same(parity.load(saved(tmp_path, wrap(state))), state)
+def test_wrappers_are_removed(tmp_path, state, wrap):
+    assert same_weights(parity.load(save(tmp_path, wrap(state))), state)
 
 
-def test_averaged_weights_go_before_the_others_and_both_are_told(tmp_path, state):
+def test_averaged_weights_are_preferred_and_the_others_reported(tmp_path, state):
     averaged = {key: tensor + 1 for key, tensor in state.items()}
-    checkpoint = parity.load(saved(tmp_path, {"model": state, "model_ema": averaged}))
-    assert same(checkpoint, averaged)
+    checkpoint = parity.load(save(tmp_path, {"model": state, "model_ema": averaged}))
+    assert same_weights(checkpoint, averaged)
     assert checkpoint.left == (f"model ({len(state)} arrays): beside the weights",)
 
 
-def test_the_state_of_a_run_beside_the_weights_is_told_and_not_read(tmp_path, state):
+def test_training_state_beside_the_weights_is_reported_and_not_read(tmp_path, state):
     run = {"optimizer": {"state": {0: {"exp_avg": torch.ones(3)}}}, "scaler": {"scale": torch.ones(())}, "epoch": 7}
-    checkpoint = parity.load(saved(tmp_path, {"model": state, **run}))
-    assert same(checkpoint, state)
+    checkpoint = parity.load(save(tmp_path, {"model": state, **run}))
+    assert same_weights(checkpoint, state)
     assert checkpoint.left == ("optimizer (1 array): beside the weights", "scaler (1 array): beside the weights")
 
 
 COUNTERS = {
-    "examples of PyTorch": lambda state: {"state_dict": prefixed("module.", state), "best_acc1": torch.tensor(70.5)},
-    "torch.optim.swa_utils.AveragedModel": lambda state: {**prefixed("module.", state), "n_averaged": torch.tensor(3)},
+    "examples of PyTorch": lambda state: {"state_dict": add_prefix("module.", state), "best_acc1": torch.tensor(70.5)},
+    "torch.optim.swa_utils.AveragedModel": lambda state: {**add_prefix("module.", state), "n_averaged": torch.tensor(3)},
     "big_vision": lambda state: {"params": state, "extra": {"accum_train_time": torch.tensor(3.0)}},
     "scenic": lambda state: {"params": state, "accum_train_time": torch.tensor(3)},
 }
 
 
 @pytest.mark.parametrize("wrap", COUNTERS.values(), ids=COUNTERS)
-def test_counters_of_a_run_have_no_part_in_the_model(tmp_path, state, wrap):
-    assert same(checkpoint := parity.load(saved(tmp_path, wrap(state))), state)
-    assert not chosen(checkpoint)
+def test_counters_of_a_run_are_not_an_assumption(tmp_path, state, wrap):
+    assert same_weights(checkpoint := parity.load(save(tmp_path, wrap(state))), state)
+    assert not reasons_for_weights(checkpoint)
 
 
 @pytest.mark.parametrize(
     "more", ["head2.weight", "extra.weight", "blocks.0.attn.lora_a", "encoder_norm.bias", "head.weight"]
 )
-def test_what_may_be_half_of_the_model_is_never_left_beside(tmp_path, state, more):
+def test_unknown_keys_beside_the_weights_are_refused(tmp_path, state, more):
     features = {key: tensor for key, tensor in state.items() if not key.startswith("head.")}
     with pytest.raises(InputError, match=rf"unexpected {more}"):
-        parity.load(saved(tmp_path, {**prefixed("encoder.", features), more: torch.ones(3)}))
+        parity.load(save(tmp_path, {**add_prefix("encoder.", features), more: torch.ones(3)}))
 
 
-def chosen(checkpoint):
+def reasons_for_weights(checkpoint):
     return [each.why for each in checkpoint.assumed if each.field == "weights"]
 
 
 @pytest.mark.parametrize(
     "more", ["head.mlp.0.weight", "scaler.weight", "center", "state.mean", "cache.keys", "text_head.bias", "b"]
 )
-def test_what_lies_beside_and_may_be_a_part_of_the_model_is_named(tmp_path, state, more):
+def test_keys_that_may_be_a_part_of_the_model_are_an_assumption(tmp_path, state, more):
     part = more.split(".")[0]
-    checkpoint = parity.load(saved(tmp_path, {**prefixed("backbone.", state), more: torch.ones(3)}))
-    assert chosen(checkpoint) == [f"not {part}, of the same file: save that alone to read it"]
+    checkpoint = parity.load(save(tmp_path, {**add_prefix("backbone.", state), more: torch.ones(3)}))
+    assert reasons_for_weights(checkpoint) == [f"not {part}, of the same file: save that alone to read it"]
 
 
-def test_what_only_pre_training_has_beside_a_backbone_is_not(tmp_path, state):
+def test_heads_of_pre_training_are_not_an_assumption(tmp_path, state):
     head = {"head.mlp.0.weight": torch.ones(3), "head.last_layer.weight_g": torch.ones(3)}
-    assert not chosen(parity.load(saved(tmp_path, {"teacher": {**prefixed("backbone.", state), **head}, "epoch": 3})))
+    assert not reasons_for_weights(
+        parity.load(save(tmp_path, {"teacher": {**add_prefix("backbone.", state), **head}, "epoch": 3}))
+    )
 
 
-def test_averaged_weights_in_a_callback_are_named_and_moments_are_not(tmp_path, state):
-    run = {"optimizer_states": [prefixed("model.", state)], "callbacks": {"EMA": {"weights": prefixed("model.", state)}}}
-    checkpoint = parity.load(saved(tmp_path, {"state_dict": prefixed("model.", state), **run}))
-    assert chosen(checkpoint) == ["not callbacks, of the same file: save that alone to read it"]
+def test_averaged_weights_in_a_callback_are_an_assumption_and_moments_are_not(tmp_path, state):
+    run = {
+        "optimizer_states": [add_prefix("model.", state)],
+        "callbacks": {"EMA": {"weights": add_prefix("model.", state)}},
+    }
+    checkpoint = parity.load(save(tmp_path, {"state_dict": add_prefix("model.", state), **run}))
+    assert reasons_for_weights(checkpoint) == ["not callbacks, of the same file: save that alone to read it"]
 
 
-def test_a_key_too_many_and_a_key_too_few_are_named(tmp_path, state):
+def test_missing_and_unexpected_keys_are_listed(tmp_path, state):
     damaged = {key: tensor for key, tensor in state.items() if key != "blocks.1.norm2.bias"} | {"extra": torch.ones(2)}
     with pytest.raises(InputError) as error:
-        parity.load(saved(tmp_path, damaged))
+        parity.load(save(tmp_path, damaged))
     assert "missing blocks.1.norm2.bias" in str(error.value) and "unexpected extra" in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_format_that_is_given_must_fit(tmp_path, state):
-    path = saved(tmp_path, state)
+def test_a_given_format_must_match(tmp_path, state):
+    path = save(tmp_path, state)
     assert parity.load(path, format="torch").format == "torch"
     with pytest.raises(InputError, match="format 'google' has no such keys"):
         parity.load(path, format="google")
@@ -138,15 +143,15 @@ def test_a_format_that_is_given_must_fit(tmp_path, state):
         parity.load(path, format="goggle")
 
 
-def test_other_peoples_weights_are_no_vit(tmp_path):
+def test_weights_of_another_model_match_no_format(tmp_path):
     with pytest.raises(InputError, match=r"no format has such keys: conv1.weight, fc.bias; `python -m parity formats`"):
-        parity.load(saved(tmp_path, {"conv1.weight": torch.ones(3), "fc.bias": torch.ones(3)}))
+        parity.load(save(tmp_path, {"conv1.weight": torch.ones(3), "fc.bias": torch.ones(3)}))
 
 
-def test_a_number_of_heads_that_nothing_tells_is_asked_for(tmp_path, state):
+def test_an_unknown_number_of_heads_has_to_be_given(tmp_path, state):
     config = CONFIG.replace(width=48, num_heads=3)
-    arrays = dict(translate(Checkpoint(config, "torch", drawn(config)), "torch"))
-    path = saved(tmp_path, {key: torch.tensor(array) for key, array in arrays.items()})
+    arrays = dict(converted_arrays(Checkpoint(config, "torch", zeros(config)), "torch"))
+    path = save(tmp_path, {key: torch.tensor(array) for key, array in arrays.items()})
     with pytest.raises(InputError, match="give it with --set num_heads=N"):
         parity.load(path)
     assert parity.load(path, given={"num_heads": 3}).config.num_heads == 3
@@ -154,7 +159,7 @@ def test_a_number_of_heads_that_nothing_tells_is_asked_for(tmp_path, state):
         parity.load(path, given={"num_heads": 5})
 
 
-def drawn(config):
+def zeros(config):
     return {
         key: np.zeros(layout.shape(config.sizes), np.float32)
         for layout in get("torch").layouts(config).values()
@@ -162,36 +167,36 @@ def drawn(config):
     }
 
 
-def test_shards_of_bin_files_are_one_checkpoint(tmp_path, state):
+def test_sharded_bin_files_are_one_checkpoint(tmp_path, state):
     keys = list(state)
     parts = {"pytorch_model-00001-of-00002.bin": keys[:9], "pytorch_model-00002-of-00002.bin": keys[9:]}
     for name, part in parts.items():
         torch.save({key: state[key] for key in part}, tmp_path / name)
     index = {"metadata": {}, "weight_map": {key: name for name, part in parts.items() for key in part}}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    assert same(parity.load(tmp_path), state)
+    assert same_weights(parity.load(tmp_path), state)
 
 
-# Values that are none ---------------------------------------------------------------------------------------------------
+# Malformed values -----------------------------------------------------------------------------------------------------
 
 WRONG = ["num_heads=four", "num_heads=0", "image_size=big", "image_size=0", "patch_size=0", "tokens.registers=x", "width=x"]
 
 
 @pytest.mark.parametrize("text", [*WRONG, "norms.eps=x", "positions.covers=2", "head.pool=men", "pixels.mean=grey"])
-def test_a_value_that_a_field_cannot_have_is_one_line(tmp_path, state, text):
+def test_a_value_that_a_field_cannot_have_is_refused_in_one_line(tmp_path, state, text):
     with pytest.raises(InputError) as error:
-        parity.load(saved(tmp_path, state), given=assignments([text]))
+        parity.load(save(tmp_path, state), given=parse_overrides([text]))
     assert "\n" not in str(error.value) and "a.pth: " in str(error.value)
 
 
 @pytest.mark.parametrize("wrong", ["x", -1, 0, 1e300, None, [], {}, [1, "x"], {"a": 1}, True])
 @pytest.mark.parametrize("name", ["hf-vit", "timm"])
-def test_a_config_json_of_other_values_is_read_or_refused_in_one_line(tmp_path, state, name, wrong):
-    checkpoint = parity.load(saved(tmp_path, state))
+def test_a_config_json_with_a_wrong_value_is_read_or_refused(tmp_path, state, name, wrong):
+    checkpoint = parity.load(save(tmp_path, state))
     parity.write(checkpoint, f"{tmp_path / 'folder'}/", name)
     path = tmp_path / "folder" / "config.json"
     file = tmp_path / "folder" / "model.safetensors"
-    save_file(load_file(file), file, {"format": "pt"})  # as its own library writes it: without our notes
+    save_file(load_file(file), file, {"format": "pt"})  # as its own library writes it: without our metadata
     whole = json.loads(path.read_text())
     for key in whole:
         path.write_text(json.dumps(whole | {key: wrong}))
@@ -199,6 +204,6 @@ def test_a_config_json_of_other_values_is_read_or_refused_in_one_line(tmp_path, 
             assert parity.load(tmp_path / "folder").config.depth == CONFIG.depth
 
 
-def test_what_a_file_calls_config_need_not_be_ours(tmp_path, state):
+def test_entries_of_other_programs_named_config_and_format_are_ignored(tmp_path, state):
     others = {"config": 3, "format": 7, "config.json": "vit.yaml"}
-    assert same(parity.load(saved(tmp_path, {"model": state, **others})), state)
+    assert same_weights(parity.load(save(tmp_path, {"model": state, **others})), state)

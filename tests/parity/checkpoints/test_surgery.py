@@ -1,4 +1,4 @@
-"""Surgery: what it claims to keep is kept to rounding, by both twins; what it does not change is not touched or read."""
+"""Surgery keeps the function where it claims to, up to rounding, and does not read or change other parameters."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -13,43 +13,43 @@ from parity.checkpoints import formats, surgery
 from parity.checkpoints.config_inference import Assumption
 from parity.checkpoints.containers.container import File
 from parity.checkpoints.formats import get
-from parity.checkpoints.weights import Checkpoint, check, flatten, parameter, rounded, translate
-from tests.peers.proof import relrms, through_jax, through_torch
-from tests.twins import perturbed, pictures
+from parity.checkpoints.weights import Checkpoint, converted_arrays, flatten, parameter, round_to, validate
+from tests.peers.proof import jax_logits, relrms, torch_logits
+from tests.twins import perturbed_params, random_images
 from vit_spec import InputError, ViTConfig, resample, rows
-from vit_spec.laws import TRUNCATED_STD
+from vit_spec.initialisation import TRUNCATED_STD
 
 TINY = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, num_heads=2, mlp_dim=24, num_classes=5)
 REGISTERS = TINY.replace(tokens={"registers": 2})
 DISTILLED = TINY.replace(tokens={"distillation": True})
-EXACT = 1e-12  # the bar of docs/parity.md for one function in float64
-TWINS = {"torch": through_torch, "jax": through_jax}
+TOLERANCE = 1e-12  # for the same function in float64; see docs/reference/tolerances.md
+TWINS = {"torch": torch_logits, "jax": jax_logits}
 
 
 @cache
-def drawn(config):
-    """Weights in float64 and in the jax format."""
+def float64_weights(config):
+    """Return weights in float64 in the jax format."""
     pytest.importorskip("torch")
-    arrays = flatten(perturbed(config), get("jax"))
+    arrays = flatten(perturbed_params(config), get("jax"))
     return Checkpoint(config, "jax", {key: array.astype(np.float64) for key, array in arrays.items()})
 
 
 def weights(config=TINY, format="torch", dtype=np.float64):
-    arrays = dict(translate(drawn(config), format))
+    arrays = dict(converted_arrays(float64_weights(config), format))
     return Checkpoint(config, format, {key: array.astype(dtype) for key, array in arrays.items()})
 
 
 def images(config, size=None):
-    return pictures(config, size).astype(np.float64).transpose(0, 3, 1, 2)
+    return random_images(config, size).astype(np.float64).transpose(0, 3, 1, 2)
 
 
-def same_function(before, after, pictures_before, pictures_after=None, twin=through_torch):
+def same_function(before, after, pictures_before, pictures_after=None, twin=torch_logits):
     after_it = pictures_before if pictures_after is None else pictures_after
-    return relrms(twin(after, after_it), twin(before, pictures_before)) <= EXACT
+    return relrms(twin(after, after_it), twin(before, pictures_before)) <= TOLERANCE
 
 
-def kept(before, after):
-    """Names of the parameters that are the same bits in both."""
+def unchanged_parameters(before, after):
+    """Return the names of the parameters that are equal in both checkpoints."""
     names = [name for name in rows(before.config) if name in rows(after.config)]
     return {name for name in names if np.array_equal(parameter(before, name), parameter(after, name))}
 
@@ -58,7 +58,7 @@ def kept(before, after):
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_a_model_resized_is_the_model_run_at_that_size(twin):
+def test_a_resized_model_equals_the_model_run_at_that_size(twin):
     before = weights()
     after, _ = surgery.resize(before, image_size=(20, 16))
     assert after.config.image_size == (20, 16)
@@ -66,7 +66,7 @@ def test_a_model_resized_is_the_model_run_at_that_size(twin):
 
 
 @pytest.mark.parametrize("mode", surgery.MODES)
-def test_every_mode_is_what_the_twin_does_with_it(mode):
+def test_every_mode_equals_resampling_in_the_twin(mode):
     config = TINY.replace(resampling=surgery.MODES[mode])
     given, _ = surgery.resize(weights(), (12, 20), resampling=mode)
     assert given.config.resampling == config.resampling
@@ -77,7 +77,7 @@ def test_every_mode_is_what_the_twin_does_with_it(mode):
     ("mode", "model"),
     [("timm", "vit_s16"), ("deit", "deit_s16"), ("mae", "mae_b16"), ("dino", "dino_s16"), ("dinov2", "dinov2_s14")],
 )
-def test_a_mode_is_that_of_the_named_model(mode, model):
+def test_modes_equal_the_resampling_of_the_named_models(mode, model):
     assert surgery.MODES[mode] == vit_spec.get(model).resampling
 
 
@@ -94,14 +94,14 @@ def test_a_mode_is_that_of_the_named_model(mode, model):
     ],
     ids=str,
 )
-def test_a_resized_model_is_the_same_whatever_its_tokens_and_positions(change):
+def test_a_resized_model_is_the_same_function_for_all_tokens_and_positions(change):
     config = TINY.replace(**change)
     before, size = weights(config), (18, 15) if config.tokens.pad else (16, 20)
     after, _ = surgery.resize(before, size)
     assert same_function(before, after, images(config, size))
 
 
-def test_rows_of_prefix_tokens_are_not_touched():
+def test_rows_of_prefix_tokens_do_not_change():
     before = weights(REGISTERS, dtype=ml_dtypes.bfloat16)
     after, _ = surgery.resize(before, (16, 20))
     covered = REGISTERS.num_covered
@@ -109,14 +109,14 @@ def test_rows_of_prefix_tokens_are_not_touched():
     assert parameter(before, "pos_embed")[:covered].tobytes() == parameter(after, "pos_embed")[:covered].tobytes()
 
 
-def test_a_grid_that_stays_keeps_its_table_even_under_an_offset():
+def test_an_unchanged_grid_keeps_its_table_even_with_an_offset():
     before = weights(TINY.replace(resampling=surgery.MODES["dino"]))
     after, _ = surgery.resize(before, (16, 24), patch_size=8)
     assert after.config.grid == TINY.grid
-    assert kept(before, after) == set(rows(TINY)) - {"patch_embed.proj.weight"}
+    assert unchanged_parameters(before, after) == set(rows(TINY)) - {"patch_embed.proj.weight"}
 
 
-def test_two_sizes_at_once_resample_positions_once():
+def test_two_new_sizes_resample_positions_once():
     before = weights()
     once, _ = surgery.resize(before, (24, 32), patch_size=8)
     plain, _ = surgery.resize(before, (12, 16))
@@ -137,36 +137,36 @@ def test_positions_are_computed_in_float64_and_rounded_once(dtype):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("off", [2**-40, -(2**-40)])
 def test_bfloat16_is_not_rounded_twice(sign, off):
-    tie = 1 + 2**-8  # half way between 1 and the next number of bfloat16; float32 cannot tell that `off` is there
+    tie = 1 + 2**-8  # halfway between 1 and the next number of bfloat16; float32 cannot represent tie + off
     expected = sign * (1 + 2**-7 if off > 0 else 1)
-    assert rounded(np.array([sign * (tie + off)]), np.dtype(ml_dtypes.bfloat16)) == expected
+    assert round_to(np.array([sign * (tie + off)]), np.dtype(ml_dtypes.bfloat16)) == expected
 
 
-def test_ties_infinities_and_nan_are_rounded_as_ever():
+def test_ties_infinities_and_nan_are_rounded_correctly():
     smallest = 2.0**-133
     values = np.array([1 + 2**-8, 1 + 3 * 2**-8, np.inf, -np.inf, 0, 3.3 * smallest, 0.5 * smallest, np.nan])
-    found = rounded(values, np.dtype(ml_dtypes.bfloat16)).astype(np.float64)
+    found = round_to(values, np.dtype(ml_dtypes.bfloat16)).astype(np.float64)
     np.testing.assert_array_equal(found, [1, 1 + 2**-6, np.inf, -np.inf, 0, 3 * smallest, 0, np.nan])
 
 
-def test_the_line_says_grids_and_rule():
+def test_the_line_names_sizes_grids_and_rule():
     _, line = surgery.resize(weights(), (16, 20))
     assert line == "image_size 8x12 -> 16x20; pos_embed 2x3 -> 4x5, bicubic antialias"
 
 
-def test_a_rule_alone_changes_the_config_and_no_number():
+def test_a_rule_alone_changes_only_the_config():
     before = weights()
     after, line = surgery.resize(before, resampling="dino")
-    assert kept(before, after) == set(rows(TINY))
+    assert unchanged_parameters(before, after) == set(rows(TINY))
     assert line == "resampling bicubic antialias -> bicubic offset 0.1"
 
 
-def test_the_size_that_it_has_changes_nothing():
+def test_resizing_to_the_same_size_changes_nothing():
     after, line = surgery.resize(weights(), TINY.image_size)
     assert after.config == TINY and line == "image_size: as before"
 
 
-def test_a_rule_that_was_given_is_no_longer_assumed():
+def test_a_given_rule_is_no_longer_assumed():
     guesses = [("resampling.kernel", "bicubic"), ("resampling.antialias", True), ("norms.eps", 1e-6)]
     before = replace(weights(), assumed=tuple(Assumption(*guess, "nothing tells") for guess in guesses))
     after, _ = surgery.resize(before, (16, 20), resampling="timm")
@@ -177,7 +177,7 @@ def test_a_rule_that_was_given_is_no_longer_assumed():
 
 
 @pytest.mark.parametrize(("mode", "rule"), [(None, "timm"), ("flexivit", "flexivit"), ("hf", "hf")])
-def test_enlarged_patches_are_read_as_they_were(mode, rule):
+def test_an_enlarged_projection_of_enlarged_patches_is_the_same_function(mode, rule):
     before, size = weights(), (7, 5)
     (rows_, columns), (height, width) = TINY.grid, size
     after, _ = surgery.resize(before, (rows_ * height, columns * width), patch_size=size, resampling=mode)
@@ -190,7 +190,7 @@ def test_enlarged_patches_are_read_as_they_were(mode, rule):
     assert same_function(before, after, images(TINY), enlarged)
 
 
-def test_another_patch_keeps_the_image_and_changes_the_grid():
+def test_a_new_patch_size_keeps_the_image_size_and_changes_the_grid():
     after, line = surgery.resize(weights(), patch_size=2)
     assert (after.config.image_size, after.config.grid) == ((8, 12), (4, 6))
     assert line == (
@@ -200,7 +200,7 @@ def test_another_patch_keeps_the_image_and_changes_the_grid():
 
 
 @pytest.mark.parametrize("size", [(3, 5), (8, 2), (16, 16)])
-def test_the_projection_is_the_pseudo_inverse_of_resizing_a_patch(size):
+def test_the_projection_is_multiplied_by_the_pseudo_inverse(size):
     before = weights()
     after, _ = surgery.resize(before, (48, 240), patch_size=size)
     rule = partial(resample.matrix, kernel="bicubic", antialias=True, align_corners=False, offset=0)
@@ -214,7 +214,7 @@ def test_the_projection_is_the_pseudo_inverse_of_resizing_a_patch(size):
 # Channels -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_grey_image_gives_what_its_copies_gave():
+def test_a_grey_image_has_the_output_of_its_copies():
     before, grey = weights(), images(TINY)[:, :1]
     after, line = surgery.adapt_channels(before, 1)
     assert same_function(before, after, grey.repeat(3, axis=1), grey)
@@ -222,14 +222,14 @@ def test_a_grey_image_gives_what_its_copies_gave():
 
 
 @pytest.mark.parametrize(("old", "new"), [(1, 3), (3, 6), (2, 4)])
-def test_copies_of_an_image_give_what_the_image_gave(old, new):
+def test_a_repeated_image_has_the_output_of_the_image(old, new):
     config = TINY.replace(in_channels=old)
     before, one = weights(config), images(config)
     after, _ = surgery.adapt_channels(before, new)
     assert same_function(before, after, one, np.tile(one, (1, new // old, 1, 1)))
 
 
-def test_five_channels_are_three_in_turn_scaled():
+def test_five_channels_are_three_repeated_and_scaled():
     before = weights()
     after, line = surgery.adapt_channels(before, 5)
     old, new = (parameter(one, "patch_embed.proj.weight") for one in (before, after))
@@ -244,19 +244,19 @@ PIXELS = {"mean": (0.25, 0.5, 0.75), "std": (0.5, 0.25, 0.75)}
     ("channels", "mean", "std"),
     [(1, (0.5,), (0.5,)), (2, (0.25, 0.5), (0.5, 0.25)), (5, (0.25, 0.5, 0.75, 0.25, 0.5), (0.5, 0.25, 0.75, 0.5, 0.25))],
 )
-def test_pixels_follow_the_channels(channels, mean, std):
+def test_pixel_statistics_follow_the_channels(channels, mean, std):
     after, line = surgery.adapt_channels(weights(TINY.replace(pixels=PIXELS)), channels)
     assert (after.config.pixels.mean, after.config.pixels.std) == (mean, std)
     assert f"pixels.mean (0.25, 0.5, 0.75) -> {mean}" in line
 
 
-def test_what_was_assumed_of_pixels_is_told_as_it_is_now():
+def test_assumed_pixel_statistics_have_their_new_values():
     before = replace(weights(TINY.replace(pixels=PIXELS)), assumed=(Assumption("pixels.mean", PIXELS["mean"], "a guess"),))
     after, _ = surgery.adapt_channels(before, 1)
     assert after.assumed == (Assumption("pixels.mean", (0.5,), "a guess"),)
 
 
-def test_the_channels_that_it_has_change_nothing():
+def test_the_same_number_of_channels_changes_nothing():
     before = weights()
     assert surgery.adapt_channels(before, 3) == (before, "in_channels 3: as before")
 
@@ -264,29 +264,29 @@ def test_the_channels_that_it_has_change_nothing():
 # Heads ----------------------------------------------------------------------------------------------------------------
 
 
-def test_without_its_head_a_model_gives_what_entered_it():
+def test_a_model_without_head_outputs_the_input_of_the_head():
     config = TINY.replace(head={"hidden": 6})
     before = weights(config)
     after, line = surgery.drop_head(before)
     weight, bias = parameter(before, "head.weight"), parameter(before, "head.bias")
-    features = through_torch(after, images(config))
+    features = torch_logits(after, images(config))
     assert features.shape == (2, 6)
-    assert relrms(features @ weight.T + bias, through_torch(before, images(config))) <= EXACT
+    assert relrms(features @ weight.T + bias, torch_logits(before, images(config))) <= TOLERANCE
     assert line == "num_classes 5 -> 0; pre_logits stays"
 
 
-def test_both_heads_of_a_distilled_model_go_and_come():
+def test_both_heads_of_a_distilled_model_are_removed_and_added():
     bare, _ = surgery.drop_head(weights(DISTILLED))
     assert not [name for name in rows(bare.config) if name.startswith("head")]
     after, line = surgery.new_head(bare, 7)
-    assert check(after) and parameter(after, "head_dist.weight").shape == (7, 16)
+    assert validate(after) and parameter(after, "head_dist.weight").shape == (7, 16)
     assert not np.array_equal(parameter(after, "head.weight"), parameter(after, "head_dist.weight"))
     assert line == (
         "num_classes 0 -> 7; new: head.weight, head.bias, head_dist.weight, head_dist.bias, trunc_normal(0.02), seed 0"
     )
 
 
-def test_a_new_head_follows_from_its_seed():
+def test_a_new_head_is_determined_by_its_seed():
     a, b, c = (parameter(surgery.new_head(weights(), 9, seed=seed)[0], "head.weight") for seed in (1, 1, 2))
     assert np.array_equal(a, b) and not np.array_equal(a, c)
 
@@ -294,27 +294,27 @@ def test_a_new_head_follows_from_its_seed():
 @pytest.mark.parametrize(
     ("law", "mean", "std", "largest"),
     [
-        ("trunc_normal(0.02)", 0, 0.02, 2 * 0.02 / TRUNCATED_STD),  # cut at two of the parent's
+        ("trunc_normal(0.02)", 0, 0.02, 2 * 0.02 / TRUNCATED_STD),  # truncated at two standard deviations of the parent
         ("normal(0.1)", 0, 0.1, 0.6),
         ("uniform(-1, 3)", 1, 4 / 12**0.5, 3),
         ("constant(0.25)", 0.25, 0, 0.25),
         ("zeros", 0, 0, 0),
     ],
 )
-def test_a_new_head_is_drawn_by_its_law(law, mean, std, largest):
+def test_a_new_head_follows_its_initialisation_law(law, mean, std, largest):
     after, _ = surgery.new_head(weights(), 4000, init=law)
-    drawn, error = parameter(after, "head.weight"), 6 * std / 64_000**0.5
+    values, error = parameter(after, "head.weight"), 6 * std / 64_000**0.5
     assert after.config.head.init == law
-    assert abs(drawn.mean() - mean) <= error and abs(drawn.std() - std) <= error and abs(drawn).max() <= largest
+    assert abs(values.mean() - mean) <= error and abs(values.std() - std) <= error and abs(values).max() <= largest
     assert not parameter(after, "head.bias").any()
 
 
 @pytest.mark.parametrize("classes", [0, 5])
-def test_a_new_head_is_of_the_weights_own_type_and_leaves_the_rest(classes):
+def test_a_new_head_has_the_dtype_of_the_weights_and_changes_nothing_else(classes):
     before = weights(TINY.replace(num_classes=classes), dtype=ml_dtypes.bfloat16)
     after, _ = surgery.new_head(before, 3)
-    assert set(check(after).values()) == {np.dtype(ml_dtypes.bfloat16)}
-    assert kept(before, after) >= {name for name in rows(before.config) if not name.startswith("head")}
+    assert set(validate(after).values()) == {np.dtype(ml_dtypes.bfloat16)}
+    assert unchanged_parameters(before, after) >= {name for name in rows(before.config) if not name.startswith("head")}
 
 
 # Positions of prefix tokens -------------------------------------------------------------------------------------------
@@ -336,46 +336,46 @@ def test_folding_positions_keeps_the_function(config, tokens):
     before = weights(config)
     after, line = surgery.fold_class_position(before)
     assert after.config.positions.covers == "none"
-    assert kept(before, after) == set(rows(config)) - tokens - {"pos_embed"}
+    assert unchanged_parameters(before, after) == set(rows(config)) - tokens - {"pos_embed"}
     assert same_function(before, after, images(config)) and ", ".join(sorted(tokens)) in line
 
 
 @pytest.mark.parametrize("config", [config for config, _ in FOLDED.values()], ids=FOLDED)
-def test_unfolding_positions_keeps_every_number(config):
+def test_unfolding_positions_keeps_the_function(config):
     folded, _ = surgery.fold_class_position(weights(config))
     after, _ = surgery.unfold_class_position(folded, config.positions.covers)
     assert after.config == config
-    assert kept(folded, after) == set(rows(config)) - {"pos_embed"}
+    assert unchanged_parameters(folded, after) == set(rows(config)) - {"pos_embed"}
     assert same_function(folded, after, images(config))
 
 
 @pytest.mark.parametrize(("config", "covers"), [(TINY, "all"), (REGISTERS, "class"), (DISTILLED, "all")])
-def test_unfolding_by_default_gives_registers_no_rows(config, covers):
+def test_unfolding_gives_registers_no_rows_by_default(config, covers):
     bare = weights(config.replace(positions={"covers": "none"}))
     assert surgery.unfold_class_position(bare)[0].config.positions.covers == covers
 
 
-def test_unfolding_can_add_what_registers_lack():
+def test_unfolding_can_add_rows_for_registers():
     before = weights(REGISTERS.replace(positions={"covers": "class"}))
     after, line = surgery.unfold_class_position(before, "all")
     assert same_function(before, after, images(REGISTERS)) and line == "pos_embed gains 2 rows of zeros, covers='all'"
 
 
 @pytest.mark.parametrize("operation", ["fold_class_position", "unfold_class_position"])
-def test_both_twins_see_the_same_function(operation):
+def test_folding_and_unfolding_keep_the_function_of_vit_jax(operation):
     config = TINY.replace(positions={"covers": "all" if operation == "fold_class_position" else "none"})
     before = weights(config)
     after, _ = getattr(surgery, operation)(before)
-    assert same_function(before, after, images(config), twin=through_jax)
+    assert same_function(before, after, images(config), twin=jax_logits)
 
 
 # The bias of keys -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("twin", TWINS)
-@pytest.mark.parametrize("had", ["qv", "none"])
-def test_a_bias_of_zeros_changes_nothing(had, twin):
-    config = TINY.replace(attention={"qkv_bias": had})
+@pytest.mark.parametrize("qkv_bias_before", ["qv", "none"])
+def test_adding_a_key_bias_of_zeros_keeps_the_function(qkv_bias_before, twin):
+    config = TINY.replace(attention={"qkv_bias": qkv_bias_before})
     before = weights(config)
     after, line = surgery.add_key_bias(before)
     assert after.config == TINY and "get a bias of zeros" in line
@@ -384,43 +384,43 @@ def test_a_bias_of_zeros_changes_nothing(had, twin):
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_a_bias_of_keys_is_not_seen_by_softmax(twin):
+def test_dropping_the_key_bias_keeps_the_function(twin):
     before = weights()
     norm = np.linalg.norm(parameter(before, "blocks.attn.qkv.bias")[:, 1])
     after, line = surgery.drop_key_bias(before)
-    assert norm > 0.1 and f"norm {norm:.3g}, which softmax does not see" in line
+    assert norm > 0.1 and f"norm {norm:.3g}, which softmax cancels" in line
     assert same_function(before, after, images(TINY), twin=TWINS[twin])
 
 
-SEEN = {"attention.qk_norm": {"attention": {"qk_norm": True}}, "positions.rotary": {"positions": {"rotary": "axial"}}}
+AFFECTED = {"attention.qk_norm": {"attention": {"qk_norm": True}}, "positions.rotary": {"positions": {"rotary": "axial"}}}
 
 
-@pytest.mark.parametrize(("name", "change"), SEEN.items())
-def test_a_bias_of_keys_that_is_normalised_or_turned_is_kept(name, change):
+@pytest.mark.parametrize(("name", "change"), AFFECTED.items())
+def test_a_key_bias_before_a_norm_or_rotation_cannot_be_dropped(name, change):
     with pytest.raises(InputError, match=rf"the bias of keys has norm .*, and with {name} attention depends on it"):
         surgery.drop_key_bias(weights(TINY.replace(**change)))
 
 
-@pytest.mark.parametrize("change", SEEN.values(), ids=SEEN)
-def test_it_is_kept_for_a_reason(change):
+@pytest.mark.parametrize("change", AFFECTED.values(), ids=AFFECTED)
+def test_dropping_a_key_bias_before_a_norm_or_rotation_would_change_the_function(change):
     config = TINY.replace(**change)
     before = weights(config)
     bias = parameter(before, "blocks.attn.qkv.bias")
     q_and_v = {"blocks.attn.q_bias": bias[:, 0], "blocks.attn.v_bias": bias[:, 2]}
-    after = parity.checkpoints.weights.edited(before, config.replace(attention={"qkv_bias": "qv"}), q_and_v)
+    after = parity.checkpoints.weights.replace_parameters(before, config.replace(attention={"qkv_bias": "qv"}), q_and_v)
     assert not same_function(before, after, images(config))
 
 
-@pytest.mark.parametrize("change", SEEN.values(), ids=SEEN)
-def test_a_bias_of_zeros_can_always_be_dropped(change):
+@pytest.mark.parametrize("change", AFFECTED.values(), ids=AFFECTED)
+def test_a_key_bias_of_zeros_can_always_be_dropped(change):
     config = TINY.replace(**change).replace(attention={"qkv_bias": "qv"})
     before = weights(config)
     after, line = surgery.drop_key_bias(surgery.add_key_bias(before)[0])
-    assert after.config == config and kept(before, after) == set(rows(config))
-    assert line == "blocks.attn.qkv.bias: the keys' part dropped, norm 0"
+    assert after.config == config and unchanged_parameters(before, after) == set(rows(config))
+    assert line == "blocks.attn.qkv.bias: the bias of keys removed, norm 0"
 
 
-# Any format, and files ------------------------------------------------------------------------------------------------
+# Formats and files ----------------------------------------------------------------------------------------------------
 
 OPERATIONS = {
     "resize": (TINY, {"image_size": (16, 20)}, {"pos_embed"}),
@@ -436,15 +436,15 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize(("config", "operation", "read"), OPERATIONS.values(), ids=OPERATIONS)
-def test_an_operation_is_the_same_in_any_format(config, operation, read):
+def test_operations_have_the_same_result_in_both_formats(config, operation, read):
     a, b = (surgery.apply(weights(config, format), operation)[0] for format in ("torch", "jax"))
     assert (a.format, b.format) == ("torch", "jax")
-    assert set(check(a)) == set(check(b)) == kept(a, b)
+    assert set(validate(a)) == set(validate(b)) == unchanged_parameters(a, b)
 
 
 @pytest.mark.parametrize("format", ["torch", "jax"])
 @pytest.mark.parametrize(("config", "operation", "read"), OPERATIONS.values(), ids=OPERATIONS)
-def test_of_a_file_only_what_changes_is_read(tmp_path, monkeypatch, config, operation, read, format):
+def test_only_changed_parameters_of_a_file_are_read(tmp_path, monkeypatch, config, operation, read, format):
     path = tmp_path / "a.safetensors"
     parity.save(path, weights(config, format).arrays, config, format)
     count, read_into = [], File.read_into
@@ -454,52 +454,52 @@ def test_of_a_file_only_what_changes_is_read(tmp_path, monkeypatch, config, oper
     assert sum(count) == sum(8 * rows(config)[name].size for name in read)
 
 
-def test_what_an_operation_made_of_a_file_can_be_written(tmp_path):
+def test_the_result_of_an_operation_on_a_file_can_be_written(tmp_path):
     parity.save(tmp_path / "a.safetensors", weights().arrays, TINY, "torch")
     after, _ = surgery.resize(parity.load(tmp_path / "a.safetensors"), (16, 20))
     parity.checkpoints.writing.write(after, tmp_path / "b.safetensors", "jax")
     written = parity.load(tmp_path / "b.safetensors")
-    assert written.config == after.config and kept(after, written) == set(rows(TINY))
+    assert written.config == after.config and unchanged_parameters(after, written) == set(rows(TINY))
 
 
 @pytest.fixture
 def strict(monkeypatch):
-    """A format whose models have rows for all tokens."""
-    only = replace(get("torch"), name="strict", always={"positions.covers": "all"})
+    """A checkpoint in a format that can only store position tables with rows for all tokens."""
+    only = replace(get("torch"), name="strict", constraints={"positions.covers": "all"})
     known = formats.get
     for module in (parity.checkpoints.weights, surgery.edit):
         monkeypatch.setattr(module, "get", lambda name: only if name == "strict" else known(name))
     return replace(weights(), format="strict")
 
 
-def test_where_its_format_cannot_hold_the_new_model_the_twins_does(strict):
+def test_a_format_that_cannot_store_the_new_model_is_replaced_by_torch(strict):
     after, _ = surgery.fold_class_position(strict)
     expected, _ = surgery.fold_class_position(weights())
-    assert after.format == "torch" and kept(after, expected) == set(check(after))
+    assert after.format == "torch" and unchanged_parameters(after, expected) == set(validate(after))
 
 
-def test_the_format_stays_where_it_can(strict):
+def test_a_format_that_can_store_the_new_model_is_kept(strict):
     assert surgery.resize(strict, (16, 20))[0].format == "strict"
 
 
-def test_what_was_given_is_not_changed():
+def test_the_given_checkpoint_is_not_changed():
     before = weights()
     bits = {key: array.tobytes() for key, array in before.arrays.items()}
     surgery.apply(before, {"image_size": 16, "patch_size": 8, "in_channels": 1, "fold_class_position": True})
     assert bits == {key: array.tobytes() for key, array in before.arrays.items()}
 
 
-# Several, and bad input -----------------------------------------------------------------------------------------------
+# Several operations, and bad input ------------------------------------------------------------------------------------
 
 
-def test_operations_together_are_operations_one_by_one():
+def test_apply_equals_the_operations_one_by_one():
     operations = {"image_size": 16, "in_channels": 1, "num_classes": 2, "fold_class_position": True, "drop_key_bias": True}
     after, lines = surgery.apply(weights(), operations)
     one = weights()
     for step in [(surgery.resize, 16), (surgery.adapt_channels, 1), (surgery.new_head, 2)]:
         one, _ = step[0](one, step[1])
     one, _ = surgery.drop_key_bias(surgery.fold_class_position(one)[0])
-    assert after.config == one.config and kept(after, one) == set(check(after))
+    assert after.config == one.config and unchanged_parameters(after, one) == set(validate(after))
     assert [line.split()[0] for line in lines] == [
         "image_size",
         "in_channels",
@@ -509,7 +509,7 @@ def test_operations_together_are_operations_one_by_one():
     ]
 
 
-def test_no_operation_is_no_change():
+def test_no_operation_changes_nothing():
     before = weights()
     assert surgery.apply(before, {}) == (before, [])
 
@@ -517,14 +517,14 @@ def test_no_operation_is_no_change():
 WITHOUT = {"positions": {"covers": "none"}}
 FIXED = {"positions": {"kind": "fixed", "table": "sincos_2d_mae"}}
 REFUSED = [
-    ({}, {"image_size": (9, 12)}, "image size 9x12 is not a multiple of the patch 4x4: resize images to 8x12"),
-    ({}, {"patch_size": 5}, "image size 8x12 is not a multiple of the patch 5x5"),
-    ({}, {"image_size": (0, 4)}, "image_size is (0, 4): give positive numbers of pixels"),
+    ({}, {"image_size": (9, 12)}, "image size 9x12 is not a multiple of the patch size 4x4: resize images to 8x12"),
+    ({}, {"patch_size": 5}, "image size 8x12 is not a multiple of the patch size 5x5"),
+    ({}, {"image_size": (0, 4)}, "image_size is (0, 4): give a positive height and width in pixels"),
     ({}, {"image_size": "big"}, "image_size is 'big': give 2 numbers"),
     ({}, {"resampling": "tim"}, "unknown resampling 'tim'; did you mean 'timm'?"),
     ({}, {"resampling": "?"}, "unknown resampling '?': give one of timm, dinov2-reg, hf"),
-    ({}, {"in_channels": 0}, "in_channels is 0: give a positive number"),
-    ({}, {"num_classes": 0}, "a head of 0 classes is no head: drop it instead"),
+    ({}, {"in_channels": 0}, "in_channels is 0: give a positive integer"),
+    ({}, {"num_classes": 0}, "num_classes is 0: remove the classifier with drop_head"),
     ({}, {"num_classes": -1}, "num_classes is -1: give the number of outputs"),
     ({"num_classes": 0}, {"drop_head": True}, "there is no head to drop"),
     (
@@ -542,17 +542,17 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "operation", "what"), REFUSED, ids=[what for _, _, what in REFUSED])
-def test_what_makes_no_sense_is_refused_in_one_line(change, operation, what):
+def test_impossible_operations_are_refused_in_one_line(change, operation, what):
     with pytest.raises(InputError) as error:
         surgery.apply(weights(TINY.replace(**change)), operation)
     assert what in str(error.value) and "\n" not in str(error.value)
 
 
-def test_resizing_to_nothing_is_refused():
+def test_resizing_without_a_size_is_refused():
     with pytest.raises(InputError, match="no size to resize to: give image_size, patch_size or resampling"):
         surgery.resize(weights())
 
 
-def test_a_law_that_is_none_is_refused():
+def test_an_unknown_initialisation_law_is_refused():
     with pytest.raises(InputError, match=r"head.init is 'orthogonal'"):
         surgery.new_head(weights(), 3, init="orthogonal")

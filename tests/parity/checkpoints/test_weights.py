@@ -1,4 +1,4 @@
-"""Weights in memory: bit for bit between the twins, and refused with every reason when they are not the config's."""
+"""Checkpoints in memory: bitwise conversion between the twins, and refusal of weights that do not match their config."""
 
 from types import MappingProxyType
 
@@ -9,7 +9,7 @@ import pytest
 import parity
 import parity.checkpoints.formats
 from parity.checkpoints.formats import Format, get
-from parity.checkpoints.weights import Checkpoint, check, flatten
+from parity.checkpoints.weights import Checkpoint, flatten, validate
 from vit_spec import InputError, ViTConfig
 
 TINY = ViTConfig(image_size=(4, 6), patch_size=2, width=8, depth=2, num_heads=2, mlp_dim=6, num_classes=3)
@@ -22,7 +22,7 @@ CONFIGS = {
         head={"hidden": 5},
     ),
     "gated, pooled by attention": TINY.replace(mlp={"activation": "swiglu"}, head={"pool": "attention"}),
-    "the least": TINY.replace(
+    "minimal": TINY.replace(
         num_classes=0,
         tokens={"class_token": False, "patch_bias": False},
         positions={"kind": "none"},
@@ -34,8 +34,8 @@ CONFIGS = {
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
 
 
-def draw(format, config, dtype="float32", seed=0):
-    """Arrays of random bits, NaNs and infinities among them, for every key of a format."""
+def random_arrays(format, config, dtype="float32", seed=0):
+    """Return arrays of random bits, with NaNs and infinities, for every key of a format."""
     rng, dtype = np.random.default_rng(seed), np.dtype(DTYPES[dtype])
     return {
         key: rng.integers(0, 256, (*layout.shape(config.sizes), dtype.itemsize), np.uint8).view(dtype)[..., 0]
@@ -45,7 +45,7 @@ def draw(format, config, dtype="float32", seed=0):
 
 
 def tensors(arrays):
-    """The same bits as torch tensors."""
+    """Return the same bits as torch tensors."""
     torch = pytest.importorskip("torch")
     return {
         key: torch.from_numpy(array.view(np.uint8)).view(getattr(torch, array.dtype.name)) for key, array in arrays.items()
@@ -54,25 +54,26 @@ def tensors(arrays):
 
 def same_bits(a, b):
     return a.keys() == b.keys() and all(
-        str(a[key].dtype) == str(b[key].dtype) and a[key].shape == b[key].shape and raw(a[key]) == raw(b[key]) for key in a
+        str(a[key].dtype) == str(b[key].dtype) and a[key].shape == b[key].shape and raw_bytes(a[key]) == raw_bytes(b[key])
+        for key in a
     )
 
 
-def raw(array):
-    """The bytes of an array or a tensor."""
+def raw_bytes(array):
+    """Return the bytes of an array or a tensor."""
     if not hasattr(array, "detach"):
         return array.tobytes()
     torch = pytest.importorskip("torch")
     return array.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-# Bit for bit ---------------------------------------------------------------------------------------------------------
+# Bit for bit ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_torch_to_jax_to_torch_is_bitwise(config, dtype):
-    state_dict = tensors(draw("torch", config, dtype))
+def test_torch_to_jax_and_back_is_bitwise(config, dtype):
+    state_dict = tensors(random_arrays("torch", config, dtype))
     params = parity.to_jax(state_dict, config)
     assert {array.dtype for array in flatten(params, get("jax")).values()} == {np.dtype(DTYPES[dtype])}
     assert same_bits(parity.to_torch(params, config), state_dict)
@@ -80,15 +81,15 @@ def test_torch_to_jax_to_torch_is_bitwise(config, dtype):
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_jax_to_torch_to_jax_is_bitwise(config, dtype):
+def test_jax_to_torch_and_back_is_bitwise(config, dtype):
     pytest.importorskip("torch")
-    params = draw("jax", config, dtype)
+    params = random_arrays("jax", config, dtype)
     back = parity.to_jax(parity.to_torch(params, config), config)
     assert same_bits(flatten(back, get("jax")), params)
 
 
-def test_the_kernels_are_where_a_reader_would_put_them():
-    state_dict = draw("torch", TINY)
+def test_kernels_have_the_expected_positions_and_orientations():
+    state_dict = random_arrays("torch", TINY)
     blocks = parity.to_jax(state_dict, TINY)["blocks"]
     for i in range(TINY.depth):
         weight = state_dict[f"blocks.{i}.attn.qkv.weight"]
@@ -100,15 +101,15 @@ def test_the_kernels_are_where_a_reader_would_put_them():
         np.testing.assert_array_equal(blocks["mlp"]["fc2"]["kernel"][i], state_dict[f"blocks.{i}.mlp.fc2.weight"].T)
 
 
-def test_the_first_half_of_a_gate_stays_the_first():
+def test_the_first_half_of_a_gated_mlp_stays_the_first():
     config = CONFIGS["gated, pooled by attention"]
-    state_dict = draw("torch", config)
+    state_dict = random_arrays("torch", config)
     kernel = parity.to_jax(state_dict, config)["blocks"]["mlp"]["fc1"]["kernel"]
     np.testing.assert_array_equal(kernel[1, :, 0], state_dict["blocks.1.mlp.fc1.weight"][:6].T)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_the_torch_column_is_the_object_twins_state_dict(config):
+def test_the_torch_column_has_the_keys_and_shapes_of_vit_torch(config):
     torch, vit_torch = pytest.importorskip("torch"), pytest.importorskip("vit_torch")
     with torch.device("meta"):
         live = vit_torch.ViT(config).state_dict()
@@ -116,22 +117,22 @@ def test_the_torch_column_is_the_object_twins_state_dict(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_the_jax_column_is_the_functional_twins_parameters(config):
+def test_the_jax_column_has_the_keys_and_shapes_of_vit_jax(config):
     jax, vit_jax = pytest.importorskip("jax"), pytest.importorskip("vit_jax")
     live = flatten(jax.eval_shape(lambda: vit_jax.init(config)), get("jax"))
     assert {key: value.shape for key, value in live.items()} == shapes("jax", config)
 
 
 def shapes(format, config):
-    return {key: array.shape for key, array in draw(format, config).items()}
+    return {key: array.shape for key, array in random_arrays(format, config).items()}
 
 
-# What is taken -------------------------------------------------------------------------------------------------------
+# Accepted weights -----------------------------------------------------------------------------------------------------
 
 
-def test_jax_arrays_in_a_frozen_dict_are_taken():
+def test_jax_arrays_in_a_frozen_dict_are_accepted():
     jnp, flax = pytest.importorskip("jax.numpy"), pytest.importorskip("flax")
-    arrays = draw("torch", TINY, "bfloat16")
+    arrays = random_arrays("torch", TINY, "bfloat16")
     params = parity.to_jax(arrays, TINY)
     frozen = flax.core.freeze({name: _map(jnp.asarray, part) for name, part in params.items()})
     assert same_bits(parity.to_torch(frozen, TINY), tensors(arrays))
@@ -141,9 +142,9 @@ def _map(function, tree):
     return {k: _map(function, v) for k, v in tree.items()} if isinstance(tree, dict) else function(tree)
 
 
-def test_strided_tensors_that_require_gradients_are_taken():
+def test_strided_tensors_that_require_gradients_are_accepted():
     pytest.importorskip("torch")
-    arrays = draw("torch", TINY, "bfloat16")
+    arrays = random_arrays("torch", TINY, "bfloat16")
     strided = {
         key: tensor.T.contiguous().T.requires_grad_() if tensor.ndim == 2 else tensor
         for key, tensor in tensors(arrays).items()
@@ -152,8 +153,8 @@ def test_strided_tensors_that_require_gradients_are_taken():
     assert same_bits(parity.to_torch(params, TINY), tensors(arrays))
 
 
-def test_a_checkpoint_in_either_format_is_taken():
-    params, state_dict = draw("jax", TINY), draw("torch", TINY)
+def test_a_checkpoint_in_either_format_is_accepted():
+    params, state_dict = random_arrays("jax", TINY), random_arrays("torch", TINY)
     assert same_bits(flatten(parity.to_jax(Checkpoint(TINY, "jax", params)), get("jax")), params)
     assert same_bits(
         flatten(parity.to_jax(Checkpoint(TINY, "torch", state_dict)), get("jax")),
@@ -162,7 +163,7 @@ def test_a_checkpoint_in_either_format_is_taken():
 
 
 def test_arrays_of_the_caller_are_neither_shared_nor_changed():
-    arrays = draw("jax", TINY)
+    arrays = random_arrays("jax", TINY)
     before = {key: array.copy() for key, array in arrays.items()}
     given = MappingProxyType(arrays)  # a mapping that cannot be written to
     same = parity.to_jax(Checkpoint(TINY, "jax", given))
@@ -176,23 +177,24 @@ def test_arrays_of_the_caller_are_neither_shared_nor_changed():
 
 
 def test_parameters_may_differ_in_dtype():
-    arrays = draw("torch", TINY, "bfloat16") | {"head.bias": np.ones(3, np.float64)}
+    arrays = random_arrays("torch", TINY, "bfloat16") | {"head.bias": np.ones(3, np.float64)}
     params = parity.to_jax(arrays, TINY)
     assert params["head"]["bias"].dtype == np.float64 and params["head"]["kernel"].dtype == ml_dtypes.bfloat16
 
 
-# What is refused -----------------------------------------------------------------------------------------------------
+# Refused weights ------------------------------------------------------------------------------------------------------
 
 
 def refusal(arrays, config=TINY, format="torch"):
+    """Validate a checkpoint, which must fail with an InputError, and return the message."""
     with pytest.raises(InputError) as error:
-        check(Checkpoint(config, format, arrays))
+        validate(Checkpoint(config, format, arrays))
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 def test_one_error_lists_every_key_that_is_wrong():
-    arrays = draw("torch", TINY)
+    arrays = random_arrays("torch", TINY)
     del arrays["cls_token"], arrays["blocks.1.norm1.bias"]
     arrays["head.weight"] = np.ones((8, 3), np.float32)
     arrays["norm.bias"] = np.ones(8, np.int64)
@@ -211,54 +213,54 @@ def test_one_error_lists_every_key_that_is_wrong():
         assert part in message
 
 
-def test_every_key_of_another_models_weights_is_listed():
+def test_every_unexpected_key_of_a_deeper_model_is_listed():
     deeper = TINY.replace(depth=3)
-    message = refusal(draw("torch", deeper))
-    assert all(repr(key) in message for key in draw("torch", deeper) if key.startswith("blocks.2."))
+    message = refusal(random_arrays("torch", deeper))
+    assert all(repr(key) in message for key in random_arrays("torch", deeper) if key.startswith("blocks.2."))
 
 
-def test_a_config_of_absurd_depth_is_refused_without_counting_its_keys():
-    message = refusal(draw("torch", TINY), TINY.replace(depth=10**12))
-    assert "they are 32 arrays, and a model of depth=1000000000000 has 12,000,000,000,008" in message
+def test_a_config_of_absurd_depth_is_refused_without_listing_its_keys():
+    message = refusal(random_arrays("torch", TINY), TINY.replace(depth=10**12))
+    assert "they are 32 arrays, but a model of depth=1000000000000 has 12,000,000,000,008" in message
 
 
 def test_a_matrix_that_was_flattened_is_misshapen():
-    arrays = draw("torch", TINY)
+    arrays = random_arrays("torch", TINY)
     arrays["blocks.0.attn.proj.weight"] = arrays["blocks.0.attn.proj.weight"].ravel()
     assert "blocks.0.attn.proj.weight (64,), expected width (head dim) (8, 8)" in refusal(arrays)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "bool", "complex64", "float8_e4m3fn", ">f4"])
-def test_only_the_four_floating_point_types_are_weights(dtype):
-    arrays = draw("torch", TINY)
+def test_other_dtypes_than_the_four_floating_point_ones_are_refused(dtype):
+    arrays = random_arrays("torch", TINY)
     arrays["norm.weight"] = np.ones(8, dtype)
     assert f"norm.weight is {np.dtype(dtype)}, expected one of float16" in refusal(arrays)
 
 
 def test_blocks_that_differ_in_dtype_cannot_be_stacked():
-    arrays = draw("torch", TINY)
+    arrays = random_arrays("torch", TINY)
     arrays["blocks.1.norm1.bias"] = arrays["blocks.1.norm1.bias"].astype(np.float64)
     assert "blocks.{block}.norm1.bias is float32 and float64, expected one of them" in refusal(arrays)
 
 
 def test_tensors_without_values_are_refused():
     torch = pytest.importorskip("torch")
-    arrays = tensors(draw("torch", TINY)) | {"norm.bias": torch.empty(8, device="meta")}
+    arrays = tensors(random_arrays("torch", TINY)) | {"norm.bias": torch.empty(8, device="meta")}
     assert "norm.bias is a Tensor without values" in refusal(arrays)
 
 
 def test_shapes_without_values_are_refused():
     jax = pytest.importorskip("jax")
-    arrays = draw("jax", TINY) | {"norm/bias": jax.ShapeDtypeStruct((8,), np.float32)}
+    arrays = random_arrays("jax", TINY) | {"norm/bias": jax.ShapeDtypeStruct((8,), np.float32)}
     assert "norm/bias is a ShapeDtypeStruct without values" in refusal(arrays, format="jax")
 
 
-def test_an_ignored_key_is_exact(monkeypatch):
+def test_ignored_keys_must_match_their_pattern_exactly(monkeypatch):
     torch = get("torch")
-    toy = Format("toy", "a toy", ".", torch.tables, ignored={r"blocks\.[01]\.attn\.mask": "a constant"})
+    toy = Format("toy", "a toy", ".", torch.tables, ignored_keys={r"blocks\.[01]\.attn\.mask": "a constant"})
     monkeypatch.setitem(parity.checkpoints.formats._FORMATS, "toy", toy)
-    arrays = draw("torch", TINY) | {"blocks.1.attn.mask": np.ones(3)}
-    assert check(Checkpoint(TINY, "toy", arrays))
+    arrays = random_arrays("torch", TINY) | {"blocks.1.attn.mask": np.ones(3)}
+    assert validate(Checkpoint(TINY, "toy", arrays))
     assert "1 unexpected: 'blocks.2.attn.mask'" in refusal(arrays | {"blocks.2.attn.mask": np.ones(3)}, format="toy")
     assert "1 unexpected: 'blocks.1.attn.mask'" in refusal(arrays)
 
@@ -271,16 +273,16 @@ def test_an_ignored_key_is_exact(monkeypatch):
         ({"a": {"b": np.ones(3)}, "a.b": np.ones(3)}, "weights have a.b twice"),
     ],
 )
-def test_what_is_no_mapping_of_names_is_refused(weights, what):
+def test_weights_that_are_not_a_mapping_with_distinct_string_keys_are_refused(weights, what):
     with pytest.raises(InputError, match=what):
         parity.to_jax(weights, TINY)
 
 
-def test_weights_alone_do_not_say_their_model():
+def test_weights_without_a_config_are_refused():
     with pytest.raises(InputError, match="give its config as the second argument"):
-        parity.to_jax(draw("torch", TINY))
+        parity.to_jax(random_arrays("torch", TINY))
 
 
-def test_a_checkpoint_takes_no_second_config():
-    with pytest.raises(InputError, match="brings its own config"):
-        parity.to_jax(Checkpoint(TINY, "torch", draw("torch", TINY)), TINY)
+def test_a_checkpoint_with_a_second_config_is_refused():
+    with pytest.raises(InputError, match="has its own config"):
+        parity.to_jax(Checkpoint(TINY, "torch", random_arrays("torch", TINY)), TINY)

@@ -1,4 +1,4 @@
-"""The command line as a user types it: what it prints, its exit codes, and what it does not load."""
+"""The command line: output, exit codes, error messages, and which modules it does not import."""
 
 import json
 import os
@@ -23,7 +23,7 @@ TINY = ViTConfig(image_size=(4, 6), patch_size=2, width=8, depth=2, num_heads=2,
 
 @pytest.fixture
 def saved(tmp_path):
-    """A file in the torch format."""
+    """Return the path of a checkpoint in the torch format."""
     arrays = {
         key: np.full(layout.shape(TINY.sizes), i, np.float32)
         for i, layout in enumerate(get("torch").layouts(TINY).values())
@@ -34,41 +34,41 @@ def saved(tmp_path):
 
 
 def python(*arguments, **environment):
-    """Run Python in a process of its own, its output piped."""
+    """Run Python in a separate process and capture its output."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, env=os.environ | environment
     )
 
 
 def run(capsys, *arguments):
-    """Return the exit code, and what was printed."""
+    """Run a command in this process; return its exit code, stdout and stderr."""
     code = main([str(argument) for argument in arguments])
     return code, *capsys.readouterr()
 
 
-# What it loads --------------------------------------------------------------------------------------------------------
+# Imports --------------------------------------------------------------------------------------------------------------
 
 LOADED = "import sys; print(sorted({'jax', 'torch', 'flax', 'orbax', 'huggingface_hub'} & set(sys.modules)))"
 
 
-def test_importing_parity_loads_neither_framework():
+def test_importing_parity_imports_neither_framework():
     assert python("-c", f"import parity; {LOADED}").stdout == "[]\n"
 
 
-def test_the_test_above_would_see_a_framework():
+def test_the_test_above_detects_an_imported_framework():
     pytest.importorskip("torch")
     assert python("-c", f"import parity, torch; {LOADED}").stdout == "['torch']\n"
 
 
 @pytest.mark.parametrize("command", ["convert", "inspect", "formats", "models"])
-def test_commands_that_run_no_model_load_neither_framework(saved, command):
+def test_commands_that_run_no_model_import_neither_framework(saved, command):
     arguments = {"convert": [saved, saved.with_name("b.safetensors"), "--to", "jax"], "inspect": [saved]}.get(command, [])
     words = [command, *map(str, arguments)]
     done = python("-c", f"from parity.__main__ import main; code = main({words}); {LOADED}; raise SystemExit(code)")
     assert done.returncode == 0 and done.stdout.endswith("\n[]\n")
 
 
-# What it does ---------------------------------------------------------------------------------------------------------
+# Commands ------------------------------------------------------------------------------------------------------------
 
 
 def test_convert_writes_the_other_format(saved, capsys):
@@ -78,14 +78,14 @@ def test_convert_writes_the_other_format(saved, capsys):
     assert parity.load(target).format == "jax"
 
 
-def test_convert_replaces_a_file_only_when_forced(saved, capsys):
+def test_convert_replaces_a_file_only_with_force(saved, capsys):
     code, _, err = run(capsys, "convert", saved, saved, "--to", "jax")
     assert code == 2 and "--force" in err and parity.load(saved).format == "torch"
     assert run(capsys, "convert", saved, saved, "--to", "jax", "--force")[0] == 0
     assert parity.load(saved).format == "jax"
 
 
-def test_formats_lists_each_with_an_example(capsys):
+def test_formats_lists_every_format_with_an_example(capsys):
     code, out, _ = run(capsys, "formats")
     assert code == 0 and all(name in out for name in formats())
     assert "blocks.{block}.attn.qkv.weight | (qkv head dim) width" in out
@@ -100,22 +100,22 @@ def test_formats_lists_each_with_an_example(capsys):
         RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes."),
     ],
 )
-def test_too_little_memory_is_told_in_a_line(monkeypatch, error, capsys):
+def test_the_error_for_too_little_memory_is_one_line(monkeypatch, error, capsys):
     def fails(_):
         raise error
 
     monkeypatch.setitem(COMMANDS, "formats", fails)
     assert main(["formats"]) == 2
-    assert capsys.readouterr().err.startswith("error: this takes more memory than there is")
+    assert capsys.readouterr().err.startswith("error: not enough memory")
 
 
-def test_models_lists_each_with_its_size(capsys):
+def test_models_lists_every_model_with_its_size(capsys):
     code, out, _ = run(capsys, "models")
     assert code == 0 and [line.split()[0] for line in out.splitlines()[1:]] == vit_spec.names()
     assert f"{vit_spec.count(vit_spec.get('vit_b16')):,}" in out
 
 
-def test_inspect_shows_config_and_every_parameter(saved, capsys):
+def test_inspect_shows_the_config_and_every_parameter(saved, capsys):
     code, out, _ = run(capsys, "inspect", saved)
     assert code == 0 and "eps=1e-06" in out
     line = next(line for line in out.splitlines() if line.startswith("blocks.{block}.attn.qkv.weight"))
@@ -124,32 +124,32 @@ def test_inspect_shows_config_and_every_parameter(saved, capsys):
     assert total.split() == ["all", "32", f"{vit_spec.count(TINY):,}", f"{4 * vit_spec.count(TINY):,}"]
 
 
-EVERYTHING = {"seed": 0, "backward": True, "strict": True}  # and of the rest what compare takes by itself
+DEFAULTS = {"seed": 0, "backward": True, "strict": True}  # other arguments of compare are not passed
 
 
 @pytest.mark.parametrize(("passed", "code"), [(True, 0), (False, 1)])
-def test_check_says_whether_the_twins_agree(saved, capsys, monkeypatch, passed, code):
+def test_check_prints_the_report_and_its_exit_code_is_the_verdict(saved, capsys, monkeypatch, passed, code):
     class Report(SimpleNamespace):
         def __str__(self):
-            return "what was found"
+            return "the report"
 
     def compare(config, checkpoint, **options):
         assert config == TINY and checkpoint.arrays["norm.weight"].shape == (8,)
-        assert {name: value for name, value in options.items() if name != "progress"} == EVERYTHING
+        assert {name: value for name, value in options.items() if name != "progress"} == DEFAULTS
         return Report(passed=passed)
 
-    monkeypatch.setattr(sys.modules["parity.comparison.twins"], "compare", compare)
-    assert run(capsys, "check", saved) == (code, "read: format torch, container safetensors\nwhat was found\n", "")
+    monkeypatch.setattr("parity.comparison.twins.compare", compare)
+    assert run(capsys, "check", saved) == (code, "read: format torch, container safetensors\nthe report\n", "")
 
 
-def test_check_names_a_framework_that_is_not_installed(saved, capsys, monkeypatch):
+def test_check_names_the_framework_that_is_not_installed(saved, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     code, _, err = run(capsys, "check", saved)
     assert code == 2 and "jax is not installed" in err
 
 
-def altered(path, target, **changes):
-    """A copy of a file with some arrays changed in place."""
+def write_altered(path, target, **changes):
+    """Write a copy of a checkpoint with some entries changed, and return its path."""
     checkpoint = parity.load(path)
     arrays = {key: np.array(array) for key, array in checkpoint.arrays.items()}
     for key, (index, value) in changes.items():
@@ -158,9 +158,9 @@ def altered(path, target, **changes):
     return target
 
 
-def test_inspect_points_at_numbers_that_are_odd(saved, tmp_path, capsys):
-    odd = {"norm__weight": (slice(2), np.nan), "head__weight": ((1, 1), np.inf), "norm__bias": (3, 1e-40)}
-    path = altered(saved, tmp_path / "odd.safetensors", **odd)
+def test_inspect_lists_suspicious_values(saved, tmp_path, capsys):
+    suspicious = {"norm__weight": (slice(2), np.nan), "head__weight": ((1, 1), np.inf), "norm__bias": (3, 1e-40)}
+    path = write_altered(saved, tmp_path / "suspicious.safetensors", **suspicious)
     _, out, _ = run(capsys, "inspect", path)
     line = next(line for line in out.splitlines() if line.startswith("suspicious: "))
     assert "norm.weight has 2 NaN" in line and "head.weight has 1 infinite" in line and "norm.bias has 1 denormal" in line
@@ -169,7 +169,7 @@ def test_inspect_points_at_numbers_that_are_odd(saved, tmp_path, capsys):
     assert "suspicious" not in out and "--values" in out
 
 
-def test_json_says_what_the_text_says(saved, capsys):
+def test_json_output_has_the_content_of_the_text_output(saved, capsys):
     found = json.loads(run(capsys, "inspect", saved, "--json")[1])
     assert found["format"] == "torch" and found["config"]["width"] == 8 and found["assumed"] == []
     assert sum(entry["entries"] for entry in found["parameters"]) == vit_spec.count(TINY)
@@ -181,22 +181,22 @@ def test_json_says_what_the_text_says(saved, capsys):
     )
 
 
-def bare(saved, name="bare.safetensors"):
-    """The file of the fixture as others write it: without a config."""
+def write_without_config(saved, name="bare.safetensors"):
+    """Write the checkpoint of the fixture without a config, and return its path."""
     path = saved.with_name(name)
     save_file({key: np.asarray(array) for key, array in parity.load(saved).arrays.items()}, path)
     return path
 
 
-def test_what_nothing_tells_is_printed_as_assumed_and_can_be_set(saved, capsys):
-    path, heads, size = bare(saved), ("--set", "num_heads=2"), ("--set", "image_size=4x6")
+def test_assumed_config_fields_are_printed_and_can_be_overridden(saved, capsys):
+    path, heads, size = write_without_config(saved), ("--set", "num_heads=2"), ("--set", "image_size=4x6")
     code, out, _ = run(capsys, "inspect", path, *heads, *size)
-    assert code == 0 and "norms.eps=1e-06" in out.partition("assumed, as models of format timm: ")[2]
+    assert code == 0 and "norms.eps=1e-06" in out.partition("assumed, as in models of format timm: ")[2]
     code, out, _ = run(capsys, "inspect", path, *heads, *size, "--set", "norm_eps=1e-5")
     assert code == 0 and "eps=1e-05" in out and "norms.eps=" not in out
 
 
-def test_convert_reports_surgery_and_rounding(saved, capsys):
+def test_convert_prints_surgery_and_rounding(saved, capsys):
     target = saved.with_name("b.safetensors")
     line = ("--image-size", "8x6", "--num-classes", "5", "--dtype", "bfloat16")
     code, out, _ = run(capsys, "convert", saved, target, "--to", "jax", *line)
@@ -208,7 +208,7 @@ def test_convert_reports_surgery_and_rounding(saved, capsys):
 
 
 @pytest.mark.slow
-def test_check_against_says_whether_two_files_are_one_function(saved, tmp_path, capsys):
+def test_check_against_compares_the_functions_of_two_checkpoints(saved, tmp_path, capsys):
     pytest.importorskip("jax"), pytest.importorskip("torch")
     rng = np.random.default_rng(0)
     arrays = {key: rng.normal(size=array.shape) for key, array in parity.load(saved).arrays.items()}
@@ -216,7 +216,7 @@ def test_check_against_says_whether_two_files_are_one_function(saved, tmp_path, 
     parity.convert(tmp_path / "a.safetensors", tmp_path / "b.npz", "jax")
     code, out, _ = run(capsys, "check", tmp_path / "a.safetensors", "--against", tmp_path / "b.npz")
     assert code == 0 and "PASS: the same function, outputs agree to 0.0e+00" in out
-    other = altered(tmp_path / "a.safetensors", tmp_path / "c.safetensors", blocks__1__mlp__fc1__bias=(0, 3.0))
+    other = write_altered(tmp_path / "a.safetensors", tmp_path / "c.safetensors", blocks__1__mlp__fc1__bias=(0, 3.0))
     code, out, _ = run(capsys, "check", tmp_path / "a.safetensors", "--against", other)
     assert code == 1 and "FAIL: another function" in out and "the first part that differs is blocks.1.mlp" in out
     code, out, _ = run(capsys, "check", tmp_path / "a.safetensors", "--against", other, "--json")
@@ -228,7 +228,7 @@ def test_help_names_every_command():
     assert done.returncode == 0 and all(name in done.stdout for name in COMMANDS)
 
 
-# What it says to bad input --------------------------------------------------------------------------------------------
+# Invalid input --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -244,25 +244,28 @@ def test_help_names_every_command():
         ("inspect nowhere/a", "no file nowhere/a: there is no folder nowhere"),
         ("check nowhere/a", "no file nowhere/a"),
         ("inspect a --set eps", "--set 'eps' sets nothing: write it as norms.eps=1e-5"),
-        ("inspect a --set norms.esp=1", "--set norms.esp is no field of the config; did you mean 'norms.eps'?"),
+        ("inspect a --set norms.esp=1", "--set norms.esp is not a field of the config; did you mean 'norms.eps'?"),
         ("inspect a --set kind=1 --set bias=0", "no file a"),
         ("inspect a --set norms.eps={[]:1}", "no file a"),
         (f"inspect a --set image_size={'9' * 5000}x1", "no file a"),
         (f"inspect a --set width=0x{'f' * 5000}", "no file a"),
-        (f"convert a b.npz --to jax --shard {'9' * 5000}", "is no size of a file: write it as 500MB or 5GB"),
+        (f"convert a b.npz --to jax --shard {'9' * 5000}", "is not a file size: write it as 500MB or 5GB"),
         ("inspect a --set init=zeros", "--set init may mean head.init or tokens.init: say which"),
-        ("convert a b.npz --to jax --shard many", "'many' is no size of a file: write it as 500MB or 5GB"),
+        ("convert a b.npz --to jax --shard many", "'many' is not a file size: write it as 500MB or 5GB"),
         ("convert a b.npz --to jax --drop-head --num-classes 3", "not allowed with argument --drop-head"),
         ("convert README b.safetensors --to jax", "no file README"),
-        ("check a --steps 0", "argument --steps: '0' is no number of steps: give at least 1"),
-        ("check a --seed 9999999999999999999", "argument --seed: '9999999999999999999' is no seed: give a whole number"),
-        ("check a --against b --level train --as-is", "has no --level or --as-is: leave it out"),
+        ("check a --steps 0", "argument --steps: '0' is not a positive integer: give the number of optimizer steps"),
+        (
+            "check a --seed 9999999999999999999",
+            "argument --seed: '9999999999999999999' is not a valid seed: give an integer",
+        ),
+        ("check a --against b --level train --as-is", "in float64: remove --level and --as-is"),
         ("diagnose a", "one of the arguments --logits --against is required"),
         ("golden", "record | verify | table; see python -m parity golden --help"),
         ("golden record vit_s17 a.npz", "'vit_s17' is neither a named model nor a file; did you mean 'vit_s16'?"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(capsys, line, what):
+def test_invalid_input_gives_a_one_line_error_and_exit_code_2(capsys, line, what):
     code, out, err = run(capsys, *line.split())
     assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1 and what in err
 
@@ -274,7 +277,7 @@ def test_a_damaged_file_gives_no_traceback(saved):
     assert done.stderr.startswith("error: ") and "damaged" in done.stderr
 
 
-def test_a_file_that_may_not_be_written_gives_no_traceback(saved, capsys, monkeypatch):
+def test_a_permission_error_gives_no_traceback_and_leaves_no_partial_file(saved, capsys, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
@@ -284,23 +287,23 @@ def test_a_file_that_may_not_be_written_gives_no_traceback(saved, capsys, monkey
     assert os.listdir(saved.parent) == [saved.name]
 
 
-# Where it prints ------------------------------------------------------------------------------------------------------
+# Terminals ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_pipe_gets_whole_lines(saved):
+def test_lines_are_not_wrapped_in_a_pipe(saved):
     done = python("-m", "parity", "inspect", saved, COLUMNS="40")
     assert any(line.startswith("regularisation") and "drop_path=0.0" in line for line in done.stdout.splitlines())
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80])
-def test_a_narrow_terminal_loses_nothing(saved, columns):
+def test_nothing_is_truncated_on_a_narrow_terminal(saved, columns):
     done = python("-m", "parity", "inspect", saved, COLUMNS=str(columns), TTY_COMPATIBLE="1", NO_COLOR="1", TERM="xterm")
     assert done.returncode == 0 and "…" not in done.stdout
     plain = re.sub(r"\x1b\[\d*m", "", done.stdout)
     assert max(map(len, plain.splitlines())) <= columns
 
 
-def test_json_is_asked_for_ahead_of_a_golden_action_or_after_it(capsys):
+def test_json_can_be_given_before_or_after_a_golden_action(capsys):
     golden = ROOT / "tests" / "goldens" / "versions" / "vit_s16.npz"
     ahead, after = run(capsys, "golden", "--json", "table", golden), run(capsys, "golden", "table", golden, "--json")
     assert ahead == after and json.loads(ahead[1])[str(golden)]

@@ -1,4 +1,4 @@
-"""`assert_parity` on models that are no ViT, and on one that is: what passes, what fails and is named, what is refused."""
+"""`assert_parity` on models other than ViTs and on the twins: correct pairs pass, and a fault fails with its module."""
 
 import copy
 import os
@@ -21,7 +21,7 @@ import vit_jax
 import vit_spec
 import vit_torch
 from parity.comparison.any_model.assertion import assert_parity, compare_models
-from tests import ROOT, twins
+from tests import ROOT
 from tests.pairs_of_models import (
     TOKENS,
     VOCABULARY,
@@ -30,10 +30,11 @@ from tests.pairs_of_models import (
     TextTransformer,
     TorchMlp,
     TorchTextTransformer,
-    drawn,
-    perturbed,
+    perturbed_module,
+    random_variables,
     torch_conv_net,
 )
+from tests.twins import perturbed_params, random_images, small_config
 from vit_spec import InputError
 
 pytest_plugins = ["pytester"]
@@ -45,39 +46,39 @@ ROWS = RNG.standard_normal((3, 4)).astype(np.float32)
 NHWC = "b y x c <-> b c y x"
 
 
-# What passes --------------------------------------------------------------------------------------------------------
+# Models that pass ---------------------------------------------------------------------------------------------------
 
 
-def test_a_convolutional_network_passes_both_gates() -> None:
+def test_a_convolutional_network_passes_g0_and_g1() -> None:
     model = ConvNet()
-    report = assert_parity(model.apply, drawn(model, IMAGES), torch_conv_net(), IMAGES, input_axes=NHWC)
+    report = assert_parity(model.apply, random_variables(model, IMAGES), torch_conv_net(), IMAGES, input_axes=NHWC)
     assert {"output", "loss", "gradient of input 0", "gradient of 4.weight", "gradient"} <= {r.name for r in report.rows}
-    assert all(0 < row.torch < 1e-5 for row in report.rows)  # float32 has run, and it was float32
+    assert all(0 < row.torch < 1e-5 for row in report.rows)  # it ran in float32
 
 
-def test_a_text_transformer_passes_both_gates() -> None:
+def test_a_text_transformer_passes_g0_and_g1() -> None:
     model = TextTransformer()
-    report = assert_parity(model.apply, drawn(model, TEXT), TorchTextTransformer(), TEXT)
+    report = assert_parity(model.apply, random_variables(model, TEXT), TorchTextTransformer(), TEXT)
     assert "lm_head.weight: the same tensor as wte.weight" in str(report)
 
 
-def test_a_module_of_nnx_passes_both_gates() -> None:
-    assert_parity(Mlp.__call__, perturbed(Mlp(nnx.Rngs(0))), TorchMlp(), ROWS)
+def test_an_nnx_module_passes_g0_and_g1() -> None:
+    assert_parity(Mlp.__call__, perturbed_module(Mlp(nnx.Rngs(0))), TorchMlp(), ROWS)
 
 
-def test_a_state_of_nnx_passes() -> None:
-    graph, state = nnx.split(perturbed(Mlp(nnx.Rngs(0))))
+def test_an_nnx_state_passes() -> None:
+    graph, state = nnx.split(perturbed_module(Mlp(nnx.Rngs(0))))
     assert_parity(lambda state, x: nnx.merge(graph, state)(x), state, TorchMlp(), ROWS, level="function")
 
 
-def test_our_own_twins_pass() -> None:
-    config = twins.small(vit_spec.get("vit_s16"))
-    params = {"params": twins.perturbed(config)}
-    assert_parity(vit_jax.ViT(config).apply, params, vit_torch.ViT(config), twins.pictures(config), input_axes=NHWC)
+def test_the_twins_pass() -> None:
+    config = small_config(vit_spec.get("vit_s16"))
+    params, images = {"params": perturbed_params(config)}, random_images(config)
+    assert_parity(vit_jax.ViT(config).apply, params, vit_torch.ViT(config), images, input_axes=NHWC)
 
 
 class Linear(linen.Module):
-    """One layer, in the shapes of output that models have."""
+    """One layer that returns an array, a tuple or a dict."""
 
     kind: str = "array"
 
@@ -88,7 +89,7 @@ class Linear(linen.Module):
 
 
 class TorchLinear(nn.Module):
-    """The same."""
+    """The same layer."""
 
     def __init__(self, kind: str = "array") -> None:
         super().__init__()
@@ -105,11 +106,11 @@ class TorchLinear(nn.Module):
         }[self.kind]
 
 
-def compared(kind: str = "array", torch_kind: str | None = None, **options: Any) -> Any:
-    """The report of one layer, in float64."""
+def compare_linear(kind: str = "array", torch_kind: str | None = None, **options: Any) -> Any:
+    """Return the report of one layer in float64."""
     model = Linear(kind)
     other = TorchLinear(torch_kind or kind)
-    return compare_models(model.apply, drawn(model, ROWS), other, ROWS, **{"level": "function", **options})
+    return compare_models(model.apply, random_variables(model, ROWS), other, ROWS, **{"level": "function", **options})
 
 
 @pytest.mark.parametrize(
@@ -122,30 +123,30 @@ def compared(kind: str = "array", torch_kind: str | None = None, **options: Any)
     ],
 )
 def test_outputs_are_matched_by_name_or_position(kind: str, torch_kind: str, names: set[str]) -> None:
-    report = compared(kind, torch_kind)
+    report = compare_linear(kind, torch_kind)
     assert report.passed and {row.name for row in report.rows if row.name.startswith("output")} == names
 
 
-def test_a_loss_of_ones_own_is_differentiated() -> None:
-    report = compared(loss=lambda y: (y**3).sum())
+def test_a_custom_loss_is_differentiated() -> None:
+    report = compare_linear(loss=lambda y: (y**3).sum())
     assert report.passed and report.runs["torch float64"]["loss"] == pytest.approx(
         float((report.runs["torch float64"]["output"] ** 3).sum()), rel=1e-14
     )
 
 
-@pytest.mark.parametrize("whose", ["flax", "torch"])
-def test_weights_are_those_of_the_side_that_is_named(whose: str) -> None:
-    params, other = drawn(Linear(), ROWS), TorchLinear()
-    report = compare_models(Linear().apply, params, other, ROWS, weights=whose, level="function")
+@pytest.mark.parametrize("source", ["flax", "torch"])
+def test_both_models_run_with_the_weights_of_the_requested_side(source: str) -> None:
+    params, other = random_variables(Linear(), ROWS), TorchLinear()
+    report = compare_models(Linear().apply, params, other, ROWS, weights=source, level="function")
     kernel = np.asarray(params["params"]["Dense_0"]["kernel"], np.float64)
-    kernel = kernel if whose == "flax" else other.fc.weight.detach().double().numpy().T
-    bias = np.asarray(params["params"]["Dense_0"]["bias"]) if whose == "flax" else other.fc.bias.detach().numpy()
+    kernel = kernel if source == "flax" else other.fc.weight.detach().double().numpy().T
+    bias = np.asarray(params["params"]["Dense_0"]["bias"]) if source == "flax" else other.fc.bias.detach().numpy()
     np.testing.assert_allclose(report.runs["flax float64"]["output"], ROWS @ kernel + bias, rtol=1e-12)
     assert report.passed
 
 
-def test_weights_that_are_said_to_be_equal_are_held_to_it() -> None:
-    params, other = drawn(Linear(), ROWS), TorchLinear()
+def test_weights_equal_requires_equal_weights() -> None:
+    params, other = random_variables(Linear(), ROWS), TorchLinear()
     with pytest.raises(AssertionError, match=r"the weights are not equal: Dense_0/bias differs by"):
         compare_models(Linear().apply, params, other, ROWS, weights="equal")
     with torch.no_grad():
@@ -154,9 +155,9 @@ def test_weights_that_are_said_to_be_equal_are_held_to_it() -> None:
     assert compare_models(Linear().apply, params, other, ROWS, weights="equal", level="function").passed
 
 
-def test_nothing_that_is_given_is_changed() -> None:
+def test_neither_the_model_nor_the_parameters_are_changed() -> None:
     model, other = ConvNet(), torch_conv_net()
-    params = drawn(model, IMAGES)
+    params = random_variables(model, IMAGES)
     before, state = jax.tree.map(np.array, params), copy.deepcopy(other.state_dict())
     compare_models(model.apply, params, other, IMAGES, input_axes=NHWC, level="function")
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, before, params)))
@@ -165,7 +166,7 @@ def test_nothing_that_is_given_is_changed() -> None:
     assert next(other.parameters()).dtype == torch.float32
 
 
-# What fails, and is named -------------------------------------------------------------------------------------------
+# Faults that fail ---------------------------------------------------------------------------------------------------
 
 ATTENTION = "layer_{n}/MultiHeadDotProductAttention_0"
 SWAPPED = [
@@ -186,63 +187,64 @@ FAULTS: dict[str, tuple[dict[str, Any], list[str], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_fails_and_its_module_is_named(fault: str) -> None:
+def test_a_fault_fails_and_the_report_names_its_module(fault: str) -> None:
     options, layouts, module = FAULTS[fault]
     model = TextTransformer()
     with pytest.raises(AssertionError) as error:
         assert_parity(
             model.apply,
-            drawn(model, TEXT),
+            random_variables(model, TEXT),
             TorchTextTransformer(**options),
             TEXT,
             layouts=layouts,
             level="function",
         )
     verdict, first, *rest = str(error.value).splitlines()
-    assert verdict.startswith("FAIL G0, the same function: output differs by") and "(bar 1e-12)" in verdict
-    assert f"first module that differs: {module}" in first
-    assert any("token_embed/embedding | row width" in line for line in rest)  # the mapping
+    assert verdict.startswith("FAIL G0, the same function: output differs by") and "(tolerance 1e-12)" in verdict
+    assert first.startswith(f"the first module that differs: {module}")
+    assert any("token_embed/embedding | row width" in line for line in rest)  # the mapping of parameters
 
 
-def test_the_eps_of_a_batch_norm_fails_and_it_is_named() -> None:
+def test_a_wrong_eps_of_a_batch_norm_is_named() -> None:
     model = ConvNet(epsilon=1e-3)
-    params = drawn(model, IMAGES)
+    params = random_variables(model, IMAGES)
     report = compare_models(model.apply, params, torch_conv_net(), IMAGES, input_axes=NHWC, level="function")
     assert report.suspect.startswith("1 of torch, BatchNorm_0 of flax")
 
 
-def test_a_wrong_gradient_behind_right_outputs_fails() -> None:
+def test_a_wrong_gradient_fails_although_the_outputs_are_right() -> None:
     def apply(params: Any, x: Any) -> Any:
         y = Linear().apply(params, x)
-        return y + jax.lax.stop_gradient(y) - y  # the same value, and no gradient
+        return y + jax.lax.stop_gradient(y) - y  # the same value without a gradient
 
-    report = compare_models(apply, drawn(Linear(), ROWS), TorchLinear(), ROWS, level="function")
+    report = compare_models(apply, random_variables(Linear(), ROWS), TorchLinear(), ROWS, level="function")
     assert report.first is not None and report.first.name.startswith("gradient of ")
 
 
-def test_a_coarser_float32_fails_only_the_second_gate() -> None:
+def test_a_large_float32_error_fails_g1_only() -> None:
     def apply(params: Any, x: Any) -> Any:
         return Linear().apply(params, x) * (1 + (1e-4 if x.dtype == jnp.float32 else 0))
 
-    report = compare_models(apply, drawn(Linear(), ROWS), TorchLinear(), ROWS)
+    report = compare_models(apply, random_variables(Linear(), ROWS), TorchLinear(), ROWS)
     assert all(row.same_function for row in report.rows)
-    assert report.verdict.startswith("FAIL G1, the same quality: output: flax is 1.0e-04 and torch")
-    assert "within 5e-06 of float64" in report.verdict
+    verdict, tolerance, *_ = str(report).splitlines()
+    assert verdict.startswith("FAIL G1, the same precision: the errors of output in float32 are relRMS 1.0e-04 in flax and")
+    assert tolerance.startswith("tolerance: in float32 relRMS 5e-06 from float64")
 
 
-# What is refused ----------------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------------------------
 
 
-def refused(what: str, apply: Any = None, other: Any = None, params: Any = None, **options: Any) -> None:
-    """Expect one line that says `what`."""
-    params = drawn(Linear(), ROWS) if params is None else params
-    with pytest.raises(InputError, match=what) as error:
+def check_refused(message: str, apply: Any = None, other: Any = None, params: Any = None, **options: Any) -> None:
+    """Check that a comparison is refused with one line that matches `message`."""
+    params = random_variables(Linear(), ROWS) if params is None else params
+    with pytest.raises(InputError, match=message) as error:
         compare_models(apply or Linear().apply, params, other or TorchLinear(), ROWS, **options)
     assert "\n" not in str(error.value)
 
 
 class Changed(TorchLinear):
-    """The layer with something done to its inputs and outputs."""
+    """The layer with a function applied to its inputs, and one to its outputs."""
 
     def __init__(self, before: Any = None, after: Any = None) -> None:
         super().__init__()
@@ -252,52 +254,56 @@ class Changed(TorchLinear):
         return self.after(super().forward(self.before(x)))
 
 
-def test_nan_is_refused_with_the_side_that_gives_it() -> None:
-    refused("output: the torch model gives NaN", other=Changed(after=lambda y: y * float("nan")))
-    refused("output: the flax model gives NaN", apply=lambda p, x: Linear().apply(p, x) * jnp.nan)
+def test_nan_is_refused_and_the_side_is_named() -> None:
+    check_refused("output: the torch model returns NaN", other=Changed(after=lambda y: y * float("nan")))
+    check_refused("output: the flax model returns NaN", apply=lambda p, x: Linear().apply(p, x) * jnp.nan)
 
 
-def test_outputs_of_other_shapes_are_refused_with_both() -> None:
-    refused(r"flax gives shape \(3, 2\) and torch \(2, 3\).*output_axes", other=Changed(after=lambda y: y.T))
+def test_outputs_of_different_shapes_are_refused() -> None:
+    check_refused(r"flax returns shape \(3, 2\) and torch \(2, 3\).*output_axes", other=Changed(after=lambda y: y.T))
 
 
-def test_outputs_of_other_names_are_refused_with_both() -> None:
+def test_outputs_of_different_names_are_refused() -> None:
     with pytest.raises(InputError, match=r"flax returns output\.b, output\.a and torch output: return the same from both"):
-        compared("dict", "array")
+        compare_linear("dict", "array")
 
 
-def test_a_model_that_names_its_own_type_is_refused_with_the_remedy() -> None:
-    refused(r"output of the flax model is float32 .* dtype=None", lambda p, x: Linear().apply(p, x).astype(jnp.float32))
-    refused(r"output of the torch model is float32 .* no \.float\(\)", other=Changed(after=lambda y: y.float()))
-    refused(r"the torch model does not run in float64 .* no \.float\(\)", other=Changed(before=lambda x: x.float()))
+def test_a_model_with_a_fixed_dtype_is_refused() -> None:
+    check_refused(
+        r"output of the flax model is float32, .* dtype=None", lambda p, x: Linear().apply(p, x).astype(jnp.float32)
+    )
+    check_refused(r"output of the torch model is float32, .* no \.float\(\)", other=Changed(after=lambda y: y.float()))
+    check_refused(r"the torch model does not run in float64 .* no \.float\(\)", other=Changed(before=lambda x: x.float()))
 
 
-def test_rounding_inside_a_model_is_recognised_by_its_size() -> None:
+def test_a_difference_of_the_size_of_float32_rounding_gives_a_hint() -> None:
     other = Changed(after=lambda y: y.float().double())
-    report = compare_models(Linear().apply, drawn(Linear(), ROWS), other, ROWS, level="function")
-    assert "does a part of either model cast to float32?" in report.verdict
+    report = compare_models(Linear().apply, random_variables(Linear(), ROWS), other, ROWS, level="function")
+    assert "hint: the difference is as large as float32 rounding; does a part of either model cast to float32?" in str(
+        report
+    )
 
 
 def test_parameters_without_their_collection_are_refused() -> None:
-    refused(r"give \{'params': params\}", params=drawn(Linear(), ROWS)["params"])
+    check_refused(r"give \{'params': params\}", params=random_variables(Linear(), ROWS)["params"])
 
 
-def test_what_is_no_module_is_refused() -> None:
-    refused("torch_module is a function: give a torch.nn.Module", other=lambda x: x)
+def test_a_torch_model_that_is_not_a_module_is_refused() -> None:
+    check_refused("torch_module is a function: give a torch.nn.Module", other=lambda x: x)
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
+    ("options", "message"),
     [
         ({"level": "train"}, "level is 'train': give one of function, precision"),
         ({"weights": "both"}, "weights is 'both': give one of flax, torch, equal"),
-        ({"input_axes": "b y x c"}, "write both sides of the arrow in the same words"),
-        ({"input_axes": "b y <-> b x"}, "write both sides of the arrow in the same words"),
+        ({"input_axes": "b y x c"}, "write the same axis names on both sides"),
+        ({"input_axes": "b y <-> b x"}, "write the same axis names on both sides"),
         ({"input_axes": "b y x c <-> b c y x"}, "input 0 has 2 axes, and the line given for it has 4"),
     ],
 )
-def test_an_option_that_is_wrong_is_refused(options: dict[str, Any], what: str) -> None:
-    refused(what, **options)
+def test_a_wrong_option_is_refused(options: dict[str, Any], message: str) -> None:
+    check_refused(message, **options)
 
 
 def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,8 +326,8 @@ def test_it(assert_parity):
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A user's project with one test, and a function that runs it."""
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the plugin is named, for it may not be installed
+    """Return a function that runs a project with one test, with the path of its golden file as `golden`."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the plugin is loaded by name, as it may not be installed
 
     def run(*options: str, weight: float = 1.5) -> Any:
         pytester.makepyfile(test_mine=TEST.replace("WEIGHT", str(weight)))
@@ -334,7 +340,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def tampered(path: Any, change: Any) -> None:
+def edit_golden_file(path: Any, change: Any) -> None:
     """Rewrite a golden file with its header and arrays changed."""
     import json
 
@@ -345,74 +351,77 @@ def tampered(path: Any, change: Any) -> None:
     np.savez(path, **{**arrays, "header": np.array(json.dumps(header))})
 
 
-def test_without_the_option_no_golden_is_written(project: Any) -> None:
+def test_no_golden_file_is_written_without_the_option(project: Any) -> None:
     assert project()[0] == {"passed": 1} and not project.golden.exists()
 
 
-def test_a_golden_is_recorded_and_then_verified(project: Any) -> None:
+def test_a_golden_file_is_recorded_and_then_verified(project: Any) -> None:
     assert project("--parity-record")[0] == {"passed": 1}
     with np.load(project.golden) as file:
         assert set(file.files) == {"header", "output"} and file["output"].dtype == np.float64
     assert project()[0] == {"passed": 1}
 
 
-def test_a_golden_that_outputs_left_names_who_moved_and_the_versions(project: Any) -> None:
+def test_changed_outputs_fail_with_the_framework_and_its_versions(project: Any) -> None:
     project("--parity-record")
 
     def older(header: Any, arrays: Any) -> None:
         header["environment"]["jax"], header["environment"]["torch"] = "0.9.0", "2.0.1"
         arrays["output"] = arrays["output"] * (1 + 1e-9)
 
-    tampered(project.golden, older)
-    outcomes, said = project()
+    edit_golden_file(project.golden, older)
+    outcomes, printed = project()
     assert outcomes == {"failed": 1}
-    assert "flax has moved: output is 1.0e-09 away from what it was in float64 (bar 1e-12); jax 0.9.0 -> " in said
-    assert "torch has moved: output is" in said and "torch 2.0.1 -> " in said
+    assert (
+        "flax has changed: in float64 output differs by 1.0e-09 from the recorded output (tolerance 1e-12); jax 0.9.0 -> "
+        in printed
+    )
+    assert "torch has changed: in float64 output differs by" in printed and "torch 2.0.1 -> " in printed
 
 
-def test_a_framework_that_rounds_otherwise_in_float32_is_the_only_one_named(project: Any) -> None:
+def test_a_changed_float32_error_fails_with_that_framework_alone(project: Any) -> None:
     project("--parity-record")
 
     def finer(header: Any, arrays: Any) -> None:
         header["distances"]["torch"]["output"] = 1e-4
 
-    tampered(project.golden, finer)
-    said = project()[1]
-    assert "torch has moved: in float32 output is" in said and "flax has moved" not in said
-    assert "with the same torch" in said
+    edit_golden_file(project.golden, finer)
+    printed = project()[1]
+    assert "torch has changed: in float32 the error of output is" in printed and "flax has changed" not in printed
+    assert "the versions are the same (torch" in printed
 
 
-SPOILT: dict[str, Any] = {
-    "cut off": lambda path: path.write_bytes(path.read_bytes()[:100]),
+DAMAGE: dict[str, Any] = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:100]),
     "empty": lambda path: path.write_bytes(b""),
-    "of something else": lambda path: np.savez(path, header=np.array("{}")),
-    "of a list for an environment": lambda path: tampered(path, lambda header, _: header.update(environment=[])),
-    "of text for a distance": lambda path: tampered(
+    "without a header": lambda path: np.savez(path, header=np.array("{}")),
+    "a list as environment": lambda path: edit_golden_file(path, lambda header, _: header.update(environment=[])),
+    "text as distance": lambda path: edit_golden_file(
         path, lambda header, _: header.update(distances={"torch": {"output": "x"}})
     ),
-    "of a number beyond all": lambda path: tampered(
+    "a distance that is too large": lambda path: edit_golden_file(
         path, lambda header, _: header.update(distances={"torch": {"output": 10**400}})
     ),
 }
 
 
-@pytest.mark.parametrize("how", SPOILT)
-def test_a_file_that_is_no_golden_is_refused_with_the_way_on(project: Any, how: str) -> None:
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_golden_file_is_refused_with_what_to_do(project: Any, how: str) -> None:
     project("--parity-record")
-    SPOILT[how](project.golden)
-    outcomes, said = project()
+    DAMAGE[how](project.golden)
+    outcomes, printed = project()
     assert outcomes == {"failed": 1}
-    assert "is no golden file that can be read" in said and "record it again with --parity-record" in said
+    assert "is not a golden file, or is damaged" in printed and "record it again with --parity-record" in printed
 
 
-def test_a_golden_of_other_weights_is_refused_with_the_way_on(project: Any) -> None:
+def test_a_golden_file_of_other_weights_is_refused_with_what_to_do(project: Any) -> None:
     project("--parity-record")
-    outcomes, said = project(weight=2.5)
+    outcomes, printed = project(weight=2.5)
     assert outcomes == {"failed": 1}
-    assert "was recorded with other weights, inputs or outputs: record it again with --parity-record" in said
+    assert "was recorded with other weights, inputs or outputs: record it again with --parity-record" in printed
 
 
-def test_each_call_of_a_test_has_its_golden(pytester: pytest.Pytester, project: Any) -> None:
+def test_each_call_in_a_test_has_its_own_golden_file(pytester: pytest.Pytester, project: Any) -> None:
     again = "    assert_parity(flax.linen.Dense(2).apply, params, torch.nn.Linear(4, 2), -x)\n"
     pytester.makepyfile(test_two=TEST.replace("WEIGHT", "1.5") + again)
     pytester.runpytest_inprocess(
@@ -422,12 +431,12 @@ def test_each_call_of_a_test_has_its_golden(pytester: pytest.Pytester, project: 
     assert names == {"test_two.test_it.npz", "test_two.test_it.1.npz"}
 
 
-def test_the_plugin_loads_neither_framework() -> None:
+def test_the_plugin_imports_neither_framework_nor_parity() -> None:
     code = "import sys, twin_vision_transformers_pytest as _; print(sorted({'jax', 'torch', 'parity'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_a_project_with_a_package_of_the_same_name_is_told_so_by_the_fixture_alone(tmp_path: Path) -> None:
+def test_a_package_of_the_same_name_is_an_error_of_the_fixture_alone(tmp_path: Path) -> None:
     (tmp_path / "parity").mkdir()
     (tmp_path / "parity" / "__init__.py").touch()
     (tmp_path / "test_it.py").write_text("def test_own(): import parity\ndef test_ours(assert_parity): pass\n")
@@ -437,4 +446,4 @@ def test_a_project_with_a_package_of_the_same_name_is_told_so_by_the_fixture_alo
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "1 passed, 1 error" in done.stdout
     where = tmp_path / "parity" / "__init__.py"
-    assert f"{where} is imported as 'parity', in place of the package of twin-vision-transformers" in done.stdout
+    assert f"{where} is imported as 'parity' instead of the package of twin-vision-transformers" in done.stdout

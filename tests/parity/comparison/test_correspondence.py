@@ -1,4 +1,4 @@
-"""The mapping between a Flax tree and a PyTorch state dict: what it finds, shows, moves and refuses."""
+"""The mapping between the parameters of a Flax model and those of a PyTorch module."""
 
 import numpy as np
 import pytest
@@ -10,29 +10,29 @@ from vit_spec import InputError
 
 
 def dense(name, inputs, outputs, flax=True):
-    """The shapes of a dense layer."""
+    """Return the shapes of a dense layer."""
     if flax:
         return {f"{name}/kernel": (inputs, outputs), f"{name}/bias": (outputs,)}
     return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
 
 
 def norm(name, flax=True):
-    """The shapes of a LayerNorm."""
+    """Return the shapes of a LayerNorm."""
     return {f"{name}/scale": (4,), f"{name}/bias": (4,)} if flax else {f"{name}.weight": (4,), f"{name}.bias": (4,)}
 
 
 def lines(correspondence):
-    """Which flax line is which torch line."""
+    """Return the flax layouts -> the torch layouts."""
     return {str(pair.flax): str(pair.torch) for pair in correspondence.pairs}
 
 
 def noise(shapes):
-    """Arrays of these shapes."""
+    """Return random arrays of these shapes."""
     rng = np.random.default_rng(0)
     return {key: np.asarray(rng.standard_normal(shape)) for key, shape in shapes.items()}
 
 
-# What it finds ------------------------------------------------------------------------------------------------------
+# Matching -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def noise(shapes):
         ((4, 3, 2, 5), (30, 4), "d/kernel | in qkv head dim  <->  d.weight | (qkv head dim) in"),
     ],
 )
-def test_a_kernel_moves_as_its_layer_lays_it_out(flax, torch, line):
+def test_a_kernel_is_matched_by_the_convention_of_its_layer(flax, torch, line):
     [pair] = match({"d/kernel": flax}, {"d.weight": torch}).pairs
     assert str(pair) == line
 
@@ -68,14 +68,14 @@ def test_a_kernel_moves_as_its_layer_lays_it_out(flax, torch, line):
         ("Dense", "linear"),
     ],
 )
-def test_spellings_of_one_word_are_one_word(flax, torch):
+def test_different_spellings_of_a_word_match(flax, torch):
     others = {"first": "x", "second": "y"}
     left = {f"{name}/kernel": (4, 4) for name in (flax, *others)}
     right = {f"{name}.weight": (4, 4) for name in ("first", "second", torch)}
     assert lines(match(left, right))[f"{flax}/kernel | in out"] == f"{torch}.weight | out in"
 
 
-def test_numbers_are_an_order_whatever_they_start_from_and_skip():
+def test_numbers_give_an_order_wherever_they_start_and_whatever_they_skip():
     flax = dense("Dense_0", 4, 4) | dense("Dense_1", 4, 4) | dense("Dense_10", 4, 4)
     torch = dense("1", 4, 4, False) | dense("3", 4, 4, False) | dense("11", 4, 4, False)
     found = lines(match(flax, torch))
@@ -87,8 +87,8 @@ def test_shapes_decide_where_names_do_not():
     assert found["a/kernel | in out"] == "y.weight | out in" and found["b/kernel | in out"] == "x.weight | out in"
 
 
-def test_a_matrix_is_transposed_wherever_one_can_be():
-    flax = {"Dense_0/kernel": (4, 6), "Dense_1/kernel": (6, 4)}  # numbered as they were made, and run the other way round
+def test_a_matrix_is_matched_transposed_if_both_ways_fit():
+    flax = {"Dense_0/kernel": (4, 6), "Dense_1/kernel": (6, 4)}  # numbered in another order than torch's
     found = lines(match(flax, {"fc1.weight": (4, 6), "fc2.weight": (6, 4)}))
     assert found["Dense_1/kernel | in out"] == "fc1.weight | out in"
 
@@ -101,7 +101,7 @@ def test_names_decide_where_shapes_do_not():
     assert found["attn/value/kernel | in head dim"] == "self_attn.v_proj.weight | (head dim) in"
 
 
-def test_fused_query_key_and_value_of_torch_are_three_parts():
+def test_a_fused_query_key_and_value_of_torch_matches_three_parameters():
     flax = {f"attn/{name}/kernel": (6, 2, 3) for name in ("key", "query", "value")}
     found = match(flax, {"attn.in_proj_weight": (18, 6)})
     assert lines(found)["attn/value/kernel | in head dim"] == "attn.in_proj_weight | (qkv=2 head dim) in"
@@ -110,13 +110,13 @@ def test_fused_query_key_and_value_of_torch_are_three_parts():
     np.testing.assert_array_equal(found.to_torch(arrays)["attn.in_proj_weight"], fused)
 
 
-def test_a_fused_matrix_that_torch_multiplies_from_the_right_is_split_by_its_columns():
+def test_a_fused_matrix_that_torch_multiplies_from_the_right_is_split_by_columns():
     flax = {f"attn/{name}/kernel": (6, 2, 3) for name in ("key", "query", "value")}
     found = match(flax, {"attn.c_attn.weight": (6, 18)})
     assert lines(found)["attn/key/kernel | in head dim"] == "attn.c_attn.weight | in (qkv=1 head dim)"
 
 
-def test_blocks_that_grow_are_each_a_line():
+def test_blocks_of_different_shapes_get_separate_lines():
     flax = {f"block_{n}/Conv_{m}/kernel": (3, 3, 2 if n == m == 0 else 4, 4) for n in range(2) for m in range(2)}
     torch = {f"layers.{n}.conv{m + 1}.weight": (4, 2 if n == m == 0 else 4, 3, 3) for n in range(2) for m in range(2)}
     found = lines(match(flax, torch))
@@ -124,7 +124,7 @@ def test_blocks_that_grow_are_each_a_line():
     assert found["block_1/Conv_0/kernel | y x in out"] == "layers.1.conv1.weight | out in y x"
 
 
-def test_fused_query_key_and_value_of_flax_are_three_parts():
+def test_a_fused_query_key_and_value_of_flax_matches_three_parameters():
     flax = {"attn/qkv/kernel": (6, 3, 2, 3), "attn/qkv/bias": (3, 2, 3)}
     torch = {f"attn.{name}.{leaf}": shape for name in "qkv" for leaf, shape in (("weight", (6, 6)), ("bias", (6,)))}
     found, arrays = match(flax, torch), noise(flax)
@@ -132,7 +132,7 @@ def test_fused_query_key_and_value_of_flax_are_three_parts():
     np.testing.assert_array_equal(found.to_torch(arrays)["attn.v.bias"], arrays["attn/qkv/bias"][2].reshape(6))
 
 
-def test_stacked_blocks_are_numbered_modules():
+def test_stacked_blocks_match_numbered_modules():
     flax = {"blocks/fc/kernel": (3, 4, 5), "blocks/fc/bias": (3, 5)}
     torch = {key: shape for n in range(3) for key, shape in dense(f"layers.{n}.fc", 4, 5, False).items()}
     found, arrays = match(flax, torch), noise(flax)
@@ -143,33 +143,33 @@ def test_stacked_blocks_are_numbered_modules():
     np.testing.assert_array_equal(found.to_torch(arrays)["layers.2.fc.weight"], arrays["blocks/fc/kernel"][2].T)
 
 
-def test_running_statistics_are_found_in_their_own_collection():
+def test_running_statistics_match_those_in_the_batch_stats_collection():
     flax = {"bn/scale": (4,), "bn/bias": (4,), "batch_stats/bn/mean": (4,), "batch_stats/bn/var": (4,)}
     torch = {f"norm.{leaf}": (4,) for leaf in ("weight", "bias", "running_mean", "running_var")}
     assert lines(match(flax, torch))["batch_stats/bn/var | width"] == "norm.running_var | width"
 
 
 @pytest.mark.parametrize("names", small_models())
-def test_the_mapping_of_the_twins_is_the_one_that_their_formats_declare(names):
+def test_the_mapping_of_the_twins_equals_that_of_their_formats(names):
     config = small_models()[names]
     declared = [get(format).layouts(config) for format in ("jax", "torch")]
     sizes = config.sizes
     shapes = [{key: row.shape(sizes) for row in column.values() for key in row.keys(sizes)} for column in declared]
-    ours = match(*shapes)
+    mapping = match(*shapes)
     entries = {key: np.arange(np.prod(shape)).reshape(shape) for key, shape in shapes[0].items()}
-    moved = ours.to_torch(entries)
+    converted = mapping.to_torch(entries)
     for parameter, source in declared[0].items():
         target = declared[1][parameter]
-        for key, at in target.places(sizes, {}):
-            words = [axis.word for axis in target.flat]
-            expected = source.view(entries[source.key], sizes, at, words)
-            np.testing.assert_array_equal(moved[key], expected.reshape(target.shape(sizes)), err_msg=key)
+        for key, indices in target.indexed_keys(sizes, {}):
+            axes = [axis.parameter_axis for axis in target.array_axes]
+            expected = source.view(entries[source.key], sizes, indices, axes)
+            np.testing.assert_array_equal(converted[key], expected.reshape(target.shape(sizes)), err_msg=key)
 
 
-# What it moves ------------------------------------------------------------------------------------------------------
+# Conversion ---------------------------------------------------------------------------------------------------------
 
 
-def test_values_come_back_bit_by_bit():
+def test_a_round_trip_is_exact_to_the_bit():
     flax = {f"layer_{n}/attn/{name}/kernel": (6, 2, 3) for n in range(2) for name in ("key", "query", "value")}
     found = match(flax, {f"layers.{n}.attn.in_proj_weight": (18, 6) for n in range(2)})
     arrays = noise(flax)
@@ -177,34 +177,34 @@ def test_values_come_back_bit_by_bit():
     assert back.keys() == arrays.keys() and all(np.array_equal(back[key], arrays[key]) for key in arrays)
 
 
-def test_scalars_and_single_outputs_move_too():
+def test_scalars_and_single_outputs_are_converted():
     flax = {"scale": (), "head/kernel": (4, 1), "head/bias": (1,)}
     torch = {"s": (), "head.weight": (1, 4), "head.bias": (1,)}
-    moved = match(flax, torch).to_torch(noise(flax))
-    assert moved["s"] == noise(flax)["scale"] and {key: array.shape for key, array in moved.items()} == torch
+    converted = match(flax, torch).to_torch(noise(flax))
+    assert converted["s"] == noise(flax)["scale"] and {key: array.shape for key, array in converted.items()} == torch
 
 
-# What it shows ------------------------------------------------------------------------------------------------------
+# Notes and text -----------------------------------------------------------------------------------------------------
 
 
-def test_a_square_kernel_is_listed_as_decided_by_convention():
+def test_a_square_kernel_is_marked_as_matched_by_convention():
     [pair] = match({"d/kernel": (4, 4)}, {"d.weight": (4, 4)}).pairs
     assert str(pair.torch) == "d.weight | out in" and pair.note.startswith("by convention: square")
 
 
-def test_what_only_the_order_of_numbers_decides_is_listed_so():
+def test_a_match_by_the_order_of_numbers_alone_is_marked():
     found = match(norm("LayerNorm_0") | norm("LayerNorm_1"), norm("norm1", False) | norm("norm2", False))
     assert [pair.note for pair in found.pairs] == ["by order"] * 4
     numbered = match(norm("norm1") | norm("norm2"), norm("norm1", False) | norm("norm2", False))
     assert not any(pair.note for pair in numbered.pairs)
 
 
-def test_an_oblong_kernel_has_nothing_to_say():
+def test_a_kernel_that_is_not_square_has_no_note():
     [pair] = match({"d/kernel": (4, 3)}, {"d.weight": (3, 4)}).pairs
     assert not pair.note
 
 
-def test_what_it_prints_it_reads():
+def test_printed_lines_can_be_given_as_layouts():
     flax = {f"layer_{n}/attn/{name}/kernel": (6, 2, 3) for n in range(2) for name in ("key", "query", "value")}
     torch = {f"layers.{n}.attn.in_proj_weight": (18, 6) for n in range(2)}
     found = match(flax, torch)
@@ -218,13 +218,13 @@ def test_a_buffer_without_a_counterpart_is_listed():
     assert "mask: a buffer without a counterpart" in str(found)
 
 
-# What it refuses, and what settles it -------------------------------------------------------------------------------
+# Refusals, and layouts that settle them -----------------------------------------------------------------------------
 
 LEFT = {key: shape for n in range(2) for name in "ab" for key, shape in norm(f"block_{n}/{name}").items()}
 RIGHT = {key: shape for n in range(2) for name in "xy" for key, shape in norm(f"layers.{n}.{name}", False).items()}
 
 
-def test_equal_shapes_and_names_that_do_not_decide_are_refused_with_the_candidates_and_a_line():
+def test_ambiguous_parameters_are_refused_with_the_candidates_and_a_line_that_settles_them():
     with pytest.raises(InputError) as error:
         match(LEFT, RIGHT)
     message = str(error.value)
@@ -232,7 +232,7 @@ def test_equal_shapes_and_names_that_do_not_decide_are_refused_with_the_candidat
     assert "such as 'block_0/a/scale | width <-> layers.0.x.weight | width'" in message and "\n" not in message
 
 
-def test_a_line_settles_its_module_and_with_it_the_other():
+def test_a_line_for_one_parameter_settles_its_module_and_the_other_candidate():
     found = match(LEFT, RIGHT, layouts=["block_{n}/b/scale | width <-> layers.{n}.x.weight | width"])
     assert {str(pair) for pair in found.pairs} >= {
         "block_{n}/b/scale | width  <->  layers.{n}.x.weight | width",
@@ -241,47 +241,47 @@ def test_a_line_settles_its_module_and_with_it_the_other():
     }
 
 
-def test_a_line_overrules_convention():
+def test_a_line_overrides_the_convention():
     line = "d/kernel | in out <-> d.weight | in out"
     [pair] = match({"d/kernel": (4, 4)}, {"d.weight": (4, 4)}, layouts=[line]).pairs
     assert str(pair.torch) == "d.weight | in out"
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "message"),
     [
         ("d/kernel | in out", "write it as `flax key | axes <-> torch key | axes`"),
-        ("d/kernel | in out <-> d.weight | out", "both sides must hold the same axes"),
+        ("d/kernel | in out <-> d.weight | out", "both sides must have the same axes"),
         ("d/kernels | in out <-> d.weight | out in", "flax has no d/kernels; did you mean 'd/kernel'"),
         ("d/kernel | in out <-> d.weigh | out in", "torch has no d.weigh; did you mean 'd.weight'"),
         ("d/kernel | out in <-> d.weight | out in", "do not fit d/kernel (3, 4) and d.weight (4, 3)"),
         ("d/kernel | in out a <-> d.weight | out in a", "flax's d/kernel has shape (3, 4), not 3 dimensions"),
-        ("d/kernel | (a b) out <-> d.weight | out (b a)", "the shapes do not give the lengths of a, b"),
+        ("d/kernel | (a b) out <-> d.weight | out (b a)", "the shapes do not determine the lengths of a, b"),
         ("d/kernel | in out <-> d.weight | (z=4 out) in", "do not fit d/kernel (3, 4) and d.weight (4, 3)"),
     ],
 )
-def test_a_line_that_is_wrong_is_quoted_with_what_is_wrong(line, what):
+def test_a_wrong_line_is_refused_and_quoted(line, message):
     with pytest.raises(InputError) as error:
         match({"d/kernel": (3, 4)}, {"d.weight": (4, 3)}, layouts=[line])
-    assert line in str(error.value) and what in str(error.value)
+    assert line in str(error.value) and message in str(error.value)
 
 
-def test_a_place_that_is_given_twice_is_refused():
+def test_lines_that_overlap_are_refused():
     lines = ["a/kernel | in out <-> d.weight | out in", "b/kernel | in out <-> d.weight | out in"]
-    with pytest.raises(InputError, match=r"another line holds entries of d\.weight too"):
+    with pytest.raises(InputError, match=r"another line also covers entries of d\.weight"):
         match({"a/kernel": (3, 4), "b/kernel": (3, 4)}, {"d.weight": (4, 3)}, layouts=lines)
 
 
-def test_what_a_line_leaves_of_an_array_is_asked_for():
+def test_an_array_of_which_a_line_covers_only_a_part_is_refused():
     with pytest.raises(InputError, match=r"no counterpart .* torch's d\.weight"):
         match({"q/kernel": (3, 4)}, {"d.weight": (8, 3)}, layouts=["q/kernel | in out <-> d.weight | (qk=0 out) in"])
 
 
-def test_what_has_no_counterpart_is_named_on_both_sides():
+def test_parameters_without_a_counterpart_are_refused_by_name():
     with pytest.raises(InputError, match=r"no counterpart .* torch's y\.weight \(6, 3\).* flax's x/kernel \(3, 5\)"):
         match({"x/kernel": (3, 5)}, {"y.weight": (6, 3)})
 
 
-def test_a_transposed_convolution_that_flax_flips_is_refused_by_name():
+def test_a_flipped_transposed_convolution_is_refused():
     with pytest.raises(InputError, match=r"transposed convolution.*transpose_kernel=True"):
         match({"up/kernel": (2, 2, 3, 4)}, {"up.weight": (3, 4, 2, 2)})

@@ -1,4 +1,4 @@
-"""A cause is planted in a model, and must be the first that is named for its outputs."""
+"""A known cause is applied to a model, and the diagnosis of its outputs must name this cause first."""
 
 import json
 import re
@@ -21,44 +21,51 @@ import vit_torch
 from parity import Checkpoint
 from parity.__main__ import main
 from parity.checkpoints.formats import get
-from parity.checkpoints.surgery.edit import float64
+from parity.checkpoints.surgery.edit import to_float64
 from parity.checkpoints.weights import flatten, parameter
-from parity.comparison.diagnosis import Diagnosis, Source, against, diagnose, expected, read
+from parity.comparison.diagnosis import (
+    CommandLineSource,
+    Diagnosis,
+    diagnose,
+    diagnose_against,
+    expected_outputs,
+    read_expected_outputs,
+)
 from parity.comparison.diagnosis.catalogue import catalogue
-from parity.comparison.diagnosis.local import in_blocks, operations
-from parity.comparison.diagnosis.mend import mend
+from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial
+from parity.comparison.diagnosis.layer_hypotheses import operations, single_block_hypotheses
+from parity.comparison.diagnosis.repair import repair
 from parity.comparison.diagnosis.search import Search
-from parity.comparison.diagnosis.trial import Hypothesis, Trial
-from tests.twins import perturbed, small
+from tests.twins import perturbed_params, small_config
 from vit_spec import InputError, ViTConfig
 
-PLAIN = small(vit_spec.get("vit_s16"))
+PLAIN = small_config(vit_spec.get("vit_s16"))
 MEAN = PLAIN.replace(head={"pool": "mean"})
-SCALED = small(vit_spec.get("deit3_s16"))
-GATED = small(vit_spec.get("dinov2_g14"))
-ROTARY = small(vit_spec.get("article_xray_rope"))
-DISTILLED = small(vit_spec.get("deit_s16_distilled"))
+SCALED = small_config(vit_spec.get("deit3_s16"))
+GATED = small_config(vit_spec.get("dinov2_g14"))
+ROTARY = small_config(vit_spec.get("article_xray_rope"))
+DISTILLED = small_config(vit_spec.get("deit_s16_distilled"))
 FIXED = PLAIN.replace(positions={"kind": "fixed", "table": "sincos_2d_mae"})
 NORMED = PLAIN.replace(attention={"qk_norm": True})
 
 State = dict[str, Any]  # of the PyTorch twin
-Plant = Callable[[State], None]
+Change = Callable[[State], None]
 
 
 def checkpoint(config: ViTConfig = PLAIN, seed: int = 0) -> Checkpoint:
-    return Checkpoint(config, "torch", parity.to_torch(perturbed(config, seed), config))
+    return Checkpoint(config, "torch", parity.to_torch(perturbed_params(config, seed), config))
 
 
-def pictures(config: ViTConfig = PLAIN, size: tuple[int, int] | None = None) -> np.ndarray:
-    """Eight pictures (B, H, W, C) of uint8, in which neither channels nor places are alike."""
+def uint8_images(config: ViTConfig = PLAIN, size: tuple[int, int] | None = None) -> np.ndarray:
+    """Return eight uint8 images (B, H, W, C) in which all channels and positions differ."""
     height, width = size or config.image_size
     rng = np.random.default_rng(3)
     slope = np.arange(config.in_channels) * 15 + np.linspace(0, 60, height)[:, None, None]
     return (rng.integers(0, 150, (8, height, width, config.in_channels)) + slope).astype(np.uint8)
 
 
-def answers(config: ViTConfig, state: State, images: np.ndarray, execution: Any = None) -> np.ndarray:
-    """What the twin makes of pictures, in float32."""
+def model_outputs(config: ViTConfig, state: State, images: np.ndarray, execution: Any = None) -> np.ndarray:
+    """Return the float32 outputs of the PyTorch twin for uint8 images."""
     model = vit_torch.ViT(config, execution).eval()
     model.load_state_dict({name: state[name] for name in model.state_dict()})
     pixels = [np.array(values) for values in (config.pixels.mean, config.pixels.std)]
@@ -67,14 +74,14 @@ def answers(config: ViTConfig, state: State, images: np.ndarray, execution: Any 
         return model(x).float().numpy()
 
 
-def diagnosis(config: ViTConfig, right: ViTConfig, plant: Plant | None = None, **options: Any) -> Diagnosis:
-    """The diagnosis of a file whose outputs should be those of `right`, with the planted change of the weights."""
-    file, images = checkpoint(config), pictures(config, options.pop("size", None))
+def diagnose_with(config: ViTConfig, right: ViTConfig, change_weights: Change | None = None, **options: Any) -> Diagnosis:
+    """Diagnose a checkpoint of `config` whose outputs should be those of the config `right` with changed weights."""
+    file, images = checkpoint(config), uint8_images(config, options.pop("size", None))
     state = {name: tensor.clone() for name, tensor in file.arrays.items()}
-    if plant:
-        plant(state)
-    logits = answers(right, state, images, options.pop("execution", None))
-    return diagnose(file, expected(images, logits, config), **{"pairs": 100, **options})
+    if change_weights:
+        change_weights(state)
+    logits = model_outputs(right, state, images, options.pop("execution", None))
+    return diagnose(file, expected_outputs(images, logits, config), **{"pairs": 100, **options})
 
 
 # One cause ------------------------------------------------------------------------------------------------------------
@@ -99,37 +106,37 @@ FIELDS: dict[str, tuple[ViTConfig, dict[str, Any]]] = {
 @pytest.mark.parametrize("family", FIELDS)
 def test_a_wrong_field_of_the_config_is_named(family: str) -> None:
     config, change = FIELDS[family]
-    found = diagnosis(config, config.replace(**change))
-    assert found.matched and found.matched[0].families == (family,), found.verdict
+    diagnosis = diagnose_with(config, config.replace(**change))
+    assert diagnosis.matched and diagnosis.matched[0].families == (family,), diagnosis.verdict
 
 
 @pytest.mark.parametrize("mode", [{"antialias": False}, {"kernel": "bilinear", "antialias": False, "align_corners": True}])
-def test_the_way_in_which_positions_are_resampled_is_named(mode: dict[str, Any]) -> None:
-    found = diagnosis(PLAIN, PLAIN.replace(resampling=mode), size=(80, 64))
-    assert found.matched[0].families == ("resampling",), found.verdict
+def test_a_wrong_resampling_of_positions_is_named(mode: dict[str, Any]) -> None:
+    diagnosis = diagnose_with(PLAIN, PLAIN.replace(resampling=mode), size=(80, 64))
+    assert diagnosis.matched[0].families == ("resampling",), diagnosis.verdict
 
 
-def test_an_eps_that_nobody_uses_is_solved_for() -> None:
-    found = diagnosis(PLAIN, PLAIN.replace(norms={"eps": 3.7e-4}))
-    assert found.matched[0].names == ("LayerNorm eps is 0.00037",), found.verdict
+def test_an_uncommon_eps_is_solved_for() -> None:
+    diagnosis = diagnose_with(PLAIN, PLAIN.replace(norms={"eps": 3.7e-4}))
+    assert diagnosis.matched[0].names == ("LayerNorm eps is 0.00037",), diagnosis.verdict
 
 
-def _each(end: str, change: Callable[[Any], Any]) -> Plant:
-    """Change every tensor whose name ends so."""
+def _change_tensors(end: str, change: Callable[[Any], Any]) -> Change:
+    """Return the change of every tensor whose name ends with `end`."""
 
-    def plant(state: State) -> None:
+    def change_weights(state: State) -> None:
         for name in [name for name in state if name.endswith(end)]:
             state[name] = change(state[name]).reshape(state[name].shape)
 
-    return plant
+    return change_weights
 
 
-def _both(*plants: Plant) -> Plant:
-    def plant(state: State) -> None:
-        for one in plants:
-            one(state)
+def _compose(*changes: Change) -> Change:
+    def change_weights(state: State) -> None:
+        for change in changes:
+            change(state)
 
-    return plant
+    return change_weights
 
 
 def _transpose_in_block_1(state: State) -> None:
@@ -137,8 +144,8 @@ def _transpose_in_block_1(state: State) -> None:
 
 
 def _swap_q_and_k(state: State) -> None:
-    _each("attn.qkv.weight", lambda w: torch.cat([w[16:32], w[:16], w[32:]]))(state)
-    _each("attn.qkv.bias", lambda b: torch.cat([b[16:32], b[:16], b[32:]]))(state)
+    _change_tensors("attn.qkv.weight", lambda w: torch.cat([w[16:32], w[:16], w[32:]]))(state)
+    _change_tensors("attn.qkv.bias", lambda b: torch.cat([b[16:32], b[:16], b[32:]]))(state)
 
 
 def _fold_twice(state: State) -> None:
@@ -155,50 +162,61 @@ def _reverse_blocks(state: State) -> None:
         state[name], state[other] = state[other], state[name]
 
 
-WEIGHTS: dict[str, tuple[str, ViTConfig, Plant]] = {
+WEIGHTS: dict[str, tuple[str, ViTConfig, Change]] = {
     "q and k swapped": ("order of q, k, v", PLAIN, _swap_q_and_k),
     "rows of qkv split as (dim head)": (
         "head split of qkv",
         PLAIN,
-        _both(*(_each(f"attn.qkv.{kind}", lambda w: w.view(3, 8, 2, -1).transpose(1, 2)) for kind in ("weight", "bias"))),
+        _compose(
+            *(
+                _change_tensors(f"attn.qkv.{kind}", lambda w: w.view(3, 8, 2, -1).transpose(1, 2))
+                for kind in ("weight", "bias")
+            )
+        ),
     ),
     "columns of proj split as (dim head)": (
         "head split of proj",
         PLAIN,
-        _each("attn.proj.weight", lambda w: w.view(16, 8, 2).transpose(1, 2)),
+        _change_tensors("attn.proj.weight", lambda w: w.view(16, 8, 2).transpose(1, 2)),
     ),
-    "a square matrix transposed": ("transposed attn.proj", PLAIN, _each("attn.proj.weight", lambda w: w.T)),
-    "queries transposed": ("transposed attn.qkv", PLAIN, _each("attn.qkv.weight", lambda w: torch.cat([w[:16].T, w[16:]]))),
+    "a square matrix transposed": ("transposed attn.proj", PLAIN, _change_tensors("attn.proj.weight", lambda w: w.T)),
+    "queries transposed": (
+        "transposed attn.qkv",
+        PLAIN,
+        _change_tensors("attn.qkv.weight", lambda w: torch.cat([w[:16].T, w[16:]])),
+    ),
     "pixels of a patch in another order": (
         "order in a patch",
         PLAIN,
-        _each("patch_embed.proj.weight", lambda w: w.view(16, 16, 16, 3).permute(0, 3, 1, 2)),
+        _change_tensors("patch_embed.proj.weight", lambda w: w.view(16, 16, 16, 3).permute(0, 3, 1, 2)),
     ),
-    "channels reversed": ("channel order", PLAIN, _each("patch_embed.proj.weight", lambda w: w.flip(1))),
+    "channels reversed": ("channel order", PLAIN, _change_tensors("patch_embed.proj.weight", lambda w: w.flip(1))),
     "the class position added twice": ("class position", PLAIN, _fold_twice),
-    "the class row last": ("rows of positions", PLAIN, _each("pos_embed", lambda w: w.roll(1, 1))),
-    "positions one place early": ("rows of positions", PLAIN, _each("pos_embed", lambda w: w.roll(-1, 1))),
-    "layer scale left out": ("layer scale", SCALED, _each("gamma", torch.ones_like)),
-    "layer scale on one branch": ("layer scale", SCALED, _each("ls1.gamma", torch.ones_like)),
-    "layer scale squared": ("layer scale", SCALED, _each("gamma", torch.square)),
+    "the class row last": ("rows of positions", PLAIN, _change_tensors("pos_embed", lambda w: w.roll(1, 1))),
+    "positions one place early": ("rows of positions", PLAIN, _change_tensors("pos_embed", lambda w: w.roll(-1, 1))),
+    "layer scale left out": ("layer scale", SCALED, _change_tensors("gamma", torch.ones_like)),
+    "layer scale on one branch": ("layer scale", SCALED, _change_tensors("ls1.gamma", torch.ones_like)),
+    "layer scale squared": ("layer scale", SCALED, _change_tensors("gamma", torch.square)),
     "halves of swiglu swapped": (
         "halves of swiglu",
         GATED,
-        _both(*(_each(f"mlp.fc1.{kind}", lambda w: torch.cat([w[24:], w[:24]])) for kind in ("weight", "bias"))),
+        _compose(
+            *(_change_tensors(f"mlp.fc1.{kind}", lambda w: torch.cat([w[24:], w[:24]])) for kind in ("weight", "bias"))
+        ),
     ),
-    "a bias dropped": ("bias of attn.proj", PLAIN, _each("attn.proj.bias", torch.zeros_like)),
-    "the bias of the head dropped": ("bias of head", PLAIN, _each("head.bias", torch.zeros_like)),
+    "a bias dropped": ("bias of attn.proj", PLAIN, _change_tensors("attn.proj.bias", torch.zeros_like)),
+    "the bias of the head dropped": ("bias of head", PLAIN, _change_tensors("head.bias", torch.zeros_like)),
     "tokens swapped": ("distillation token", DISTILLED, _swap_tokens),
     "blocks reversed": ("order of blocks", PLAIN, _reverse_blocks),
-    "weights rounded to bfloat16": ("dtype rounding", PLAIN, _each("", lambda w: w.bfloat16().float())),
+    "weights rounded to bfloat16": ("dtype rounding", PLAIN, _change_tensors("", lambda w: w.bfloat16().float())),
 }
 
 
 @pytest.mark.parametrize("case", WEIGHTS)
-def test_a_wrong_reading_of_the_weights_is_named(case: str) -> None:
-    family, config, plant = WEIGHTS[case]
-    found = diagnosis(config, config, plant)
-    assert found.matched and found.matched[0].families == (family,), found.verdict
+def test_a_wrong_layout_of_the_weights_is_named(case: str) -> None:
+    family, config, change_weights = WEIGHTS[case]
+    diagnosis = diagnose_with(config, config, change_weights)
+    assert diagnosis.matched and diagnosis.matched[0].families == (family,), diagnosis.verdict
 
 
 # Other implementations ------------------------------------------------------------------------------------------------
@@ -234,7 +252,7 @@ def _first_head(self: Any, x: Any) -> Any:
 
 
 def _tf32_linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """Both factors rounded to eleven digits, by way of their mantissas."""
+    """Apply a linear layer with both factors rounded to eleven significant bits."""
 
     def rounded(a: Any) -> Any:
         mantissa, exponent = torch.frexp(a.double())
@@ -245,7 +263,7 @@ def _tf32_linear(x: Any, weight: Any, bias: Any = None) -> Any:
     )
 
 
-PORTS: dict[str, tuple[str, ViTConfig, Any, str, Any]] = {
+MISTAKES: dict[str, tuple[str, ViTConfig, Any, str, Any]] = {
     "softmax axis": ("softmax", PLAIN, vit_torch.model, "attention", _softmax_over_queries),
     "variance formula": ("LayerNorm formula", PLAIN, vit_torch.layers.LayerNorm, "forward", _unbiased),
     "post-norm": ("norms of a block", PLAIN, vit_torch.model.Block, "forward", _post_norm),
@@ -255,87 +273,93 @@ PORTS: dict[str, tuple[str, ViTConfig, Any, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", PORTS)
-def test_a_mistake_of_the_other_implementation_is_named(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    family, config, owner, name, wrong = PORTS[case]
-    file, images = checkpoint(config), pictures(config)
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_of_the_reference_implementation_is_named(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family, config, owner, name, wrong = MISTAKES[case]
+    file, images = checkpoint(config), uint8_images(config)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, wrong)
-        logits = answers(config, file.arrays, images)
-    found = diagnose(file, expected(images, logits, config), pairs=20)
-    assert found.matched and found.matched[0].families == (family,), found.verdict
+        logits = model_outputs(config, file.arrays, images)
+    diagnosis = diagnose(file, expected_outputs(images, logits, config), pairs=20)
+    assert diagnosis.matched and diagnosis.matched[0].families == (family,), diagnosis.verdict
 
 
 def test_tf32_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    file, images = checkpoint(), pictures()
+    file, images = checkpoint(), uint8_images()
     with monkeypatch.context() as patch:
         patch.setattr(F, "linear", _tf32_linear)
-        logits = answers(PLAIN, file.arrays, images)
-    found = diagnose(file, expected(images, logits, PLAIN), pairs=20)
-    assert found.matched and found.matched[0].families == ("TF32",), found.verdict
+        logits = model_outputs(PLAIN, file.arrays, images)
+    diagnosis = diagnose(file, expected_outputs(images, logits, PLAIN), pairs=20)
+    assert diagnosis.matched and diagnosis.matched[0].families == ("TF32",), diagnosis.verdict
 
 
-def test_outputs_in_bfloat16_are_told_from_a_wrong_model() -> None:
-    found = diagnosis(PLAIN, PLAIN, execution=vit_torch.Execution(dtype=torch.bfloat16))
-    assert (found.dtype, found.passed, found.matched[0].families) == ("bfloat16", True, ("dtype rounding",))
+def test_outputs_in_bfloat16_match_and_the_rounding_is_named() -> None:
+    diagnosis = diagnose_with(PLAIN, PLAIN, execution=vit_torch.Execution(dtype=torch.bfloat16))
+    assert (diagnosis.dtype, diagnosis.passed, diagnosis.matched[0].families) == ("bfloat16", True, ("dtype rounding",))
 
 
 # Two causes, and none -------------------------------------------------------------------------------------------------
 
-PAIRS: dict[tuple[str, str], tuple[ViTConfig, Plant | None]] = {
+PAIRS: dict[tuple[str, str], tuple[ViTConfig, Change | None]] = {
     ("activation", "LayerNorm eps"): (PLAIN.replace(mlp={"activation": "gelu_tanh"}, norms={"eps": 1e-3}), None),
     ("normalisation", "order of q, k, v"): (PLAIN.replace(pixels={"mean": (0.0,), "std": (1.0,)}), _swap_q_and_k),
-    ("channel order", "pooling"): (MEAN, _each("patch_embed.proj.weight", lambda w: w.flip(1))),
+    ("channel order", "pooling"): (MEAN, _change_tensors("patch_embed.proj.weight", lambda w: w.flip(1))),
 }
 
 
 @pytest.mark.parametrize("families", PAIRS)
 def test_two_causes_are_named(families: tuple[str, str]) -> None:
-    right, plant = PAIRS[families]
-    found = diagnosis(PLAIN, right, plant, pairs=1000)
-    assert found.matched and sorted(found.matched[0].families) == sorted(families), found.verdict
+    right, change_weights = PAIRS[families]
+    diagnosis = diagnose_with(PLAIN, right, change_weights, pairs=1000)
+    assert diagnosis.matched and sorted(diagnosis.matched[0].families) == sorted(families), diagnosis.verdict
 
 
-def _noise(state: State) -> None:
+def _add_noise(state: State) -> None:
     generator = torch.Generator().manual_seed(0)
     name = "blocks.1.mlp.fc2.weight"
     state[name] = state[name] + 0.1 * torch.randn(state[name].shape, generator=generator)
 
 
-def test_what_is_in_no_catalogue_is_said_to_be_unknown() -> None:
-    found = diagnosis(PLAIN, PLAIN, _noise, pairs=20)
-    assert (found.matched, found.verdict[:8], found.passed) == ((), "UNKNOWN:", False)
+def test_a_cause_outside_the_catalogue_is_unknown() -> None:
+    diagnosis = diagnose_with(PLAIN, PLAIN, _add_noise, pairs=20)
+    assert (diagnosis.matched, diagnosis.verdict[:8], diagnosis.passed) == ((), "UNKNOWN:", False)
 
 
-def test_without_intermediates_a_layer_is_suspected() -> None:
-    assert "explain" in diagnosis(PLAIN, PLAIN, _noise, pairs=20).suspect
+def test_the_logits_alone_give_a_suspect_layer() -> None:
+    assert "explain" in diagnose_with(PLAIN, PLAIN, _add_noise, pairs=20).suspect
 
 
 def test_intermediates_name_the_first_layer_that_differs() -> None:
     other = checkpoint()
-    _noise(other.arrays)  # type: ignore[arg-type]
-    assert against(checkpoint(), other, pairs=20).suspect.startswith("the first layer that differs is blocks.1.mlp.fc2, ")
+    _add_noise(other.arrays)  # type: ignore[arg-type]
+    assert diagnose_against(checkpoint(), other, pairs=20).suspect.startswith(
+        "the first layer that differs is blocks.1.mlp.fc2, "
+    )
 
 
-def test_dropout_that_was_left_on_is_seen_in_equal_images() -> None:
-    images, file = pictures()[[0, 0, 1]], checkpoint()
-    logits = answers(PLAIN, file.arrays, images)
+def test_active_dropout_is_detected_from_equal_images() -> None:
+    images, file = uint8_images()[[0, 0, 1]], checkpoint()
+    logits = model_outputs(PLAIN, file.arrays, images)
     logits[0] *= 1.01
-    found = diagnose(file, expected(images, logits, PLAIN), pairs=20)
-    assert any("dropout was left on" in remark and "equal" in remark for remark in found.remarks)
+    diagnosis = diagnose(file, expected_outputs(images, logits, PLAIN), pairs=20)
+    assert any("dropout was left on" in remark and "equal" in remark for remark in diagnosis.remarks)
 
 
-def test_equal_images_with_different_outputs_may_be_the_wrong_images() -> None:
-    images = np.zeros_like(pictures())
-    found = diagnose(checkpoint(), expected(images, answers(PLAIN, checkpoint().arrays, pictures()), PLAIN), pairs=0)
-    assert any("or the outputs are of other images" in remark for remark in found.remarks)
+def test_equal_images_with_different_outputs_suggest_wrong_images() -> None:
+    images = np.zeros_like(uint8_images())
+    diagnosis = diagnose(
+        checkpoint(), expected_outputs(images, model_outputs(PLAIN, checkpoint().arrays, uint8_images()), PLAIN), pairs=0
+    )
+    assert any("or the outputs are of other images" in remark for remark in diagnosis.remarks)
 
 
-def test_intermediates_that_are_compared_with_nothing_are_told() -> None:
-    logits, other = answers(PLAIN, checkpoint().arrays, pictures()), np.ones((8, 3))
+def test_intermediates_that_the_model_lacks_are_reported() -> None:
+    logits, other = model_outputs(PLAIN, checkpoint().arrays, uint8_images()), np.ones((8, 3))
     inner = {"tokens": other, "blocks.99": other, "blocks.0.norm2": np.ones((8, *_tokens(PLAIN)))}
-    found = diagnose(checkpoint(), expected(pictures(), logits, PLAIN, inner), pairs=0)
-    assert "'blocks.99', 'tokens': left out, as this model has none of that name and shape" in found.remarks
+    diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN, inner), pairs=0)
+    assert (
+        "'blocks.99', 'tokens': ignored, because this model has no intermediate of that name and shape" in diagnosis.remarks
+    )
 
 
 def _tokens(config: ViTConfig) -> tuple[int, int]:
@@ -343,49 +367,51 @@ def _tokens(config: ViTConfig) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", ["logits", "images", "tokens"])
-def test_numbers_that_no_model_gives_are_refused(name: str) -> None:
-    logits = answers(PLAIN, checkpoint().arrays, pictures())
-    arrays: dict[str, Any] = {"images": pictures(), "logits": logits, "tokens": np.ones((8, *_tokens(PLAIN)))}
+def test_values_too_large_for_a_model_are_refused(name: str) -> None:
+    logits = model_outputs(PLAIN, checkpoint().arrays, uint8_images())
+    arrays: dict[str, Any] = {"images": uint8_images(), "logits": logits, "tokens": np.ones((8, *_tokens(PLAIN)))}
     arrays[name] = np.full(arrays[name].shape, 1e300)
     with pytest.raises(InputError, match=f"{name} have entries as large as 1e\\+300"):
-        expected(arrays["images"], arrays["logits"], PLAIN, {"tokens": arrays["tokens"]})
+        expected_outputs(arrays["images"], arrays["logits"], PLAIN, {"tokens": arrays["tokens"]})
 
 
-def test_a_model_without_fault_has_none() -> None:
-    found = diagnosis(PLAIN, PLAIN)
-    assert found.passed and found.verdict.startswith("MATCH: nothing is wrong")
+def test_a_correct_model_matches() -> None:
+    diagnosis = diagnose_with(PLAIN, PLAIN)
+    assert diagnosis.passed and diagnosis.verdict.startswith("MATCH: nothing is wrong")
 
 
-def test_causes_that_no_image_tells_apart_are_all_named() -> None:
+def test_causes_that_no_image_distinguishes_are_all_named() -> None:
     file = checkpoint()
-    _each("attn.qkv.bias", torch.zeros_like)(file.arrays)  # so that it matters to nobody where it lies
+    _change_tensors("attn.qkv.bias", torch.zeros_like)(file.arrays)  # so that the order of its parts has no effect
     state = dict(file.arrays)
     _swap_q_and_k(state)
-    found = diagnose(file, expected(pictures(), answers(PLAIN, state, pictures()), PLAIN))
-    assert len(found.matched) > 1 and {cause.families for cause in found.matched} == {("order of q, k, v",)}
-    assert found.apart.startswith("no image of this size tells these causes apart")
+    diagnosis = diagnose(file, expected_outputs(uint8_images(), model_outputs(PLAIN, state, uint8_images()), PLAIN))
+    assert len(diagnosis.matched) > 1 and {cause.families for cause in diagnosis.matched} == {("order of q, k, v",)}
+    assert diagnosis.apart.startswith("no image of this size tells these causes apart")
 
 
-def test_a_diagnosis_is_the_same_twice() -> None:
-    first, second = (diagnosis(PLAIN, PLAIN, _noise, pairs=20) for _ in range(2))
+def test_a_diagnosis_is_deterministic() -> None:
+    first, second = (diagnose_with(PLAIN, PLAIN, _add_noise, pairs=20) for _ in range(2))
     assert (json.dumps(first.facts()), str(first)) == (json.dumps(second.facts()), str(second))
 
 
 # Against another file -------------------------------------------------------------------------------------------------
 
 
-def test_another_file_shows_which_parameter_was_transposed() -> None:
+def test_another_checkpoint_shows_the_transposed_parameter() -> None:
     other = checkpoint()
-    _each("attn.proj.weight", lambda w: w.T)(other.arrays)  # type: ignore[arg-type]
-    found = against(checkpoint(), other)
-    assert found.evidence == ("blocks.attn.proj.weight is the other's where attn.proj lies as (inputs outputs)",)
+    _change_tensors("attn.proj.weight", lambda w: w.T)(other.arrays)  # type: ignore[arg-type]
+    diagnosis = diagnose_against(checkpoint(), other)
+    assert diagnosis.evidence == (
+        "blocks.attn.proj.weight equals the other checkpoint's if attn.proj lies as (inputs outputs)",
+    )
 
 
-def test_another_file_shows_which_field_differs() -> None:
+def test_another_checkpoint_shows_the_field_that_differs() -> None:
     other = Checkpoint(PLAIN.replace(norms={"eps": 1e-3}), "torch", checkpoint().arrays)
-    found = against(checkpoint(), other)
-    assert (found.evidence, found.matched[0].families) == (
-        ("norms.eps is 1e-06, the other's 0.001",),
+    diagnosis = diagnose_against(checkpoint(), other)
+    assert (diagnosis.evidence, diagnosis.matched[0].families) == (
+        ("norms.eps is 1e-06, and 0.001 in the other checkpoint",),
         ("LayerNorm eps",),
     )
 
@@ -394,44 +420,44 @@ def test_another_file_shows_which_field_differs() -> None:
 
 
 @pytest.mark.parametrize("case", ["field", "weights", "structure", "one block"])
-def test_the_command_that_is_told_mends_the_file(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, plant = {
+def test_the_printed_command_fixes_the_checkpoint(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, change_weights = {
         "field": (PLAIN.replace(pixels={"mean": (0.0,), "std": (1.0,)}, norms={"eps": 1e-3}), None),
         "weights": (PLAIN.replace(norms={"eps": 1e-3}), _swap_q_and_k),
         "structure": (PLAIN.replace(norms={"after_blocks": False}), None),
         "one block": (PLAIN, _transpose_in_block_1),
     }[case]
-    images = pictures()
+    images = uint8_images()
     parity.save(tmp_path / "vit.safetensors", dict(checkpoint().arrays), PLAIN, "torch")
-    found = diagnosis(PLAIN, right, plant, source=Source("vit.safetensors"))
-    words = shlex.split(found.remedy)
+    diagnosis = diagnose_with(PLAIN, right, change_weights, source=CommandLineSource("vit.safetensors"))
+    words = shlex.split(diagnosis.remedy)
     monkeypatch.chdir(tmp_path)
     assert words[:3] == ["python", "-m", "parity"] and main(words[3:]) == 0
     state = {name: tensor.clone() for name, tensor in checkpoint().arrays.items()}
-    if plant:
-        plant(state)
+    if change_weights:
+        change_weights(state)
     mended = parity.load("FIXED.safetensors")
-    assert diagnose(mended, expected(images, answers(right, state, images), right)).passed
+    assert diagnose(mended, expected_outputs(images, model_outputs(right, state, images), right)).passed
 
 
-def test_weights_are_mended_by_a_cause_in_the_format_that_they_are_in() -> None:
+def test_repair_keeps_the_format_of_the_checkpoint() -> None:
     file = checkpoint()
-    mended, lines = mend(Checkpoint(PLAIN, "jax", flatten(parity.to_jax(file), get("jax"))), [BGR])
-    assert (mended.format, lines) == ("jax", [f"mended: {BGR}"])
+    mended, lines = repair(Checkpoint(PLAIN, "jax", flatten(parity.to_jax(file), get("jax"))), [REVERSED_CHANNELS])
+    assert (mended.format, lines) == ("jax", [f"mended: {REVERSED_CHANNELS}"])
     before, after = (parity.to_torch(each) for each in (file, mended))
     assert torch.equal(after.pop("patch_embed.proj.weight"), before.pop("patch_embed.proj.weight").flip(1))
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-BGR = "channels come in reverse, BGR"
+REVERSED_CHANNELS = "channels come in reverse, BGR"
 
 
 @pytest.mark.parametrize(
     ("cause", "message"), [("channels come in reverse", "did you mean"), ("zzz", "as `python -m parity")]
 )
-def test_a_cause_that_is_none_is_refused(cause: str, message: str) -> None:
+def test_an_unknown_cause_is_refused(cause: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        mend(checkpoint(), [cause])
+        repair(checkpoint(), [cause])
 
 
 # Every hypothesis runs ------------------------------------------------------------------------------------------------
@@ -441,11 +467,11 @@ STRUCTURES = {
     "layer scale": SCALED,
     "gated": GATED,
     "rotary": ROTARY,
-    "rotary of DINOv3": small(vit_spec.get("dinov3_s16")),
+    "rotary of DINOv3": small_config(vit_spec.get("dinov3_s16")),
     "distilled": DISTILLED,
     "fixed positions": FIXED,
     "norms of queries": NORMED,
-    "attention pooling": small(vit_spec.get("siglip_b16")),
+    "attention pooling": small_config(vit_spec.get("siglip_b16")),
     "hidden layer": PLAIN.replace(head={"hidden": 12}),
     "features": PLAIN.replace(num_classes=0, head={"pool": "none"}),
 }
@@ -453,50 +479,50 @@ STRUCTURES = {
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_every_cause_of_the_catalogue_can_be_run(name: str) -> None:
-    """By itself, and together with one that takes away what it is about; see `Attempts.attempt`."""
+    """Each runs separately, and together with a cause that removes the part it changes; see `Evaluator.try_causes`."""
     config = STRUCTURES[name]
-    images = pictures(config)[:1]
-    logits = answers(config, checkpoint(config).arrays, images) + 1
-    expectations = expected(images, logits, config)
+    images = uint8_images(config)[:1]
+    logits = model_outputs(config, checkpoint(config).arrays, images) + 1
+    expectations = expected_outputs(images, logits, config)
     trial = Trial(
-        config, {n: float64(parameter(checkpoint(config), n)) for n in vit_spec.rows(config)}, expectations.images, None
+        config, {n: to_float64(parameter(checkpoint(config), n)) for n in vit_spec.rows(config)}, expectations.images, None
     )
     search = Search(trial, expectations)
     causes = catalogue(trial)
-    assert len([cause for cause in causes if search.attempts.attempt((cause,))]) > len(causes) / 2
-    for one in [cause for cause in causes if TAKES_AWAY.search(cause.name)]:
+    assert len([cause for cause in causes if search.evaluator.try_causes((cause,))]) > len(causes) / 2
+    for one in [cause for cause in causes if REMOVES_PARTS.search(cause.name)]:
         for other in causes[:: 3 if one.patch else 1]:
-            search.attempts.attempt((one, other))
-    for cause in [*in_blocks(config, causes), *operations(config)][::5]:
-        search.attempts.attempt((cause,))
-    assert search.attempts.discarded == []
+            search.evaluator.try_causes((one, other))
+    for cause in [*single_block_hypotheses(config, causes), *operations(config)][::5]:
+        search.evaluator.try_causes((cause,))
+    assert search.evaluator.discarded == []
 
 
-TAKES_AWAY = re.compile(
+REMOVES_PARTS = re.compile(
     r"TF32 was used by all|^activations are bf|layout is none|no final norm|first block|no norm ahead|no class"
 )
 
 
-def test_a_hypothesis_that_fails_is_discarded_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hypothesis_that_raises_is_discarded_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(model: Any) -> None:
         raise RuntimeError("a patch that fits no model")
 
     causes = [Hypothesis("it is broken", "broken", patch=broken)]
     monkeypatch.setattr("parity.comparison.diagnosis.search.catalogue", lambda trial: [*catalogue(trial)[:5], *causes])
-    found = diagnosis(PLAIN, PLAIN, _noise, pairs=5)
-    assert found.discarded[0] == "it is broken: RuntimeError: a patch that fits no model"
-    assert "causes could not be run, the first: it is broken" in str(found)
+    diagnosis = diagnose_with(PLAIN, PLAIN, _add_noise, pairs=5)
+    assert diagnosis.discarded[0] == "it is broken: RuntimeError: a patch that fits no model"
+    assert "causes could not be run, the first: it is broken" in str(diagnosis)
 
 
-def short(x: np.ndarray) -> np.ndarray:
-    """Numbers as "%.4e" prints them."""
+def round_to_5_digits(x: np.ndarray) -> np.ndarray:
+    """Return numbers as "%.4e" prints them."""
     return np.array([float(f"{value:.4e}") for value in x.ravel()]).reshape(x.shape)
 
 
 # Precision ------------------------------------------------------------------------------------------------------------
 
 
-def in_float64(config: ViTConfig, state: State, images: np.ndarray) -> np.ndarray:
+def float64_outputs(config: ViTConfig, state: State, images: np.ndarray) -> np.ndarray:
     model = vit_torch.ViT(config).eval().double()
     model.load_state_dict({name: tensor.double() for name, tensor in state.items()})
     pixels = [np.array(values) for values in (config.pixels.mean, config.pixels.std)]
@@ -504,8 +530,8 @@ def in_float64(config: ViTConfig, state: State, images: np.ndarray) -> np.ndarra
         return model(torch.tensor((images / 255 - pixels[0]) / pixels[1]).permute(0, 3, 1, 2)).numpy()
 
 
-def finer() -> tuple[State, Checkpoint]:
-    """Weights in float64, and the file that holds them in float32."""
+def weights_rounded_afterwards() -> tuple[State, Checkpoint]:
+    """Return float64 weights, and the checkpoint that stores them as float32."""
     generator = torch.Generator().manual_seed(1)
     state = {
         name: tensor.double() * (1 + 1e-7 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64))
@@ -514,103 +540,113 @@ def finer() -> tuple[State, Checkpoint]:
     return state, Checkpoint(PLAIN, "torch", {name: tensor.float() for name, tensor in state.items()})
 
 
-def test_weights_that_were_rounded_afterwards_leave_what_rounding_explains() -> None:
-    state, file = finer()
+def test_a_cause_is_found_although_the_weights_were_rounded_to_float32() -> None:
+    state, file = weights_rounded_afterwards()
     right = PLAIN.replace(mlp={"activation": "quick_gelu"})
-    found = diagnose(file, expected(pictures(), in_float64(right, state, pictures()), PLAIN), pairs=20)
-    assert found.matched[0].names == ("activation is quick_gelu",), found.verdict
-    assert 1e-9 < found.after < found.bar < 5e-6 and "rounding to float32" in found.precision
+    diagnosis = diagnose(
+        file, expected_outputs(uint8_images(), float64_outputs(right, state, uint8_images()), PLAIN), pairs=20
+    )
+    assert diagnosis.matched[0].names == ("activation is quick_gelu",), diagnosis.verdict
+    assert 1e-9 < diagnosis.after < diagnosis.bar < 5e-6 and "rounding to float32" in diagnosis.precision
 
 
-def test_weights_that_were_rounded_afterwards_match() -> None:
-    state, file = finer()
-    found = diagnose(file, expected(pictures(), in_float64(PLAIN, state, pictures()), PLAIN), pairs=20)
-    assert found.passed and 1e-9 < found.before < found.bar and "rounding to float32" in found.precision
+def test_weights_rounded_to_float32_match() -> None:
+    state, file = weights_rounded_afterwards()
+    diagnosis = diagnose(
+        file, expected_outputs(uint8_images(), float64_outputs(PLAIN, state, uint8_images()), PLAIN), pairs=20
+    )
+    assert diagnosis.passed and 1e-9 < diagnosis.before < diagnosis.bar and "rounding to float32" in diagnosis.precision
 
 
-def test_weights_that_were_rounded_to_bfloat16_match_as_far_as_they_can() -> None:
+def test_a_cause_is_found_although_the_weights_were_rounded_to_bfloat16() -> None:
     state = checkpoint().arrays
     file = Checkpoint(PLAIN, "torch", {name: tensor.bfloat16() for name, tensor in state.items()})
-    plant = {name: tensor.clone() for name, tensor in state.items()}
-    _swap_q_and_k(plant)
-    found = diagnose(file, expected(pictures(), answers(PLAIN, plant, pictures()), PLAIN), pairs=20)
-    assert found.matched[0].families == ("order of q, k, v",), found.verdict
-    assert "the rounding of the weights to bfloat16" in found.precision
+    swapped = {name: tensor.clone() for name, tensor in state.items()}
+    _swap_q_and_k(swapped)
+    diagnosis = diagnose(
+        file, expected_outputs(uint8_images(), model_outputs(PLAIN, swapped, uint8_images()), PLAIN), pairs=20
+    )
+    assert diagnosis.matched[0].families == ("order of q, k, v",), diagnosis.verdict
+    assert "the rounding of the weights to bfloat16" in diagnosis.precision
 
 
-def test_a_small_cause_is_told_from_rounding_where_the_outputs_are_exact() -> None:
+def test_a_small_cause_is_distinguished_from_rounding_of_exact_outputs() -> None:
     right = PLAIN.replace(norms={"eps": 1.1e-6})
-    logits = in_float64(right, checkpoint().arrays, pictures())
-    found = diagnose(checkpoint(), expected(pictures(), logits, PLAIN), pairs=20)
-    assert found.before < 5e-6 and found.matched[0].names == ("LayerNorm eps is 1.1e-06",), found.verdict
+    logits = float64_outputs(right, checkpoint().arrays, uint8_images())
+    diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN), pairs=20)
+    assert diagnosis.before < 5e-6 and diagnosis.matched[0].names == ("LayerNorm eps is 1.1e-06",), diagnosis.verdict
 
 
-@pytest.mark.parametrize(("change", "digits"), [(lambda x: x.round(4), "4 decimals"), (short, "5 significant digits")])
-def test_outputs_that_were_printed_are_judged_by_their_digits(change: Callable[[Any], Any], digits: str) -> None:
-    logits = change(in_float64(PLAIN, checkpoint().arrays, pictures()))
-    found = diagnose(checkpoint(), expected(pictures(), logits, PLAIN), pairs=20)
-    assert found.passed and digits in found.precision
+@pytest.mark.parametrize(
+    ("change", "digits"), [(lambda x: x.round(4), "4 decimals"), (round_to_5_digits, "5 significant digits")]
+)
+def test_printed_outputs_are_compared_to_their_digits(change: Callable[[Any], Any], digits: str) -> None:
+    logits = change(float64_outputs(PLAIN, checkpoint().arrays, uint8_images()))
+    diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN), pairs=20)
+    assert diagnosis.passed and digits in diagnosis.precision
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
-def test_outputs_of_a_narrower_type_are_recognised_in_a_wider_one(kind: Any) -> None:
-    logits = answers(PLAIN, checkpoint().arrays, pictures()).astype(kind).astype(np.float64)
-    assert expected(pictures(), logits, PLAIN).dtype == np.dtype(kind).name
+def test_the_dtype_of_outputs_is_recognised_in_a_wider_dtype(kind: Any) -> None:
+    logits = model_outputs(PLAIN, checkpoint().arrays, uint8_images()).astype(kind).astype(np.float64)
+    assert expected_outputs(uint8_images(), logits, PLAIN).dtype == np.dtype(kind).name
 
 
-# Images that say their size -------------------------------------------------------------------------------------------
+# Image size from expected images --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [(32, 48), (64, 16)])
 def test_the_size_of_a_model_is_that_of_the_expected_images(size: tuple[int, int], tmp_path: Path, capsys: Any) -> None:
     config = PLAIN.replace(image_size=size, num_heads=2)
-    file, images = checkpoint(config), pictures(config)
+    file, images = checkpoint(config), uint8_images(config)
     right = config.replace(norms={"eps": 1e-3})
     torch.save({name: tensor.clone() for name, tensor in file.arrays.items()}, tmp_path / "vit.pth")
-    np.savez(tmp_path / "expected.npz", images=images, logits=answers(right, file.arrays, images))
+    np.savez(tmp_path / "expected.npz", images=images, logits=model_outputs(right, file.arrays, images))
     source = ["diagnose", str(tmp_path / "vit.pth"), "--logits", str(tmp_path / "expected.npz"), "--set", "num_heads=2"]
     assert main([*source, "--pairs", "5"]) == 1
-    told = capsys.readouterr().out
-    assert f"--set image_size={size[0]}x{size[1]}" in told and "FOUND: LayerNorm eps is 0.001" in told
+    printed = capsys.readouterr().out
+    assert f"--set image_size={size[0]}x{size[1]}" in printed and "FOUND: LayerNorm eps is 0.001" in printed
 
 
-# What is given --------------------------------------------------------------------------------------------------------
+# Expected outputs --------------------------------------------------------------------------------------------------------
 
 
-def written(folder: Path, **arrays: Any) -> Path:
+def write_npz(folder: Path, **arrays: Any) -> Path:
     np.savez(folder / "expected.npz", **arrays)
     return folder / "expected.npz"
 
 
-GOOD = {"images": pictures(), "logits": np.ones((8, 5), np.float32)}
+VALID_ARRAYS = {"images": uint8_images(), "logits": np.ones((8, 5), np.float32)}
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
-    found = read(written(tmp_path, **GOOD, labels=np.zeros(8, int)), PLAIN)
-    assert (found.images.shape, found.normalised) == ((8, 3, *PLAIN.image_size), False)
-    assert found.remarks[-1] == "labels in expected.npz: left out"
+def test_an_npz_file_is_read(tmp_path: Path) -> None:
+    outputs = read_expected_outputs(write_npz(tmp_path, **VALID_ARRAYS, labels=np.zeros(8, int)), PLAIN)
+    assert (outputs.images.shape, outputs.is_normalised) == ((8, 3, *PLAIN.image_size), False)
+    assert outputs.remarks[-1] == "labels in expected.npz: ignored"
 
 
 def test_images_may_have_their_channels_first(tmp_path: Path) -> None:
-    first = read(written(tmp_path, **GOOD | {"images": GOOD["images"].transpose(0, 3, 1, 2)}), PLAIN)
-    assert np.array_equal(first.images, read(written(tmp_path, **GOOD), PLAIN).images)
+    first = read_expected_outputs(
+        write_npz(tmp_path, **VALID_ARRAYS | {"images": VALID_ARRAYS["images"].transpose(0, 3, 1, 2)}), PLAIN
+    )
+    assert np.array_equal(first.images, read_expected_outputs(write_npz(tmp_path, **VALID_ARRAYS), PLAIN).images)
 
 
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no logits": ({"images": GOOD["images"]}, "no 'logits'"),
-    "other outputs": (GOOD | {"logits": np.ones((8, 7))}, r"logits have shape \(8, 7\)"),
-    "other number": (GOOD | {"logits": np.ones((7, 5))}, "8 images and 7 rows"),
-    "NaN": (GOOD | {"logits": np.full((8, 5), np.nan)}, "logits have 40 entries that are NaN"),
-    "other channels": (GOOD | {"images": np.ones((8, 32, 48, 1))}, r"expected \(B, H, W, 3\)"),
-    "other size": (GOOD | {"images": np.ones((8, 33, 48, 3))}, "not a multiple of the patch"),
+INVALID_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "no logits": ({"images": VALID_ARRAYS["images"]}, "no 'logits'"),
+    "other outputs": (VALID_ARRAYS | {"logits": np.ones((8, 7))}, r"logits have shape \(8, 7\)"),
+    "other number": (VALID_ARRAYS | {"logits": np.ones((7, 5))}, "8 images and 7 rows"),
+    "NaN": (VALID_ARRAYS | {"logits": np.full((8, 5), np.nan)}, "logits have 40 entries that are NaN"),
+    "other channels": (VALID_ARRAYS | {"images": np.ones((8, 32, 48, 1))}, r"expected \(B, H, W, 3\)"),
+    "other size": (VALID_ARRAYS | {"images": np.ones((8, 33, 48, 3))}, "not a multiple of the patch"),
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_compared_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
-    arrays, message = BAD[case]
+@pytest.mark.parametrize("case", INVALID_ARRAYS)
+def test_invalid_arrays_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    arrays, message = INVALID_ARRAYS[case]
     with pytest.raises(InputError, match=message) as error:
-        read(written(tmp_path, **arrays), PLAIN)
+        read_expected_outputs(write_npz(tmp_path, **arrays), PLAIN)
     assert "\n" not in str(error.value)
 
 
@@ -618,11 +654,11 @@ def test_a_model_that_gives_nan_is_refused() -> None:
     file = checkpoint()
     file.arrays["head.bias"][0] = torch.nan
     with pytest.raises(InputError, match="gives NaN or infinite outputs"):
-        diagnose(file, expected(**GOOD, config=PLAIN))
+        diagnose(file, expected_outputs(**VALID_ARRAYS, config=PLAIN))
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, **GOOD)
+    path = write_npz(tmp_path, **VALID_ARRAYS)
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(InputError, match=r"expected\.npz"):
-        read(path, PLAIN)
+        read_expected_outputs(path, PLAIN)

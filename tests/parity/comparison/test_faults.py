@@ -1,6 +1,6 @@
-"""A mistake that is planted in a twin, a column or an optimizer is found, and its part is named.
+"""A mistake planted in a twin, a format's column or an optimizer is detected, and the part with the mistake is named.
 
-Here are every fifth of the faults, for the sake of time; `python -m benchmarks.faults` plants them all.
+To save time, only every fifth fault is planted here; `python -m benchmarks.faults` plants all of them.
 """
 
 import sys
@@ -13,65 +13,65 @@ pytest.importorskip("flax")
 pytest.importorskip("optax")
 torch = pytest.importorskip("torch")
 
-from tests.faults import FAULTS, Fault, planted
-from tests.faults.outcomes import checked, diagnosed, explained, named
+from tests.faults import FAULTS, Fault, plant_fault
+from tests.faults.outcomes import names_cause, names_part, run_check, run_diagnosis
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """For models this small a second thread only waits."""
+def _single_thread() -> Iterator[None]:
+    """Run PyTorch on one thread; for such small models a second one only adds overhead."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-SOME = FAULTS[::5]
+EVERY_FIFTH = FAULTS[::5]
 
 
-def _each(faults: list[Fault]) -> list[object]:
+def _params(faults: list[Fault]) -> list[object]:
     return [pytest.param(fault, id=fault.id.replace(" ", "-")) for fault in faults]
 
 
-@pytest.mark.parametrize("fault", _each([fault for fault in SOME if not fault.unnamed]))
+@pytest.mark.parametrize("fault", _params([fault for fault in EVERY_FIFTH if not fault.unnamed]))
 def test_the_check_fails_and_names_the_part(fault: Fault) -> None:
-    report = checked(fault, backward=False, steps=20)
-    assert named(fault, report), report.verdict
+    report = run_check(fault, backward=False, steps=20)
+    assert names_part(fault, report), report.verdict
 
 
-@pytest.mark.parametrize("fault", _each([fault for fault in FAULTS if fault.unnamed]))
-def test_the_check_fails_where_the_part_cannot_be_told(fault: Fault) -> None:
-    assert not checked(fault, backward=False).passed
+@pytest.mark.parametrize("fault", _params([fault for fault in FAULTS if fault.unnamed]))
+def test_the_check_fails_although_the_part_is_ambiguous(fault: Fault) -> None:
+    assert not run_check(fault, backward=False).passed
 
 
-@pytest.mark.parametrize("fault", _each([fault for fault in SOME if fault.cause]))
+@pytest.mark.parametrize("fault", _params([fault for fault in EVERY_FIFTH if fault.cause]))
 def test_the_diagnosis_names_the_cause(fault: Fault) -> None:
-    found = diagnosed(fault)
-    assert explained(fault, found), found.verdict
+    diagnosis = run_diagnosis(fault)
+    assert names_cause(fault, diagnosis), diagnosis.verdict
 
 
-def test_few_parts_cannot_be_told() -> None:
+def test_few_parts_are_ambiguous() -> None:
     assert sum(bool(fault.unnamed) for fault in FAULTS) <= 0.05 * len(FAULTS)
 
 
 @pytest.mark.parametrize("file", sorted({fault.file for fault in FAULTS}))
-def test_a_fault_is_gone_after_its_block(file: str) -> None:
+def test_a_fault_is_removed_after_its_block(file: str) -> None:
     import vit_jax
     import vit_torch
     from parity.checkpoints.formats import get
 
-    before = vit_jax.ViT, vit_torch.ViT, get("jax"), get("torch")
-    with planted(next(fault for fault in FAULTS if fault.file == file)):
+    originals = vit_jax.ViT, vit_torch.ViT, get("jax"), get("torch")
+    with plant_fault(next(fault for fault in FAULTS if fault.file == file)):
         assert (
             sys.modules["vit_jax"].ViT,
             sys.modules["vit_torch"].ViT,
             get("jax"),
             get("torch"),
-        ) != before
-    assert (sys.modules["vit_jax"].ViT, sys.modules["vit_torch"].ViT, get("jax"), get("torch")) == before
+        ) != originals
+    assert (sys.modules["vit_jax"].ViT, sys.modules["vit_torch"].ViT, get("jax"), get("torch")) == originals
 
 
-def test_a_fault_is_one_change_of_what_computes() -> None:
-    assert all(compile(fault.mistaken(), fault.file, "exec") for fault in FAULTS)
+def test_each_fault_is_one_distinct_change_that_compiles() -> None:
+    assert all(compile(fault.faulty_source(), fault.file, "exec") for fault in FAULTS)
     changes = {(fault.file, fault.old, fault.new, str(fault.changes)) for fault in FAULTS}
     assert len(changes) == len(FAULTS)

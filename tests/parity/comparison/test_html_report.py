@@ -1,4 +1,4 @@
-"""The report of a check as a page: what it says, and that it needs nothing but itself."""
+"""The HTML report: its content, and that it is self-contained."""
 
 import base64
 import hashlib
@@ -23,16 +23,18 @@ from matplotlib.image import imread
 import vit_spec
 from parity.comparison import html_report
 from parity.comparison.html_report import attention, plot
-from parity.comparison.tolerances import PRECISION
-from tests.reports import checkpoint, failing, noise, passing
-from tests.twins import perturbed, small
+from parity.comparison.tolerances import FLOAT32_TOLERANCE
+from tests.reports import checkpoint, failing_report, passing_report, random_attention_maps
+from tests.twins import perturbed_params, small_config
 from vit_spec import InputError
 
-MAPS = attention.Maps(np.zeros((4, 6, 3)), noise(0), noise(1), 1, "the class token")
+MAPS = attention.AttentionMaps(
+    np.zeros((4, 6, 3)), random_attention_maps(0), random_attention_maps(1), 1, "the class token"
+)
 
 
 class Page(HTMLParser):
-    """A page taken apart: elements with their attributes, and the text of each."""
+    """A parsed page: its elements with their attributes and texts."""
 
     def __init__(self, text):
         super().__init__()
@@ -54,116 +56,119 @@ class Page(HTMLParser):
             element.text += data
 
     def all(self, tag, **attributes):
-        """Elements of a tag, with these attributes."""
+        """Return the elements of a tag with these attributes."""
         return [e for e in self.elements if e.tag == tag and attributes.items() <= e.attributes.items()]
 
     def within(self, tag, of):
-        """Elements of a tag inside another."""
+        """Return the elements of a tag inside another element."""
         return [e for e in self.elements if e.tag == tag and any(o is of for o in e.inside)]
 
     def table(self, label):
-        """The rows of the table in a named region, header first."""
+        """Return the rows of the table in a region with this label, header first."""
         (region,) = self.all("div", **{"aria-label": label})
         rows = self.within("tr", region)
         return [[e for e in self.elements if e.tag in ("th", "td") and e.inside[-1] is row] for row in rows]
 
 
-def shown(report, **given):
-    """The page of a report."""
+def render_page(report, **given):
+    """Return the parsed page of a report."""
     return Page(html_report.render(report, MAPS, **given))
 
 
-# What it says --------------------------------------------------------------------------------------------------------
+# Content -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("report", "word"), [(passing, "PASS"), (failing, "FAIL")])
+@pytest.mark.parametrize(("report", "word"), [(passing_report, "PASS"), (failing_report, "FAIL")])
 def test_the_verdict_comes_first(report, word):
-    headings = [e for e in shown(report()).elements if e.tag in ("h1", "h2", "table", "svg")]
+    headings = [e for e in render_page(report()).elements if e.tag in ("h1", "h2", "table", "svg")]
     assert headings[0].tag == "h1"
     assert word in headings[0].text
 
 
 def test_every_tensor_is_in_the_table_in_the_order_of_computation():
-    names = [row[0].text for row in shown(passing()).table("All tensors")[1:]]
-    assert names == [m.name for m in passing().measures]
+    names = [row[0].text for row in render_page(passing_report()).table("All tensors")[1:]]
+    assert names == [m.name for m in passing_report().measures]
 
 
-def test_a_cell_shows_two_digits_and_keeps_all():
-    row = shown(passing()).table("All tensors")[1]
-    error = passing().measures[0].difference
+def test_a_cell_shows_two_digits_and_stores_all():
+    row = render_page(passing_report()).table("All tensors")[1]
+    error = passing_report().measures[0].difference
     assert (row[1].text, row[1].attributes["data-v"]) == (f"{error:.1e}", repr(error))
 
 
-def test_the_worst_gradients_come_worst_first():
-    numbers = [float(row[1].attributes["data-v"]) for row in shown(passing()).table("Gradients that part the most")[1:]]
-    of_parameters = [m.difference for m in passing().measures if m.name.startswith("gradient of ")]
+def test_the_gradients_with_the_largest_errors_come_first():
+    numbers = [
+        float(row[1].attributes["data-v"])
+        for row in render_page(passing_report()).table("Gradients with the largest errors")[1:]
+    ]
+    of_parameters = [m.difference for m in passing_report().measures if m.name.startswith("gradient of ")]
     assert numbers == sorted(of_parameters, reverse=True)[:20]
 
 
-def test_a_check_in_float64_alone_has_no_columns_of_a_coarser_type():
-    header = [cell.text for cell in shown(failing()).table("All tensors")[0]]
+def test_a_comparison_in_float64_alone_has_no_columns_for_float32():
+    header = [cell.text for cell in render_page(failing_report()).table("All tensors")[0]]
     assert "PyTorch" not in header
 
 
 def test_a_failure_names_the_first_part_and_every_origin():
-    found = shown(failing())
+    found = render_page(failing_report())
     (section,) = found.all("section", id="failure")
-    assert failing().part.module in found.within("strong", section)[0].text
-    origins = [row[1].text for row in found.table("Parts that differ in themselves")[1:]]
-    assert origins == [origin.name for origin in failing().origins[:12]]
+    assert failing_report().part.module in found.within("strong", section)[0].text
+    origins = [row[1].text for row in found.table("Parts that differ in isolation")[1:]]
+    assert origins == [origin.name for origin in failing_report().origins[:12]]
 
 
-def test_a_failure_says_what_to_type_next():
-    (section,) = shown(failing(), source="my weights.pth").all("section", id="failure")
+def test_a_failure_shows_the_next_command():
+    (section,) = render_page(failing_report(), source="my weights.pth").all("section", id="failure")
     assert "python -m parity diagnose 'my weights.pth' --logits EXPECTED.npz" in section.text
 
 
 def test_a_pass_has_no_section_of_failures():
-    assert not shown(passing()).all("section", id="failure")
+    assert not render_page(passing_report()).all("section", id="failure")
 
 
-def test_settings_and_environment_are_told():
-    found = shown(passing())
-    assert [row[0].text for row in found.table("Settings")[1:]] == [setting.name for setting in passing().audit]
-    (card,) = found.all("section", id="environment")
-    assert passing().environment["torch"] in card.text
+def test_settings_and_environment_are_shown():
+    found = render_page(passing_report())
+    assert [row[0].text for row in found.table("Settings")[1:]] == [setting.name for setting in passing_report().audit]
+    (section,) = found.all("section", id="environment")
+    assert passing_report().environment["torch"] in section.text
 
 
 def test_training_is_shown_with_its_verdict_and_a_plot():
     losses = {"jax float64": [1.0, 0.5], "torch float64": [1.0, 0.5000001]}
     facts = {"verdict": "PASS: the updates agree", "losses": losses}
     training = SimpleNamespace(passed=True, verdict=facts["verdict"], facts=lambda: facts)
-    found = shown(replace(passing(), training=training))
+    found = render_page(replace(passing_report(), training=training))
     (section,) = found.all("section", id="training")
     assert "the updates agree" in section.text
     assert found.within("svg", section)
 
 
-def test_a_check_without_gradients_says_so():
-    forward = tuple(m for m in passing().measures if "gradient" not in m.name)
-    (section,) = shown(replace(passing(), measures=forward)).all("section", id="gradients")
-    assert "The forward pass alone was compared" in section.text
+def test_a_comparison_without_gradients_says_so():
+    forward = tuple(m for m in passing_report().measures if "gradient" not in m.name)
+    (section,) = render_page(replace(passing_report(), measures=forward)).all("section", id="gradients")
+    assert "Only the forward pass was compared" in section.text
 
 
-def test_an_error_that_is_infinite_is_written_as_javascript_reads_it():
-    first, *rest = passing().measures
-    broken = replace(passing(), measures=(replace(first, function=first.function.infinite()), *rest))
-    cell = shown(broken).table("All tensors")[1][1]
+def test_an_infinite_error_is_written_as_javascript_reads_it():
+    first, *rest = passing_report().measures
+    broken = replace(passing_report(), measures=(replace(first, function=first.function.infinite()), *rest))
+    cell = render_page(broken).table("All tensors")[1][1]
     assert (cell.text, cell.attributes["data-v"]) == ("∞", "Infinity")
 
 
-# That it needs nothing but itself ------------------------------------------------------------------------------------
+# Self-contained ------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_fetched():
-    text = html_report.render(failing(), MAPS)
+def test_the_page_fetches_nothing():
+    text = html_report.render(failing_report(), MAPS)
     addresses = [e.attributes[key] for e in Page(text).elements for key in ("src", "href") if key in e.attributes]
     assert all(address.startswith(("data:", "#")) for address in addresses)
     assert not re.search(r"https?:|@import", text)
 
 
-def test_the_policy_admits_the_script_of_the_page_and_no_other():
-    found = shown(passing())
+def test_the_content_security_policy_allows_only_the_script_of_the_page():
+    found = render_page(passing_report())
     (script,) = found.all("script")
     (policy,) = found.all("meta", **{"http-equiv": "Content-Security-Policy"})
     digest = base64.b64encode(hashlib.sha256(script.text.encode()).digest()).decode()
@@ -172,33 +177,40 @@ def test_the_policy_admits_the_script_of_the_page_and_no_other():
 
 
 def test_names_are_escaped():
-    nasty = "</td><script>alert('&')</script>"
-    first, *rest = passing().measures
-    report = replace(passing(), measures=(replace(first, name=nasty), *rest), environment={nasty: nasty}, warnings=(nasty,))
-    found = shown(report, source=nasty)
+    hostile = "</td><script>alert('&')</script>"
+    first, *rest = passing_report().measures
+    report = replace(
+        passing_report(),
+        measures=(replace(first, name=hostile), *rest),
+        environment={hostile: hostile},
+        warnings=(hostile,),
+    )
+    found = render_page(report, source=hostile)
     assert len(found.all("script")) == 1
-    assert found.table("All tensors")[1][0].text == nasty
+    assert found.table("All tensors")[1][0].text == hostile
 
 
 def test_no_two_elements_share_an_id():
-    ids = Counter(e.attributes["id"] for e in shown(passing()).elements if "id" in e.attributes)
+    ids = Counter(e.attributes["id"] for e in render_page(passing_report()).elements if "id" in e.attributes)
     assert ids.most_common(1)[0][1] == 1
 
 
-def test_figures_take_their_colours_from_the_page():
-    text = html_report.render(passing(), MAPS)
+def test_plots_take_their_colours_from_the_page():
+    text = html_report.render(passing_report(), MAPS)
     drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert "var(--jax)" in drawings
     assert not re.search(r"(fill|stroke): #", drawings)
 
 
 def test_a_model_of_twelve_blocks_makes_a_page_of_at_most_600_kilobytes():
-    measures = passing().measures
+    measures = passing_report().measures
     block = [m for m in measures if "blocks.1." in m.name]
     more = (replace(m, name=m.name.replace("blocks.1", f"blocks.{i}")) for i in range(2, 12) for m in block)
-    report = replace(passing(), measures=(*measures, *more))
-    sampled = attention.drawing(224, 224)
-    maps = replace(MAPS, image=sampled, jax=noise(0).repeat(6, 0), torch=noise(1).repeat(6, 0))
+    report = replace(passing_report(), measures=(*measures, *more))
+    image = attention.sample_image(224, 224)
+    maps = replace(
+        MAPS, image=image, jax=random_attention_maps(0).repeat(6, 0), torch=random_attention_maps(1).repeat(6, 0)
+    )
     assert len(html_report.render(report, maps).encode()) < 600_000
 
 
@@ -207,67 +219,68 @@ def test_a_model_of_twelve_blocks_makes_a_page_of_at_most_600_kilobytes():
 
 def test_the_same_report_gives_the_same_bytes(tmp_path):
     one, other = (
-        [p.read_bytes() for p in html_report.write(passing(), checkpoint(), tmp_path / f"{i}.html")] for i in (1, 2)
+        [p.read_bytes() for p in html_report.write(passing_report(), checkpoint(), tmp_path / f"{i}.html")] for i in (1, 2)
     )
     assert one == other
 
 
-def test_the_plot_lies_beside_the_page_and_shows_both_twins(tmp_path):
-    _, picture = html_report.write(passing(), checkpoint(), tmp_path / "report.html")
+def test_the_plot_is_written_next_to_the_page_and_shows_both_twins(tmp_path):
+    _, picture = html_report.write(passing_report(), checkpoint(), tmp_path / "report.html")
     pixels = imread(picture)[..., :3]
     assert picture == tmp_path / "report.png"
     for twin in ("jax", "torch", "exact"):
         assert (np.abs(pixels - to_rgb(plot.LIGHT[twin])).max(-1) < 1 / 255).sum() > 100
 
 
-def test_the_users_style_of_plots_changes_nothing():
+def test_the_users_matplotlib_style_changes_nothing():
     import matplotlib
 
-    plain = plot.png(passing(), "title")
+    plain = plot.error_png(passing_report(), "title")
     with matplotlib.rc_context({"axes.facecolor": "black", "lines.linewidth": 9, "font.size": 30}):
-        assert plot.png(passing(), "title") == plain
+        assert plot.error_png(passing_report(), "title") == plain
 
 
-@pytest.mark.parametrize("name", html_report.NEEDED)
-def test_a_missing_package_is_one_line_that_says_what_to_install(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", html_report.REQUIRED_PACKAGES)
+def test_a_missing_package_is_reported_in_one_line_with_the_command_to_install_it(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match=rf"{name}, not installed: pip install 'twin-vision-transformers\[report\]'"):
-        html_report.ready(tmp_path / "report.html")
+        html_report.check_output_path(tmp_path / "report.html")
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"), [("a/report.html", "does not exist"), ("report.txt", "ends in .html"), ("it.html", "is no file")]
+    ("name", "complaint"),
+    [("a/report.html", "does not exist"), ("report.txt", "ends in .html"), ("it.html", "is not a file")],
 )
-def test_a_place_where_no_page_can_be_is_refused(name, complaint, tmp_path):
+def test_a_path_that_cannot_be_written_is_refused(name, complaint, tmp_path):
     (tmp_path / "it.html").mkdir()
     with pytest.raises(InputError, match=complaint):
-        html_report.ready(tmp_path / name)
+        html_report.check_output_path(tmp_path / name)
 
 
 # Attention -----------------------------------------------------------------------------------------------------------
 
 
-def test_both_twins_look_at_the_same_patches():
-    maps = attention.maps(checkpoint())
+def test_both_twins_have_the_same_attention_maps():
+    maps = attention.compute_attention_maps(checkpoint())
     assert maps.jax.shape == (checkpoint().config.num_heads, *checkpoint().config.grid)
-    assert np.abs(maps.difference).max() <= PRECISION * maps.torch.max()
+    assert np.abs(maps.difference).max() <= FLOAT32_TOLERANCE * maps.torch.max()
 
 
-def test_a_map_is_what_the_class_token_leaves_for_the_patches():
-    share = attention.maps(checkpoint()).torch.sum((1, 2))
+def test_a_map_is_the_attention_of_the_class_token_to_the_patches():
+    share = attention.compute_attention_maps(checkpoint()).torch.sum((1, 2))
     assert ((share > 0.5) & (share < 1)).all()
 
 
 def test_without_a_class_token_all_tokens_are_averaged():
-    from parity.checkpoints.weights import held
+    from parity.checkpoints.weights import as_checkpoint
 
-    config = small(vit_spec.get("siglip_b16"))
-    maps = attention.maps(held(perturbed(config), config, "jax"))
+    config = small_config(vit_spec.get("siglip_b16"))
+    maps = attention.compute_attention_maps(as_checkpoint(perturbed_params(config), config, "jax"))
     assert maps.of == "all tokens"
-    np.testing.assert_allclose(maps.jax.sum((1, 2)), 1, rtol=PRECISION)
+    np.testing.assert_allclose(maps.jax.sum((1, 2)), 1, rtol=FLOAT32_TOLERANCE)
 
 
-def test_the_sample_is_shown_as_it_was_before_it_was_normalised():
+def test_the_sample_image_is_shown_before_normalization():
     config = checkpoint().config.replace(pixels={"mean": (0.48, 0.46, 0.41), "std": (0.27, 0.26, 0.28)})
-    maps = attention.maps(replace(checkpoint(), config=config))
-    np.testing.assert_allclose(maps.image, attention.drawing(*config.image_size), atol=PRECISION)
+    maps = attention.compute_attention_maps(replace(checkpoint(), config=config))
+    np.testing.assert_allclose(maps.image, attention.sample_image(*config.image_size), atol=FLOAT32_TOLERANCE)

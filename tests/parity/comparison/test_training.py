@@ -19,14 +19,14 @@ import vit_jax.optimizer
 import vit_spec
 import vit_torch
 import vit_torch.optimizer
-from parity.comparison.tolerances import TRAJECTORY
-from parity.comparison.training import Trajectories, trajectories
-from parity.comparison.training.steps import torch_walk
-from parity.comparison.training.trajectories import AT_MOST, _disturbed, _run
-from tests.twins import perturbed, pictures, small
+from parity.comparison.tolerances import FLOAT64_TRAINING_TOLERANCE
+from parity.comparison.training import TrainingComparison, compare_training
+from parity.comparison.training.steps import make_torch_trainer
+from parity.comparison.training.trajectories import MAX_PERTURBED_RUNS, _perturbed_runs, _train
+from tests.twins import perturbed_params, random_images, small_config
 from vit_spec import InputError, ViTConfig
 
-PLAIN = small(vit_spec.get("vit_s16"))
+PLAIN = small_config(vit_spec.get("vit_s16"))
 AdamW, adamw = vit_torch.optimizer.AdamW, vit_jax.optimizer.adamw
 
 
@@ -37,18 +37,18 @@ def quick_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity.comparison.training.steps, "compiler_options", lambda: options)
 
 
-def found(config: ViTConfig = PLAIN, steps: int = 3) -> Trajectories:
-    return trajectories(config, perturbed(config), steps=steps)
+def compare_plain(config: ViTConfig = PLAIN, steps: int = 3) -> TrainingComparison:
+    return compare_training(config, perturbed_params(config), steps=steps)
 
 
 @pytest.mark.parametrize("name", ["vit_s16", "siglip_b16", "dinov2_s14"])
 def test_fifty_steps_of_a_model_pass_both_gates(name: str) -> None:
-    report = found(small(vit_spec.get(name)), steps=50)
+    report = compare_plain(small_config(vit_spec.get(name)), steps=50)
     assert report.passed, report
 
 
 def test_the_rate_clipping_and_decay_of_the_check_all_act() -> None:
-    setting = found().setting
+    setting = compare_plain().settings
     rates = [setting.learning_rate(step) for step in range(50)]
     assert np.argmax(rates) == setting.warmup - 1
     assert 0 < setting.clip < math.inf
@@ -56,13 +56,13 @@ def test_the_rate_clipping_and_decay_of_the_check_all_act() -> None:
 
 
 def test_training_goes_on_with_the_images_that_are_given() -> None:
-    report = trajectories(PLAIN, perturbed(PLAIN), images=pictures(PLAIN), steps=20)
+    report = compare_training(PLAIN, perturbed_params(PLAIN), images=random_images(PLAIN), steps=20)
     losses = report.losses["torch float64"]
     assert report.passed, report
     assert losses[-1] < losses[0]
 
 
-def of_torch(**changes: Any) -> dict[str, Any]:
+def torch_fault(**changes: Any) -> dict[str, Any]:
     """The object twin's optimizer, told something else."""
 
     def faulty(params, learning_rate, **options):
@@ -72,7 +72,7 @@ def of_torch(**changes: Any) -> dict[str, Any]:
     return {"vit_torch.optimizer.AdamW": faulty}
 
 
-def of_jax(**changes: Any) -> dict[str, Any]:
+def jax_fault(**changes: Any) -> dict[str, Any]:
     """The functional twin's optimizer, told something else."""
 
     def faulty(learning_rate, **options):
@@ -82,7 +82,7 @@ def of_jax(**changes: Any) -> dict[str, Any]:
     return {"vit_jax.optimizer.adamw": faulty}
 
 
-def written_anew(learning_rate, *, clip, b1, b2, eps, weight_decay, decays, fault):
+def faulty_adamw(learning_rate, *, clip, b1, b2, eps, weight_decay, decays, fault):
     """The functional twin's optimizer with a fault in its lines."""
 
     def update(grads, state, params):
@@ -118,49 +118,55 @@ def written_anew(learning_rate, *, clip, b1, b2, eps, weight_decay, decays, faul
     )
 
 
-def anew(fault: str) -> dict[str, Any]:
-    return {"vit_jax.optimizer.adamw": partial(written_anew, fault=fault)}
+def adamw_fault(fault: str) -> dict[str, Any]:
+    return {"vit_jax.optimizer.adamw": partial(faulty_adamw, fault=fault)}
 
 
-def with_torchs_epsilon(grads, limit):
+def clip_with_epsilon(grads, limit):
     norm = torch.nn.utils.get_total_norm(grads)
     torch.nn.utils.clip_grads_with_norm_([torch.nn.Parameter(g) for g in grads], limit, norm)
     for g in grads:
         g.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
 
 
-def also_norms(config, params):
+def decay_all_weights(config, params):
     return {name: name.endswith("weight") for name in params}
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {  # what is patched: what must be named
-    "no decay": (of_torch(weight_decay=lambda given: 0.0), "weight decay of patch_embed.proj.weight and 9 more"),
-    "half the decay": (of_jax(weight_decay=lambda given: 0.05), "weight decay of patch_embed.proj.weight and 9 more"),
-    "decay of norms": ({"vit_torch.optimizer.decay_mask": also_norms}, "weight decay of blocks.0.norm1.weight and 4 more"),
-    "clip epsilon": ({"vit_torch.optimizer.clip_by_global_norm": with_torchs_epsilon}, "clipping"),
-    "no clipping": (of_torch(clip=lambda given: math.inf), "clipping"),
-    "clip after Adam": (anew("clip after Adam"), "clipping"),
+    "no decay": (torch_fault(weight_decay=lambda given: 0.0), "weight decay of patch_embed.proj.weight and 9 more"),
+    "half the decay": (jax_fault(weight_decay=lambda given: 0.05), "weight decay of patch_embed.proj.weight and 9 more"),
+    "decay of norms": (
+        {"vit_torch.optimizer.decay_mask": decay_all_weights},
+        "weight decay of blocks.0.norm1.weight and 4 more",
+    ),
+    "clip epsilon": ({"vit_torch.optimizer.clip_by_global_norm": clip_with_epsilon}, "clipping"),
+    "no clipping": (torch_fault(clip=lambda given: math.inf), "clipping"),
+    "clip after Adam": (adamw_fault("clip after Adam"), "clipping"),
     "rate one step early": (
-        of_torch(learning_rate=lambda given: lambda step: given["learning_rate"](step + 1)),
+        torch_fault(learning_rate=lambda given: lambda step: given["learning_rate"](step + 1)),
         "learning rate",
     ),
     "rate one step late": (
-        of_jax(learning_rate=lambda given: lambda step: given["learning_rate"](step - 1)),
+        jax_fault(learning_rate=lambda given: lambda step: given["learning_rate"](step - 1)),
         "learning rate",
     ),
-    "b1": (of_torch(b1=lambda given: 0.95), "first moment"),
-    "b2": (of_jax(b2=lambda given: 0.99), "second moment"),
-    "b1 and b2 swapped": (of_torch(b1=lambda given: 0.999, b2=lambda given: 0.9), "first moment"),
-    "epsilon": (of_torch(eps=lambda given: 2 * given["eps"]), "epsilon"),
-    "eps inside the root": (anew("eps inside the root"), "epsilon"),
-    "eps before the correction": (anew("eps before the correction"), "epsilon"),
-    "b2 in float32": (anew("b2 in float32"), "second moment's bias correction"),
+    "b1": (torch_fault(b1=lambda given: 0.95), "first moment"),
+    "b2": (jax_fault(b2=lambda given: 0.99), "second moment"),
+    "b1 and b2 swapped": (torch_fault(b1=lambda given: 0.999, b2=lambda given: 0.9), "first moment"),
+    "epsilon": (torch_fault(eps=lambda given: 2 * given["eps"]), "epsilon"),
+    "eps inside the root": (adamw_fault("eps inside the root"), "epsilon"),
+    "eps before the correction": (adamw_fault("eps before the correction"), "epsilon"),
+    "b2 in float32": (adamw_fault("b2 in float32"), "second moment's bias correction"),
     "no correction of the second moment": (
-        anew("no correction of the second moment"),
+        adamw_fault("no correction of the second moment"),
         "second moment's bias correction",
     ),
-    "no correction of the first moment": (anew("no correction of the first moment"), "first moment's bias correction"),
-    "coupled decay": (anew("coupled decay"), "weight decay"),
+    "no correction of the first moment": (
+        adamw_fault("no correction of the first moment"),
+        "first moment's bias correction",
+    ),
+    "coupled decay": (adamw_fault("coupled decay"), "weight decay"),
 }
 
 
@@ -170,7 +176,7 @@ def test_a_fault_in_an_optimizer_is_named(fault: str, monkeypatch: pytest.Monkey
     for target, replacement in patches.items():
         monkeypatch.setattr(target, replacement)
     twin = "jax" if "jax" in next(iter(patches)) else "torch"
-    report = found()
+    report = compare_plain()
     assert not report.passed
     assert report.verdict.startswith(f"FAIL: optimizer: {piece}, from step 1 on: in {twin} "), report.verdict
 
@@ -178,20 +184,20 @@ def test_a_fault_in_an_optimizer_is_named(fault: str, monkeypatch: pytest.Monkey
 def test_an_optimizer_that_is_right_is_not_blamed_for_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     right = vit_torch.ViT
     monkeypatch.setattr(vit_torch, "ViT", lambda config: right(config.replace(norms={"eps": 1e-5})))
-    assert [cause.piece.split(" of ")[0] for cause in found().causes] == ["gradient"]
+    assert [cause.piece.split(" of ")[0] for cause in compare_plain().causes] == ["gradient"]
 
 
 def test_the_rate_of_another_step_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*next(iter(FAULTS["rate one step early"][0].items())))
-    assert found().verdict.endswith("; that is the rate of step 2")
+    assert compare_plain().verdict.endswith("; that is the rate of step 2")
 
 
 def test_a_fault_that_shows_late_is_dated(monkeypatch: pytest.MonkeyPatch) -> None:
     def late(given):
         return lambda step: given["learning_rate"](step) * (1.0 if step < 2 else 1.001)
 
-    monkeypatch.setattr(*next(iter(of_torch(learning_rate=late).items())))
-    assert found(steps=5).verdict.startswith("FAIL: optimizer: learning rate, from step 3 on: in torch ")
+    monkeypatch.setattr(*next(iter(torch_fault(learning_rate=late).items())))
+    assert compare_plain(steps=5).verdict.startswith("FAIL: optimizer: learning rate, from step 3 on: in torch ")
 
 
 def test_a_coarse_twin_fails_the_gate_of_float32_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,8 +210,8 @@ def test_a_coarse_twin_fails_the_gate_of_float32_alone(monkeypatch: pytest.Monke
 
     # PyTorch's disturbed runs round their gradients alike, so this is no noise of theirs, and JAX does not share it.
     monkeypatch.setattr(vit_torch.optimizer, "clip_by_global_norm", coarse)
-    report = found(steps=10)
-    assert (report.same_function, report.same_noise) == (True, False)
+    report = compare_plain(steps=10)
+    assert (report.same_function, report.is_within_noise) == (True, False)
     assert "in float32" in report.verdict
 
 
@@ -213,43 +219,43 @@ def test_more_runs_show_the_noise_where_few_do_not_explain_what_was_found(monkey
     """In the first five nothing is disturbed."""
 
     def undisturbed_at_first(course: Any, setting: Any, start: Any, steps: int) -> Any:
-        yield from [_run(torch_walk(course, setting)(start), steps)] * 5
-        yield from _disturbed(course, setting, start, steps)
+        yield from [_train(make_torch_trainer(course, setting)(start), steps)] * 5
+        yield from _perturbed_runs(course, setting, start, steps)
 
-    monkeypatch.setitem(trajectories.__globals__, "_disturbed", undisturbed_at_first)
-    report = found()
+    monkeypatch.setitem(compare_training.__globals__, "_perturbed_runs", undisturbed_at_first)
+    report = compare_plain()
     assert report.passed, report
-    assert report.disturbed[:5] == (0.0,) * 5 and 5 < len(report.disturbed) <= AT_MOST
-    assert f"in {len(report.disturbed)} runs" in str(report)
+    assert report.perturbed_differences[:5] == (0.0,) * 5 and 5 < len(report.perturbed_differences) <= MAX_PERTURBED_RUNS
+    assert f"in {len(report.perturbed_differences)} runs" in str(report)
 
 
 def test_the_noise_of_large_weights_is_what_each_step_rounds_of_them() -> None:
-    params = perturbed(PLAIN)
+    params = perturbed_params(PLAIN)
     params["norm"]["scale"][...] *= 1000  # of which a unit in the last place is 6e-5, and a step changes them by 1e-3
-    report = trajectories(PLAIN, params, steps=3)
+    report = compare_training(PLAIN, params, steps=3)
     assert report.passed, report
-    assert report.noise > 100 * found().noise
+    assert report.noise > 100 * compare_plain().noise
 
 
 def test_facts_are_json_that_holds_every_parameter() -> None:
-    report = found(steps=2)
+    report = compare_plain(steps=2)
     facts = json.loads(json.dumps(report.facts()))
-    assert facts["passed"] and facts["bar"] == TRAJECTORY
+    assert facts["passed"] and facts["bar"] == FLOAT64_TRAINING_TOLERANCE
     assert [len(values) for values in facts["losses"].values()] == [2] * 4
     assert all(set(part) == set(vit_torch.ViT(PLAIN).state_dict()) for part in facts["parameters"].values())
 
 
 def test_the_verdict_is_printed_last() -> None:
-    assert str(found(steps=2)).splitlines()[-1].startswith("PASS: after 2 steps ")
+    assert str(compare_plain(steps=2)).splitlines()[-1].startswith("PASS: after 2 steps ")
 
 
 def test_no_steps_are_refused() -> None:
     with pytest.raises(InputError, match="steps is 0: give at least 1"):
-        found(steps=0)
+        compare_plain(steps=0)
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:
-    params = perturbed(PLAIN)
+    params = perturbed_params(PLAIN)
     params["head"]["bias"] = params["head"]["bias"] * np.nan
     with pytest.raises(InputError, match="the gradient of these weights has norm nan"):
-        trajectories(PLAIN, params)
+        compare_training(PLAIN, params)

@@ -1,4 +1,4 @@
-"""Random weights that hide nothing."""
+"""Random weights without zeros, ones or symmetries, which could hide an error."""
 
 import contextlib
 import re
@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from tests.goldens.peers import seeded
+from tests.goldens.peers import rng_for
 
 
 def perturb(model: nn.Module, name: str) -> None:
-    """Draw every parameter of a model in float64, by a name as the seed.
+    """Draw every parameter of a model in float64, with a name as the seed.
 
-    No zero, no one, no round number and no symmetry is left: norms and layer scales lie around one, matrices keep the size
-    of what passes through them, and all else (biases, tokens, positions, tables) is as large as a token's entries.
+    Norms and layer scales are around one, matrices preserve the magnitude of activations, and all other parameters (biases,
+    tokens, positions, tables) have the magnitude of a token's entries.
     """
-    rng = seeded(name)
+    rng = rng_for(name)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             shape = tuple(parameter.shape)
@@ -33,8 +33,8 @@ def perturb(model: nn.Module, name: str) -> None:
             parameter.copy_(torch.from_numpy(noise))
 
 
-class _Undrawn(TorchFunctionMode):
-    """Under this mode nothing is drawn."""
+class _SkipInitialisation(TorchFunctionMode):
+    """A mode in which the initialisers of parameters draw no random numbers."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -46,6 +46,6 @@ class _Undrawn(TorchFunctionMode):
 
 @contextlib.contextmanager
 def uninitialised() -> Iterator[None]:
-    """Build models here without drawing their weights, which `perturb` replaces anyway."""
-    with _Undrawn():
+    """Within this context, models are built without drawing their weights, which `perturb` replaces anyway."""
+    with _SkipInitialisation():
         yield

@@ -1,4 +1,4 @@
-"""timm's Vision Transformers: every architecture, and arguments that change the function but not always the keys."""
+"""timm's Vision Transformers: every architecture, and arguments that change the function with or without the keys."""
 
 import contextlib
 import re
@@ -17,9 +17,9 @@ from timm.models import vision_transformer as vit
 from timm.models.qwen3_vit import Qwen3VitEncoder
 from torch import nn
 
-from tests.goldens.peers import float64, seeded  # ahead of timm: it mends torchvision
-from tests.peers.zoo.judging import USUAL, Other, Peer, Property
+from tests.goldens.peers import float64, rng_for  # before timm: it makes torchvision importable
 from tests.peers.zoo.noise import perturb, uninitialised
+from tests.peers.zoo.outcomes import AS_ASSUMED, NotInConfig, Peer, Property
 
 VERSION = timm.__version__
 MODULES = (
@@ -29,26 +29,26 @@ MODULES = (
     "beit",
     "naflexvit",
     "qwen3_vit",
-    "vision_transformer_hybrid",  # these three for their keys, which might be taken for a plain ViT's
+    "vision_transformer_hybrid",  # these three because their keys might be mistaken for a plain ViT's
     "vision_transformer_relpos",
     "vision_transformer_sam",
 )
-_TOKENS = 1100  # of larger images a smaller grid is taken: attention scores take time and tell nothing more
-_OVER_LARGE = r"huge|giant|so400m"
-_VAST = r"_[1357]b_|enormous|gigantic"  # over 60 million parameters a block
+_MAX_TOKENS = 1100  # models with more tokens get smaller images, because attention takes long and tests nothing more
+_LARGER_THAN_LARGE = r"huge|giant|so400m"
+_HUGE_BLOCKS = r"_[1357]b_|enormous|gigantic"  # over 60 million parameters a block
 
 
 def architectures() -> list[str]:
-    """Return the names of every architecture whose block fits into memory many times over."""
+    """Return the names of all architectures but those with huge blocks."""
     names = [name for module in MODULES for name in list_models(module=module)]
-    return [name for name in names if not re.search(_VAST, name)]
+    return [name for name in names if not re.search(_HUGE_BLOCKS, name)]
 
 
 def peer(architecture: str, **options: Any) -> Peer:
-    """Return an architecture with arguments of its class, one block deep unless they say otherwise."""
+    """Return a peer: an architecture with arguments of its class, by default with one block."""
     label = " ".join([architecture, *(f"{key}={value!r}" for key, value in options.items())])
     model = _model(architecture, options, label)
-    images = seeded(f"{label} images").standard_normal((1, model.in_chans, *size(model)))
+    images = rng_for(f"{label} images").standard_normal((1, model.in_chans, *image_size(model)))
     return Peer(label, model, images, lambda module, pixels: module(pixels), PROPERTIES)
 
 
@@ -56,33 +56,33 @@ def _model(architecture: str, options: dict[str, Any], label: str) -> nn.Module:
     chosen = {**_one_block(architecture), **options}
     with float64(), uninitialised():
         model = timm.create_model(architecture, **chosen).eval()
-        if "img_size" not in options and _tokens(model) > _TOKENS:
-            ph, pw = _trunk(model).patch_embed.patch_size
+        if "img_size" not in options and _tokens(model) > _MAX_TOKENS:
+            ph, pw = _encoder(model).patch_embed.patch_size
             model = timm.create_model(architecture, **{**chosen, "img_size": (16 * ph, 16 * pw)}).eval()
     perturb(model, label)
     return model
 
 
-def _trunk(model: nn.Module) -> nn.Module:
-    """Return what holds the blocks: a classifier of Qwen3's tower has the tower as a part."""
+def _encoder(model: nn.Module) -> nn.Module:
+    """Return the module that contains the blocks: the model, or the vision tower within a classifier of Qwen3."""
     return getattr(model, "encoder", model)
 
 
 def _tokens(model: nn.Module) -> int:
-    return getattr(getattr(_trunk(model), "patch_embed", None), "num_patches", 0)
+    return getattr(getattr(_encoder(model), "patch_embed", None), "num_patches", 0)
 
 
-def size(model: nn.Module) -> tuple[int, int]:
-    """Return height and width of a model's images."""
-    if isinstance(_trunk(model), Qwen3VitEncoder):  # whose images may have any size: the one of its positions
-        side = _trunk(model).pos_embed_grid_size * _trunk(model).patch_embed.patch_size[0]
+def image_size(model: nn.Module) -> tuple[int, int]:
+    """Return the height and width of a model's images."""
+    if isinstance(_encoder(model), Qwen3VitEncoder):  # it accepts any image size; this is the size of its position table
+        side = _encoder(model).pos_embed_grid_size * _encoder(model).patch_embed.patch_size[0]
         return side, side
-    own = getattr(getattr(_trunk(model), "patch_embed", None), "img_size", None)
+    own = getattr(getattr(_encoder(model), "patch_embed", None), "img_size", None)
     return tuple(own or model.pretrained_cfg["input_size"][1:])
 
 
-def patch(architecture: str) -> int:
-    """Return the side of an architecture's patches."""
+def patch_side(architecture: str) -> int:
+    """Return the side of an architecture's patches in pixels."""
     found = re.search(r"patch(\d+)", architecture)
     return int(found[1]) if found else 16
 
@@ -90,20 +90,20 @@ def patch(architecture: str) -> int:
 # Saved ----------------------------------------------------------------------------------------------------------------
 
 
-def folder(one: Peer, path: Path) -> Path:
-    """Save a model as timm does for a hub, and return the folder."""
+def save_folder(one: Peer, path: Path) -> Path:
+    """Save a model as timm does for the hub, and return the folder."""
     save_for_hf(one.model, path, safe_serialization=True)
     return path
 
 
-def bare(one: Peer, path: Path) -> Path:
-    """Save a state dict alone, and return the file."""
+def save_state_dict(one: Peer, path: Path) -> Path:
+    """Save the state dict alone, and return the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(one.model.state_dict(), path)
     return path
 
 
-# What tensors do not tell --------------------------------------------------------------------------------------------
+# Properties that no tensor shows --------------------------------------------------------------------------------------
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
@@ -116,12 +116,12 @@ _POOLS = {"token": "token", "avg": "mean", "map": "attention", "": "none"}
 
 
 def _attention(model: nn.Module) -> nn.Module:
-    return _trunk(model).blocks[0].attn
+    return _encoder(model).blocks[0].attn
 
 
 def _eps(model: nn.Module) -> Any:
     found = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}
-    return found.pop() if len(found) == 1 else Other(f"eps of {found}")
+    return found.pop() if len(found) == 1 else NotInConfig(f"eps of {found}")
 
 
 def _assume_eps(model: nn.Module, value: float) -> None:
@@ -131,14 +131,14 @@ def _assume_eps(model: nn.Module, value: float) -> None:
 
 
 def _activation(model: nn.Module) -> Any:
-    mlp = _trunk(model).blocks[0].mlp
+    mlp = _encoder(model).blocks[0].mlp
     kind = type(mlp.act)
     if type(mlp).__name__ in ("GluMlp", "SwiGLU"):
         return "swiglu"
     if getattr(mlp.act, "approximate", "none") == "tanh":
         return "gelu_tanh"
     names = [name for name, layer in _ACTIVATIONS.items() if issubclass(kind, layer)]
-    return names[0] if names else Other(kind.__name__)
+    return names[0] if names else NotInConfig(kind.__name__)
 
 
 def _assume_activation(model: nn.Module, value: str) -> None:
@@ -148,18 +148,18 @@ def _assume_activation(model: nn.Module, value: str) -> None:
 
 
 def _gate(model: nn.Module) -> Any:
-    mlp = _trunk(model).blocks[0].mlp
+    mlp = _encoder(model).blocks[0].mlp
     usual = _activation(model) != "swiglu" or (type(mlp.act) is nn.SiLU and not getattr(mlp, "gate_last", False))
-    return USUAL if usual else Other(f"{type(mlp.act).__name__}, gate_last={getattr(mlp, 'gate_last', False)}")
+    return AS_ASSUMED if usual else NotInConfig(f"{type(mlp.act).__name__}, gate_last={getattr(mlp, 'gate_last', False)}")
 
 
 def _assume_gate(model: nn.Module, value: str) -> None:
-    for block in _trunk(model).blocks:
+    for block in _encoder(model).blocks:
         block.mlp.act, block.mlp.gate_last = nn.SiLU(), False
 
 
 def _pool(model: nn.Module) -> Any:
-    return _POOLS.get(model.global_pool, Other(model.global_pool))
+    return _POOLS.get(model.global_pool, NotInConfig(model.global_pool))
 
 
 def _assume_pool(model: nn.Module, value: str) -> None:
@@ -170,7 +170,7 @@ def _assume_pool(model: nn.Module, value: str) -> None:
 
 def _mean(model: nn.Module) -> Any:
     prefix = getattr(model, "pool_include_prefix", False) and model.num_prefix_tokens and model.global_pool != "token"
-    return Other("of the prefix tokens too") if prefix else USUAL
+    return NotInConfig("of the prefix tokens too") if prefix else AS_ASSUMED
 
 
 def _assume_mean(model: nn.Module, value: str) -> None:
@@ -181,7 +181,11 @@ def _latent(model: nn.Module) -> Any:
     heads = model.attn_pool.num_heads
     prefix = model.num_prefix_tokens if getattr(model, "pool_include_prefix", type(model).__name__ == "Eva") else 0
     usual = heads == _attention(model).num_heads and not prefix and hasattr(model.attn_pool, "latent")
-    return USUAL if usual else Other(f"{type(model.attn_pool).__name__} of {heads} heads, over {prefix} prefix tokens")
+    return (
+        AS_ASSUMED
+        if usual
+        else NotInConfig(f"{type(model.attn_pool).__name__} of {heads} heads, over {prefix} prefix tokens")
+    )
 
 
 def _assume_latent(model: nn.Module, value: str) -> None:
@@ -192,24 +196,32 @@ def _assume_latent(model: nn.Module, value: str) -> None:
 
 
 def _rotary(model: nn.Module) -> Any:
-    rope = getattr(_trunk(model), "rope", None)
-    return "none" if rope is None else "dinov3" if isinstance(rope, RotaryEmbeddingDinoV3) else Other(type(rope).__name__)
+    rope = getattr(_encoder(model), "rope", None)
+    return (
+        "none"
+        if rope is None
+        else "dinov3"
+        if isinstance(rope, RotaryEmbeddingDinoV3)
+        else NotInConfig(type(rope).__name__)
+    )
 
 
 def _rotation(model: nn.Module) -> Any:
-    rope = getattr(_trunk(model), "rope", None)
+    rope = getattr(_encoder(model), "rope", None)
     if not isinstance(rope, RotaryEmbeddingDinoV3):
-        return USUAL  # of which `_rotary` tells
+        return AS_ASSUMED  # `_rotary` returns the difference
     settings = (rope.rotate_half, _attention(model).rotate_half, rope.grid_offset, rope.grid_indexing)
     return (
-        USUAL if settings == (True, True, 0, "ij") else Other(f"rotate_half, grid_offset, grid_indexing = {settings[1:]}")
+        AS_ASSUMED
+        if settings == (True, True, 0, "ij")
+        else NotInConfig(f"rotate_half, grid_offset, grid_indexing = {settings[1:]}")
     )
 
 
 def _assume_rotary(model: nn.Module, value: str) -> None:
     model.rope_mixed, base = False, _base(model)
-    if isinstance(_trunk(model), Qwen3VitEncoder):
-        _trunk(model).rope.get_embed = lambda shape: None  # which it asks, whether or not there is a rotation
+    if isinstance(_encoder(model), Qwen3VitEncoder):
+        _encoder(model).rope.get_embed = lambda shape: None  # called even without rotary positions
         return
     model.rope = None
     if value == "none":
@@ -221,7 +233,7 @@ def _assume_rotary(model: nn.Module, value: str) -> None:
 
 
 def _base(model: nn.Module) -> Any:
-    return float(getattr(getattr(_trunk(model), "rope", None), "temperature", None) or 100.0)
+    return float(getattr(getattr(_encoder(model), "rope", None), "temperature", None) or 100.0)
 
 
 def _assume_base(model: nn.Module, value: float) -> None:
@@ -238,12 +250,12 @@ def _assume_heads(model: nn.Module, value: int) -> None:
 
 
 def _order(model: nn.Module) -> Any:
-    kind = type(_trunk(model).blocks[0]).__name__
-    return USUAL if kind in ("Block", "EvaBlock") else Other(kind)
+    kind = type(_encoder(model).blocks[0]).__name__
+    return AS_ASSUMED if kind in ("Block", "EvaBlock") else NotInConfig(kind)
 
 
 def _assume_order(model: nn.Module, value: str) -> None:
-    for block in _trunk(model).blocks:
+    for block in _encoder(model).blocks:
         block.forward = lambda x, rope=None, attn_mask=None, is_causal=False, block=block: _pre_norm(block, x, rope)
 
 
@@ -253,18 +265,18 @@ def _pre_norm(block: nn.Module, x: torch.Tensor, rope: torch.Tensor | None) -> t
 
 
 def _bare_norms(model: nn.Module) -> Any:
-    found = [name for name, module in model.named_modules() if _weightless(module)]
-    return Other(f"those of {', '.join(found)}") if found else USUAL
+    found = [name for name, module in model.named_modules() if _is_norm_without_weights(module)]
+    return NotInConfig(f"those of {', '.join(found)}") if found else AS_ASSUMED
 
 
-def _weightless(module: nn.Module) -> bool:
-    return "Norm" in type(module).__name__ and not any(True for _ in module.parameters())  # a block may be called so too
+def _is_norm_without_weights(module: nn.Module) -> bool:
+    return "Norm" in type(module).__name__ and not any(True for _ in module.parameters())  # a block may have such a name
 
 
 def _assume_no_bare_norms(model: nn.Module, value: str) -> None:
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if _weightless(child):
+            if _is_norm_without_weights(child):
                 setattr(module, name, nn.Identity())
 
 
@@ -282,26 +294,26 @@ PROPERTIES = {
     "rotation": Property(_rotation, _assume_rotary),
     "order of a block": Property(_order, _assume_order),
     "norms without weights": Property(_bare_norms, _assume_no_bare_norms),
-    "gate of an MLP": Property(_gate, _assume_gate),
+    "MLP gate": Property(_gate, _assume_gate),
     "attention pooling": Property(_latent, _assume_latent),
-    "a pool that is a mean": Property(_mean, _assume_mean),
-    "reach of attention": Property(lambda model: USUAL),
-    "queries, keys and values": Property(lambda model: USUAL),
-    "use of blocks": Property(lambda model: USUAL),
-    "outputs": Property(lambda model: USUAL),
-    "cut of patches": Property(lambda model: USUAL),
-    "use of positions": Property(lambda model: USUAL),
+    "mean pooling": Property(_mean, _assume_mean),
+    "attention pattern": Property(lambda model: AS_ASSUMED),
+    "queries, keys and values": Property(lambda model: AS_ASSUMED),
+    "use of blocks": Property(lambda model: AS_ASSUMED),
+    "outputs": Property(lambda model: AS_ASSUMED),
+    "patch extraction": Property(lambda model: AS_ASSUMED),
+    "use of positions": Property(lambda model: AS_ASSUMED),
     "attention.scale": Property(lambda model: None),
     "attention.value_skip": Property(lambda model: False),
     "positions.covers": Property(_covers),
     "positions.kind": Property(lambda model: "none" if model.pos_embed is None else "learned"),
-    "image_size": Property(size),
-    "patch_size": Property(lambda model: tuple(_trunk(model).patch_embed.patch_size)),
+    "image_size": Property(image_size),
+    "patch_size": Property(lambda model: tuple(_encoder(model).patch_embed.patch_size)),
     "in_channels": Property(lambda model: model.in_chans),
 }
 
 
-# Arguments at random -------------------------------------------------------------------------------------------------
+# Random arguments ----------------------------------------------------------------------------------------------------
 
 _VITS = (
     "vit_tiny_patch16_224",
@@ -344,7 +356,7 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "dynamic_img_size": (True, False),
     "drop_path_rate": (0.1,),
 }
-_OF_VIT: dict[str, tuple[Any, ...]] = {
+_VIT_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **_COMMON,
     "global_pool": ("", "avg", "avgmax", "max", "token", "map", "prr"),
     "pool_include_prefix": (True, False),
@@ -364,7 +376,7 @@ _OF_VIT: dict[str, tuple[Any, ...]] = {
     "block_fn": (vit.ResPostBlock, vit.ParallelScalingBlock, vit.ParallelThingsBlock, vit.DiffParallelScalingBlock),
     "use_naflex": (True,),
 }
-_OF_EVA: dict[str, tuple[Any, ...]] = {
+_EVA_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **_COMMON,
     "global_pool": ("", "avg", "avgmax", "max", "token", "map"),
     "qkv_fused": (True, False),
@@ -394,7 +406,7 @@ _OF_EVA: dict[str, tuple[Any, ...]] = {
     "dynamic_img_pad": (True,),
     "use_naflex": (True,),
 }
-_OF_NAFLEX: dict[str, tuple[Any, ...]] = {
+_NAFLEX_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "global_pool": ("avg", "map", "token", "max"),
     "class_token": (True, False),
     "reg_tokens": (0, 1, 4),
@@ -407,17 +419,21 @@ _OF_NAFLEX: dict[str, tuple[Any, ...]] = {
 }
 
 
-def drawn(seed: int) -> tuple[str, dict[str, Any]]:
-    """Return a random architecture with one to four random arguments; timm itself refuses some of the combinations."""
+def random_variation(seed: int) -> tuple[str, dict[str, Any]]:
+    """Return a random architecture with one to four random arguments.  timm itself refuses some combinations."""
     rng = np.random.default_rng([seed, 15])
-    names, options = ((_VITS, _OF_VIT), (_EVAS, _OF_EVA), (_VITS, _OF_VIT), (_EVAS, _OF_EVA), (_NAFLEX, _OF_NAFLEX))[
-        rng.integers(5)
-    ]
+    names, options = (
+        (_VITS, _VIT_ARGUMENTS),
+        (_EVAS, _EVA_ARGUMENTS),
+        (_VITS, _VIT_ARGUMENTS),
+        (_EVAS, _EVA_ARGUMENTS),
+        (_NAFLEX, _NAFLEX_ARGUMENTS),
+    )[rng.integers(5)]
     architecture = names[rng.integers(len(names))]
     chosen = rng.choice(list(options), rng.integers(1, 5), replace=False)
     found = {str(key): options[key][rng.integers(len(options[key]))] for key in chosen}
     if rng.random() < 0.5 and names is not _NAFLEX:
-        side = found.get("patch_size", patch(architecture))
+        side = found.get("patch_size", patch_side(architecture))
         ph, pw = side if isinstance(side, tuple) else (side, side)
         found["img_size"] = (int(rng.integers(2, 7)) * ph, int(rng.integers(2, 7)) * pw)
     return architecture, found
@@ -426,25 +442,25 @@ def drawn(seed: int) -> tuple[str, dict[str, Any]]:
 # Cases ---------------------------------------------------------------------------------------------------------------
 
 
-def cases(one: Peer, path: Path) -> Iterator[tuple[str, Path, bool]]:
-    """Save a model in each way; yield the way, what was written, and whether it is a state dict alone."""
-    with contextlib.suppress(ValueError):  # arguments that JSON cannot say
-        yield "folder", folder(one, path / "folder"), False
-    yield "bare", bare(one, path / "bare" / "model.pth"), True
+def save_each_way(one: Peer, path: Path) -> Iterator[tuple[str, Path, bool]]:
+    """Save a model as a folder and as a state dict; yield which, the path, and whether it has no config."""
+    with contextlib.suppress(ValueError):  # arguments that JSON cannot express
+        yield "folder", save_folder(one, path / "folder"), False
+    yield "bare", save_state_dict(one, path / "bare" / "model.pth"), True
 
 
 def signature(architecture: str) -> tuple[Any, ...]:
-    """Return what a reader can see of an architecture and all that it cannot: equal for those that are one case to it."""
+    """Return the class, the keys and the other properties of an architecture: equal for those that are the same case."""
     with torch.device("meta"):
         model = timm.create_model(architecture, **_one_block(architecture))
     told = []
     for name, each in PROPERTIES.items():
         if name not in _SIZES:
-            with contextlib.suppress(AttributeError):  # of a class that has no such thing
+            with contextlib.suppress(AttributeError):  # the class does not have this property
                 told.append((name, each.truth(model)))
     kind = type(model).__name__
     if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva") or hasattr(model.patch_embed, "backbone"):
-        return (kind,)  # whose keys are not a plain ViT's: one of each will do
+        return (kind,)  # its keys are not a plain ViT's, so one model of the class is enough
     return kind, frozenset(model.state_dict()), *told
 
 
@@ -454,14 +470,14 @@ _SIZES = ("image_size", "patch_size", "in_channels", "num_heads")
 def _one_block(architecture: str) -> dict[str, Any]:
     """Return the arguments that make an architecture one block deep."""
     if found := re.search(r"(base|large|huge|giant)_patch16_sapiens2", architecture):
-        # It lists heads of keys and values block by block: in the first block as many as of queries.
+        # It lists the number of key and value heads for each block; in the first block it is the number of query heads.
         return {"depth": 1, "num_kv_heads": ({"base": 12, "large": 16, "huge": 16, "giant": 24}[found[1]],)}
     if architecture.startswith("qwen3_vit"):
         return {"depth": 1, "pos_embed_grid_size": 16}
     return {"depth": 1}
 
 
-# One architecture of each signature, the narrowest, up to large ones: `make test` goes through these.
+# The narrowest architecture of each signature, for `make test`.  Signatures of larger than large architectures are omitted.
 DISTINCT = tuple(
     """
     aimv2_large_patch14_224
@@ -532,7 +548,7 @@ DISTINCT = tuple(
 )
 
 
-def missing() -> list[str]:
-    """Return architectures up to large ones of which `DISTINCT` has none with the same signature."""
+def untested_architectures() -> list[str]:
+    """Return the architectures, up to large ones, whose signature none in `DISTINCT` has."""
     known = {signature(name) for name in DISTINCT}
-    return [name for name in architectures() if not re.search(_OVER_LARGE, name) and signature(name) not in known]
+    return [name for name in architectures() if not re.search(_LARGER_THAN_LARGE, name) and signature(name) not in known]

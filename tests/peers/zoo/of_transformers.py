@@ -1,4 +1,4 @@
-"""The ViT-like classes of transformers, with their heads and with config fields that change the function."""
+"""The ViT-like classes of transformers, with their heads, and config fields that change the function."""
 
 import inspect
 import re
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.utils import logging
 
-from tests.goldens.peers import float64, seeded  # ahead of transformers: it mends torchvision
-from tests.peers.zoo.judging import USUAL, Other, Peer, Property
+from tests.goldens.peers import float64, rng_for  # before transformers: it makes torchvision importable
 from tests.peers.zoo.noise import perturb, uninitialised
+from tests.peers.zoo.outcomes import AS_ASSUMED, NotInConfig, Peer, Property
 
 logging.disable_progress_bar()
 logging.set_verbosity_error()
@@ -26,7 +26,7 @@ Run = Callable[[nn.Module, Tensor], Tensor]
 
 
 def output(model: nn.Module, pixels: Tensor) -> Tensor:
-    """Return what a model puts out: logits, an embedding, a pooled feature, or the first token."""
+    """Return the output of a model: logits, an embedding, a pooled feature, or the first token."""
     out = model(pixels)
     for name in ("logits", "cls_logits", "image_embeds", "pooler_output"):
         if getattr(out, name, None) is not None:
@@ -39,12 +39,12 @@ def _mean(model: nn.Module, pixels: Tensor) -> Tensor:
 
 
 def _first(part: str) -> Run:
-    """Return the first token of a part of the model, which is what a reader of the encoder alone gets."""
+    """Return a function that computes the first token of a part of the model: the output of the encoder alone."""
     return lambda model, pixels: getattr(model, part)(pixels).last_hidden_state[:, 0]
 
 
 def _both(model: nn.Module, pixels: Tensor) -> Tensor:
-    """Return what DeiT's two tokens say together, which a classifier with a teacher reads."""
+    """Return the mean of DeiT's two tokens, the input of its classifiers with a teacher."""
     return getattr(model, "deit", model)(pixels).last_hidden_state[:, :2].mean(1)
 
 
@@ -54,7 +54,7 @@ def _tower(model: nn.Module, pixels: Tensor) -> Tensor:
 
 
 def _in_order(model: nn.Module, pixels: Tensor) -> Tensor:
-    """Return the class token of a masked autoencoder that masks nothing and keeps the patches in their order."""
+    """Return the class token of a masked autoencoder that masks nothing and does not shuffle the patches."""
     encoder = getattr(model, "vit", model)
     encoder.config.mask_ratio = encoder.embeddings.config.mask_ratio = 0.0
     count = encoder.embeddings.position_embeddings.shape[1] - 1
@@ -62,8 +62,8 @@ def _in_order(model: nn.Module, pixels: Tensor) -> Tensor:
 
 
 def _patches(model: nn.Module, pixels: Tensor) -> Tensor:
-    """Return what SigLIP 2 computes for images, which it takes as flattened patches."""
-    side = vision(model).patch_size
+    """Return the output of SigLIP 2 for images, which it accepts as flattened patches."""
+    side = vision_config(model).patch_size
     batch, channels, height, width = pixels.shape
     rows, columns = height // side, width // side
     flat = (
@@ -77,12 +77,12 @@ def _patches(model: nn.Module, pixels: Tensor) -> Tensor:
 
 
 def _encoder(model: nn.Module, pixels: Tensor) -> Tensor:
-    """Return the pooled token of the encoder of an image captioner, which is a ViT's with its pooler."""
+    """Return the pooled token of the encoder of an image captioner, which is a ViT with its pooler."""
     return model.encoder(pixels).pooler_output
 
 
 def _normed(model: nn.Module, pixels: Tensor) -> Tensor:
-    """Return the class token that a backbone computes ahead of giving out feature maps."""
+    """Return the class token that a backbone computes before it returns feature maps."""
     hidden = model(pixels, output_hidden_states=True).hidden_states[-1]
     return (model.layernorm if hasattr(model, "layernorm") else model.norm)(hidden)[:, 0]
 
@@ -91,7 +91,7 @@ _TEXT = {"num_hidden_layers": 1, "vocab_size": 99, "hidden_size": 64, "num_atten
 _TOWERS = {"vision_config": {"num_hidden_layers": 1}, "text_config": _TEXT}
 _CAPTIONER = {
     "encoder": {"model_type": "vit", "num_hidden_layers": 1},
-    "decoder": {"model_type": "bert", "num_hidden_layers": 1, "vocab_size": 99},  # as wide: nothing lies between them
+    "decoder": {"model_type": "bert", "num_hidden_layers": 1, "vocab_size": 99},  # without a projection between them
 }
 _DECODER = {"decoder_num_hidden_layers": 1, "decoder_hidden_size": 96, "decoder_num_attention_heads": 3}
 
@@ -100,9 +100,9 @@ _DECODER = {"decoder_num_hidden_layers": 1, "decoder_hidden_size": 96, "decoder_
 class Class:
     """A class of transformers.
 
-    run: what the library computes that a reading must compute too.
-    options: of its config, beside a depth of one.
-    build: arguments of the class beside the config.
+    run: (model, images) -> the output that the twins must compute.
+    options: fields of its config besides a depth of one.
+    build: arguments of the class besides the config.
     """
 
     name: str
@@ -181,8 +181,8 @@ CLASSES = {
 _VISION = r"(VisionModel\w*|VisionTransformer|ForImageClassification\w*|Backbone|ForPreTraining|(?<!PreTrained)Model)$"
 
 
-def others() -> Iterator[str]:
-    """Yield the names of every other class of transformers that takes images: this imports all of them."""
+def other_classes() -> Iterator[str]:
+    """Yield the names of all other classes of transformers that take images.  This imports all of them."""
     known = {each.name for each in CLASSES.values()}
     for name in dir(transformers):
         cls = getattr(transformers, name, None) if re.search(_VISION, name) else None
@@ -191,12 +191,12 @@ def others() -> Iterator[str]:
                 yield name
 
 
-_PARTS = ("vision_config", "encoder")  # where a larger model's config has its ViT's
+_PARTS = ("vision_config", "encoder")  # where the config of a larger model contains that of its ViT
 _DEPTHS = ("num_hidden_layers", "encoder_layers", "num_encoder_blocks", "decoder_layers")
 
 
 def peer(label: str, **options: Any) -> Peer:
-    """Return a class of `CLASSES`, or another one, with config fields; one block deep."""
+    """Return a peer: a class of `CLASSES`, or another one, with config fields and one block."""
     kind = CLASSES.get(label, Class(label))
     name = " ".join([label, *(f"{key}={value!r}" for key, value in options.items())])
     cls = getattr(transformers, kind.name)
@@ -209,33 +209,33 @@ def peer(label: str, **options: Any) -> Peer:
     with float64(), uninitialised():
         model = cls(cls.config_class(**chosen, attn_implementation="eager"), **kind.build).double().eval()
     perturb(model, name)
-    config = vision(model)
-    images = seeded(f"{name} images").standard_normal((1, getattr(config, "num_channels", 3), *size(model)))
+    config = vision_config(model)
+    images = rng_for(f"{name} images").standard_normal((1, getattr(config, "num_channels", 3), *image_size(model)))
     found = Peer(name, model, images, kind.run, PROPERTIES)
-    return found if label in CLASSES or _computes(found) else replace(found, run=None)
+    return found if label in CLASSES or _returns_features(found) else replace(found, run=None)
 
 
-def _computes(one: Peer) -> bool:
-    """Return whether a class gives out anything that a ViT does; others take more than images, or give out maps."""
+def _returns_features(one: Peer) -> bool:
+    """Return whether a class computes one vector for each image.  Others need more than images, or return maps."""
     try:
         return one.outputs().ndim == 2
-    except Exception:  # as many as there are classes
+    except Exception:  # each class may raise another
         return False
 
 
-def vision(model: nn.Module) -> Any:
-    """Return a ViT's config, of a larger model that of its vision tower or of its encoder."""
+def vision_config(model: nn.Module) -> Any:
+    """Return the config of a ViT, or in a larger model that of its vision tower or encoder."""
     return next((getattr(model.config, name) for name in _PARTS if hasattr(model.config, name)), model.config)
 
 
-def size(model: nn.Module) -> tuple[int, int]:
-    """Return height and width of a model's images."""
-    own = getattr(vision(model), "image_size", 224)
+def image_size(model: nn.Module) -> tuple[int, int]:
+    """Return the height and width of a model's images."""
+    own = getattr(vision_config(model), "image_size", 224)
     return (own, own) if isinstance(own, int) else tuple(own)
 
 
-def cases(one: Peer, path: Path) -> Iterator[tuple[str, Path, bool]]:
-    """Save a model in each way; yield the way, what was written, and whether it is a state dict alone."""
+def save_each_way(one: Peer, path: Path) -> Iterator[tuple[str, Path, bool]]:
+    """Save a model as a folder and as state dicts; yield which, the path, and whether it has no config."""
     one.model.save_pretrained(path / "folder")
     yield "folder", path / "folder", False
     saved = path / "bare" / "model.safetensors"
@@ -246,7 +246,7 @@ def cases(one: Peer, path: Path) -> Iterator[tuple[str, Path, bool]]:
     yield "bare, keys in memory", path / "bare" / "state.pth", True
 
 
-# What tensors do not tell --------------------------------------------------------------------------------------------
+# Properties that no tensor shows -------------------------------------------------------------------------------------
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -261,12 +261,12 @@ _ACTIVATIONS = {
     "linear": "none",
 }
 _LAYERS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "none": "linear"}
-_PLACES = ("activation_fn", "intermediate_act_fn", "activation", "act_fn", "act")
+_ACTIVATION_ATTRIBUTES = ("activation_fn", "intermediate_act_fn", "activation", "act_fn", "act")
 
 
 def _eps(model: nn.Module) -> Any:
     found = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}
-    return found.pop() if len(found) == 1 else Other(f"eps of {found}")
+    return found.pop() if len(found) == 1 else NotInConfig(f"eps of {found}")
 
 
 def _assume_eps(model: nn.Module, value: float) -> None:
@@ -276,15 +276,19 @@ def _assume_eps(model: nn.Module, value: float) -> None:
 
 
 def _activation(model: nn.Module) -> Any:
-    config = vision(model)
+    config = vision_config(model)
     if getattr(config, "use_swiglu_ffn", False) or getattr(config, "use_gated_mlp", False):
         return "swiglu"
-    return _ACTIVATIONS.get(config.hidden_act, Other(config.hidden_act))
+    return _ACTIVATIONS.get(config.hidden_act, NotInConfig(config.hidden_act))
 
 
 def _gate(model: nn.Module) -> Any:
-    act = vision(model).hidden_act
-    return USUAL if act in ("silu", "swish") or not getattr(vision(model), "use_gated_mlp", False) else Other(act)
+    act = vision_config(model).hidden_act
+    return (
+        AS_ASSUMED
+        if act in ("silu", "swish") or not getattr(vision_config(model), "use_gated_mlp", False)
+        else NotInConfig(act)
+    )
 
 
 def _assume_gate(model: nn.Module, value: str) -> None:
@@ -293,7 +297,7 @@ def _assume_gate(model: nn.Module, value: str) -> None:
 
 def _pooler(model: nn.Module) -> Any:
     act = getattr(model.config, "pooler_act", "tanh")
-    return USUAL if act == "tanh" else Other(act)
+    return AS_ASSUMED if act == "tanh" else NotInConfig(act)
 
 
 def _assume_pooler(model: nn.Module, value: str) -> None:
@@ -302,14 +306,14 @@ def _assume_pooler(model: nn.Module, value: str) -> None:
 
 def _assume_activation(model: nn.Module, value: str) -> None:
     for name, module in list(model.named_modules()):
-        for place in _PLACES:
+        for place in _ACTIVATION_ATTRIBUTES:
             if hasattr(module, place) and "pooler" not in name:
                 setattr(module, place, ACT2FN[_LAYERS.get(value, "silu")])
 
 
 def _windows(model: nn.Module) -> Any:
     count = getattr(model.config, "num_windows", 1)
-    return USUAL if count == 1 else Other(f"{count} x {count}")
+    return AS_ASSUMED if count == 1 else NotInConfig(f"{count} x {count}")
 
 
 def _assume_no_windows(model: nn.Module, value: str) -> None:
@@ -320,28 +324,28 @@ def _assume_no_windows(model: nn.Module, value: str) -> None:
 
 
 def _base(model: nn.Module) -> Any:
-    return float(getattr(vision(model), "rope_theta", 100.0))
+    return float(getattr(vision_config(model), "rope_theta", 100.0))
 
 
 PROPERTIES = {
     "norms.eps": Property(_eps, _assume_eps),
     "mlp.activation": Property(_activation, _assume_activation),
-    "num_heads": Property(lambda model: vision(model).num_attention_heads),
+    "num_heads": Property(lambda model: vision_config(model).num_attention_heads),
     "positions.rotary_base": Property(_base),
-    "head.pool": Property(lambda model: "token"),  # of which `run` takes the output where the class pools nothing
+    "head.pool": Property(lambda model: "token"),  # `run` takes the class token if the class does not pool
     "attention.scale": Property(lambda model: None),
     "attention.value_skip": Property(lambda model: False),
-    "image_size": Property(size),
-    "gate of an MLP": Property(_gate, _assume_gate),
+    "image_size": Property(image_size),
+    "MLP gate": Property(_gate, _assume_gate),
     "activation of the pooler": Property(_pooler, _assume_pooler),
-    "windows of attention": Property(_windows, _assume_no_windows),
-    "pooler": Property(lambda model: USUAL),
-    "decoder": Property(lambda model: USUAL),
-    "weights": Property(lambda model: USUAL),  # `run` computes what they do
+    "attention windows": Property(_windows, _assume_no_windows),
+    "pooler": Property(lambda model: AS_ASSUMED),
+    "decoder": Property(lambda model: AS_ASSUMED),
+    "weights": Property(lambda model: AS_ASSUMED),  # `run` uses the same weights
 }
 
 
-# Config fields at random ---------------------------------------------------------------------------------------------
+# Random config fields ------------------------------------------------------------------------------------------------
 
 _FIELDS: dict[str, tuple[Any, ...]] = {
     "hidden_act": tuple(name for name in ACT2FN if name not in ("prelu", "xielu")),
@@ -354,7 +358,7 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "attention_probs_dropout_prob": (0.1,),
     "initializer_range": (0.1,),
     "num_labels": (1, 3),
-    "rotary_share": (0.5,),  # and fields that transformers does not know and leaves alone
+    "rotary_share": (0.5,),  # this and the next are fields that transformers does not know and stores
     "attention_scale": (2.0,),
 }
 _POOLED = {"qkv_bias": (False,), "pooler_act": ("relu", "tanh", "gelu"), "pooler_output_size": (100,)}
@@ -403,7 +407,7 @@ _MORE: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 
-def drawn(seed: int) -> tuple[str, dict[str, Any]]:
+def random_variation(seed: int) -> tuple[str, dict[str, Any]]:
     """Return a random class with one to three random config fields."""
     rng = np.random.default_rng([seed, 16])
     label = list(CLASSES)[rng.integers(len(CLASSES))]

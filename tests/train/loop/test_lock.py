@@ -1,4 +1,4 @@
-"""A run's folder has one trainer at a time, however the last one ended."""
+"""A run folder has one trainer at a time, however the last one ended."""
 
 import errno
 import fcntl
@@ -15,19 +15,19 @@ import pytest
 
 import vit_spec
 from tests import ROOT
-from train.loop.lock import Lock, new_folder
-from train.loop.run_folder import Run
+from train.loop.lock import Lock, create_run_folder
+from train.loop.run_folder import RunFolder
 from train.recipes import Recipe
 from vit_spec import InputError
 
-HOLD = "import sys, time; from train.loop.lock import Lock, Path; lock = Lock(Path(sys.argv[1])); print(1, flush=True)"
+TAKE_LOCK = "import sys, time; from train.loop.lock import Lock, Path; lock = Lock(Path(sys.argv[1])); print(1, flush=True)"
 CONFIG = vit_spec.get("vit_ti16")
 
 
 @contextmanager
-def holding(folder: Path, then: str = "time.sleep(600)") -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that holds the lock of a folder."""
-    command = [sys.executable, "-c", f"{HOLD}; {then}", str(folder)]
+def locked_by_another_process(folder: Path, then: str = "time.sleep(600)") -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process that takes the lock of a folder and then runs a statement; kill it at the end."""
+    command = [sys.executable, "-c", f"{TAKE_LOCK}; {then}", str(folder)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"1\n"
         try:
@@ -36,22 +36,24 @@ def holding(folder: Path, then: str = "time.sleep(600)") -> Iterator[subprocess.
             process.kill()
 
 
-def run(path: Path) -> Run:
-    return Run(path, Recipe(), CONFIG, {})
+def run_folder(path: Path) -> RunFolder:
+    return RunFolder(path, Recipe(), CONFIG, {})
 
 
-def test_a_second_trainer_is_told_who_uses_the_folder_and_what_to_do(tmp_path: Path) -> None:
-    with holding(tmp_path) as process:
-        said = rf"{tmp_path} is in use by another trainer, process {process.pid} on \S+: wait until that ends, or stop it, "
-        with pytest.raises(InputError, match=f"{said}then give the same --run to resume; or give --run another folder$"):
+def test_a_second_trainer_is_refused_with_the_process_that_uses_the_folder(tmp_path: Path) -> None:
+    with locked_by_another_process(tmp_path) as process:
+        start = (
+            rf"{tmp_path} is in use by another trainer, process {process.pid} on \S+: wait until that ends, or stop it, "
+        )
+        with pytest.raises(InputError, match=f"{start}then give the same --run to resume; or give --run another folder$"):
             Lock(tmp_path)
         with pytest.raises(InputError, match="is in use"):
-            run(tmp_path)
+            run_folder(tmp_path)
         assert not (tmp_path / "config.json").exists()
 
 
-def test_a_lock_of_a_killed_trainer_does_not_block(tmp_path: Path) -> None:
-    with holding(tmp_path) as process:
+def test_the_lock_of_a_killed_trainer_does_not_block_the_next(tmp_path: Path) -> None:
+    with locked_by_another_process(tmp_path) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert (tmp_path / ".lock").exists()
@@ -59,16 +61,16 @@ def test_a_lock_of_a_killed_trainer_does_not_block(tmp_path: Path) -> None:
         assert not (tmp_path / ".lock").exists()
 
 
-def test_a_process_that_was_started_meanwhile_does_not_inherit_the_lock(tmp_path: Path) -> None:
+def test_a_child_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
     spawn = "import subprocess; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], stdout=-3)"
-    with holding(tmp_path, f"{spawn}.pid; time.sleep(600)") as process:
+    with locked_by_another_process(tmp_path, f"{spawn}.pid; time.sleep(600)") as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         if not children.exists():
             pytest.skip("the system does not list the children of a process")
         while not (child := children.read_text().split()):
             assert process.poll() is None
         command = Path(f"/proc/{child[0]}/cmdline")
-        while not command.read_bytes().endswith(b"-c\0import time; time.sleep(600)\0"):  # a fork as yet, of the same files
+        while not command.read_bytes().endswith(b"-c\0import time; time.sleep(600)\0"):  # before exec it has all open files
             assert process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -76,88 +78,92 @@ def test_a_process_that_was_started_meanwhile_does_not_inherit_the_lock(tmp_path
         os.kill(int(child[0]), signal.SIGKILL)
 
 
-def test_a_run_lets_go_of_its_folder_when_it_ends_and_when_it_is_refused(tmp_path: Path) -> None:
-    with run(tmp_path / "run"):
+def test_a_run_releases_the_lock_when_it_ends_and_when_it_is_refused(tmp_path: Path) -> None:
+    with run_folder(tmp_path / "run"):
         with pytest.raises(InputError, match=r"is in use by another trainer, process \d+"):
-            run(tmp_path / "run")
+            run_folder(tmp_path / "run")
         assert (tmp_path / "run" / ".lock").exists()
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json"}
     for _ in range(2):  # the first refusal does not lock out the second
         with pytest.raises(InputError, match=r"holds another run: its recipe\.seed is 0"):
-            Run(tmp_path / "run", Recipe(seed=1), CONFIG, {})
-    with run(tmp_path / "run"):
+            RunFolder(tmp_path / "run", Recipe(seed=1), CONFIG, {})
+    with run_folder(tmp_path / "run"):
         pass
 
 
-def test_where_the_run_fails_the_folder_is_free_again(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), run(tmp_path):
+def test_a_run_releases_the_lock_when_it_fails(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), run_folder(tmp_path):
         raise RuntimeError
-    run(tmp_path).__exit__()
+    run_folder(tmp_path).__exit__()
 
 
 @pytest.mark.parametrize("name", [".lock", ".config.json.new"])
-def test_what_a_link_in_the_folder_leads_to_is_not_overwritten(name: str, tmp_path: Path) -> None:
+def test_the_target_of_a_link_in_the_folder_is_not_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to("../precious")
-    with suppress(InputError), run(tmp_path / "run"):
+    with suppress(InputError), run_folder(tmp_path / "run"):
         pass
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").touch()
     with pytest.raises(InputError, match="holds no run"):
-        run(tmp_path)
+        run_folder(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["photo.jpg"]
 
 
-def test_a_process_that_does_not_write_takes_no_lock(tmp_path: Path) -> None:
-    with run(tmp_path), Run(tmp_path, Recipe(), CONFIG, {}, writes=False):
+def test_only_the_main_process_takes_the_lock(tmp_path: Path) -> None:
+    with run_folder(tmp_path), RunFolder(tmp_path, Recipe(), CONFIG, {}, is_main=False):
         pass
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_told_of(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_gives_a_warning(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(file: int, how: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with run(tmp_path) as one:
-        assert one.said == [f"{tmp_path} is on a file system without locks: see to it that no other trainer uses it"]
+    with run_folder(tmp_path) as one:
+        assert one.warnings == [f"{tmp_path} is on a file system without locks: make sure that no other trainer uses it"]
 
 
-def test_a_lock_that_is_removed_while_another_trainer_opens_it_is_made_anew(
+def test_a_lock_file_that_is_removed_between_opening_and_locking_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, flock = Lock(tmp_path), fcntl.flock
 
-    def late(file: int, how: int) -> None:
+    def release_and_lock(file: int, how: int) -> None:
         monkeypatch.setattr(fcntl, "flock", flock)
-        first.release()  # between the opening of the file and its lock
+        first.release()  # after the second process has opened the file, before it locks it
         flock(file, how)
 
-    monkeypatch.setattr(fcntl, "flock", late)
+    monkeypatch.setattr(fcntl, "flock", release_and_lock)
     second = Lock(tmp_path)
     with pytest.raises(InputError, match="is in use"):
         Lock(tmp_path)
     second.release()
 
 
-def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_the_same_second_have_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made: list[Any] = []
-    with new_folder("runs/x-1") as one, new_folder("runs/x-1") as other, new_folder("runs/x-1") as third:
+    with (
+        create_run_folder("runs/x-1") as one,
+        create_run_folder("runs/x-1") as other,
+        create_run_folder("runs/x-1") as third,
+    ):
         made += [one, other, third]
         (other / "config.json").touch()
     assert list(map(str, made)) == ["runs/x-1", "runs/x-1-2", "runs/x-1-3"]
     assert [str(path) for path in Path("runs").iterdir()] == ["runs/x-1-2"]  # the others stayed empty
-    with pytest.raises(InputError), new_folder("more/x-1"):
+    with pytest.raises(InputError), create_run_folder("more/x-1"):
         raise InputError("bad")
     assert not Path("more").exists()
 
 
-def test_a_place_for_runs_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_made_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot make the folder .*x \(Not a directory\): give another"):
-        new_folder(f"{tmp_path}/file/x").__enter__()
+        create_run_folder(f"{tmp_path}/file/x").__enter__()

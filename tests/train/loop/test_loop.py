@@ -1,4 +1,4 @@
-"""The loop on an engine that has the members of the protocol and no others, and neither framework."""
+"""The training loop with an engine that has the members of the protocol and no others, and uses neither framework."""
 
 import json
 import os
@@ -19,9 +19,9 @@ import parity
 from parity.comparison.reproducible_init import weights
 from tests import ROOT
 from train.data.batches import Batch
-from train.data.sources import open_source
-from train.loop.engine import Engine, Evaluated, Note
-from train.loop.loop import LAG
+from train.data.sources import open_dataset
+from train.loop.engine import Engine, EvalOutput, LoopState
+from train.loop.loop import METRICS_DELAY
 from train.loop.request import Request
 from train.loop.session import train
 from train.recipes import Model, Recipe
@@ -35,74 +35,70 @@ RECIPE = Recipe(
 )
 
 
-class Pending:
-    """An array that a device still computes."""
+class PendingArray:
+    """An array that counts as computed when it is converted to numpy."""
 
-    waited: ClassVar[list[int]] = []  # how many batches had been started when each was waited for
-    started = 0
+    started = 0  # batches whose evaluation has started
+    started_at_wait: ClassVar[list[int]] = []  # `started` at each conversion
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        Pending.waited.append(Pending.started)
+        PendingArray.started_at_wait.append(PendingArray.started)
         return self.array
 
 
 class FakeEngine:
-    """Learns nothing, at once."""
+    """An engine that computes nothing."""
 
-    distributed, is_main, hardware, peak_rate, replicated, averages = False, True, "no device", 1e12, "", True
+    is_distributed, is_main, hardware, peak_flops, replication_note, has_ema = False, True, "no device", 1e12, "", True
 
     def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
-        self.__config, self.__batch, self.__folder, self.__rate = (
-            config,
-            recipe.batch_size,
-            options["folder"],
-            options["rate"],
-        )
+        self.__config, self.__batch_size = config, recipe.batch_size
+        self.__folder, self.__learning_rate = options["folder"], options["learning_rate"]
         self.__step = 0
 
     @property
     def batch_rows(self) -> np.ndarray:
-        return np.arange(self.__batch)
+        return np.arange(self.__batch_size)
 
     def step(self, batch: Batch) -> Mapping[str, float]:
         self.__step += 1
-        return {"loss": 1.0, "accuracy": 0.5, "grad_norm": 1.0, "lr": float(self.__rate(self.__step))}
+        return {"loss": 1.0, "accuracy": 0.5, "grad_norm": 1.0, "lr": float(self.__learning_rate(self.__step))}
 
-    def evaluate(self, batch: Batch, *, raw: bool = False) -> Evaluated:
-        Pending.started += not raw
+    def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
+        PendingArray.started += not raw
         outputs = np.eye(self.__config.num_classes, dtype=np.float32)[batch.targets * (not raw)]
-        return Evaluated(*map(Pending, (outputs, np.ones(len(outputs), np.float32), batch.read)))
+        return EvalOutput(*map(PendingArray, (outputs, np.ones(len(outputs), np.float32), batch.readable)))
 
-    def attention(self, images: np.ndarray) -> np.ndarray:
+    def attention_maps(self, images: np.ndarray) -> np.ndarray:
         tokens = self.__config.num_tokens
         return np.full((len(images), self.__config.num_heads, tokens, tokens), 1 / tokens, np.float32)
 
     def save_weights(self, path: Path, *, raw: bool = False) -> None:
         parity.write(weights(self.__config, int(raw)), path, "jax", force=True)
 
-    def save_checkpoint(self, step: int, note: Note) -> None:
+    def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
         self.__folder.mkdir(exist_ok=True)
-        (self.__folder / "newest.json").write_text(json.dumps([step, note]))
+        (self.__folder / "newest.json").write_text(json.dumps([step, loop_state]))
 
-    def restore(self) -> tuple[int, Note] | None:
+    def restore_checkpoint(self) -> tuple[int, LoopState] | None:
         newest = self.__folder / "newest.json"
         return tuple(json.loads(newest.read_text())) if newest.exists() else None  # type: ignore[return-value]
 
     def profile(self, folder: Path | None) -> None:
-        raise AssertionError("no recipe here asks for it")
+        raise AssertionError("no recipe of these tests profiles")
 
-    def preempted(self) -> bool:
+    def should_stop(self) -> bool:
         return False
 
     def close(self) -> None:
         pass
 
 
-def trained(recipe: Recipe) -> int:
-    return train(Request("test", recipe, open_source(recipe.data, recipe.held_out), "python -m train.fake"), FakeEngine)
+def run_training(recipe: Recipe) -> int:
+    return train(Request("test", recipe, open_dataset(recipe.data, recipe.held_out), "python -m train.fake"), FakeEngine)
 
 
 def test_the_fake_engine_has_the_members_of_the_protocol_and_no_others() -> None:
@@ -114,29 +110,29 @@ def test_an_engine_with_the_members_of_the_protocol_trains_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = replace(RECIPE, run=str(tmp_path / "run"))
-    assert trained(replace(recipe, epochs="6steps")) == 0
-    said = capsys.readouterr().out
-    assert "no device" in said and "best" in said
+    assert run_training(replace(recipe, epochs="6steps")) == 0
+    printed = capsys.readouterr().out
+    assert "no device" in printed and "best" in printed
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     scores = {each["set"]: each["accuracy"] for each in records if each["set"] != "train"}
     assert scores["held_out"] == 1.0 and scores["held_out_raw"] < 0.2
     assert {"weights.safetensors", "best_raw.safetensors"} <= {path.name for path in (tmp_path / "run").iterdir()}
-    assert trained(recipe) == 0
-    assert "going on from step 6 of 6" in capsys.readouterr().out
+    assert run_training(recipe) == 0
+    assert "resuming from step 6 of 6" in capsys.readouterr().out
 
 
 def test_evaluation_does_not_wait_for_each_batch(tmp_path: Path) -> None:
-    Pending.started, Pending.waited[:] = 0, []
-    assert trained(replace(RECIPE, run=str(tmp_path / "run"), eval_every="6steps", batch_size=32)) == 0
-    batches = -(-len(open_source("digits").held_out) // 32)
-    assert Pending.started == batches > LAG + 1
-    assert Pending.waited[0] == LAG + 1 and Pending.waited[-1] == batches
+    PendingArray.started, PendingArray.started_at_wait[:] = 0, []
+    assert run_training(replace(RECIPE, run=str(tmp_path / "run"), eval_every="6steps", batch_size=32)) == 0
+    batches = -(-len(open_dataset("digits").held_out) // 32)
+    assert PendingArray.started == batches > METRICS_DELAY + 1
+    assert PendingArray.started_at_wait[0] == METRICS_DELAY + 1 and PendingArray.started_at_wait[-1] == batches
 
 
-def test_the_loop_loads_neither_framework(tmp_path: Path) -> None:
+def test_the_loop_imports_neither_framework(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib, tests.train.loop.test_loop as t; from dataclasses import replace\n"
-        "assert t.trained(replace(t.RECIPE, run=sys.argv[1])) == 0\n"
+        "assert t.run_training(replace(t.RECIPE, run=sys.argv[1])) == 0\n"
         "print('torch' in sys.modules, 'vit_jax' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]

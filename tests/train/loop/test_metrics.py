@@ -1,18 +1,18 @@
-"""Losses and metrics against numbers worked out by hand."""
+"""Losses and metrics against values computed by hand."""
 
 import math
 
 import numpy as np
 import pytest
 
-from train.loop.metrics import auroc, better, r2, score
+from train.loop.metrics import auroc, compute_metrics, is_better, r2
 
 log = math.log
 
 
-def test_accuracy_is_the_share_of_largest_outputs_at_the_class() -> None:
+def test_accuracy_is_the_fraction_of_images_whose_largest_output_is_their_class() -> None:
     outputs = np.array([[1, 2, 0], [3, 0, 0], [0, 0, 1], [0, 5, 4]])
-    assert score("classes", outputs, np.array([1, 0, 2, 2]), ("a", "b", "c")) == {"accuracy": 0.75}
+    assert compute_metrics("classes", outputs, np.array([1, 0, 2, 2]), ("a", "b", "c")) == {"accuracy": 0.75}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_accuracy_is_the_share_of_largest_outputs_at_the_class() -> None:
         ([1, 2, 2, 3], [0, 0, 1, 1], 0.875),
     ],
 )
-def test_auroc_is_the_chance_that_a_positive_scores_higher(scores: list, labels: list, area: float) -> None:
+def test_auroc_is_the_probability_that_a_positive_scores_above_a_negative(scores: list, labels: list, area: float) -> None:
     assert auroc(np.array(scores), np.array(labels)) == area
 
 
@@ -36,33 +36,33 @@ def test_auroc_agrees_with_scikit_learn() -> None:
     assert auroc(scores, labels) == pytest.approx(sklearn.roc_auc_score(labels, scores), abs=1e-14)
 
 
-def test_a_label_that_never_varies_has_no_area_and_is_left_out_of_the_mean() -> None:
-    found = score("labels", np.array([[1.0, 1.0], [2.0, 2.0]]), np.array([[0, 1], [1, 1]]), ("cat", "dog"))
+def test_a_constant_label_has_no_auroc_and_is_left_out_of_the_mean() -> None:
+    found = compute_metrics("labels", np.array([[1.0, 1.0], [2.0, 2.0]]), np.array([[0, 1], [1, 1]]), ("cat", "dog"))
     assert found["auroc"] == found["auroc/cat"] == 1.0
     assert math.isnan(found["auroc/dog"])
 
 
-def test_values_are_judged_by_their_mean_error_and_the_variance_explained() -> None:
+def test_the_metrics_of_values_are_mae_and_r2() -> None:
     outputs, targets = np.array([[1.0], [2.0], [4.0]]), np.array([[1.0], [2.0], [3.0]])
-    assert score("values", outputs, targets, ()) == {"mae": pytest.approx(1 / 3), "r2": 0.5}
+    assert compute_metrics("values", outputs, targets, ()) == {"mae": pytest.approx(1 / 3), "r2": 0.5}
 
 
-def test_r2_of_a_constant_target_is_undefined_though_its_mean_be_rounded() -> None:
+def test_r2_of_a_constant_target_is_nan_although_its_mean_is_rounded() -> None:
     tenths = np.full(3, 0.1)
     assert tenths.mean() != 0.1 and math.isnan(r2(np.ones(3), tenths))
 
 
-def test_a_value_that_never_varies_has_no_r2_and_is_left_out_of_the_mean() -> None:
+def test_a_constant_value_has_no_r2_and_is_left_out_of_the_mean() -> None:
     outputs, targets = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 3.0]]), np.array([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]])
-    assert score("values", outputs, targets, ())["r2"] == 0.5
-    assert math.isnan(score("values", outputs, targets[:, 1:].repeat(2, 1), ())["r2"])
+    assert compute_metrics("values", outputs, targets, ())["r2"] == 0.5
+    assert math.isnan(compute_metrics("values", outputs, targets[:, 1:].repeat(2, 1), ())["r2"])
 
 
-def test_a_larger_accuracy_and_a_smaller_error_are_better() -> None:
-    assert better("accuracy", 0.9, than=0.8)
-    assert better("mae", 0.8, than=0.9)
-    assert better("auroc", 0.1, than=math.nan)
-    assert not better("auroc", math.nan, than=0.1)
+def test_larger_accuracies_and_smaller_errors_are_better_and_nan_is_worst() -> None:
+    assert is_better("accuracy", 0.9, than=0.8)
+    assert is_better("mae", 0.8, than=0.9)
+    assert is_better("auroc", 0.1, than=math.nan)
+    assert not is_better("auroc", math.nan, than=0.1)
 
 
 LOSSES = {
@@ -73,19 +73,19 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("task", LOSSES)
-def test_losses_and_scores_are_those_of_their_formulas(task: str) -> None:
+def test_losses_and_batch_metrics_are_those_of_their_formulas(task: str) -> None:
     jnp = pytest.importorskip("jax.numpy")
-    from train.jax.losses import loss_and_score
+    from train.jax.losses import loss_and_metric
 
     outputs, targets, losses, scores = LOSSES[task]
-    loss, score = loss_and_score(task, jnp.asarray(outputs), jnp.asarray(targets))
+    loss, score = loss_and_metric(task, jnp.asarray(outputs), jnp.asarray(targets))
     assert np.asarray(loss) == pytest.approx(losses, abs=1e-6)
     assert np.asarray(score) == pytest.approx(scores, abs=1e-6)
 
 
-def test_half_precision_outputs_are_judged_in_float32() -> None:
+def test_the_loss_of_half_precision_outputs_is_float32() -> None:
     jnp = pytest.importorskip("jax.numpy")
-    from train.jax.losses import loss_and_score
+    from train.jax.losses import loss_and_metric
 
-    loss, _ = loss_and_score("classes", jnp.asarray([[1.0, 2.0]], jnp.bfloat16), jnp.asarray([0]))
+    loss, _ = loss_and_metric("classes", jnp.asarray([[1.0, 2.0]], jnp.bfloat16), jnp.asarray([0]))
     assert loss.dtype == jnp.float32

@@ -1,11 +1,11 @@
-"""How long something takes, in steps, as a person says it."""
+"""Durations are converted to steps, and invalid ones are refused."""
 
 import pytest
 
-from train.recipes.durations import steps
+from train.recipes.durations import duration_in_steps
 from vit_spec import InputError
 
-SAID = {
+DURATIONS = {
     "90 epochs": 900.0,
     "1epoch": 10.0,
     "2000steps": 2000.0,
@@ -19,33 +19,33 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("text", SAID)
-def test_a_duration_comes_to_steps(text: float | str) -> None:
-    assert steps(text, alone="epochs", batch_size=50, images=500, total=500) == SAID[text]
+@pytest.mark.parametrize("text", DURATIONS)
+def test_a_duration_is_converted_to_steps(text: float | str) -> None:
+    assert duration_in_steps(text, default_unit="epochs", batch_size=50, images=500, total=500) == DURATIONS[text]
 
 
 def test_a_number_alone_may_be_a_share_of_the_run() -> None:
-    assert steps(0.1, alone="share", batch_size=50, images=500, total=500) == 50
+    assert duration_in_steps(0.1, default_unit="share", batch_size=50, images=500, total=500) == 50
 
 
-WRONG = {
-    "many": "no duration: write such as 90epochs, 2000steps, 1e6examples or 10%",
-    "": "no duration",
+INVALID = {
+    "many": "not a duration: write, for example, 90epochs, 2000steps, 1e6examples or 10%",
+    "": "not a duration",
     "3 epocs": "unknown unit; did you mean 'epochs'?",
     "3 weeks": "unknown unit: steps, epochs, examples or %",
     "-3 steps": "give 0 or more",
     "1e999 steps": "give 0 or more",
-    "3 steps 4": "no duration",
+    "3 steps 4": "not a duration",
 }
 
 
-@pytest.mark.parametrize("text", WRONG)
-def test_what_is_no_duration_is_told(text: str) -> None:
-    with pytest.raises(InputError) as told:
-        steps(text, alone="epochs", batch_size=50, images=500, total=500)
-    assert WRONG[text] in str(told.value) and repr(text) in str(told.value)
+@pytest.mark.parametrize("text", INVALID)
+def test_an_invalid_duration_is_refused(text: str) -> None:
+    with pytest.raises(InputError) as error:
+        duration_in_steps(text, default_unit="epochs", batch_size=50, images=500, total=500)
+    assert INVALID[text] in str(error.value) and repr(text) in str(error.value)
 
 
-def test_a_run_is_not_as_long_as_a_share_of_itself() -> None:
+def test_the_length_of_a_run_cannot_be_a_share_of_the_run() -> None:
     with pytest.raises(InputError, match="give epochs, steps or examples"):
-        steps("10%", alone="epochs", batch_size=50, images=500)
+        duration_in_steps("10%", default_unit="epochs", batch_size=50, images=500)

@@ -1,4 +1,4 @@
-"""Recipes and the command line: every field can be set, and what cannot be is told in a line."""
+"""Recipes and the command line: every field can be set, and invalid values are refused in one line."""
 
 import dataclasses
 import re
@@ -13,12 +13,12 @@ pytest.importorskip("tyro")
 from itertools import chain, pairwise
 
 import vit_spec
-from train.cli import DIGITS, listing, main, parse
+from train.cli import DIGITS, list_recipes, main, parse_request
 from train.loop.request import Request
-from train.recipes import IMAGENET, RECIPES, Known, Model, Recipe, fields, model_config
+from train.recipes import IMAGENET, RECIPES, DataInfo, Model, Recipe, flatten_fields, model_config
 from vit_spec import InputError
 
-OTHERS: dict[str, Any] = {  # where doubling would leave the range, or there is nothing to double
+OTHER_VALUES: dict[str, Any] = {  # for fields that `other_value` cannot double
     "model.name": "vit_b16",
     "model.image_size": (48, 64),
     "model.in_channels": 3,
@@ -67,9 +67,9 @@ OTHERS: dict[str, Any] = {  # where doubling would leave the range, or there is 
 }
 
 
-def other(name: str, value: Any) -> Any:
-    if name in OTHERS:
-        return OTHERS[name]
+def other_value(name: str, value: Any) -> Any:
+    if name in OTHER_VALUES:
+        return OTHER_VALUES[name]
     return not value if isinstance(value, bool) else 2 * value
 
 
@@ -83,30 +83,30 @@ def argument(name: str, value: Any) -> list[str]:
 
 @pytest.mark.parametrize("weights", [False, True], ids=["a network", "weights"])
 def test_every_field_can_be_set_on_the_command_line(weights: bool) -> None:
-    known = Known(1258, 1, (8, 8))  # the digits without the share that is held out below
-    usual = dict(fields(RECIPES["vit_s16"](known)))
-    wanted = {name: other(name, value) for name, value in usual.items() if name != "data"}
-    del wanted["model.name" if weights else "init"]  # which exclude each other
-    asked = parse("train.jax", ["--config", "vit_s16", *chain(*(argument(*each) for each in wanted.items()))])
-    assert dict(fields(asked.recipe)) == usual | wanted
+    known = DataInfo(1258, 1, (8, 8))  # the digits without the held-out share below
+    usual = dict(flatten_fields(RECIPES["vit_s16"](known)))
+    wanted = {name: other_value(name, value) for name, value in usual.items() if name != "data"}
+    del wanted["model.name" if weights else "init"]  # the two exclude each other
+    asked = parse_request("train.jax", ["--config", "vit_s16", *chain(*(argument(*each) for each in wanted.items()))])
+    assert dict(flatten_fields(asked.recipe)) == usual | wanted
     assert not [name for name, value in wanted.items() if value == usual[name]]
 
 
 @pytest.mark.parametrize("form", [["--config", "tiny"], ["--config=tiny"]])
 def test_config_names_the_recipe_that_is_changed(form: list[str]) -> None:
-    asked = parse("train.jax", [*form, "--epochs", "3"])
+    asked = parse_request("train.jax", [*form, "--epochs", "3"])
     assert (asked.name, asked.recipe) == ("tiny", dataclasses.replace(RECIPES["tiny"](DIGITS), epochs=3))
 
 
 def test_without_config_the_recipe_is_vit_s16_for_the_digits() -> None:
-    asked = parse("train.jax", [])
+    asked = parse_request("train.jax", [])
     assert (asked.name, asked.recipe, len(asked.source.train)) == ("vit_s16", RECIPES["vit_s16"](DIGITS), 1438)
 
 
 def test_the_command_is_what_was_typed_without_the_folder() -> None:
-    asked = parse("train.jax", ["--config", "tiny", "--run", "a b", "--epochs", "3", "--augment.mixup", "0.2"])
+    asked = parse_request("train.jax", ["--config", "tiny", "--run", "a b", "--epochs", "3", "--augment.mixup", "0.2"])
     assert asked.command == "python -m train.jax --config tiny --epochs 3 --augment.mixup 0.2"
-    assert parse("train.jax", ["--run=x"]).command == "python -m train.jax"
+    assert parse_request("train.jax", ["--run=x"]).command == "python -m train.jax"
 
 
 # Recipes depend on the data -------------------------------------------------------------------------------------------
@@ -115,7 +115,8 @@ def test_the_command_is_what_was_typed_without_the_folder() -> None:
 def test_the_plain_recipe_for_imagenet_is_the_published_one() -> None:
     r = RECIPES["vit_s16"](IMAGENET)
     assert (r.batch_size, r.epochs, r.warmup, r.optimizer.lr, r.optimizer.clip) == (1024, 90, "10000steps", 1e-3, 1.0)
-    assert r.optimizer.lr * r.optimizer.weight_decay == pytest.approx(1e-4)  # big_vision does not multiply by the rate
+    # big_vision does not multiply the weight decay by the rate.
+    assert r.optimizer.lr * r.optimizer.weight_decay == pytest.approx(1e-4)
     assert (r.augment.crop, r.augment.crop_area, r.augment.randaugment) == ("inception", (0.05, 1.0), (2, 10))
     assert (r.augment.mixup, r.augment.flip, r.augment.filter) == (0.2, True, "bilinear_aliased")
     assert (r.augment.share, r.augment.held_out_filter) == (224 / 256, "box")  # resize_small(256), area; central_crop(224)
@@ -124,26 +125,26 @@ def test_the_plain_recipe_for_imagenet_is_the_published_one() -> None:
 
 @pytest.mark.parametrize("name", ["vit_s16", "vit_b16"])
 def test_fewer_images_get_a_shorter_run_of_smaller_batches(name: str) -> None:
-    runs = [RECIPES[name](Known(count, 3)) for count in (1438, 10_000, 50_000, 1_281_167)]
+    runs = [RECIPES[name](DataInfo(count, 3)) for count in (1438, 10_000, 50_000, 1_281_167)]
     for fewer, more in pairwise(runs):
         assert fewer.batch_size < more.batch_size and fewer.epochs < more.epochs
         assert fewer.optimizer.lr <= more.optimizer.lr
 
 
-def test_handwriting_is_never_mirrored_and_photographs_are() -> None:
-    assert not RECIPES["vit_s16"](Known(5000, 1)).augment.flip and RECIPES["vit_s16"](Known(5000, 3)).augment.flip
+def test_handwriting_is_never_flipped_and_photographs_are() -> None:
+    assert not RECIPES["vit_s16"](DataInfo(5000, 1)).augment.flip and RECIPES["vit_s16"](DataInfo(5000, 3)).augment.flip
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_says_its_command_hardware_time_and_what_to_expect(name: str) -> None:
-    said = RECIPES[name].__doc__ or ""
-    assert f"python -m train.jax --config {name}" in said
-    assert re.search(r"Hardware: .*Time: .*\d.*(accuracy|auroc|error): .*(\d|none is published)", said, re.S | re.I)
+def test_every_recipe_documents_its_command_hardware_time_and_result(name: str) -> None:
+    message = RECIPES[name].__doc__ or ""
+    assert f"python -m train.jax --config {name}" in message
+    assert re.search(r"Hardware: .*Time: .*\d.*(accuracy|auroc|error): .*(\d|none is published)", message, re.S | re.I)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_is_listed_and_describes_a_model(name: str) -> None:
-    assert name in listing()
+def test_every_recipe_is_listed_and_gives_a_valid_model(name: str) -> None:
+    assert name in list_recipes()
     for known in (DIGITS, IMAGENET):
         config = model_config(RECIPES[name](known).model, num_outputs=10, in_channels=known.channels, size=known.size)
         assert config.num_classes == 10
@@ -151,20 +152,20 @@ def test_every_recipe_is_listed_and_describes_a_model(name: str) -> None:
 
 def test_help_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        parse("train.jax", ["--help"])
-    said = capsys.readouterr().out
-    assert not [name for name, _ in fields(Recipe()) if f"--{name.replace('_', '-')}" not in said]
+        parse_request("train.jax", ["--help"])
+    message = capsys.readouterr().out
+    assert not [name for name, _ in flatten_fields(Recipe()) if f"--{name.replace('_', '-')}" not in message]
 
 
-WRONG = {
+INVALID = {
     "--config vits16": "unknown recipe 'vits16'; did you mean 'vit_s16'?",
     "--config": "unknown recipe ''",
     "--confg vit_s16": "did you mean '--config'?",
     "--epocs 3": "did you mean '--epochs'?",
     "--optimizer.lrr 3": "did you mean '--optimizer.lr'?",
-    "--epochs many": "'many' is no duration: write such as 90epochs, 2000steps, 1e6examples or 10%",
+    "--epochs many": "'many' is not a duration: write, for example, 90epochs, 2000steps, 1e6examples or 10%",
     "--epochs 3weeks": "unknown unit",
-    "--warmup 100%": "warmup is 100%: give less than all of the run",
+    "--warmup 100%": "warmup is 100%: give less than the whole run",
     "--data nowhere:x": "unknown data 'nowhere:x'",
     "--held-out test": "",
     "--optimizer.layer-decay 2": "optimizer.layer_decay is 2.0: give a factor above 0 and up to 1",
@@ -173,71 +174,73 @@ WRONG = {
     "--ema 1": "ema is 1.0: give a number from 0 up to 1",
     "--model.image-size 3": "--model.image-size",
     "--task guess": "invalid choice 'guess'",
-    "--epochs -1": "epochs: -1.0 is no duration: give 0 or more",
-    "--epochs 0": "epochs is 0.0: give more than none",
+    "--epochs -1": "epochs: -1.0 is not a duration: give 0 or more",
+    "--epochs 0": "epochs is 0.0: give more than 0",
     "--held-out 1.5": "held_out is 1.5: give a share between 0 and 1",
     "--augment.scale 0.5": "augment.scale is 0.5: give a factor of 1 or more",
     "--optimizer.lr nan": "optimizer.lr is nan: give 0 or more",
     "--optimizer.weight-decay -1": "optimizer.weight_decay is -1.0: give 0 or more",
     "--optimizer.eps 0": "optimizer.eps is 0.0: give a positive number",
     "--seed 9223372036854775808": "give 0 or more, below 2^63",
-    "--config finetune": "--config finetune is for weights that are there: give --init FILE",
-    "--epochs 1%": "epochs is 1%, a share of what it is to say: give epochs, steps or examples",
-    "--model.name deit_s16 --init w.npz": "--model.name has no say beside --init",
+    "--config finetune": "--config finetune needs initial weights: give --init FILE",
+    "--epochs 1%": "epochs is 1%, a share of the run, but it sets the length of the run: give epochs, steps or examples",
+    "--model.name deit_s16 --init w.npz": "--model.name cannot be used with --init",
     "--augment.mixup -1": "error: augment.mixup is -1.0: ",
-    "--plan 8x80GiB --optimizer.freeze block.*": "freeze has 'block.*', a name that no parameter has",
-    "--plan 8x80GiB --dry-run": "--plan does no step: leave out either it or --dry-run",
+    "--plan 8x80GiB --optimizer.freeze block.*": "freeze has 'block.*', which matches no parameter",
+    "--plan 8x80GiB --dry-run": "--plan and --dry-run exclude each other: leave out one of them",
 }
 
 
-@pytest.mark.parametrize("arguments", WRONG)
-def test_a_wrong_argument_is_told_in_one_line(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("arguments", INVALID)
+def test_an_invalid_argument_is_refused_in_one_line(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     status = main("train.jax", lambda asked: 0, arguments.split())
-    said = capsys.readouterr().err
-    assert status == 2 and said.startswith("error: ") and said.count("\n") == 1
-    assert WRONG[arguments] in said
+    message = capsys.readouterr().err
+    assert status == 2 and message.startswith("error: ") and message.count("\n") == 1
+    assert INVALID[arguments] in message
 
 
-def test_interrupted_before_the_run_the_program_leaves_with_130() -> None:
-    def interrupted(asked: Request) -> int:
+def test_an_interruption_before_the_run_exits_with_130() -> None:
+    def interrupt(request: Request) -> int:
         raise KeyboardInterrupt
 
-    assert main("train.jax", interrupted, []) == 130
+    assert main("train.jax", interrupt, []) == 130
 
 
-def test_changes_of_the_network_come_on_top_of_the_recipes_own() -> None:
-    own = parse("train.jax", ["--config", "vit_ti16"]).recipe.model.changes
-    more = parse("train.jax", ["--config", "vit_ti16", "--model.changes", "depth=2", "norms.eps=1e-5"]).recipe.model
+def test_model_changes_are_added_to_those_of_the_recipe() -> None:
+    own = parse_request("train.jax", ["--config", "vit_ti16"]).recipe.model.changes
+    more = parse_request("train.jax", ["--config", "vit_ti16", "--model.changes", "depth=2", "norms.eps=1e-5"]).recipe.model
     assert own and more.changes == (*own, "depth=2", "norms.eps=1e-5")
     config = model_config(more, num_outputs=10, in_channels=3, size=(32, 32))
     assert (config.depth, config.norms.eps, config.tokens.class_token) == (2, 1e-5, False)
 
 
-def test_of_a_recipes_own_changes_weights_that_are_there_bear_regularisation_alone() -> None:
+def test_with_init_only_the_regularisation_of_a_recipes_model_changes_applies() -> None:
     known = ["--init", "weights.safetensors", "--model.changes", "regularisation.attn_drop=0.1"]
-    plain, deit = (parse("train.jax", ["--config", name, *known]).recipe.model.changes for name in ("vit_b16", "deit_s16"))
+    plain, deit = (
+        parse_request("train.jax", ["--config", name, *known]).recipe.model.changes for name in ("vit_b16", "deit_s16")
+    )
     assert plain == ("regularisation.attn_drop=0.1",)
     assert deit == ("regularisation.drop_path=0.1", "regularisation.attn_drop=0.1")
 
 
-def test_weights_that_are_there_keep_their_image_size_unless_another_is_asked_for() -> None:
+def test_with_init_the_weights_keep_their_image_size_unless_another_is_given() -> None:
     sizes = [
-        parse("train.jax", ["--config", "cifar10", "--init", "weights.safetensors", *more]).recipe.model.image_size
+        parse_request("train.jax", ["--config", "cifar10", "--init", "weights.safetensors", *more]).recipe.model.image_size
         for more in ([], ["--model.image-size", "64", "64"])
     ]
     assert sizes == [None, (64, 64)] and RECIPES["cifar10"](IMAGENET).model.image_size == (36, 36)
 
 
-def test_the_commands_of_a_recipe_are_a_line_each_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_of_a_recipe_is_one_line_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main("train.jax", lambda asked: 0, ["--help"])
-    said = capsys.readouterr().out
-    commands = [line for line in said.splitlines() if "train.jax --config vit_s16" in line]
+    message = capsys.readouterr().out
+    commands = [line for line in message.splitlines() if "train.jax --config vit_s16" in line]
     assert len(commands) == 2 and all(line.count("python -m") == 1 for line in commands)
 
 
 @pytest.mark.parametrize("option", ["--help", "--list"])
-def test_who_stops_reading_is_told_nothing(option: str) -> None:
+def test_a_closed_pipe_ends_the_program_silently(option: str) -> None:
     command = [sys.executable, "-m", "train.jax", option]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stderr
@@ -246,39 +249,39 @@ def test_who_stops_reading_is_told_nothing(option: str) -> None:
     assert process.returncode == 141
 
 
-def test_ctrl_c_ends_a_program_that_has_nothing_to_save_wherever_it_is() -> None:
-    lines = "import signal\nfrom train.loop.interruption import leave_at_once\nleave_at_once()\ntry:\n"
+def test_ctrl_c_ends_a_program_with_nothing_to_save_at_any_point() -> None:
+    lines = "import signal\nfrom train.loop.interruption import exit_on_ctrl_c\nexit_on_ctrl_c()\ntry:\n"
     lines += "    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\nprint('went on')"
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted; what was saved before stays\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted; what was saved before is kept\n")
 
 
-# The network ----------------------------------------------------------------------------------------------------------
+# The model ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("size", "wanted"), [((8, 8), (32, 32)), ((28, 28), (48, 48)), ((32, 64), (64, 128)), ((200, 50), (224, 96))]
 )
-def test_small_images_are_enlarged_twofold_and_to_the_models_own_size_at_most(size: Any, wanted: Any) -> None:
+def test_small_images_are_enlarged_twofold_up_to_the_models_own_size(size: Any, wanted: Any) -> None:
     assert model_config(Model(), num_outputs=10, in_channels=1, size=size).image_size == wanted
 
 
-def test_the_grid_follows_a_changed_patch() -> None:
+def test_the_image_size_follows_a_changed_patch_size() -> None:
     model = Model(changes=("patch_size=(4, 6)",))
     assert model_config(model, num_outputs=10, in_channels=1, size=(8, 8)).image_size == (8, 12)
 
 
-def test_grey_images_have_the_mean_of_what_the_three_colours_have() -> None:
+def test_grey_images_have_the_average_mean_and_std_of_the_three_colours() -> None:
     own = vit_spec.get("deit_s16").pixels
     grey = model_config(Model(name="deit_s16"), num_outputs=2, in_channels=1, size=None).pixels
     assert grey.mean == (sum(own.mean) / 3,) and grey.std == (sum(own.std) / 3,)
 
 
-def test_a_size_that_is_asked_for_wins() -> None:
+def test_a_given_image_size_is_used() -> None:
     assert model_config(Model(image_size=(48, 64)), num_outputs=10, in_channels=1, size=(8, 8)).image_size == (48, 64)
 
 
-def test_images_of_any_size_have_the_models_own_size() -> None:
+def test_images_of_different_sizes_get_the_models_own_size() -> None:
     assert model_config(Model(), num_outputs=10, in_channels=3, size=None).image_size == (224, 224)
 
 
@@ -299,6 +302,6 @@ def test_changes_reach_every_field_of_the_config() -> None:
         (Model(image_size=(30, 30)), "not a multiple of the patch"),
     ],
 )
-def test_a_network_that_cannot_be_is_refused(model: Model, message: str) -> None:
+def test_an_invalid_model_is_refused(model: Model, message: str) -> None:
     with pytest.raises(InputError, match=message):
         model_config(model, num_outputs=10, in_channels=3, size=(8, 8))

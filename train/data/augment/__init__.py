@@ -1,7 +1,7 @@
-"""Bringing images to size, and varying them for training.
+"""Preprocessing and augmentation of images.
 
-Pillow images in and out, but for erasing (pixels) and mixing (parameters only, the device does it).  Every function takes
-its random numbers from the generator it is given and leaves its image as it was.
+Functions take and return Pillow images.  Random erasing takes pixel arrays.  Of mixup and CutMix only the parameters are
+drawn here; the devices mix.  Every function draws from the generator that it is given, and does not modify its image.
 """
 
 from collections.abc import Sequence
@@ -10,19 +10,34 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from train.data.augment.affine import vary
+from train.data.augment.affine import random_affine
 from train.data.augment.colour import colour_jitter, three_augment
-from train.data.augment.crop import cut, fit, inception_box, prepared, resized_box, simple_crop
+from train.data.augment.crop import (
+    crop_and_resize,
+    inception_box,
+    preprocess,
+    resize_and_center_crop,
+    resized_box,
+    simple_crop,
+)
 from train.data.augment.erase import random_erase
-from train.data.augment.mix import Mix, mix, mixed_images, mixed_targets
+from train.data.augment.mix import Mix, mix_images, mix_targets, sample_mix
 from train.data.augment.randaugment import randaugment
 from train.recipes.augmentation import Augment
 
-__all__ = ["Augment", "Mix", "augmented", "colour_jitter", "cropped", "fit", "mix", "mixed_images", "mixed_targets"]
-__all__ += ["prepared", "randaugment", "random_erase", "three_augment", "vary"]
+__all__ = ["Augment", "Mix", "augment_image", "colour_jitter", "crop_image", "mix_images", "mix_targets"]
+__all__ += [
+    "preprocess",
+    "randaugment",
+    "random_affine",
+    "random_erase",
+    "resize_and_center_crop",
+    "sample_mix",
+    "three_augment",
+]
 
 
-def augmented(
+def augment_image(
     image: Image.Image,
     options: Augment,
     size: tuple[int, int],
@@ -30,14 +45,16 @@ def augmented(
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
 ) -> NDArray[np.uint8]:
-    """Return a training image as the model is shown it this time, (height, width, channels) uint8.
+    """Return an augmented training image, (height, width, channels) uint8.
 
-    In order: crop, turn and mirror, RandAugment, three-augment, jitter, erase; each only if `options` ask for it.
+    The steps are: crop, affine transform and flip, RandAugment, three-augment, colour jitter, random erasing; each only if
+    `options` enable it.
 
     image: grey (L) or colour (RGB).
-    mean, std: of the model's input, for the noise that erases.
+    size: (height, width) in pixels.
+    mean, std: of the model's input, for the noise of random erasing.
     """
-    image = vary(cropped(image, options, size, rng), options, rng)
+    image = random_affine(crop_image(image, options, size, rng), options, rng)
     if options.randaugment:
         image = randaugment(image, rng, *options.randaugment)
     if options.three_augment:
@@ -48,15 +65,15 @@ def augmented(
     return random_erase(pixels, rng, options.erase, mean, std) if options.erase else pixels
 
 
-def cropped(image: Image.Image, options: Augment, size: tuple[int, int], rng: np.random.Generator) -> Image.Image:
-    """Cut what `options.crop` says out of an image, and bring it to `size`, (height, width) in pixels."""
+def crop_image(image: Image.Image, options: Augment, size: tuple[int, int], rng: np.random.Generator) -> Image.Image:
+    """Crop an image as `options.crop` says and resize the crop to `size`, (height, width) in pixels."""
     match options.crop:
         case "fit":
-            return fit(image, size, filter=options.filter)
+            return resize_and_center_crop(image, size, filter=options.filter)
         case "simple":
             return simple_crop(image, size, rng, options.filter)
         case "inception":
             box = inception_box(*image.size, rng, options.crop_area)
         case "resized":
             box = resized_box(*image.size, rng, options.crop_area)
-    return cut(image, box, size, options.filter)
+    return crop_and_resize(image, box, size, options.filter)

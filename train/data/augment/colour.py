@@ -1,4 +1,4 @@
-"""Changes of colour alone: jitter, and the three of DeiT-III."""
+"""Augmentations of colour and sharpness: colour jitter, and three-augment of DeiT-III."""
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
@@ -18,7 +18,7 @@ def colour_jitter(image: Image.Image, rng: np.random.Generator, strength: float)
 
 
 def three_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Make an image grey, or invert its values from 128 on, or blur it by a Gaussian of 0.1 to 2 pixels.
+    """Make an image grey, solarize it from 128 on, or blur it by a Gaussian of 0.1 to 2 pixels, with equal probability.
 
     Source: DeiT-III (arXiv 2204.07118, section 3), facebookresearch/deit/augment.py; its jitter of 0.3 is `colour_jitter`.
     """

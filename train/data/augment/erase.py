@@ -1,4 +1,4 @@
-"""Random erasing (arXiv 1708.04896), as timm and DeiT do it by pixel."""
+"""Random erasing (arXiv 1708.04896) with noise per pixel, as in timm and DeiT."""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ def random_erase(
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
 ) -> NDArray[np.uint8]:
-    """Overwrite one rectangle of an image (H, W, C) with noise, with some probability; otherwise return it as it is.
+    """Overwrite a rectangle of an image (H, W, C) with noise, with some probability; otherwise return the image itself.
 
-    The share of the area is uniform in [0.02, 1/3], the logarithm of the aspect ratio in [0.3, 1 / 0.3]; ten draws that
-    do not fit leave the image alone.  Noise is standard normal in what the model sees, (x / 255 - mean) / std, brought
-    back to 8 bits.  timm (timm/data/random_erasing.py, mode "pixel") has it beyond what a pixel can say; here it is
-    rounded and stops at 0 and 255.
+    The share of the area is uniform in [0.02, 1/3], and the logarithm of the aspect ratio is uniform with the ratio in
+    [0.3, 1 / 0.3].  After ten draws that do not fit, the image is returned unchanged.  The noise is standard normal in the
+    model's input, (x / 255 - mean) / std, converted back to 8 bits.  timm (timm/data/random_erasing.py, mode "pixel")
+    erases normalized images, without limits; here the noise is rounded and clipped to 0 and 255.
     """
     if rng.random() >= probability:
         return pixels

@@ -1,16 +1,23 @@
-"""Where images come from, each source as a training set and a held-out set with what a model should answer.
+"""Data sources: each kind of `--data` opens a data set as training images and held-out images with their targets.
 
     digits                  1,797 handwritten digits that come with scikit-learn       digits.py
     folder:PATH             class folders of image files                               folder.py
-    parquet:PATH            the layout of data sets on the Hugging Face hub            parquet.py
-    hf://OWNER/NAME         the same, fetched from the hub                             hub.py
-    npz:FILE                MedMNIST's and Keras's arrays                              npz.py
+    parquet:PATH            Parquet files as data sets on the Hugging Face hub         parquet.py
+    hf://OWNER/NAME         the same, downloaded from the hub                          hub.py
+    npz:FILE                arrays as MedMNIST and Keras store them                    npz.py
     idx:PATH                MNIST's files                                              idx.py
-    cifar:PATH              CIFAR's batches, as pickles or as bare bytes               cifar.py
+    cifar:PATH              CIFAR's batches, as pickles or as binary records           cifar.py
     csv:TABLE.csv           a table beside a folder of images                          table.py
-    tar:PATTERN             WebDataset's shards                                        tar.py
+    tar:PATTERN             WebDataset shards                                          tar.py
 
-Adding one is a function from a place and options to `splitting.Found`, and a line in `_KINDS`.
+To add a source:
+
+1. Write a module with a function `open_splits(place, **options)` that returns an `examples.DatasetSplits`.  `place` is what
+   follows the prefix in `--data PREFIX:PLACE`; `options` are the pairs of `?name=value` behind it, as text.
+2. Make the `Examples` of each split from an `examples.ImageReader`.  `ArrayImages` and `ImageFiles` are two such readers.
+3. Add a line to `_SOURCES` below.
+
+`splitting.choose_held_out` does the rest for every source: it checks the targets and chooses the held-out images.
 """
 
 import re
@@ -19,67 +26,73 @@ from typing import NamedTuple
 
 from train.data.sources import cifar, digits, folder, hub, idx, npz, parquet, table, tar
 from train.data.sources.decoding import decode, read_image
-from train.data.sources.examples import Examples, Source
-from train.data.sources.files import Unavailable, unless_damaged
-from train.data.sources.splitting import Found, choose, stratified, typical_size
+from train.data.sources.examples import Dataset, DatasetSplits, Examples
+from train.data.sources.files import FileAccessError, raise_if_inaccessible
+from train.data.sources.splitting import choose_held_out, stratified_split, typical_size
 from vit_spec import InputError, nearest
 
-__all__ = ["Examples", "Source", "Unavailable", "decode", "open_source", "read_image", "stratified"]
+__all__ = ["Dataset", "Examples", "FileAccessError", "decode", "open_dataset", "read_image", "stratified_split"]
 __all__ += ["typical_size"]
 
 
-class _Kind(NamedTuple):
-    form: str
-    find: Callable[..., Found]
+class _SourceKind(NamedTuple):
+    """A kind of `--data`: how a user writes it, the function that opens it, and the names of its options."""
+
+    usage: str
+    open_splits: Callable[..., DatasetSplits]
     options: tuple[str, ...] = ()
 
 
-_KINDS = {
-    "digits": _Kind("digits", digits.find),
-    "folder": _Kind("folder:PATH", folder.find),
-    "parquet": _Kind("parquet:PATH", parquet.find, parquet.OPTIONS),
-    "hf": _Kind("hf://OWNER/NAME", hub.find, parquet.OPTIONS),
-    "npz": _Kind("npz:FILE", npz.find),
-    "idx": _Kind("idx:PATH", idx.find),
-    "cifar": _Kind("cifar:PATH", cifar.find),
-    "csv": _Kind("csv:TABLE.csv", table.find, table.OPTIONS),
-    "tar": _Kind("tar:PATTERN", tar.find),
+_SOURCES = {
+    "digits": _SourceKind("digits", digits.open_splits),
+    "folder": _SourceKind("folder:PATH", folder.open_splits),
+    "parquet": _SourceKind("parquet:PATH", parquet.open_splits, parquet.OPTIONS),
+    "hf": _SourceKind("hf://OWNER/NAME", hub.open_splits, parquet.OPTIONS),
+    "npz": _SourceKind("npz:FILE", npz.open_splits),
+    "idx": _SourceKind("idx:PATH", idx.open_splits),
+    "cifar": _SourceKind("cifar:PATH", cifar.open_splits),
+    "csv": _SourceKind("csv:TABLE.csv", table.open_splits, table.OPTIONS),
+    "tar": _SourceKind("tar:PATTERN", tar.open_splits),
 }
 
 
-def open_source(spec: str, held_out: float | str | None = None) -> Source:
+def open_dataset(spec: str, held_out: float | str | None = None) -> Dataset:
     """Open a data set.
 
-    spec: a kind and a place, such as "folder:photos", with options where a kind has some: "csv:t.csv?target=age".
-    held_out: what a model is judged by.  A share: that much of every class of the training images, whatever other splits
-        there are.  A name: that split, such as "val" or "test".  None: the validation split that comes with the data, or
-        else the test split, or else 0.2 of every class.
+    spec: the value of `--data`: a prefix and a place, such as "folder:photos"; some sources take options, such as
+        "csv:t.csv?target=age".
+    held_out: the images that evaluation uses.  A share: that share of every class of the training images, whatever other
+        splits there are.  A name: the split of that name, such as "val" or "test".  None: the validation split if the data
+        has one, else the test split, else 0.2 of every class.
 
     Raises:
-        InputError: an unknown kind or option, a place that holds something else than its kind says, no such split, no
-            images, answers that are none, or a first image that cannot be read.
+        InputError: an unknown prefix or option, a place that holds something else than its prefix says, a missing split, no
+            images, invalid targets, or a first image that cannot be read.
     """
     if isinstance(held_out, float) and not 0 < held_out < 1:
         raise InputError(f"held_out is {held_out}: give a share between 0 and 1, or the name of a split")
     name, colon, where = spec.partition(":")
-    kind = _KINDS.get(name)
+    kind = _SOURCES.get(name)
     if kind is not None and name != "digits" and not where:
-        raise InputError(f"{spec!r} does not say where the images are: give {kind.form}")
+        raise InputError(f"{spec!r} does not say where the images are: give {kind.usage}")
     if kind is None or (name == "digits" and colon):
-        forms = ", ".join(known.form for known in _KINDS.values())
-        raise InputError(f"unknown data {spec!r}: give one of {forms}{nearest(name, _KINDS)}")
+        usages = ", ".join(known.usage for known in _SOURCES.values())
+        raise InputError(f"unknown data {spec!r}: give one of {usages}{nearest(name, _SOURCES)}")
     if name == "digits":
-        return choose(digits.find(), held_out)
-    place, options = _options(where, kind)
+        return choose_held_out(digits.open_splits(), held_out)
+    place, options = _parse_options(where, kind)
     try:
-        return choose(kind.find(place, **options), held_out)
+        return choose_held_out(kind.open_splits(place, **options), held_out)
     except OSError as error:
-        unless_damaged(error, error.filename or place)
+        raise_if_inaccessible(error, error.filename or place)
         raise
 
 
-def _options(where: str, kind: _Kind) -> tuple[str, dict[str, str]]:
-    """Take "?a=x&b=y" off the end of a place.  A question mark that no such pair follows belongs to the place."""
+def _parse_options(where: str, kind: _SourceKind) -> tuple[str, dict[str, str]]:
+    """Split "PLACE?a=x&b=y" into the place and its options.
+
+    A question mark that no NAME=VALUE follows belongs to the place.
+    """
     match = re.fullmatch(r"(.*?)\?(\w+=.*)", where, re.DOTALL)
     if not match:
         return where, {}
@@ -87,7 +100,7 @@ def _options(where: str, kind: _Kind) -> tuple[str, dict[str, str]]:
     for pair in match[2].split("&"):
         option, _, value = pair.partition("=")
         if option not in kind.options or not value:
-            takes = f"the options of {kind.form} are {', '.join(kind.options)}" if kind.options else "it takes none"
-            raise InputError(f"{pair!r} is no option of {kind.form}: {takes}{nearest(option, kind.options)}")
+            allowed = f"the options of {kind.usage} are {', '.join(kind.options)}" if kind.options else "it takes none"
+            raise InputError(f"{pair!r} is not an option of {kind.usage}: {allowed}{nearest(option, kind.options)}")
         options[option] = value
     return match[1], options

@@ -1,8 +1,21 @@
-"""What a source hands over: images that are read when asked for, the answers to them, and what they are called."""
+"""The types that every data source uses: lazily read images, their targets, and the splits that a source returns.
+
+A source returns `DatasetSplits`, in which each split is `Examples` made from an `ImageReader`.  `splitting` turns them into
+a `Dataset`.  Nothing here decodes an image or builds a list of all names before it is needed, and everything that worker
+processes receive pickles cheaply.
+
+A complete source of two classes, as a guide:
+
+    def open_splits(place: str) -> DatasetSplits:
+        paths = sorted(str(path) for path in Path(place).glob("*.jpg"))
+        targets = np.array(["cat" in path for path in paths], np.int64)
+        train = make_examples(ImageFiles(Path(place), (os.path.basename(path) for path in paths)), targets)
+        return DatasetSplits(place, {UNSPLIT: lambda: train}, "classes", ("dog", "cat"))
+"""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, overload
@@ -14,57 +27,86 @@ from PIL import Image
 from train.data.sources.decoding import decode
 from train.recipes import Task
 
-Answers = NDArray[np.int64] | NDArray[np.float32]
-Stored = Sequence[tuple[str, str]]
+Targets = NDArray[np.int64] | NDArray[np.float32]
+NamedFiles = Sequence[tuple[str, str]]
 T = TypeVar("T")
+
+UNSPLIT = ""  # the name of the only split, where data comes without splits
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Images with what a model should answer.
+    """Images with their targets.
 
-    read: gives image i in mode L or RGB; raises `InputError` naming the image when it cannot be read.  It pickles cheaply:
-        files are opened where they are read.
-    answers: (N,) int64 class numbers; (N, K) float32 of 0 and 1 for labels; (N, K) float32 for values.
-    names: what image i is called in messages.
-    notes: what was decided about these images without being asked, a sentence each.
-    files: name and path of each file that the images lie in; the name is what stays where the data set is moved or copied.
-    rows: which of the images of these files they are, (N,) int64; None: all, in order.
+    read: decodes image i, in mode L or RGB; raises `InputError` naming the image if it cannot be read.  It pickles cheaply,
+        because it opens its files where it reads them.
+    targets: (N,) int64 class numbers; (N, K) float32 of 0 and 1 for labels; (N, K) float32 for values.
+    names: the name of image i in messages.
+    notes: defaults and assumptions that the user should know of, a sentence each.
+    files: (name, path) of each file that the images come from.  The name does not change when the data set is moved or
+        copied.
+    rows: (N,) int64, the indices of the examples among the images in these files; None: all, in order.
     """
 
     read: Callable[[int], Image.Image]
-    answers: Answers
+    targets: Targets
     names: Sequence[str]
     notes: tuple[str, ...] = ()
-    files: Stored = ()
+    files: NamedFiles = ()
     rows: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        return len(self.answers)
+        return len(self.targets)
 
     def take(self, rows: ArrayLike) -> "Examples":
-        """Return the examples of these rows, in their order."""
+        """Return the examples at these indices, in their order."""
         chosen = np.asarray(rows, np.int64)
-        names = Names(partial(_taken, self.names.__getitem__, chosen), len(chosen))
-        among = chosen if self.rows is None else self.rows[chosen]
-        return Examples(partial(_taken, self.read, chosen), self.answers[chosen], names, files=self.files, rows=among)
+        names = LazyNames(partial(_get_row, self.names.__getitem__, chosen), len(chosen))
+        original_rows = chosen if self.rows is None else self.rows[chosen]
+        return Examples(
+            partial(_get_row, self.read, chosen), self.targets[chosen], names, files=self.files, rows=original_rows
+        )
 
 
 @dataclass(frozen=True)
-class Source:
-    """A data set: what is trained on, what is held out, and what a model should know about it.
+class DatasetSplits:
+    """The result of opening a data source: its splits, before held-out images are chosen.
 
-    kind: what the answers are.
+    place: the path or name of the data, for messages.
+    splits: a function for each split that returns its `Examples`, called only if the split is used; by the split's name in
+        the data ("train", "val", "test" and the like; see `splitting.SPLIT_NAMES`), or `UNSPLIT` alone.
+    task: the kind of targets.
     classes: the names of the classes, labels or values.
-    channels: 1 grey, 3 colour, as the first image is.
-    size: height and width of the images where all are alike and small: known without decoding one, or of the first.
-    notes: what was decided about the data without being asked, a sentence each.
-    split: which split of the data is held out; None: a share of the training images.
+    size: (height, width) of the images, if all are alike and it is known without decoding any; else None.
+    groups: by split, (N,) int64: images of one group number, such as a patient's, stay on one side of a split.
+    notes: defaults and assumptions that the user should know of, a sentence each.
+    """
+
+    place: str
+    splits: Mapping[str, Callable[[], Examples]]
+    task: Task
+    classes: tuple[str, ...]
+    size: tuple[int, int] | None = None
+    groups: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set with training and held-out images.
+
+    task: the kind of targets.
+    classes: the names of the classes, labels or values.
+    channels: 1 for grey, 3 for colour, as in the first image.
+    size: (height, width) of the images, if all are assumed to be alike: `DatasetSplits.size`, or the size of the first
+        image if that is small; else None.
+    notes: defaults and assumptions that the user should know of, a sentence each.
+    split: the name of the split that is held out; None: a share of the training images.
     """
 
     train: Examples
     held_out: Examples
-    kind: Task
+    task: Task
     classes: tuple[str, ...]
     channels: int
     size: tuple[int, int] | None
@@ -72,49 +114,49 @@ class Source:
     split: str | None = None
 
 
-class Reader(Protocol):
-    """Images by number, and what they are called.  Pickled it is small, for it opens its files where it reads them.
+class ImageReader(Protocol):
+    """Images by index, and their names.  It pickles small, because it opens its files where it reads them.
 
-    files: as of `Examples`.
+    files: see `Examples`.
     """
 
     @property
-    def files(self) -> Stored: ...
+    def files(self) -> NamedFiles: ...
 
     def __call__(self, i: int) -> Image.Image: ...
 
     def name(self, i: int) -> str: ...
 
 
-class Name:
-    """What an image of a reader is called, found out when somebody asks."""
+class LazyName:
+    """The name of one image, computed only when it is converted to text."""
 
-    def __init__(self, reader: Reader, i: int) -> None:
+    def __init__(self, reader: ImageReader, i: int) -> None:
         self._reader, self._i = reader, i
 
     def __str__(self) -> str:
         return self._reader.name(self._i)
 
 
-def examples(reader: Reader, answers: Answers, notes: tuple[str, ...] = ()) -> Examples:
-    """The images of a reader with their answers."""
-    return Examples(reader, answers, Names(reader.name, len(answers)), notes, reader.files)
+def make_examples(reader: ImageReader, targets: Targets, notes: tuple[str, ...] = ()) -> Examples:
+    """Return the images of a reader with their targets."""
+    return Examples(reader, targets, LazyNames(reader.name, len(targets)), notes, reader.files)
 
 
-def stored(paths: Iterable[str | Path], what: str = "") -> Stored:
-    """Return files with what their paths have below their common folder for names; one file alone may have any.
+def name_files(paths: Iterable[str | Path], part: str = "") -> NamedFiles:
+    """Return (name, path) of files: the name is the path below their common folder, and empty for a single file.
 
-    what: which part of the files the images are, if not all.
+    part: which part of the files the images are, if not all; it is added to the names.
     """
     several = list(dict.fromkeys(map(str, paths)))
     if len(several) < 2:
-        return [(what, path) for path in several]
+        return [(part, path) for path in several]
     root = os.path.commonpath(several)
-    return [(f"{os.path.relpath(path, root)}{f' {what}' if what else ''}", path) for path in several]
+    return [(f"{os.path.relpath(path, root)}{f' {part}' if part else ''}", path) for path in several]
 
 
-class Names(Sequence[str]):
-    """Names that are made when asked for: a million of them at once would take a hundred megabytes."""
+class LazyNames(Sequence[str]):
+    """Names that are computed when they are read: a list of a million names would take a hundred megabytes."""
 
     def __init__(self, name: Callable[[int], str], count: int) -> None:
         self._name, self._count = name, count
@@ -131,13 +173,13 @@ class Names(Sequence[str]):
         return [self._name(row) for row in rows] if isinstance(rows, range) else self._name(rows)
 
 
-class Texts(Sequence[str]):
-    """Many short texts, such as paths, in one block of bytes: a tenth of the objects' size, and pickled at once."""
+class PackedStrings(Sequence[str]):
+    """Many short strings, such as paths, in one block of bytes: a tenth of the size of str objects, and quick to pickle."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    def __init__(self, strings: Iterable[str]) -> None:
         block, ends = bytearray(), [0]
-        for text in texts:
-            block += os.fsencode(text)
+        for string in strings:
+            block += os.fsencode(string)
             ends.append(len(block))
         self._block, self._ends = bytes(block), np.array(ends, np.int64)
 
@@ -146,7 +188,7 @@ class Texts(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         start = 0
-        for end in self._ends[1:].tolist():  # four times as fast as by number
+        for end in self._ends[1:].tolist():  # four times as fast as indexing
             yield os.fsdecode(self._block[start:end])
             start = end
 
@@ -156,33 +198,33 @@ class Texts(Sequence[str]):
     def __getitem__(self, i: slice) -> list[str]: ...
     def __getitem__(self, i: int | slice) -> str | list[str]:
         rows = range(len(self))[i]
-        return [self[row] for row in rows] if isinstance(rows, range) else self._text(rows)
+        return [self[row] for row in rows] if isinstance(rows, range) else self._decode(rows)
 
-    def _text(self, row: int) -> str:
+    def _decode(self, row: int) -> str:
         return os.fsdecode(self._block[self._ends[row] : self._ends[row + 1]])
 
 
-class Lazy(Generic[T]):
-    """Something that each process makes for itself when it first needs it; pickled, only the recipe goes along."""
+class LazyValue(Generic[T]):
+    """A value that each process computes when it first needs it; only the function that computes it is pickled."""
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._made: T | None = None
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute = compute
+        self._value: T | None = None
 
     def __call__(self) -> T:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+        if self._value is None:
+            self._value = self._compute()
+        return self._value
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Lazy, (self._make,)
+        return LazyValue, (self._compute,)
 
 
-class Files:
-    """Images that are files of their own, by their paths below a folder."""
+class ImageFiles:
+    """An `ImageReader` of one file per image, given by their paths below a folder."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
-        self._root, self._paths = str(root), Texts(paths)
+        self._root, self._paths = str(root), PackedStrings(paths)
 
     def __call__(self, i: int) -> Image.Image:
         name = self.name(i)
@@ -192,16 +234,16 @@ class Files:
         return os.path.join(self._root, self._paths[i])
 
     @property
-    def files(self) -> Stored:
-        """Each image's file by its path below the folder."""
-        return _Below(self)
+    def files(self) -> NamedFiles:
+        """(name, path) of each image's file; the name is its path below the folder."""
+        return _NamedImageFiles(self)
 
-    def stored(self, i: int) -> tuple[str, str]:
-        """Return the path of image i below the folder, and the path itself."""
+    def named_file(self, i: int) -> tuple[str, str]:
+        """Return the path of image i below the folder, and its whole path."""
         return self._paths[i], self.name(i)
 
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yield what `stored` returns of every image."""
+    def iterate_named_files(self) -> Iterator[tuple[str, str]]:
+        """Yield `named_file` of every image."""
         for path in self._paths:
             yield path, os.path.join(self._root, path)
 
@@ -209,17 +251,17 @@ class Files:
         return len(self._paths)
 
 
-class _Below(Sequence[tuple[str, str]]):
-    """The files of `Files`: a million pairs at once would take two hundred megabytes."""
+class _NamedImageFiles(Sequence[tuple[str, str]]):
+    """(name, path) of `ImageFiles`, computed when read: a list of a million pairs would take two hundred megabytes."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: ImageFiles) -> None:
         self._files = files
 
     def __len__(self) -> int:
         return len(self._files)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        return self._files.pairs()
+        return self._files.iterate_named_files()
 
     @overload
     def __getitem__(self, i: int) -> tuple[str, str]: ...
@@ -227,26 +269,26 @@ class _Below(Sequence[tuple[str, str]]):
     def __getitem__(self, i: slice) -> list[tuple[str, str]]: ...
     def __getitem__(self, i: int | slice) -> tuple[str, str] | list[tuple[str, str]]:
         rows = range(len(self))[i]
-        return [self[row] for row in rows] if isinstance(rows, range) else self._files.stored(rows)
+        return [self[row] for row in rows] if isinstance(rows, range) else self._files.named_file(rows)
 
 
-class Pixels:
-    """Images that are the rows of an array, (N, H, W) or (N, H, W, 3) uint8.
+class ArrayImages:
+    """An `ImageReader` of the rows of an array, (N, H, W) or (N, H, W, 3) uint8.
 
-    load: gives the array; called once in each process, and not before an image is read.
-    where: what the array is called in messages.
-    files: as of `Examples`.
+    load: returns the array; called once in each process, and only when an image is read.
+    label: precedes an image's number in its name.
+    files: see `Examples`.
     """
 
-    def __init__(self, load: Callable[[], NDArray[np.uint8]], where: str, files: Stored = ()) -> None:
-        self._array, self._where, self.files = Lazy(load), where, files
+    def __init__(self, load: Callable[[], NDArray[np.uint8]], label: str, files: NamedFiles = ()) -> None:
+        self._array, self._label, self.files = LazyValue(load), label, files
 
     def __call__(self, i: int) -> Image.Image:
         return Image.fromarray(self._array()[i])
 
     def name(self, i: int) -> str:
-        return f"{self._where} {i}"
+        return f"{self._label} {i}"
 
 
-def _taken(get: Callable[[int], T], rows: NDArray[np.int64], i: int) -> T:
+def _get_row(get: Callable[[int], T], rows: NDArray[np.int64], i: int) -> T:
     return get(int(rows[i]))

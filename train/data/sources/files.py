@@ -1,4 +1,4 @@
-"""What is asked of the file system: which files there are, what is in them, and why it gives none."""
+"""File system access: find files, read them, and report files that the system does not give."""
 
 import errno
 import os
@@ -12,108 +12,118 @@ _REMEDIES = {
     errno.EPERM: "let this user read it",
     errno.ENOENT: "put it back, or take it out of the data",
     errno.EISDIR: "a file was expected there",
-    errno.ELOOP: "mend the link",
+    errno.ELOOP: "repair the link",
     errno.EMFILE: "raise the limit of open files, ulimit -n",
     errno.ENFILE: "raise the limit of open files, ulimit -n",
 }
-_DAMAGE = (None, errno.EINVAL)  # EINVAL: what the file holds points to where no file reaches
+# Errors of a file's contents rather than of the system; EINVAL: an offset in the file points beyond any file's end.
+_CONTENT_ERRNOS = (None, errno.EINVAL)
+
+_MAX_DEPTH = 100  # nested folders
 
 
-_DEEPEST = 100  # folders in one another
+class FileAccessError(InputError):
+    """The system does not give a file.  The file may be intact, so it must not be skipped as damaged."""
 
 
-class Unavailable(InputError):
-    """A file that the system does not give.  It may be whole, so that nobody may leave it out as a damaged one."""
+def raise_if_inaccessible(error: BaseException, name: object) -> None:
+    """Raise `FileAccessError` if an error is the system's; return if it is about the contents of the file.
 
-
-def unless_damaged(error: BaseException, name: object) -> None:
-    """Raise `Unavailable` for an error of the system; return where it is what the file holds that is wrong."""
-    if not isinstance(error, OSError) or error.errno in _DAMAGE:
+    name: the name of the file or image in the message.
+    """
+    if not isinstance(error, OSError) or error.errno in _CONTENT_ERRNOS:
         return
     reason = "is not there" if error.errno == errno.ENOENT else f"cannot be read ({os.strerror(error.errno)})"
     remedy = _REMEDIES.get(error.errno, "look at the disk it is on")
-    raise Unavailable(f"{name} {reason}: {remedy}") from None
+    raise FileAccessError(f"{name} {reason}: {remedy}") from None
 
 
-def below(folder: str, suffixes: tuple[str, ...], others: list[str] | None = None) -> Iterator[str]:
-    """Yield the paths of files below a folder, relative to it and sorted, without asking for each file's kind.
+def walk_files(folder: str, suffixes: tuple[str, ...], others: list[str] | None = None) -> Iterator[str]:
+    """Yield the paths of the files below a folder, relative to it and sorted, without a stat call for each file.
 
-    Names that begin with a dot are ignored.  Links to folders are followed, to each folder once: links to folders of links
-    could lead to the same files in more ways than can be gone.
+    Names that begin with a dot are ignored.  Links to folders are followed, but each folder is entered through one link
+    only: folders full of links to each other could be walked in exponentially many ways.
 
-    suffixes: what the names end in, in any case.
-    others: takes the paths of files that end in none of these.
+    suffixes: lower-case endings of the file names to yield; case is ignored.
+    others: receives the paths of files with other endings.
 
     Raises:
-        InputError: a link that leads back to a folder above it, or to where another one led; or folders too deep.
+        InputError: a link to a folder that contains it, or to the folder of another link; or too many nested folders.
     """
-    yield from _below(folder, suffixes, others, (), set(), 0)
+    yield from _walk(folder, suffixes, others, (), set(), 0)
 
 
-def _below(
-    folder: str, suffixes: tuple[str, ...], others: list[str] | None, links: tuple[str, ...], led: set[str], depth: int
+def _walk(
+    folder: str,
+    suffixes: tuple[str, ...],
+    others: list[str] | None,
+    link_folders: tuple[str, ...],
+    targets: set[str],
+    depth: int,
 ) -> Iterator[str]:
-    """Yield what `below` does.
+    """Yield the same as `walk_files`.
 
-    links: where the links lie that were followed to come here.
-    led: takes where links lead.
-    depth: folders between here and where it began.
+    link_folders: the folders of the links that were followed to get here.
+    targets: receives the folders that links point to.
+    depth: folders between this one and the first.
     """
-    if depth > _DEEPEST:
-        raise InputError(f"{folder} lies more than {_DEEPEST} folders deep: move it up")
+    if depth > _MAX_DEPTH:
+        raise InputError(f"{folder} lies more than {_MAX_DEPTH} folders deep: move it up")
     with os.scandir(folder) as entries:
         found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
     for entry in found:
         if entry.name.lower().endswith(suffixes):
             yield entry.name
         elif entry.is_dir():
-            followed = (*links, _ahead(entry.path, links, led)) if entry.is_symlink() else links
-            for name in _below(entry.path, suffixes, others, followed, led, depth + 1):
+            followed = (
+                (*link_folders, _follow_link(entry.path, link_folders, targets)) if entry.is_symlink() else link_folders
+            )
+            for name in _walk(entry.path, suffixes, others, followed, targets, depth + 1):
                 yield f"{entry.name}/{name}"
         elif others is not None:
             others.append(entry.path)
 
 
-def _ahead(link: str, links: tuple[str, ...], led: set[str]) -> str:
-    """Return the folder that a link lies in; refuse a link from which one would come to it, or to those before, again.
+def _follow_link(link: str, link_folders: tuple[str, ...], targets: set[str]) -> str:
+    """Return the folder that contains a link; refuse a link that leads back to that folder or to an earlier link's.
 
-    led: where other links led, to which this one is added.
+    targets: the folders that other links point to; this link's target is added.
     """
-    here, there = os.path.realpath(os.path.dirname(link)), os.path.realpath(link)
-    if any(os.path.commonpath([before, there]) == there for before in (*links, here)):
-        raise InputError(f"{link} leads back to {there}, which it lies in: remove the link")
-    if there in led:
-        raise InputError(f"{link} leads to {there}, as another link does: remove one of them")
-    led.add(there)
-    return here
+    folder, target = os.path.realpath(os.path.dirname(link)), os.path.realpath(link)
+    if any(os.path.commonpath([before, target]) == target for before in (*link_folders, folder)):
+        raise InputError(f"{link} leads back to {target}, which contains it: remove the link")
+    if target in targets:
+        raise InputError(f"{link} leads to {target}, as another link does: remove one of them")
+    targets.add(target)
+    return folder
 
 
-def content(path: Path, longest: int = 1 << 20) -> bytes:
-    """Read a file of at most `longest` bytes; a pipe, of which one would wait for the writer, is none.
+def read_file(path: Path, max_bytes: int = 1 << 20) -> bytes:
+    """Read a file of at most `max_bytes`.
 
     Raises:
-        InputError: another thing than a file, or a longer one.
+        InputError: a longer file, or something else than a file, such as a pipe, which would wait for its writer.
     """
     try:
-        return bounded_json.read_bytes(path, longest=longest)
+        return bounded_json.read_bytes(path, max_bytes=max_bytes)
     except InputError as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     except OSError as error:
-        unless_damaged(error, path)
+        raise_if_inaccessible(error, path)
         raise
 
 
-def stretch(path: str, start: int, size: int) -> bytes:
-    """Read so many bytes of a file.
+def read_range(path: str, offset: int, size: int) -> bytes:
+    """Read `size` bytes of a file from `offset` on.
 
     Raises:
-        EOFError: it ends before.
+        EOFError: the file ends before.
     """
     file = os.open(path, os.O_RDONLY)
     try:
-        if start + size > os.fstat(file).st_size:  # before memory is taken for it
+        if offset + size > os.fstat(file).st_size:  # checked before memory is allocated
             raise EOFError("it is cut short")
-        data = os.pread(file, size, start)
+        data = os.pread(file, size, offset)
     finally:
         os.close(file)
     if len(data) != size:

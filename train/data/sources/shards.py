@@ -1,57 +1,59 @@
-"""Data sets in numbered files: which file belongs to which split, and whether all of them are there."""
+"""Data sets of several files: which file belongs to which split, and whether all numbered shards are there."""
 
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from train.data.sources.splitting import WHOLE, split_called
+from train.data.sources.examples import UNSPLIT
+from train.data.sources.splitting import canonical_split
 from vit_spec import InputError
 
-_OF = re.compile(r"(\d+)-of-(\d+)")
+_SHARD_NUMBER = re.compile(r"(\d+)-of-(\d+)")
 
 
-def by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """Sort files by the word for a split in their names, or in those of folders below root; see `splitting.split_called`.
+def group_by_split(root: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Group files by the split that a word in their names, or in the names of folders below root, stands for.
 
-    Without any such word all are one part, `WHOLE`.
+    Words are recognised by `splitting.canonical_split`.  If no file has such a word, all files are the split `UNSPLIT`.
 
     Raises:
-        InputError: some files have a word and others none; the files of a split lie in several folders, which are then
-            several data sets; or a numbered file, 00000-of-00294, is missing.
+        InputError: only some files have such a word; the files of a split lie in several folders, which are then several
+            data sets; or a numbered shard, such as 00000-of-00294, is missing.
     """
-    parts: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
     for file in files:
-        parts.setdefault(_word(file.relative_to(root)), []).append(file)
-    if WHOLE in parts and len(parts) > 1:
-        raise InputError(f"{parts[WHOLE][0]} belongs to no split: name it train-..., or move it out of the folder")
-    for name, found in parts.items():
-        if len(folders := sorted({file.parent for file in found})) > 1:
+        splits.setdefault(_split_in_path(file.relative_to(root)), []).append(file)
+    if UNSPLIT in splits and len(splits) > 1:
+        raise InputError(f"{splits[UNSPLIT][0]} belongs to no split: name it train-..., or move it out of the folder")
+    for name, shards in splits.items():
+        if len(folders := sorted({file.parent for file in shards})) > 1:
             which = f"{name} files" if name else "files"
             raise InputError(f"{root} has {which} in {folders[0]} and in {folders[1]}: give one of these folders")
-        _complete(found)
-    return parts
+        _check_all_shards(shards)
+    return splits
 
 
-def common(files: Sequence[Path]) -> Path:
-    """Return the nearest folder that all files lie below."""
+def common_folder(files: Sequence[Path]) -> Path:
+    """Return the deepest folder that contains all files."""
     return Path(os.path.commonpath([file.parent for file in files]))
 
 
-def _word(path: Path) -> str:
+def _split_in_path(path: Path) -> str:
     for part in reversed(path.parts):
         for word in re.split(r"[^a-z]+", part.lower()):
-            if split := split_called(word):
+            if split := canonical_split(word):
                 return split
-    return WHOLE
+    return UNSPLIT
 
 
-def _complete(files: Sequence[Path]) -> None:
-    numbered = [match for file in files if (match := _OF.search(file.name))]
+def _check_all_shards(files: Sequence[Path]) -> None:
+    """Refuse files numbered N-of-COUNT of which some number is missing."""
+    numbered = [match for file in files if (match := _SHARD_NUMBER.search(file.name))]
     for count in {int(match[2]) for match in numbered}:
-        there = {int(match[1]) for match in numbered if int(match[2]) == count}
-        if missing := sorted(set(range(count)) - there):
+        present = {int(match[1]) for match in numbered if int(match[2]) == count}
+        if missing := sorted(set(range(count)) - present):
             raise InputError(
-                f"{files[0].parent} has {len(there)} of {count} files like {files[0].name}, without number {missing[0]}: "
+                f"{files[0].parent} has {len(present)} of {count} files like {files[0].name}, without number {missing[0]}: "
                 "fetch the others too"
             )

@@ -1,21 +1,22 @@
-"""`csv:TABLE.csv`: a table of images and their answers, beside a folder of the images.
+"""`csv:TABLE.csv`: a table of images and their targets, beside a folder of the images.
 
-The first row names the columns.  What they hold is taken, unless options say it, from their names and then their contents:
+The first row names the columns.  Options choose columns; without them, columns are chosen by their names, then by their
+contents:
 
-    image=COLUMN          the images' file names; else the first column of file names
-    target=COLUMN,COLUMN  the answers; else "Finding Labels", or "label" or "class", or all columns of 0 and 1, or the one
-                          column left
-    group=COLUMN          images of one group stay in one split; else "Patient ID" where there is one
-    missing=skip          images that are not there are left out, instead of an error
+    image=COLUMN          the file names of the images; default: the first column of file names
+    target=COLUMN,COLUMN  the targets; default: "Finding Labels", or "label" or "class", or all columns of 0 and 1, or the
+                          only column left
+    group=COLUMN          images of one group stay in one split; default: "Patient ID", if there is one
+    missing=skip          leave out images whose files are missing, instead of an error
 
-Answers are labels in "Finding Labels", names joined by "|" ("No Finding": none); classes in a column called "label" or
-"class", by their numbers where they are whole numbers; labels in columns of 0 and 1; values in other columns of numbers;
-labels where names are joined by "|"; or else classes.  Text among numbers, and other cells in columns of 0 and 1, are
-refused; see `columns`.
+The kind of targets: "Finding Labels" has labels, which are names joined by "|" ("No Finding": none).  A column called
+"label" or "class" has classes, by their numbers if they are integers.  Columns of 0 and 1 have labels, other columns of
+numbers have values.  Names joined by "|" are labels, and all other text is classes.  Text among numbers, and other cells in
+columns of 0 and 1, are refused; see `table_columns`.
 
-An image is named by its path below the table's folder, or by as much of the end of that path as no other image has.
+An image is named by its path below the table's folder, or by as much of the end of that path as is unique.
 
-A column "split" (train, val, test) gives the splits, or else train_val_list.txt and test_list.txt beside the table.
+A column "split" (train, val, test) gives the splits; otherwise train_val_list.txt and test_list.txt beside the table do.
 This reads the tables of NIH's ChestX-ray14 (https://nihcc.app.box.com/v/ChestXray-NIHCC) as they come.
 """
 
@@ -26,59 +27,71 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.sources.columns import BLANK, Table, answers, read
 from train.data.sources.decoding import SUFFIXES
-from train.data.sources.examples import Examples, Files, examples
-from train.data.sources.files import below, content
-from train.data.sources.splitting import SPLITS, WHOLE, Found, split_called
+from train.data.sources.examples import UNSPLIT, DatasetSplits, Examples, ImageFiles, make_examples
+from train.data.sources.files import read_file, walk_files
+from train.data.sources.splitting import SPLIT_NAMES, canonical_split
+from train.data.sources.table_columns import MISSING_CELLS, Table, parse_targets, read_table
 from vit_spec import InputError, nearest
 
 OPTIONS = ("image", "target", "group", "missing")
-_PATIENT = ("patient id", "patient_id", "patientid")
-_LISTS = {"train": "train_val_list.txt", "test": "test_list.txt"}
+_PATIENT_COLUMNS = ("patient id", "patient_id", "patientid")
+_SPLIT_LISTS = {"train": "train_val_list.txt", "test": "test_list.txt"}
 
 
-def find(
+def open_splits(
     place: str, image: str | None = None, target: str | None = None, group: str | None = None, missing: str | None = None
-) -> Found:
-    """Read a table and look for its images.
+) -> DatasetSplits:
+    """Read a table and find its images.
+
+    image, target, group, missing: the options of `csv:`, see the module's docstring.
 
     Raises:
-        InputError: no such table or column, answers that are none, images that are absent or named twice.
+        InputError: a missing table or column, invalid targets, images that are missing or in two rows.
     """
     if missing not in (None, "skip"):
         raise InputError(f"missing is {missing!r}: the only choice is missing=skip")
-    table = read(Path(place).expanduser())
+    table = read_table(Path(place).expanduser())
     path, columns = table.path, table.columns
-    image = table.asked(image) if image else _image_column(table)
-    groups = table.asked(group) if group else next((name for name in columns if name.lower() in _PATIENT), None)
+    image = table.check_column(image) if image else _image_column(table)
+    group = (
+        table.check_column(group) if group else next((name for name in columns if name.lower() in _PATIENT_COLUMNS), None)
+    )
     split = next((name for name in columns if name.lower() == "split"), None)
-    left = [name for name in columns if name not in (image, groups, split)]
-    chosen = [table.asked(name) for name in target.split(",")] if target else None
-    wrong = next((name for name in chosen or () if name not in left), None)
-    if wrong is not None and left:
-        raise InputError(f"{path} has {wrong!r} for images, groups or splits: choose ?target=COLUMN of {', '.join(left)}")
-    taken = answers(table._replace(columns={name: columns[name] for name in left}), chosen)
+    candidates = [name for name in columns if name not in (image, group, split)]
+    chosen = [table.check_column(name) for name in target.split(",")] if target else None
+    wrong = next((name for name in chosen or () if name not in candidates), None)
+    if wrong is not None and candidates:
+        options = f"choose ?target=COLUMN of {', '.join(candidates)}"
+        raise InputError(f"{path} has {wrong!r} for images, groups or splits: {options}")
+    parsed = parse_targets(table._replace(columns={name: columns[name] for name in candidates}), chosen)
 
-    paths, others = _paths(path.parent, columns[image])
-    rows = _there(path, columns[image], paths, skip=missing == "skip")
-    parts = _split(table, split, columns[image])
-    numbers = _numbered(table, groups) if groups else None
+    paths, unnamed = _resolve_paths(path.parent, columns[image])
+    rows = _existing_rows(path, columns[image], paths, skip=missing == "skip")
+    rows_of = _split_rows(table, split, columns[image])
+    group_numbers = _group_numbers(table, group) if group else None
 
-    def asked(name: str) -> Callable[[], Examples]:
-        return lambda: examples(Files(path.parent, (paths[row] for row in mine[name])), taken.answers[mine[name]])
+    def load_later(name: str) -> Callable[[], Examples]:
+        return lambda: make_examples(
+            ImageFiles(path.parent, (paths[row] for row in existing[name])), parsed.targets[existing[name]]
+        )
 
-    mine = {name: part[np.isin(part, rows)] for name, part in parts.items()}
-    notes = [*table.notes, taken.what]
+    existing = {name: part[np.isin(part, rows)] for name, part in rows_of.items()}
+    notes = [*table.notes, parsed.note]
     if absent := len(paths) - len(rows):
         notes.append(f"{absent:,} of {len(paths):,} images of the table are not there, and are left out")
-    if others:
-        notes.append(f"files left out: {others:,} of the images beside the table, which it does not name")
-    if groups and numbers is not None:
-        notes.append(f"images of one {groups!r} stay together")
-    together = {name: numbers[part] for name, part in mine.items()} if numbers is not None else {}
-    return Found(
-        str(path), {name: asked(name) for name in mine}, taken.kind, taken.classes, groups=together, notes=tuple(notes)
+    if unnamed:
+        notes.append(f"files left out: {unnamed:,} of the images beside the table, which it does not name")
+    if group and group_numbers is not None:
+        notes.append(f"images of one {group!r} stay together")
+    groups = {name: group_numbers[part] for name, part in existing.items()} if group_numbers is not None else {}
+    return DatasetSplits(
+        str(path),
+        {name: load_later(name) for name in existing},
+        parsed.task,
+        parsed.classes,
+        groups=groups,
+        notes=tuple(notes),
     )
 
 
@@ -92,10 +105,14 @@ def _image_column(table: Table) -> str:
     )
 
 
-def _numbered(table: Table, name: str) -> NDArray[np.int64]:
-    """Return the number of each row's group, (N,); refuse a row without one, for such rows would be one group."""
+def _group_numbers(table: Table, name: str) -> NDArray[np.int64]:
+    """Return the number of each row's group, (N,).
+
+    Raises:
+        InputError: a row without a group; all such rows would count as one group.
+    """
     cells = table.columns[name]
-    if (place := next((i for i, cell in enumerate(cells) if cell.lower() in BLANK), None)) is not None:
+    if (place := next((i for i, cell in enumerate(cells) if cell.lower() in MISSING_CELLS), None)) is not None:
         raise InputError(
             f"{table.path} has no {name!r} in row {table.rows[place]}, by which images are kept together: fill it in, "
             "with a name of its own where it is unknown, or take the row out"
@@ -106,35 +123,41 @@ def _numbered(table: Table, name: str) -> NDArray[np.int64]:
 # Images ---------------------------------------------------------------------------------------------------------------
 
 
-def _paths(root: Path, names: Sequence[str]) -> tuple[list[str], int]:
-    """Return the path of each image below a folder, "" where it is not there, and how many images there have no name.
+def _resolve_paths(root: Path, names: Sequence[str]) -> tuple[list[str], int]:
+    """Return each image's path below a folder, "" if missing, and how many images in the folder are not named.
 
-    A name is a path below the folder, or the end of one in whole folders; without a suffix it stands for a file with one.
+    A name is a path below the folder, or the last parts of one; a name without a suffix stands for a file with one.
     """
-    plain = [os.path.relpath(name, root) if os.path.isabs(name) else os.path.normpath(name) for name in names]
-    found: dict[str, list[str]] = {name: [] for name in plain}
+    relative = [os.path.relpath(name, root) if os.path.isabs(name) else os.path.normpath(name) for name in names]
+    matches: dict[str, list[str]] = {name: [] for name in relative}
     count = 0
-    for path in below(str(root), SUFFIXES):
+    for path in walk_files(str(root), SUFFIXES):
         count += 1
-        for end in _ends(path):
-            if end in found:
-                found[end].append(path)
-    paths = [_only(root, name, found[name]) for name in plain]
+        for end in _path_suffixes(path):
+            if end in matches:
+                matches[end].append(path)
+    paths = [_choose_match(root, name, matches[name]) for name in relative]
     return paths, count - len({*paths} - {""})
 
 
-def _ends(path: str) -> Iterator[str]:
-    """Yield a path, and what is left of it without its first folders; each with and without its suffix."""
+def _path_suffixes(path: str) -> Iterator[str]:
+    """Yield a path, then the path without its first folder and so on, each with and without the file's suffix."""
     while path:
         yield path
         yield os.path.splitext(path)[0]
         path = path.partition("/")[2]
 
 
-def _only(root: Path, name: str, paths: Sequence[str]) -> str:
-    """Return which of the paths that end in a name is meant: itself, or itself with a suffix, or the only one."""
-    itself = [path for path in paths if path == name] or [path for path in paths if os.path.splitext(path)[0] == name]
-    fitting = itself or paths
+def _choose_match(root: Path, name: str, paths: Sequence[str]) -> str:
+    """Return the path that a name stands for: the exact one of `paths`, or the only one, or "".
+
+    paths: the paths below `root` that end in the name.
+
+    Raises:
+        InputError: several paths fit.
+    """
+    exact = [path for path in paths if path == name] or [path for path in paths if os.path.splitext(path)[0] == name]
+    fitting = exact or paths
     if len(fitting) > 1:
         raise InputError(
             f"{root} has {len(fitting):,} images {name!r}, such as {fitting[0]} and {fitting[1]}: "
@@ -143,8 +166,11 @@ def _only(root: Path, name: str, paths: Sequence[str]) -> str:
     return next(iter(fitting), "")
 
 
-def _there(table: Path, names: Sequence[str], paths: Sequence[str], *, skip: bool) -> NDArray[np.int64]:
-    """Return the rows whose image is there."""
+def _existing_rows(table: Path, names: Sequence[str], paths: Sequence[str], *, skip: bool) -> NDArray[np.int64]:
+    """Return the rows whose image exists.
+
+    skip: allow missing images, unless all are missing.
+    """
     seen: set[str] = set()
     for path in filter(None, paths):
         if path in seen:
@@ -159,28 +185,28 @@ def _there(table: Path, names: Sequence[str], paths: Sequence[str], *, skip: boo
     return np.array([row for row, path in enumerate(paths) if path], np.int64)
 
 
-def _split(table: Table, column: str | None, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """Return the rows of each split."""
+def _split_rows(table: Table, column: str | None, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    """Return the rows of each split: by a column, by the lists beside the table, or else all rows as `UNSPLIT`."""
     if column:
         words = table.columns[column]
-        given = [split_called(word) for word in words]
-        if WHOLE in given:
-            place = given.index(WHOLE)
+        splits = [canonical_split(word) for word in words]
+        if UNSPLIT in splits:
+            place = splits.index(UNSPLIT)
             raise InputError(
                 f"{table.path} has the split {words[place]!r} in row {table.rows[place]}: "
-                f"expected train, val or test{nearest(words[place].lower(), SPLITS)}"
+                f"expected train, val or test{nearest(words[place].lower(), SPLIT_NAMES)}"
             )
-        return {name: np.flatnonzero(np.array(given) == name) for name in sorted(set(given))}
-    lists = {split: table.path.parent / name for split, name in _LISTS.items()}
+        return {name: np.flatnonzero(np.array(splits) == name) for name in sorted(set(splits))}
+    lists = {split: table.path.parent / name for split, name in _SPLIT_LISTS.items()}
     if not all(file.is_file() for file in lists.values()):
-        return {WHOLE: np.arange(len(names))}
-    listed = {split: set(content(file).decode(errors="replace").split()) for split, file in lists.items()}
+        return {UNSPLIT: np.arange(len(names))}
+    listed = {split: set(read_file(file).decode(errors="replace").split()) for split, file in lists.items()}
     rows = {
-        split: np.array([i for i, name in enumerate(names) if os.path.basename(name) in mine], np.int64)
-        for split, mine in listed.items()
+        split: np.array([i for i, name in enumerate(names) if os.path.basename(name) in names_of_split], np.int64)
+        for split, names_of_split in listed.items()
     }
     if sum(map(len, rows.values())) != len(names):
         raise InputError(
-            f"{table.path} has images that are in none or in both of {' and '.join(_LISTS.values())}: mend the lists"
+            f"{table.path} has images in none or both of {' and '.join(_SPLIT_LISTS.values())}: correct the lists"
         )
     return rows

@@ -1,0 +1,121 @@
+"""Throughput of training from image files, compared with training on one batch in memory.
+
+Run `python -m benchmarks.input_pipeline FOLDER [--config NAME] [--batch-size N] [--steps N] [--runs N] [ARGUMENT ...]`; it
+prints the table of docs/measurements/training.md.  FOLDER has class folders of JPEG files; links under other names repeat
+them as often as the steps need.  Other arguments are those of `train.jax`.  A run starts with no batch loaded, and its time
+includes the wait for the first batch.  Runs on loaded batches and on one batch alternate, and ratios are between
+neighbouring runs.  "Loading alone" is the throughput of the data loader without training.
+"""
+
+import argparse
+import itertools
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+import jax
+
+from train.cli import parse_request
+from train.data.batches import Batch, DataLoader, default_workers, targets_for_task
+from train.jax.engine import JaxEngine
+from train.jax.runtime import keep_freed_memory
+from train.loop.session import choose_model
+
+
+def link_repeatedly(folder: Path, into: Path, min_files: int) -> None:
+    """Create class folders in `into` with links to the files of `folder`, repeated until there are `min_files` or more."""
+    files = sorted(path for path in folder.glob("*/*") if path.is_file())
+    for repeat in range(-(-min_files // len(files))):
+        for path in files:
+            (into / path.parent.name).mkdir(exist_ok=True)
+            (into / path.parent.name / f"{repeat}-{path.name}").symlink_to(path.absolute())
+
+
+def time_training(engine: JaxEngine, batches: Iterable[Batch]) -> float:
+    """Train on the batches and return the seconds; waits for each step's loss two steps later, as the trainer does."""
+    start, pending = time.perf_counter(), []
+    for batch in batches:
+        pending.append(engine.step(batch)["loss"])
+        if len(pending) > 2:
+            float(pending.pop(0))
+    jax.block_until_ready(pending)
+    return time.perf_counter() - start
+
+
+def time_loading(batches: Iterator[Batch]) -> float:
+    """Return the seconds that it takes to load the batches."""
+    start = time.perf_counter()
+    for _ in batches:
+        pass
+    return time.perf_counter() - start
+
+
+def format_spread(values: list[float], digits: int) -> str:
+    """Return the median and range as text."""
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--config", default="vit_s16")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=5)
+    args, trainer_args = parser.parse_known_args()
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory() as images_folder:
+        link_repeatedly(args.folder, Path(images_folder), 2 * args.batch_size * args.steps)
+        batch = ["--batch-size", str(args.batch_size), "--model.image-size", "224", "224"]
+        request = parse_request(
+            "train.jax", ["--config", args.config, "--data", f"folder:{images_folder}", *batch, *trainer_args]
+        )
+        recipe, source = request.recipe, request.source
+        config, _, _ = choose_model(recipe, source, "classes")
+        engine = JaxEngine(
+            config,
+            recipe,
+            task="classes",
+            learning_rate=lambda step: 1e-4,
+            initial_weights=None,
+            folder=Path(images_folder),
+        )
+        targets = targets_for_task(source.train, source.classes, source.task, "classes")
+        workers = default_workers(source) if recipe.workers is None else recipe.workers
+        loader = DataLoader(source.train, targets, config, recipe.batch_size, recipe.augment, workers=workers)
+        fixed_batch = next(loader.training_batches(seed=0, first_step=0, end_step=1))
+        time_training(engine, [fixed_batch])
+        loaded_times, fixed_times, loading_times = [], [], []
+        for run in range(args.runs):
+            first_step = run * args.steps
+            loading_times.append(
+                time_loading(loader.training_batches(seed=0, first_step=first_step, end_step=first_step + args.steps))
+            )
+            fixed_times.append(time_training(engine, itertools.repeat(fixed_batch, args.steps)))
+            loaded_times.append(
+                time_training(
+                    engine, loader.training_batches(seed=0, first_step=first_step, end_step=first_step + args.steps)
+                )
+            )
+    images = args.batch_size * args.steps
+    versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "grain", "pillow"))
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    print(f"{engine.hardware}, {machine}, {versions}")
+    command, run_length = " ".join([args.config, *trainer_args]), f"{args.steps} steps of {args.batch_size} images per run"
+    print(f"{command}; {run_length}; workers: {workers or 'threads'}\n")
+    print("| loading alone, images/s | training on one batch | training on loaded batches | loaded / one batch |")
+    print("|---|---|---|---|")
+    rates = [[images / seconds for seconds in each] for each in (loading_times, fixed_times, loaded_times)]
+    ratios = [fixed / loaded for fixed, loaded in zip(fixed_times, loaded_times, strict=True)]
+    cells = [format_spread(rates[0], 0), format_spread(rates[1], 2), format_spread(rates[2], 2), format_spread(ratios, 3)]
+    print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Behaviour of a Vision Transformer that no tensor shows and no field of `ViTConfig` describes, with what is assumed.
+
+Libraries use the same parameter names for models that compute different functions.  For each assumption, some code that
+deviates from it:
+
+- "order of a block": norms after attention and MLP (block_fn in timm), or both divided by a constant (skip_lam in
+  zihangJiang/TokenLabeling, tlt/models/lvvit.py).
+- "norms without weights": a norm of the pooled token (Qwen3's vision tower in timm), or its division by its length
+  (norm_pre_logits in google-research/l2p, models/vit.py).
+- "attention pattern": windows (ViT in facebookresearch/detectron2, modeling/backbone/vit.py), dropped tokens
+  (youweiliang/evit, evit.py), another kernel than the softmax (TopViT in google-research/google-research,
+  topological_transformer/images/topvit.py), or score biases that follow from the distance between tokens.
+- "patch extraction": overlapping patches (facebookresearch/AudioMAE, util/patch_embed.py), or column by column.
+- "use of blocks": blocks that run several times, or weights that are rounded or normalised before they are used.
+- "use of positions": a stored table that is not used (ScaleMAE in torchgeo, models/scale_mae.py), or a class token at the
+  end of the sequence.
+- "activation of pre_logits": none, in early versions of google-research/big_vision (a note in models/vit.py).
+- "outputs": logits divided by a temperature (temperature in google-research/l2p, models/vit.py), or those of one of two
+  classifiers.
+- "attention pooling": other heads or tokens (attn_pool_num_heads and pool_include_prefix in timm).
+- "mean pooling": other tokens (pool_include_prefix in timm), or a mean before the last norm (USE_MEAN_POOLING in
+  facebookresearch/SlowFast, models/video_model_builder.py; final_ln_after_pool in mlfoundations/open_clip,
+  src/open_clip/transformer.py).
+"""
+
+from collections.abc import Mapping
+
+from parity.checkpoints.formats.format import Evidence
+
+
+def common_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return the assumptions about a model of which only the tensors are known: property -> assumed behaviour."""
+    axes = evidence.axes
+    found = {
+        "order of a block": "each norm before its attention or MLP, whose output is added unscaled",
+        "norms without weights": "none",
+        "attention pattern": "every token to every token, in every block, by a softmax of scores without a bias",
+        "patch extraction": "without overlap, row by row, without padding",
+        "use of blocks": "each once, with its weights unchanged",
+    }
+    if "pos_embed" in axes:
+        found["use of positions"] = "the table of the file, the class token's row first, added once before the blocks"
+    if "pre_logits.weight" in axes:
+        found["activation of pre_logits"] = "tanh"
+    if "head.weight" in axes:
+        both = "head_dist.weight" in axes
+        found["outputs"] = "the mean of both classifiers, unscaled" if both else "those of the classifier, unscaled"
+    if "attn_pool.latent" in axes:
+        found["attention pooling"] = "with as many heads as the blocks, over the patch tokens only"
+    else:
+        last = ", after the last norm" if "norm.weight" in axes else ""
+        found["mean pooling"] = f"if any, over the patch tokens only{last}"
+    return found

@@ -1,0 +1,120 @@
+"""Golden files of `assert_parity`: outputs of a pair of models, recorded once and verified by later runs.
+
+One npz file holds the outputs in float64 under their names, and a header in JSON: the float32 error of each framework, a
+digest of the weights and inputs, and the versions of the libraries.  Outputs in float64 differ between machines by at
+most 1e-13.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parity.checkpoints import containers
+from parity.comparison.any_model.assertion import GRADIENT_OF, Report
+from parity.comparison.tolerances import (
+    ERROR_RATIO_SLACK,
+    FLOAT32_TOLERANCE,
+    FLOAT64_TOLERANCE,
+    RMS_ERROR_RATIO,
+    ErrorNorms,
+    five_sigma_factor,
+)
+from vit_spec import InputError, bounded_json
+
+Array = NDArray[Any]
+
+_MAX_HEADER = 1 << 24  # bytes
+
+PACKAGES = {"flax": ("jax", "flax"), "torch": ("torch",)}  # side -> the packages whose versions it depends on
+
+
+def record(path: Path, report: Report) -> None:
+    """Write the outputs of a comparison that passed."""
+    reference = _outputs(report, "torch float64")
+    header = {
+        "digest": report.digest,
+        "environment": dict(report.environment),
+        "distances": {
+            side: {name: _float32_error(report, side, name, tensor) for name, tensor in reference.items()}
+            for side in PACKAGES
+            if f"{side} float32" in report.runs
+        },
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, header=np.array(json.dumps(header)), **reference)  # type: ignore[arg-type]
+
+
+def verify(path: Path, report: Report) -> list[str]:
+    """Return a line for each framework whose outputs differ from a golden file, with the versions then and now.
+
+    Raises:
+        InputError: the file is no golden file, or was recorded with other weights or inputs.
+    """
+    header, recorded = _read(path)
+    if header["digest"] != report.digest or recorded.keys() != _outputs(report, "torch float64").keys():
+        raise InputError(f"{path} was recorded with other weights, inputs or outputs: record it again with --parity-record")
+    return [
+        f"{side} has changed: {what}; {_describe_versions(side, header['environment'], report.environment)}"
+        for side in PACKAGES
+        if (what := next(_describe_changes(side, header["distances"], recorded, report), None))
+    ]
+
+
+def _describe_changes(side: str, errors: Any, recorded: Mapping[str, Array], report: Report) -> Iterator[str]:
+    """Yield a text for each output that differs from the recorded one in float64, or whose float32 error differs."""
+    for name, tensor in recorded.items():
+        difference = ErrorNorms.of(report.runs[f"{side} float64"][name], tensor).relative_rms()
+        if not difference <= FLOAT64_TOLERANCE:
+            tolerance = f"tolerance {FLOAT64_TOLERANCE:.0e}"
+            yield f"in float64 {name} differs by {difference:.1e} from the recorded output ({tolerance})"
+        if f"{side} float32" in report.runs and name in errors.get(side, {}):
+            was, now = errors[side][name], _float32_error(report, side, name, tensor)
+            factor = RMS_ERROR_RATIO * five_sigma_factor(tensor.size)
+            if not max(was, now) <= factor * min(was, now) + ERROR_RATIO_SLACK * FLOAT32_TOLERANCE:
+                yield f"in float32 the error of {name} is {now:.1e}, and {was:.1e} was recorded"
+
+
+def _float32_error(report: Report, side: str, name: str, reference: Array) -> float:
+    return ErrorNorms.of(report.runs[f"{side} float32"][name], reference).relative_rms()
+
+
+def _describe_versions(side: str, then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the versions that have changed, or that none has."""
+    names = [*PACKAGES[side], "numpy", "machine"]
+    changes = [f"{name} {then.get(name)} -> {now.get(name)}" for name in names if then.get(name) != now.get(name)]
+    same = ", ".join(f"{name} {now.get(name)}" for name in PACKAGES[side])
+    return (
+        ", ".join(changes) or f"the versions are the same ({same}): the model's code, the settings or the machine changed"
+    )
+
+
+def _outputs(report: Report, run: str) -> dict[str, Array]:
+    tensors = report.runs[run].items()
+    return {name: tensor for name, tensor in tensors if name != "loss" and not name.startswith(GRADIENT_OF)}
+
+
+def _are_errors(value: Any) -> bool:
+    """Return whether a value from JSON is a dict of framework -> output -> float."""
+    sides = list(value.values()) if isinstance(value, dict) else [None]
+    return all(isinstance(side, dict) and all(isinstance(each, float) for each in side.values()) for side in sides)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return the header and the outputs of a golden file."""
+    try:
+        contents = containers.open(path)
+        arrays = {".".join(words): np.asarray(array) for words, array in contents.arrays.items()}
+        header = bounded_json.parse_object(contents.metadata["header"], max_bytes=_MAX_HEADER)
+        if not {"digest", "environment", "distances"} <= header.keys():
+            raise KeyError("header")
+        if not isinstance(header["environment"], dict) or not _are_errors(header["distances"]):
+            raise InputError("its environment or its distances have the wrong type")
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{path} is not a golden file, or is damaged ({error}): record it again with --parity-record"
+        ) from None
+    return header, arrays

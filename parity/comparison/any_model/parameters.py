@@ -1,0 +1,173 @@
+"""Parameters of Flax and PyTorch models in one common form, so that they can be matched.
+
+A stack of blocks in one array, as of nn.scan, becomes one parameter for each block.  A fused query, key and value becomes
+three parameters, if the other side has them separately.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from parity.comparison.any_model.names import words
+
+Path = tuple[str, ...]
+
+FLAX_ROLES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "mean", "var": "var"}
+TORCH_ROLES = {"weight": "weight", "bias": "bias", "running_mean": "mean", "running_var": "var"}
+QKV = ("query", "key", "value")
+
+
+class Parameter(NamedTuple):
+    """One parameter: an array of a model, or a part of one.
+
+    key: the key of the array.
+    path: the names of the module and its parents.
+    role: weight, bias, mean or var.
+    is_kernel: whether it is a flax kernel, whose axes have another order than torch's.
+    shape: shape of the parameter itself.
+    dims: for each dimension of the array, the axes of the parameter (as numbers) and the fixed indices ("qkv=0") in it.
+    """
+
+    key: str
+    path: Path
+    role: str
+    is_kernel: bool
+    shape: tuple[int, ...]
+    dims: tuple[tuple[int | str, ...], ...]
+
+    def layout(self, axes: Sequence[str]) -> str:
+        """Return the layout of the parameter.
+
+        axes: for each axis of the parameter its name, several names, "1", or "".
+        """
+        dims = [" ".join(entry if isinstance(entry, str) else axes[entry] for entry in dim) for dim in self.dims]
+        texts = [" ".join(word for word in dim.split() if word != "1") or "1" for dim in dims]
+        return f"{self.key} | {' '.join(f'({dim})' if ' ' in dim else dim for dim in texts) or '1'}"
+
+    def part(self, axis: int, name: str, index: int, length: int, path: Path) -> "Parameter":
+        """Return one of `length` equal parts along an axis, as a parameter of the module `path`.
+
+        name: the name of the new axis that counts the parts.
+        """
+        removed, fixed = self.shape[axis] == length, f"{name}={index}"
+        shape = list(self.shape)
+        shape[axis : axis + 1] = [] if removed else [shape[axis] // length]
+
+        def renumbered(entry: int | str) -> tuple[int | str, ...]:
+            if isinstance(entry, str) or entry < axis:
+                return (entry,)
+            if entry == axis:
+                return (fixed,) if removed else (fixed, entry)
+            return (entry - removed,)
+
+        dims = tuple(tuple(new for entry in dim for new in renumbered(entry)) for dim in self.dims)
+        return self._replace(path=path, shape=tuple(shape), dims=dims)
+
+    def transposed(self) -> "Parameter":
+        """Return the same matrix with its two axes in the other order."""
+        dims = tuple(tuple(entry if isinstance(entry, str) else 1 - entry for entry in dim) for dim in self.dims)
+        return self._replace(shape=self.shape[::-1], dims=dims)
+
+    def view(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the part of its array that is this parameter."""
+        sizes = [[self.shape[entry] for entry in dim if isinstance(entry, int)] for dim in self.dims]
+        indices = [[int(entry.partition("=")[2]) for entry in dim if isinstance(entry, str)] for dim in self.dims]
+        selection = tuple(
+            slice(index[0] * prod(own), (index[0] + 1) * prod(own)) if index else slice(None)
+            for own, index in zip(sizes, indices, strict=True)
+        )
+        return array[selection]
+
+
+def flax_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
+    """Return the parameter of a leaf of a pytree; one whose last name is no role counts as a module of its own."""
+    path = tuple(key.removeprefix("batch_stats/").split("/"))
+    role = FLAX_ROLES.get(path[-1])
+    return _parameter(key, path[:-1] if role else path, role, path[-1] == "kernel", shape)
+
+
+def torch_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
+    """Return the parameter of an entry of a state dict; one whose last name is no role counts as a module of its own."""
+    path = tuple(key.split("."))
+    role, own = (
+        TORCH_ROLES.get(path[-1]),
+        re.fullmatch(r"((?:in|q|k|v)_proj)_(weight|bias)", path[-1]),
+    )  # of MultiheadAttention
+    if own:
+        return _parameter(key, (*path[:-1], own[1]), own[2], False, shape)
+    return _parameter(key, path[:-1] if role else path, role, False, shape)
+
+
+def _parameter(key: str, path: Path, role: str | None, is_kernel: bool, shape: tuple[int, ...]) -> Parameter:
+    return Parameter(key, path, role or "weight", is_kernel, shape, tuple((n,) for n in range(len(shape))))
+
+
+# The same modules on both sides -------------------------------------------------------------------------------------
+
+
+def unstack_blocks(flax: list[Parameter], torch: list[Parameter]) -> list[Parameter]:
+    """Return flax's parameters with every stack of blocks, as of nn.scan, split into one parameter for each block.
+
+    A stack is a subtree whose arrays all have the same first dimension, if torch has a list of numbered modules with as
+    many modules and as many entries in total.
+    """
+    lists: dict[Path, dict[int, int]] = defaultdict(Counter)
+    for parameter in torch:
+        for n, name in enumerate(parameter.path):
+            if name.isdigit():
+                lists[parameter.path[:n]][int(name)] += prod(parameter.shape)
+    known = {(len(items), sum(items.values())) for items in lists.values()}
+    subtrees: dict[Path, list[Parameter]] = defaultdict(list)
+    for parameter in flax:
+        for n in range(len(parameter.path) + 1):
+            subtrees[parameter.path[:n]].append(parameter)
+    stacks: list[Path] = []
+    for path in sorted(subtrees, key=len):
+        parameters, inside = subtrees[path], any(path[: len(outer)] == outer for outer in stacks)
+        lengths = {parameter.shape[:1] for parameter in parameters}
+        if not inside and len(lengths) == 1 and all(lengths):
+            [(length,)] = lengths
+            if (length, sum(prod(parameter.shape) for parameter in parameters)) in known:
+                stacks.append(path)
+    out = []
+    for parameter in flax:
+        key_path = parameter.path
+        depth = next((len(path) for path in stacks if key_path[: len(path)] == path), None)
+        blocks = range(parameter.shape[0]) if depth is not None else ()
+        out += [
+            parameter.part(0, "block", n, parameter.shape[0], (*key_path[:depth], str(n), *key_path[depth:]))
+            for n in blocks
+        ] or [parameter]
+    return out
+
+
+def split_qkv(parameters: list[Parameter], others: list[Parameter]) -> list[Parameter]:
+    """Return the parameters with every fused query, key and value split into three, if the other side has them so."""
+    other_words = {word for parameter in others for name in parameter.path for word in words(name)}
+    if not other_words.issuperset(QKV):
+        return parameters
+    out = []
+    for parameter in parameters:
+        fused = next((n for n, name in enumerate(parameter.path) if words(name) == ("qkv",)), None)
+        if fused is None:
+            out.append(parameter)
+            continue
+        axis = _fused_axis(parameter)
+        for n, name in enumerate(QKV):
+            path = (*parameter.path[:fused], name, *parameter.path[fused + 1 :])
+            part = parameter if axis is None else parameter.part(axis, "qkv", n, 3, path)
+            out.append(part.transposed() if axis == 1 and not parameter.is_kernel else part)
+    return out
+
+
+def _fused_axis(parameter: Parameter) -> int | None:
+    """Return the axis of a fused query, key and value: an output axis, last in flax's kernels and first in torch's."""
+    axes = range(1, len(parameter.shape)) if parameter.is_kernel else range(1)
+    if not parameter.is_kernel and len(parameter.shape) == 2 and parameter.shape[1] == 3 * parameter.shape[0]:
+        return 1  # torch multiplies by this matrix from the right
+    sizes = parameter.shape
+    return next((n for n in axes if sizes[n] == 3), next((n for n in axes if sizes[n] % 3 == 0), None))

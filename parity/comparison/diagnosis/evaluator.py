@@ -1,0 +1,152 @@
+"""Run the model of each hypothesis and measure its error from the expected outputs."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from parity.checkpoints.layout import Array
+from parity.comparison.diagnosis import numeric_hypotheses
+from parity.comparison.diagnosis.expected_outputs import Expected
+from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
+from parity.comparison.diagnosis.numeric_hypotheses import NumericHypothesis
+from parity.comparison.diagnosis.patches import Inapplicable
+from parity.comparison.tolerances import (
+    FLOAT32_OVER_FLOAT64_ROUNDOFF,
+    FLOAT32_TOLERANCE,
+    FLOAT64_TOLERANCE,
+    MAX_ERROR_RATIO,
+    ErrorNorms,
+)
+from vit_spec import InputError, flops
+
+MULTITHREADING_FLOPS = 1e9  # FLOPs of a forward pass from which several threads are faster than one
+
+Progress = Callable[[str, int, int], None]  # description, number done, total
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outputs of a model with one or two causes applied, and their error.
+
+    error: relRMS of the outputs from the expected ones.
+    """
+
+    causes: tuple[Hypothesis, ...]
+    trial: Trial = field(repr=False)
+    outputs: Array = field(repr=False)
+    error: float
+
+    @property
+    def name(self) -> str:
+        """The names of the causes."""
+        return ", and ".join(cause.name for cause in self.causes)
+
+
+class Evaluator:
+    """An evaluator that applies hypotheses to one model and compares the outputs with the expected ones.
+
+    trial: the unchanged model and the images.
+    expected: the expected outputs for these images.
+    progress: called before each model with a description, the number done and the total.
+
+    baseline: the result of the unchanged model.
+    tolerance: the relRMS within which outputs match.
+    discarded: causes that raised an exception, each with the exception.
+    """
+
+    def __init__(self, trial: Trial, expected: Expected, progress: Progress | None = None) -> None:
+        self.trial, self.expected = trial, expected
+        forward_flops = flops(trial.config) * len(expected)
+        self.runner = Runner(threads=1 if forward_flops < MULTITHREADING_FLOPS else None)
+        self.progress = progress or (lambda what, done, total: None)
+        self.discarded: list[str] = []
+        self.baseline = self.measure((), self.trial)
+        self.tolerance = self._tolerance()
+
+    def _tolerance(self) -> float:
+        """Return the tolerance of the expected dtype, or more if this model amplifies float32 rounding."""
+        if self.expected.dtype == "float64" and self.is_float64():
+            return self.expected.tolerance
+        return max(
+            self.expected.tolerance,
+            FLOAT32_TOLERANCE,
+            MAX_ERROR_RATIO * min(self.float32_error(), FLOAT32_OVER_FLOAT64_ROUNDOFF * FLOAT64_TOLERANCE),
+        )
+
+    def is_float64(self) -> bool:
+        """Return whether the weights are float64."""
+        return self.trial.weights["patch_embed.proj.weight"].dtype == np.float64
+
+    def float32_error(self) -> float:
+        """Return the relRMS between the outputs in float32 and in float64."""
+        return self.difference(replace(self.trial, rounding="float32", blocks_key=("float32",)))
+
+    def difference(self, trial: Trial) -> float:
+        """Return the relRMS between the outputs of a trial and those of the baseline; 0 if they are not finite."""
+        outputs = self.runner.run(trial)
+        return ErrorNorms.of(outputs, self.baseline.outputs).relative_rms() if np.isfinite(outputs).all() else 0.0
+
+    def measure(self, causes: tuple[Hypothesis, ...], trial: Trial, expected: Expected | None = None) -> Result:
+        """Run a trial and return its outputs and their error; `causes` are the causes that are applied in this trial."""
+        expected = expected or self.expected
+        outputs = self.runner.run(trial)
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = ErrorNorms.of(outputs, expected.logits).relative_rms() if np.isfinite(outputs).all() else math.inf
+        return Result(causes, trial, outputs, error)
+
+    def try_causes(
+        self, causes: tuple[Hypothesis, ...], base: Trial | None = None, expected: Expected | None = None
+    ) -> Result | None:
+        """Apply causes one after another and run the model; return None if a cause does not apply to it or raises.
+
+        A wrong model may raise any exception, and the diagnosis must continue.  Causes that raise are added to `discarded`;
+        the tests check that it stays empty.
+        """
+        trial: Trial | None = self.trial if base is None else base
+        try:
+            for cause in causes:
+                trial = cause.apply(trial) if trial is not None else None
+            return self.measure(causes, trial, expected) if trial is not None else None
+        except (Inapplicable, InputError):
+            return None
+        except Exception as error:
+            self.discarded.append(f"{', and '.join(cause.name for cause in causes)}: {type(error).__name__}: {error}")
+            return None
+
+    def try_each(self, what: str, hypotheses: list[Hypothesis]) -> list[Result]:
+        """Try each cause separately; return the results of those that could be run.
+
+        what: description for the progress callback.
+        """
+        results = []
+        for done, cause in enumerate(hypotheses):
+            self.progress(what, done, len(hypotheses))
+            result = self.try_causes((cause,))
+            if result is not None:
+                results.append(result)
+        return results
+
+    def solve_each(self, families: Iterable[NumericHypothesis]) -> list[Result]:
+        """Return the result with the smallest error for each family."""
+        if self.expected.logits.size <= numeric_hypotheses.FEW_OUTPUTS:
+            return []
+        results: list[Result] = []
+        for family in families:
+            attempts = [
+                (start, self.try_one(family.hypothesis_at(start, numeric_hypotheses.EXACT_DIGITS)))
+                for start in family.starting_points
+            ]
+            runnable = [(start, result) for start, result in attempts if result is not None and math.isfinite(result.error)]
+            if not runnable:
+                continue
+            start, best = min(runnable, key=lambda pair: pair[1].error)
+            results.append(
+                numeric_hypotheses.solve(family, start, best, self.try_one, self.expected.logits, self.tolerance)
+            )
+        return results
+
+    def try_one(self, hypothesis: Hypothesis) -> Result | None:
+        """Try one cause; return the baseline if it changes nothing, None if it cannot be run."""
+        return self.try_causes((hypothesis,)) or (self.baseline if hypothesis.apply(self.trial) is None else None)

@@ -1,0 +1,295 @@
+"""Hypotheses about how the expected outputs were computed, and the patched PyTorch twin that tests them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parity.checkpoints.config_inference import nest_fields
+from parity.checkpoints.formats import Fields, get
+from parity.checkpoints.layout import Layout
+from parity.checkpoints.weights import FLOAT_DTYPES, round_to
+from parity.comparison.diagnosis.patches import Patch, confine_to_block
+from parity.comparison.tolerances import Array
+from vit_spec import InputError, Pixels, ViTConfig, rows
+
+if TYPE_CHECKING:
+    import torch
+
+FIX_REFERENCE_CODE = "correct the code that made the expected outputs, then make them again"
+CACHE_BYTES = 256 << 20  # of cached block outputs, which several trials share
+
+Weights = Mapping[str, Array]  # parameter -> array with the axes of its row
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A new value for one parameter, computed from the parameters of the checkpoint.
+
+    code: a numpy expression with {w} for the parameter itself. p("pos_embed") is another parameter, np is numpy, and
+        round_to and FLOAT_DTYPES are those of `parity.checkpoints.weights`.
+    """
+
+    parameter: str
+    code: str
+
+    def evaluate(self, weights: Weights) -> Array:
+        """Return the new value of the parameter.
+
+        Raises:
+            KeyError: the code reads a parameter that `weights` lacks.
+        """
+        names: dict[str, Any] = {"np": np, "p": weights.__getitem__, "round_to": round_to, "FLOAT_DTYPES": FLOAT_DTYPES}
+        if "{w}" in self.code:
+            names["w"] = weights[self.parameter]
+        new: Array = np.asarray(eval(self.code.format(w="w"), {}, names))
+        return new
+
+    def in_block(self, number: int) -> "Edit":
+        """Return the same edit restricted to one block of a parameter whose first axis is the blocks."""
+        whole = f"({self.code}).reshape({{w}}.shape)"
+        first, last = f"{{w}}[:{number}]", f"{{w}}[{number + 1}:]"
+        return Edit(self.parameter, f"np.concatenate([{first}, {whole}[{number}:{number + 1}], {last}])")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model and its input images.
+
+    weights: float64, or float32 for large models.
+    images: (B, C, H, W), in [0, 1] or normalised.
+    normalised_by: the statistics that the images were normalised by; None if the images are pixels in [0, 1].
+    patches: changes of the PyTorch twin, in the order in which they are applied.
+    rounding: the computations in lower precision; see `Runner` for the values.
+    blocks_key: names of all changes before the final norm; trials with equal keys share the cached output of the blocks.
+    """
+
+    config: ViTConfig
+    weights: Weights = field(repr=False)
+    images: Array = field(repr=False)
+    normalised_by: Pixels | None
+    patches: tuple[Patch, ...] = ()
+    rounding: str = ""
+    blocks_key: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A possible cause of the difference: what the reference model does differently.
+
+    name: a statement about the reference model, e.g. "LayerNorm eps is 1e-05".
+    family: the kind of cause; two causes of one family exclude each other.
+    fields: fields of the config that differ, by their dotted names.
+    edits: changes of the weights.
+    images: a change of the images.
+    patch: a change of the computation that no field of the config describes.
+    rounding: as in `Trial`.
+    blocks_unchanged: whether everything before the final norm stays the same.
+    manual_fix: what the user should do, for causes that no converted checkpoint fixes.
+    per_block: whether the patch changes each block separately, so that it can be applied to one block only.
+    layer: the layer that changes, or "" if several do.
+    """
+
+    name: str
+    family: str
+    fields: Fields = field(default_factory=dict)
+    edits: tuple[Edit, ...] = ()
+    images: Callable[[Array], Array] | None = None
+    patch: Patch | None = None
+    rounding: str = ""
+    blocks_unchanged: bool = False
+    manual_fix: str = ""
+    per_block: bool = False
+    layer: str = ""
+
+    def in_block(self, number: int) -> "Hypothesis | None":
+        """Return the same cause in one block only, or None if it does not apply to single blocks."""
+        name = f"in block {number} alone, {self.name}"
+        if self.patch is not None:
+            patch = confine_to_block(self.patch, number)
+            return replace(self, name=name, patch=patch, layer=f"blocks.{number}") if self.per_block else None
+        is_global = self.fields or self.images or self.rounding or self.family == "order of blocks"
+        if is_global or not all(edit.parameter.startswith("blocks.") for edit in self.edits):
+            return None
+        modules = {edit.parameter.removeprefix("blocks.").rpartition(".")[0] for edit in self.edits}
+        layer = f"blocks.{number}.{modules.pop()}" if len(modules) == 1 else f"blocks.{number}"
+        return replace(self, name=name, edits=tuple(edit.in_block(number) for edit in self.edits), layer=layer)
+
+    def apply(self, trial: Trial) -> Trial | None:
+        """Return the trial with this cause applied, or None if it changes nothing or does not fit this model."""
+        try:
+            config = trial.config.replace(**nest_fields(self.fields)) if self.fields else trial.config
+            new = {edit.parameter: edit.evaluate(trial.weights) for edit in self.edits}
+        except (InputError, ValueError, IndexError, KeyError):  # another cause has removed the part or changed the shape
+            return None
+        weights = _fit_to_config({**trial.weights, **new}, config)
+        if weights is None or (self.rounding and trial.rounding):
+            return None
+        is_edited = any(not np.array_equal(weights[name], trial.weights.get(name, ())) for name in new if name in weights)
+        if config == trial.config and not (is_edited or self.images or self.patch or self.rounding):
+            return None
+        return replace(
+            trial,
+            config=config,
+            weights=weights,
+            images=self.images(trial.images) if self.images else trial.images,
+            patches=(*trial.patches, self.patch) if self.patch else trial.patches,
+            rounding=self.rounding or trial.rounding,
+            blocks_key=trial.blocks_key if self.blocks_unchanged else (*trial.blocks_key, self.name),
+        )
+
+
+def _fit_to_config(weights: Weights, config: ViTConfig) -> Weights | None:
+    """Return the parameters of this config in the shapes of its rows, or None if names or sizes do not match."""
+    declared = rows(config)
+    if any(name not in weights or weights[name].size != row.size for name, row in declared.items()):
+        return None
+    return {name: weights[name].reshape(row.shape) for name, row in declared.items()}
+
+
+class Runner:
+    """A runner of trials: it uses the PyTorch twin on the CPU, without kernels of lower precision.
+
+    Values of `Trial.rounding`: "bfloat16" and "float16" compute in this dtype; "all bfloat16" and "all float16" also store
+    the weights in it; "weights bfloat16" and "weights float16" only round the weights; "float32" computes in float32.
+
+    threads: number of PyTorch threads; by default PyTorch's own setting.
+    run_count: how many models were run.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.run_count = 0
+        self.threads = threads
+        self._cache: dict[tuple[Any, ...], Any] = {}
+        self._cache_bytes_left = CACHE_BYTES
+
+    def run(self, trial: Trial) -> Array:
+        """Run the model of a trial and return its outputs, float64, in the shape that the config's head gives."""
+        import torch
+
+        self.run_count += 1
+        model, threads = build_model(trial), torch.get_num_threads()
+        torch.set_num_threads(self.threads or threads)
+        try:
+            with torch.inference_mode():
+                return _to_float64(self._run_head(model, self._run_blocks(model, trial)))
+        finally:
+            torch.set_num_threads(threads)
+
+    def _run_blocks(self, model: Any, trial: Trial) -> "torch.Tensor":
+        """Return the output of the last block, (B, T, width)."""
+        key = (trial.blocks_key, len(trial.images), trial.images.dtype, trial.images[:, 0, 0, 0].tobytes())
+        if key in self._cache:
+            cached: torch.Tensor = self._cache[key]
+            return cached
+        x, tables = model.embed(model_inputs(trial, model))
+        for block in model.blocks:
+            x = block(x, 0.0, tables)
+        if len(trial.blocks_key) < 2 and x.nbytes < self._cache_bytes_left:
+            self._cache_bytes_left -= x.nbytes
+            self._cache[key] = x
+        return x  # type: ignore[no-any-return]
+
+    def _run_head(self, model: Any, x: "torch.Tensor") -> "torch.Tensor":
+        outputs: torch.Tensor = model.classify(model.norm(x) if model.norm is not None else x)
+        return outputs
+
+
+def build_model(trial: Trial) -> Any:
+    """Return the PyTorch twin with the weights and patches of a trial.
+
+    Without patches the module is shared: the next call with the same config replaces its weights.
+    """
+    dtype = trial.rounding if trial.rounding in ("bfloat16", "float16") else None
+    # Patches need the named intermediates of explicit attention.  Fused kernels round as those of other libraries do.
+    explicit = bool(trial.patches) or not trial.rounding
+    model = _weightless_model(trial.config, dtype, "explicit" if explicit else "fused")
+    model = _clone(model) if trial.patches else model  # patches modify the module
+    _load_weights(model, _state_dict(trial))
+    for patch in trial.patches:
+        patch(model)
+    return model
+
+
+def _clone(module: Any) -> Any:
+    """Return a copy of a module whose attributes, hooks and submodules can be changed; `deepcopy` is ten times slower."""
+    new = object.__new__(type(module))
+    new.__dict__ = {name: value.copy() if isinstance(value, dict) else value for name, value in vars(module).items()}
+    new._modules = {name: part if part is None else _clone(part) for name, part in module._modules.items()}
+    return new
+
+
+def _load_weights(model: Any, state: "dict[str, torch.Tensor]") -> None:
+    """Assign a state dict to a model without the checks of `load_state_dict`, which take longer."""
+    import torch
+
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                tensor = state[f"{prefix}.{name}" if prefix else name]
+                module._parameters[name] = torch.nn.Parameter(tensor, requires_grad=False)
+
+
+@lru_cache(maxsize=512)
+def _weightless_model(config: ViTConfig, dtype: str | None, attention: Any) -> Any:
+    """Return the twin on the meta device; cached, because building a small model takes longer than running it."""
+    import torch
+
+    import vit_torch
+
+    execution = vit_torch.Execution(dtype=None if dtype is None else getattr(torch, dtype), attention=attention)
+    with torch.device("meta"):
+        return vit_torch.ViT(config, execution).eval()
+
+
+def model_inputs(trial: Trial, model: Any) -> "torch.Tensor":
+    """Return the images of a trial, (B, C, H, W), normalised as its config requires, in the dtype of the model."""
+    import torch
+
+    images, wanted = trial.images, trial.config.pixels
+    if trial.normalised_by is not None and trial.normalised_by != wanted:
+        images = images * _per_channel(trial.normalised_by.std) + _per_channel(trial.normalised_by.mean)
+    if trial.normalised_by != wanted:
+        images = (images - _per_channel(wanted.mean)) / _per_channel(wanted.std)
+    return torch.from_numpy(np.ascontiguousarray(images)).to(model.patch_embed.proj.weight.dtype)
+
+
+def _per_channel(values: tuple[float, ...]) -> Array:
+    return np.array(values)[:, None, None]
+
+
+def _to_float64(x: "torch.Tensor") -> Array:
+    import torch
+
+    array: Array = x.to(torch.float64).numpy()
+    return array
+
+
+def _state_dict(trial: Trial) -> "dict[str, torch.Tensor]":
+    """Return the PyTorch state dict of a trial; tensors are views of the weights where possible."""
+    import torch
+
+    scope, _, dtype_name = trial.rounding.rpartition(" ")
+    dtypes: Any = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    rounded_dtype = dtypes.get(dtype_name) if scope in ("all", "weights") or dtype_name == "float32" else None
+    state = {}
+    for name, key, block, shape in _state_dict_entries(trial.config):
+        array = trial.weights[name]
+        array = array if block is None else array[block]
+        tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(shape))
+        tensor = tensor if rounded_dtype is None else tensor.to(rounded_dtype)
+        state[key] = tensor.to(torch.from_numpy(np.empty(0, array.dtype)).dtype) if scope == "weights" else tensor
+    return state
+
+
+@lru_cache(maxsize=64)
+def _state_dict_entries(config: ViTConfig) -> list[tuple[str, str, int | None, tuple[int, ...]]]:
+    """Return (parameter, key, block, shape) for each key of the PyTorch state dict."""
+    layouts: Mapping[str, Layout] = get("torch").layouts(config)
+    return [
+        (name, key, indices.get("block"), layout.shape(config.sizes))
+        for name, layout in layouts.items()
+        for key, indices in layout.indexed_keys(config.sizes, {})
+    ]

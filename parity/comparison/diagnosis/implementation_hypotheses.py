@@ -1,0 +1,357 @@
+"""Hypotheses about the implementation: the reference model computes something that no field of the config describes."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from parity.comparison.diagnosis import attention_variants as attention
+from parity.comparison.diagnosis import patches, roundings, variants
+from parity.comparison.diagnosis.hypothesis import FIX_REFERENCE_CODE, Hypothesis
+from parity.comparison.diagnosis.patches import Patch
+from parity.comparison.diagnosis.precision_hypotheses import HALF_DTYPES, precision_hypotheses
+from vit_spec import ViTConfig
+
+
+def implementation_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield the formulas that the implementation of the reference model may compute differently."""
+    for kind in (_blocks, _norms, _activations, _attention, _rotary, _tokens, _pooling, _outputs, precision_hypotheses):
+        yield from kind(c)
+
+
+def _hypothesis(
+    name: str, family: str, patch: Patch, *, blocks_unchanged: bool = False, per_block: bool = False
+) -> Hypothesis:
+    return Hypothesis(
+        name, family, patch=patch, blocks_unchanged=blocks_unchanged, manual_fix=FIX_REFERENCE_CODE, per_block=per_block
+    )
+
+
+def _blocks(c: ViTConfig) -> Iterator[Hypothesis]:
+    forwards = {
+        "norms come after the sums (post-norm)": variants.post_norm,
+        "norms come after attention and MLP, before the sums (res-post-norm)": variants.res_post_norm,
+        "attention and MLP read the same input": variants.parallel,
+        "the MLP comes before attention": variants.swapped_halves,
+        "the MLP comes before attention, each with its own norm": variants.swapped_halves_with_norms,
+        "attention is added to the normalised tokens": variants.residual("norm", "x"),
+        "the MLP is added to the normalised tokens": variants.residual("x", "norm"),
+        "both halves are added to the normalised tokens": variants.residual("norm", "norm"),
+        "attention has no residual connection": variants.residual("none", "x"),
+        "the MLP has no residual connection": variants.residual("x", "none"),
+        "neither half has a residual connection": variants.residual("none", "none"),
+        "the MLP is added to the input of the block": variants.residual("x", "start"),
+        "attention is added to twice the tokens": variants.residual("double", "x"),
+        "the MLP is added to twice the tokens": variants.residual("x", "double"),
+        "attention is left out": variants.skip_halves(first=True, second=False),
+        "the MLP is left out": variants.skip_halves(first=False, second=True),
+        "the block is left out": variants.skip_halves(first=True, second=True),
+        "attention reads tokens without a norm": variants.without_norm(first=True),
+        "the MLP reads tokens without a norm": variants.without_norm(first=False),
+    }
+    for name, forward in forwards.items():
+        family = "norms of a block" if "norm" in name and "added" not in name else "sums of a block"
+        yield _hypothesis(name, family, variants.replace_blocks(forward), per_block=True)
+
+
+def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
+    forwards = {
+        "the variance is divided by n - 1": variants.unbiased_variance,
+        "eps is added to the standard deviation": variants.std_plus_eps,
+        "the variance is divided by n - 1, and eps is added to the standard deviation": variants.unbiased_std_plus_eps,
+        "norms do not subtract the mean (RMSNorm)": variants.no_mean_subtraction,
+        "the variance is E[x^2] - E[x]^2 in float32": variants.fast_variance,
+        "norms do not divide by the standard deviation": variants.no_std_division,
+    }
+    full_forwards = {
+        "norms do not subtract the mean and have no bias (RMSNorm)": variants.rms_norm,
+        "the weights of norms are zero-centred: 1 is added to them": variants.weight_plus_one,
+        "the bias of norms is added before the weight is applied": variants.bias_before_weight,
+    }
+    patch_by_name = {name: variants.replace_norm_statistics(forward) for name, forward in forwards.items()}
+    patch_by_name |= {name: variants.replace_norm_forward(forward) for name, forward in full_forwards.items()}
+    for name, patch in patch_by_name.items():
+        yield _hypothesis(name, "LayerNorm formula", patch, per_block=True)
+    if c.attention.qk_norm:
+        qk_norms = {"q_norm and k_norm are": ("q_norm", "k_norm"), "q_norm is": ("q_norm",), "k_norm is": ("k_norm",)}
+        for subject, ends in qk_norms.items():
+            no_mean, rms = (
+                variants.replace_norm_statistics(variants.no_mean_subtraction, ends),
+                variants.replace_norm_forward(variants.rms_norm, ends),
+            )
+            yield _hypothesis(f"{subject} RMSNorm", "formula of q_norm and k_norm", no_mean, per_block=True)
+            yield _hypothesis(f"{subject} RMSNorm without bias", "formula of q_norm and k_norm", rms, per_block=True)
+    final_norms = [
+        name
+        for name, is_present in {
+            "norm": c.norms.after_blocks,
+            "fc_norm": c.norms.after_pool,
+        }.items()
+        if is_present
+    ]
+    for norm in final_norms:
+        for name, forward in {**forwards, **full_forwards}.items():
+            make = variants.replace_norm_statistics if name in forwards else variants.replace_norm_forward
+            name_here = f"{norm} alone differs: {name.replace('norms do', 'it does').replace('norms', 'it')}"
+            yield _hypothesis(
+                name_here, "LayerNorm formula of one norm", _patch_one_norm(make, forward, norm), blocks_unchanged=True
+            )
+        for eps in (1e-5, 1e-6, 1e-12):
+            if eps != c.norms.eps:
+                yield _hypothesis(
+                    f"eps of {norm} alone is {eps:g}",
+                    "eps of one norm",
+                    variants.set_norm_eps(norm, eps),
+                    blocks_unchanged=True,
+                )
+        yield _hypothesis(
+            f"{norm} is applied twice", "norm around the pooling", variants.apply_twice(norm), blocks_unchanged=True
+        )
+    if c.norms.after_blocks and c.head.pool in ("token", "mean"):
+        name = "the final norm is applied to the pooled feature again"
+        yield _hypothesis(name, "norm around the pooling", variants.norm_pooled_feature, blocks_unchanged=True)
+
+
+def _patch_one_norm(make: Callable[..., Patch], forward: Callable[..., Any], norm: str) -> Patch:
+    def patch(model: Any) -> None:
+        make(forward)(_SingleModule(model, norm))
+
+    return patch
+
+
+class _SingleModule:
+    """A single module with the interface of a model that patches of norms use."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        self._module, self._name = patches.require(getattr(model, name), name), name
+
+    def named_modules(self) -> Iterator[tuple[str, Any]]:
+        yield self._name, self._module
+
+
+def _functional(name: str, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
+    """Return a function that calls torch.nn.functional.<name>; torch is imported at the first call."""
+
+    def function(x: Any) -> Any:
+        import torch.nn.functional as F
+
+        return getattr(F, name)(x, *arguments, **options)
+
+    return function
+
+
+CONFIG_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {  # by their names in `Mlp.activation`
+    "gelu": _functional("gelu"),
+    "gelu_tanh": _functional("gelu", approximate="tanh"),
+    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
+    "relu": _functional("relu"),
+    "none": lambda x: x,
+}
+OTHER_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "silu": _functional("silu"),
+    "mish": _functional("mish"),
+    "sigmoid": _functional("sigmoid"),
+    "tanh": _functional("tanh"),
+    "elu": _functional("elu"),
+    "selu": _functional("selu"),
+    "leaky_relu": _functional("leaky_relu"),
+    "softplus": _functional("softplus"),
+    "hardswish": _functional("hardswish"),
+    "relu squared": lambda x: x.relu().square(),
+}
+
+
+def _activations(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield other activations of the MLP; for a gated MLP, other activations of the gate."""
+    gated = c.mlp.activation == "swiglu"
+    subject = "the gate's activation" if gated else "activation"
+    for name, function in {**(CONFIG_ACTIVATIONS if gated else {}), **OTHER_ACTIVATIONS}.items():
+        if not (gated and name == "silu"):
+            yield _hypothesis(f"{subject} is {name}", "activation", variants.replace_activation(function), per_block=True)
+
+
+def block_field_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield fields of the config that apply to all blocks, as patches that can be applied to one block only."""
+    if c.mlp.activation != "swiglu":
+        for name, function in CONFIG_ACTIVATIONS.items():
+            if name != c.mlp.activation:
+                yield _hypothesis(
+                    f"activation is {name}", "activation", variants.replace_activation(function), per_block=True
+                )
+    for eps in (1e-5, 1e-6, 1e-12, 1e-3):
+        if eps != c.norms.eps:
+            yield _hypothesis(f"LayerNorm eps is {eps:g}", "LayerNorm eps", _block_eps(eps), per_block=True)
+
+
+def _block_eps(eps: float) -> Patch:
+    def patch(model: Any) -> None:
+        for norm in ("norm1", "norm2"):
+            variants.set_norm_eps(norm, eps)(model)
+
+    return patch
+
+
+def _attention(c: ViTConfig) -> Iterator[Hypothesis]:
+    softmaxes: dict[str, Callable[..., Any]] = {
+        "softmax runs over queries": lambda scores: scores.softmax(-2),
+        "softmax runs over heads": lambda scores: scores.softmax(1),
+        "softmax runs over all pairs of tokens": lambda scores: scores.flatten(2).softmax(-1).view(scores.shape),
+        "softmax is left out": lambda scores: scores,
+        "softmax is a sigmoid": lambda scores: scores.sigmoid(),
+        "softmax has one more term exp(0) in its denominator": lambda scores: (
+            scores.exp() / (1 + scores.exp().sum(-1, keepdim=True))
+        ),
+        "no token attends to later tokens (causal mask)": attention.causal_softmax,
+        "attention weights are transposed": lambda scores: scores.softmax(-1).transpose(-1, -2),
+    }
+    for name, function in softmaxes.items():
+        yield _hypothesis(name, "softmax", attention.replace_softmax(function), per_block=True)
+    merge = patches.patch_intermediate("blocks.*.attn.heads", attention.merge_heads_untransposed)
+    yield _hypothesis("heads are merged without transposing tokens and heads", "merged heads", merge)
+
+
+def _rotary(c: ViTConfig) -> Iterator[Hypothesis]:
+    if c.positions.rotary == "none":
+        return
+    is_axial, family = c.positions.rotary == "axial", "rotary angles"
+    patch_by_name: dict[str, Patch] = {
+        "queries and keys are rotated in the opposite direction": attention.change_rotary_angles(lambda c, angles: -angles),
+        "rows and columns are swapped in rotary positions": attention.replace_rotary_angles(attention.swapped_axes_angles),
+        "rotary positions run column by column": attention.replace_coordinates(attention.column_major),
+        "height and width of the grid are swapped in rotary positions": attention.replace_coordinates(
+            attention.transposed_grid
+        ),
+        "rotary positions are counted from the first prefix token": attention.replace_rotary_angles(
+            attention.angles_from_first_token
+        ),
+        "keys are not rotated": attention.replace_rotation(attention.rotate_only("q")),
+        "queries are not rotated": attention.replace_rotation(attention.rotate_only("k")),
+        "values are rotated too": attention.replace_rotation(attention.rotate_only("qkv")),
+        "rotary pairs are neighbours instead of halves, or halves instead of neighbours": attention.replace_rotation(
+            attention.rotate_other_pairs
+        ),
+    }
+    if is_axial:
+        patch_by_name["rotary positions count from 0"] = attention.replace_coordinates(lambda y, x, grid: (y - 1, x - 1))
+        patch_by_name["rotary positions count from 2"] = attention.replace_coordinates(lambda y, x, grid: (y + 1, x + 1))
+        patch_by_name["the fastest rotary pair rotates by one radian per patch"] = attention.replace_rotary_angles(
+            attention.roformer_angles
+        )
+    else:
+        patch_by_name["rotary positions are scaled by the larger side"] = attention.replace_rotary_angles(
+            attention.angles_scaled_by(max)
+        )
+        patch_by_name["rotary positions are scaled by the smaller side"] = attention.replace_rotary_angles(
+            attention.angles_scaled_by(min)
+        )
+        patch_by_name["rotary angles lack their factor of 2 pi"] = attention.change_rotary_angles(
+            lambda c, angles: angles / 6.283185307179586
+        )
+        patch_by_name["rotary angles are half as large"] = attention.change_rotary_angles(lambda c, angles: angles / 2)
+        patch_by_name["rotary positions are the corners of patches"] = attention.replace_coordinates(
+            lambda y, x, grid: (y - 0.5, x - 0.5)
+        )
+    for name, patch in patch_by_name.items():
+        yield _hypothesis(name, family, patch)
+    if c.num_prefix:
+        phases = {
+            "the first patch": (0, 0),
+            "a patch diagonally before the first": (-1, -1),
+            "a patch left of the first": (0, -1),
+        }
+        for position, (y, x) in phases.items():
+            if not is_axial or (y, x) != (-1, -1):  # there the axial angle is 0, as it is for prefix tokens already
+                name = f"prefix tokens are rotated like {position}"
+                yield _hypothesis(name, "rotary phase of prefix tokens", attention.prefix_rotated_as(y, x))
+
+
+def _tokens(c: ViTConfig) -> Iterator[Hypothesis]:
+    import torch
+
+    if c.positions.kind == "fixed":
+        for steps, direction in ((1, "late"), (-1, "early")):
+            yield _hypothesis(
+                f"positions are all one place {direction}", "rows of positions", variants.roll_positions(steps)
+            )
+    if c.positions.kind != "none":
+        yield _hypothesis(
+            "positions are added twice", "positions", patches.patch_intermediate("positions", lambda table: 2 * table)
+        )
+        yield _hypothesis(
+            "positions are not added", "positions", patches.patch_intermediate("positions", lambda table: 0 * table)
+        )
+    yield _hypothesis("patches are cut column by column", "order of patches", variants.column_major_patches)
+    cls, registers, prefix = int(c.tokens.class_token), c.tokens.registers, c.num_prefix
+    if prefix and c.head.pool != "none":
+        last = variants.change_tokens(lambda x, n: torch.cat([x[:, n:], x[:, :n]], 1))
+        yield _hypothesis("prefix tokens come after the patches", "order of tokens", last)
+    if cls and registers:
+        first = variants.change_tokens(
+            lambda x, n: torch.cat([x[:, n - registers : n], x[:, : n - registers], x[:, n:]], 1)
+        )
+        name = "registers come before the class token, and the first token is used as the class token"
+        yield _hypothesis(name, "order of tokens", first)
+        reverse = variants.change_tokens(
+            lambda x, n: torch.cat([x[:, : n - registers], x[:, n - registers : n].flip(1), x[:, n:]], 1)
+        )
+        yield _hypothesis("registers are in reverse", "order of tokens", reverse)
+
+
+def _pooling(c: ViTConfig) -> Iterator[Hypothesis]:
+    if c.head.pool in ("attention", "none", "token_mean") or c.tokens.distillation:
+        return
+    pools: dict[str, Callable[..., Any]] = {
+        "all tokens": lambda x, n: x.mean(1),
+        "all tokens but the first": lambda x, n: x[:, 1:].mean(1),
+        "the maximum of each channel": lambda x, n: x[:, n:].amax(1),
+        "the maximum of each channel, prefix tokens included": lambda x, n: x.amax(1),
+        "the mean of mean and maximum (avgmax)": lambda x, n: (x[:, n:].mean(1) + x[:, n:].amax(1)) / 2,
+        "the mean of mean and maximum, prefix tokens included": lambda x, n: (x.mean(1) + x.amax(1)) / 2,
+        "the last token": lambda x, n: x[:, -1],
+        "the second token": lambda x, n: x[:, 1],
+        "the first patch": lambda x, n: x[:, n],
+        "the sum of the patches": lambda x, n: x[:, n:].sum(1),
+        "the prefix tokens alone": lambda x, n: x[:, :n].mean(1),
+        "the mean of the class token and the patches' mean (pooled twice)": lambda x, n: (x[:, 0] + x[:, n:].mean(1)) / 2,
+        "the sum of the class token and the patches' mean": lambda x, n: x[:, 0] + x[:, n:].mean(1),
+    }
+    if c.head.pool == "mean":
+        pools["the patches' mean, divided by their number again (pooled twice)"] = lambda x, n: (
+            x[:, n:].mean(1) / x[:, n:].shape[1]
+        )
+        pools["the patches' sum divided by the number of all tokens"] = lambda x, n: x[:, n:].sum(1) / x.shape[1]
+    needs_prefix = {"the mean of the class", "the sum of the class", "the prefix tokens"}
+    for name, function in pools.items():
+        if c.num_prefix or not name.startswith(tuple(needs_prefix)):
+            yield _hypothesis(f"pooling takes {name}", "pooling", variants.replace_pooling(function), blocks_unchanged=True)
+
+
+def _outputs(c: ViTConfig) -> Iterator[Hypothesis]:
+    changes: dict[str, Callable[..., Any]] = {
+        "probabilities": lambda logits: logits.softmax(-1),
+        "logarithms of probabilities": lambda logits: logits.log_softmax(-1),
+        "sigmoids": lambda logits: logits.sigmoid(),
+    }
+    for dtype in HALF_DTYPES:
+        cast = roundings.round_to(dtype)
+        changes[f"probabilities of logits rounded to {dtype}"] = lambda logits, cast=cast: cast(logits).softmax(-1)
+    for name, change in changes.items() if c.num_classes else ():
+        yield _hypothesis(
+            f"the expected outputs are {name}", "kind of outputs", variants.change_outputs(change), blocks_unchanged=True
+        )
+    if c.tokens.distillation:
+        combinations: dict[str, Callable[..., Any]] = {
+            "the class token's head alone": lambda first, second: first,
+            "the distillation token's head alone": lambda first, second: second,
+            "the sum of both heads": lambda first, second: first + second,
+        }
+        for name, function in combinations.items():
+            yield _hypothesis(
+                f"outputs are {name}", "distillation head", variants.combine_heads(function), blocks_unchanged=True
+            )
+    if c.head.hidden is not None:
+        no_tanh = variants.replace_hidden_activation(lambda x: x)
+        yield _hypothesis("the hidden layer of the head has no tanh", "hidden layer", no_tanh, blocks_unchanged=True)
+        for name in ("relu", "sigmoid"):
+            patch = variants.replace_hidden_activation(_functional(name))
+            yield _hypothesis(
+                f"the hidden layer of the head has {name} instead of tanh", "hidden layer", patch, blocks_unchanged=True
+            )

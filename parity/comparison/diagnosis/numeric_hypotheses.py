@@ -1,0 +1,177 @@
+"""Hypotheses with unknown numbers, which are solved for: an eps, a scale, a base, a factor, a position."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from parity.checkpoints.layout import Array
+from parity.comparison.diagnosis import attention_variants, patches, variants
+from parity.comparison.diagnosis.hypothesis import FIX_REFERENCE_CODE, Edit, Hypothesis, Trial
+from parity.comparison.diagnosis.layer_hypotheses import RELOAD_PARAMETER, display_name, intermediate_names, layer_of
+from vit_spec import ViTConfig, rows
+
+Numbers = tuple[float, ...]
+STEP = 1e-4
+FEW_OUTPUTS = 8  # with so few outputs, a solved number may match by chance
+MAX_ITERATIONS = 12  # of the Gauss-Newton method
+EXACT_DIGITS, SHORT_DIGITS = 12, 3  # significant digits; the short form is used if it explains as much
+
+
+class Measurement(Protocol):
+    """The attributes of `parity.comparison.diagnosis.evaluator.Result` that `solve` uses."""
+
+    @property
+    def outputs(self) -> Array: ...
+    @property
+    def error(self) -> float: ...
+
+
+Result = TypeVar("Result", bound=Measurement)
+
+
+@dataclass(frozen=True)
+class NumericHypothesis:
+    """A family of causes with one or two unknown numbers.
+
+    starting_points: the numbers to start from, those of the unchanged model first.
+    hypothesis_at: returns the cause for given numbers, rounded to a number of significant digits.
+    """
+
+    starting_points: tuple[Numbers, ...]
+    hypothesis_at: Callable[[Numbers, int], Hypothesis]
+
+
+def config_numbers(trial: Trial) -> Iterator[NumericHypothesis]:
+    """Yield the numbers of the config, and those of formulas that the config does not describe."""
+    c = trial.config
+    yield _field("norms.eps", "LayerNorm eps", c.norms.eps)
+    yield _field("attention.scale", "score scale", c.scale)
+    if c.positions.rotary != "none":
+        yield _field("positions.rotary_base", "rotary base", c.positions.rotary_base)
+        yield NumericHypothesis(((1.0,), (0.5,), (2.0,)), _angle_factor)
+        if c.num_prefix:
+            yield NumericHypothesis(((0.0, 0.0), (c.grid[0] / 2, c.grid[1] / 2)), _prefix_phase)
+    if c.mlp.activation != "swiglu":
+        yield NumericHypothesis(((1.702,), (1.0,)), _sigmoid_slope)
+
+
+def scale_factors(c: ViTConfig) -> Iterator[NumericHypothesis]:
+    """Yield factors of one intermediate or one parameter, in all blocks and in a single block."""
+    starting_points = ((1.0,), (0.0,), (2.0,), (-1.0,))
+    for name in intermediate_names(c):
+        if name.rpartition(".")[2] not in ("q", "k", "v"):  # a factor of q, k or v is one of the scores or heads
+            yield NumericHypothesis(starting_points, _intermediate_factor(name))
+    for name in rows(c):
+        yield NumericHypothesis(starting_points, _parameter_factor(name, None))
+        for number in range(c.depth) if name.startswith("blocks.") and c.depth > 1 else ():
+            yield NumericHypothesis(starting_points, _parameter_factor(name, number))
+
+
+def solve(
+    family: NumericHypothesis,
+    start: Numbers,
+    best: Result,
+    evaluate: Callable[[Hypothesis], Result | None],
+    expected: Array,
+    tolerance: float,
+) -> Result:
+    """Find the numbers of a family whose outputs are nearest to `expected`, with the Gauss-Newton method.
+
+    The Jacobian comes from finite differences, and a step is halved while it increases the error.
+
+    start, best: the starting point, and the result there.
+    evaluate: runs a hypothesis and returns its result; None if it cannot be run.
+    expected: the expected outputs.
+    tolerance: the numbers are rounded to `SHORT_DIGITS` digits if the rounded numbers give an error within this tolerance,
+        or no larger an error than the unrounded ones.
+    """
+    point = start
+    for _ in range(MAX_ITERATIONS):
+        columns = []
+        for axis in range(len(point)):
+            shifted = evaluate(
+                family.hypothesis_at(tuple(n + STEP * (p == axis) for p, n in enumerate(point)), EXACT_DIGITS)
+            )
+            if shifted is None or not math.isfinite(shifted.error):
+                return best
+            columns.append((shifted.outputs - best.outputs).ravel() / STEP)
+        steps, *_ = np.linalg.lstsq(np.stack(columns, 1), (expected - best.outputs).ravel(), rcond=None)
+        steps = np.clip(steps, -2.0, 2.0)
+        result, candidate = None, point
+        for halving in range(4):
+            candidate = tuple(float(n + step / 2**halving) for n, step in zip(point, steps, strict=True))
+            result = evaluate(family.hypothesis_at(candidate, EXACT_DIGITS))
+            if result is not None and result.error < best.error:
+                break
+        if result is None or not result.error < best.error:
+            break
+        point, best = candidate, result
+    short = evaluate(family.hypothesis_at(point, SHORT_DIGITS))
+    return short if short is not None and short.error <= max(best.error, tolerance) else best
+
+
+def _field(name: str, family: str, value_now: float) -> NumericHypothesis:
+    """Return the family of a positive number of the config, on a logarithmic scale; `value_now` is the model's value."""
+    log_now = math.log(value_now) if value_now > 0 else 0.0
+
+    def make(numbers: Numbers, digits: int) -> Hypothesis:
+        value = float(f"{math.exp(min(numbers[0], 80.0)):.{digits}g}")
+        return Hypothesis(f"{family} is {value:.{digits}g}", family, fields={name: value})
+
+    return NumericHypothesis(tuple((log_now + step * math.log(10),) for step in range(-6, 7)), make)
+
+
+def _angle_factor(numbers: Numbers, digits: int) -> Hypothesis:
+    factor = float(f"{numbers[0]:.{digits}g}")
+    patch = attention_variants.change_rotary_angles(lambda c, angles: factor * angles)
+    return Hypothesis(
+        f"rotary angles are multiplied by {factor:.{digits}g}", "rotary angles", patch=patch, manual_fix=FIX_REFERENCE_CODE
+    )
+
+
+def _prefix_phase(numbers: Numbers, digits: int) -> Hypothesis:
+    y, x = (float(f"{number:.{digits}g}") for number in numbers)
+    name = f"prefix tokens are rotated like a patch at row {y:.{digits}g} and column {x:.{digits}g}"
+    return Hypothesis(
+        name,
+        "rotary phase of prefix tokens",
+        patch=attention_variants.prefix_rotated_as(y, x),
+        manual_fix=FIX_REFERENCE_CODE,
+    )
+
+
+def _sigmoid_slope(numbers: Numbers, digits: int) -> Hypothesis:
+    slope = float(f"{numbers[0]:.{digits}g}")
+    patch = variants.replace_activation(lambda x: x * (slope * x).sigmoid())
+    return Hypothesis(
+        f"activation is x * sigmoid({slope:.{digits}g} x)", "activation", patch=patch, manual_fix=FIX_REFERENCE_CODE
+    )
+
+
+def _intermediate_factor(name: str) -> Callable[[Numbers, int], Hypothesis]:
+    def make(numbers: Numbers, digits: int) -> Hypothesis:
+        factor = float(f"{numbers[0]:.{digits}g}")
+        patch = patches.patch_intermediate(name, lambda x: factor * x)
+        what, family = f"{display_name(name)}: {_factor_text(factor, digits)}", f"factor of {name}"
+        return Hypothesis(what, family, patch=patch, manual_fix=FIX_REFERENCE_CODE, layer=layer_of(name))
+
+    return make
+
+
+def _parameter_factor(name: str, number: int | None) -> Callable[[Numbers, int], Hypothesis]:
+    def make(numbers: Numbers, digits: int) -> Hypothesis:
+        factor = float(f"{numbers[0]:.{digits}g}")
+        edit = Edit(name, f"{factor!r} * {{w}}")
+        text = name if number is None else f"{name} of block {number}"
+        edit = edit if number is None else edit.in_block(number)
+        what, family = f"{text}: {_factor_text(factor, digits)}", f"factor of {name}"
+        return Hypothesis(what, family, edits=(edit,), layer=layer_of(name, number), manual_fix=RELOAD_PARAMETER)
+
+    return make
+
+
+def _factor_text(factor: float, digits: int) -> str:
+    return "left out" if factor == 0 else f"multiplied by {factor:.{digits}g}"

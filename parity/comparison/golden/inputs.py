@@ -1,0 +1,110 @@
+"""The inputs of a golden file: weights, images and the target of the loss, which follow from the seed or are given."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import vit_spec
+from parity.checkpoints.formats import Fields
+from parity.checkpoints.reading import load, resolve_path
+from parity.checkpoints.weights import Checkpoint, parameter, validate
+from parity.comparison import reproducible_init
+from parity.comparison.forward_backward import PassInputs
+from parity.comparison.golden.file import Array, Golden
+from vit_spec import InputError, ViTConfig, bounded_json, nearest, rows
+from vit_spec.config import FIELDS
+
+
+def read_model(text: str, *, format: str | None = None, given: Fields | None = None) -> ViTConfig | Checkpoint:
+    """Return the config of a named model or a JSON file, whose weights will be drawn from the seed, or a checkpoint.
+
+    Args:
+        text: the name of a model, or a path.
+        format, given: as in `parity.load`.
+
+    Raises:
+        InputError: `text` is neither a name nor a file, or the file is neither a config nor a checkpoint.
+    """
+    if text in vit_spec.names():
+        return vit_spec.get(text)
+    path = Path(text)
+    if text.endswith(".json"):
+        try:
+            return ViTConfig.from_json(bounded_json.read_bytes(resolve_path(path)))
+        except InputError as error:
+            raise InputError(str(error) if text in str(error) else f"{text}: {error}") from None
+    if not path.exists() and path.name == text and not path.suffix:
+        raise InputError(
+            f"{text!r} is neither a named model nor a file{nearest(text, vit_spec.names()) or ': `models` lists the names'}"
+        )
+    return load(text, format=format, given=given)
+
+
+@dataclass(frozen=True)
+class _ReproducibleInputs(PassInputs):
+    """Inputs whose target of the loss does not depend on NumPy's version."""
+
+    def target(self, shape: tuple[int, ...]) -> Array:
+        return reproducible_init.noise(self.seed, "target", shape).astype(np.float64)
+
+
+def make_inputs(checkpoint: Checkpoint, seed: int) -> PassInputs:
+    """Return a checkpoint with the images and the target of a seed.
+
+    Raises:
+        InputError: the seed is negative, or the weights do not fit their config.
+    """
+    if seed < 0:
+        raise InputError(f"seed is {seed}: give a number from 0")
+    validate(checkpoint)
+    return _ReproducibleInputs(checkpoint, reproducible_init.images(checkpoint.config, seed), seed)
+
+
+def recorded_inputs(golden: Golden, weights: Checkpoint | None, path: str) -> PassInputs:
+    """Return the inputs that a golden file was recorded with.
+
+    Raises:
+        InputError: the weights are missing or have other values, or the golden file takes none.
+    """
+    if golden.has_seeded_weights and weights is not None:
+        raise InputError(f"{path} has weights drawn from its seed, and takes no others: leave --weights out")
+    if not golden.has_seeded_weights:
+        weights = _check_config(golden, weights, path)
+    inputs = make_inputs(weights or reproducible_init.weights(golden.config, golden.seed), golden.seed)
+    sums = checksums(inputs)
+    if sums["images"] != golden.checksums["images"] or (golden.has_seeded_weights and sums != golden.checksums):
+        raise InputError(
+            f"{path}: its seed no longer gives the recorded images or weights, which is no fault of a framework: "
+            "record it again"
+        )
+    if sums != golden.checksums:
+        raise InputError(
+            f"{path} was recorded with other weights (SHA-256 {golden.checksums['weights'][:12]}, and these have "
+            f"{sums['weights'][:12]}): give those weights, or record a golden file with these"
+        )
+    return inputs
+
+
+def _check_config(golden: Golden, weights: Checkpoint | None, path: str) -> Checkpoint:
+    """Return the weights if they have the config of the golden file."""
+    if weights is None:
+        raise InputError(f"{path} was recorded with the weights of a file: give that file with --weights FILE")
+    pairs = {name: (golden.config.at(name), weights.config.at(name)) for name in FIELDS}
+    if changes := [f"{name} was {then!r} and is {now!r}" for name, (then, now) in pairs.items() if then != now]:
+        raise InputError(
+            f"{path} was recorded with another config than that of these weights ({'; '.join(changes)}): "
+            "give the weights that it was recorded with"
+        )
+    return weights
+
+
+def checksums(inputs: PassInputs) -> dict[str, str]:
+    """Return the SHA-256 of the images, and of the weights in the order of the rows as float64, whatever their format."""
+    weights = hashlib.sha256()
+    for name in rows(inputs.config):
+        weights.update(name.encode())
+        weights.update(np.ascontiguousarray(parameter(inputs.checkpoint, name), "<f8").data)
+    images = hashlib.sha256(np.ascontiguousarray(inputs.images, "<f4").data)
+    return {"weights": weights.hexdigest(), "images": images.hexdigest()}

@@ -1,0 +1,197 @@
+"""Public functions of the JAX twin: initialize and load a model, read its intermediates and attention maps."""
+
+from collections.abc import Callable, Iterator, Mapping
+from os import PathLike
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from vit_jax.execution import Execution
+from vit_jax.layers import ViTModule, at_least_float32
+from vit_jax.model import ViT
+from vit_spec import ViTConfig
+from vit_spec.shadowing import check_not_shadowed
+
+Params = dict[str, Any]
+
+
+def init(config: ViTConfig, seed: int = 0) -> Params:
+    """Return initial float32 parameters, sampled from the distributions that `vit_spec.rows` declares.
+
+    The result is that of linen's `ViT(config).init`.  The function can be traced: under `jax.jit` with `out_shardings`,
+    each device computes and stores only its shards.
+
+    Args:
+        config: the model.
+        seed: seed of the random numbers.
+
+    Returns:
+        The parameters as nested dictionaries; those of the blocks are stacked on a leading axis.
+    """
+    images = jnp.zeros((1, *config.image_size, config.in_channels))
+
+    def draw() -> Params:
+        return ViT(config).init(jax.random.key(seed), images)["params"]
+
+    if isinstance(images, jax.core.Tracer):
+        return draw()
+    return jax.jit(draw, compiler_options=fast_compile_options())()
+
+
+def fast_compile_options() -> dict[str, int] | None:
+    """Return XLA options for programs that run once, such as initialization: on CPU they compile four times faster."""
+    return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
+
+
+def load(
+    path: str | PathLike[str],
+    execution: Execution | None = None,
+    *,
+    format: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> tuple[ViT, Params]:
+    """Return the model and the parameters of a checkpoint; see `parity.load` for what can be read.
+
+    Args:
+        path: a checkpoint file or folder, a run folder, or "hf://owner/name".
+        execution: execution options of the model.
+        format: the name of the checkpoint's format; by default it is detected.
+        given: config overrides by dotted field name, such as {"norms.eps": 1e-5}.
+        num_classes: replace the classifier by a new one with this number of outputs; 0 removes it.
+        image_size: (height, width) in pixels, or the side of a square; positions are resampled to it.
+
+    Returns:
+        The model, and its parameters as nested dictionaries of numpy arrays in the dtypes of the checkpoint.
+
+    Warns:
+        parity.AssumptionWarning: lists the config fields that the checkpoint does not specify, and the assumed values.
+        parity.SurgeryWarning: describes the changes that num_classes or image_size made.
+
+    Raises:
+        vit_spec.InputError: the path does not exist, or is not a checkpoint of a ViT.
+    """
+    check_not_shadowed("parity")
+    import parity.checkpoints.loading  # the only import of a higher layer: parity reads all formats
+
+    checkpoint = parity.checkpoints.loading.load_for_model(
+        path, format=format, given=given, num_classes=num_classes, image_size=image_size
+    )
+    return ViT(checkpoint.config, execution or Execution()), parity.to_jax(checkpoint)
+
+
+def intermediates(
+    model: ViT,
+    params: Params,
+    images: Array,
+    fed: Mapping[str, Array] | None = None,
+    *,
+    stacked: bool = False,
+    **options: Any,
+) -> tuple[Array, dict[str, Array]]:
+    """Return the logits and all named intermediates of a forward pass, in alphabetical order of their names.
+
+    The output of a module has the module's name ("patch_embed", "blocks.3.attn", "blocks.3", "norm").  Intermediates inside
+    modules have their own names: "tokens", "positions", "embed" (the input of the blocks), "blocks.3.attn.q", "k", "v"
+    (after norms and rotary embedding), "scores", "weights", "heads" (before the output projection), "blocks.3.sum" (after
+    the first residual connection), "blocks.3.mlp.activation", "pool".  An intermediate that is computed twice has two
+    names: "fc_norm" and "fc_norm (2)".  `vit_torch.intermediates` uses the same names.
+
+    Args:
+        model: the model.
+        params: its parameters.
+        images: (B, H, W, C).
+        fed: values by name that replace intermediates in the forward pass; an intermediate of the blocks is replaced in
+            all blocks or in none.
+        stacked: return intermediates of the blocks as one array, (depth, ...), without a block number in its name.  Under
+            `jax.jit`, separate arrays would be copies.
+        options: passed to `ViT.apply`.  With train=True and rngs, "blocks.3.drop_path" is the mask (B, 1, 1) of stochastic
+            depth for attention, and "blocks.3.drop_path (2)" the mask for the MLP; both can be fed.
+    """
+
+    def run(variables: Params, images: Array) -> Any:
+        return model.apply(variables, images, mutable=["intermediates"], **options)
+
+    with nn.intercept_methods(_record_output):
+        variables = {"params": params}
+        if fed:
+            _, shapes = jax.eval_shape(run, variables, images)
+            variables["fed"] = _fed_pytree(shapes["intermediates"], fed, model.config.depth)
+        logits, state = run(variables, images)
+    found = {name: value for _, name, value in _iterate_recorded(state["intermediates"])}
+    return logits, found if stacked else unstacked(found)
+
+
+def unstacked(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return intermediates with stacked arrays split into one array per block; numpy arrays are split into views.
+
+    Args:
+        found: intermediates by name, as `intermediates` returns them with `stacked=True`.
+    """
+    split: dict[str, Any] = {}
+    for name, value in found.items():
+        blocks = enumerate(value) if name.startswith("blocks") else [(0, value)]
+        split |= {name.replace("blocks", f"blocks.{i}", 1): entry for i, entry in blocks}
+    return split
+
+
+def _record_output(call: Callable[..., Any], arguments: Any, options: Any, context: Any) -> Any:
+    """Record the output of a module as an intermediate; an interceptor for `nn.intercept_methods`."""
+    value, module = call(*arguments, **options), context.module
+    if context.method_name != "__call__" or not isinstance(module, ViTModule):
+        return value
+    return (
+        (module.intermediate("__call__", value[0]), None)
+        if isinstance(value, tuple)
+        else module.intermediate("__call__", value)
+    )
+
+
+def _iterate_recorded(tree: Any) -> Iterator[tuple[list[str], str, Any]]:
+    """Yield the path in the pytree, the name without block number, and the value of each recorded intermediate."""
+    for path, value in jax.tree_util.tree_leaves_with_path(tree):
+        *words, last = (entry.key for entry in path[:-1])
+        suffix = f" ({path[-1].idx + 1})" if path[-1].idx else ""
+        name = ".".join(words if last == "__call__" else [*words, last]) or "logits"
+        yield [*words, last + suffix], name + suffix, value
+
+
+def _fed_pytree(template: Any, fed: Mapping[str, Array], depth: int) -> dict[str, Any]:
+    """Return the fed values as the pytree that `ViTModule.intermediate` reads, with values of the blocks stacked.
+
+    Args:
+        template: a pytree of recorded intermediates, or of their shapes.
+        fed: values by name.
+        depth: number of blocks.
+    """
+    tree: dict[str, Any] = {}
+    for path, name, _ in _iterate_recorded(template):
+        names = [name.replace("blocks", f"blocks.{i}", 1) for i in range(depth)] if path[0] == "blocks" else [name]
+        if all(each in fed for each in names):
+            node = tree
+            for word in path[:-1]:
+                node = node.setdefault(word, {})
+            node[path[-1]] = jnp.stack([fed[each] for each in names]) if path[0] == "blocks" else fed[name]
+    return tree
+
+
+def attention_maps(model: ViT, params: Params, images: Array, block: int = -1) -> Array:
+    """Return the attention weights of a block, (B, heads, T, T): row t has the weights of the query of token t.
+
+    The class token has index 0; patches start at index `config.num_prefix`, in row-major order of the image.
+
+    Args:
+        model: the model.
+        params: its parameters.
+        images: (B, H, W, C).
+        block: index of the block; negative indices count from the last block.
+    """
+    block = range(model.config.depth)[block]
+    _, found = intermediates(model, params, images)
+    q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
+    scores = model.config.scale * jnp.einsum("bthd,bshd->bhts", q, k, precision=model.execution.precision)
+    return jax.nn.softmax(scores.astype(at_least_float32(scores)), axis=-1)

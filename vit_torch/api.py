@@ -1,0 +1,113 @@
+"""Public functions of the PyTorch twin: load a model, read its intermediates and attention maps."""
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vit_spec.shadowing import check_not_shadowed
+from vit_torch.execution import Execution
+from vit_torch.layers import ViTModule, at_least_float32
+from vit_torch.model import ViT
+
+
+def load(
+    path: str | PathLike[str],
+    execution: Execution | None = None,
+    *,
+    format: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+) -> ViT:
+    """Return the model of a checkpoint, in evaluation mode; see `parity.load` for what can be read.
+
+    Args:
+        path: a checkpoint file or folder, a run folder, or "hf://owner/name".
+        execution: execution options of the model.
+        format: the name of the checkpoint's format; by default it is detected.
+        given: config overrides by dotted field name, such as {"norms.eps": 1e-5}.
+        num_classes: replace the classifier by a new one with this number of outputs; 0 removes it.
+        image_size: (height, width) in pixels, or the side of a square; positions are resampled to it.
+
+    Warns:
+        parity.AssumptionWarning: lists the config fields that the checkpoint does not specify, and the assumed values.
+        parity.SurgeryWarning: describes the changes that num_classes or image_size made.
+
+    Raises:
+        vit_spec.InputError: the path does not exist, or is not a checkpoint of a ViT.
+    """
+    check_not_shadowed("parity")
+    import parity.checkpoints.loading  # the only import of a higher layer: parity reads all formats
+
+    checkpoint = parity.checkpoints.loading.load_for_model(
+        path, format=format, given=given, num_classes=num_classes, image_size=image_size
+    )
+    with torch.device("meta"):  # do not initialize parameters that are replaced below
+        model = ViT(checkpoint.config, execution)
+    model.load_state_dict(parity.to_torch(checkpoint), assign=True)
+    return model.eval()
+
+
+def intermediates(model: ViT, images: Tensor, fed: Mapping[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the logits and all named intermediates of a forward pass, in the order of computation.
+
+    The output of a module has the module's name ("patch_embed", "blocks.3.attn", "blocks.3", "norm").  Intermediates inside
+    modules have their own names: "tokens", "positions", "embed" (the input of the blocks), "blocks.3.attn.q", "k", "v"
+    (after norms and rotary embedding), "scores", "weights", "heads" (before the output projection), "blocks.3.sum" (after
+    the first residual connection), "blocks.3.mlp.activation", "pool".  An intermediate that is computed twice has two
+    names: "fc_norm" and "fc_norm (2)".  `vit_jax.intermediates` uses the same names.  "scores" and "weights" are recorded
+    only with `Execution(attention="explicit")`.
+
+    Args:
+        model: the model.
+        images: (B, C, H, W).
+        fed: values by name that replace intermediates in the forward pass.  In training, "blocks.3.drop_path" is the mask
+            (B, 1, 1) of stochastic depth for attention, and "blocks.3.drop_path (2)" the mask for the MLP; both can be fed.
+    """
+    found: dict[str, Tensor] = {}
+    counts: Counter[str] = Counter()
+
+    def record(prefix: str, name: str, value: Tensor) -> Tensor:
+        name = ".".join(filter(None, (prefix, name))) or "logits"
+        counts[name] += 1
+        name += f" ({counts[name]})" if counts[name] > 1 else ""
+        found[name] = value
+        return fed[name] if fed and name in fed else value
+
+    def record_output(name: str, module: nn.Module, inputs: Any, value: Tensor) -> Tensor:
+        return record(name, "", value)
+
+    named = list(model.named_modules())
+    hooks = [module.register_forward_hook(partial(record_output, name)) for name, module in named]
+    parts = [(name, module) for name, module in named if isinstance(module, ViTModule)]
+    for name, module in parts:
+        module.on_intermediate = partial(record, name)
+    try:
+        return model(images), found
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for _, module in parts:
+            module.on_intermediate = None
+
+
+def attention_maps(model: ViT, images: Tensor, block: int = -1) -> Tensor:
+    """Return the attention weights of a block, (B, heads, T, T): row t has the weights of the query of token t.
+
+    The class token has index 0; patches start at index `config.num_prefix`, in row-major order of the image.
+
+    Args:
+        model: the model.
+        images: (B, C, H, W).
+        block: index of the block; negative indices count from the last block.
+    """
+    block = range(model.config.depth)[block]
+    _, found = intermediates(model, images)
+    q, k = (found[f"blocks.{block}.attn.{name}"] for name in "qk")
+    scores = model.config.scale * torch.einsum("bthd,bshd->bhts", q, k)
+    return scores.to(at_least_float32(scores)).softmax(-1)
