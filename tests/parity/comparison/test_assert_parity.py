@@ -279,9 +279,7 @@ def test_a_model_with_a_fixed_dtype_is_refused() -> None:
 def test_a_difference_of_the_size_of_float32_rounding_gives_a_hint() -> None:
     other = Changed(after=lambda y: y.float().double())
     report = compare_models(Linear().apply, random_variables(Linear(), ROWS), other, ROWS, level="function")
-    assert "hint: the difference is as large as float32 rounding; does a part of either model cast to float32?" in str(
-        report
-    )
+    assert str(report).splitlines()[1].startswith("hint: the difference is as large as float32 rounding")
 
 
 def test_parameters_without_their_collection_are_refused() -> None:

@@ -48,9 +48,10 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def weights_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the path of a golden file that was recorded with given weights."""
     path = tmp_path_factory.mktemp("golden") / "weights.npz"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "JaxTwin", TorchTwin)  # which is quicker
+        patch.setattr(verification, "JaxTwin", TorchTwin)  # to save time
         golden.record(Checkpoint(PLAIN, "jax", _flat(perturbed_params(PLAIN))), path)
     return path
 

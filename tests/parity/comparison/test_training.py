@@ -1,4 +1,4 @@
-"""Both twins train alike, and a fault that is planted in one twin's optimizer or gradients is found and named."""
+"""Both twins train alike, and a fault in one twin's optimizer or gradients is found and named."""
 
 import json
 import math
@@ -31,31 +31,32 @@ AdamW, adamw = vit_torch.optimizer.AdamW, vit_jax.optimizer.adamw
 
 
 @pytest.fixture(autouse=True)
-def quick_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test compiles a step anew and takes few of them."""
+def compile_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile with few optimizations: each test compiles its own step and runs only a few steps."""
     options = {**parity.comparison.training.steps.compiler_options(), "xla_backend_optimization_level": 0}
     monkeypatch.setattr(parity.comparison.training.steps, "compiler_options", lambda: options)
 
 
 def compare_plain(config: ViTConfig = PLAIN, steps: int = 3) -> TrainingComparison:
+    """Return the comparison for perturbed weights."""
     return compare_training(config, perturbed_params(config), steps=steps)
 
 
 @pytest.mark.parametrize("name", ["vit_s16", "siglip_b16", "dinov2_s14"])
-def test_fifty_steps_of_a_model_pass_both_gates(name: str) -> None:
+def test_fifty_steps_of_a_model_pass_g0_and_g3(name: str) -> None:
     report = compare_plain(small_config(vit_spec.get(name)), steps=50)
     assert report.passed, report
 
 
-def test_the_rate_clipping_and_decay_of_the_check_all_act() -> None:
-    setting = compare_plain().settings
-    rates = [setting.learning_rate(step) for step in range(50)]
-    assert np.argmax(rates) == setting.warmup - 1
-    assert 0 < setting.clip < math.inf
-    assert setting.weight_decay > 0
+def test_the_default_settings_use_warmup_clipping_and_weight_decay() -> None:
+    settings = compare_plain().settings
+    rates = [settings.learning_rate(step) for step in range(50)]
+    assert np.argmax(rates) == settings.warmup - 1
+    assert 0 < settings.clip < math.inf
+    assert settings.weight_decay > 0
 
 
-def test_training_goes_on_with_the_images_that_are_given() -> None:
+def test_training_on_given_images_reduces_the_loss() -> None:
     report = compare_training(PLAIN, perturbed_params(PLAIN), images=random_images(PLAIN), steps=20)
     losses = report.losses["torch float64"]
     assert report.passed, report
@@ -63,7 +64,7 @@ def test_training_goes_on_with_the_images_that_are_given() -> None:
 
 
 def torch_fault(**changes: Any) -> dict[str, Any]:
-    """The object twin's optimizer, told something else."""
+    """Return a patch that gives the PyTorch twin's optimizer other hyperparameters."""
 
     def faulty(params, learning_rate, **options):
         given = {"learning_rate": learning_rate, **options}
@@ -73,7 +74,7 @@ def torch_fault(**changes: Any) -> dict[str, Any]:
 
 
 def jax_fault(**changes: Any) -> dict[str, Any]:
-    """The functional twin's optimizer, told something else."""
+    """Return a patch that gives the JAX twin's optimizer other hyperparameters."""
 
     def faulty(learning_rate, **options):
         given = {"learning_rate": learning_rate, **options}
@@ -83,7 +84,7 @@ def jax_fault(**changes: Any) -> dict[str, Any]:
 
 
 def faulty_adamw(learning_rate, *, clip, b1, b2, eps, weight_decay, decays, fault):
-    """The functional twin's optimizer with a fault in its lines."""
+    """Return the JAX twin's optimizer with a fault in its formulas."""
 
     def update(grads, state, params):
         t = (state.updates + 1).astype(float)
@@ -119,10 +120,12 @@ def faulty_adamw(learning_rate, *, clip, b1, b2, eps, weight_decay, decays, faul
 
 
 def adamw_fault(fault: str) -> dict[str, Any]:
+    """Return a patch that replaces the JAX twin's optimizer by `faulty_adamw`."""
     return {"vit_jax.optimizer.adamw": partial(faulty_adamw, fault=fault)}
 
 
 def clip_with_epsilon(grads, limit):
+    """Clip like torch.nn.utils.clip_grad_norm_, which adds 1e-6 to the norm."""
     norm = torch.nn.utils.get_total_norm(grads)
     torch.nn.utils.clip_grads_with_norm_([torch.nn.Parameter(g) for g in grads], limit, norm)
     for g in grads:
@@ -133,7 +136,7 @@ def decay_all_weights(config, params):
     return {name: name.endswith("weight") for name in params}
 
 
-FAULTS: dict[str, tuple[dict[str, Any], str]] = {  # what is patched: what must be named
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {  # fault -> the patches, and the piece that must be named
     "no decay": (torch_fault(weight_decay=lambda given: 0.0), "weight decay of patch_embed.proj.weight and 9 more"),
     "half the decay": (jax_fault(weight_decay=lambda given: 0.05), "weight decay of patch_embed.proj.weight and 9 more"),
     "decay of norms": (
@@ -181,18 +184,18 @@ def test_a_fault_in_an_optimizer_is_named(fault: str, monkeypatch: pytest.Monkey
     assert report.verdict.startswith(f"FAIL: optimizer: {piece}, from step 1 on: in {twin} "), report.verdict
 
 
-def test_an_optimizer_that_is_right_is_not_blamed_for_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correct_optimizer_is_not_blamed_for_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     right = vit_torch.ViT
     monkeypatch.setattr(vit_torch, "ViT", lambda config: right(config.replace(norms={"eps": 1e-5})))
     assert [cause.piece.split(" of ")[0] for cause in compare_plain().causes] == ["gradient"]
 
 
-def test_the_rate_of_another_step_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learning_rate_of_another_step_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*next(iter(FAULTS["rate one step early"][0].items())))
     assert compare_plain().verdict.endswith("; that is the rate of step 2")
 
 
-def test_a_fault_that_shows_late_is_dated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_fault_is_reported_with_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def late(given):
         return lambda step: given["learning_rate"](step) * (1.0 if step < 2 else 1.001)
 
@@ -200,7 +203,7 @@ def test_a_fault_that_shows_late_is_dated(monkeypatch: pytest.MonkeyPatch) -> No
     assert compare_plain(steps=5).verdict.startswith("FAIL: optimizer: learning rate, from step 3 on: in torch ")
 
 
-def test_a_coarse_twin_fails_the_gate_of_float32_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounded_gradients_of_one_twin_fail_g3_only(monkeypatch: pytest.MonkeyPatch) -> None:
     right = vit_torch.optimizer.clip_by_global_norm
 
     def coarse(grads, limit):
@@ -208,36 +211,38 @@ def test_a_coarse_twin_fails_the_gate_of_float32_alone(monkeypatch: pytest.Monke
         for g in grads:
             g.copy_(g.bfloat16() if g.dtype == torch.float32 else g)
 
-    # PyTorch's disturbed runs round their gradients alike, so this is no noise of theirs, and JAX does not share it.
+    # PyTorch's perturbed runs round their gradients in the same way, so the rounding does not count as their noise.
     monkeypatch.setattr(vit_torch.optimizer, "clip_by_global_norm", coarse)
     report = compare_plain(steps=10)
     assert (report.same_function, report.is_within_noise) == (True, False)
     assert "in float32" in report.verdict
 
 
-def test_more_runs_show_the_noise_where_few_do_not_explain_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first five nothing is disturbed."""
+def test_more_perturbed_runs_follow_if_a_few_do_not_explain_the_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first five runs are not perturbed."""
 
-    def undisturbed_at_first(course: Any, setting: Any, start: Any, steps: int) -> Any:
-        yield from [_train(make_torch_trainer(course, setting)(start), steps)] * 5
-        yield from _perturbed_runs(course, setting, start, steps)
+    def unperturbed_at_first(task: Any, settings: Any, start: Any, steps: int) -> Any:
+        yield from [_train(make_torch_trainer(task, settings)(start), steps)] * 5
+        yield from _perturbed_runs(task, settings, start, steps)
 
-    monkeypatch.setitem(compare_training.__globals__, "_perturbed_runs", undisturbed_at_first)
+    monkeypatch.setitem(compare_training.__globals__, "_perturbed_runs", unperturbed_at_first)
     report = compare_plain()
     assert report.passed, report
     assert report.perturbed_differences[:5] == (0.0,) * 5 and 5 < len(report.perturbed_differences) <= MAX_PERTURBED_RUNS
     assert f"in {len(report.perturbed_differences)} runs" in str(report)
 
 
-def test_the_noise_of_large_weights_is_what_each_step_rounds_of_them() -> None:
+def test_the_noise_includes_the_rounding_of_large_weights_at_each_step() -> None:
     params = perturbed_params(PLAIN)
-    params["norm"]["scale"][...] *= 1000  # of which a unit in the last place is 6e-5, and a step changes them by 1e-3
+    params["norm"]["scale"][...] *= 1000  # a unit in the last place is 6e-5, and a step changes them by 1e-3
     report = compare_training(PLAIN, params, steps=3)
     assert report.passed, report
     assert report.noise > 100 * compare_plain().noise
 
 
-def test_facts_are_json_that_holds_every_parameter() -> None:
+def test_facts_are_json_with_every_parameter() -> None:
     report = compare_plain(steps=2)
     facts = json.loads(json.dumps(report.facts()))
     assert facts["passed"] and facts["bar"] == FLOAT64_TRAINING_TOLERANCE
@@ -245,11 +250,11 @@ def test_facts_are_json_that_holds_every_parameter() -> None:
     assert all(set(part) == set(vit_torch.ViT(PLAIN).state_dict()) for part in facts["parameters"].values())
 
 
-def test_the_verdict_is_printed_last() -> None:
+def test_the_verdict_is_the_last_line() -> None:
     assert str(compare_plain(steps=2)).splitlines()[-1].startswith("PASS: after 2 steps ")
 
 
-def test_no_steps_are_refused() -> None:
+def test_zero_steps_are_refused() -> None:
     with pytest.raises(InputError, match="steps is 0: give at least 1"):
         compare_plain(steps=0)
 
