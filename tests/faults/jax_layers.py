@@ -132,7 +132,7 @@ FAULTS = [
         part=r"blocks\.0\.attn: heads",
     ),
     _fault(
-        name="softmax normalised over all tokens at once",
+        name="softmax normalized over all tokens at once",
         old="total = weights.sum(-1, keepdims=True)",
         new="total = weights.sum((-2, -1), keepdims=True)",
         part=r"blocks\.0\.attn: (weights|heads)",

@@ -57,11 +57,11 @@ FAULTS = [
         cause="attention reads tokens without a norm",
     ),
     _fault(
-        name="attention added to the normalised tokens",
+        name="attention added to the normalized tokens",
         old="y = self.attn(self.norm1(x), tables)",
         new="x = self.norm1(x)\n        y = self.attn(x, tables)",
         part=r"blocks\.0: sum",
-        cause="attention is added to the normalised tokens",
+        cause="attention is added to the normalized tokens",
     ),
     _fault(
         name="MLP added to the input of the block",

@@ -121,7 +121,7 @@ def timm_registers_covered() -> Golden:
 
 @case
 def timm_qk_norm() -> Golden:
-    """Normalised queries and keys, from a projection without a bias."""
+    """Normalized queries and keys, from a projection without a bias."""
     config = tiny_config(attention={"qk_norm": True, "qkv_bias": "none"})
     return vit("timm_qk_norm", config, qk_norm=True, qkv_bias=False)
 

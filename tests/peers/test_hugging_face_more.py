@@ -77,7 +77,7 @@ def test_a_deit_that_classifies_by_the_class_token_alone_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vit", "dinov2_gated", "clip"])
-def test_transformers_normalises_images_as_the_config_says(tmp_path, name):
+def test_transformers_normalizes_images_as_the_config_says(tmp_path, name):
     case = CASE[name]
     case.model().save_pretrained(tmp_path / "original")
     parity.convert(tmp_path / "original", f"{tmp_path / 'written'}/", case.format)

@@ -22,8 +22,8 @@ from tests.peers.proof import prove
 from vit_spec import InputError
 
 VERSION = importlib.metadata.version("vit-pytorch")
-PLAIN = pytest.mark.skipif(not VERSION.startswith("0."), reason=f"vit-pytorch {VERSION} normalises patches: needs 0.40.2")
-NORMED = pytest.mark.skipif(VERSION.startswith("0."), reason=f"vit-pytorch {VERSION} does not normalise patches: needs 1.0")
+PLAIN = pytest.mark.skipif(not VERSION.startswith("0."), reason=f"vit-pytorch {VERSION} normalizes patches: needs 0.40.2")
+NORMED = pytest.mark.skipif(VERSION.startswith("0."), reason=f"vit-pytorch {VERSION} does not normalize patches: needs 1.0")
 SIZES = {"image_size": (12, 20), "patch_size": 4, "num_classes": 5, "dim": 12, "depth": 2, "heads": 3, "mlp_dim": 18}
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {"vit": (ViT, {"dim_head": 6}), "simple": (SimpleViT, {"dim_head": 4})}
 GIVEN = {"num_heads": 3, "image_size": (12, 20)}
@@ -78,5 +78,5 @@ def test_an_assumption_says_that_no_tokens_are_dropped_because_another_vit_has_t
 @NORMED
 @pytest.mark.parametrize("name", CASES)
 def test_norms_around_the_projection_of_patches_are_refused_with_the_reason(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"to_patch_embedding\.1 and \.3 normalise patches"):
+    with pytest.raises(InputError, match=r"to_patch_embedding\.1 and \.3 normalize patches"):
         parity.load(saved(name, tmp_path), given=GIVEN)

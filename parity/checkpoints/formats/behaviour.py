@@ -11,7 +11,7 @@ deviates from it:
   (youweiliang/evit, evit.py), another kernel than the softmax (TopViT in google-research/google-research,
   topological_transformer/images/topvit.py), or score biases that follow from the distance between tokens.
 - "patch extraction": overlapping patches (facebookresearch/AudioMAE, util/patch_embed.py), or column by column.
-- "use of blocks": blocks that run several times, or weights that are rounded or normalised before they are used.
+- "use of blocks": blocks that run several times, or weights that are rounded or normalized before they are used.
 - "use of positions": a stored table that is not used (ScaleMAE in torchgeo, models/scale_mae.py), or a class token at the
   end of the sequence.
 - "activation of pre_logits": none, in early versions of google-research/big_vision (a note in models/vit.py).

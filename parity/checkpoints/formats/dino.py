@@ -1,7 +1,7 @@
 """DINO's backbone: timm's names, no classifier.  Of a training checkpoint, the teacher is read.
 
 A published backbone has timm's keys and nothing else.  It is read as timm's unless this format is given.  This format
-resamples positions with DINO's offset of 0.1 and normalises pixels by ImageNet's statistics.  Training checkpoints are
+resamples positions with DINO's offset of 0.1 and normalizes pixels by ImageNet's statistics.  Training checkpoints are
 recognised.
 
 Source: facebookresearch/dino 7c446df, vision_transformer.py and main_dino.py.

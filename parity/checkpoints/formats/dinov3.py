@@ -70,7 +70,7 @@ def _read(array: StoredArray) -> Array:
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return how coordinates are normalised, and that periods are recomputed if the file's are rounded.
+    """Return how coordinates are normalized, and that periods are recomputed if the file's are rounded.
 
     For square images, the argument pos_embed_rope_normalize_coords makes no difference.
     """

@@ -16,7 +16,7 @@ CONSTRAINTS: Fields = {
     "attention.scale": (None,),
 }
 
-# eps 1e-6 and exact GELU; the data loaders normalise by ImageNet's mean and standard deviation.
+# eps 1e-6 and exact GELU; the data loaders normalize by ImageNet's mean and standard deviation.
 ASSUMED: Fields = {
     "norms.eps": 1e-6,
     "mlp.activation": "gelu",

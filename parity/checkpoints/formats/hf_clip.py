@@ -1,4 +1,4 @@
-"""The image tower of Hugging Face's CLIP: the normalised class token, with or without a projection to the shared embedding.
+"""The image tower of Hugging Face's CLIP: the normalized class token, with or without a projection to the shared embedding.
 
 CLIPVisionModelWithProjection has `visual_projection`, a matrix without bias; num_classes is the width of the embedding.
 CLIPVisionModel ends before it; the twins compute its `pooler_output`.

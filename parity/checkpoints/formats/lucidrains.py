@@ -1,6 +1,6 @@
 """lucidrains' vit-pytorch: ViT and SimpleViT from before version 1.0.
 
-Since 1.0, patches are normalised before and after their projection, which no other ViT does.  Such files are recognised and
+Since 1.0, patches are normalized before and after their projection, which no other ViT does.  Such files are recognised and
 refused.  A ViT of this library with pool="mean" averages its class token too.  No tensor shows that, and such a model is
 read as one with the class token.
 
@@ -103,7 +103,7 @@ FORMAT = Format(
     tables={"vit": _VIT, "simple": _SIMPLE},
     default_variant=lambda config: "simple" if config.head.pool == "mean" else "vit",
     refused_keys={
-        r"(^|\.)to_patch_embedding\.3\.weight$": "to_patch_embedding.1 and .3 normalise patches around their projection"
+        r"(^|\.)to_patch_embedding\.3\.weight$": "to_patch_embedding.1 and .3 normalize patches around their projection"
     },
     constraints={
         **COMMON_CONSTRAINTS,

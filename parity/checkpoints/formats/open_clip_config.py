@@ -46,7 +46,7 @@ _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {  # any other value makes ano
     "scale_fc": (False,),
 }
 # Fields that act in training only, select outputs, or belong to what `_REQUIRED_VALUES` excludes.  final_ln_after_pool has
-# no effect on a single token: it is normalised alike before and after pooling.
+# no effect on a single token: it is normalized alike before and after pooling.
 _NEUTRAL_FIELDS = frozenset(
     "patch_dropout output_tokens final_ln_after_pool attn_pooler_queries attn_pooler_heads timm_model_pretrained timm_pool "
     "timm_proj timm_proj_bias timm_drop timm_drop_path".split()
@@ -138,7 +138,7 @@ def _eps(options: Any) -> float:
 
 
 def _pixels(whole: Mapping[str, Any]) -> Fields:
-    """Return the fields in `pixels`: mean and standard deviation of the normalisation."""
+    """Return the fields in `pixels`: mean and standard deviation of the normalization."""
     config, found = _preprocess_cfg(whole), {}
     for name, default in (("mean", CLIP.mean), ("std", CLIP.std)):
         values = config.get(name) or list(default)

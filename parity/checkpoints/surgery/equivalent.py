@@ -106,7 +106,7 @@ def drop_key_bias(checkpoint: Checkpoint) -> Changed:
     """Remove the bias of keys; queries and values keep theirs.
 
     A bias b of keys adds q . b to all scores of a query q.  Softmax does not change when the same number is added to all
-    scores, so the function stays the same for every b.  If keys are normalised or rotated after the bias is added, the
+    scores, so the function stays the same for every b.  If keys are normalized or rotated after the bias is added, the
     function depends on b, and b must be zero.
 
     Raises:

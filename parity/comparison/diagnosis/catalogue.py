@@ -32,5 +32,5 @@ def catalogue(trial: Trial) -> list[Hypothesis]:
     Some change nothing in this model; `Hypothesis.apply` returns None for them.
     """
     height, width = trial.images.shape[2:]
-    of_config = config_hypotheses(trial.config, (height, width), trial.normalised_by is not None)
+    of_config = config_hypotheses(trial.config, (height, width), trial.normalized_by is not None)
     return [*of_config, *weight_hypotheses(trial.config), *implementation_hypotheses(trial.config)]

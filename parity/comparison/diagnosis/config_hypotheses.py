@@ -12,7 +12,7 @@ from vit_spec import Pixels, ViTConfig, rows
 from vit_spec.positions import TABLES
 
 EPS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-9, 1e-10)
-KNOWN_PIXELS = {  # statistics that images are normalised by
+KNOWN_PIXELS = {  # statistics that images are normalized by
     "mean 0.5 and std 0.5": Pixels(),
     "ImageNet's": Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
     "CLIP's": Pixels(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)),
@@ -21,14 +21,14 @@ KNOWN_PIXELS = {  # statistics that images are normalised by
 }
 
 
-def config_hypotheses(c: ViTConfig, size: tuple[int, int], normalised: bool) -> Iterator[Hypothesis]:
+def config_hypotheses(c: ViTConfig, size: tuple[int, int], normalized: bool) -> Iterator[Hypothesis]:
     """Yield fields of the config that may be wrong, the likeliest of each kind first.
 
     size: (height, width) of the images.
-    normalised: whether the images were given normalised and not as pixels.
+    normalized: whether the images were given normalized and not as pixels.
     """
     yield from _activation_eps_scale(c)
-    yield from _pixels(c, normalised)
+    yield from _pixels(c, normalized)
     yield from _heads(c)
     yield from _pooling(c)
     yield from _positions(c, size)
@@ -60,26 +60,26 @@ def _activation_eps_scale(c: ViTConfig) -> Iterator[Hypothesis]:
     yield from _field_values("score scale", "attention.scale", scales)
 
 
-def _pixels(c: ViTConfig, normalised: bool) -> Iterator[Hypothesis]:
-    """Yield other normalisation statistics and axis orders of the images; RGB statistics need a model with 3 channels."""
-    wanted, family = c.pixels, "normalisation"
+def _pixels(c: ViTConfig, normalized: bool) -> Iterator[Hypothesis]:
+    """Yield other normalization statistics and axis orders of the images; RGB statistics need a model with 3 channels."""
+    wanted, family = c.pixels, "normalization"
     for what, pixels in KNOWN_PIXELS.items():
         if len(pixels.mean) not in (1, c.in_channels) or pixels == wanted:
             continue
         fields = {"pixels.mean": pixels.mean, "pixels.std": pixels.std}
-        yield Hypothesis(f"images are normalised by {what}", family, fields=fields)
-        if normalised:
-            name = f"these images were normalised by {what} instead of the config's pixels"
-            fix = f"normalise the images by pixels.mean={wanted.mean} and pixels.std={wanted.std}, then compare again"
-            yield Hypothesis(name, family, images=_renormalise(pixels, wanted), manual_fix=fix)
-    twice = _renormalise(Pixels(mean=(0.0,), std=(1.0,)), wanted)
-    yield Hypothesis("images are normalised twice", family, images=twice, manual_fix=NORMALISE_ONCE)
-    if not normalised:
+        yield Hypothesis(f"images are normalized by {what}", family, fields=fields)
+        if normalized:
+            name = f"these images were normalized by {what} instead of the config's pixels"
+            fix = f"normalize the images by pixels.mean={wanted.mean} and pixels.std={wanted.std}, then compare again"
+            yield Hypothesis(name, family, images=_renormalize(pixels, wanted), manual_fix=fix)
+    twice = _renormalize(Pixels(mean=(0.0,), std=(1.0,)), wanted)
+    yield Hypothesis("images are normalized twice", family, images=twice, manual_fix=NORMALIZE_ONCE)
+    if not normalized:
         fields = {
             name: tuple(n / 255 for n in getattr(wanted, name.partition(".")[2])) for name in ("pixels.mean", "pixels.std")
         }
         yield Hypothesis(
-            "images are normalised by statistics for the range 0 to 1, but range from 0 to 255", family, fields=fields
+            "images are normalized by statistics for the range 0 to 1, but range from 0 to 255", family, fields=fields
         )
     if c.image_size[0] == c.image_size[1]:
         fix = "give the images with the height axis before the width axis"
@@ -87,11 +87,11 @@ def _pixels(c: ViTConfig, normalised: bool) -> Iterator[Hypothesis]:
         yield Hypothesis(name, "image axes", images=lambda images: images.swapaxes(2, 3), manual_fix=fix)
 
 
-NORMALISE_ONCE = "normalise the images only once in the code that made the expected outputs"
+NORMALIZE_ONCE = "normalize the images only once in the code that made the expected outputs"
 
 
-def _renormalise(was: Pixels, to: Pixels) -> Callable[[Array], Array]:
-    """Return the function that takes images normalised by `was` and normalises them by `to` instead."""
+def _renormalize(was: Pixels, to: Pixels) -> Callable[[Array], Array]:
+    """Return the function that takes images normalized by `was` and normalizes them by `to` instead."""
 
     def change(images: Array) -> Array:
         changed: Array = (images * _per_channel(was.std) + _per_channel(was.mean) - _per_channel(to.mean)) / _per_channel(
@@ -160,7 +160,7 @@ def _positions(c: ViTConfig, size: tuple[int, int]) -> Iterator[Hypothesis]:
 def _removable_parts(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield parts of the model that the reference model lacks, or shares between both halves of a block."""
     if "blocks.attn.q_norm.weight" in rows(c):
-        yield Hypothesis("queries and keys are not normalised", "norm of queries", fields={"attention.qk_norm": False})
+        yield Hypothesis("queries and keys are not normalized", "norm of queries", fields={"attention.qk_norm": False})
     if c.norms.before_blocks:
         fields = {"norms.before_blocks": False}
         yield Hypothesis("there is no norm ahead of the blocks", "norm ahead of the blocks", fields=fields)

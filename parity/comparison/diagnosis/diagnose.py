@@ -95,12 +95,12 @@ def diagnose_against(
     a.grid_of(*b.image_size)
     images = noise_images(b, seed, NOISE_IMAGES).transpose(0, 3, 1, 2).astype(np.float64)
     images_only = Expected(images, True, np.zeros((NOISE_IMAGES, 1)), "float64")
-    other_trial = replace(_make_trial(other, images_only), normalised_by=b.pixels)
+    other_trial = replace(_make_trial(other, images_only), normalized_by=b.pixels)
     references = intermediates(other_trial)
     logits = references.pop("logits")
     dtype = "float64" if other_trial.weights["patch_embed.proj.weight"].dtype == np.float64 else narrowest_dtype(logits)
     expected = Expected(images, True, logits, dtype, references)
-    trial = replace(_make_trial(checkpoint, expected), normalised_by=a.pixels)
+    trial = replace(_make_trial(checkpoint, expected), normalized_by=a.pixels)
     fields = tuple(f"{n} is {a.at(n)!r}, and {b.at(n)!r} in the other checkpoint" for n in FIELDS if a.at(n) != b.at(n))
     lines = (*fields, *parameter_differences(trial, other_trial, catalogue(trial)))
     result = _diagnose(checkpoint, trial, expected, source or CommandLineSource(), progress, pairs)
@@ -119,7 +119,7 @@ def _make_trial(checkpoint: Checkpoint, expected: Expected) -> Trial:
     config = checkpoint.config
     dtype = np.float32 if count(config) > FLOAT32_PARAMETERS else np.float64
     weights = {name: to_float64(parameter(checkpoint, name)).astype(dtype, copy=False) for name in rows(config)}
-    return Trial(config, weights, expected.images, config.pixels if expected.is_normalised else None)
+    return Trial(config, weights, expected.images, config.pixels if expected.is_normalized else None)
 
 
 def _diagnose(

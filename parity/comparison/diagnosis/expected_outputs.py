@@ -31,8 +31,8 @@ INTERMEDIATE_NAME = re.compile(
 class Expected:
     """Images and the outputs of the reference model for them.
 
-    images: (B, C, H, W), float64, in [0, 1] or normalised.
-    is_normalised: whether the images are normalised.
+    images: (B, C, H, W), float64, in [0, 1] or normalized.
+    is_normalized: whether the images are normalized.
     logits: float64, (B, num_classes), or the shape that the config's head gives.
     dtype: the narrowest dtype that represents every entry of the logits exactly.
     intermediates: by their names in `vit_torch.intermediates`.
@@ -41,7 +41,7 @@ class Expected:
     """
 
     images: Array = field(repr=False)
-    is_normalised: bool
+    is_normalized: bool
     logits: Array = field(repr=False)
     dtype: str
     intermediates: dict[str, Array] = field(default_factory=dict, repr=False)
@@ -75,7 +75,7 @@ class Expected:
 def read_expected_outputs(path: str | Path, config: ViTConfig) -> Expected:
     """Read an .npz file of `images` and `logits`.
 
-    Images are (B, H, W, C) or (B, C, H, W).  They are pixels if they are uint8 or all in [0, 1], and normalised otherwise.
+    Images are (B, H, W, C) or (B, C, H, W).  They are pixels if they are uint8 or all in [0, 1], and normalized otherwise.
     Arrays with the name of an intermediate of the twins become `intermediates`; other arrays are ignored and listed in
     `remarks`.
 
@@ -171,13 +171,13 @@ def expected_outputs(images: Any, logits: Any, config: ViTConfig, intermediates:
         raise InputError(f"logits have shape {outputs.shape}: expected {config.num_classes} per image, as the model gives")
     if not outputs.any():
         raise InputError("logits are all zero, so no comparison is possible: give the outputs of a model")
-    is_normalised = not (pixels.min(initial=0) >= 0 and pixels.max(initial=0) <= 1)
+    is_normalized = not (pixels.min(initial=0) >= 0 and pixels.max(initial=0) <= 1)
     checked = {name: _check_intermediate(name, array, len(pixels)) for name, array in (intermediates or {}).items()}
-    kind = "normalised" if is_normalised else "pixels"
+    kind = "normalized" if is_normalized else "pixels"
     all_remarks = (f"images are {kind}", *remarks)
     return Expected(
         pixels,
-        is_normalised,
+        is_normalized,
         outputs.astype(np.float64),
         narrowest_dtype(outputs),
         checked,

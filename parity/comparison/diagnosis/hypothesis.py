@@ -59,8 +59,8 @@ class Trial:
     """A model and its input images.
 
     weights: float64, or float32 for large models.
-    images: (B, C, H, W), in [0, 1] or normalised.
-    normalised_by: the statistics that the images were normalised by; None if the images are pixels in [0, 1].
+    images: (B, C, H, W), in [0, 1] or normalized.
+    normalized_by: the statistics that the images were normalized by; None if the images are pixels in [0, 1].
     patches: changes of the PyTorch twin, in the order in which they are applied.
     rounding: the computations in lower precision; see `Runner` for the values.
     blocks_key: names of all changes before the final norm; trials with equal keys share the cached output of the blocks.
@@ -69,7 +69,7 @@ class Trial:
     config: ViTConfig
     weights: Weights = field(repr=False)
     images: Array = field(repr=False)
-    normalised_by: Pixels | None
+    normalized_by: Pixels | None
     patches: tuple[Patch, ...] = ()
     rounding: str = ""
     blocks_key: tuple[str, ...] = ()
@@ -245,13 +245,13 @@ def _weightless_model(config: ViTConfig, dtype: str | None, attention: Any) -> A
 
 
 def model_inputs(trial: Trial, model: Any) -> "torch.Tensor":
-    """Return the images of a trial, (B, C, H, W), normalised as its config requires, in the dtype of the model."""
+    """Return the images of a trial, (B, C, H, W), normalized as its config requires, in the dtype of the model."""
     import torch
 
     images, wanted = trial.images, trial.config.pixels
-    if trial.normalised_by is not None and trial.normalised_by != wanted:
-        images = images * _per_channel(trial.normalised_by.std) + _per_channel(trial.normalised_by.mean)
-    if trial.normalised_by != wanted:
+    if trial.normalized_by is not None and trial.normalized_by != wanted:
+        images = images * _per_channel(trial.normalized_by.std) + _per_channel(trial.normalized_by.mean)
+    if trial.normalized_by != wanted:
         images = (images - _per_channel(wanted.mean)) / _per_channel(wanted.std)
     return torch.from_numpy(np.ascontiguousarray(images)).to(model.patch_embed.proj.weight.dtype)
 

@@ -17,7 +17,7 @@ IN_BLOCK = re.compile(r"in block (\d+) alone, (.*)")
 
 def repairable_causes(c: ViTConfig) -> dict[str, Hypothesis]:
     """Return, by name, the causes that a change of the weights or of the config repairs."""
-    hypotheses = [*config_hypotheses(c, c.image_size, normalised=False), *weight_hypotheses(c)]
+    hypotheses = [*config_hypotheses(c, c.image_size, normalized=False), *weight_hypotheses(c)]
     return {hypothesis.name: hypothesis for hypothesis in hypotheses if not hypothesis.images}
 
 

@@ -76,7 +76,7 @@ def swapped_halves_with_norms(block: Any, x: Any, tables: Any) -> Any:
 def residual(first: str, second: str) -> Forward:
     """Return the forward pass of a block with other residual additions after attention (first) and after the MLP (second).
 
-    The term to add is "x", the usual one; "norm", the normalised x; "none"; "double", 2 x; or "start", the input of the
+    The term to add is "x", the usual one; "norm", the normalized x; "none"; "double", 2 x; or "start", the input of the
     block (second only).
     """
 
@@ -149,12 +149,12 @@ def replace_norm_forward(forward: Callable[[Any, Any], Any], suffix: str | tuple
 
 
 def unbiased_variance(norm: Any, x: Any) -> Any:
-    """Normalise with the variance divided by n - 1."""
+    """Normalize with the variance divided by n - 1."""
     return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=1, keepdim=True) + norm.eps).sqrt()
 
 
 def std_plus_eps(norm: Any, x: Any) -> Any:
-    """Normalise with eps added to the standard deviation."""
+    """Normalize with eps added to the standard deviation."""
     return (x - x.mean(-1, keepdim=True)) / (x.std(-1, correction=0, keepdim=True) + norm.eps)
 
 

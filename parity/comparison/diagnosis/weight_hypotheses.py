@@ -156,7 +156,7 @@ def _patch_order(c: ViTConfig) -> Iterator[Hypothesis]:
     yield Hypothesis("channels come in reverse, BGR", "channel order", edits=(reverse,))
     reversed_pixels = {f"pixels.{name}": getattr(c.pixels, name)[::-1] for name in ("mean", "std")}
     if reversed_pixels != {"pixels.mean": c.pixels.mean, "pixels.std": c.pixels.std}:
-        name = "channels come in reverse, BGR, before the normalisation"
+        name = "channels come in reverse, BGR, before the normalization"
         yield Hypothesis(name, "channel order", fields=reversed_pixels, edits=(reverse,))
 
 

@@ -199,7 +199,7 @@ def test_a_mean_that_is_not_a_number_is_refused(tmp_path, mean):
         parity.load(path, given=HEADS)
 
 
-def test_images_that_are_not_normalised_have_mean_zero_and_std_one(tmp_path):
+def test_images_that_are_not_normalized_have_mean_zero_and_std_one(tmp_path):
     path = file_without_metadata(tmp_path, CONFIGS["hf-vit"], "hf-vit")
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_normalize": False, "image_mean": [0.1]}))
     config = parity.load(path, given=HEADS).config

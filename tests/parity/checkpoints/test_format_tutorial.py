@@ -30,7 +30,7 @@ def torch_logits(checkpoint: parity.Checkpoint, images: np.ndarray) -> np.ndarra
     model = vit_torch.ViT(checkpoint.config).eval()
     model.load_state_dict(parity.to_torch(checkpoint))
     with torch.no_grad():
-        return model(torch.tensor(normalise(images).transpose(0, 3, 1, 2))).numpy()
+        return model(torch.tensor(normalize(images).transpose(0, 3, 1, 2))).numpy()
 
 
 def jax_logits(checkpoint: parity.Checkpoint, images: np.ndarray) -> np.ndarray:
@@ -40,10 +40,10 @@ def jax_logits(checkpoint: parity.Checkpoint, images: np.ndarray) -> np.ndarray:
 
     model = vit_jax.ViT(checkpoint.config)
     with jax.default_device(jax.devices("cpu")[0]), jax.default_matmul_precision("highest"):
-        return np.asarray(jax.jit(model.apply)({"params": parity.to_jax(checkpoint)}, normalise(images)))
+        return np.asarray(jax.jit(model.apply)({"params": parity.to_jax(checkpoint)}, normalize(images)))
 
 
-def normalise(images: np.ndarray) -> np.ndarray:
+def normalize(images: np.ndarray) -> np.ndarray:
     return ((images / 255 - 0.5) / 0.5).astype(np.float32)
 
 

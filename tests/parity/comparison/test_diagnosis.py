@@ -91,7 +91,7 @@ FIELDS: dict[str, tuple[ViTConfig, dict[str, Any]]] = {
     "LayerNorm eps": (PLAIN, {"norms": {"eps": 1e-3}}),
     "score scale": (PLAIN, {"attention": {"scale": 0.25}}),
     "number of heads": (PLAIN, {"num_heads": 4}),
-    "normalisation": (PLAIN, {"pixels": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}}),
+    "normalization": (PLAIN, {"pixels": {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}}),
     "pooling": (PLAIN, {"head": {"pool": "mean"}}),
     "norm around the pooling": (PLAIN, {"norms": {"after_blocks": False}}),
     "shared norm": (PLAIN, {"norms": {"shared_norm": True}}),
@@ -302,7 +302,7 @@ def test_outputs_in_bfloat16_match_and_the_rounding_is_named() -> None:
 
 PAIRS: dict[tuple[str, str], tuple[ViTConfig, Change | None]] = {
     ("activation", "LayerNorm eps"): (PLAIN.replace(mlp={"activation": "gelu_tanh"}, norms={"eps": 1e-3}), None),
-    ("normalisation", "order of q, k, v"): (PLAIN.replace(pixels={"mean": (0.0,), "std": (1.0,)}), _swap_q_and_k),
+    ("normalization", "order of q, k, v"): (PLAIN.replace(pixels={"mean": (0.0,), "std": (1.0,)}), _swap_q_and_k),
     ("channel order", "pooling"): (MEAN, _change_tensors("patch_embed.proj.weight", lambda w: w.flip(1))),
 }
 
@@ -621,7 +621,7 @@ VALID_ARRAYS = {"images": uint8_images(), "logits": np.ones((8, 5), np.float32)}
 
 def test_an_npz_file_is_read(tmp_path: Path) -> None:
     outputs = read_expected_outputs(write_npz(tmp_path, **VALID_ARRAYS, labels=np.zeros(8, int)), PLAIN)
-    assert (outputs.images.shape, outputs.is_normalised) == ((8, 3, *PLAIN.image_size), False)
+    assert (outputs.images.shape, outputs.is_normalized) == ((8, 3, *PLAIN.image_size), False)
     assert outputs.remarks[-1] == "labels in expected.npz: ignored"
 
 
