@@ -1,5 +1,6 @@
 """A user package that hides a package of this project is named in an error."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,19 @@ def test_a_user_package_of_the_same_name_is_named(tmp_path: Path, name: str) -> 
     done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True)
     message = f"{tmp_path / name} is imported as 'parity' instead of the package of twin-vision-transformers: rename it, or"
     assert message in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("module", ["train.jax", "train.predict", "train.evaluate"])
+def test_a_command_reports_it_in_one_line(tmp_path: Path, module: str) -> None:
+    (tmp_path / "parity.py").touch()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: {tmp_path / 'parity.py'} is imported as 'parity' instead of the package of twin-vision-transformers: "
+        "rename it, or start Python in another folder\n"
+    )
 
 
 def test_packages_of_this_project_pass() -> None:
