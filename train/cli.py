@@ -3,22 +3,20 @@
 The imports here are fast; a framework is imported when a run starts.
 """
 
-import contextlib
-import io
 import os
-import re
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import cleandoc
-from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING
 
+from parity.__main__ import Parser
 from parity.terminal import print_error
 from train.loop.request import Request
 from train.recipes import RECIPES, REQUIRE_INIT, DataInfo, Recipe
+from train.recipes.flags import HelpFormatter, add_flags, apply_flags
 from vit_spec import InputError, nearest
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ EXTRAS = {"jax": "jax", "jaxlib": "jax", "flax": "jax", "optax": "jax", "chex": 
 }
 BAD_INPUT = 2
 INTERRUPTED = 130  # the exit status that shells give a program ended by Ctrl-C
-OWN_FLAGS = ("--config", "--list", "--plan", "--dry-run", "--help")  # flags that tyro does not know
 DIGITS = DataInfo(images=1438, channels=1, size=(8, 8))  # the default data set
 
 
@@ -130,35 +127,39 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
 
     Values of `--model.changes` are added to those of the recipe.
     """
-    import tyro
-
-    description = (
-        f"Train a Vision Transformer. The recipe is {name}; --config NAME selects another, --list lists all of them.\n"
-        "Every field below can be changed. Defaults depend on the data; those shown are for the digits.\n"
-        "--dry-run runs one step and one evaluation on one batch, and saves nothing.\n"
-        "--plan 64x80GiB estimates what the run needs on 64 devices of 80 GiB, and whether it fits.\n"
-        "--plan 64x80GiB@989TFLOPs,40%,450GB/s,data=50GB/s also estimates the time, from the peak FLOP/s of a device,\n"
-        "the fraction of it that is reached, and the bandwidth along mesh axes. Neither devices nor data need exist.\n\n"
-        # tyro joins consecutive lines into a paragraph: each command becomes one of its own
-        + _docstring(name).replace("\npython -m", "\n\npython -m")
+    parser = Parser(
+        prog=f"python -m {module}",
+        usage="%(prog)s [--config NAME] [OPTIONS]",
+        description=_docstring(name),
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
     )
-    stderr = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(stderr):
-            prog = f"python -m {module} [--config NAME]"
-            changed = tyro.cli(Recipe, prog=prog, args=arguments, default=recipe, description=description)
-    except SystemExit as leaving:
-        if leaving.code:
-            raise InputError(_parser_error(stderr.getvalue())) from None
-        raise
-    flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments if argument.startswith("--")}
+    command = parser.add_argument_group(
+        "command", "Defaults of the options below depend on the data; those shown are for the digits."
+    )
+    # `main` and `parse_request` have removed these flags; here they are for the help, and for suggestions of similar flags.
+    command.add_argument("--config", metavar="NAME", help=f"the recipe; here {name}")
+    command.add_argument("--list", action="store_true", help="list all recipes")
+    command.add_argument(
+        "--dry-run", action="store_true", help="run one step and one evaluation on one batch, and save nothing"
+    )
+    command.add_argument(
+        "--plan",
+        metavar="DEVICES",
+        help="estimate what the run needs, and whether it fits, on devices such as 64x80GiB; "
+        "64x80GiB@989TFLOPs,40%%,450GB/s,data=50GB/s also estimates the time, from the peak FLOP/s of a device, the "
+        "fraction of it that is reached, and the bandwidth along mesh axes; neither devices nor data need exist",
+    )
+    add_flags(parser, recipe)
+    given = vars(parser.parse_args([_hyphenated(argument) for argument in arguments]))
+    changed = apply_flags(recipe, given)
     model, own_changes = changed.model, recipe.model.changes
     if changed.init is not None:  # the model is that of the weights
-        if "--model.name" in flags:
+        if "model.name" in given:
             raise InputError("--model.name cannot be used with --init, whose weights have their own model: leave out one")
         own_changes = tuple(change for change in own_changes if change.startswith("regularisation."))
-        model = model if "--model.image-size" in flags else replace(model, image_size=None)
-    more_changes = model.changes if "--model.changes" in flags else ()
+        model = model if "model.image_size" in given else replace(model, image_size=None)
+    more_changes = model.changes if "model.changes" in given else ()
     return replace(changed, model=replace(model, changes=(*own_changes, *more_changes)))
 
 
@@ -175,25 +176,11 @@ def _take_flag(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[st
     return value, rest
 
 
+def _hyphenated(argument: str) -> str:
+    """Return a flag with hyphens for underscores, so that --batch_size is --batch-size; any other argument unchanged."""
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else argument
+
+
 def _docstring(name: str) -> str:
     return cleandoc(RECIPES[name].__doc__ or "")
-
-
-def _parser_error(text: str) -> str:
-    """Return the error that tyro prints, in one line, with the nearest flag.
-
-    tyro prints the error between the first two horizontal lines of a box, and below it help or the nearest flag.
-    """
-    lines = [line.strip("│ ") for line in text.strip("\n").splitlines()[1:-1]]  # without the upper and lower edge
-    inside = dropwhile(_is_box_line, lines)
-    error = " ".join(takewhile(lambda line: not _is_box_line(line) and not line.startswith("Got errors"), inside))
-    error = re.sub(r"^Error parsing [\w.]+: ", "", " ".join(error.split())).rstrip(".")
-    near = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", "\n".join(lines))
-    unknown = re.match(r"Unrecognized options: (--[\w.-]+)", error)
-    own = nearest(unknown[1], OWN_FLAGS) if unknown else ""
-    return f"{error}{f'; did you mean {near[1]!r}?' if near else own}; --help explains every field"
-
-
-def _is_box_line(line: str) -> bool:
-    """Whether a line is a horizontal line of tyro's box; tyro draws with ASCII dashes if the terminal has only those."""
-    return bool(line) and set(line) <= {"-", "─"}

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("tyro")
 pytest.importorskip("grain")
 
 from tests import ROOT
