@@ -23,7 +23,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Return `parity.assert_parity`, which also verifies the golden file of the test if it exists, or records it."""
+    """Return a function like `parity.assert_parity` that also verifies the golden file of the test, if there is one.
+
+    With --parity-record it writes the golden file instead, and replaces an existing one.
+    """
     from vit_spec import InputError
     from vit_spec.shadowing import check_not_shadowed
 
@@ -53,6 +56,6 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 def _golden_path(file: Path, test: str, call: int) -> Path:
-    """Return the path of the golden file of a test's call of the fixture; calls count from 0."""
+    """Return the path of the golden file for one call of the fixture in a test; calls are counted from 0."""
     name = re.sub(r"[^\w.=,\[\]-]", "_", f"{file.stem}.{test}")
     return file.parent / FOLDER / f"{name}{f'.{call}' if call else ''}.npz"

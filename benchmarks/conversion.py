@@ -1,13 +1,14 @@
 """Speed and memory of a conversion, compared with `cp` of the same file.
 
-    python -m benchmarks.conversion                     # ViT-g, 4 GB: both directions between the twins, several runs
-    python -m benchmarks.conversion --sparse            # ViT-22B, 87 GB of zeros in a sparse file
-    python -m benchmarks.conversion --sparse --depth 16 # 16 of its blocks, so that the result fits on the disk
+    python -m benchmarks.conversion                      # ViT-g, 4 GB: both directions between the twins, several runs
+    python -m benchmarks.conversion --model vit_l16      # another model
+    python -m benchmarks.conversion --sparse             # ViT-22B, 89 GB of zeros in a sparse file
+    python -m benchmarks.conversion --sparse --depth 20  # 20 of its 48 blocks, so that the result fits on the disk
 
-The figures are those of docs/measurements/conversion.md.  The source is in the page cache in both cases.  Runs alternate
-`cp` and the conversion, and each ratio is between neighbouring runs.  Memory is the peak of the process's anonymous memory,
-sampled every three milliseconds, minus that of the interpreter with its imports; pages of mapped files are not counted.
-The limit is twice the largest tensor of a block, plus 128 MiB.
+It prints the figures of the table "Speed and memory" of docs/measurements/conversion.md.  The source is in the page cache
+for `cp` and for the conversion.  Their runs alternate, and each ratio is between neighbouring runs.  Memory is the peak of
+the process's anonymous memory, sampled every three milliseconds, minus that of the interpreter with its imports; pages of
+mapped files are not counted.  The limit is twice the largest tensor of a block, plus 128 MiB.
 """
 
 import argparse
@@ -40,9 +41,9 @@ def anonymous_bytes() -> int:
 
 
 def write_source(path: Path, config: ViTConfig) -> None:
-    """Write a checkpoint of random bits in the torch format: the same 16 MiB again and again."""
-    column = get_format("torch").layouts(config)
-    shapes = {key: layout.shape(config.sizes) for layout in column.values() for key in layout.keys(config.sizes)}
+    """Write a checkpoint in the torch format, whose weights repeat the same 16 MiB of random bits."""
+    layouts = get_format("torch").layouts(config)
+    shapes = {key: layout.shape(config.sizes) for layout in layouts.values() for key in layout.keys(config.sizes)}
     specs = {key: ArraySpec(shape, np.dtype(np.float32)) for key, shape in shapes.items()}
     noise = np.random.default_rng(0).integers(0, 2**32, 1 << 22, np.uint32).view(np.float32)
     container = get("safetensors")
@@ -94,6 +95,7 @@ def convert_and_measure(path: Path, target: Path, to: str) -> None:
 
 
 def format_spread(values: list[float]) -> str:
+    """Return the median and range as text."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
@@ -102,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="named model; default: vit_g14, or vit_22b14 with --sparse")
     parser.add_argument("--sparse", action="store_true", help="convert a sparse file: measures memory, not speed")
-    parser.add_argument("--depth", type=int, help="number of blocks; default: that of the model")
+    parser.add_argument("--depth", type=int, help="number of blocks; default: all blocks of the model")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="folder to write to; default: the system's folder for temporary files")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)

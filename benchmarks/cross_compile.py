@@ -1,13 +1,15 @@
-"""Compile the training step for GPUs or TPUs that this machine does not have, and compare it with the memory estimate.
+"""Memory and transfers of the training step, compiled for GPUs or TPUs that are not present, compared with the estimate.
 
-    python -m benchmarks.cross_compile h200.txtpb       for eight GPUs of the kind that the file describes
-    python -m benchmarks.cross_compile v5e:2x4          for the eight chips of a TPU topology
+    python -m benchmarks.cross_compile h200.txtpb       # for eight GPUs of the kind that the file describes
+    python -m benchmarks.cross_compile v5e:2x4          # for the eight chips of a TPU topology
 
-It prints the tables of docs/measurements/training.md.  Nothing runs, so no times are measured.  The tables show that XLA
-compiles the step for those devices, on GPUs with cuDNN's attention, and the memory and the transfers of the program.  GPUs
-need JAX's plugin (jax-cuda13-plugin and jax-cuda13-pjrt, both of JAX's version, and nvidia-cudnn-cu13) and CUDA's ptxas;
-XLA's sources contain a description of each kind of GPU, in xla/backends/gpu/target_config/specs.  TPUs need the libtpu that
-JAX's extra "tpu" names.
+It prints the tables "Compiled for GPUs and TPUs" of docs/measurements/training.md.  Nothing runs, so no times are measured.
+The tables show that XLA compiles the step for those devices, whether it uses cuDNN's attention, and the memory and the
+transfers of the program.
+
+GPUs need JAX's plugin (jax-cuda13-plugin and jax-cuda13-pjrt, both of JAX's version, and nvidia-cudnn-cu13) and CUDA's
+ptxas.  XLA's sources contain a description of each kind of GPU, in xla/backends/gpu/target_config/specs.  TPUs need the
+libtpu that JAX's extra "tpu" names.
 """
 
 import argparse
@@ -23,7 +25,7 @@ DEVICES = 8
 
 
 def devices_of(text: str) -> list[Any]:
-    """Return eight GPUs as the file `text` describes them, or the chips of the TPU topology `text`."""
+    """Return eight GPUs of the kind that the file `text` describes, or the chips of the TPU topology `text`."""
     from jax.experimental.topologies import get_topology_desc
 
     if Path(text).is_file():
@@ -101,7 +103,7 @@ def format_row(devices: list[Any], model: str, images: int, mesh: str, remat: st
 
 
 def main() -> None:
-    """Print the table, each row as soon as it is measured."""
+    """Print the table, each row as soon as it is compiled."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("devices", metavar="FILE|TOPOLOGY")
     parser.add_argument("meshes", nargs="*", default=MESHES, metavar="MESH")

@@ -4,10 +4,12 @@
     python -m benchmarks.faults --only layers    # only mistakes whose file or name contains this
     python -m benchmarks.faults --configs 20     # fewer random configs
 
-Each mistake is planted separately in a copy of a twin, a format's column or an optimizer.  `check` must fail and name the
-part.  `diagnose` then gets the correct weights and the wrong outputs; if the cause is in its catalogue, it must name it
-first.  After that, correct twins are checked on random configs, weights and images, forward and backward, in float64 and
-float32: no check may fail.  Wrong answers are printed in bold.
+It prints the figures of docs/measurements/planted_faults.md.
+
+Each mistake is planted separately in a copy of a twin, a format or an optimizer.  `check` must fail and name the part.
+`diagnose` then gets the correct weights and the wrong outputs; if the cause is in its catalogue, it must name it first.
+After that, correct twins are checked on random configs, weights and images, forward and backward, in float64 and float32:
+no check may fail.  Wrong answers are printed in bold.
 """
 
 import argparse
@@ -44,7 +46,7 @@ def initialise_worker(folder: str) -> None:
 
 
 def evaluate_fault(fault: Fault) -> tuple[str, Outcome]:
-    """Return a row of the table, and the outcome."""
+    """Plant a fault, and return its row of the table and the outcome."""
     report = run_check(fault)
     is_part_right, cause, answer = names_part(fault, report), None, "not in its catalogue"
     if fault.cause:
@@ -78,7 +80,7 @@ def _share(flags: list[bool | None]) -> str:
 
 
 def random_cases(count: int, seed: int) -> list[Case]:
-    """Return random configs with seeds; the same `seed` gives the same ones."""
+    """Return random configs, each with a random seed; the same `seed` gives the same cases."""
     cases: list[Case] = []
     settings = hypothesis.settings(
         max_examples=count,
@@ -93,23 +95,23 @@ def random_cases(count: int, seed: int) -> list[Case]:
 
 
 def false_alarm(case: Case) -> str:
-    """Check correct twins; return the failure, or "" if the check passes."""
+    """Check correct twins, and return a description of the failure, or "" if the check passes."""
     config, seed = case
     size = (config.patch_size[0] * 4, config.patch_size[1] * 2)
     report = compare(config, perturbed_params(config, seed), images=random_images(config, size, seed), xla_options=QUICK)
     return "" if report.passed else f"seed {seed}, {config.to_json()}\n  {report.verdict}"
 
 
-def print_false_alarms(models: list[Case], pool: Executor) -> None:
-    """Check correct twins, and print every failure and their number."""
+def print_false_alarms(cases: list[Case], pool: Executor) -> None:
+    """Check correct twins; print every failure, and the number of failures."""
     count = 0
-    for number, alarm in enumerate(pool.map(false_alarm, models), 1):
+    for number, alarm in enumerate(pool.map(false_alarm, cases), 1):
         count += bool(alarm)
         if alarm:
             print(f"false alarm: {alarm}", flush=True)
         if number % 10 == 0:
-            print(f"{number} of {len(models)} random configs, {count} false alarms", file=sys.stderr, flush=True)
-    print(f"Of {len(models)} random configs and seeds, {count} were false alarms.")
+            print(f"{number} of {len(cases)} random configs, {count} false alarms", file=sys.stderr, flush=True)
+    print(f"Of {len(cases)} random configs and seeds, {count} were false alarms.")
 
 
 def main() -> None:

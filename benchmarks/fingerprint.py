@@ -1,8 +1,8 @@
-"""The time to compute the fingerprint of a data set of many files, compared with listing them.
+"""Time to compute the fingerprint of a data set of many files, compared with the time to list the files.
 
-Run `python -m benchmarks.fingerprint [--files 100000] [--runs 5]`; it prints the table of docs/measurements/training.md.
-It writes files of 20 kB to 100 class folders in a temporary folder.  Times are processor time, with the files in the page
-cache.
+Run `python -m benchmarks.fingerprint [--files 100000] [--runs 5]`.  It prints the table "Data fingerprint" of
+docs/measurements/training.md.  It writes files of 20 kB to 100 class folders in a temporary folder.  Times are processor
+time, with the files in the page cache.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def write_files(root: Path, count: int) -> None:
 
 
 def make_dataset(root: Path) -> Dataset:
-    """Return the files as a data set; they cannot be decoded."""
+    """Return the files as a data set.  Their random bytes cannot be decoded as images."""
     paths = list(walk_files(str(root), SUFFIXES))
     train = make_examples(ImageFiles(root, paths), np.zeros(len(paths), np.int64))
     return Dataset(train, train.take(range(10)), "classes", ("a",), 3, None, ())
@@ -55,16 +55,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--runs", type=int, default=5)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        write_files(Path(folder), given.files)
+        write_files(Path(folder), args.files)
         data = make_dataset(Path(folder))
-        size = given.files * SIZE / 2**20
-        print(f"{given.files:,} files, {size:,.0f} MiB; {len(os.sched_getaffinity(0))} cores\n")
+        size = args.files * SIZE / 2**20
+        print(f"{args.files:,} files, {size:,.0f} MiB; {len(os.sched_getaffinity(0))} cores\n")
         print("| what | time |\n| --- | --- |")
-        print_time("listing the files", lambda: list(walk_files(folder, SUFFIXES)), given.runs)
-        print_time("`--compare-data sample`", lambda: Fingerprint.compute(data), given.runs)
-        print_time("`--compare-data all`", lambda: Fingerprint.compute(data, every_byte=True), given.runs)
+        print_time("listing the files", lambda: list(walk_files(folder, SUFFIXES)), args.runs)
+        print_time("`--compare-data sample`", lambda: Fingerprint.compute(data), args.runs)
+        print_time("`--compare-data all`", lambda: Fingerprint.compute(data, every_byte=True), args.runs)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Test gates G0 and G1 on models at full size, with XLA's CPU matrix-kernel fusion on and off.
+"""Gates G0 and G1 on models at full size, with XLA's CPU matrix-kernel fusion on and off.
 
-Run `python -m benchmarks.full_size [MODEL ...]`; it prints the table of docs/measurements/parity.md.  Weights are those of
-an initialised model with noise on every entry.  The two images are a brightness gradient with noise.  Every tensor of
-`parity.compare` is tested.
+G0 tests that the twins compute the same function in float64, G1 that they are equally accurate in float32.
+
+Run `python -m benchmarks.full_size [MODEL ...]`.  It prints the table "Full size" of docs/measurements/parity.md.  Weights
+are those of an initialized model with noise on every entry.  The two images are a brightness gradient with noise.  Every
+tensor that `parity.compare` measures is tested.
 """
 
 import platform
@@ -22,9 +24,9 @@ def table_row(name: str, fusion: str, report: Report) -> str:
     forward = [m for m in report.measures if not m.name.startswith(GRADIENT_OF) and m.name != "gradient"]
     gradients = [m for m in report.measures if m.name.startswith(GRADIENT_OF)]
     logits = next(m for m in report.measures if m.name == "logits")
-    whole = report.measures[-1]
+    whole_gradient = report.measures[-1]
     worst = [f"{max(m.difference for m in measures):.1e}" for measures in (forward, gradients)]
-    sides = [[getattr(m, side).relative_rms(m.scale) for side in ("jax", "torch")] for m in (logits, whole)]
+    sides = [[getattr(m, side).relative_rms(m.scale) for side in ("jax", "torch")] for m in (logits, whole_gradient)]
     pairs = [f"{jax:.1e} / {torch:.1e}" for jax, torch in sides]
     verdict = "PASS" if report.passed else report.verdict
     return f"| {name} | {fusion} | {' | '.join(worst)} | {' | '.join(pairs)} | {len(report.measures)} | {verdict} |"

@@ -1,12 +1,13 @@
-"""Fuzz the readers: every damaged or hostile file must be read, or refused in one line, in little time and memory.
+"""Fuzz test of the checkpoint readers: each damaged file must be read, or refused in one line, in little time and memory.
 
     python -m benchmarks.fuzz --seconds 600
 
-The figures are those of docs/measurements/conversion.md.  Small valid files of every container are mutated: bits are
-flipped; bytes are replaced, removed, duplicated, zeroed or taken from another file; lengths are set to extremes.  Each file
-is opened, read in full and converted.  So are .pth files with random pickle programs, which repeat themselves through the
-memo.  A failure is an exception other than `InputError`, an unexpectedly large array, a temporary file that is not removed,
-or a file that takes more than five seconds of processor time.  Memory that grows by more than a gigabyte is reported.
+It prints the figures of the section "Fuzzing" of docs/measurements/conversion.md.  Small valid files of every container are
+mutated: bits are flipped; bytes are replaced, removed, duplicated, zeroed or taken from another file; lengths are set to
+extremes; files are truncated.  Other files are .pth files with random pickle programs.  These programs repeat their
+instructions up to 1,000 times, on objects in the memo.  Each file is opened, read in full and converted.  A failure is an
+exception other than `InputError`, an unexpectedly large array, a temporary file that is not removed, or a file that takes
+more than five seconds of processor time.  Memory that grows by more than a gigabyte is reported.
 """
 
 import argparse
@@ -130,7 +131,7 @@ def try_reading(path: Path, folder: Path) -> str:
 
 
 def main() -> None:
-    """Print a line per container with the outcomes and the slowest file; then the growth of memory."""
+    """Print the outcomes and the slowest time of each container and format, then the growth of memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=0)

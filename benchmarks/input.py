@@ -1,10 +1,11 @@
-"""Throughput of image preprocessing on one core, images/s, from JPEG files of 500x400 to 224x224.
+"""Throughput of image preprocessing on one core, in images/s, from JPEG files of 500x400 to arrays of 224x224.
 
-Run `python -m benchmarks.input [--images N] [--runs N]`; it prints the table of docs/measurements/training.md.  The files
-are random crops of the two photographs in scikit-learn.  `bare` is Pillow alone: open, crop and flip (drawn beforehand),
-resize, convert to an array.  `ours` is the work of training: read, make the generator, draw, crop, flip, convert to an
-array.  Times are processor time, which other work on the machine affects less.  A run takes all candidates in turn, a few
-images each, and ratios are computed within a run.
+Run `python -m benchmarks.input [--images N] [--runs N]`.  It prints the table "Augmentation" of
+docs/measurements/training.md.  The files are random crops of the two photographs in scikit-learn.  `bare` is Pillow alone:
+open, crop, resize, flip, convert to an array; its random numbers are drawn beforehand.  `ours` is the work of training:
+read, make the generator, draw the random numbers, crop, resize, flip, convert to an array.  Times are processor time, which
+other work on the machine affects less than wall time.  In a run, the candidates take turns of ten images, and ratios are
+computed within a run.
 """
 
 import argparse
@@ -45,11 +46,11 @@ def write_photographs(folder: Path, count: int) -> list[Path]:
     return paths
 
 
-Work = Callable[[list[int]], None]
+Work = Callable[[list[int]], None]  # row numbers of images -> None
 
 
-def bare(paths: list[Path], filter: Filter) -> Work:
-    """Decode, crop, resize and flip with Pillow alone, with the random numbers of `ours`."""
+def make_bare(paths: list[Path], filter: Filter) -> Work:
+    """Return a function that decodes, crops, resizes and flips with Pillow alone, at the same random boxes as `ours`."""
     draws = [generator(IMAGE, 0, 0, row) for row in range(len(paths))]
     boxes = [inception_box(500, 400, rng, (0.05, 1.0)) for rng in draws]
     flips = [rng.random(5)[-1] < 0.5 for rng in draws]
@@ -68,8 +69,8 @@ def bare(paths: list[Path], filter: Filter) -> Work:
     return work
 
 
-def ours(paths: list[Path], filter: Filter, **options: Any) -> Work:
-    """Preprocess and augment images as in training."""
+def make_ours(paths: list[Path], filter: Filter, **options: Any) -> Work:
+    """Return a function that preprocesses and augments images as in training; `options` are fields of `Augment`."""
     augment = Augment(crop="inception", flip=True, filter=filter, **options)
 
     def work(rows: list[int]) -> None:
@@ -80,7 +81,7 @@ def ours(paths: list[Path], filter: Filter, **options: Any) -> Work:
 
 
 def measure(candidates: dict[str, Work], count: int) -> dict[str, float]:
-    """Return the images/s of each candidate; candidates take turns of ten images."""
+    """Return the images/s of each candidate over `count` images; candidates take turns of ten images."""
     spent = dict.fromkeys(candidates, 0.0)
     for start in range(0, count, 10):
         rows = list(range(start, min(start + 10, count)))
@@ -92,7 +93,7 @@ def measure(candidates: dict[str, Work], count: int) -> dict[str, float]:
 
 
 def format_row(name: str, rates: list[float], baseline: list[float]) -> str:
-    """Return a line of the table: images/s, and the ratio to another candidate within each run, both with their range."""
+    """Return a row of the table: images/s and the ratio to the baseline within each run, as median and range."""
     ratios = [one / other for one, other in zip(rates, baseline, strict=True)]
     speed = f"{median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f})"
     return f"| {name} | {speed} | {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) |"
@@ -103,27 +104,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--runs", type=int, default=7)
-    given = parser.parse_args()
+    args = parser.parse_args()
     jpeg = features.version("libjpeg_turbo") or "none"
     print(f"{platform.machine()}, one of {os.cpu_count()} cores, Python {platform.python_version()}, ", end="")
     print(f"Pillow {version('pillow')} (libjpeg-turbo {jpeg}), numpy {version('numpy')}\n")
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_photographs(Path(folder), given.images)
+        paths = write_photographs(Path(folder), args.images)
         candidates: dict[str, Work] = {}
         for filter in FILTERS_COMPARED:
-            candidates |= {f"bare, {filter}": bare(paths, filter), f"ours, {filter}": ours(paths, filter)}
-        candidates[AUGMENTED] = ours(paths, FILTERS_COMPARED[0], randaugment=(2, 10))
-        runs = [measure(candidates, given.images) for _ in range(given.runs + 1)][1:]  # the first warms up
+            candidates |= {f"bare, {filter}": make_bare(paths, filter), f"ours, {filter}": make_ours(paths, filter)}
+        candidates[AUGMENTED] = make_ours(paths, FILTERS_COMPARED[0], randaugment=(2, 10))
+        runs = [measure(candidates, args.images) for _ in range(args.runs + 1)][1:]  # the first warms up
     rates = {name: [run[name] for run in runs] for name in candidates}
     print("| candidate | images/s | relative to bare |")
     print("|---|---|---|")
     for name in candidates:
         print(format_row(name, rates[name], rates[f"bare, {name.split(', ')[1]}"]))
-    more = [
+    overheads = [
         without / augmented - 1
         for without, augmented in zip(rates[f"ours, {FILTERS_COMPARED[0]}"], rates[AUGMENTED], strict=True)
     ]
-    print(f"\nRandAugment takes {median(more):.0%} more time ({min(more):.0%} to {max(more):.0%}).")
+    print(f"\nRandAugment takes {median(overheads):.0%} more time ({min(overheads):.0%} to {max(overheads):.0%}).")
     before = time.process_time()
     for i in range(10000):
         generator(IMAGE, 0, 0, i)

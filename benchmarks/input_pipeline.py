@@ -1,10 +1,10 @@
 """Throughput of training from image files, compared with training on one batch in memory.
 
-Run `python -m benchmarks.input_pipeline FOLDER [--config NAME] [--batch-size N] [--steps N] [--runs N] [ARGUMENT ...]`; it
-prints the table of docs/measurements/training.md.  FOLDER has class folders of JPEG files; links under other names repeat
-them as often as the steps need.  Other arguments are those of `train.jax`.  A run starts with no batch loaded, and its time
-includes the wait for the first batch.  Runs on loaded batches and on one batch alternate, and ratios are between
-neighbouring runs.  "Loading alone" is the throughput of the data loader without training.
+Run `python -m benchmarks.input_pipeline FOLDER [--config NAME] [--batch-size N] [--steps N] [--runs N] [ARGUMENT ...]`.  It
+prints the table "Input pipeline" of docs/measurements/training.md.  FOLDER has class folders of JPEG files.  If the steps
+need more files, links under other names repeat them.  Other arguments are those of `train.jax`.  A run starts with no batch
+loaded, and its time includes the wait for the first batch.  Runs on loaded batches and on one batch alternate, and ratios
+are between neighbouring runs.  "Loading alone" is the throughput of the data loader without training.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def link_repeatedly(folder: Path, into: Path, min_files: int) -> None:
 
 
 def time_training(engine: JaxEngine, batches: Iterable[Batch]) -> float:
-    """Train on the batches and return the seconds; waits for each step's loss two steps later, as the trainer does."""
+    """Train on the batches and return the seconds; wait for each step's loss two steps later, as the trainer does."""
     start, pending = time.perf_counter(), []
     for batch in batches:
         pending.append(engine.step(batch)["loss"])

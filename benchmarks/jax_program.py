@@ -1,4 +1,6 @@
-"""Memory and communication of a compiled JAX function, read from the program that XLA made of it.
+"""Memory and communication of a compiled JAX function, read from XLA's optimized program (HLO).
+
+`benchmarks.mesh`, `benchmarks.cross_compile` and tests use these functions; the module is not a command.
 
 Collectives are those of HLO (openxla.org/xla/operation_semantics).  HLO writes groups of devices in three ways: as lists;
 as `[4,2]<=[2,2,2]T(2,1,0)`, which is an iota that is reshaped, transposed and reshaped (xla/hlo/ir/tile_assignment.h); and
@@ -198,7 +200,7 @@ def _mesh_axes_of(groups: np.ndarray, sizes: Mapping[str, int], is_permute: bool
     is_crossed = (coordinates != coordinates[:, :1]).any((0, 1))
     if (
         not is_permute
-        and math.prod(size for size, moved in zip(sizes.values(), is_crossed, strict=True) if moved) != groups.shape[1]
+        and math.prod(size for size, crossed in zip(sizes.values(), is_crossed, strict=True) if crossed) != groups.shape[1]
     ):
         raise ValueError(f"the groups of devices are not along axes of the mesh: {groups.tolist()}")
-    return "+".join(name for name, moved in zip(sizes, is_crossed, strict=True) if moved)
+    return "+".join(name for name, crossed in zip(sizes, is_crossed, strict=True) if crossed)

@@ -1,10 +1,10 @@
-"""Kill runs at random moments: does each resume to the records of a run that was never killed, and how much is repeated?
+"""Test of resuming: runs killed at random moments must reach the records of a run that was never killed.
 
-Run `python -m benchmarks.kills [--kills 100] [--seed 0]`; it prints the figures of docs/guides/resume.md.  A model with few
-weights and many patches is trained on the digits, so that a step takes longer than writing a checkpoint.  Each run is
-killed up to five times, by SIGKILL as in a power cut or by SIGTERM as by a cluster, a third of the times as soon as a
-checkpoint is being written.  Then it runs to its end.  All of its records must equal those of the reference run, bit for
-bit, and no kill may cost more steps than lie between two checkpoints.
+Run `python -m benchmarks.kills [--kills 100] [--seed 0]`.  It prints the figures of docs/guides/resume.md.  A model with
+few weights and many patches is trained on the digits, so that a step takes longer than writing a checkpoint.  Each run is
+killed up to five times, by SIGKILL as in a power cut or by SIGTERM as a cluster sends it.  One kill in three waits until a
+checkpoint is being written.  Then the run continues to its end.  All of its records must equal those of the reference run,
+bit for bit, and a kill may repeat at most the steps between two checkpoints.
 """
 
 import argparse
@@ -30,7 +30,7 @@ LENGTHS = ["--epochs", f"{STEPS}steps", "--save-every", f"{INTERVAL}steps", "--e
 SIZE = ["--batch-size", "16", "--model.image-size", "48", "48", "--model.changes", *SHAPE]
 ARGUMENTS = ["--config", "tiny", *SIZE, *LENGTHS, "--ema", "0.9"]
 MAX_DELAY = 3  # seconds from the first new record to a kill
-NAMES = {signal.SIGKILL: "SIGKILL", signal.SIGTERM: "SIGTERM"}
+SIGNAL_NAMES = {signal.SIGKILL: "SIGKILL", signal.SIGTERM: "SIGTERM"}
 
 
 def start_trainer(run: Path) -> subprocess.Popen[str]:
@@ -40,7 +40,7 @@ def start_trainer(run: Path) -> subprocess.Popen[str]:
 
 
 def read_records(run: Path) -> list[dict[str, float]]:
-    """Return the records of a run without their times; skip a line that was cut off."""
+    """Return the records of a run without their times; skip a line that is incomplete because of a kill."""
     found = []
     path = run / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -58,12 +58,13 @@ def last_step(run: Path) -> int:
 
 
 class ProcessResult(NamedTuple):
-    """What one process of a run did.
+    """Result of one process of a run.
 
     resumed_step: the step from which it resumed; 0 if it started the run.
     last_step: the last step that has a record.
     was_saving: whether a checkpoint was being written when it was killed.
     is_finished: whether it ended with status 0.
+    output: the text that it printed.
     """
 
     resumed_step: int
@@ -74,13 +75,13 @@ class ProcessResult(NamedTuple):
 
 
 def is_saving(run: Path) -> bool:
-    """Whether a checkpoint is being written, or was when the run ended."""
+    """Return whether a checkpoint is being written, or was incomplete when the process ended."""
     folder = run / "checkpoints"
     return folder.exists() and any("tmp" in path.name for path in folder.iterdir())
 
 
 def run_until_killed(run: Path, number: signal.Signals | None, delay: float, *, during_save: bool) -> ProcessResult:
-    """Start or resume a run, and send it a signal.
+    """Start or resume a run, send it a signal, and return what the process did.
 
     number: the signal; None: let the run end.
     delay: seconds from its first new record to the signal.
@@ -121,7 +122,7 @@ def main() -> None:
         while kills < args.kills:
             runs += 1
             run, last = Path(folder) / f"run-{runs}", 0
-            signals = [rng.choice([*NAMES]) for _ in range(rng.randint(1, 5))]
+            signals = [rng.choice([*SIGNAL_NAMES]) for _ in range(rng.randint(1, 5))]
             for number in (*signals, None):
                 result = run_until_killed(run, number, rng.uniform(0, MAX_DELAY), during_save=rng.random() < 1 / 3)
                 repeated_steps.append(last - result.resumed_step)
@@ -129,7 +130,7 @@ def main() -> None:
                 if result.is_finished or number is None:
                     break
                 kills += 1
-                counts[NAMES[number]] += 1
+                counts[SIGNAL_NAMES[number]] += 1
                 counts["while a checkpoint was written"] += result.was_saving
             if not result.is_finished or read_records(run) != expected:
                 failed += 1

@@ -1,9 +1,10 @@
 """Memory and communication of the compiled training step on eight simulated devices, compared with the estimate.
 
-Run `python -m benchmarks.mesh [MESH ...] [--depths N ...]`; it prints the tables of docs/measurements/training.md, and the
-compile time for each number of blocks in `--depths`.  The model is ViT-Ti/16 with four heads, with eight images of 224x224
-pixels per device, in float32.  Nothing is trained.  Devices are simulated on the CPU, whose compiler all-reduces gradients
-where that of a GPU reduce-scatters them.
+Run `python -m benchmarks.mesh [MESH ...] [--depths N ...]`.  It prints the tables "Eight simulated CPU devices" and
+"Optimizers" of docs/measurements/training.md, and the compile time for each number of blocks in `--depths`, which is in the
+section "Start-up time" there.  The model is ViT-Ti/16 with four heads, with eight images of 224x224 pixels per device, in
+float32.  Nothing is trained.  The devices are simulated on the CPU.  The CPU compiler all-reduces gradients where the GPU
+compiler reduce-scatters them.
 """
 
 import argparse
@@ -24,7 +25,7 @@ REPEATS = 5
 def prepare(mesh: str, **changes: Any) -> tuple[Any, Any]:
     """Return an engine whose step is not compiled yet, and the memory estimate.
 
-    changes: fields of the recipe; `config` has fields of the config.
+    changes: fields of the recipe; the value of `config` is a dict of fields of the config.
     """
     import vit_spec
     from train.jax.engine import JaxEngine

@@ -3,11 +3,13 @@
     python -m benchmarks.random_faults                 # 100 faults of models 192 and 384 wide, three blocks deep
     python -m benchmarks.random_faults --count 20 --small
 
-A call of a forward pass, in one block or in all, is replaced by a random mutation (`tests/faults/operations.py`).  The
-expected outputs are float64, float32, float32 stored as float64, printed to five decimals, or made with weights that were
-rounded afterwards, with or without intermediates.  An answer is right if the causes that it names explain the outputs of
-the faulty model on new images.  Otherwise it must be UNKNOWN, and name the block of the fault or say that the logits alone
-do not identify it.
+It prints the figures of the section "Random faults" of docs/measurements/parity.md.
+
+One function call of a forward pass, in one block or in all blocks, is replaced by a random mutation
+(`tests/faults/operations.py`).  The expected outputs are float64, float32, float32 stored as float64, rounded to five
+decimals, or made with weights that were rounded afterwards, with or without intermediates.  An answer is right if the
+causes that it names explain the outputs of the faulty model on new images.  Otherwise the answer must be UNKNOWN, and must
+name the block of the fault or say that the logits alone do not identify it.
 """
 
 import argparse
@@ -38,11 +40,14 @@ MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def config_of(seed: int, reduced: bool) -> ViTConfig:
-    """Return the config of a fault: one of the structures, 192 or 384 wide with heads of 64, on a grid of 4 x 3 patches."""
+def config_of(seed: int, small: bool) -> ViTConfig:
+    """Return the config of a fault: one of `MODELS`, 192 or 384 wide with heads of 64, on a grid of 4 x 3 patches.
+
+    small: whether to return a small config of width 16 instead.
+    """
     name, changes = MODELS[seed % len(MODELS)]
     base = vit_spec.get(name)
-    if reduced:
+    if small:
         return small_config(base).replace(**changes)
     width = (192, 384)[seed // len(MODELS) % 2]
     size = (4 * base.patch_size[0], 3 * base.patch_size[1])
@@ -51,13 +56,16 @@ def config_of(seed: int, reduced: bool) -> ViTConfig:
 
 
 def assess(case: tuple[int, bool]) -> Assessment:
-    """Draw a fault and assess its diagnosis; an exception counts as a wrong outcome."""
+    """Draw a fault and assess its diagnosis; an exception counts as a wrong outcome.
+
+    case: the seed, and whether the model is small.
+    """
     import torch
 
     torch.set_num_threads(1)
-    seed, reduced = case
+    seed, small = case
     try:
-        return assess_random_fault(config_of(seed, reduced), seed, count=8)
+        return assess_random_fault(config_of(seed, small), seed, count=8)
     except Exception as error:
         outcome = f"wrong: traceback, {type(error).__name__}"
         return Assessment(f"seed {seed}", "", False, outcome, traceback.format_exc(limit=-2))
@@ -75,10 +83,10 @@ def main() -> None:
     seeds = [(args.seed + number, args.small) for number in range(args.count)]
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
         for (seed, _), result in zip(seeds, pool.map(assess, seeds), strict=True):
-            totals[result.intermediates][result.outcome.partition(":")[0]] += 1
-            conditions = "with intermediates" if result.intermediates else "logits alone"
+            totals[result.with_intermediates][result.outcome.partition(":")[0]] += 1
+            conditions = "with intermediates" if result.with_intermediates else "logits alone"
             print(
-                f"{seed}: {result.fault} | {result.precision}, {conditions} | {result.outcome} | {result.said}",
+                f"{seed}: {result.fault} | {result.precision}, {conditions} | {result.outcome} | {result.answer}",
                 flush=True,
             )
     for with_inner, outcomes in totals.items():

@@ -2,9 +2,10 @@
 
     python -m benchmarks.recognition [--runs 7]
 
-It prints the table of docs/measurements/conversion.md.  The files are named models in several formats, then files with
-many, long or deeply nested keys.  Each row has the processor time to open the file, and from there to a checkpoint with its
-config or to a refusal: the median of several runs and their range.  Only headers are read.
+It prints the table "Recognition" of docs/measurements/conversion.md.  The files are named models in several formats, then
+files with many, long or deeply nested keys.  Each row has the processor time to open the file, and the processor time from
+the open file to a checkpoint with its config or to a refusal: the median of several runs and their range.  Only headers are
+read.
 """
 
 import argparse
@@ -74,7 +75,7 @@ def hostile_keys() -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def recognise(contents: containers.Contents) -> None:
-    """Build the checkpoint of an opened file, or be refused."""
+    """Build the checkpoint of an opened file; a refusal is not an error here."""
     with contextlib.suppress(InputError):
         build_checkpoint(contents, contents.metadata, None, {"num_heads": 1})
 

@@ -1,9 +1,9 @@
-"""Start-up time of a run: the time to its first step, with an empty compilation cache and with that of an earlier run.
+"""Start-up time of a run: the time to its first step, with an empty compilation cache and with the cache of an earlier run.
 
-Run `python -m benchmarks.startup [--runs N] [ARGUMENT ...]`; it prints the table of docs/measurements/training.md.
-Arguments are those of `train.jax`, by default `--config vit_s16`.  Each run is a dry run in its own process.  `first step`
-is the time from the start of the initialisation of the weights to the end of the first step, including compilation;
-`total` is from the start of the process.
+Run `python -m benchmarks.startup [--runs N] [ARGUMENT ...]`.  It prints the table "Start-up time" of
+docs/measurements/training.md.  Arguments are those of `train.jax`, by default `--config vit_s16`.  Each run is a dry run in
+its own process.  `first step` is the time from the start of the initialization of the weights to the end of the first step,
+including compilation; `total` is the time from the start of the process to the same end.
 """
 
 import argparse
@@ -43,7 +43,7 @@ train(request, TimedEngine)
 
 
 def first_step_seconds(arguments: list[str], cache: str) -> tuple[float, float]:
-    """Return the seconds until the end of the first step, since the start of the initialisation and of the process."""
+    """Return the seconds from the start of the initialization, and from the start of the process, to the end of step 1."""
     start = time.time()
     env = {**os.environ, "XDG_CACHE_HOME": cache}
     env.pop("JAX_COMPILATION_CACHE_DIR", None)

@@ -1,9 +1,10 @@
 """Throughput of a training step on the devices of this machine: images/s and model FLOPs utilization (MFU), by model.
 
-Run `python -m benchmarks.step [CONFIG ...] [--dtype bfloat16] [--batch-size N] [--mesh MESH] [--steps N] [--write]`.  The
-default models are ViT-S/16, B/16, L/16 and H/14 at 224 pixels.  The images are random and stay on the devices; attention
-uses the kernel that the twin chooses by default.  The default batch size is the largest power of two per device, up to
-1,024, that fits by the memory estimate.  `--write` writes the table to benchmarks/results, under the name of the device.
+Run `python -m benchmarks.step [CONFIG ...] [--dtype bfloat16] [--batch-size N] [--mesh MESH] [--steps N] [--write]`.
+docs/measurements/training.md names this command, and has no figures of it yet.  The default models are ViT-S/16, B/16, L/16
+and H/14 at 224 pixels.  The images are random and stay on the devices; attention uses the kernel that the twin chooses by
+default.  The default batch size is the largest power of two per device, up to 1,024, that fits by the memory estimate.
+`--write` writes the table to benchmarks/results, under the name of the device.
 """
 
 import argparse

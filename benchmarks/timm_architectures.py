@@ -1,12 +1,12 @@
-"""Write the table of timm's Vision Transformers, with which the config.json of a timm checkpoint is read.
+"""Generator of the table of timm's Vision Transformers; parity needs the table to read the config.json of timm.
 
-    python -m benchmarks.timm_architectures            compares the table with the installed timm
-    python -m benchmarks.timm_architectures --write    writes it to parity/checkpoints/formats
+    python -m benchmarks.timm_architectures            # compares the table with the installed timm
+    python -m benchmarks.timm_architectures --write    # writes parity/checkpoints/formats/timm_architectures.json
 
-The table has the arguments that the function of each architecture passes to the model's class.  Each function is called
-with timm's model builder replaced by a recorder, so no model is constructed.  A line of the table has the class and the
-arguments as JSON.  An argument that is a class is written as its name, with the arguments that are bound to it:
-"LayerNorm(eps=1e-05)".
+It measures nothing, so it has no page.  The table has the arguments that the function of each architecture passes to the
+model's class.  Each function is called with timm's model builder replaced by a recorder, so no model is constructed.  A
+line of the table has the class and the arguments as JSON.  An argument that is a class is written as its name, with the
+arguments that are bound to it: "LayerNorm(eps=1e-05)".
 """
 
 import argparse
@@ -25,12 +25,8 @@ import timm  # isort: skip
 RELATED_MODULES = ("vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam")
 MODULES = ("vision_transformer", "deit", "eva", "beit", "naflexvit", *RELATED_MODULES)
 TABLE = Path(__file__).parents[1] / "parity/checkpoints/formats/timm_architectures.json"
-TRAINING_ARGUMENTS = {
-    "drop_rate",
-    "weight_init",
-    "fix_init",
-    "head_init_scale",
-}  # arguments that do not change the trained model's function
+# Arguments that do not change the trained model's function.
+TRAINING_ARGUMENTS = {"drop_rate", "weight_init", "fix_init", "head_init_scale"}
 
 
 def table() -> dict[str, list[Any]]:

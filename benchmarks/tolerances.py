@@ -1,16 +1,18 @@
-"""Test the tolerances on extreme weights: correct twins must pass, and planted bugs must fail.
+"""Test of the tolerances on extreme weights: correct twins must pass, and planted bugs must fail.
 
-    python -m benchmarks.tolerances                      # 200 random pairs, and every bug on extreme weights
-    python -m benchmarks.tolerances --pairs 20 --first 40
-    python -m benchmarks.tolerances --faults layers      # the bugs whose file or name contains this; "" for all
+    python -m benchmarks.tolerances                          # 200 random pairs, and every bug on extreme weights
+    python -m benchmarks.tolerances --pairs 20 --first 40    # 20 random pairs, of the seeds 40 to 59, and every bug
+    python -m benchmarks.tolerances --faults layers          # only bugs whose file or name contains this; "none" for none
+
+It prints the figures of the section "Extreme weights" of docs/measurements/parity.md.
 
 Correct twins: `check` runs all its gates, forward and backward, in float64 and in float32; every tenth pair also trains for
 five steps.  A checkpoint is also compared with itself as `check --against` does.  Nothing may fail.
 
-Bugs: each is planted as `benchmarks.faults` does, and checked on weights of a few extreme kinds in turn.  There are three
-acceptable outcomes.  It is found; it cannot be judged, and the report says so; or it makes no difference with these weights
-(an eps next to a variance of 1e12), where no part of the wrong twin differs from the correct one by more than 1e-12 on the
-same inputs.
+Bugs: each is planted as `benchmarks.faults` does, and checked on weights of a few extreme kinds in turn.  Three outcomes
+are acceptable: the bug is found; the report says that it cannot be judged; or the bug makes no difference with these
+weights, such as an eps that is added to a variance of 1e12.  "No difference" means that no part of the wrong twin differs
+from the correct one by more than 1e-12 on the same inputs.
 """
 
 import argparse

@@ -1,14 +1,14 @@
-"""Check that every checkpoint of timm and transformers is read as the function that its library computes, or refused.
+"""Test that every checkpoint of timm and transformers is read as the function that its library computes, or is refused.
 
-    python -m benchmarks.zoo                        # every architecture and every class, then 300 random variations
-    python -m benchmarks.zoo --only eva02           # those with this in their name
+    python -m benchmarks.zoo                        # all architectures and classes, then 300 random variations per library
+    python -m benchmarks.zoo --only eva02           # only architectures and classes with this in their name
     python -m benchmarks.zoo --drawn 2000 --seed 1  # other random variations
     python -m benchmarks.zoo --keys                 # every other model of the libraries: no format may accept its keys
 
-It prints the table of docs/measurements/conversion.md.  Every architecture is built at its own width with one block, filled
-with random weights, and saved as a folder with its config and as a bare state dict.  `vit_torch.load` reads it, and the
-outputs are compared with the library's in float64.  `tests/peers/zoo/outcomes.py` defines the outcomes.  The script exits
-with 1 if an outcome is WRONG.
+It prints the table "Checkpoints of other libraries" of docs/measurements/conversion.md.  Every architecture is built at its
+own width with one block, filled with random weights, and saved as a folder with its config and as a bare state dict.
+`vit_torch.load` reads it, and the outputs are compared with the library's in float64.  `tests/peers/zoo/outcomes.py`
+defines the outcomes.  The script exits with 1 if an outcome is WRONG.
 """
 
 import argparse

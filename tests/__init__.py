@@ -1,4 +1,4 @@
-"""Tests, in folders that mirror the packages; what several of them use lies here."""
+"""Tests, in folders that mirror the packages, and helper modules that several of them share."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Helpers for the tests of containers: arrays of every dtype, writing them, and reading them back."""
+"""Helpers for the tests of containers: make arrays of every dtype, write them, and read them back."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ DTYPES = {name: np.dtype(dtype) for name, dtype in {**FLOATS, **INTEGERS, "bool"
 
 
 def random_arrays(seed=0):
-    """Return arrays of random bits, including NaNs: for each dtype a matrix, a scalar and an empty array."""
+    """Return arrays of random bits, which include NaNs, by key: for each dtype a matrix, a scalar and an empty array."""
     rng = np.random.default_rng(seed)
     arrays = {}
     for name, dtype in DTYPES.items():
@@ -27,6 +27,7 @@ def random_arrays(seed=0):
 
 
 def specs_of(arrays):
+    """Return the shape and dtype of each array, by key."""
     return {key: ArraySpec(array.shape, array.dtype) for key, array in arrays.items()}
 
 
@@ -39,23 +40,54 @@ def write_in_pieces(writer, arrays, piece=7):
 
 
 def write_arrays(container: Container, path: Path, arrays, metadata=None) -> Path:
+    """Write arrays to a file of a container, and return its path."""
     with container.create(path, specs_of(arrays), metadata or {}) as writer:
         write_in_pieces(writer, arrays)
     return path
 
 
 def read_all(contents: Contents):
+    """Return all arrays of an opened file, with the words of their keys joined by "/"."""
     return {"/".join(path): np.asarray(array) for path, array in contents.arrays.items()}
 
 
 def have_same_bits(a, b):
+    """Return whether two dicts of arrays have the same keys, dtypes, shapes and bytes."""
     return a.keys() == b.keys() and all(
         a[key].dtype == b[key].dtype and a[key].shape == b[key].shape and a[key].tobytes() == b[key].tobytes() for key in a
     )
 
 
+def find_wrong_refusals(
+    container: Container, path: Path, files: dict[str, bytes], message: str = "", written_to: Path | None = None
+) -> list[str]:
+    """Write several invalid files one after another, read each, and list the files that are not refused as expected.
+
+    Args:
+        container: the container that reads the files.
+        path: the file, or the folder, that is read.
+        files: name of a file -> its content.
+        message: text that the error for each file must have, besides the path; the error must be one line.
+        written_to: the file in the folder that is written; by default `path` itself is written.
+
+    Returns:
+        "NAME: the file is read" or "NAME: EXCEPTION" for each file without such an InputError.
+    """
+    wrong = []
+    for name, content in files.items():
+        (written_to or path).write_bytes(content)
+        try:
+            read_all(container.open(path))
+            wrong.append(f"{name}: the file is read")
+        except Exception as error:
+            text = str(error)
+            if not isinstance(error, InputError) or "\n" in text or str(path) not in text or message not in text:
+                wrong.append(f"{name}: {error!r}")
+    return wrong
+
+
 def error_message(container: Container, path: Path, path_in_message: Path | None = None) -> str:
-    """Return the error for a path that is refused when it is opened or read: one line that has the path."""
+    """Return the message of the InputError that reading a path raises; assert that it is one line with the path."""
     with pytest.raises(InputError) as error:
         read_all(container.open(path))
     assert "\n" not in str(error.value) and str(path_in_message or path) in str(error.value)
@@ -63,7 +95,7 @@ def error_message(container: Container, path: Path, path_in_message: Path | None
 
 
 def assert_read_or_refused(container: Container, path: Path) -> None:
-    """Assert that a file, whatever its contents, gives arrays of the declared shapes, or an InputError of one line."""
+    """Assert that reading a file returns arrays of the declared sizes, or raises an InputError of one line."""
     try:
         for array in container.open(path).arrays.values():
             assert array.read(0, array.size).shape == (array.size,)
@@ -72,7 +104,7 @@ def assert_read_or_refused(container: Container, path: Path) -> None:
 
 
 class CountReadBytes:
-    """A context manager that counts the bytes that all system calls of this process read."""
+    """A context manager that counts the bytes that the system calls of this process read; `bytes` has the count at exit."""
 
     def __enter__(self):
         if not Path("/proc/self/io").exists():

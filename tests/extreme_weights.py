@@ -146,7 +146,7 @@ CONFIGS: dict[str, ViTConfig] = {
 
 
 def draw_example(seed: int) -> tuple[str, str, ViTConfig, dict[str, Any], np.ndarray]:
-    """Return name of the config, kind of weights, config, parameters and images of a seed; kinds take turns by seed."""
+    """Return the name of a config, a kind of weights, the config, parameters and images; seeds cycle through `KINDS`."""
     rng = np.random.default_rng([17, seed])
     kind = list(KINDS)[seed % len(KINDS)]
     name = list(CONFIGS)[rng.integers(len(CONFIGS))]
@@ -155,7 +155,7 @@ def draw_example(seed: int) -> tuple[str, str, ViTConfig, dict[str, Any], np.nda
 
 
 def make_extreme(params: dict[str, Any], kind: str, seed: int) -> dict[str, Any]:
-    """Make parameters extreme in place, and return them."""
+    """Change parameters in place to a kind of extreme weights, and return them."""
     with np.errstate(under="ignore"):
         KINDS[kind](flatten_params(params), np.random.default_rng([18, seed]))
     return params

@@ -12,8 +12,8 @@ def google_names(weights: Weights, config: ViTConfig, positions: str, *, old: bo
 
     weights: the state dict of the PyTorch twin.
     positions: the key of the position table.
-    old: whether the parts of a block share one count, as before linen.
-    scan: whether blocks are stacked.
+    old: whether one counter numbers all parts of a block ("_0" to "_3"), as in Flax before linen.
+    scan: whether the arrays of all blocks are stacked.
     """
     heads, dim, width = config.num_heads, config.head_dim, config.width
     found: Weights = {"embedding/kernel": weights["patch_embed.proj.weight"].transpose(2, 3, 1, 0)}

@@ -1,4 +1,4 @@
-"""Hostile files: small files that would take much memory or time, or that ask for something that no file may ask for.
+"""Hostile files: small files that would take much memory or time to read, or that make a reader do what no file may do.
 
 Each function in `FILES` writes one hostile file or folder into an empty folder and returns its path.
 """
@@ -56,6 +56,7 @@ def push(value):
 
 
 def push_text(value):
+    """Return the instruction that pushes a text, given as UTF-8 bytes."""
     return b"X" + struct.pack("<I", len(value)) + value
 
 
@@ -218,7 +219,7 @@ def legacy_storage(folder):
 def pickle_with_shared_storage(rest=b"tQ"):
     """Return a pickle of 4000 tensors in one storage of 4 MiB.
 
-    rest: the instructions after the number of elements of a storage, which are others in a legacy file.
+    rest: the instructions after the number of elements of a storage, which differ in a legacy file.
     """
     one = tensor(shape=(SHARED_SIZE,), stride=(1,), count=SHARED_SIZE).replace(b"tQ", rest)
     return b"\x80\x02}(" + b"".join(push(f"w{number}") + one for number in range(4000)) + b"u."
@@ -347,7 +348,7 @@ def _long_path_writer(entry, pair=False):
 
     Args:
         entry: the instructions that push an entry.
-        pair: whether a key path is a text of 4 MiB and the name of the entry, instead of the text twice.
+        pair: whether a key path is a text of 4 MiB and the name of the entry, instead of the same text twice.
     """
 
     def write(folder):
@@ -406,8 +407,8 @@ def _directory(path, name, count):
 def endless_directory(folder):
     path = _directory(folder / "a.pth", b"archive/data.pkl", 10)
     data = bytearray(path.read_bytes())
-    at = data.rfind(b"PK\6\6") + 40
-    data[at : at + 8] = struct.pack("<Q", 2**63)
+    offset = data.rfind(b"PK\6\6") + 40
+    data[offset : offset + 8] = struct.pack("<Q", 2**63)
     path.write_bytes(data)
     return path
 
@@ -444,9 +445,9 @@ def many_zeros(folder):
     members, entries = bytearray(), bytearray()
     for number in range(40):
         name = bytes([ord("0") + number]) + b".npy"
-        place = struct.pack("<I", len(members))
+        offset = struct.pack("<I", len(members))
         members += member.replace(b"a.npy", name, 1)
-        entries += (entry[:42] + place + entry[46:]).replace(b"a.npy", name, 1)
+        entries += (entry[:42] + offset + entry[46:]).replace(b"a.npy", name, 1)
     assert info.compress_size < 2**19
     end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 40, 40, len(entries), len(members), 0)
     (folder / "a.npz").write_bytes(bytes(members + entries) + end)
@@ -585,10 +586,10 @@ def write_orbax(folder, kind="np.ndarray", shape=(2,), chunks=(2,), zarray=None,
 
     Args:
         folder: the folder to write into.
-        kind: type of the array in the tree.
-        shape, chunks, compressor: of the array in its `.zarray`.
-        zarray: bytes of the `.zarray`, instead of valid ones.
-        chunk: bytes of the chunk, instead of zeros.
+        kind: the type of the array in the tree metadata.
+        shape, chunks, compressor: fields of the `.zarray`.
+        zarray: the content of the `.zarray`; by default valid JSON with these fields.
+        chunk: the content of the chunk; by default zeros.
         custom: the custom metadata.
     """
     root = folder / "a"
@@ -616,8 +617,7 @@ def write_orbax(folder, kind="np.ndarray", shape=(2,), chunks=(2,), zarray=None,
 
 @register("orbax: a scalar of 3 GiB")
 def large_scalar(folder):
-    path = write_orbax(folder, "scalar", (805306368,), (1024,))
-    return path
+    return write_orbax(folder, "scalar", (805306368,), (1024,))
 
 
 @register("orbax: a scalar of 2**40 entries")
@@ -799,10 +799,11 @@ def long_names(folder):
 
 @register("msgpack: chunks without elements")
 def empty_parts(folder):
-    part = b"\xc7" + bytes([18, 1]) + b"\x93\x91\0\xa7float32\xc4\0"
-    part = b"\xc7" + bytes([len(part) - 3, 1]) + part[3:]
+    array = b"\x93\x91\0\xa7float32\xc4\0"  # (shape (0,), dtype, no bytes)
+    part = b"\xc7" + bytes([len(array), 1]) + array
     count = 100_000
-    parts = b"".join(b"\xa6%06d" % i + part for i in range(count)).replace(b"\xa6", b"\xa6")
+    keys = (b"%d" % i for i in range(count))
+    parts = b"".join(bytes([0xA0 + len(key)]) + key + part for key in keys)
     body = b"\x83\xb9__msgpack_chunked_array__\xc3\xa5shape\x81\xa10\0\xa6chunks\xdf" + struct.pack(">I", count) + parts
     (folder / "a.msgpack").write_bytes(b"\x81\xa1w" + body)
     return folder / "a.msgpack"
@@ -819,12 +820,12 @@ def fifo(folder):
 
 @register("a socket")
 def a_socket(folder):
-    here = os.getcwd()
+    previous = os.getcwd()  # the path of a socket has at most 108 bytes, so it is relative
     os.chdir(folder)
     try:
         socket.socket(socket.AF_UNIX).bind("a.pth")
     finally:
-        os.chdir(here)
+        os.chdir(previous)
     return folder / "a.pth"
 
 
@@ -860,8 +861,8 @@ def folder_of_fifo(folder):
     return folder / "a"
 
 
-@register("a gzip bomb")
-def gzip_bomb(folder):
+@register("a gzip file of zeros")
+def gzip_file(folder):
     with gzip.open(folder / "a.pth", "wb") as file:
         file.write(bytes(2**20))
     return folder / "a.pth"

@@ -1,8 +1,9 @@
-"""Open each hostile file in its own process, with limits on memory and time; print a line of JSON for each.
+"""Command that opens each hostile file in its own process, within limits of memory and time, and prints a line of JSON.
 
     python -m tests.hostile_runner FOLDER [NAME ...]
 
-The processes are forked from one that has imported everything that reading needs, so that only the file is measured.
+Each process is forked from one that has imported everything that reading needs, so that only the file is measured.
+FOLDER is an empty folder for the files, NAME a key of `tests.hostile_files.FILES`.
 """
 
 import json
@@ -24,7 +25,7 @@ from vit_spec import InputError
 MEMORY = 1 << 30  # bytes of address space, in addition to that of the interpreter
 TENSORSTORE_MEMORY = 1 << 30  # in addition for tensorstore and its threads
 MAX_CPU_SECONDS = 30
-MAX_WALL_SECONDS = 120  # for a process that waits forever
+MAX_WALL_SECONDS = 120  # ends a process that waits forever
 MAX_ELEMENTS_READ = 1 << 22  # of each array
 
 
@@ -74,6 +75,7 @@ def run_attack(name, folder):
 
 
 def main():
+    """Open the files named on the command line, or all."""
     root, names = Path(sys.argv[1]), sys.argv[2:] or FILES
     for number, name in enumerate(names):
         folder = root / str(number)

@@ -1,10 +1,11 @@
-"""Train a tiny model for a few steps on each given mesh, and print measurements as JSON, in a process of its own.
+"""Command that trains a tiny model for a few steps on each given mesh and prints measurements as JSON.
 
-    python -m tests.meshes data=8 data=2,fsdp=2,tensor=2 ...      in float64
-    python -m tests.meshes --bfloat16 data=2,fsdp=2,tensor=2      one step in bfloat16, for the program that XLA dumps
-    python -m tests.meshes --parts data=2,fsdp=2,tensor=2         one update of each of OPTIMIZERS, and one step of MODEL
+    python -m tests.meshes data=8 data=2,fsdp=2,tensor=2 ...      # in float64
+    python -m tests.meshes --bfloat16 data=2,fsdp=2,tensor=2      # one step in bfloat16, for the program that XLA dumps
+    python -m tests.meshes --parts data=2,fsdp=2,tensor=2         # one update of each of OPTIMIZERS, and one step of MODEL
 
-The first two use drop path, mixup, gradient accumulation and an EMA.  XLA_FLAGS sets the number of devices.
+The first two use drop path, mixup, gradient accumulation and an EMA.  XLA_FLAGS sets the number of devices, so tests run
+this module in a separate process.
 """
 
 import json
@@ -54,7 +55,7 @@ MODEL = CONFIG.replace(norms={"shared_norm": True}, attention={"qkv_bias": "qv",
 
 
 def make_engine(mesh: str, **changes: Any) -> JaxEngine:
-    """Return the trainer of the tiny model, whose weights have jax's default floating-point dtype."""
+    """Return the engine of the tiny model, whose weights have jax's default floating-point dtype."""
     params = jax.tree.map(lambda x: np.asarray(x, jnp.zeros(()).dtype), perturbed_params(CONFIG))
     start = as_checkpoint(params, CONFIG, "jax")
     recipe = replace(RECIPE, mesh=mesh, **changes)
@@ -64,7 +65,7 @@ def make_engine(mesh: str, **changes: Any) -> JaxEngine:
 
 
 def make_batch(step: int, rows: np.ndarray) -> Batch:
-    """Return these rows of a batch that is the same in all processes."""
+    """Return some rows of the batch of a step; the whole batch is the same in all processes."""
     random = np.random.default_rng(step)
     size = RECIPE.batch_size
     images = random.integers(0, 256, (size, *CONFIG.image_size, CONFIG.in_channels), np.uint8)
@@ -106,8 +107,8 @@ def first_update(name: Any, mesh: jax.sharding.Mesh | None) -> tuple[Any, Any]:
     shardings: dict[str, Any] = {}
     if mesh is not None:
         param_shardings = sharding.parameter_shardings(mesh, CONFIG)
-        known = jax.tree.map(lambda p, placed: (p.shape, placed), params, param_shardings)
-        state_shardings = sharding.shardings_like_parameters(arguments[1], known)
+        shapes_and_shardings = jax.tree.map(lambda p, placed: (p.shape, placed), params, param_shardings)
+        state_shardings = sharding.shardings_like_parameters(arguments[1], shapes_and_shardings)
         shardings = {
             "in_shardings": (param_shardings, state_shardings, param_shardings),
             "out_shardings": (param_shardings, state_shardings),
@@ -118,7 +119,7 @@ def first_update(name: Any, mesh: jax.sharding.Mesh | None) -> tuple[Any, Any]:
 
 
 def measure_optimizers(mesh: str) -> dict[str, Any]:
-    """Return the transfers of optimizers and model options, and the difference of Muon's update from that on one device."""
+    """Return transfers of optimizers and of model options, and the largest difference of Muon's update from one device."""
     zeros = tree(MODEL, lambda parameter: np.zeros([MODEL.sizes.get(word, 1) for word in parameter.axes], np.float32))
     start, recipe = as_checkpoint(zeros, MODEL, "jax"), replace(PLAIN_RECIPE, mesh=mesh)  # zeros need no compilation
     engine = JaxEngine(
@@ -148,7 +149,7 @@ def measure_optimizers(mesh: str) -> dict[str, Any]:
 
 
 def _rows_of_devices(pair: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
-    """Return the batch rows of a process that has these two devices of the mesh."""
+    """Return the batch rows that a process with these two devices of the mesh would load."""
     devices = [mesh.devices.flat[i] for i in pair]
 
     def of_process(self: NamedSharding, shape: tuple[int, ...]) -> dict[Any, Any]:
@@ -159,6 +160,7 @@ def _rows_of_devices(pair: np.ndarray, mesh: jax.sharding.Mesh) -> np.ndarray:
 
 
 def _join_keys(transfers: dict[tuple[str, str], int]) -> dict[str, int]:
+    """Return transfers with keys that JSON can store, such as "all-reduce data+fsdp"."""
     return {" ".join(key): size for key, size in sorted(transfers.items()) if size}
 
 

@@ -1,4 +1,4 @@
-"""A hypothesis strategy for random configs, for properties that every model must have."""
+"""A hypothesis strategy that draws random configs, for tests of properties that every model must have."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reports for the tests of the HTML report: one that passes and one that fails, for a small model."""
+"""Reports of a small model for the tests of the HTML report: one that passes, one that fails, and attention maps."""
 
 from functools import cache
 
@@ -23,7 +23,7 @@ def checkpoint() -> Checkpoint:
 
 @cache
 def passing_report() -> Report:
-    """Return a report that passes, of the default level."""
+    """Return a report of the default level that passes."""
     return compare(checkpoint().config, checkpoint(), xla_options=QUICK)
 
 
@@ -32,9 +32,9 @@ def failing_report() -> Report:
     """Return a report that fails, because the JAX twin has another eps."""
     import vit_jax
 
-    right = vit_jax.ViT
+    original = vit_jax.ViT
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vit_jax, "ViT", lambda config, *rest: right(config.replace(norms={"eps": 1e-5}), *rest))
+        patch.setattr(vit_jax, "ViT", lambda config, *rest: original(config.replace(norms={"eps": 1e-5}), *rest))
         return compare(checkpoint().config, checkpoint(), level="function", backward=False, xla_options=QUICK)
 
 

@@ -100,7 +100,7 @@ def test_every_weight_of_a_golden_file_affects_the_outputs(name: str) -> None:
     model.load_state_dict({key: torch.tensor(array) for key, array in golden.weights.items()})
     model(torch.tensor(golden.images)).square().sum().backward()
     without_effect = {key for key, value in model.named_parameters() if value.grad is None or value.grad.norm() < 1e-6}
-    # A vector added to all keys adds the same number to all scores of a query, which the softmax ignores.
+    # A bias of the keys adds the same number to all scores of a query, and the softmax ignores it.
     assert not {key for key in without_effect if not key.endswith("k_norm.bias")}
 
 

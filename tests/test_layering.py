@@ -1,4 +1,4 @@
-"""Modules import only lower layers, between packages and inside them, at the top of a module and inside functions."""
+"""Modules import only lower layers: between packages and within them, at the top of a module and inside functions."""
 
 import ast
 import os
@@ -54,8 +54,8 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imported(module: str, *, at_top: bool = False) -> Iterator[str]:
-    """Yield the modules that a module imports; with `at_top` only those imported when it is imported itself."""
+def imports_of(module: str, *, at_top: bool = False) -> Iterator[str]:
+    """Yield the modules that a module imports; with `at_top`, without imports inside functions and under TYPE_CHECKING."""
     tree = ast.parse(MODULES[module].read_text())
     deferred = [
         part
@@ -75,25 +75,26 @@ def imported(module: str, *, at_top: bool = False) -> Iterator[str]:
 
 
 def group(module: str) -> str:
-    """Return the longest prefix of a module's name in `LAYERS`."""
+    """Return the group of a module: the longest prefix of its name in `LAYERS`."""
     while module not in LEVELS:
         module = module.rpartition(".")[0]
     return module
 
 
 def is_upward(module: str, other: str) -> bool:
+    """Return whether an import of `other` by `module` goes to the same layer or a higher one, outside its own group."""
     importer, target = group(module), group(other)
     return importer != target and LEVELS[target] >= LEVELS[importer]
 
 
 def test_modules_import_only_lower_layers() -> None:
-    found = {(module, other) for module in MODULES for other in imported(module) if other.split(".")[0] in PACKAGES}
+    found = {(module, other) for module in MODULES for other in imports_of(module) if other.split(".")[0] in PACKAGES}
     upward = {(module, other) for module, other in found if is_upward(module, other)}
     assert upward <= UPWARD, "\n".join(f"{module} imports {other}" for module, other in sorted(upward - UPWARD))
 
 
 def test_there_are_no_circular_imports() -> None:
-    unresolved = {name: {other for other in imported(name) if other in MODULES and other != name} for name in MODULES}
+    unresolved = {name: {other for other in imports_of(name) if other in MODULES and other != name} for name in MODULES}
     unresolved = {name: {other for other in others if (name, other) not in UPWARD} for name, others in unresolved.items()}
     while resolved := {name for name, others in unresolved.items() if not others & unresolved.keys()}:
         unresolved = {name: others for name, others in unresolved.items() if name not in resolved}
@@ -101,12 +102,13 @@ def test_there_are_no_circular_imports() -> None:
 
 
 def test_only_the_packages_of_a_framework_import_it() -> None:
-    found = {(module, other.split(".")[0]) for module in MODULES for other in imported(module, at_top=True)}
+    found = {(module, other.split(".")[0]) for module in MODULES for other in imports_of(module, at_top=True)}
     wrong = sorted(each for each in found if each[1] in FRAMEWORKS - ALLOWED.get(group(each[0]), set()))
     assert not wrong, "\n".join(f"{module} imports {framework}" for module, framework in wrong)
 
 
 def run(code: str) -> str:
+    """Run Python code in a new process, assert that it succeeds, and return its output."""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

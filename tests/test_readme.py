@@ -1,4 +1,4 @@
-"""The commands of README.md and of docs/guides/convert.md work as written there."""
+"""The commands of README.md and of docs/guides/convert.md work as these pages say."""
 
 import os
 import re
@@ -36,13 +36,13 @@ def weights():
 
 
 def run_python(command, folder):
-    """Run Python with the arguments of a README line in a folder, and wait for it."""
+    """Run Python with some arguments in a folder, and return the completed process."""
     env = os.environ | {"PYTHONPATH": str(README.parent)}
     return subprocess.run([sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True)
 
 
 def run(command, folder):
-    """Run a line of the README in a folder, and return its output."""
+    """Run Python with the arguments in a line of a page, assert that it succeeds, and return its output."""
     done = run_python(shlex.split(command), folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -97,7 +97,7 @@ def test_fine_tuned_pytorch_to_google(tmp_path, weights):
     np.testing.assert_array_equal(query, weights["blocks.1.attn.qkv.weight"][:384].T.reshape(384, 6, 64))
 
 
-SHOWN = [shlex.split(line) for line in re.findall(r"^\$ python (-m parity .*)$", README.read_text(), re.MULTILINE)]
+README_LINES = [shlex.split(line) for line in re.findall(r"^\$ python (-m parity .*)$", README.read_text(), re.MULTILINE)]
 
 
 @pytest.fixture(scope="module")
@@ -120,14 +120,14 @@ def ported(tmp_path_factory, weights):
 
 def test_the_failing_check_of_the_readme_fails_at_the_part_shown_there(ported, capsys):
     pytest.importorskip("jax")
-    command = next(line for line in SHOWN if "check" in line)
+    command = next(line for line in README_LINES if "check" in line)
     done = run_python(command, ported)
     assert done.returncode == 1
     assert "the first part that differs is blocks.0.norm1, by" in done.stdout.splitlines()[-1]
 
 
 def test_the_diagnosis_of_the_readme_finds_the_cause_shown_there_and_its_fix_works(ported):
-    command = next(line for line in SHOWN if "diagnose" in line)
+    command = next(line for line in README_LINES if "diagnose" in line)
     text = README.read_text()
     (cause,), (fix,) = re.findall(r"^(cause: .*) \(", text, re.M), re.findall(r"^  fix: python (.*)$", text, re.M)
     done = run_python(command, ported)

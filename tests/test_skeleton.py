@@ -24,7 +24,7 @@ ONLY_TORCH = [
 
 
 def skeleton(source: str) -> dict[str, dict[str, list[str]]]:
-    """Return by class and method the statements: the names assigned, and the attributes of self that are used, in order."""
+    """Return the statements of each method of each class, in order: the assigned names and the attributes of self."""
     return {
         cls.name: {
             METHOD_NAMES.get(method.name, method.name): list(statements(method.body))
@@ -37,7 +37,7 @@ def skeleton(source: str) -> dict[str, dict[str, list[str]]]:
 
 
 def statements(body: list[ast.stmt]) -> Iterator[str]:
-    """Yield one line for each statement, without what only one framework needs."""
+    """Yield a line for each statement, which leaves out expressions that only one framework needs."""
     for node in body:
         match node:
             case ast.Assign(targets=[target], value=value):
@@ -58,7 +58,7 @@ def statements(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def self_attributes(node: ast.AST | None) -> str:
-    """Return the attributes of self in an expression, and the names of its intermediates, in the order of the text."""
+    """Return the attributes of self and the names of intermediates in an expression, in the order of the source."""
     framework = {"config", "execution", "declare", "training", "constants", "intermediate"}
     found = [
         (n.lineno, n.col_offset, n.attr)
@@ -73,30 +73,30 @@ def self_attributes(node: ast.AST | None) -> str:
     return " ".join(f"self.{name}" for *_, name in sorted(found) if name not in framework)
 
 
-def remove_prefixed(lines: list[str], prefixes: list[str]) -> list[str]:
+def without_prefixes(lines: list[str], prefixes: list[str]) -> list[str]:
     return [line for line in lines if not any(line.startswith(prefix) for prefix in prefixes)]
 
 
-def read(twin: str) -> dict[str, dict[str, list[str]]]:
+def model_skeleton(twin: str) -> dict[str, dict[str, list[str]]]:
     return skeleton((ROOT / twin / "model.py").read_text())
 
 
 def test_the_twins_have_the_same_classes_in_the_same_order() -> None:
-    assert list(read("vit_jax")) == list(read("vit_torch"))
+    assert list(model_skeleton("vit_jax")) == list(model_skeleton("vit_torch"))
 
 
-@pytest.mark.parametrize("cls", read("vit_jax"))
+@pytest.mark.parametrize("cls", model_skeleton("vit_jax"))
 def test_each_class_has_the_same_methods_in_the_same_order(cls: str) -> None:
-    assert list(read("vit_jax")[cls]) == list(read("vit_torch")[cls])
+    assert list(model_skeleton("vit_jax")[cls]) == list(model_skeleton("vit_torch")[cls])
 
 
-METHODS = [(cls, method) for cls, methods in read("vit_jax").items() for method in methods]
+METHODS = [(cls, method) for cls, methods in model_skeleton("vit_jax").items() for method in methods]
 
 
 @pytest.mark.parametrize(("cls", "method"), METHODS)
 def test_each_method_has_the_same_statements_in_the_same_order(cls: str, method: str) -> None:
-    in_jax, in_torch = read("vit_jax")[cls][method], read("vit_torch")[cls][method]
-    assert remove_prefixed(in_jax, ONLY_JAX) == remove_prefixed(in_torch, ONLY_TORCH)
+    in_jax, in_torch = model_skeleton("vit_jax")[cls][method], model_skeleton("vit_torch")[cls][method]
+    assert without_prefixes(in_jax, ONLY_JAX) == without_prefixes(in_torch, ONLY_TORCH)
 
 
 def test_a_renamed_attribute_is_detected() -> None:

@@ -1,4 +1,4 @@
-"""The twins compute the same function (G0, float64), equally precisely (G1, float32): see `parity.comparison.twins`."""
+"""The twins compute the same function (G0, float64) with equal accuracy (G1, float32): see `parity.comparison.twins`."""
 
 import numpy as np
 import pytest
@@ -14,10 +14,7 @@ from parity.comparison.tolerances import ErrorBudget, ErrorNorms
 from parity.comparison.twins import compare
 from tests.random_configs import RESAMPLING, configs
 from tests.twins import FUSION, perturbed_params, random_images, small_config, small_models
-from vit_spec import (
-    InputError,
-    ViTConfig,
-)
+from vit_spec import InputError, ViTConfig
 
 # Each program runs once, so it is compiled with few optimizations; XLA still fuses operations.  benchmarks/full_size.py
 # uses the default optimizations.
@@ -27,7 +24,7 @@ QUICK = {"xla_backend_optimization_level": 0}
 @pytest.mark.parametrize("fusion", FUSION)
 @pytest.mark.parametrize("names", small_models())
 def test_a_named_model_passes_g0_and_g1_in_inference_and_training(names: str, fusion: str) -> None:
-    """Inference is tested with kernel fusion; training without it, with the same stochastic-depth masks in both twins."""
+    """Test inference with kernel fusion, and training without it, with the same stochastic-depth masks in both twins."""
     config = small_models()[names]
     options, rate = {**QUICK, **(FUSION[fusion] or {})}, 0.0 if fusion == "fused" else 0.6
     report = compare(config, perturbed_params(config), images=random_images(config), drop_path=rate, xla_options=options)
@@ -60,9 +57,9 @@ def test_a_random_config_is_the_same_function_in_both_twins(config: ViTConfig, s
 
 
 def test_an_imprecise_twin_fails_only_g1(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = vit_torch.ViT
+    original = vit_torch.ViT
 
-    class Imprecise(right):  # type: ignore[misc, valid-type]
+    class Imprecise(original):  # type: ignore[misc, valid-type]
         def encode(self, x, tables):
             noise = 1 + (3e-6 * (x > 0) if x.dtype.itemsize == 4 else 0)
             return super().encode(x * noise, tables)

@@ -1,4 +1,4 @@
-"""The installed wheel works in a folder where the user has a train.py and a package parity."""
+"""The installed wheel contains its data files, and works in a folder with a train.py and a package parity of the user."""
 
 import os
 import shutil

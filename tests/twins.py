@@ -1,4 +1,4 @@
-"""Shared by tests of the twins: small versions of named models, and parameters and images that reveal any wrong mapping."""
+"""Helpers for tests of the twins: small versions of named models, and parameters and images that reveal wrong mappings."""
 
 from functools import cache
 from typing import Any

@@ -9,6 +9,7 @@ from typing import Any
 from parity.checkpoints import containers, hub, metadata
 from parity.checkpoints.config_inference import Assumption, FormatMismatch, infer_config, nest_fields
 from parity.checkpoints.containers import Contents
+from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import Fields, hf_processor, open_clip_config
 from parity.checkpoints.formats import get as get_format
 from parity.checkpoints.recognition import Match, join_keys, recognise
@@ -26,6 +27,7 @@ ADAPTER_FILE = "adapter_config.json"  # PEFT writes it with an adapter, which tr
 StrPath = str | PathLike[str]
 
 _FINGERPRINT_BYTES = 1 << 20  # at each end of a file
+_COMPARED_ENTRIES = 1 << 20  # of two arrays at a time
 _MAX_JSON_BYTES = 1 << 24  # the names of 21,843 classes take 3 MB in Hugging Face's config.json
 
 # A config.json that describes a model has at least one of these keys.
@@ -84,6 +86,7 @@ def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str |
     else:
         match, config, assumed = _first_valid_match(recognise(contents.arrays, notes, format), given)
         name = match.format.full_name(config)
+        _check_duplicates(match, config)
         if match.alternatives:
             why = f"not {', '.join(match.alternatives)}, of the same file: save that alone to read it"
             assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", why))
@@ -124,6 +127,27 @@ def _first_valid_match(matches: list[Match], given: Fields) -> tuple[Match, ViTC
             if match.format.recognises(match.evidence) or match.format.matches_config_file(match.evidence.notes):
                 break
     raise errors[0]
+
+
+def _check_duplicates(match: Match, config: ViTConfig) -> None:
+    """Raise InputError if the second copy of a parameter has other bits than the first, so that it is not ignored.
+
+    The copies are one array in the module that wrote the file.  If they differ, the file does not say which is right.
+    """
+    first_keys = match.format.layouts(config)
+    for name, layout in match.format.duplicate_layouts(config).items():
+        for key, second_key in zip(first_keys[name].keys(config.sizes), layout.keys(config.sizes), strict=True):
+            first, second = match.arrays[key], match.evidence.ignored_arrays.get(second_key)
+            if second is not None and not _is_equal(first, second):
+                raise InputError(f"{second_key} differs from {key}, of which it is a copy: remove the wrong one")
+
+
+def _is_equal(first: StoredArray, second: StoredArray) -> bool:
+    """Return whether two arrays have the same shape, dtype and bits.  They are read in chunks."""
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+    limits = [(start, min(start + _COMPARED_ENTRIES, first.size)) for start in range(0, first.size, _COMPARED_ENTRIES)]
+    return all(first.read(*each).tobytes() == second.read(*each).tobytes() for each in limits)
 
 
 def resolve_path(source: StrPath) -> Path:

@@ -86,9 +86,9 @@ def golden(args: argparse.Namespace) -> int:
 def _record(args: argparse.Namespace) -> int:
     from parity.comparison import golden
 
-    subject = golden.read_model(args.subject, format=args.format, given=parse_overrides(args.set))
+    model = golden.read_model(args.subject, format=args.format, given=parse_overrides(args.set))
     with _require_frameworks("golden record runs both twins"), spinner(quiet=args.json) as progress:
-        recorded = golden.record(subject, args.file, seed=args.seed, force=args.force, progress=progress)
+        recorded = golden.record(model, args.file, seed=args.seed, force=args.force, progress=progress)
     size = Path(args.file).stat().st_size
     if args.json:
         _print_json({"file": args.file, "tensors": len(recorded.tensors), "bytes": size})
@@ -102,7 +102,7 @@ def _verify(args: argparse.Namespace) -> int:
 
     weights = load(args.weights) if args.weights else None
     results = []
-    with _require_frameworks("golden verify runs either twin"), spinner(quiet=args.json) as progress:
+    with _require_frameworks("golden verify runs a twin"), spinner(quiet=args.json) as progress:
         for path in args.files:
             results.append(golden.verify(path, weights=weights, only=args.only, append=args.append, progress=progress))
     if args.json:
@@ -138,7 +138,7 @@ def _compare_checkpoints(checkpoint: Checkpoint, other: Checkpoint, args: argpar
 
 
 def _with_count(progress: Callable[[str], None]) -> Callable[[str, int, int], None]:
-    """Return a progress function that adds the count done and the total count to the description."""
+    """Return a progress function that writes the number done and the total number before the description."""
     return lambda what, done, total: progress(f"{done:,} of {total:,}: {what}")
 
 

@@ -125,7 +125,7 @@ def _repair(checkpoint: Checkpoint, causes: list[str]) -> tuple[Checkpoint, list
 
 
 def _surgery_operations(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the requested operations of `parity.surgery.apply`."""
+    """Return the keyword arguments of `parity.surgery.apply` that the options ask for."""
     sizes = {name: _parse_size(getattr(args, name)) for name in ("image_size", "patch_size") if getattr(args, name)}
     numbers = {name: getattr(args, name) for name in ("in_channels", "num_classes") if getattr(args, name) is not None}
     flags = ("drop_head", "fold_class_position", "unfold_class_position", "add_key_bias", "drop_key_bias")
@@ -135,14 +135,14 @@ def _surgery_operations(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parse_size(text: str) -> tuple[int, int]:
-    """Parse 384 or 384x256, height first."""
+    """Return (height, width) for 384 or 384x256."""
     if not (match := re.fullmatch(r"(\d{1,18})(?:x(\d{1,18}))?", text)):
         raise InputError(f"{text!r} is not a size: write it as 384, or as 384x256, height first")
     return int(match[1]), int(match[2] or match[1])
 
 
 def _parse_file_size(text: str) -> int:
-    """Parse a file size such as 500MB or 5GB."""
+    """Return the number of bytes in a file size such as 500MB or 5GB."""
     if not (match := re.fullmatch(r"(\d{1,18})\s*([KMG]?)B?", text.upper())) or not int(match[1]):
         raise InputError(f"{text!r} is not a file size: write it as 500MB or 5GB")
     return int(int(match[1]) * 1000 ** " KMG".index(match[2] or " "))

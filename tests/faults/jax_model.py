@@ -61,7 +61,7 @@ FAULTS = [
         old="        x = x + y\n        return x, None\n",
         new="        x = __import__('jax').lax.stop_gradient(x) + y\n        return x, None\n",
         part=r"blocks\.1: output in the backward pass",
-        unnamed="the sum feeds both the norm and the residual stream; the check cannot tell which gradient is too small",
+        ambiguity="the sum feeds both the norm and the residual stream; the check cannot tell which gradient is too small",
     ),
     _fault(
         name="norms after the sums",

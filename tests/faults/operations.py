@@ -1,8 +1,8 @@
-"""Draw random faults in the operations of a forward pass, and assess what a diagnosis answers.
+"""Random faults in the operations of a forward pass, and an assessment of the diagnosis of each.
 
-This module does not use the catalogue of causes.  It records the function calls of a forward pass of the PyTorch twin.  One
+This module does not use the catalogue of causes.  It records the function calls in a forward pass of the PyTorch twin.  One
 call, or the same call in every block, is then replaced by a random mutation: another factor, eps, activation or axis, a
-transposed or rolled array, a missing bias or residual, tokens in another order, or a lower precision.
+transposed or rolled array, a missing bias or residual connection, tokens in another order, or a lower precision.
 """
 
 from collections import Counter
@@ -29,37 +29,47 @@ from tests.twins import perturbed_params
 from vit_spec import ViTConfig, rows
 
 Call = tuple[str, str, int]  # (module, function, number of the call in this module)
-Mutation = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+Mutation = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]  # (function, args, kwargs) -> wrong result
 
 MIN_EFFECT = 1e-4  # relRMS of the logits; faults with a smaller effect are drawn again
-MAX_REMAINING_SHARE = 1e-2  # of the difference on new images that a right answer may leave
+MAX_REMAINING_SHARE = 1e-2  # of the difference on new images that may remain after a right answer
 PRECISIONS = ("float64", "float64, weights rounded afterwards", "float32", "float32 in float64", "5 decimals")
 
 
 @dataclass(frozen=True)
 class RandomFault:
-    """A mutation of one call, in one block or in all blocks."""
+    """A mutation of one call, in one block or in all blocks.
+
+    call: the call, of any one block if the fault is in all blocks.
+    in_all_blocks: whether the same call is mutated in every block.
+    what: a description of the mutation.
+    mutation: a function that replaces the call.
+    """
 
     call: Call
-    everywhere: bool
+    in_all_blocks: bool
     what: str
     mutation: Mutation
 
     @property
     def layer(self) -> str:
         """The first module with the fault."""
-        return _with_block_number(self.call[0], 0) if self.everywhere else self.call[0]
+        return _with_block_number(self.call[0], 0) if self.in_all_blocks else self.call[0]
 
     def __str__(self) -> str:
         where = f"{self.call[0] or 'the model'}, call {self.call[2]} of {self.call[1]}"
-        return f"{where}{', in all blocks' if self.everywhere else ''}: {self.what}"
+        return f"{where}{', in all blocks' if self.in_all_blocks else ''}: {self.what}"
 
 
 # Recording and mutating -----------------------------------------------------------------------------------------------
 
 
 class _CallInterceptor(TorchFunctionMode):
-    """A mode of torch that counts function calls by module and replaces each result by the result of `change`."""
+    """A PyTorch function mode that counts calls by module, and calls `change` instead of each function.
+
+    stack: names of the modules that are being run, the innermost last.
+    change: (call, function, args, kwargs) -> the result to use.
+    """
 
     def __init__(self, stack: list[str], change: Callable[[Call, Any, Any, Any], Any]) -> None:
         super().__init__()
@@ -73,6 +83,7 @@ class _CallInterceptor(TorchFunctionMode):
 
 @contextmanager
 def _intercept_calls(model: Any, change: Callable[[Call, Any, Any, Any], Any]) -> Iterator[None]:
+    """Replace every function call of a model by change(call, function, args, kwargs) during the `with` block."""
     stack: list[str] = [""]
 
     def enter(name: str, module: Any, inputs: Any) -> None:
@@ -93,7 +104,7 @@ def _intercept_calls(model: Any, change: Callable[[Call, Any, Any, Any], Any]) -
 
 
 def record_calls(model: Any, images: Any) -> dict[Call, tuple[Any, tuple[Any, ...], dict[str, Any], Any]]:
-    """Return every call of a forward pass that returns a floating-point matrix, with its arguments and result."""
+    """Return (function, args, kwargs, result) of every call in a forward pass that returns a floating-point matrix."""
     calls = {}
 
     def record(call: Call, func: Any, args: Any, kwargs: Any) -> Any:
@@ -130,7 +141,7 @@ def apply_fault(model: Any, fault: RandomFault) -> Iterator[None]:
 
     def change(call: Call, func: Any, args: Any, kwargs: Any) -> Any:
         same = (_with_block_number(call[0], None), *call[1:]) == (_with_block_number(fault.call[0], None), *fault.call[1:])
-        if call == fault.call or (fault.everywhere and same):
+        if call == fault.call or (fault.in_all_blocks and same):
             return fault.mutation(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -163,11 +174,12 @@ def draw_fault(model: Any, images: Any, rng: np.random.Generator) -> RandomFault
 
 
 def _on_result(change: Callable[[Any], Any]) -> Mutation:
+    """Return the mutation that replaces the result by change(result)."""
     return lambda func, args, kwargs: change(func(*args, **kwargs))
 
 
 def _on_argument(place: int, value: Callable[[Any], Any]) -> Mutation:
-    """Return the mutation that changes one positional argument."""
+    """Return the mutation that replaces the positional argument at `place` by value(argument)."""
 
     def mutation(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args[:place], value(args[place]), *args[place + 1 :], **kwargs)
@@ -176,11 +188,12 @@ def _on_argument(place: int, value: Callable[[Any], Any]) -> Mutation:
 
 
 def _replace_function(function: Callable[..., Any]) -> Mutation:
+    """Return the mutation that calls another function with the same positional arguments."""
     return lambda func, args, kwargs: function(*args)
 
 
 def _mutations(func: Any, args: Any, kwargs: Any, result: Any, rng: np.random.Generator) -> Iterator[tuple[str, Mutation]]:
-    """Yield named mutations of a call: those for any array, then those for this function."""
+    """Yield (description, mutation): first the mutations of any array, then the mutations of this function."""
     factor = float(np.round(rng.uniform(0.5, 1.5), 3))
     yield f"times {factor}", _on_result(lambda x: factor * x)
     yield "negated", _on_result(lambda x: -x)
@@ -281,30 +294,39 @@ _FUNCTION_MUTATIONS: dict[str, Callable[..., Iterator[tuple[str, Mutation]]]] = 
 }
 
 
-# Assessment --------------------------------------------------------------------------------------------------------------
+# Assessment -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Assessment:
     """The answer of a diagnosis to one fault.
 
+    fault: a description of the fault.
+    precision: the precision of the expected outputs, one of `PRECISIONS`.
+    with_intermediates: whether intermediates were expected too.
     outcome: "right", "unknown, right layer", "unknown, layer not named", or text that begins with "wrong".
+    answer: the verdict and the suspect layer of the diagnosis.
     """
 
     fault: str
     precision: str
-    intermediates: bool
+    with_intermediates: bool
     outcome: str
-    said: str
+    answer: str
 
     @property
-    def wrong(self) -> bool:
+    def is_wrong(self) -> bool:
         """Whether the diagnosis gives a wrong answer."""
         return self.outcome.startswith("wrong")
 
 
 def assess_random_fault(config: ViTConfig, seed: int, *, count: int = 8, pairs: int | None = None) -> Assessment:
-    """Draw a fault, diagnose the correct checkpoint against its outputs, and assess the answer on new images."""
+    """Draw a fault, diagnose the correct checkpoint given the faulty outputs, and assess the answer on new images.
+
+    seed: the seed of the weights, the images and the fault.
+    count: number of images.
+    pairs: how many pairs of causes the diagnosis tries.
+    """
     rng = np.random.default_rng(seed)
     precision, with_intermediates = PRECISIONS[rng.integers(len(PRECISIONS))], bool(rng.integers(2))
     state, stored = _weights(config, seed, afterwards="afterwards" in precision)
@@ -325,7 +347,8 @@ def assess_random_fault(config: ViTConfig, seed: int, *, count: int = 8, pairs: 
     arrays = expected_outputs(images.numpy(), rounded, config, intermediates if with_intermediates else {})
     with _record_searches() as searches:
         diagnosis = diagnose(checkpoint, arrays, pairs=pairs)
-    # With the exact weights: a value near a rounding boundary may be rounded differently with those of the file.
+    # The answer is assessed with the exact weights: a value near a rounding boundary may be rounded differently with the
+    # weights of the checkpoint.
     exact_checkpoint = Checkpoint(config, "torch", state)
     exact_weights = {name: to_float64(parameter(exact_checkpoint, name)) for name in rows(config)}
     outcome = _outcome(
@@ -335,7 +358,10 @@ def assess_random_fault(config: ViTConfig, seed: int, *, count: int = 8, pairs: 
 
 
 def _weights(config: ViTConfig, seed: int, *, afterwards: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the weights that make the expected outputs, and those of the checkpoint."""
+    """Return the weights that make the expected outputs, and the weights of the checkpoint.
+
+    afterwards: whether the weights of the checkpoint were rounded to float32 after the outputs were made.
+    """
     state = parity.to_torch(perturbed_params(config, seed), config)
     if not afterwards:
         return state, state
@@ -383,7 +409,7 @@ def _round_logits(logits: np.ndarray, precision: str) -> np.ndarray:
 
 @contextmanager
 def _record_searches() -> Iterator[list[tuple[Search, SearchResult]]]:
-    """Record every search and its result: the diagnosis itself does not keep the hypotheses."""
+    """Record every search and its result, because a `Diagnosis` does not contain the hypotheses."""
     records: list[tuple[Search, SearchResult]] = []
 
     run = Search.run
@@ -407,6 +433,12 @@ def _outcome(
     replacements: dict[str, Any],
     truth: np.ndarray,
 ) -> str:
+    """Return the outcome of a diagnosis; see `Assessment`.
+
+    record: the search of the diagnosis, and its result.
+    replacements: new images and the exact weights, as fields of `Trial`.
+    truth: the outputs of the faulty model for the new images.
+    """
     if diagnosis.discarded:
         return f"wrong: a cause could not be run, {diagnosis.discarded[0]}"
     search, result = record
@@ -439,9 +471,9 @@ def _remaining_share(trial: Trial, causes: Any, truth: np.ndarray) -> float:
 
 
 def _names_block_of(suspect: str, fault: RandomFault) -> bool:
-    """Return whether a suspect names the block of a fault or, outside of the blocks, a layer near it."""
+    """Return whether a suspect names the block of a fault, or a layer near a fault outside of the blocks."""
     named = suspect.removeprefix("the first layer that differs is ").split(",")[0].split(":")[0].split(" ")[0]
-    if fault.call[:2] == ("", "tensor"):  # a rotary table: attention of the first block is the first layer that uses it
+    if fault.call[:2] == ("", "tensor"):  # a rotary table: the first layer that uses it is attention of block 0
         return named in ("blocks.0", "blocks.0.attn")
     if fault.layer.startswith("blocks."):
         return named.split(".")[:2] == fault.layer.split(".")[:2]

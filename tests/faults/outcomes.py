@@ -1,4 +1,4 @@
-"""Run the check and the diagnosis on a planted fault, and evaluate their answers."""
+"""The answers of the check and of the diagnosis to a planted fault, and whether they are right."""
 
 import re
 from typing import Any
@@ -14,12 +14,17 @@ from parity.comparison.tolerances import ErrorNorms
 from parity.comparison.twins import compare
 from tests.faults.planting import Fault, plant_fault
 
-QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}  # each fault is compiled again
+# Options for XLA: every fault is compiled separately, and optimization would cost more time than it saves.
+QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
 STEPS = 50
 
 
 def run_check(fault: Fault, *, backward: bool = True, steps: int = STEPS) -> Report:
-    """Compare the twins with the fault planted in one of them."""
+    """Compare the twins while the fault is planted in one of them.
+
+    backward: whether to compare gradients; they are always compared if the fault is in the backward pass.
+    steps: number of optimizer steps, for a fault in an optimizer.
+    """
     params, images = fault.params(), None if fault.level == "train" else fault.images()
     with plant_fault(fault):
         return compare(
@@ -39,7 +44,10 @@ def names_part(fault: Fault, report: Report) -> bool:
 
 
 def run_diagnosis(fault: Fault) -> Diagnosis:
-    """Diagnose a correct checkpoint against the outputs of a model with the fault."""
+    """Diagnose a correct checkpoint, given the outputs of a model with the fault.
+
+    If fused and explicit attention, or the two twins, give different outputs, the outputs with the largest error are given.
+    """
     checkpoint, images = as_checkpoint(fault.params(), fault.config, "jax"), fault.images()
     subject = PassInputs(checkpoint, images)
     correct = _outputs(TorchTwin(subject, "explicit"))

@@ -1,4 +1,4 @@
-"""Plant one fault in a copy of a twin or of a format for the duration of a `with` block; no file is changed."""
+"""Faults, each planted in a copy of a twin or of a format for the duration of a `with` block; no file is changed."""
 
 import importlib.abc
 import importlib.util
@@ -25,14 +25,16 @@ class Fault:
 
     name: a description of the mistake.
     file: the source file of a twin, a format or an optimizer, relative to the repository root.
-    old, new: a piece of its source that occurs once, and the wrong code that replaces it.
+    old: a piece of its source that occurs once.
+    new: the wrong code that replaces it.
     part: a regular expression for `str(report.part)`, the part that the check must name.
-    model, changes: the named model, in small, that shows the mistake, and changes of its config.
+    model: the name of a model whose small version shows the mistake.
+    changes: changes of its config, as for `ViTConfig.replace`.
     size: (height, width) of the images, if not the config's own.
     level: the level of the check that must fail.
-    offset: a value added to the bias of the patch embedding, so that the tokens have a large mean.
+    offset: a number that is added to the bias of the patch embedding, so that the tokens have a large mean.
     cause: a regular expression for the cause that `diagnose` must name; None if the catalogue has none.
-    unnamed: why the check cannot identify the part although it fails; "" if it must.
+    ambiguity: why the check fails but cannot identify the part; "" if it must identify it.
     """
 
     name: str
@@ -46,11 +48,11 @@ class Fault:
     level: str = "function"
     offset: float = 0.0
     cause: str | None = None
-    unnamed: str = ""
+    ambiguity: str = ""
 
     @property
     def id(self) -> str:
-        """File and name."""
+        """The file and the name, which identify the fault."""
         return f"{self.file}: {self.name}"
 
     @property
@@ -71,7 +73,11 @@ class Fault:
         return random_images(self.config, self.size)
 
     def faulty_source(self) -> str:
-        """Return the source of the file with the mistake."""
+        """Return the source of the file with the mistake.
+
+        Raises:
+            ValueError: the code to replace does not occur exactly once.
+        """
         text = (ROOT / self.file).read_text()
         if text.count(self.old) != 1:
             raise ValueError(
@@ -94,6 +100,7 @@ def plant_fault(fault: Fault) -> Iterator[None]:
 
 @contextmanager
 def _plant_in_format(fault: Fault) -> Iterator[None]:
+    """Register the faulty layouts of a format, and restore the original layouts at the end."""
     name = Path(fault.file).stem
     module = ModuleType(name)
     exec(compile(fault.faulty_source(), fault.file, "exec"), vars(module))
@@ -109,10 +116,10 @@ def _plant_in_format(fault: Fault) -> Iterator[None]:
 def _plant_in_package(package: str, name: str, text: str) -> Iterator[None]:
     """Import a package again with the source of one module replaced by `text`, and restore it at the end."""
 
-    def belongs(module: str) -> bool:
+    def is_in_package(module: str) -> bool:
         return module == package or module.startswith(f"{package}.")
 
-    originals = {module: sys.modules.pop(module) for module in list(sys.modules) if belongs(module)}
+    originals = {module: sys.modules.pop(module) for module in list(sys.modules) if is_in_package(module)}
     finder = _SourceFinder(name, text)
     sys.meta_path.insert(0, finder)
     try:
@@ -120,7 +127,7 @@ def _plant_in_package(package: str, name: str, text: str) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for module in list(filter(belongs, sys.modules)):
+        for module in list(filter(is_in_package, sys.modules)):
             del sys.modules[module]
         sys.modules.update(originals)
 

@@ -1,4 +1,4 @@
-"""Load checkpoints written by this project into the Flax classes of transformers v4, and compare their logits bit by bit.
+"""Command that loads checkpoints of this project into the Flax classes of transformers v4 and compares logits bit by bit.
 
     python -m tests.goldens.check_transformers_flax      # in the environment of from_transformers_flax.py
 
@@ -40,7 +40,7 @@ def logits(name: str, folder: Path, **options: Any) -> np.ndarray:
 
 
 def strict_logits(name: str, folder: Path) -> np.ndarray:
-    """Return the same as `logits`, after a check of the keys and shapes in the folder.
+    """Return the result of `logits`, after a check of the keys and shapes in the folder.
 
     Raises:
         ValueError: a key is missing, unexpected or of another shape.
@@ -65,8 +65,8 @@ def round_trip_is_exact(name: str) -> bool:
     """Return whether a golden file gives the same logits, bit by bit, after a conversion to the JAX twin and back."""
     golden = read(name)
     cls = golden.provenance["class"].rpartition(".")[2]
-    with tempfile.TemporaryDirectory() as here:
-        theirs, ours, between = Path(here, "theirs"), Path(here, "ours"), Path(here, "jax.safetensors")
+    with tempfile.TemporaryDirectory() as folder:
+        theirs, ours, between = Path(folder, "theirs"), Path(folder, "ours"), Path(folder, "jax.safetensors")
         theirs.mkdir(), ours.mkdir()
         for file, content in golden.files.items():
             (theirs / file).write_bytes(content)
@@ -80,8 +80,8 @@ def conversion_is_exact(name: str) -> bool:
     """Return whether a PyTorch checkpoint converted to Flax gives the same logits as transformers' own conversion."""
     options, format = CLASSES[name]
     cls = getattr(transformers, name)
-    with tempfile.TemporaryDirectory() as here:
-        theirs, ours = Path(here, "theirs"), Path(here, "ours")
+    with tempfile.TemporaryDirectory() as folder:
+        theirs, ours = Path(folder, "theirs"), Path(folder, "ours")
         ours.mkdir()
         torch.manual_seed(0)
         model = cls(cls.config_class(**COMMON, **options))
@@ -94,10 +94,10 @@ def conversion_is_exact(name: str) -> bool:
 
 
 def main() -> None:
-    """Print a line for each class."""
+    """Print for each golden file and each class whether the logits are equal."""
     for name in names():
         golden = read(name)
-        if golden.files and golden.provenance["class"] != "transformers.FlaxCLIPModel":  # which has a text tower too
+        if golden.files and golden.provenance["class"] != "transformers.FlaxCLIPModel":  # it also has a text tower
             print(f"{name:24} {golden.provenance['class']:48} equal bits: {round_trip_is_exact(name)}")
     for name in CLASSES:
         print(f"{'from PyTorch':24} {name:48} equal bits: {conversion_is_exact(name)}")

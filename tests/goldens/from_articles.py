@@ -21,6 +21,8 @@ from vit_spec import ViTConfig
 def article(
     name: str, model: nn.Module, config: ViTConfig, rename: Callable[[State], State], size: tuple[int, int] | None = None
 ) -> Golden:
+    """Return the golden file of an article's model, whose forward pass returns (logits, tokens)."""
+
     def run(model: Any, images: Tensor) -> Outputs:
         logits, tokens = model(images)
         return {"logits": logits, "norm" if config.norms.after_blocks else "blocks.1": tokens}

@@ -23,7 +23,7 @@ from tests.goldens.peers import (
 )
 from vit_spec import ViTConfig
 
-SQUARE = (12, 12)  # the image size where a class needs squares: for its position table or its images
+SQUARE = (12, 12)  # the image size for classes whose position table or images must be square
 
 
 # Meta ---------------------------------------------------------------------------------------------------------------
@@ -57,6 +57,8 @@ def meta_dino() -> Golden:
 
 
 def dinov2(name: str, config: ViTConfig, **options: Any) -> Golden:
+    """Return the golden file of a DINOv2; `options` are arguments of its class."""
+
     def rename(state: State) -> State:
         state = rename_keys(state, {"mask_token": None})
         state = rename_keys(state, {"register_tokens": "reg_token"}) if config.tokens.registers else state
@@ -111,13 +113,15 @@ def meta_dinov2_registers() -> Golden:
 
 
 def dinov3(name: str, config: ViTConfig, ffn_layer: str) -> Golden:
+    """Return the golden file of a DINOv3 with one of its MLP classes."""
+
     def rename(state: State) -> State:
         rules: dict[str, str | None] = {"mask_token|bias_mask|periods": None, "storage_tokens": "reg_token"}
         state = rename_keys(state, rules)
         if config.mlp.activation == "swiglu":
             state = rename_keys(merge_projections(state, ("w1", "w2"), "fc1"), {r"mlp\.w3": "mlp.fc2"})
         result: State = {}
-        for key, value in state.items():  # the third of the keys is masked
+        for key, value in state.items():  # in the bias of q, k and v, the part of the keys is masked
             if key.endswith("qkv.bias"):
                 q, _, v = value.chunk(3)
                 result |= {key.replace("qkv.bias", "q_bias"): q, key.replace("qkv.bias", "v_bias"): v}
@@ -128,7 +132,7 @@ def dinov3(name: str, config: ViTConfig, ffn_layer: str) -> Golden:
     def run(model: Any, images: Tensor) -> Outputs:
         for block in model.blocks:
             third = config.width
-            block.attn.qkv.bias_mask.fill_(1.0)[third : 2 * third] = 0.0  # what `init_weights` does
+            block.attn.qkv.bias_mask.fill_(1.0)[third : 2 * third] = 0.0  # as `init_weights` does
         return {"logits": model(images), "blocks.1": model.forward_features(images)["x_prenorm"]}
 
     with clone("dinov3"), float64():
@@ -207,7 +211,7 @@ def openai_clip() -> Golden:
         state = reshape_entries(rename_keys(state, rules), cls_token=(1, 1, -1), pos_embed=(1, -1, config.width))
         return {**state, "head.weight": state["head.weight"].T.contiguous()}
 
-    with clone("CLIP/clip"), float64():  # not the package, which imports what its tokenizer needs
+    with clone("CLIP/clip"), float64():  # not the package, which imports the dependencies of its tokenizer
         transformer = importlib.import_module("model")
         model = transformer.VisionTransformer(12, 4, config.width, config.depth, config.num_heads, 5)
         return golden("openai_clip", model, config, rename, lambda m, x: {"logits": m(x)}, peer=at_commit("openai/CLIP"))

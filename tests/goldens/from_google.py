@@ -52,9 +52,9 @@ def flax_golden(
 
 
 def random_google_parameter(rng: np.random.Generator, key: str, shape: tuple[int, ...]) -> Array:
-    """Return noise for one parameter.
+    """Return noise for one parameter, whose shape has Flax's order of axes.
 
-    The inputs of a kernel are all axes but the last, or the first axis only for query, key and value.
+    The inputs of a kernel are all axes except the last; for query, key and value, they are the first axis only.
     """
     if key.endswith("kernel"):
         inputs = shape[0] if key.split("/")[-2] in ("query", "key", "value") else int(np.prod(shape[:-1]))
@@ -107,7 +107,7 @@ def google_names(config: ViTConfig, params: Params) -> dict[str, Array]:
             result["pos_embed"] = value
     for i in range(config.depth):
         ours, theirs = f"blocks.{i}", f"Transformer/encoderblock_{i}"
-        old = f"{theirs}/MlpBlock_3/Dense_0/kernel" in params  # vision_transformer counts all parts of a block together
+        old = f"{theirs}/MlpBlock_3/Dense_0/kernel" in params  # vision_transformer has one counter per block
         attn, mlp, second = ("_1", "_3", "_2") if old else ("_0", "_0", "_1")
         norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0")
         merged_projections(f"{ours}.attn.qkv", f"{theirs}/MultiHeadDotProductAttention{attn}", ("query", "key", "value"))
@@ -153,6 +153,8 @@ def google_vit() -> Golden:
 
 
 def big_vision(name: str, config: ViTConfig, size: tuple[int, int] | None = None, **options: Any) -> Golden:
+    """Return the golden file of big_vision's model; `options` are arguments of its class."""
+
     def run(model: Any, params: Params, images: Any) -> dict[str, Any]:
         logits, found = model.apply({"params": params}, images)
         return {"logits": logits, "norm": found["encoded"]}
@@ -220,5 +222,5 @@ def big_vision_token() -> Golden:
     """A class token that is prepended after positions were added."""
     config = tiny_config(positions={"covers": "none"}, mlp={"activation": "gelu_tanh"})
     golden = big_vision("big_vision_token", config, posemb="learn", pool_type="tok")
-    del golden.outputs["norm"]  # of the patches alone
+    del golden.outputs["norm"]  # it has the patches alone
     return golden

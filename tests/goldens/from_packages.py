@@ -57,7 +57,8 @@ def torchvision_hidden() -> Golden:
         return golden("torchvision_hidden", model, config, rename, run, peer=peer, size=(20, 20))
 
 
-def lucidrains(config: ViTConfig) -> dict[str, Any]:
+def lucidrains_options(config: ViTConfig) -> dict[str, Any]:
+    """Return the arguments of vit-pytorch's classes for a config."""
     return {
         "image_size": config.image_size,
         "patch_size": config.patch_size,
@@ -76,6 +77,10 @@ def without_patch_norms(model: Any) -> None:
 
 
 def lucidrains_names(config: ViTConfig, state: State, fc1: str, fc2: str) -> State:
+    """Rename a state dict of vit-pytorch.
+
+    fc1, fc2: the numbers of the two linear layers in the MLP's Sequential.
+    """
     rules = {
         r"^to_patch_embedding\.2": "patch_embed.proj",
         r"^transformer\.norm": "norm",
@@ -88,7 +93,7 @@ def lucidrains_names(config: ViTConfig, state: State, fc1: str, fc2: str) -> Sta
         "(linear|mlp)_head": "head",
     }
     state, (ph, pw) = rename_keys(state, rules), config.patch_size
-    flat = state["patch_embed.proj.weight"]  # of patches as rows, columns, channels
+    flat = state["patch_embed.proj.weight"]  # its inputs are (rows, columns, channels)
     state["patch_embed.proj.weight"] = flat.reshape(-1, ph, pw, config.in_channels).permute(0, 3, 1, 2)
     return state
 
@@ -107,7 +112,7 @@ def lucidrains_vit() -> Golden:
         return reshape_entries(state, cls_token=(1, 1, -1), pos_embed=(1, -1, config.width))
 
     with float64():
-        model = ViT(**lucidrains(config))
+        model = ViT(**lucidrains_options(config))
         without_patch_norms(model)
         return golden("lucidrains_vit", model, config, rename, logits, peer=VIT_PYTORCH)
 
@@ -127,10 +132,11 @@ def lucidrains_simple_vit() -> Golden:
         return lucidrains_names(config, state, "1", "3")
 
     with float64():
-        model = SimpleViT(**lucidrains(config))
+        model = SimpleViT(**lucidrains_options(config))
         without_patch_norms(model)
         return golden("lucidrains_simple_vit", model, config, rename, logits, peer=VIT_PYTORCH)
 
 
 def logits(model: Any, images: Tensor) -> Outputs:
+    """Return the logits as the only output."""
     return {"logits": model(images)}

@@ -17,14 +17,18 @@ from vit_spec import ViTConfig
 
 
 def vit(name: str, config: ViTConfig, size: tuple[int, int] | None = None, tokens: str = "norm", **options: Any) -> Golden:
-    """Return the golden file of a `VisionTransformer`; `options` are timm's, `tokens` is the name of its features here."""
+    """Return the golden file of a `VisionTransformer`.
+
+    tokens: the twins' name of the output of `forward_features`.
+    options: timm's arguments.
+    """
     with float64():
         model = VisionTransformer(**common(config), **options)
         return golden(name, model, config, dict, partial(run, tokens), peer=f"timm {timm.__version__}", size=size)
 
 
 def common(config: ViTConfig) -> dict[str, Any]:
-    """Return the options that have the same meaning in timm."""
+    """Return the timm arguments that correspond to fields of the config."""
     return {
         "img_size": config.image_size,
         "patch_size": config.patch_size,
@@ -38,6 +42,7 @@ def common(config: ViTConfig) -> dict[str, Any]:
 
 
 def run(tokens: str, model: Any, images: Tensor) -> Outputs:
+    """Return the logits, and the features under the name `tokens`."""
     return {"logits": model(images), tokens: model.forward_features(images)}
 
 
@@ -166,7 +171,7 @@ def timm_deit_distilled() -> Golden:
 
 
 def dinov3(name: str, config: ViTConfig, **options: Any) -> Golden:
-    """Return the golden file of an `Eva` with DINOv3's rotary positions, on images of another size than its own."""
+    """Return the golden file of an `Eva` with DINOv3's rotary positions, run on images of another size than its own."""
 
     def rename(state: State) -> State:
         state = rename_keys(state, {r"gamma_(\d)$": r"ls\1.gamma"})

@@ -21,7 +21,7 @@ from tests.goldens.peers import (
 )
 from vit_spec import ViTConfig
 
-SQUARE = (12, 12)  # the image size where a class needs squares: for its position table or its images
+SQUARE = (12, 12)  # the image size for classes whose position table or images must be square
 
 
 def hf(
@@ -34,7 +34,12 @@ def hf(
     prepare: Callable[[Any], None] = lambda model: None,
     **options: Any,
 ) -> Golden:
-    """Return the golden file of the class `model`; `options` are its config's, `prepare` changes the new model."""
+    """Return the golden file of a class.
+
+    model: the name of the class.
+    prepare: a function that changes the new model in place, before its weights are drawn.
+    options: fields of the config of the class.
+    """
     cls = getattr(transformers, model)
     common = {
         "hidden_size": config.width,
@@ -115,7 +120,7 @@ def hf_mae() -> Golden:
         return {"logits": tokens[:, 0], "norm": tokens}
 
     def prepare(model: Any) -> None:
-        # transformers 5.23 leaves the table of a new model at zero: it skips it if the projection is initialised already.
+        # transformers 5.23 leaves the position table of a new model at zero if the projection is initialized already.
         for part in (model.embeddings.patch_embeddings.projection, model.embeddings.position_embeddings):
             part._is_hf_initialized = False
         model.embeddings.initialize_weights()
@@ -176,6 +181,8 @@ def hf_dinov2_registers() -> Golden:
 
 
 def dinov3(name: str, config: ViTConfig, **options: Any) -> Golden:
+    """Return the golden file of a DINOv3; `options` are fields of its config."""
+
     def rename(state: State) -> State:
         rules = {r"mask_token$": None, r"embeddings\.register_tokens": "reg_token", r"^model\.layer": "layer"}
         rules |= {key: value for key, value in EMBEDDINGS.items() if "position" not in key}
@@ -304,7 +311,7 @@ def hf_siglip2() -> Golden:
 
     def rename(state: State) -> State:
         state = siglip_names(state)
-        flat = state["patch_embed.proj.weight"]  # of patches as rows, columns, channels
+        flat = state["patch_embed.proj.weight"]  # its inputs are (rows, columns, channels)
         state["patch_embed.proj.weight"] = flat.reshape(-1, ph, pw, config.in_channels).permute(0, 3, 1, 2)
         return state
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers
 from flax.traverse_util import flatten_dict, unflatten_dict
-from transformers import FlaxPreTrainedModel  # absent in version 5, for which there are no cases then
+from transformers import FlaxPreTrainedModel  # version 5 lacks it: `make` then skips this module
 
 from tests.goldens.from_google import random_google_parameter
 from tests.goldens.golden import Array, Golden, noise
@@ -23,9 +23,10 @@ Run = Callable[[Any, Any, Any], Any]  # a module, its variables, images (B, H, W
 
 
 def hf_flax(name: str, model: str, options: Any, config: ViTConfig, rename: Callable[[State], State], run: Run) -> Golden:
-    """Return the golden file of the class `model`, filled with noise and run in float64, with the files that it saves.
+    """Fill a class with noise, run it in float64, and return its golden file with the files that `save_pretrained` writes.
 
-    options: its own config.
+    model: the name of the class.
+    options: the config of the class.
     """
     with jax.enable_x64(True):
         peer: FlaxPreTrainedModel = getattr(transformers, model)(options, dtype=jnp.float64)
@@ -67,6 +68,7 @@ QKV = ("query", "key", "value")
 
 
 def common(config: ViTConfig) -> dict[str, Any]:
+    """Return the config fields that all these classes have."""
     return {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
@@ -202,7 +204,7 @@ def clip_names(state: State, **more: str | None) -> State:
     }
 
 
-TABLES = ("cls_token", "pos_embed")
+TABLES = ("cls_token", "pos_embed")  # keys whose arrays need leading axes of length one
 
 
 @case

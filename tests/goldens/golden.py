@@ -7,8 +7,8 @@ One `NAME.npz` contains
     images     (B, C, H, W), float16
     files/*    files that the peer itself wrote with these weights, byte for byte, if a test reads them
     outputs/*  outputs of the peer in float64, under the names of the twins' intermediates: "logits", "norm" (tokens after
-               the final norm), "blocks.1", or "attention" (the attention weights of the last block); all but the logits
-               for the first image only
+               the final norm), "blocks.1", or "attention" (the attention weights of the last block); the logits are for
+               all images, the other outputs for the first image only
 
 Weights and images are drawn as numbers that float16 represents exactly.  So nothing is rounded between the peer and the
 twins, and the files stay small.
@@ -31,7 +31,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Golden:
-    """The outputs of a peer, and all that a twin needs to compute them too.  All arrays are float64."""
+    """The outputs of a peer, and the config, weights and images to compute them with a twin.  All arrays are float64."""
 
     config: ViTConfig
     weights: dict[str, Array]
@@ -60,7 +60,11 @@ def read(name: str) -> Golden:
 
 
 def write(name: str, golden: Golden) -> Path:
-    """Write a golden file and return its path."""
+    """Write a golden file and return its path.
+
+    Raises:
+        ValueError: an output is not finite or not float64, or a weight or pixel is not exact in float16.
+    """
     header = {
         "config": json.loads(golden.config.to_json()),
         "provenance": golden.provenance,
@@ -79,13 +83,18 @@ def write(name: str, golden: Golden) -> Path:
 
 
 def _to_float16(array: Array) -> Array:
+    """Return an array in float16.
+
+    Raises:
+        ValueError: the conversion would round a value.
+    """
     half: Array = array.astype(np.float16)
     if not np.array_equal(half, array):
         raise ValueError("a weight or a pixel is not exact in float16: draw it with `noise`")
     return half
 
 
-def noise(rng: np.random.Generator, shape: tuple[int, ...], size: float, around: float = 0.0) -> Array:
-    """Return normal noise that is exact in float16, without zeros, ones or symmetries that could hide a wrong mapping."""
-    values: Array = (around + size * rng.standard_normal(shape)).astype(np.float16).astype(np.float64)
+def noise(rng: np.random.Generator, shape: tuple[int, ...], std: float, mean: float = 0.0) -> Array:
+    """Return normal noise, exact in float16, in float64.  It has no zeros or symmetries that could hide a wrong mapping."""
+    values: Array = (mean + std * rng.standard_normal(shape)).astype(np.float16).astype(np.float64)
     return values

@@ -25,7 +25,7 @@ CASES: dict[str, Build] = {}
 
 
 def case(build: Build) -> Build:
-    """Register a recipe.  Its name is the golden file's name, and its docstring says what the file tests."""
+    """Register a recipe, and return it.  Its name is the golden file's name, and its docstring says what the file tests."""
     CASES[build.__name__] = build
     return build
 
@@ -63,10 +63,10 @@ def _float64_for_float32(value: Any) -> Any:
 
 @contextlib.contextmanager
 def float64() -> Iterator[None]:
-    """Within this context, PyTorch peers are built and run in float64."""
+    """Return a context within which PyTorch peers are built and run in float64, without gradients."""
     before, narrow = torch.get_default_dtype(), torch.FloatTensor
     torch.set_default_dtype(torch.float64)
-    torch.FloatTensor = torch.DoubleTensor  # type: ignore[misc]  # a constructor that a mode does not see
+    torch.FloatTensor = torch.DoubleTensor  # type: ignore[misc]  # a mode does not intercept this constructor
     try:
         with Float64(), torch.no_grad():
             yield
@@ -84,7 +84,7 @@ def rng_for(name: str) -> np.random.Generator:
 
 
 def fill(model: nn.Module, rng: np.random.Generator) -> None:
-    """Draw every trained parameter: matrices preserve the magnitude of activations, scales are around one."""
+    """Draw every trained parameter of a model: matrices preserve the magnitude of activations, scales are near one."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:  # a frozen parameter is a fixed table, which is part of the peer's function
             parameter.copy_(torch.tensor(random_parameter(rng, name, tuple(parameter.shape))))
@@ -93,7 +93,7 @@ def fill(model: nn.Module, rng: np.random.Generator) -> None:
 def random_parameter(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
     """Return noise for one parameter, whose shape has PyTorch's order of axes."""
     if re.search(r"(gamma\w*|lambda1)$", name) or (name.endswith(("weight", "scale")) and len(shape) == 1):
-        return noise(rng, shape, 0.25, around=1.0)
+        return noise(rng, shape, 0.25, mean=1.0)
     fan_in = int(np.prod(shape[1:]))
     if name.endswith(("weight", "proj")) and len(shape) > 1:
         return noise(rng, shape, 1.2 * fan_in**-0.5)
@@ -135,18 +135,18 @@ def rename_keys(state: State, rules: Mapping[str, str | None]) -> State:
     rules: pattern -> its replacement, or None to drop the key.
 
     Raises:
-        KeyError: no key matches a rule, so that a new name in a peer does not go unnoticed.
+        KeyError: a rule matches no key, which reveals that a peer has new names.
     """
     for pattern, replacement in rules.items():
         if not any(re.search(pattern, key) for key in state):
             raise KeyError(f"no key matches {pattern!r}: {', '.join(state)}")
-        kept = {key: value for key, value in state.items() if replacement is not None or not re.search(pattern, key)}
-        state = {re.sub(pattern, replacement or "", key): value for key, value in kept.items()}
+        remaining = {key: value for key, value in state.items() if replacement is not None or not re.search(pattern, key)}
+        state = {re.sub(pattern, replacement or "", key): value for key, value in remaining.items()}
     return state
 
 
 def merge_projections(state: State, parts: Iterable[str], whole: str) -> State:
-    """Concatenate the rows of separate projections: in every block, keys with `.PART.` into one with `.WHOLE.`."""
+    """Concatenate the rows of separate projections: in every block, keys with `.PART.` become one key with `.WHOLE.`."""
     first, *others = parts
     result: State = {}
     for key, value in state.items():
@@ -167,10 +167,10 @@ def reshape_entries(state: State, **shapes: tuple[int, ...]) -> State:
 
 
 def make_torchvision_importable() -> None:
-    """Let torchvision be imported if it was built for another version of PyTorch; timm and transformers import it.
+    """Make it possible to import a torchvision that was built for another PyTorch; timm and transformers import it.
 
-    On import, torchvision registers shape functions for operators of its compiled part, which is missing then.  The
-    operators are declared here and never called.
+    On import, torchvision registers shape functions for operators of its compiled part, which cannot be loaded then.  This
+    function declares the operators; they are never called.
     """
     try:
         importlib.import_module("torchvision")
@@ -203,14 +203,17 @@ def at_commit(repository: str) -> str:
     return f"{repository} {COMMITS[repository]}"
 
 
-CLONES: list[Path] = []  # the folder given to `make`
+CLONES: list[Path] = []  # empty, or the one folder that `make` was given
 
 
 @contextlib.contextmanager
 def clone(folder: str) -> Iterator[None]:
-    """Within this context, import from a folder of the clones as if Python had been started there.
+    """Return a context within which imports find the modules of a folder of the clones first.
 
     Its modules are removed from `sys.modules` afterwards, because several clones have a top-level module `utils`.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
     """
     if not CLONES or not (CLONES[0] / folder).is_dir():
         raise FileNotFoundError(f"this case needs a clone of {folder}: see the head of make.py, and pass --clones DIR")

@@ -1,4 +1,4 @@
-"""Files as the repositories of Facebook and OpenAI write them, made from timm's models by renaming the keys.
+"""Files like those that the repositories of Facebook and OpenAI write: timm's models with renamed keys.
 
 timm's own loaders (`checkpoint_filter_fn`), which are independent of this project, read these files.
 """
@@ -33,10 +33,10 @@ class Case:
 
     format: the format as which it must be recognised.
     architecture, options: timm's model that computes the same function.
-    names: regular expression of timm's keys -> its replacement.
-    more: model -> further entries of the file, which may replace renamed ones.
+    names: regular expression for timm's keys -> its replacement.
+    more: model -> further entries of the file, which may replace renamed entries.
     wrap: state dict -> the content of the file.
-    given: fields of the config that neither tensors nor file determine.
+    given: fields of the config that neither the tensors nor the file determine.
     """
 
     format: str
@@ -75,11 +75,11 @@ class Case:
             renamed = {re.sub(pattern, name, key): value for key, value in state.items()}
             assert renamed.keys() != state.keys() and len(renamed) == len(state), pattern
             state = renamed
-        apart = ("q_bias", "v_bias")  # DINOv3 stores these in one array, which `more` adds
-        return {key: value for key, value in state.items() if not key.endswith(apart)} | self.more(self.model)
+        merged = ("q_bias", "v_bias")  # DINOv3 stores these in one array, which `more` adds
+        return {key: value for key, value in state.items() if not key.endswith(merged)} | self.more(self.model)
 
     def file(self) -> Any:
-        """Return what the repository's script saves."""
+        """Return the object that the repository's script saves."""
         return self.wrap(self.state())
 
     def read_by_timm(self, state: State) -> nn.Module:
@@ -134,8 +134,8 @@ def _dinov3(model: nn.Module) -> State:
     state = {**_mask_token(model), "rope_embed.periods": 100.0 ** (torch.arange(count) / count)}
     for n, block in enumerate(model.blocks):
         if block.attn.q_bias is not None:
-            keys = torch.full((width,), 7.0, dtype=torch.float64)  # the mask sets it to zero
-            bias = torch.cat([block.attn.q_bias.detach(), keys, block.attn.v_bias.detach()])
+            k_bias = torch.full((width,), 7.0, dtype=torch.float64)  # the mask sets it to zero
+            bias = torch.cat([block.attn.q_bias.detach(), k_bias, block.attn.v_bias.detach()])
             mask = torch.cat([torch.ones(width), torch.zeros(width), torch.ones(width)])
             state |= {f"blocks.{n}.attn.qkv.bias": bias, f"blocks.{n}.attn.qkv.bias_mask": mask}
     return state
@@ -160,13 +160,13 @@ CLIP_NAMES = {
 
 
 def _visual(state: State) -> State:
-    """Return OpenAI's whole file: parameters without axes of length one, a transposed projection, and a text tower."""
+    """Return the state dict of OpenAI: no axes of length one, a transposed projection, an image and a text tower."""
     tower = {key: value for key, value in state.items() if key != "head.bias"}
     tower |= {"class_embedding": tower["class_embedding"][0, 0], "positional_embedding": tower["positional_embedding"][0]}
     tower["proj"] = tower["proj"].T.contiguous()
     text = {"transformer.resblocks.0.ln_1.weight": torch.ones(3), "positional_embedding": torch.ones(7, 3)}
-    beside = {"logit_scale": torch.ones(()), "vocab_size": torch.tensor(9), "text_projection": torch.ones(3, 5)}
-    return {f"visual.{key}": value for key, value in tower.items()} | text | beside
+    others = {"logit_scale": torch.ones(()), "vocab_size": torch.tensor(9), "text_projection": torch.ones(3, 5)}
+    return {f"visual.{key}": value for key, value in tower.items()} | text | others
 
 
 def _args(**arguments: Any) -> Callable[[State], Any]:

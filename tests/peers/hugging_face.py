@@ -1,4 +1,4 @@
-"""Tiny models of Hugging Face transformers with random weights, to compare formats with."""
+"""Tiny models of Hugging Face transformers with random weights, with which the formats are compared."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,11 +26,11 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A class of transformers, and what the twins must compute from its weights.
+    """A class of transformers, and the outputs that the twins must compute from its weights.
 
     name: the name of the case.
-    format: the format, without the variant.
-    cls: the class.
+    format: the name of the format, without the variant.
+    cls: the name of the class.
     variant: the variant of the format that `save_pretrained` writes.
     options: fields of its config.
     logits: its outputs for images -> the outputs that the twins compute; by default its logits.
@@ -52,12 +52,13 @@ class Case:
         with torch.no_grad():
             fill(model, rng_for(self.name))
             for name, parameter in model.named_parameters():
-                if name.endswith("position_embeddings"):  # MAE does not train it, so `fill` leaves it out
+                if name.endswith("position_embeddings"):  # MAE does not train it, so `fill` skips it
                     parameter.copy_(torch.tensor(noise(rng_for(self.name), tuple(parameter.shape), 0.5)))
         return model
 
     @property
     def size(self) -> tuple[int, int]:
+        """Height and width of the images."""
         size = self.options.get("image_size", SIZES["image_size"])
         return (size, size) if isinstance(size, int) else tuple(size)
 
@@ -87,15 +88,16 @@ def pooled(out: Any) -> torch.Tensor:
     return out.pooler_output
 
 
-def first(out: Any) -> torch.Tensor:
+def first_token(out: Any) -> torch.Tensor:
     return out.last_hidden_state[:, 0]
 
 
-def both(out: Any) -> torch.Tensor:
+def mean_of_two_tokens(out: Any) -> torch.Tensor:
+    """Return the mean of the class token and DeiT's distillation token."""
     return out.last_hidden_state[:, :2].mean(1)
 
 
-def embedding(out: Any) -> torch.Tensor:
+def image_embeds(out: Any) -> torch.Tensor:
     return out.image_embeds
 
 
@@ -118,9 +120,9 @@ CASES = [
     ),
     Case("vit_one_channel", "hf-vit", VIT, "v4", {"num_channels": 1, "num_labels": 1, "hidden_act": "relu"}),
     Case("vit_pooler", "hf-vit", "ViTModel", "v4-bare", {**WIDE, "pooler_output_size": 7}, pooled),
-    Case("vit_features", "hf-vit", "ViTModel", "v4-bare", WIDE, first, BARE),
+    Case("vit_features", "hf-vit", "ViTModel", "v4-bare", WIDE, first_token, BARE),
     Case("deit", "hf-deit", "DeiTForImageClassificationWithTeacher", "v4", WIDE),
-    Case("deit_features", "hf-deit", "DeiTModel", "v4-bare", {"hidden_act": "quick_gelu"}, both, BARE),
+    Case("deit_features", "hf-deit", "DeiTModel", "v4-bare", {"hidden_act": "quick_gelu"}, mean_of_two_tokens, BARE),
     Case("dinov2", "hf-dinov2", DINOV2, "v4", DINO),
     Case("dinov2_gated", "hf-dinov2", DINOV2, "v4-gated", GATED),
     Case("dinov2_features", "hf-dinov2", "Dinov2Model", "v4-bare", {**DINO, "hidden_act": "linear"}, pooled),
@@ -137,6 +139,6 @@ CASES = [
     Case("dinov3_all_bias", "hf-dinov3", "DINOv3ViTModel", "v4", {**ROPE, **ALL_BIAS}, pooled),
     Case("siglip", "hf-siglip", "SiglipVisionModel", "v5", {}, pooled),
     Case("clip", "hf-clip", "CLIPVisionModel", "v5", {}, pooled),
-    Case("clip_projection", "hf-clip", "CLIPVisionModelWithProjection", "v4", {"projection_dim": 5}, embedding),
-    Case("vit_mae", "hf-vit-mae", "ViTMAEModel", "v4-bare", {**MAE, **WIDE}, first),
+    Case("clip_projection", "hf-clip", "CLIPVisionModelWithProjection", "v4", {"projection_dim": 5}, image_embeds),
+    Case("vit_mae", "hf-vit-mae", "ViTMAEModel", "v4-bare", {**MAE, **WIDE}, first_token),
 ]

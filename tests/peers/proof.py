@@ -1,4 +1,4 @@
-"""The proof of a format: both twins read a file of the format's own library and compute the outputs of that library."""
+"""Proofs of formats: both twins read a file of the format's own library and compute the outputs of that library."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import parity
 from parity.checkpoints.weights import Checkpoint
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE
 
-# An environment variable with a folder, to which measured differences are written for docs/reference/formats.md.
+# An environment variable: the folder to which differences are written, for docs/reference/formats.md.
 RECORD_VARIABLE = "PARITY_PROOFS"
 
 
@@ -61,8 +61,11 @@ def hidden_states(checkpoint: Checkpoint, images: np.ndarray) -> list[np.ndarray
 
 
 @contextmanager
-def recorded_block_outputs(model: Any, depth: int) -> Iterator[list[np.ndarray]]:
-    """Collect the outputs of each block while a peer runs; its blocks are the first list of modules of length `depth`."""
+def record_block_outputs(model: Any, depth: int) -> Iterator[list[np.ndarray]]:
+    """Collect the output of each block while a peer runs, in the list that is returned.
+
+    The blocks are the first `ModuleList` or `Sequential` of length `depth`.
+    """
     from torch import nn
 
     outputs: list[np.ndarray] = []
@@ -90,7 +93,9 @@ def prove(
     given: dict[str, Any] | None = None,
     hidden: list[np.ndarray] | None = None,
 ) -> Checkpoint:
-    """Assert that both twins compute the library's outputs from its file, and return the checkpoint as it was read.
+    """Assert that both twins compute a library's outputs from its file, and return the checkpoint.
+
+    The outputs are compared in float64 and, for the PyTorch twin, in float32.
 
     path: a file or folder that the library wrote, in float32 or float64.
     images: (B, C, H, W) in float64.

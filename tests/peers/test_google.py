@@ -1,6 +1,6 @@
-"""timm's own loader of Google's npz files reads those written here, and timm computes the same as the twins.
+"""timm's own loader of Google's npz files reads the files written here, and timm computes the outputs of the twins.
 
-It reads three of Google's formats: the published names of vision_transformer, and big_vision's two.
+The loader reads three of Google's formats: the published names of vision_transformer, and the two of big_vision.
 """
 
 from pathlib import Path
@@ -69,8 +69,8 @@ def timm_logits(path: Path, options: dict[str, Any], images: np.ndarray) -> np.n
         return model(torch.tensor(images)).numpy()
 
 
-def written(name: str, tmp_path: Path) -> tuple[np.ndarray, np.ndarray, Path]:
-    """Return images, the logits of a timm model, and its weights in a file that went through the JAX twin's format."""
+def written_by_parity(name: str, tmp_path: Path) -> tuple[np.ndarray, np.ndarray, Path]:
+    """Return images, timm's logits, and the path of the weights after conversion to the JAX twin's format and back."""
     format, options = MODELS[name]
     images = noise(np.random.default_rng(2), (2, 3, 12, 12), 1.0)
     with peers.float64():
@@ -85,14 +85,14 @@ def written(name: str, tmp_path: Path) -> tuple[np.ndarray, np.ndarray, Path]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_timm_computes_the_same_bits_from_a_written_file(name: str, tmp_path: Path) -> None:
-    images, logits, path = written(name, tmp_path)
+    images, logits, path = written_by_parity(name, tmp_path)
     assert timm_logits(path, MODELS[name][1], images).tobytes() == logits.tobytes()
 
 
 @pytest.mark.parametrize("prefix", ["params/", "params/img/", "opt/target/"])
 def test_timm_and_parity_both_remove_a_prefix_of_the_keys(prefix: str, tmp_path: Path) -> None:
     name = "token" if prefix == "opt/target/" else "attention"
-    images, logits, path = written(name, tmp_path)
+    images, logits, path = written_by_parity(name, tmp_path)
     with np.load(path) as file:
         inside = {f"{prefix}{key}": array for key, array in file.items() if not key.startswith("__")}
     np.savez(tmp_path / "wrapped.npz", **inside)
@@ -101,6 +101,6 @@ def test_timm_and_parity_both_remove_a_prefix_of_the_keys(prefix: str, tmp_path:
 
 
 def test_timms_default_gelu_is_not_googles(tmp_path: Path) -> None:
-    images, logits, path = written("token", tmp_path)
+    images, logits, path = written_by_parity("token", tmp_path)
     exact = timm_logits(path, TOKEN | {"act_layer": "gelu"}, images)
     assert np.linalg.norm(exact - logits) > 1e-6 * np.linalg.norm(logits)

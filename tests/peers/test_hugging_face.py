@@ -1,4 +1,4 @@
-"""The formats of Hugging Face against transformers: the twins compute its outputs, and it opens folders written here."""
+"""The formats of Hugging Face compared with transformers: equal outputs, and transformers opens folders written here."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 import parity
 from tests.goldens.peers import float64
 from tests.peers.hugging_face import CASES, PEER, Case
-from tests.peers.proof import prove, recorded_block_outputs
+from tests.peers.proof import prove, record_block_outputs
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -19,7 +19,7 @@ every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @every
 def test_the_twins_compute_the_outputs_of_transformers_from_its_folder(tmp_path, case):
     model, logits = case.exact()
-    with float64(), recorded_block_outputs(model, 2) as hidden:
+    with float64(), record_block_outputs(model, 2) as hidden:
         case.run(model, case.images())
     case.model().save_pretrained(tmp_path)
     prove(tmp_path, case.images(), logits, format=f"{case.format}:{case.variant}", peer=PEER, hidden=hidden)
@@ -56,6 +56,6 @@ def test_transformers_opens_a_written_folder_and_computes_the_same_bits(tmp_path
     loaded, info = opener.from_pretrained(folder, output_loading_info=True, attn_implementation="eager", **case.build)
     assert type(loaded).__name__ == case.cls
     assert not any(info.values()), info
-    for parameter in loaded.parameters():  # from mapped to aligned memory, because kernels round differently on them
+    for parameter in loaded.parameters():  # from memory-mapped to aligned memory, because kernels round differently on each
         parameter.data = parameter.data.clone()
     assert np.array_equal(case.run(loaded, case.images()), case.run(model, case.images()))

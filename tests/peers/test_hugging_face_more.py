@@ -35,7 +35,7 @@ def test_positions_are_resampled_to_another_image_size_as_in_transformers(tmp_pa
 
 
 def two_tower_model(name):
-    """Return a model with two towers and random weights."""
+    """Return a model with an image tower, a text tower and random weights."""
     cls = getattr(transformers, name)
     config = cls.config_class(vision_config=SIZES, text_config={**SIZES, **TEXT}, projection_dim=5)
     model = cls(config).eval()

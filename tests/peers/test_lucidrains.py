@@ -31,14 +31,16 @@ GIVEN = {"num_heads": 3, "image_size": (12, 20)}
 
 @functools.cache
 def model(name: str) -> Any:
-    kind, options = CASES[name]
+    """Return a model of vit-pytorch with random weights, in float64."""
+    cls, options = CASES[name]
     with float64():
-        made = kind(**SIZES, **options).double().eval()
-        fill(made, rng_for(name))
-    return made
+        result = cls(**SIZES, **options).double().eval()
+        fill(result, rng_for(name))
+    return result
 
 
-def saved(name: str, tmp_path: Path) -> Path:
+def save_original(name: str, tmp_path: Path) -> Path:
+    """Save the state dict of a model of vit-pytorch, and return the path."""
     torch.save(model(name).state_dict(), tmp_path / "theirs.pth")
     return tmp_path / "theirs.pth"
 
@@ -49,14 +51,14 @@ def test_the_twins_compute_the_outputs_of_vit_pytorch(name: str, tmp_path: Path)
     images = noise(rng_for(name), (2, 3, 12, 20), 1.0)
     with float64():
         logits = model(name)(torch.tensor(images)).numpy()
-    path = saved(name, tmp_path)
+    path = save_original(name, tmp_path)
     prove(path, images, logits, format=f"lucidrains:{name}", peer=f"vit-pytorch {VERSION}", given=GIVEN)
 
 
 @PLAIN
 @pytest.mark.parametrize("name", CASES)
 def test_vit_pytorch_loads_a_written_file_bit_for_bit(name: str, tmp_path: Path) -> None:
-    parity.convert(saved(name, tmp_path), tmp_path / "ours.safetensors", "jax", given=GIVEN)
+    parity.convert(save_original(name, tmp_path), tmp_path / "ours.safetensors", "jax", given=GIVEN)
     parity.convert(tmp_path / "ours.safetensors", tmp_path / "back.pth", "lucidrains")
     found, theirs = torch.load(tmp_path / "back.pth", weights_only=True), model(name).state_dict()
     assert found.keys() == theirs.keys()
@@ -64,11 +66,10 @@ def test_vit_pytorch_loads_a_written_file_bit_for_bit(name: str, tmp_path: Path)
 
 
 @PLAIN
-def test_an_assumption_says_that_no_tokens_are_dropped_because_another_vit_has_the_same_keys(tmp_path: Path) -> None:
-    from vit_pytorch.ats_vit import ViT as Sampling
+def test_that_no_tokens_are_dropped_is_an_assumption_because_another_vit_has_the_same_keys(tmp_path: Path) -> None:
+    from vit_pytorch.ats_vit import ViT as SamplingViT
 
-    kept = {"max_tokens_per_depth": (8, 4)}  # of 15 patches
-    sampling = Sampling(**SIZES, **kept, dim_head=6)
+    sampling = SamplingViT(**SIZES, max_tokens_per_depth=(8, 4), dim_head=6)  # of 15 patches
     torch.save(sampling.state_dict(), tmp_path / "sampling.pth")
     assert sampling.state_dict().keys() == model("vit").state_dict().keys()
     found = {each.field: each.value for each in parity.load(tmp_path / "sampling.pth", given=GIVEN).assumed}
@@ -79,4 +80,4 @@ def test_an_assumption_says_that_no_tokens_are_dropped_because_another_vit_has_t
 @pytest.mark.parametrize("name", CASES)
 def test_norms_around_the_projection_of_patches_are_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"to_patch_embedding\.1 and \.3 normalize patches"):
-        parity.load(saved(name, tmp_path), given=GIVEN)
+        parity.load(save_original(name, tmp_path), given=GIVEN)

@@ -37,8 +37,8 @@ from train.loop.session import train
 from train.data.sources import open_dataset
 
 NAMES = ("red fox", 'a "quoted" cat', "crane", "crane", "ünïcödé 猫", "x\x1b[31m", "7")
-FLOAT32 = 3e-6  # of a probability: logits below 8 through 3 blocks, 2^-24 for each of some ten roundings
-PRINTED = 5e-5  # train.predict prints four digits
+ROUNDING_ERROR = 3e-6  # of a probability in float32: logits below 8, three blocks, some ten roundings of 2^-24 each
+PRINT_ERROR = 5e-5  # train.predict prints four digits
 SIZES: dict[str, Any] = {"patch_size": 16, "embed_dim": 96, "depth": 3, "num_heads": 3, "num_classes": len(NAMES)}
 STATISTICS: dict[str, Any] = {"mean": (0.48, 0.45, 0.40), "std": (0.22, 0.23, 0.24)}
 
@@ -47,10 +47,8 @@ TIMM: dict[str, dict[str, Any]] = {
     "center": {"crop_pct": 0.875, "interpolation": "bicubic"},
     "whole": {"crop_pct": 1.0, "interpolation": "bilinear", "crop_mode": "center"},
     "squash": {"crop_pct": 0.875, "interpolation": "lanczos", "crop_mode": "squash"},
-    "moved": {
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-    },  # crops 71 pixels to 64: timm removes 4 and 3 pixels, transformers 3 and 4
+    # Crops 71 pixels to 64: timm removes 4 and 3 pixels, transformers 3 and 4.
+    "moved": {"crop_pct": 0.9, "interpolation": "bicubic"},
     "oblong": {"crop_pct": 0.95, "input_size": (3, 48, 80)},
     "border": {"crop_pct": 0.9, "crop_mode": "border"},
     "own defaults": {},
@@ -90,12 +88,17 @@ PHOTOS = ("wide", "tall")
 
 
 def photo(photos: Path, name: str) -> Image.Image:
+    """Open one of the photographs as RGB."""
     return Image.open(photos / f"{name}.png").convert("RGB")
 
 
 @functools.cache
 def from_timm(photos: Path, name: str, names: tuple[str, ...] | None = NAMES) -> Path:
-    """Return a folder that timm wrote."""
+    """Return a folder that timm wrote.
+
+    name: a key of `TIMM`.
+    names: the class names; None to save none.
+    """
     overlay = {"input_size": (3, 64, 64), **STATISTICS, **TIMM[name]}
     overlay |= {} if name != "own defaults" else {"crop_pct": None, "interpolation": None, "mean": None, "std": None}
     sizes = {**SIZES, "img_size": overlay["input_size"][1:]}
@@ -109,8 +112,12 @@ def from_timm(photos: Path, name: str, names: tuple[str, ...] | None = NAMES) ->
 
 @functools.cache
 def from_transformers(photos: Path, name: str, cls: str = "ViTForImageClassification", **options: Any) -> Path:
-    """Return a folder that transformers wrote."""
-    kind, how = PROCESSORS[name]
+    """Return a folder that transformers wrote.
+
+    name: a key of `PROCESSORS`.
+    options: fields of the config of `cls`.
+    """
+    processor, settings = PROCESSORS[name]
     labels = {"id2label": dict(enumerate(NAMES)), "label2id": {label: n for n, label in enumerate(NAMES)}}
     sizes = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 64, "patch_size": 16}
     cls = getattr(transformers, cls)
@@ -120,16 +127,17 @@ def from_transformers(photos: Path, name: str, cls: str = "ViTForImageClassifica
         fill(model, rng_for(name))
     folder = photos / f"transformers {name} {cls.__name__}"
     model.save_pretrained(folder)
-    getattr(transformers, kind)(**how).save_pretrained(folder)
+    getattr(transformers, processor)(**settings).save_pretrained(folder)
     return folder
 
 
 # Predictions ----------------------------------------------------------------------------------------------------------
 
-Prediction = tuple[tuple[str, ...], np.ndarray]  # class names, and their probabilities in the order of the outputs
+Prediction = tuple[tuple[str, ...], np.ndarray]  # class names and probabilities, both in the order of the outputs
 
 
 def predict_timm(folder: Path, image: Image.Image) -> Prediction:
+    """Return the prediction of timm, with the preprocessing that its folder states."""
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
     with torch.no_grad():
@@ -138,16 +146,18 @@ def predict_timm(folder: Path, image: Image.Image) -> Prediction:
 
 
 def predict_transformers(folder: Path, image: Image.Image, backend: str = "pil") -> Prediction:
+    """Return the prediction of transformers' pipeline."""
     processor = transformers.AutoImageProcessor.from_pretrained(folder, backend=backend)
     pipeline = transformers.pipeline("image-classification", model=str(folder), image_processor=processor)
     count = pipeline.model.config.num_labels
     pipeline.model.config.id2label = {n: f"{n} {pipeline.model.config.id2label[n]}" for n in range(count)}  # unique names
-    said = {each["label"]: each["score"] for each in pipeline(image, top_k=count)}
-    ordered = sorted(said, key=lambda label: int(label.split()[0]))
-    return tuple(label.split(" ", 1)[1] for label in ordered), np.array([said[label] for label in ordered])
+    scores = {each["label"]: each["score"] for each in pipeline(image, top_k=count)}
+    ordered = sorted(scores, key=lambda label: int(label.split()[0]))
+    return tuple(label.split(" ", 1)[1] for label in ordered), np.array([scores[label] for label in ordered])
 
 
 def predict_twin(path: Path, image: Image.Image, twin: str = "torch") -> Prediction:
+    """Return the prediction of a twin, with the preprocessing that the checkpoint states."""
     model = load_trained_model(str(path))
     pixels = preprocess(image, model.preprocessing, model.checkpoint.config.pixels.mean)
     logits = load_predictor(model.checkpoint, twin).predict(np.asarray(pixels)[None])[0].astype(np.float64)
@@ -158,7 +168,7 @@ def predict_twin(path: Path, image: Image.Image, twin: str = "torch") -> Predict
 def is_same(one: Prediction, other: Prediction) -> bool:
     """Return whether two predictions have the same names, and probabilities that differ by float32 rounding only."""
     assert one[1].max() - one[1].min() > 0.1, "a comparison of equal probabilities would show nothing"
-    return one[0] == other[0] and float(np.abs(one[1] - other[1]).max()) < FLOAT32
+    return one[0] == other[0] and float(np.abs(one[1] - other[1]).max()) < ROUNDING_ERROR
 
 
 # Without conversion ---------------------------------------------------------------------------------------------------
@@ -203,8 +213,8 @@ def test_a_nested_processor_is_read_as_in_the_pipeline(photos: Path, both: bool,
     assert is_same(expected, predict_twin(folder, photo(photos, "wide")))
 
 
-def edited(source: Path, target: Path, file: str, *path: str, **fields: Any) -> Path:
-    """Copy a folder and change fields of an object in one of its JSON files; `path` leads to the object."""
+def copy_with_changes(source: Path, target: Path, file: str, *path: str, **fields: Any) -> Path:
+    """Copy a folder, and change fields of an object in one of its JSON files; `path` leads to the object."""
     shutil.copytree(source, target)
     whole = part = json.loads((target / file).read_text())
     for name in path:
@@ -218,7 +228,7 @@ def edited(source: Path, target: Path, file: str, *path: str, **fields: Any) -> 
 def test_a_processor_flag_that_is_null_or_zero_is_off(photos: Path, off: Any, tmp_path: Path) -> None:
     flags = {"do_rescale": off, "do_center_crop": off, "size": {"height": 64, "width": 64}}
     source = from_transformers(photos, "CLIP")
-    folder = edited(
+    folder = copy_with_changes(
         source, tmp_path / "folder", "preprocessor_config.json", **flags, image_mean=[99.0] * 3, image_std=[66.0] * 3
     )
     assert is_same(
@@ -229,14 +239,14 @@ def test_a_processor_flag_that_is_null_or_zero_is_off(photos: Path, off: Any, tm
 
 def test_the_image_size_in_timms_model_arguments_overrides_the_data_config(photos: Path, tmp_path: Path) -> None:
     source = from_timm(photos, "center")
-    folder = edited(source, tmp_path / "folder", "config.json", "pretrained_cfg", input_size=[3, 48, 48])
+    folder = copy_with_changes(source, tmp_path / "folder", "config.json", "pretrained_cfg", input_size=[3, 48, 48])
     assert is_same(predict_timm(folder, photo(photos, "wide")), predict_twin(folder, photo(photos, "wide")))
 
 
 # With conversions -----------------------------------------------------------------------------------------------------
 
-# Name -> the containers and formats between the first folder and the last.
-BETWEEN: dict[str, tuple[tuple[str, str], ...]] = {
+# Name -> the (container, format) pairs between the first folder and the last.
+CHAINS: dict[str, tuple[tuple[str, str], ...]] = {
     "straight": (),
     "npz": (("npz", "google"),),
     "pth": (("pth", "torch"),),
@@ -247,9 +257,9 @@ BETWEEN: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
-def converted(source: Path, folder: Path, between: str, to: str) -> tuple[Path, list[str]]:
-    """Return the folder at the end of a chain of conversions, and the losses that the last conversion reported."""
-    for number, (container, format) in enumerate(BETWEEN[between]):
+def convert_along(source: Path, folder: Path, chain: str, to: str) -> tuple[Path, list[str]]:
+    """Convert a folder along one of `CHAINS` to the format `to`; return the last folder and the losses reported for it."""
+    for number, (container, format) in enumerate(CHAINS[chain]):
         target = folder / f"{number}.{container}"
         parity.convert(source, target, format, container=container)
         source = target
@@ -257,22 +267,22 @@ def converted(source: Path, folder: Path, between: str, to: str) -> tuple[Path, 
     return folder / to, [line for line in remarks if line.startswith("lost: ") and "label2id" not in line]
 
 
-@pytest.mark.parametrize(("name", "between"), [("center", "all"), ("squash", "pth"), ("own defaults", "npz")])
-def test_a_model_of_timm_predicts_the_same_in_transformers(photos: Path, name: str, between: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "chain"), [("center", "all"), ("squash", "pth"), ("own defaults", "npz")])
+def test_a_model_of_timm_predicts_the_same_in_transformers(photos: Path, name: str, chain: str, tmp_path: Path) -> None:
     source, image = from_timm(photos, name), photo(photos, "wide")
-    folder, lost = converted(source, tmp_path, between, "hf-vit")
+    folder, lost = convert_along(source, tmp_path, chain, "hf-vit")
     expected = predict_timm(source, image)
     assert is_same(expected, predict_transformers(folder, image)) and is_same(expected, predict_twin(folder, image))
     assert not lost or "some images move by a pixel" in lost[0]  # this photograph does not
 
 
 @pytest.mark.parametrize(
-    ("name", "between"),
+    ("name", "chain"),
     [("ViT", "straight"), ("DeiT", "msgpack"), ("Bit", "all"), ("CLIP", "orbax"), ("Siglip", "dcp"), ("factor", "pth")],
 )
-def test_a_model_of_transformers_predicts_the_same_in_timm(photos: Path, name: str, between: str, tmp_path: Path) -> None:
+def test_a_model_of_transformers_predicts_the_same_in_timm(photos: Path, name: str, chain: str, tmp_path: Path) -> None:
     source, image = from_transformers(photos, name), photo(photos, "wide")
-    folder, lost = converted(source, tmp_path, between, "timm")
+    folder, lost = convert_along(source, tmp_path, chain, "timm")
     expected = predict_transformers(source, image)
     assert is_same(expected, predict_timm(folder, image)) and is_same(expected, predict_twin(folder, image))
     assert not lost or "some images move by a pixel" in lost[0]
@@ -280,7 +290,7 @@ def test_a_model_of_transformers_predicts_the_same_in_timm(photos: Path, name: s
 
 @pytest.mark.parametrize("name", TIMM)
 def test_a_model_of_timm_predicts_the_same_after_conversions_and_back(photos: Path, name: str, tmp_path: Path) -> None:
-    folder, lost = converted(from_timm(photos, name), tmp_path, "all", "timm")
+    folder, lost = convert_along(from_timm(photos, name), tmp_path, "all", "timm")
     image = photo(photos, "tall")
     (names, before), (others, after) = (
         predict_timm(from_timm(photos, name), image),
@@ -293,7 +303,7 @@ def test_a_model_of_timm_predicts_the_same_after_conversions_and_back(photos: Pa
 def test_a_model_of_transformers_predicts_the_same_after_conversions_and_back(
     photos: Path, name: str, tmp_path: Path
 ) -> None:
-    folder, lost = converted(from_transformers(photos, name), tmp_path, "all", "hf-vit")
+    folder, lost = convert_along(from_transformers(photos, name), tmp_path, "all", "hf-vit")
     image = photo(photos, "tall")
     before, after = (
         predict_transformers(from_transformers(photos, name), image),
@@ -333,8 +343,8 @@ def test_a_trained_run_predicts_the_same_in_timm_and_in_transformers(run: Path, 
     alone = tmp_path / "alone" / "weights.safetensors"
     alone.write_bytes(source.read_bytes())
     assert expected[0] == ("dahlia", "temple") and is_same(expected, predict_twin(alone, image, "jax"))
-    there, _ = converted(alone, tmp_path, "all", "hf-vit")
-    back, _ = converted(there, tmp_path, "pth", "timm")
+    there, _ = convert_along(alone, tmp_path, "all", "hf-vit")
+    back, _ = convert_along(there, tmp_path, "pth", "timm")
     assert is_same(expected, predict_transformers(there, image)) and is_same(expected, predict_timm(back, image))
 
 
@@ -346,7 +356,9 @@ def test_the_command_prints_timms_prediction(photos: Path, twin: str, tmp_path: 
     names, probabilities = predict_timm(from_timm(photos, "center"), photo(photos, "wide"))
     order = np.argsort(-probabilities)
     assert [each["name"] for each in found] == [names[n] for n in order]
-    np.testing.assert_allclose([each["probability"] for each in found], probabilities[order], atol=PRINTED + FLOAT32)
+    np.testing.assert_allclose(
+        [each["probability"] for each in found], probabilities[order], atol=PRINT_ERROR + ROUNDING_ERROR
+    )
 
 
 # Reported losses ------------------------------------------------------------------------------------------------------
@@ -360,12 +372,12 @@ def test_a_preprocessing_that_transformers_cannot_express_is_reported_and_change
     photos: Path, name: str, part: str, tmp_path: Path
 ) -> None:
     source, image = from_timm(photos, name), photo(photos, "wide")
-    folder, lost = converted(source, tmp_path, "npz", "hf-vit")
+    folder, lost = convert_along(source, tmp_path, "npz", "hf-vit")
     assert len(lost) == 1 and part in lost[0]
     expected = predict_timm(source, image)
     assert not is_same(expected, predict_transformers(folder, image))
     assert is_same(expected, predict_twin(folder, image))  # parity.json in the folder has it
-    back, lost = converted(folder, tmp_path, "pth", "timm")
+    back, lost = convert_along(folder, tmp_path, "pth", "timm")
     assert not lost and is_same(expected, predict_timm(back, image))
 
 
@@ -373,13 +385,13 @@ def test_a_preprocessing_that_transformers_cannot_express_is_reported_and_change
 def test_an_odd_padding_is_placed_as_in_torchvision_and_reported(photos: Path, name: str, tmp_path: Path) -> None:
     if name == "read":
         source = from_transformers(photos, "CLIP")
-        folder = edited(source, tmp_path / "folder", "preprocessor_config.json", size={"shortest_edge": 49})
-        said: Any = parity.load(folder).left
+        folder = copy_with_changes(source, tmp_path / "folder", "preprocessor_config.json", size={"shortest_edge": 49})
+        remarks: Any = parity.load(folder).left
     else:
         cfg = {"crop_pct": 1.3, "crop_mode": "squash"}
-        source = edited(from_timm(photos, "center"), tmp_path / "timm", "config.json", "pretrained_cfg", **cfg)
-        folder, said = converted(source, tmp_path, "npz", "hf-vit")
-    assert any("padded by an odd number of pixels" in each for each in said)
+        source = copy_with_changes(from_timm(photos, "center"), tmp_path / "timm", "config.json", "pretrained_cfg", **cfg)
+        folder, remarks = convert_along(source, tmp_path, "npz", "hf-vit")
+    assert any("padded by an odd number of pixels" in each for each in remarks)
     ours, image = predict_twin(folder, photo(photos, "wide")), photo(photos, "wide")
     near, far = (predict_transformers(folder, image, backend)[1] for backend in ("torchvision", "pil"))
     assert np.abs(near - ours[1]).max() < 3e-4 < 1e-3 < np.abs(far - ours[1]).max()  # torchvision's kernels are others

@@ -1,4 +1,4 @@
-"""Surgery gives the same models as the corresponding functions of timm, in float64."""
+"""Surgery compared with the corresponding functions of timm: the models are equal in float64."""
 
 import numpy as np
 import pytest
@@ -37,6 +37,7 @@ def timm_model(**changes):
 
 
 def checkpoint_of(model):
+    """Return a model of timm as a checkpoint."""
     return Checkpoint(CONFIG, "torch", {key: value.detach().clone() for key, value in model.state_dict().items()})
 
 

@@ -1,4 +1,4 @@
-"""timm's format against timm: the twins compute its outputs from its folders, and it opens folders written here."""
+"""timm's format compared with timm: the twins compute its outputs from its folders, and it opens folders written here."""
 
 import functools
 import importlib.util
@@ -26,7 +26,7 @@ from parity.checkpoints.formats import timm_arguments, timm_config
 from parity.checkpoints.formats.timm import FORMAT
 from parity.checkpoints.writing import write
 from tests.goldens.golden import noise
-from tests.peers.proof import recorded_block_outputs, prove
+from tests.peers.proof import record_block_outputs, prove
 from vit_spec import InputError, ViTConfig, get
 
 PEER = f"timm {timm.__version__}"
@@ -78,7 +78,7 @@ HIDDEN: dict[str, list[np.ndarray]] = {}  # case -> the outputs of its blocks
 
 
 @functools.cache
-def saved(folder: Path, name: str) -> tuple[Path, np.ndarray, np.ndarray]:
+def saved_by_timm(folder: Path, name: str) -> tuple[Path, np.ndarray, np.ndarray]:
     """Return a folder that timm wrote, images, and timm's logits for them, all in float64."""
     architecture, options = CASES[name]
     rng = rng_for(name)
@@ -86,7 +86,7 @@ def saved(folder: Path, name: str) -> tuple[Path, np.ndarray, np.ndarray]:
         model = timm.create_model(architecture, **{**SMALL, **options}).eval()
         fill(model, rng)
         images = noise(rng, (2, model.in_chans, *model.patch_embed.img_size), 1.0)
-        with recorded_block_outputs(model, 2) as HIDDEN[name]:
+        with record_block_outputs(model, 2) as HIDDEN[name]:
             logits = model(torch.tensor(images)).numpy()
         save_for_hf(model, folder / name, safe_serialization=True)
     return folder / name, images, logits
@@ -99,14 +99,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_twins_compute_timms_outputs_from_its_folder(folder: Path, name: str) -> None:
-    path, images, logits = saved(folder, name)
+    path, images, logits = saved_by_timm(folder, name)
     format = "timm:eva" if "dinov3" in name or name in ("eva", "rope_none") else "timm:vit"
     prove(path, images, logits, format=format, peer=PEER, hidden=HIDDEN[name])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_timm_opens_a_written_folder_and_computes_the_same_bits(folder: Path, name: str, tmp_path: Path) -> None:
-    path, images, logits = saved(folder, name)
+    path, images, logits = saved_by_timm(folder, name)
     parity.convert(path, tmp_path / "ours.safetensors", "jax")
     parity.convert(tmp_path / "ours.safetensors", f"{tmp_path / 'back'}/", "timm")
     with float64():
@@ -116,7 +116,7 @@ def test_timm_opens_a_written_folder_and_computes_the_same_bits(folder: Path, na
 
 @pytest.mark.parametrize("name", ["plain", "distilled", "reg_map", "dinov2_giant", "dinov3_plus"])
 def test_a_written_state_dict_has_exactly_timms_keys(folder: Path, name: str, tmp_path: Path) -> None:
-    path, _, _ = saved(folder, name)
+    path, _, _ = saved_by_timm(folder, name)
     parity.convert(path, tmp_path / "ours.npz", "jax")
     parity.convert(tmp_path / "ours.npz", tmp_path / "back.pth", "timm")
     architecture, options = CASES[name]
@@ -128,7 +128,7 @@ def test_a_written_state_dict_has_exactly_timms_keys(folder: Path, name: str, tm
 
 
 def config_fields(name: str) -> dict[str, Any] | None:
-    """Return the fields of an architecture; None if it is refused."""
+    """Return the config fields that parity reads for an architecture; None if it is refused."""
     data = json.loads(json.dumps(timm.get_pretrained_cfg(name).to_dict()))
     try:
         return dict(timm_arguments.config_fields({"architecture": name, "pretrained_cfg": data}, 3))
@@ -200,7 +200,7 @@ def test_the_fields_of_each_architecture_are_those_of_timms_model(part: int) -> 
 def test_a_config_json_of_another_function_is_refused_by_name(
     folder: Path, tmp_path: Path, architecture: str, arguments: dict[str, Any], names: str
 ) -> None:
-    path, _, _ = saved(folder, "plain")
+    path, _, _ = saved_by_timm(folder, "plain")
     config = json.loads((path / "config.json").read_text())
     config["architecture"] = architecture
     config["model_args"] |= arguments
@@ -217,10 +217,10 @@ def test_projections_without_biases_are_refused_with_the_reason(tmp_path: Path) 
         parity.load(tmp_path / "no_biases.safetensors")
 
 
-# What is written ----------------------------------------------------------------------------------------------------
+# Written folders ----------------------------------------------------------------------------------------------------
 
 
-def test_the_written_mlp_ratio_yields_every_hidden_width() -> None:
+def test_timm_computes_every_hidden_width_from_the_written_mlp_ratio() -> None:
     wrong = []
     for mlp_dim in range(1, 60):
         config = get("vit_s16", width=57, num_heads=3, mlp_dim=mlp_dim)

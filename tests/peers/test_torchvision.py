@@ -1,4 +1,4 @@
-"""torchvision's format against torchvision's own class."""
+"""torchvision's format compared with torchvision's own class."""
 
 import functools
 import importlib.util
@@ -30,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def options(name: str) -> dict[str, Any]:
+    """Return the arguments of torchvision's class."""
     sizes = {"image_size": 12, "patch_size": 4, "num_layers": 2, "num_heads": 3, "hidden_dim": 12, "mlp_dim": 18}
     return {**sizes, "num_classes": 5, **CASES[name]}
 
@@ -37,9 +38,9 @@ def options(name: str) -> dict[str, Any]:
 @functools.cache
 def model(name: str) -> VisionTransformer:
     with float64():
-        made = VisionTransformer(**options(name)).eval()
-        fill(made, rng_for(name))
-    return made
+        result = VisionTransformer(**options(name)).eval()
+        fill(result, rng_for(name))
+    return result
 
 
 def images(name: str) -> np.ndarray:

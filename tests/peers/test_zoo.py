@@ -1,4 +1,4 @@
-"""No checkpoint of timm or transformers is silently read as another function: one model of each distinct kind.
+"""No checkpoint of timm or transformers is silently read as another function; tested with one model of each kind.
 
 `python -m benchmarks.zoo` checks all models.
 """
@@ -45,15 +45,14 @@ CLASSES = (
     "Aimv2VisionModel",
     "RfDetrDinov2Backbone",
 )
-SEEDS = (3, 4, 8, 9, 13, 14, 45, 195, 276, 297)  # timm accepts the combinations of arguments that these yield
+SEEDS = (3, 4, 8, 9, 13, 14, 45, 195, 276, 297)  # timm accepts the random arguments of these seeds
 
 
 def assert_read_correctly(library: ModuleType, name: str, options: dict[str, Any], folder: Path) -> None:
     """Assert that each checkpoint of a model has an allowed outcome: see `outcomes`."""
     peer = library.peer(name, **options)
-    for way, path, bare in itertools.islice(
-        library.save_each_way(peer, folder), 2
-    ):  # test_hugging_face reads state dicts too
+    # The first two ways only: test_hugging_face.py reads the third, state dicts in memory.
+    for way, path, bare in itertools.islice(library.save_each_way(peer, folder), 2):
         outcome = check_reading(peer, path, bare=bare)
         assert outcome.verdict in ((RIGHT, REFUSED, ASSUMED) if bare else (RIGHT, REFUSED)), (way, outcome)
 

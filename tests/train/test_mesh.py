@@ -1,4 +1,4 @@
-"""Training on meshes of eight simulated devices and of two processes: equal losses, estimated memory and transfers."""
+"""Training on meshes of eight simulated devices and of two processes: losses as on one device, memory as estimated."""
 
 import fcntl
 import itertools
@@ -114,10 +114,10 @@ def one_device_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
-def test_the_losses_equal_those_of_one_device(
+def test_the_losses_on_a_mesh_equal_the_losses_on_one_device(
     mesh: str, eight_device_results: dict[str, Any], one_device_losses: list[float]
 ) -> None:
-    # In float64, the losses differ by the order of sums: a few units of 1e-16 each, carried on over three steps.
+    # In float64, the losses differ by the order of sums: a few roundings of 1e-16, which accumulate over three steps.
     np.testing.assert_allclose(eight_device_results[mesh]["losses"], one_device_losses, rtol=1e-10)
 
 
@@ -158,10 +158,10 @@ def test_every_image_of_a_batch_is_loaded_and_processes_load_the_same_or_disjoin
 
 
 @pytest.mark.slow
-def test_the_losses_of_two_processes_equal_those_of_one_device(one_device_losses: list[float]) -> None:
+def test_the_losses_of_two_processes_equal_the_losses_on_one_device(one_device_losses: list[float]) -> None:
     meshes = ("data=2,fsdp=2",)
     for output in pair_outputs("tests.meshes", *meshes):
-        results = json.loads(output.splitlines()[-1])  # gloo prints its connections before
+        results = json.loads(output.splitlines()[-1])  # gloo prints its connections in the lines before
         for mesh in meshes:
             np.testing.assert_allclose(results[mesh]["losses"], one_device_losses, rtol=1e-10)
 
@@ -189,7 +189,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_resumes(tmp_pat
 def test_a_signal_before_the_first_step_of_a_resumed_run_stops_it_after_that_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JAX then agrees on call number 1, which is not a step number of the run."""
+    """JAX numbers the calls of `should_stop`; it agrees to stop at call 1, which is not a step number of the run."""
     engine = JaxEngine(
         CONFIG, Recipe(batch_size=1), task="classes", learning_rate=float, initial_weights=None, folder=tmp_path
     )
@@ -215,14 +215,14 @@ def test_an_incomplete_description_of_the_cluster_is_refused(
 def test_with_bfloat16_computation_matrices_and_their_gradients_are_sent_in_bfloat16(tmp_path: Path) -> None:
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_pass_re=spmd-partitioning --xla_dump_hlo_module_re=.*_train.*"
     process_output(start_process("tests.meshes", "--bfloat16", "data=2,fsdp=2,tensor=2", devices=8, XLA_FLAGS=flags))
-    # XLA for CPU widens them afterwards, so the output of the partitioner is checked.
+    # XLA for CPU converts them to float32 afterwards, so the output of the partitioner is checked.
     text = next(tmp_path.glob("*after_spmd-partitioning*")).read_text()
     collectives_found = re.findall(r" = (\w+)\[([\d,]*)\]\S* (all-gather|all-reduce)\(", text)
     kinds = {(kind, dtype) for dtype, dims, kind in collectives_found if "," in dims}
     assert kinds == {("all-gather", "bf16"), ("all-reduce", "bf16")}
 
 
-# Rules ----------------------------------------------------------------------------------------------------------------
+# Meshes and sharding --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -244,16 +244,17 @@ def test_an_invalid_mesh_is_refused_in_one_line(text: str, devices: int, message
     assert "\n" not in str(refused.value)
 
 
-def test_a_batch_size_that_cannot_be_divided_is_refused_with_the_next_that_can() -> None:
+def test_an_indivisible_batch_size_is_refused_with_the_next_divisible_one() -> None:
     with pytest.raises(InputError, match=r"by 8 \(mesh axes data and fsdp\) times 3 parts .*: give 120"):
         images_per_device(100, 3, {"data": 4, "fsdp": 2, "tensor": 2})
 
 
-def test_the_length_of_one_axis_follows_from_the_number_of_devices() -> None:
+def test_an_axis_of_length_minus_1_takes_the_remaining_devices() -> None:
     assert parse_mesh("data=-1,fsdp=4", 32) == {"data": 8, "fsdp": 4, "tensor": 1}
 
 
 def sharding_axes(sizes: dict[str, int], **changes: Any) -> dict[str, tuple[str | None, ...]]:
+    """Return the mesh axis that shards each dimension of each parameter in the JAX twin, by row name."""
     config = CONFIG.replace(**changes)
     axes_by_name: dict[str, tuple[str | None, ...]] = {}
     tree(config, lambda parameter: axes_by_name.update({parameter.row.name: mesh_axes(parameter, config, sizes)}))
@@ -289,7 +290,7 @@ def device_entries(
 
 
 def numbered_array(row: Row, layout: Layout, config: ViTConfig) -> np.ndarray:
-    """Return the array of a format with a parameter's entries numbered, and -1 in the entries of other parameters."""
+    """Return the array of a format that contains a parameter: its entries are numbered, all others are -1."""
     blocks = [word for word in row.axes if not any(axis.parameter_axis == word for dim in layout.dims for axis in dim)]
     axes = [axis for dim in layout.dims for axis in dim]
     order = [row.axes.index(word) for word in (*blocks, *(axis.parameter_axis for axis in axes if axis.parameter_axis))]
@@ -388,6 +389,7 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 
 
 def collectives_of_program() -> list[tuple[str, str, int, int]]:
+    """Return kind, axes, executions per step and bytes of each collective of `PROGRAM`."""
     return [(c.kind, c.axes, c.times, sum(size for _, size in c.arrays)) for c in collectives(PROGRAM, SIZES)]
 
 
@@ -420,5 +422,5 @@ def test_groups_of_devices_that_are_not_along_mesh_axes_are_refused() -> None:
         list(collectives(PROGRAM.replace("{{0,4},{1,5},{2,6},{3,7}}", "{{0,3},{1,2},{4,7},{5,6}}"), SIZES))
 
 
-def test_the_mesh_of_these_tests_has_all_axes() -> None:
+def test_the_mesh_of_the_collectives_tests_has_all_axes() -> None:
     assert set(SIZES) == set(AXES)

@@ -1,4 +1,4 @@
-"""The JAX twin: dropout, dtypes, attention kernels, scan, rematerialisation, NNX, intermediates, invalid images."""
+"""The JAX twin: dropout, dtypes, attention kernels, scan, rematerialisation, NNX, intermediates, and errors."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -28,24 +28,24 @@ cached_params = cache(vit_jax.init)
 
 
 @cache
-def compiled(config: ViTConfig, execution: vit_jax.Execution) -> Any:
+def params_and_apply(config: ViTConfig, execution: vit_jax.Execution) -> Any:
     """Return parameters of seed 0, and the compiled `apply` of the model."""
     params = cached_params(replace(config, regularisation=vit_spec.Regularisation()))
     return params, jax.jit(vit_jax.ViT(config, execution).apply, static_argnames="train")
 
 
 def run(config: ViTConfig, execution: vit_jax.Execution | None = None, **options: Any) -> Any:
-    """Return the outputs for two images."""
-    params, apply = compiled(config, execution or vit_jax.Execution())
+    """Return the outputs for two images; `options` are arguments of `apply`."""
+    params, apply = params_and_apply(config, execution or vit_jax.Execution())
     return apply({"params": params}, random_images(config), **options)
 
 
 @pytest.mark.parametrize("kind", DROPOUT)
 def test_dropout_acts_only_in_training_and_follows_its_key(kind: str) -> None:
     config = PLAIN.replace(regularisation={kind: 0.5})
-    one, same, other = (run(config, train=True, rngs={"dropout": jax.random.key(seed)}) for seed in (1, 1, 2))
-    assert (one == same).all()
-    assert not (one == other).all()
+    first, same_key, other_key = (run(config, train=True, rngs={"dropout": jax.random.key(seed)}) for seed in (1, 1, 2))
+    assert (first == same_key).all()
+    assert not (first == other_key).all()
     assert (run(config) == run(PLAIN)).all()
 
 
@@ -79,9 +79,9 @@ def test_drop_path_keeps_the_first_block_and_drops_whole_images() -> None:
 
 @pytest.mark.parametrize("config", [PLAIN, RICH], ids=["plain", "rich"])
 def test_bfloat16_is_computed_in_bfloat16_within_its_rounding_error(config: ViTConfig) -> None:
-    params, apply = compiled(config, vit_jax.Execution(dtype=jnp.float32))
-    near = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    exact = apply({"params": near}, jnp.asarray(random_images(config), jnp.bfloat16))
+    params, apply = params_and_apply(config, vit_jax.Execution(dtype=jnp.float32))
+    bfloat16_params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    exact = apply({"params": bfloat16_params}, jnp.asarray(random_images(config), jnp.bfloat16))
     rounded = run(config, vit_jax.Execution(dtype=jnp.bfloat16))
     assert rounded.dtype == jnp.bfloat16
     assert jnp.linalg.norm(rounded - exact) < 10 * 2**-9 * jnp.linalg.norm(exact)  # ten rounding errors
@@ -256,7 +256,7 @@ def test_every_named_model_at_full_size_has_the_parameter_count_of_its_rows() ->
     assert counts == {name: vit_spec.count(vit_spec.get(name)) for name in vit_spec.names()}
 
 
-def test_attention_scores_of_billions_give_finite_outputs() -> None:
+def test_attention_scores_in_the_billions_give_finite_outputs() -> None:
     _, _, config, params, images = draw_example(91)  # weights times 10 to 300, whose scores reach 3e9
     assert np.isfinite(jax.jit(vit_jax.ViT(config).apply)({"params": params}, images)).all()
 

@@ -102,7 +102,10 @@ def test_one_integer_means_a_square():
 
 @pytest.mark.parametrize("name", ["vit_ti16", "vit_s16", "vit_b16", "vit_l16", "vit_h14", "vit_g14", "vit_G14"])
 def test_the_flops_follow_the_closed_form_of_a_plain_vit(name):
-    """2 N d 3 p^2 + depth (2 T (4 d^2 + 2 d m) + 4 T^2 d) + the head, N patches and T = N + 1 tokens."""
+    """The sum is 2 N d 3 p^2 + depth (2 T (4 d^2 + 2 d m) + 4 T^2 d) + the head, for N patches and T = N + 1 tokens.
+
+    d is the width, m the width of the MLP, and p the patch size.
+    """
     c = get(name)
     patches = c.grid[0] * c.grid[1]
     tokens = patches + 1
@@ -129,34 +132,35 @@ def test_the_training_state_has_four_float32_values_per_parameter(dtype):
     assert memory(SMALL, dtype=dtype).training_state == 16 * count(SMALL)
 
 
-def stored_by_a_block(config, **options):
-    """Return the bytes of activations that a block adds."""
+def activation_bytes_of_a_block(config, **options):
+    """Return the bytes of activations that one more block adds."""
     deeper = config.replace(depth=config.depth + 1)
     return memory(deeper, **options).activations - memory(config, **options).activations
 
 
 def test_a_plain_block_stores_32_bytes_per_token_and_channel_in_half_precision():
-    """arXiv 2205.05198, section 4.1: 34, of which 2 are dropout masks."""
-    assert stored_by_a_block(get("vit_b16"), dtype="bfloat16") == 32 * 197 * 768
+    """arXiv 2205.05198, section 4.1, has 34 bytes, of which 2 are dropout masks."""
+    assert activation_bytes_of_a_block(get("vit_b16"), dtype="bfloat16") == 32 * 197 * 768
 
 
 def test_unfused_attention_stores_its_weights():
-    fused, unfused = (stored_by_a_block(SMALL, fused_attention=fused) for fused in (True, False))
+    fused, unfused = (activation_bytes_of_a_block(SMALL, fused_attention=fused) for fused in (True, False))
     assert unfused - fused == 4 * 2 * 7 * 7
 
 
 def test_layer_scale_stores_its_inputs():
-    assert stored_by_a_block(SMALL.replace(norms={"layer_scale": 0.1})) - stored_by_a_block(SMALL) == 4 * 2 * 7 * 24
+    scaled = SMALL.replace(norms={"layer_scale": 0.1})
+    assert activation_bytes_of_a_block(scaled) - activation_bytes_of_a_block(SMALL) == 4 * 2 * 7 * 24
 
 
 @pytest.mark.parametrize(("activation", "stored"), [("none", 1), ("gelu", 2), ("swiglu", 4)])
-def test_an_mlp_stores_what_the_gradient_of_its_activation_needs(activation, stored):
+def test_an_mlp_stores_the_arrays_that_the_gradient_of_its_activation_needs(activation, stored):
     config = SMALL.replace(mlp={"activation": activation})
-    assert stored_by_a_block(config) == 4 * 7 * (8 * 24 + stored * 40)
+    assert activation_bytes_of_a_block(config) == 4 * 7 * (8 * 24 + stored * 40)
 
 
 def test_outside_the_blocks_the_patches_and_the_final_norm_are_stored():
-    blocks = 2 * stored_by_a_block(SMALL)
+    blocks = 2 * activation_bytes_of_a_block(SMALL)
     assert memory(SMALL).activations == blocks + 4 * (6 * 768 + 2 * 7 * 24)
 
 

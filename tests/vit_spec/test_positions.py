@@ -17,8 +17,8 @@ def test_sincos_1d_follows_the_formula_of_attention_is_all_you_need(length, widt
     assert table.shape == (length, width)
     for pos in range(length):
         for column in range(width):
-            i, turn = column // 2, (sin, cos)[column % 2]
-            np.testing.assert_allclose(table[pos, column], turn(pos / 10000 ** (2 * i / width)), **EXACT)
+            i, function = column // 2, (sin, cos)[column % 2]
+            np.testing.assert_allclose(table[pos, column], function(pos / 10000 ** (2 * i / width)), **EXACT)
 
 
 def test_sincos_1d_by_hand():
@@ -83,7 +83,7 @@ def rotate(vector, angles, pairs):
 def test_rotary_axial_rotates_interleaved_pairs(grid, head_dim):
     cosine, sine = positions.rotary_axial(grid, head_dim, 1, 10000.0)
     q = np.random.default_rng(0).normal(size=head_dim)
-    turned = q * cosine + np.stack([-q[1::2], q[::2]], axis=-1).reshape(head_dim) * sine
+    rotated = q * cosine + np.stack([-q[1::2], q[::2]], axis=-1).reshape(head_dim) * sine
     d = head_dim // 2
     pairs = [(i, i + 1) for i in range(0, head_dim, 2)]
     for row in range(grid[0]):
@@ -91,7 +91,7 @@ def test_rotary_axial_rotates_interleaved_pairs(grid, head_dim):
             theta = [10000 ** (-2 * i / d) for i in range(1, d // 2 + 1)]
             angles = [place * frequency for place in (column + 1, row + 1) for frequency in theta]
             patch = 1 + row * grid[1] + column
-            np.testing.assert_allclose(turned[patch], rotate(q, angles, pairs), **EXACT)
+            np.testing.assert_allclose(rotated[patch], rotate(q, angles, pairs), **EXACT)
 
 
 def test_rotary_axial_by_hand():
@@ -107,14 +107,14 @@ def test_rotary_dinov3_rotates_halves(grid, head_dim):
     cosine, sine = positions.rotary_dinov3(grid, head_dim, 1, 100.0)
     q = np.random.default_rng(0).normal(size=head_dim)
     half, quarter = head_dim // 2, head_dim // 4
-    turned = q * cosine + np.concatenate([-q[half:], q[:half]]) * sine
+    rotated = q * cosine + np.concatenate([-q[half:], q[:half]]) * sine
     pairs = [(i, i + half) for i in range(half)]
     for row in range(grid[0]):
         for column in range(grid[1]):
             y, x = 2 * (row + 0.5) / grid[0] - 1, 2 * (column + 0.5) / grid[1] - 1
             angles = [2 * pi * place / 100 ** (2 * i / half) for place in (y, x) for i in range(quarter)]
             patch = 1 + row * grid[1] + column
-            np.testing.assert_allclose(turned[patch], rotate(q, angles, pairs), **EXACT)
+            np.testing.assert_allclose(rotated[patch], rotate(q, angles, pairs), **EXACT)
 
 
 def test_rotary_dinov3_by_hand():
@@ -139,14 +139,7 @@ def test_a_head_dim_that_is_not_a_multiple_of_four_is_refused(rotary):
         rotary((2, 2), 6, 1, 100.0)
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        positions.sincos_1d(3, 8),
-        positions.sincos_2d((2, 3), 8, "mae"),
-        *positions.rotary_axial((2, 3), 8, 1, 10000.0),
-        *positions.rotary_dinov3((2, 3), 8, 1, 100.0),
-    ],
-)
-def test_tables_are_float64(table):
-    assert table.dtype == np.float64
+def test_tables_are_float64():
+    sincos = [positions.sincos_1d(3, 8), positions.sincos_2d((2, 3), 8, "mae")]
+    rotary = [*positions.rotary_axial((2, 3), 8, 1, 10000.0), *positions.rotary_dinov3((2, 3), 8, 1, 100.0)]
+    assert [table.dtype for table in sincos + rotary] == [np.float64] * 6

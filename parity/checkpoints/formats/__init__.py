@@ -1,7 +1,8 @@
 """The registry of checkpoint formats.
 
-To add a format, write a module with a `FORMAT` in this folder (see `format.py`) and list it in `_MODULES`.  If the keys of
-a file fit two formats, the one listed first is taken, unless the other `recognises` the file.
+To add a format, write a module with a `FORMAT` in this folder (see `format.py`), import it here, and add it to one of the
+tuples that make up `_MODULES`.  If the keys of a file fit several formats, one that `recognises` the file is preferred,
+then the one that reads more of its arrays, then the one that is listed first.
 """
 
 from parity.checkpoints.formats import (
@@ -58,13 +59,13 @@ def formats() -> list[str]:
 
 
 def get(name: str) -> Format:
-    """Return the format with this name, "google", or with one of its variants chosen, "google:linen".
+    """Return the format with a name such as "google"; "google:linen" also chooses its variant "linen".
 
     Raises:
-        InputError: an unknown name; suggests the nearest.
+        InputError: the format or the variant is unknown; the message suggests the nearest name.
     """
-    family, _, variant = name.partition(":")
-    if family not in _FORMATS:
-        hint = nearest(family, _FORMATS) or f": give one of {', '.join(_FORMATS)}"
-        raise InputError(f"unknown format {family!r}{hint}")
-    return _FORMATS[family].with_variant(variant) if variant else _FORMATS[family]
+    format_name, _, variant = name.partition(":")
+    if format_name not in _FORMATS:
+        hint = nearest(format_name, _FORMATS) or f": give one of {', '.join(_FORMATS)}"
+        raise InputError(f"unknown format {format_name!r}{hint}")
+    return _FORMATS[format_name].with_variant(variant) if variant else _FORMATS[format_name]

@@ -1,6 +1,6 @@
-"""What the formats of the five articles share.  Each format is the model of one article, with the article's names.
+"""Shared parts of the formats for the five articles.  Each format is the model of one article, with the article's names.
 
-The structure of the model is fixed.  Sizes, heads, eps and the activation may differ from the article's.
+The structure of the model is fixed.  Sizes, the number of heads, eps and the activation may differ from the article's.
 """
 
 from collections.abc import Mapping
@@ -34,9 +34,12 @@ def article_format(
 ) -> Format:
     """Return the format of an article's model.
 
-    name: the name of the format, and of the model in `vit_spec.get`.
-    choices: further fields of the config that may differ from the article's and that no tensor shows.
-    options: further fields of `Format`.
+    Args:
+        name: the name of the format, and of the model in `vit_spec.get`.
+        description: `Format.description`.
+        tables: `Format.tables`.
+        choices: fields besides `ASSUMED_FIELDS` that may differ from the article's and that no tensor shows.
+        options: further attributes of `Format`.
     """
     config = vit_spec.get(name)
     shown = ("positions.covers",) if config.positions.kind != "none" else ()

@@ -1,4 +1,7 @@
-"""The names of the article on DINO's backbone.  They are timm's, so files are read as this format only if it is given."""
+"""The parameter names of the article on DINO's backbone.
+
+They are timm's names, so files are read as this format only if it is given.
+"""
 
 import vit_spec
 from parity.checkpoints.formats import torch

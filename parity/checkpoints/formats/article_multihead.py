@@ -1,6 +1,6 @@
-"""The names of the article's ViT-B/16, which uses torch.nn.MultiheadAttention.
+"""The parameter names of the article's ViT-B/16, which uses torch.nn.MultiheadAttention.
 
-Its MLP registers each layer twice, by name and in an nn.Sequential, so a state dict has two equal copies of each.
+Its MLP registers each layer twice, by name and in an nn.Sequential, so a state dict has two equal copies of each layer.
 """
 
 import re
@@ -46,12 +46,19 @@ DUPLICATES = """
 
 
 def uncalled_norm(value: float) -> Callable[[ViTConfig], Array]:
-    """Return a function from the config to the initial weight or bias, `value`, of the norm that is never called."""
+    """Return a function that returns the initial weights or biases of the norms that are never called, (blocks, width).
+
+    Args:
+        value: the value of every entry.
+    """
     return lambda config: np.full((config.depth, config.width), value)
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return that the norm is not called, if its values were trained: a model that calls it has the same keys."""
+    """Return that the norm is never called, if its values are not the initial ones.
+
+    The keys do not show it, because a model that calls the norm has the same keys.
+    """
     norms = {key: array for key, array in evidence.ignored_arrays.items() if re.fullmatch(_UNCALLED_NORM, key)}
     trained = any(np.any(array.read(0, array.size) != key.endswith("weight")) for key, array in norms.items())
     return {"vit.{block}.norm": "never called, although its values differ from the initial ones"} if trained else {}

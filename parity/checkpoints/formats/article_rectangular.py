@@ -1,4 +1,4 @@
-"""The names of "Vision Transformers, Explained" (lanl/vision_transformers_explained), with its fixed table of positions."""
+"""The parameter names of "Vision Transformers, Explained" (lanl/vision_transformers_explained), and its position table."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,12 +41,12 @@ EPSILON: dict[str, float] = {  # machine epsilon of the dtypes that a table may 
 
 
 def position_table(config: ViTConfig) -> Array:
-    """Return the fixed position table, (tokens, width), which a state dict contains."""
+    """Return the fixed position table, (tokens, width), which the article's state dict contains."""
     return vit_spec.position_table(config, config.grid)[0]
 
 
 def read_config(evidence: Evidence) -> Fields:
-    """Return the fields that the article fixes, after a check that the file's position table is the computed one.
+    """Return the fields that the article fixes, and check that the position table in the file is the article's.
 
     Raises:
         InputError: another position table.
@@ -57,15 +57,17 @@ def read_config(evidence: Evidence) -> Fields:
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return that the position table is recomputed, if the file's has a lower precision than its weights."""
+    """Return that the position table is recomputed, if the file's table has a lower precision than its dtype."""
     stored = evidence.ignored_arrays.get("backbone.pos_embed")
     if stored is None or _is_within_rounding(evidence, stored.dtype.name):
         return {}
-    return {"position table": f"exact sinusoids; the file's are rounded, by up to {_table_errors(evidence).max():.0e}"}
+    return {
+        "position table": f"exact sinusoids; in the file, they are rounded by up to {_table_errors(evidence).max():.0e}"
+    }
 
 
 def _is_within_rounding(evidence: Evidence, dtype: str) -> bool:
-    """Return whether the file's table is the article's, rounded to a dtype or computed in it.
+    """Return whether the table in the file is the article's, rounded to a dtype or computed in it.
 
     In a dtype with machine epsilon e, an angle a is computed as a (1 + O(e)), and the error of its sine is O(e) (1 + a).
     Measured for 65 to 1,025 positions, the constant is 0.25 for rounded values and at most 2.8 for values computed in the
@@ -78,7 +80,7 @@ def _is_within_rounding(evidence: Evidence, dtype: str) -> bool:
 
 
 def _table_errors(evidence: Evidence) -> Array:
-    """Return the absolute error of each entry of the file's table against the article's, (positions, width)."""
+    """Return the absolute error of each entry of the table in the file, (positions, width)."""
     found, width = evidence.ignored_arrays["backbone.pos_embed"], evidence.sizes["width"]
     expected = sincos_1d(found.size // width, width)
     return np.abs(np.asarray(found).reshape(expected.shape).astype(np.float64) - expected)

@@ -1,4 +1,7 @@
-"""The names of the article whose learned positions start as sinusoids.  Attention and MLP of a block share one norm."""
+"""The parameter names of the article with learned positions that start as sinusoids.
+
+Attention and MLP of a block share one norm.
+"""
 
 from parity.checkpoints.formats.article import article_format
 

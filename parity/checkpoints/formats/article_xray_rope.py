@@ -1,4 +1,4 @@
-"""The names of the article on findings in chest x-rays, whose model has rotary positions."""
+"""The parameter names of the article on findings in chest x-rays, whose model has rotary positions."""
 
 import re
 from collections.abc import Mapping

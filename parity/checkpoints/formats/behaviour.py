@@ -29,7 +29,7 @@ from parity.checkpoints.formats.format import Evidence
 
 
 def common_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return the assumptions about a model of which only the tensors are known: property -> assumed behaviour."""
+    """Return the assumed behaviour, by property, of a model of which only the tensors are known."""
     axes = evidence.axes
     found = {
         "order of a block": "each norm before its attention or MLP, whose output is added unscaled",

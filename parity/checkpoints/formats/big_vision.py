@@ -26,7 +26,7 @@ HEAD_AND_POSITIONS = MAP_HEAD + position_line("pos_embedding")
 
 
 def infer_assumed(evidence: Evidence) -> Fields:
-    """Return that positions are a computed table if the file has no table, since `posemb` is learn or sincos2d.
+    """Return that positions are a computed table if the file has no table, since `posemb` is "learn" or "sincos2d".
 
     This is an assumption: the ViT of google-research/vision_transformer, whose Encoder has the argument
     add_position_embedding, has the same keys and may have no positions.
@@ -38,12 +38,15 @@ def infer_assumed(evidence: Evidence) -> Fields:
 
 
 def allowed_position_tables(config: ViTConfig) -> tuple[str, ...]:
-    """Return the values that positions.table may have: any if the table is learned and this only initialises it."""
+    """Return the values that positions.table may have; any value if the table is learned, which it only initialises."""
     return (SINCOS_TABLE,) if config.positions.kind == "fixed" else (config.positions.table,)
 
 
 def allowed_pools(config: ViTConfig) -> tuple[str, ...]:
-    """Return the values that head.pool may have: `pool_type` tok has a class token, and gap, map and none have none."""
+    """Return the values that head.pool may have.
+
+    Only `pool_type` "tok" adds a class token; "gap", "map" and "none" do not.
+    """
     return ("token",) if config.tokens.class_token else ("mean", "attention", "none")
 
 

@@ -24,7 +24,7 @@ POSITION_LINES = {"encoder": position_line("Transformer/pos_embedding"), "root":
 
 
 def recognises(evidence: Evidence) -> bool:
-    """Return whether the table has one row more than a square number, the class token's.  big_vision checks the same."""
+    """Return whether the table has a square number of rows, and one for the class token.  big_vision checks the same."""
     rows = evidence.sizes.get("token", 0)
     return "cls_token" in evidence.axes and rows > 0 and isqrt(rows) ** 2 + 1 == rows
 

@@ -1,4 +1,4 @@
-"""DeiT and DeiT III: timm's names, but in DeiT III `gamma_1` and `gamma_2` for timm's modules ls1 and ls2.
+"""DeiT and DeiT III: timm's names, except that DeiT III has `gamma_1` and `gamma_2` for timm's ls1.gamma and ls2.gamma.
 
 Files of DeiT have timm's keys.  They are read as timm's unless the checkpoint contains the arguments of DeiT's training
 script, or this format is given.  DeiT III adds positions before it prepends the class token, which therefore has none.
@@ -30,12 +30,12 @@ _COVERS = {"deit": "all", "deit3": "none"}
 
 
 def read_config(evidence: Evidence) -> Fields:
-    """Return which tokens have a row in the position table."""
+    """Return positions.covers: which tokens have a row in the position table."""
     return {"positions.covers": _COVERS[evidence.variant]}
 
 
 def unsupported(config: ViTConfig, variant: str) -> str:
-    """Return what DeiT's classes cannot express of a config."""
+    """Return the values in a config that DeiT's classes cannot express; "" if there are none."""
     if config.positions.covers != _COVERS[variant]:
         return f"positions.covers={config.positions.covers!r} in its variant {variant!r}, only {_COVERS[variant]!r}"
     return unsupported_head_width(config)

@@ -1,8 +1,8 @@
-"""DINO's backbone: timm's names, no classifier.  Of a training checkpoint, the teacher is read.
+"""DINO's backbone: timm's names, no classifier.  The teacher of a training checkpoint is read.
 
-A published backbone has timm's keys and nothing else.  It is read as timm's unless this format is given.  This format
-resamples positions with DINO's offset of 0.1 and normalizes pixels by ImageNet's statistics.  Training checkpoints are
-recognised.
+A published backbone has timm's keys and nothing else, so it is read as timm's unless this format is given.  In contrast to
+timm's, this format resamples positions with DINO's offset of 0.1, and its pixels are normalized by ImageNet's statistics.
+Training checkpoints are recognised.
 
 Source: facebookresearch/dino 7c446df, vision_transformer.py and main_dino.py.
 """

@@ -1,8 +1,8 @@
-"""DINOv2's backbone, with or without registers.  The MLPs of the giant are gated (variant "swiglu").
+"""DINOv2's backbone, with or without registers.  The MLPs of the giant model are gated (variant "swiglu").
 
-The class token has a position and registers have none: positions.covers="class".  timm folds that position into the class
+The class token has a position and registers have none: positions.covers="class".  timm adds that position to the class
 token, which computes the same function and cannot be undone.  Training checkpoints may have their blocks in chunks,
-`blocks.CHUNK.BLOCK`.  The block number does not restart in a chunk, so the chunk is removed from the key.
+`blocks.CHUNK.BLOCK`.  The block number does not restart in each chunk, so the chunk is removed from the key.
 
 Source: facebookresearch/dinov2 b8931f7, dinov2/models/vision_transformer.py, layers/swiglu_ffn.py, hub/backbones.py.
 """
@@ -28,19 +28,19 @@ _GATE = """
 
 
 def read_config(evidence: Evidence) -> Fields:
-    """Return which tokens have a row in the position table."""
+    """Return positions.covers: which tokens have a row in the position table."""
     return {"positions.covers": "class" if "reg_token" in evidence.axes else "all"}
 
 
 def infer_assumed(evidence: Evidence) -> Fields:
-    """Return what dinov2/hub/backbones.py sets: the resampling of models with registers, and the heads of the giant."""
+    """Return what dinov2/hub/backbones.py sets: resampling for models with registers, 24 heads for the giant model."""
     registers = "reg_token" in evidence.axes
     fields: dict[str, object] = {"resampling.antialias": True, "resampling.offset": 0.0} if registers else {}
     return fields | ({"num_heads": 24} if evidence.sizes["width"] == 1536 else {})
 
 
 def unsupported(config: ViTConfig, variant: str) -> str:
-    """Return what DINOv2's class cannot express of a config."""
+    """Return the values in a config that DINOv2's class cannot express; "" if there are none."""
     if config.num_covered != 1:
         return f"positions.covers={config.positions.covers!r}, only the class token's position"
     return unsupported_head_width(config)

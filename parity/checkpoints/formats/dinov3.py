@@ -1,9 +1,9 @@
-"""DINOv3's backbone as Meta publishes it: variant "mlp", and "swiglu" for the sizes with a plus and the 7B.
+"""DINOv3's backbone as Meta publishes it: variant "swiglu" for the sizes with a plus and the 7B model, else "mlp".
 
-One array holds the biases of queries, keys and values, and `bias_mask` sets the keys' third to zero.  This third is not
-read, and is written as zeros.  `rope_embed.periods` follow from the rotary base.  Meta's published periods are rounded to
-bfloat16.  The twins compute exact ones, as timm and transformers do, so that outputs differ by this rounding only.  Periods
-that match neither are refused.
+One array contains the biases of queries, keys and values, and `bias_mask` sets the third for the keys to zero.  This third
+is not read, and is written as zeros.  `rope_embed.periods` follow from the rotary base.  Meta's published periods are
+rounded to bfloat16.  The twins compute exact periods, as timm and transformers do, so that outputs differ by this rounding
+only.  Periods that are neither exact nor rounded are refused.
 
 Source: facebookresearch/dinov3 6876159, dinov3/models/vision_transformer.py, layers/attention.py, layers/ffn_layers.py,
 layers/rope_position_encoding.py, hub/backbones.py.
@@ -44,14 +44,14 @@ def periods(base: float, head_dim: int) -> Array:
 
 
 def read_config(evidence: Evidence) -> Fields:
-    """Return the rotary base and the number of heads that the periods imply, after a check of the bias masks.
+    """Return the rotary base and the number of heads that the periods imply, and check the bias masks.
 
     Raises:
         InputError: periods that no base yields, or a bias of the keys that is not masked.
     """
     masks = {key: array for key, array in evidence.ignored_arrays.items() if key.endswith(_MASK)}
     if "blocks.attn.q_bias" in evidence.axes and len(masks) != evidence.sizes["block"]:
-        raise InputError(f"its attn.qkv.bias has no {_MASK} in every block, so keys have a bias: it cannot be read")
+        raise InputError(f"its blocks have attn.qkv.bias, but not all have {_MASK}, so keys have a bias: it cannot be read")
     for key, array in masks.items():
         third = np.repeat([1, 0, 1], array.size // 3)
         if not np.array_equal(_read(array), third):
@@ -59,7 +59,7 @@ def read_config(evidence: Evidence) -> Fields:
     fields: dict[str, object] = {"positions.rotary": "dinov3", "positions.rotary_base": DEFAULT_BASE}
     if _PERIODS in evidence.ignored_arrays:
         found = _read(evidence.ignored_arrays[_PERIODS])
-        fields["positions.rotary_base"], _ = _base(found)
+        fields["positions.rotary_base"], _ = _find_base(found)
         if evidence.sizes["inner"] % (4 * len(found)) == 0:
             fields["num_heads"] = evidence.sizes["inner"] // (4 * len(found))
     return fields
@@ -70,19 +70,19 @@ def _read(array: StoredArray) -> Array:
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return how coordinates are normalized, and that periods are recomputed if the file's are rounded.
+    """Return how coordinates are normalized, and that periods are recomputed if the file's periods are rounded.
 
     For square images, the argument pos_embed_rope_normalize_coords makes no difference.
     """
     found = {"rotary coordinates": "rows divided by the number of rows, columns by the number of columns"}
     if _PERIODS in evidence.ignored_arrays:
-        _, kind = _base(_read(evidence.ignored_arrays[_PERIODS]))
-        found |= {"rotary periods": f"exact; the file's are rounded to {kind}"} if kind else {}
+        _, kind = _find_base(_read(evidence.ignored_arrays[_PERIODS]))
+        found |= {"rotary periods": f"exact; in the file, they are rounded to {kind}"} if kind else {}
     return found
 
 
-def _base(found: Array) -> tuple[float, str]:
-    """Return the base that yields these periods, and the dtype that they are rounded to, "" for float32 or none."""
+def _find_base(found: Array) -> tuple[float, str]:
+    """Return the base that yields these periods, and the dtype to which they are rounded; "" if float32 or none."""
     candidates = [DEFAULT_BASE]
     if len(found) > 1:
         implied = float(found[-1]) ** (len(found) / (len(found) - 1))
@@ -118,7 +118,7 @@ FORMAT = Format(
     spellings={"glu": ("w1", "w2")},
     ignored_keys={
         r"mask_token": "replaces masked patches in training",
-        r"rope_embed\.periods": "follow from positions.rotary_base; published ones are rounded to bfloat16, ours exact",
+        r"rope_embed\.periods": "computed exactly from positions.rotary_base; published periods are rounded to bfloat16",
         r"blocks\.\d+\.attn\.qkv\.bias_mask": "sets the bias of the keys to zero",
         r"local_cls_norm\..*": "a norm of the small crops in training",
     },

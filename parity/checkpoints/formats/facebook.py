@@ -1,14 +1,14 @@
-"""What the formats of DeiT, DINO, DINOv2, DINOv3 and MAE share: timm's names, and Facebook's choices for these models.
+"""Shared parts of the formats for DeiT, DINO, DINOv2, DINOv3 and MAE: timm's names, and Facebook's choices.
 
-Where the keys of a file are exactly timm's, only what is stored beside the weights distinguishes it.
+If the keys of a file are exactly timm's, only data beside the weights shows which format it is.
 """
 
 from parity.checkpoints.formats.format import Evidence, Fields
 from parity.checkpoints.formats.tables import PLAIN_VIT_CONSTRAINTS
 from vit_spec.models import DINO_BICUBIC, IMAGENET, PLAIN_BICUBIC
 
-# Each repository's own vision_transformer.py or models*.py.  Neither rotary positions nor the scale of the attention scores
-# has a key, and other code uses the same names for models with them, so these two are tuples: see `Format.constraints`.
+# From vision_transformer.py or models*.py of each repository.  Rotary positions and the scale of the attention scores have
+# no keys, and other code uses the same names for models with them, so these two are tuples: see `Format.constraints`.
 CONSTRAINTS: Fields = {
     **PLAIN_VIT_CONSTRAINTS,
     "head.hidden": None,

@@ -1,6 +1,6 @@
-"""`Format`, a checkpoint format: the keys that a library stores a ViT under, and what is known about its models.
+"""A checkpoint format: the keys under which a library stores a ViT, and facts about the library's models.
 
-To add a format, write a module with a `FORMAT` (`torchvision.py` is a short example) and list it in `__init__.py`.
+To add a format, write a module with a `FORMAT` (`torchvision.py` is a short example), and list it in `__init__.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,18 +19,19 @@ Fields = Mapping[str, Any]  # field of `ViTConfig`, with dots as in "norms.eps" 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a checkpoint shows about its model, besides the values of its parameters.
+    """The facts that a checkpoint shows about its model, besides the values of its parameters.
 
-    `recognition.py` makes one for each variant of each format that the keys of the checkpoint may belong to.
+    `recognition.py` makes one `Evidence` for each variant of each format that the keys of the checkpoint may belong to.
 
-    notes: what is stored with the arrays: parsed JSON files by their names ("config.json"), and entries of a training
-        checkpoint that are not arrays by their paths ("epoch", "args/distillation_type").
-    other_keys: keys that do not belong to the model: other towers, optimizer state, a second set of weights.
-    ignored_arrays: arrays of the model that hold no parameter, by key; their keys match `Format.ignored_keys`.
-    axes: the parameters that are present -> the names of their axes, as in `vit_spec.rows`.
-    sizes: axis -> its length, as far as the shapes determine it.  Two entries are lengths of merged axes: "inner" is the
-        number of heads times their width, "patch" is the number of values in a flattened patch.
-    variant: the variant of the format that the keys belong to.
+    Attributes:
+        notes: metadata that is stored with the arrays: parsed JSON files by their names ("config.json"), and entries of a
+            training checkpoint that are not arrays by their paths ("epoch", "args/distillation_type").
+        other_keys: keys that do not belong to the model: other towers, optimizer state, a second set of weights.
+        ignored_arrays: arrays of the model that are not parameters, by key; their keys match `Format.ignored_keys`.
+        axes: for each parameter that is present, the names of its axes, as in `vit_spec.rows`.
+        sizes: axis -> its length, as far as the shapes determine it.  Two entries are lengths of merged axes: "inner" is
+            the number of heads times their width, "patch" is the number of values in a flattened patch.
+        variant: the variant of the format that the keys belong to.
     """
 
     notes: Fields
@@ -41,7 +42,7 @@ class Evidence:
     variant: str = ""
 
 
-# Flags of the command line that change a field: a remedy where a format requires another value.
+# Field -> the command-line flags that change it.  An error message names them if a format requires another value.
 _SURGERY_FLAGS = {
     "positions.covers": ("--fold-class-position", "--unfold-class-position"),
     "attention.qkv_bias": ("--add-key-bias", "--drop-key-bias"),
@@ -56,12 +57,12 @@ def no_fields(evidence: Evidence) -> Fields:
 
 
 def nothing_unsupported(config: ViTConfig, variant: str) -> str:
-    """Return "": the default of a format whose `constraints` say all that its variants cannot store."""
+    """Return "": the default of a format that can store every config that satisfies its `constraints`."""
     return ""
 
 
 def no_files(config: ViTConfig) -> Mapping[str, Any]:
-    """Return no files: the default of a format whose readers need the weights only."""
+    """Return no files: the default of a format whose library needs no JSON file beside the weights."""
     return {}
 
 
@@ -80,65 +81,70 @@ class Format:
     """A checkpoint format.
 
     The tensors of a checkpoint determine most of its config: the sizes, and which tokens, biases and norms the model has.
-    `tables` says where the tensors are.  The other fields add what the tensors do not show, and which configs the format
-    cannot store.  Only the first four are required.  Fields of `ViTConfig` are named with dots, as in "norms.eps".
+    `tables` says where the tensors are.  The other attributes add facts that the tensors do not show, and say which configs
+    the format cannot store.  Only the first four are required.  A "field" below is a field of `ViTConfig`, named with dots
+    as in "norms.eps".
 
     Where the parameters are:
 
     name: the name on the command line and in the metadata of files, e.g. "timm".
     description: one line for the list of formats.
-    separator: the character that joins the levels of nested dictionaries to a key, "." or "/".
-    tables: variant -> table.  Each variant is a set of keys that is in use for the models of the format, for example those
-        of an old and of a new release.  A format with one set of keys names it "".  A table has a line
+    separator: the character that joins the keys of nested dictionaries into one key, "." or "/".
+    tables: variant -> table.  Each variant is a set of keys that is in use for the models of the format, for example the
+        keys of an old and of a new release.  A format with one set of keys names it "".  A table has a line
         `parameter | key | axes` for each parameter of `vit_spec.rows` that the models can have; `layout.py` explains
         `key | axes`.  If the axes of a parameter depend on the config, the table has a line for each case, and the line
-        with exactly the axes of the config is used.
+        with exactly the axes of the config is used.  Checkpoints are recognised by `patch_embed.proj.weight`,
+        `blocks.mlp.fc1.weight` and `blocks.mlp.fc2.weight`, so every table has lines for these.
     default_variant: config -> the variant to write.  By default, the first.
-    variant: the chosen variant, or "" for none.  Modules leave it out; `with_variant` sets it.
-    spellings: axis -> how keys spell its places, if they do not count from 0: {"qkv": ("query", "key", "value")}.
+    variant: the chosen variant, or "" for none.  Modules do not set it; `with_variant` does.
+    spellings: axis -> the words for its indices in keys, if they are not 0, 1, 2, ...: {"qkv": ("query", "key", "value")}.
     variant_spellings: variant -> the spellings in which it differs from `spellings`.
-    aliases: regular expression of another prefix that keys may have -> the prefix in the tables.  For reading only.
-    ignored_keys: regular expression of whole keys that hold no parameter -> the reason, which is reported to the user.
+    aliases: regular expression for another beginning of keys -> the beginning in the tables.  For reading only.
+    ignored_keys: regular expression for whole keys of arrays that are not parameters -> the reason, which is reported to
+        the user.
     strict_variants: the variants to which `ignored_keys` does not apply.
-    refused_keys: regular expression of a part of a key that shows that the model computes another function -> a
+    refused_keys: regular expression for a part of a key, which shows that the model computes another function -> a
         description of that function, for the error message.
-    constants: arrays to write besides the parameters, because the format's library expects them: `key | axes`, or a key
-        alone for an array of any shape -> a function from the config to the array, or to None if the model has none.  Where
-        a key has braced axes, as in `{block}`, the array has one entry for each key, or one for all.  A line
-        `variant: key | axes` applies to that variant only.  `ignored_keys` must contain the keys, for reading.
-    duplicates: a table of second keys under which parameters are also written.  `ignored_keys` must contain these keys.
+    constants: arrays to write besides the parameters, because the format's library expects them.  Each is given as
+        `key | axes`, or as a key alone for an array of any shape -> a function from the config to the array, or to None if
+        the model has none.  If a key has braced axes, as in `{block}`, the array has one entry for each key, or one for all
+        keys.  A line `variant: key | axes` applies to that variant only.  `ignored_keys` must match the keys, because
+        reading refuses unknown keys.
+    duplicates: a table of second keys under which parameters are also written.  `ignored_keys` must match these keys.
 
-    What the format can store:
+    Which configs the format can store:
 
     constraints: field -> the values that it may have.  A config with another value is not written, and a checkpoint with
-        another value is not of this format.  Reading also takes some values as known:
+        another value is not of this format.  When a checkpoint is read, some of these values are taken as known:
         - A value: every model with these keys has it, so it is known.
-        - A tuple of several values: a model has one of them, so the tensors or the fields below must determine which.
+        - A tuple of several values: a model has one of them, so the tensors or the attributes below must determine which.
         - A tuple of one value: models of the format's library have it, but other code with the same keys may not.  It is
           known if `config_file` beside the weights describes a model of the format.  Otherwise it is an assumption.
         - A function from the config to one of these: not known.
-    unsupported: (config, variant) -> what the variant cannot store although each field satisfies `constraints`; "" if it
-        can store the config.  Completes the sentence "format X cannot hold ...": "norms.after_pool=True with
-        norms.after_blocks=True".
+    unsupported: (config, variant) -> the values that the variant cannot store together, although each field satisfies
+        `constraints`; "" if it can store the config.  The text completes the sentence "format X cannot store ...", as in
+        "norms.after_pool=True with norms.after_blocks=True".
 
-    What the tensors do not show:
+    Facts that the tensors do not show:
 
     read_config: evidence -> the fields that the checkpoint states in JSON files, in the arguments of a training script or
         in arrays of constants.  They override values that are known from `constraints`.  A contradiction to the tensors is
         an error.  Raises InputError for a model of the format that `ViTConfig` cannot express.
-    assumed: field -> its value in the published models, from the source that the docstring of the module names.  Used where
-        the checkpoint does not state the field, and reported to the user as an assumption.  The value None of "num_heads"
-        asks the user for the number.
+    assumed: field -> its value in the published models, from the source that the docstring of the module names.  It is used
+        if the checkpoint does not state the field, and reported to the user as an assumption.  If the value of "num_heads"
+        is None, the user must give the number.
     infer_assumed: evidence -> the same for fields whose value depends on which tensors there are.  Overrides `assumed`.
-    assumed_behaviour: evidence -> properties in which models with these keys may differ although no tensor shows it and
-        `ViTConfig` has no field for it -> the behaviour that is assumed: {"patch extraction": "without overlap"}.  Reported
-        to the user as assumptions.  Return {} if the library's config file rules out any other behaviour.
+    assumed_behaviour: evidence -> the assumed behaviour for each property in which models with these keys may differ, and
+        which neither a tensor nor a field shows: {"patch extraction": "without overlap"}.  It is reported to the user as
+        assumptions.  Return {} if the library's config file rules out any other behaviour.
 
     Files of the format's library:
 
-    json_files: config -> the JSON files, by name, that the library needs beside the weights to open a folder.
-    written_fields: the fields of the config that `json_files` states.
-    recognises: evidence -> whether a checkpoint belongs to this format where its keys fit other formats too.
+    json_files: config -> the JSON files, by name, that the library needs beside the weights to open a folder.  Raises
+        InputError if they cannot express the config.
+    written_fields: the fields that `json_files` states.
+    recognises: evidence -> whether a checkpoint belongs to this format, if its keys fit other formats too.
     model_types: the values of `model_type` in config.json that name the models of the format, in Hugging Face transformers.
     config_file: the name of the JSON file in which the library describes a model.
     """
@@ -177,7 +183,8 @@ class Format:
     def matches_config_file(self, notes: Fields) -> bool:
         """Return whether the library's JSON file lies beside the weights and describes a model of this format.
 
-        A config.json does where its `model_type` is one of the format's, or where it is timm's.
+        A config.json describes one if its `model_type` is in `model_types`, or, for timm's format, if it names an
+        `architecture` and has no `model_type`.  A JSON file of another name describes one whenever it is not empty.
         """
         config = notes.get(self.config_file) or {}
         if self.config_file != "config.json":
@@ -190,13 +197,13 @@ class Format:
         """Return the result of `read_config` with every value checked against the type of its field.
 
         Raises:
-            InputError: as `read_config`, or because the JSON is not what the format's library writes.
+            InputError: as `read_config`, or a JSON file does not have the structure that the format's library writes.
         """
         try:
             return {name: coerce_field(name, value) for name, value in self.read_config(evidence).items()}
         except InputError:
             raise
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # JSON may hold any types
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # JSON may have any types
             what = f"the files beside its weights do not describe a config ({type(error).__name__}: {error})"
             raise InputError(f"{what}: correct {self.config_file}, or remove it") from None
 
@@ -204,7 +211,7 @@ class Format:
         """Return the format with one of its variants chosen.
 
         Raises:
-            InputError: there is no such variant; suggests the nearest name.
+            InputError: there is no such variant; the message suggests the nearest name.
         """
         if variant not in self.tables:
             hint = nearest(variant, self.tables) or f": give one of {', '.join(self.tables)}"
@@ -212,7 +219,7 @@ class Format:
         return replace(self, variant=variant)
 
     def full_name(self, config: ViTConfig) -> str:
-        """Return the name, with the variant where there are several: "timm:vit"."""
+        """Return the name, and if the format has several variants, the variant for a config: "timm:vit"."""
         return self.name if len(self.tables) == 1 else f"{self.name}:{self._variant_for(config)}"
 
     def table_layouts(self, variant: str) -> dict[str, list[Layout]]:
@@ -228,13 +235,13 @@ class Format:
         """
         variant = self._variant_for(config)
         table = self.table_layouts(variant)
-        missing = [f"has no place for {name}" for name in rows(config) if name not in table]
+        missing = [f"has no key for {name}" for name in rows(config) if name not in table]
         if problems := [*self._violated_constraints(config), *missing]:
             flags = (flag for name, flags in _SURGERY_FLAGS.items() for flag in flags if f" {name}=" in "".join(problems))
             remedy = "".join(f", or {flag}" for flag in flags)
             raise InputError(f"format {self.name!r} {'; '.join(problems)}: choose another format{remedy}")
         if what := self.unsupported(config, variant):
-            raise InputError(f"format {self.name!r} cannot hold {what}: choose another format")
+            raise InputError(f"format {self.name!r} cannot store {what}: choose another format")
         column = {name: self._fitting_layout(row, table.get(name, [])) for name, row in rows(config).items()}
         owners: dict[str, Layout] = {}
         for layout in column.values():
@@ -274,7 +281,7 @@ class Format:
             allowed = allowed(config) if callable(allowed) else allowed
             values = allowed if isinstance(allowed, tuple) else (allowed,)
             if (value := config.at(name)) not in values:
-                yield f"cannot hold {name}={value!r}, only {' or '.join(map(repr, values))}"
+                yield f"cannot store {name}={value!r}, only {' or '.join(map(repr, values))}"
 
     def _fitting_layout(self, row: Row, layouts: list[Layout]) -> Layout:
         """Return the one layout with exactly the axes of `row`, so that no table can drop an axis."""
@@ -282,11 +289,12 @@ class Format:
         if len(fitting) != 1:
             given = "; ".join(map(str, layouts))
             raise InputError(
-                f"format {self.name!r} has no place for {row.name}: of {given}, one must hold the axes {' '.join(row.axes)}"
+                f"format {self.name!r} has no key, or several, for {row.name} with the axes {' '.join(row.axes)}: "
+                f"its table has {given}"
             )
         lengths = dict(zip(row.axes, row.shape, strict=True))
         for word in fitting[0].key_axes:
             spelling = fitting[0].spellings.get(word)
             if spelling is not None and len(spelling) != lengths[word]:
-                raise InputError(f"format {self.name!r} spells {word} as {spelling}: it has {lengths[word]} places")
+                raise InputError(f"format {self.name!r} spells {word} as {spelling}, but it has {lengths[word]} indices")
         return fitting[0]

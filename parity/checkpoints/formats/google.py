@@ -1,8 +1,8 @@
-"""The npz files of google-research/vision_transformer: ViT, AugReg and SAM checkpoints, and those of its trainer.
+"""The npz files of google-research/vision_transformer: ViT, AugReg and SAM checkpoints, and checkpoints of its trainer.
 
-In the published files, the parts of a block share one count, as in Flax before linen: LayerNorm_0,
+In the published files, the parts of a block are numbered together, as in Flax before linen: LayerNorm_0,
 MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3 (variant "pre-linen").  convert_pre_linen
-(flax:flax/training/checkpoints.py) renames them to linen's names, which count each class on its own (variant "linen").
+(flax:flax/training/checkpoints.py) renames them to linen's names, which number each class separately (variant "linen").
 
 Source: vit_jax/models_vit.py, vit_jax/checkpoint.py.
 """
@@ -22,7 +22,7 @@ PRE_LINEN = (
 
 
 def read_config(evidence: Evidence) -> Fields:
-    """Return no fields, after a check that the model is not a hybrid.
+    """Check that the model is not a hybrid, and return no fields.
 
     Raises:
         InputError: a ResNet precedes the patches.
@@ -33,7 +33,10 @@ def read_config(evidence: Evidence) -> Fields:
 
 
 def allowed_pools(config: ViTConfig) -> tuple[str, ...]:
-    """Return the values that head.pool may have: only `classifier` token pools by the class token, gap has none."""
+    """Return the values that head.pool may have.
+
+    Only `classifier` "token" and "token_unpooled" add a class token; "gap" and "unpooled" do not.
+    """
     return ("token", "none") if config.tokens.class_token else ("mean", "none")
 
 

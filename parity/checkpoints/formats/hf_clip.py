@@ -1,7 +1,7 @@
 """The image tower of Hugging Face's CLIP: the normalized class token, with or without a projection to the shared embedding.
 
 CLIPVisionModelWithProjection has `visual_projection`, a matrix without bias; num_classes is the width of the embedding.
-CLIPVisionModel ends before it; the twins compute its `pooler_output`.
+CLIPVisionModel has no projection; the twins compute its `pooler_output`.
 
 Source: huggingface/transformers src/transformers/models/clip/modeling_clip.py, configuration_clip.py (defaults).
 """

@@ -26,7 +26,7 @@ CLASSIFIERS = """
     head_dist.bias   | distillation_classifier.bias   | label
 """
 LAYOUTS = {name: (text + DISTILLATION, layer) for name, (text, layer) in hf_vit.LAYOUTS.items()}
-SINGLE = r"classifier\.(weight|bias)"
+SINGLE_CLASSIFIER = r"classifier\.(weight|bias)"
 
 
 def read_config(evidence: Evidence) -> Fields:
@@ -43,7 +43,7 @@ def read_config(evidence: Evidence) -> Fields:
     if any("pooler" in key for key in evidence.ignored_arrays) and "head.weight" not in evidence.axes:
         raise InputError(
             "it is a DeiTModel with a pooler, which reads the class token alone; only the mean of both tokens is "
-            "supported: remove pooler.* to get that"
+            "supported: remove pooler.* to get the mean"
         )
     return hf.config_fields(evidence, hf.read_config_json(evidence, NAME, TYPES, hf_vit.DEFAULTS))
 
@@ -65,8 +65,8 @@ FORMAT = Format(
     variant_spellings=hf.VARIANT_SPELLINGS,
     ignored_keys={
         **hf.MASK_TOKEN_KEY,
-        SINGLE: "the classifier of the class token alone",
-        r"(deit\.)?pooler\.dense\.(weight|bias)": "the pooler, of the class token alone",
+        SINGLE_CLASSIFIER: "the classifier of the class token alone",
+        r"(deit\.)?pooler\.dense\.(weight|bias)": "the pooler of the class token alone",
         r"decoder\.0\.(weight|bias)": "the decoder of masked pre-training",
     },
     constraints={**hf_vit.CONSTRAINTS, "tokens.distillation": True, "positions.covers": "all"},

@@ -1,6 +1,6 @@
 """Hugging Face's Dinov2.  Its classifier reads the class token and the mean of the patches.
 
-It resamples positions to a size, without antialiasing, whereas Meta's code scales them by (new + 0.1) / old.
+It resamples positions to a given size, without antialiasing, whereas Meta's code scales them by (new + 0.1) / old.
 
 Source: huggingface/transformers src/transformers/models/dinov2/modeling_dinov2.py, configuration_dinov2.py (defaults).
 """
@@ -55,7 +55,7 @@ ASSUMED: Fields = {
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return what no tensor shows: the backbones of RF-DETR have these keys, and their attention is limited to windows."""
+    """Return that attention has no windows: RF-DETR's backbones have the same keys, and limit attention to windows."""
     return {} if hf.model_type(evidence) else {"attention windows": "none"}
 
 
@@ -66,15 +66,20 @@ def default_variant(config: ViTConfig) -> str:
 
 
 def unsupported(config: ViTConfig, variant: str) -> str:
-    """Return why a variant for the other kind of MLP cannot store a config."""
+    """Return the kind of the MLPs if a variant is for the other kind; "" if the variant can store the config."""
     gated = config.mlp.activation == "swiglu"
     if gated == ("-gated" in variant):
         return ""
-    return f"an MLP that is {'gated' if gated else 'not gated'} as {variant!r}"
+    return f"an MLP that is {'gated' if gated else 'not gated'} in its variant {variant!r}"
 
 
 def config_reader(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fields]:
-    """Return the function `Format.read_config` for the format with this name, which reads these `model_type`s."""
+    """Return the function `Format.read_config` of a format.
+
+    Args:
+        name: the name of the format.
+        types: the values of `model_type` that the format reads.
+    """
 
     def read(evidence: Evidence) -> Fields:
         content = hf.read_config_json(evidence, name, types, DEFAULTS)
@@ -89,22 +94,28 @@ def config_reader(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fie
 
 
 def mlp_width(content: Mapping[str, Any]) -> int:
-    """Return the width of the MLPs; for gated ones, two thirds of what the ratio yields, rounded up to a multiple of 8.
+    """Return the hidden width of the MLPs: hidden_size times mlp_ratio.
+
+    Gated MLPs have two thirds of this width, rounded up to a multiple of 8.
 
     Raises:
         InputError: a width or a ratio that is not a number.
     """
-    width, found = content.get("hidden_size", 768), content["mlp_ratio"]
-    if type(width) is not int or type(found) not in (int, float):
-        raise InputError(f"its config.json says hidden_size {width!r} and mlp_ratio {found!r}: numbers were expected")
-    whole = int(width * found)
-    return (int(whole * 2 / 3) + 7) // 8 * 8 if content["use_swiglu_ffn"] else whole
+    width, ratio = content.get("hidden_size", 768), content["mlp_ratio"]
+    if type(width) is not int or type(ratio) not in (int, float):
+        raise InputError(f"its config.json says hidden_size {width!r} and mlp_ratio {ratio!r}: numbers were expected")
+    hidden = int(width * ratio)
+    return (int(hidden * 2 / 3) + 7) // 8 * 8 if content["use_swiglu_ffn"] else hidden
 
 
 def config_json(config: ViTConfig, model_type: str, model: str, **more: Any) -> dict[str, Any]:
     """Return the content of config.json.
 
-    model: the beginning of the names of its classes.
+    Args:
+        config: the config of the model.
+        model_type: the value of `model_type`.
+        model: the beginning of the names of the model's classes, such as "Dinov2".
+        more: further fields.
 
     Raises:
         InputError: no integer ratio yields the width of the MLPs, and config.json has integer ratios only.
@@ -122,15 +133,15 @@ def config_json(config: ViTConfig, model_type: str, model: str, **more: Any) -> 
 
 
 def find_mlp_ratio(width: int, mlp_dim: int, gated: bool) -> int:
-    """Return the mlp_ratio that yields this width of the MLPs: the inverse of `mlp_width`.
+    """Return the mlp_ratio that yields the hidden width `mlp_dim` of the MLPs: the inverse of `mlp_width`.
 
     Raises:
-        InputError: no integer does.
+        InputError: no integer yields it.
     """
-    for found in range(1, 4 * mlp_dim // width + 2):
-        hidden = width * found
+    for ratio in range(1, 4 * mlp_dim // width + 2):
+        hidden = width * ratio
         if mlp_dim == ((int(hidden * 2 / 3) + 7) // 8 * 8 if gated else hidden):
-            return found
+            return ratio
     raise InputError(
         f"mlp_dim={mlp_dim} of width {width}{', gated,' if gated else ''} has no integer mlp_ratio, which config.json of "
         f"Dinov2 needs: write a file instead of a folder, or choose another format"

@@ -63,7 +63,7 @@ def read_config(evidence: Evidence) -> Fields:
     if content:
         if content["use_gated_mlp"] and content["hidden_act"] != "silu":
             raise InputError(
-                f"its config.json says hidden_act {content['hidden_act']!r} of a gated MLP: only 'silu' is supported"
+                f"its config.json says hidden_act {content['hidden_act']!r} for a gated MLP: only 'silu' is supported"
             )
         biases = tuple(bool(content[f"{name}_bias"]) for name in ("query", "key", "value"))
         if biases not in _BIASES:
@@ -78,7 +78,7 @@ def read_config(evidence: Evidence) -> Fields:
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return the activation of the gate, which hidden_act sets and no tensor shows."""
+    """Return the assumed activation of the gate, which hidden_act sets and no tensor shows."""
     gated = "glu" in evidence.axes["blocks.mlp.fc1.weight"] and not hf.model_type(evidence)
     return {"MLP gate": "SiLU of the first half"} if gated else {}
 

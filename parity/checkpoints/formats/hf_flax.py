@@ -1,7 +1,7 @@
 """The Flax ViT of transformers v4: flax_model.msgpack, which no maintained library reads any more.
 
-The models and their config.json are those of PyTorch.  The keys differ in Flax's names of the arrays, and the arrays in the
-order of their axes.
+The models and their config.json are the same as in PyTorch.  The keys end in Flax's names for arrays, and the arrays have
+another order of axes.
 
 Source: huggingface/transformers 4.57, models/vit/modeling_flax_vit.py, modeling_flax_pytorch_utils.py.
 """
@@ -15,12 +15,16 @@ from parity.checkpoints.formats.format import Evidence, Fields
 from vit_spec import ViTConfig
 
 NAME = "hf-flax"
-UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu")  # ACT2FN in modeling_flax_utils.py
+FLAX_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu")  # ACT2FN in modeling_flax_utils.py, without gated MLPs
 SQUARE: Fields = {name: hf.square_only(name) for name in ("image_size", "patch_size")}
 
 
 def flax_table(table: str) -> str:
-    """Return the Flax table of a PyTorch table: inputs before outputs, and weights named "kernel" or "scale" by layer."""
+    """Return a table for PyTorch with Flax's keys and order of axes.
+
+    Weights of layers are (inputs, outputs) and named "kernel"; weights of norms are named "scale", and position tables
+    "embedding".
+    """
     lines = []
     for line in filter(str.strip, table.splitlines()):
         name, key, axes = (part.strip() for part in line.split("|"))
@@ -35,7 +39,7 @@ def flax_table(table: str) -> str:
 
 
 def default_variant(config: ViTConfig) -> str:
-    """Return the variant of the class that has the config's outputs."""
+    """Return the variant for a model with a classifier, or without."""
     return "classifier" if config.num_classes else "bare"
 
 
@@ -60,7 +64,7 @@ FORMAT = replace(
     constraints={
         **hf_vit.CONSTRAINTS,
         **SQUARE,
-        "mlp.activation": UNGATED_ACTIVATIONS,
+        "mlp.activation": FLAX_ACTIVATIONS,
         "head.hidden": lambda config: (None, config.width),  # the pooler is as wide as the model
     },
     read_config=read_config,

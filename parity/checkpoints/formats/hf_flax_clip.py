@@ -10,7 +10,7 @@ from typing import Any
 from parity.checkpoints.formats import hf_clip
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields
-from parity.checkpoints.formats.hf_flax import UNGATED_ACTIVATIONS, flax_table
+from parity.checkpoints.formats.hf_flax import FLAX_ACTIVATIONS, flax_table
 from vit_spec import InputError, ViTConfig
 
 NAME = "hf-flax-clip"
@@ -47,8 +47,11 @@ FORMAT = replace(
     tables={"": flax_table(hf_clip.FORMAT.tables["v4"])},
     spellings={"qkv": ("q", "k", "v")},
     variant_spellings={},
-    ignored_keys={r"text_model/.*|text_projection/kernel": "the text tower", "logit_scale": "of the comparison with texts"},
-    constraints={**hf_clip.FORMAT.constraints, "mlp.activation": UNGATED_ACTIVATIONS},
+    ignored_keys={
+        r"text_model/.*|text_projection/kernel": "the text tower",
+        "logit_scale": "scale for the comparison of images with texts",
+    },
+    constraints={**hf_clip.FORMAT.constraints, "mlp.activation": FLAX_ACTIVATIONS},
     read_config=read_config,
     json_files=json_files,
 )

@@ -1,8 +1,8 @@
 """The Flax Dinov2 of transformers v4.
 
 It multiplies each layer scale by layerscale_value, twice.  In all published models the value is 1, which changes nothing.
-For images of another size it resamples positions by a cubic kernel that the twins do not have (jax.image's, a = -0.5).  The
-kernel of PyTorch's Dinov2 is assumed instead.
+For images of another size it resamples positions with jax.image's cubic kernel (a = -0.5), which the twins do not have.
+The kernel of PyTorch's Dinov2 is assumed instead.
 
 Source: huggingface/transformers 4.57, models/dinov2/modeling_flax_dinov2.py.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from parity.checkpoints.formats import hf_dinov2
 from parity.checkpoints.formats.format import Evidence, Fields
-from parity.checkpoints.formats.hf_flax import SQUARE, UNGATED_ACTIVATIONS, flax_table
+from parity.checkpoints.formats.hf_flax import FLAX_ACTIVATIONS, SQUARE, flax_table
 from vit_spec import InputError, ViTConfig
 
 NAME = "hf-flax-dinov2"
@@ -21,7 +21,7 @@ TABLES = {"classifier": "v4", "bare": "v4-bare", "classifier-gated": "v4-gated",
 
 
 def default_variant(config: ViTConfig) -> str:
-    """Return the variant of the class that has the config's outputs and kind of MLP."""
+    """Return the variant for a model with or without a classifier, and with the config's kind of MLP."""
     return ("classifier" if config.num_classes else "bare") + ("-gated" if config.mlp.activation == "swiglu" else "")
 
 
@@ -56,7 +56,7 @@ FORMAT = replace(
     variant_spellings={},
     ignored_keys={r"(dinov2/)?embeddings/mask_token": "replaces masked patches in pre-training only"},
     constants={},
-    constraints={**hf_dinov2.FORMAT.constraints, **SQUARE, "mlp.activation": (*UNGATED_ACTIVATIONS, "swiglu")},
+    constraints={**hf_dinov2.FORMAT.constraints, **SQUARE, "mlp.activation": (*FLAX_ACTIVATIONS, "swiglu")},
     read_config=read_config,
     written_fields=hf_dinov2.FORMAT.written_fields - {"norms.layer_scale"},
     json_files=json_files,

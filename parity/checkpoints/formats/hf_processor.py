@@ -86,7 +86,7 @@ def processor_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the image processor, with the defaults of its class; {} if no file describes one.
 
     Raises:
-        InputError: an unknown class or field.
+        InputError: an unknown class, or an unknown field that is not false.
     """
     (file, found), config = processor_file(notes), notes.get("config.json") or {}
     if not found:
@@ -101,17 +101,17 @@ def processor_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
         kind = kind.removesuffix(ending)
     if kind not in CLASSES:
         raise InputError(f"{file} is of a {name}, supported are those of {', '.join(CLASSES)}")
-    given = _set_fields(found)
+    given = _non_null_fields(found)
     known = {*CLASSES["Bit"], "default_to_square"} | _NEUTRAL_FIELDS
     if unknown := [key for key, value in given.items() if key not in known and value is not False]:
-        unknown = [key for key in unknown if key != "pad_size"]  # which has no effect without `do_pad`
+        unknown = [key for key in unknown if key != "pad_size"]  # it has no effect without `do_pad`
         if unknown:
             raise InputError(f"{file} says {unknown[0]}={given[unknown[0]]!r}, which is not supported")
     return {**CLASSES[kind], **given}
 
 
-def _set_fields(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not null, and all flags.  A null flag is off, because transformers tests its truth."""
+def _non_null_fields(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null, and all flags.  A flag that is null is off: transformers tests its truth."""
     flags = {key: bool(value) for key, value in found.items() if key.startswith("do_")}
     return {key: value for key, value in found.items() if value is not None} | flags
 
@@ -119,7 +119,8 @@ def _set_fields(found: Mapping[str, Any]) -> dict[str, Any]:
 def pixel_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields in `ViTConfig.pixels` that the file of the image processor states; {} if there is none.
 
-    A rescale_factor f other than 1/255 changes both: (f x - mean) / std = (x / 255 - mean / 255 f) / (std / 255 f).
+    A rescale_factor f other than 1/255 changes mean and std, because
+    (f x - mean) / std = (x / 255 - mean / (255 f)) / (std / (255 f)).
 
     Raises:
         InputError: a value that is not a number.
@@ -130,7 +131,7 @@ def pixel_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
     try:
         read = processor_fields(notes)
     except InputError:  # an unknown class, but all classes have these fields
-        read = {**_DEFAULTS, **_set_fields(found)}
+        read = {**_DEFAULTS, **_non_null_fields(found)}
     if not read["do_normalize"]:
         read |= {"image_mean": [0.0], "image_std": [1.0]}
     if "image_mean" not in read or "image_std" not in read:
@@ -178,20 +179,22 @@ def preprocessing(notes: Mapping[str, Any]) -> Preprocessing | None:
     return Preprocessing(size=crop or resized, resize=how, resized=resized, filter=filter, rounding="down")
 
 
-def _parse_size(value: Any, square: bool, said: str) -> tuple[int, int]:
+def _parse_size(value: Any, square: bool, message_start: str) -> tuple[int, int]:
     """Return a size in JSON as (height, width).
 
-    square: whether a single number is accepted, for a square.
-    said: the beginning of the error message.
+    Args:
+        value: the JSON value.
+        square: whether a single number is accepted, for a square.
+        message_start: the beginning of the error message.
 
     Raises:
-        InputError: it is not a size.
+        InputError: the value is not a size.
     """
     if isinstance(value, dict) and value.keys() == {"height", "width"}:
         value = [value["height"], value["width"]]
     sides = [value, value] if isinstance(value, int) and square else value
     if not isinstance(sides, list) or [type(side) for side in sides] != [int, int]:
-        raise InputError(f"{said} {value!r}: one side, or height and width were expected")
+        raise InputError(f"{message_start} {value!r}: one side, or height and width were expected")
     return sides[0], sides[1]
 
 
@@ -221,9 +224,11 @@ def labels(config: Mapping[str, Any]) -> Any:
 
 
 def task(config: Mapping[str, Any], outputs: int) -> str:
-    """Return the task, a value of `PROBLEMS`, as transformers' pipeline takes the outputs.
+    """Return the task that transformers' pipeline assumes for the outputs of a model, a value of `PROBLEMS`.
 
-    outputs: the number of outputs.
+    Args:
+        config: the content of config.json.
+        outputs: the number of outputs.
 
     Raises:
         InputError: an unknown `problem_type`.
@@ -252,17 +257,17 @@ def with_metadata(
         content["id2label"] = {str(number): name for number, name in enumerate(labels)}
         content["label2id"] = {name: number for number, name in reversed([*enumerate(labels)])}
         if twice := outputs - len(content["label2id"]):
-            lost.append(f"{twice} classes have the name of another: label2id of config.json has the first of each")
+            lost.append(f"{twice} classes have the name of an earlier class: label2id of config.json has the first of each")
     elif labels:
-        lost.append("names of classes, since this model of transformers has no classifier")
+        lost.append("names of classes are not written, because this model of transformers has no classifier")
     if classifies and task != "classes":
         content["problem_type"] = {ours: theirs for theirs, ours in PROBLEMS.items()}[task]
     if classifies and outputs == 1 and task == "classes":
         lost.append("transformers' pipeline puts a single output through a sigmoid, and not through a softmax")
     if config.in_channels != 3:
-        lost.append("transformers' pipeline opens images in colour: give the processor arrays with the model's channels")
-    said, unsaid = _processor_json(preprocessing, config.in_channels)
-    return {**files, "config.json": content, FILE: {**files[FILE], **said}}, lost + unsaid
+        lost.append("transformers' pipeline opens images in RGB: give the processor arrays with the model's channels")
+    fields, fields_lost = _processor_json(preprocessing, config.in_channels)
+    return {**files, "config.json": content, FILE: {**files[FILE], **fields}}, lost + fields_lost
 
 
 def _processor_json(how: Preprocessing | None, in_channels: int) -> tuple[dict[str, Any], list[str]]:
@@ -277,7 +282,7 @@ def _processor_json(how: Preprocessing | None, in_channels: int) -> tuple[dict[s
         how = Preprocessing(size=how.size, resize="squash", resized=how.size, filter=how.filter, rounding="down")
     filters = {ours: theirs for theirs, ours in RESAMPLE.items()}
     if how.filter not in filters:
-        lost.append(f"transformers has no filter {how.filter}: {FILE} has bilinear, which smooths before it shrinks")
+        lost.append(f"transformers has no filter {how.filter}: {FILE} has bilinear, with antialiasing")
     elif how.filter in ("box", "hamming") and how.resize != "none":
         lost.append(f'torchvision has no filter {how.filter}: open the folder with AutoImageProcessor(..., backend="pil")')
     if how.rounding != "down" and how.affected_by_rounding != "no":
@@ -288,14 +293,14 @@ def _processor_json(how: Preprocessing | None, in_channels: int) -> tuple[dict[s
     resized = dict(zip(("height", "width"), how.resized, strict=True))
     size = {"shortest_edge": min(how.resized)} if how.resize == "shortest" else resized
     kind = "Bit" if how.resize != "squash" else "DeiT" if how.crops_or_pads else "ViT"
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "image_processor_type": f"{kind}ImageProcessor",
         "do_resize": how.resize != "none",
         "size": size,
     }
-    said |= {"resample": filters.get(how.filter, 2)}
+    fields |= {"resample": filters.get(how.filter, 2)}
     if how.crops_or_pads:
-        said |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), how.size, strict=True))}
+        fields |= {"do_center_crop": True, "crop_size": dict(zip(("height", "width"), how.size, strict=True))}
     if kind == "Bit" and in_channels != 3:
-        said["do_convert_rgb"] = False
-    return said, lost
+        fields["do_convert_rgb"] = False
+    return fields, lost

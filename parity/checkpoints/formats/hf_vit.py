@@ -32,7 +32,7 @@ CONSTRAINTS: Fields = {
     "positions.covers": ("all", "class"),
     "attention.proj_bias": True,
     "mlp.activation": hf.UNGATED_ACTIVATIONS,
-    "head.pool": ("token",),  # a tuple, because custom classifiers on a ViTModel have these keys too and may pool otherwise
+    "head.pool": ("token",),  # a tuple: custom classifiers after a ViTModel have these keys too and may pool differently
     "head.bias": True,
 }
 ASSUMED: Fields = {**hf.BICUBIC, "norms.eps": 1e-12, "mlp.activation": "gelu", "pixels.mean": (0.5,), "pixels.std": (0.5,)}
@@ -51,7 +51,7 @@ def read_config(evidence: Evidence) -> Fields:
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return the activation of the pooler, which no tensor shows, and the layers after the model that are not read."""
+    """Return the assumed activation of the pooler, and the assumption about layers after the model that are not read."""
     pooled = "pre_logits.weight" in evidence.axes and not hf.model_type(evidence)
     return {**({"activation of the pooler": "tanh"} if pooled else {}), **hf.unread_layers(evidence)}
 

@@ -1,7 +1,7 @@
 """The encoder of Hugging Face's ViTMAE.
 
-In pre-training, its positions are a fixed table.  Files contain the table, and it is read as a parameter.  The library
-masks three of four patches unless config.json says otherwise; the config.json that is written here says that none is.
+In pre-training, its positions are a fixed table.  Files contain the table, and it is read as a parameter.  transformers
+masks three of four patches unless config.json says otherwise; the config.json that is written here has mask_ratio 0.
 
 Source: huggingface/transformers src/transformers/models/vit_mae/modeling_vit_mae.py, configuration_vit_mae.py.
 """

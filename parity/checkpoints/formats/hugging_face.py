@@ -1,9 +1,10 @@
-"""What the formats of Hugging Face transformers share: keys, and the JSON files beside the weights.
+"""Shared parts of the formats of Hugging Face transformers: keys, and the JSON files beside the weights.
 
 In transformers 4, each model had its own names for attention and MLP.  Transformers 5 has one set of names in memory and
-still writes the old ones to disk (its conversion_mapping.py).  So variant "v4" is what the hub has and what is written by
-default, and "v5" is the state dict of transformers 5, as `torch.save` stores it.  Transformers 5 reads both.  A model with
-a classifier has its keys behind a prefix; the variants "...-bare" are those of a model without classifier and prefix.
+still writes the old ones to disk (its conversion_mapping.py).  So files on the hub have the keys of variant "v4", which is
+also the default for writing.  Variant "v5" has the keys of transformers 5 in memory, as `torch.save` stores a state dict.
+Transformers 5 reads both.  A model with a classifier has a prefix before its other keys.  The variants "...-bare" are for
+models without a classifier, whose keys have no prefix.
 
 Sources: huggingface/transformers src/transformers/models/*/{configuration,modeling}_*.py, releases 4.57 and 5.23.
 """
@@ -22,7 +23,7 @@ from vit_spec import InputError, ViTConfig
 V4_SPELLINGS = {"qkv": ("query", "key", "value")}
 V5_SPELLINGS = {"qkv": ("q", "k", "v"), "glu": ("gate", "up")}
 
-# `@` stands for the prefix of the model's keys, `{layer}` for the prefix of a block's.
+# `@` stands for the prefix of the model's keys, `{layer}` for the prefix of the keys of a block.
 EMBEDDINGS = """
     patch_embed.proj.weight | @embeddings.patch_embeddings.projection.weight | width rgb ph pw
     patch_embed.proj.bias   | @embeddings.patch_embeddings.projection.bias   | width
@@ -112,7 +113,7 @@ VISION_TOWER = """
 
 TEXT_TOWER_KEYS = {
     r"text_model\..*|text_projection\.weight": "the text tower",
-    r"logit_(scale|bias)": "for the comparison of images with texts",
+    r"logit_(scale|bias)": "scale or bias for the comparison of images with texts",
     r"(vision_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, ...",
 }
 MASK_TOKEN_KEY = {r"(\w+\.)?embeddings\.mask_token": "replaces masked patches in pre-training only"}
@@ -120,17 +121,24 @@ VARIANT_SPELLINGS = {name: V5_SPELLINGS for name in ("v5", "v5-bare", "v5-gated"
 
 
 def table(text: str, prefix: str = "", layer: str = "") -> str:
-    """Return a table with `@` replaced by the prefix of the model's keys, and `{layer}` by that of block {block}."""
+    """Return a table with `@` replaced by `prefix`, and `{layer}` by the prefix of the keys of block {block}.
+
+    Args:
+        text: the table.
+        prefix: the prefix of the model's keys.
+        layer: the key of the list of blocks, without `prefix`.
+    """
     return text.replace("{layer}", f"@{layer}.{{block}}").replace("@", prefix)
 
 
 def tables(prefix: str, texts: Mapping[str, tuple[str, str]], head: str, pooler: str = "") -> dict[str, str]:
-    """Return two tables for each layout: with a prefix and a classifier, and "...-bare" without.
+    """Return two tables for each set of keys: one with a prefix and a classifier, and one without, "...-bare".
 
-    prefix: the prefix of the model's keys if there is a classifier.
-    texts: layout -> the table of the model, and the key of its blocks.
-    head: lines for the classifier.
-    pooler: lines for the pooler of a model without a classifier.
+    Args:
+        prefix: the prefix of the model's keys if there is a classifier.
+        texts: name of the set, such as "v4" -> the table of the model, and the key of its list of blocks.
+        head: lines for the classifier.
+        pooler: lines for the pooler of a model without a classifier.
     """
     found = {}
     for name, (text, layer) in texts.items():
@@ -145,7 +153,7 @@ def default_variant(config: ViTConfig) -> str:
 
 
 def square_only(name: str) -> Callable[[ViTConfig], Any]:
-    """Return the rule that the size in a field is square, for `Format.constraints`."""
+    """Return the constraint that the size in a field is square, for `Format.constraints`."""
     return lambda config: ((config.at(name)[0],) * 2,)
 
 
@@ -154,11 +162,12 @@ def mask_token_constants(prefix: str, names: Iterable[str]) -> dict[str, Callabl
 
     transformers loads it and uses it in pre-training only; in a new model it is zero.
 
-    prefix: the prefix of the model's keys in variants that do not end in "-bare".
-    names: the variants that have a mask token.
+    Args:
+        prefix: the prefix of the model's keys in variants that do not end in "-bare".
+        names: the variants that have a mask token.
     """
-    places = [f"{name}: {'' if name.endswith('-bare') else prefix}embeddings.mask_token | 1 width" for name in names]
-    return dict.fromkeys(places, lambda config: np.zeros(config.width, np.float32))
+    lines = [f"{name}: {'' if name.endswith('-bare') else prefix}embeddings.mask_token | 1 width" for name in names]
+    return dict.fromkeys(lines, lambda config: np.zeros(config.width, np.float32))
 
 
 # config.json, read ----------------------------------------------------------------------------------------------------
@@ -208,7 +217,7 @@ CLASSES = frozenset(
 UNSET_FIELDS = ("add_cross_attention", "is_decoder", "pruned_heads")  # change the function unless they are false or empty
 UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")  # values of mlp.activation
 
-COMMON_CONSTRAINTS: Fields = {  # of all these models
+COMMON_CONSTRAINTS: Fields = {  # of all models in these formats
     "positions.rotary": "none",
     "attention.head_dim": None,
     "attention.proj": True,
@@ -234,8 +243,8 @@ WRITTEN_FIELDS = frozenset(
 def unread_layers(evidence: Evidence) -> Mapping[str, str]:
     """Return the layers after the model that are not read, with the assumption that they do not change its output.
 
-    In transformers' own classes they do not.  Custom classes have layers with the same names and use them.  With a
-    config.json nothing is assumed, because it shows that the class is one of transformers'.
+    The classes of transformers do not use these layers for their output.  Custom classes have layers with the same names
+    and use them.  With a config.json nothing is assumed, because it shows that the class is one of transformers'.
     """
     found = {key.split(".")[-3] for key in evidence.ignored_arrays if re.search(r"\b(pooler\.dense|decoder\.0)\.\w+$", key)}
     return {} if model_type(evidence) else dict.fromkeys(sorted(found), "without effect on the output of the model")
@@ -249,12 +258,15 @@ def model_type(evidence: Evidence) -> str:
 def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of config.json, or of its vision tower if it has two towers; {} if there is no config.json.
 
-    name: the name of the format.
-    types: the values of `model_type` that the format reads.
-    defaults: the fields to read besides `SIZE_FIELDS`, with transformers' defaults for those that are left out.
+    Args:
+        evidence: what the checkpoint shows about the model.
+        name: the name of the format.
+        types: the values of `model_type` that the format reads.
+        defaults: the fields to read besides `SIZE_FIELDS`, with transformers' defaults for fields that are left out.
 
     Raises:
-        InputError: the config.json of another model or of a custom class, or an unknown field that may change the function.
+        InputError: the config.json is for another model or a custom class, or has an unknown field, which may change the
+            function.
     """
     whole = evidence.notes.get("config.json", {})
     if "model_type" not in whole:
@@ -262,11 +274,11 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
     if (kind := whole["model_type"]) not in types:
         raise InputError(
             f"its config.json is of model_type {kind!r}, format {name!r} is for {' or '.join(map(repr, types))}: "
-            f"give the config.json of these very weights"
+            f"give the config.json of these weights"
         )
-    if foreign := _foreign(whole.get("architectures")):
+    if custom := _custom_class(whole.get("architectures")):
         raise InputError(
-            f"its config.json says that its class is {foreign!r}, which is not one of transformers' and may compute "
+            f"its config.json says that its class is {custom!r}, which is not one of transformers' and may compute "
             f"another function than model_type {kind!r}: remove architectures from it if it does not"
         )
     content = dict(whole)
@@ -288,16 +300,18 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
     return {**defaults, **{key: value for key, value in content.items() if value is not None}}
 
 
-def _foreign(named: Any) -> Any:
-    """Return the class that config.json names in `architectures`, if it is not one of transformers'; else None."""
+def _custom_class(named: Any) -> Any:
+    """Return the first class in `architectures` of config.json that is not one of transformers'; None if there is none."""
     names = named if isinstance(named, list) else [named] if named else []
     return next((name for name in names if re.sub("^(TF|Flax)", "", str(name)) not in CLASSES), None)
 
 
 def config_fields(evidence: Evidence, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `ViTConfig` that every such config.json states, and those of preprocessor_config.json.
+    """Return the fields of `ViTConfig` that every such config.json states, and the fields of preprocessor_config.json.
 
-    content: the result of `read_config_json`.
+    Args:
+        evidence: what the checkpoint shows about the model.
+        content: the result of `read_config_json`.
 
     Raises:
         InputError: an unknown activation, or a value of the wrong type.
@@ -332,7 +346,7 @@ def parse_size(value: Any, name: str) -> tuple[int, int]:
     """Return a size in JSON, one number or [height, width], as (height, width).
 
     Raises:
-        InputError: it is neither.
+        InputError: the value is neither.
     """
     numbers = [value, value] if isinstance(value, int) else value
     if not isinstance(numbers, list) or [type(number) for number in numbers] != [int, int]:
@@ -363,7 +377,11 @@ def size_json(pair: tuple[int, int]) -> int | list[int]:
 def config_json(config: ViTConfig, model_type: str, architecture: str, **more: Any) -> dict[str, Any]:
     """Return the content of config.json: the fields that all of these models have, and `more`.
 
-    architecture: the class that the weights belong to.
+    Args:
+        config: the config of the model.
+        model_type: the value of `model_type`.
+        architecture: the class that the weights belong to.
+        more: further fields.
     """
     spelled = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     fields: dict[str, Any] = {
@@ -390,8 +408,10 @@ def config_json(config: ViTConfig, model_type: str, architecture: str, **more: A
 def folder_files(config: ViTConfig, kernel: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON files that transformers needs to open a folder: the model's config and its image processor.
 
-    kernel: the filter that resizes images, a key of `RESAMPLE`.
-    content: the content of config.json.
+    Args:
+        config: the config of the model.
+        kernel: the filter that resizes images, a key of `RESAMPLE`.
+        content: the content of config.json.
     """
     mean, std = (list(values) * (config.in_channels // len(values)) for values in (config.pixels.mean, config.pixels.std))
     preprocessor = {

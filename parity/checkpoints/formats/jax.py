@@ -1,4 +1,4 @@
-"""The parameters of vit_jax: inputs before outputs, heads not merged, all blocks stacked on a leading axis."""
+"""The parameters of vit_jax: weights are (inputs, outputs), heads are an axis, blocks are stacked on a leading axis."""
 
 from parity.checkpoints.formats.format import Format
 

@@ -1,4 +1,4 @@
-"""What the formats of Google's ViTs share: the parameter names of Flax linen, and the choices of Google's code.
+"""Shared parts of the formats for Google's ViTs: the parameter names of Flax linen, and the choices of Google's code.
 
 Sources: google-research/big_vision:big_vision/models/vit.py, google-research/vision_transformer:vit_jax/models_vit.py,
 google-research/scenic:scenic/projects/baselines/vit.py.
@@ -57,21 +57,21 @@ MAP_HEAD = """
 
 
 def position_line(key: str) -> str:
-    """Return the line of a table for the positions under a key."""
+    """Return the line of a table for a position table that is stored under `key`."""
     return f"pos_embed | {key} | 1 token width\n"
 
 
 def covers_class_token(config: ViTConfig) -> tuple[str, ...]:
-    """Return the values that positions.covers may have where positions are added to the class token too."""
+    """Return the values that positions.covers may have if positions are added to the class token too."""
     return ("all", "class") if config.tokens.class_token else ("all", "class", "none")
 
 
 def covers_patches_only(config: ViTConfig) -> tuple[str, ...]:
-    """Return the values that positions.covers may have where the class token is prepended after positions were added."""
+    """Return the values that positions.covers may have if the class token is prepended after positions are added."""
     return ("none",) if config.tokens.class_token else ("all", "class", "none")
 
 
-def _head_dim(config: ViTConfig) -> tuple[int | None, ...]:
+def _allowed_head_dims(config: ViTConfig) -> tuple[int | None, ...]:
     """Return the values that attention.head_dim may have: linen's attention divides the width among the heads."""
     return (None, config.width // config.num_heads)
 
@@ -79,7 +79,7 @@ def _head_dim(config: ViTConfig) -> tuple[int | None, ...]:
 CONSTRAINTS: Fields = {
     "tokens.patch_bias": True,
     "positions.rotary": ("none",),  # a tuple, as for attention.scale: no key shows it, and other code may differ
-    "attention.head_dim": _head_dim,
+    "attention.head_dim": _allowed_head_dims,
     "attention.qkv_bias": "qkv",
     "attention.proj": True,
     "attention.proj_bias": True,
@@ -91,7 +91,7 @@ CONSTRAINTS: Fields = {
     "head.bias": True,
 }
 
-# flax.linen.gelu is the tanh approximation; the epsilon of flax.linen.LayerNorm is 1e-6; pixels are value_range(-1, 1);
+# flax.linen.gelu is the tanh approximation; eps of flax.linen.LayerNorm is 1e-6; value_range(-1, 1) scales pixels;
 # position tables are resized by scipy.ndimage.zoom(order=1) (vit_jax/checkpoint.py interpolate_posembed, resample_posemb).
 ASSUMED: Fields = {
     "mlp.activation": "gelu_tanh",

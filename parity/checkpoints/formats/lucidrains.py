@@ -1,8 +1,8 @@
 """lucidrains' vit-pytorch: ViT and SimpleViT from before version 1.0.
 
 Since 1.0, patches are normalized before and after their projection, which no other ViT does.  Such files are recognised and
-refused.  A ViT of this library with pool="mean" averages its class token too.  No tensor shows that, and such a model is
-read as one with the class token.
+refused.  A ViT of this library with pool="mean" averages its class token too.  No tensor shows that, so such a model is
+read as one that classifies by its class token.
 
 Source: vit-pytorch 0.40.2 and 1.9.2 (registry), vit_pytorch/vit.py, simple_vit.py and ats_vit.py.
 """
@@ -72,13 +72,16 @@ _CLASSES = {"vit": _VIT_FIELDS, "simple": _SIMPLE_FIELDS}
 
 
 def read_config(evidence: Evidence) -> Fields:
-    """Return the fields of the two classes that tensors do not show."""
+    """Return the fields that the variant's class fixes and that no tensor shows."""
     known = ("tokens.class_token", "attention.proj_bias", "head.pool")  # tensors show these, or they are assumed
     return {name: value for name, value in _CLASSES[evidence.variant].items() if name not in known}
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return what no tensor shows: the ViT of ats_vit.py has the keys of vit.py, and drops tokens from block to block."""
+    """Return the assumptions about what no tensor shows.
+
+    One is that no tokens are dropped: the ViT of ats_vit.py has the keys of vit.py, and drops tokens from block to block.
+    """
     sampled = {"dropped tokens": "none"} if evidence.variant == "vit" else {}
     return {
         **common_behaviour(evidence),
@@ -88,9 +91,9 @@ def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
 
 
 def unsupported(config: ViTConfig, variant: str) -> str:
-    """Return what vit-pytorch's classes cannot express of a config."""
+    """Return the values in a config that vit-pytorch's classes cannot express; "" if there are none."""
     if (config.num_heads, config.head_dim) == (1, config.width):
-        return "num_heads=1 with a head as wide as the model, which it does not project"
+        return "num_heads=1 with a head as wide as the model, for which it has no output projection"
     expected = _CLASSES[variant]
     wrong = [f"{name}={config.at(name)!r}" for name, value in expected.items() if config.at(name) != value]
     return f"{', '.join(wrong)} in its variant {variant!r}" if wrong else ""

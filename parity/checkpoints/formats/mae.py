@@ -1,9 +1,9 @@
 """MAE's encoder: as published, in a pre-training checkpoint with its decoder, or fine-tuned with a classifier.
 
 An encoder alone has timm's keys.  It is read as timm's unless the checkpoint contains the arguments of MAE's scripts, or
-this format is given.  Fine-tuned models take the mean of the patches and have a norm after it, `fc_norm`.  Positions are a
-fixed table of sinusoids in pre-training.  Files contain the table, and fine-tuning trains it, so it is read as a parameter.
-The decoder is never written.
+this format is given.  Fine-tuned models may take the mean of the patches, and then have a norm after it, `fc_norm`.
+Positions are a fixed table of sinusoids in pre-training.  Files contain the table, and fine-tuning trains it, so it is read
+as a parameter.  The decoder is never written.
 
 Source: facebookresearch/mae efb2a80, models_mae.py, models_vit.py, main_pretrain.py and main_finetune.py.
 """
@@ -28,16 +28,19 @@ DECODER = r"decoder_(pos_embed|(embed|norm|pred)\.(weight|bias)|blocks\.\d+\..*)
 
 
 def read_config(evidence: Evidence) -> Fields:
-    """Return how tokens are pooled, if the checkpoint contains the arguments of the training script."""
+    """Return head.pool, if the checkpoint contains the arguments of a script that chooses it."""
     said = evidence.notes.get("args/global_pool")
     return {"head.pool": "mean" if said else "token"} if isinstance(said, bool) else {}
 
 
 def unsupported(config: ViTConfig, variant: str) -> str:
-    """Return what MAE's classes cannot express of a config."""
+    """Return the values in a config that MAE's classes cannot express; "" if there are none."""
     norms, mean = config.norms, config.head.pool == "mean"
     if (norms.after_blocks, norms.after_pool) != (not mean, mean):
-        return f"head.pool={config.head.pool!r} with norms.after_blocks={norms.after_blocks}, only the one or the other"
+        return (
+            f"head.pool={config.head.pool!r} with norms.after_blocks={norms.after_blocks} and "
+            f"norms.after_pool={norms.after_pool}"
+        )
     return unsupported_head_width(config)
 
 

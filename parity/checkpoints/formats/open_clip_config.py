@@ -1,6 +1,6 @@
 """Read open_clip_config.json, which OpenCLIP stores beside its weights: the image tower and the preprocessing.
 
-An unknown field, or a value that makes another function, is refused.  Text towers are not read.
+An unknown field, or a value that changes the function, is refused.  Text towers are not read.
 
 Source: open_clip 3.3.0, src/open_clip/model.py (CLIPVisionCfg, _build_vision_tower), transform.py (PreprocessCfg,
 image_transform), factory.py and push_to_hf_hub.py.
@@ -31,7 +31,7 @@ _TOWER_DEFAULTS: Fields = {  # the fields of vision_cfg that are read, with Open
     "act_kwargs": None,
     "norm_kwargs": None,
 }
-_REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {  # any other value makes another function
+_REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {  # any other value changes the function
     "timm_model_name": (None, ""),
     "attentional_pool": (False,),
     "no_ln_pre": (False,),
@@ -45,8 +45,8 @@ _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {  # any other value makes ano
     "scale_attn": (False,),
     "scale_fc": (False,),
 }
-# Fields that act in training only, select outputs, or belong to what `_REQUIRED_VALUES` excludes.  final_ln_after_pool has
-# no effect on a single token: it is normalized alike before and after pooling.
+# Fields that act in training only, select outputs, or belong to a feature that `_REQUIRED_VALUES` excludes.
+# final_ln_after_pool has no effect, because a single token is pooled: its norm is the same before and after pooling.
 _NEUTRAL_FIELDS = frozenset(
     "patch_dropout output_tokens final_ln_after_pool attn_pooler_queries attn_pooler_heads timm_model_pretrained timm_pool "
     "timm_proj timm_proj_bias timm_drop timm_drop_path".split()
@@ -113,7 +113,7 @@ def preprocessing(notes: Mapping[str, Any]) -> Preprocessing:
         raise InputError(f"{FILE} says resize_mode {mode!r}, which is not supported")
     if filter != "bicubic" and size[0] != size[1]:
         raise InputError(
-            f"{FILE} says interpolation {filter!r} for {size}: OpenCLIP 3.3 resizes to other shapes than squares by bicubic"
+            f"{FILE} says interpolation {filter!r} for {size}: OpenCLIP 3.3 uses bicubic for sizes that are not square"
         )
     return center_crop(size, filter=filter)
 
@@ -138,7 +138,7 @@ def _eps(options: Any) -> float:
 
 
 def _pixels(whole: Mapping[str, Any]) -> Fields:
-    """Return the fields in `pixels`: mean and standard deviation of the normalization."""
+    """Return the fields in `pixels`: mean and standard deviation for the normalization."""
     config, found = _preprocess_cfg(whole), {}
     for name, default in (("mean", CLIP.mean), ("std", CLIP.std)):
         values = config.get(name) or list(default)

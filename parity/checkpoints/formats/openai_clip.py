@@ -1,8 +1,8 @@
 """CLIP's image tower: in the file of the whole model (variant "clip"), or alone ("tower").
 
 The projection to the shared embedding is read as the classifier: a matrix that multiplies from the right, without a bias.
-OpenCLIP has the same names, also for images that are not square.  Its own models use exact GELU, and OpenAI's use
-x * sigmoid(1.702 x).  A file shows which only if it has the additional entries of OpenAI's archives, or if
+OpenCLIP has the same names, also for images that are not square.  OpenCLIP's own models use exact GELU, and OpenAI's use
+x * sigmoid(1.702 x).  A file shows its activation only if it has the additional entries of OpenAI's archives, or if
 open_clip_config.json lies beside it.  The text tower is neither read nor written.
 
 Sources: openai/CLIP d05afc4, clip/model.py; mlfoundations/open_clip, src/open_clip/transformer.py.
@@ -60,7 +60,7 @@ def read_config(evidence: Evidence) -> Fields:
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return what no tensor shows, unless the file is OpenAI's own or open_clip_config.json lies beside it."""
+    """Return `common_behaviour`, unless the file is OpenAI's own or open_clip_config.json lies beside it."""
     return {} if read_config(evidence) else common_behaviour(evidence)
 
 
@@ -72,13 +72,13 @@ FORMAT = Format(
     ignored_keys={
         r"transformer\..*|token_embedding\..*|positional_embedding|ln_final\..*|text_projection|text\..*": "the text tower",
         r"attn_mask": "the attention mask of the text tower",
-        r"logit_scale|logit_bias": "for the comparison of images with texts",
-        r"input_resolution|context_length|vocab_size": "a size",
+        r"logit_scale|logit_bias": "scale or bias for the comparison of images with texts",
+        r"input_resolution|context_length|vocab_size": "a size, stored as an array",
     },
-    strict_variants=("tower",),  # its blocks have the keys of the text tower, so other keys belong to the image tower
+    strict_variants=("tower",),  # the image tower has keys that the text tower has too, so none can be ignored
     constraints={
         **PLAIN_VIT_CONSTRAINTS,
-        "positions.rotary": ("none",),  # a tuple: Perception Encoders have these keys too, and no key for their rotation
+        "positions.rotary": ("none",),  # a tuple: Perception Encoders have these keys, and no key for rotary positions
         "tokens.patch_bias": False,
         "positions.covers": "all",
         "norms.before_blocks": True,

@@ -20,7 +20,10 @@ from vit_spec import ViTConfig
 
 
 def allowed_pools(config: ViTConfig) -> tuple[str, ...]:
-    """Return the values that head.pool may have: `classifier` is token with a class token, and gap, map or none without."""
+    """Return the values that head.pool may have.
+
+    Only `classifier` "token" adds a class token; "gap", "map" and "none" do not.
+    """
     return ("token",) if config.tokens.class_token else ("mean", "attention", "none")
 
 

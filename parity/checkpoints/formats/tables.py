@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from parity.checkpoints.formats.format import Fields
 from vit_spec import ViTConfig
 
-# Options of `ViTConfig` that almost no library has.
+# Fields of `ViTConfig` that have these values in the models of almost every library.
 COMMON_CONSTRAINTS: Fields = {
     "attention.proj": True,
     "attention.scale": None,
@@ -14,7 +14,7 @@ COMMON_CONSTRAINTS: Fields = {
 }
 UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")
 
-# The ViT of most libraries: a class token, learned positions, biases everywhere, MLPs without a gate.
+# The ViT of most libraries: a class token, learned positions, biases in all layers, MLPs without a gate.
 PLAIN_VIT_CONSTRAINTS: Fields = {
     **COMMON_CONSTRAINTS,
     "tokens.class_token": True,
@@ -32,8 +32,10 @@ PLAIN_VIT_CONSTRAINTS: Fields = {
 def replace_keys(table: str, keys: Mapping[str, str], without: tuple[str, ...] = ()) -> str:
     """Return a table with parts of its keys replaced.
 
-    keys: part of a key -> its replacement, applied in order: {"ls1.gamma": "gamma_1"}.
-    without: names of parameters, or beginnings of names, whose lines are dropped.
+    Args:
+        table: the table.
+        keys: part of a key -> its replacement, applied in order: {"ls1.gamma": "gamma_1"}.
+        without: names of parameters, or beginnings of names, whose lines are dropped.
 
     Raises:
         KeyError: no key contains the part, or no parameter has the name.
@@ -51,12 +53,12 @@ def replace_keys(table: str, keys: Mapping[str, str], without: tuple[str, ...] =
 
 
 def ungated(table: str) -> str:
-    """Return the lines of a table that have no axis "glu": those of a model without gated MLPs."""
+    """Return a table without the lines for gated MLPs, which have the axis "glu"."""
     return "\n".join(line for line in table.splitlines() if "glu" not in line.rpartition("|")[2])
 
 
 def unsupported_head_width(config: ViTConfig) -> str:
-    """Return why a config is unsupported where the heads must divide the width evenly; "" if they do."""
+    """Return the values of a config whose heads together are not as wide as the model; "" if they are."""
     even = config.num_heads * config.head_dim == config.width
     return (
         "" if even else f"attention.head_dim={config.head_dim} with {config.num_heads} heads in a width of {config.width}"

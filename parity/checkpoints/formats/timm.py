@@ -5,7 +5,8 @@ what timm itself writes for a hub, and `timm.create_model("local-dir:FOLDER", pr
 
 A CLIP classifier has no bias, and timm's always has one, so zeros are written.  Files from before timm 0.6 may have a
 hidden layer with tanh before the classifier, `pre_logits.fc` (variant "legacy").  Later versions of timm drop it without a
-message and then compute another function.  It is written only if this variant is given, and refused beside a config.json.
+message and then compute another function.  This variant is written only if it is chosen.  It is refused beside a
+config.json.
 
 Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer.py, deit.py, eva.py, _hub.py; 0.4.12,
 timm/models/vision_transformer.py for the legacy names.
@@ -38,7 +39,7 @@ _HIDDEN = """
 
 
 def read_config(evidence: Evidence) -> Fields:
-    """Return the fields that config.json states, or the arguments that timm's train.py stores with the weights.
+    """Return the fields that config.json states, or that follow from the arguments in a checkpoint of timm's train.py.
 
     Raises:
         InputError: MLPs without biases, an architecture that computes another function, or a hidden layer beside a
@@ -46,8 +47,8 @@ def read_config(evidence: Evidence) -> Fields:
     """
     if "architecture" in evidence.notes.get("config.json", {}) and "pre_logits.weight" in evidence.axes:
         raise InputError(
-            "its pre_logits.fc is a layer of timm before 0.6, and timm 1.0 opens a folder with a config.json without it: "
-            "remove pre_logits.* for the function of timm 1.0, or config.json for that of older versions"
+            "its pre_logits.fc is a layer of timm before 0.6, which timm 1.0 drops if it opens a folder with config.json: "
+            "remove pre_logits.* for the function in timm 1.0, or remove config.json for the function in older versions"
         )
     if "blocks.mlp.fc1.bias" not in evidence.axes:
         raise InputError(
@@ -57,9 +58,9 @@ def read_config(evidence: Evidence) -> Fields:
 
 
 def infer_assumed(evidence: Evidence) -> Fields:
-    """Return what most models with these tensors have.
+    """Return the positions, eps, pooling and number of heads that most models with these tensors have.
 
-    `Eva` without a position table is DINOv3, whose heads are 64 wide except in the 7B model.
+    An `Eva` model without a position table is a DINOv3, whose heads are 64 wide, and 128 wide in the 7B model.
     """
     axes, width = evidence.axes, evidence.sizes["width"]
     fields: dict[str, object] = {}
@@ -68,12 +69,12 @@ def infer_assumed(evidence: Evidence) -> Fields:
         fields |= {} if "attn_pool.latent" in axes else {"head.pool": "mean"}
         fields |= {"num_heads": 32 if width == 4096 else width // 64} if width % 64 == 0 else {}
     elif width == 1536 and "glu" in axes["blocks.mlp.fc1.weight"]:
-        fields["num_heads"] = 24  # DINOv2's giant; that of SigLIP 2 has the same width and depth, and 16 heads
+        fields["num_heads"] = 24  # DINOv2's giant model; SigLIP 2's has this width and depth too, but 16 heads and no gate
     return fields
 
 
 def unsupported(config: ViTConfig, variant: str) -> str:
-    """Return what timm's classes cannot express of a config."""
+    """Return the values in a config that timm's classes cannot express; "" if there are none."""
     c, pool = config, config.head.pool
     if what := unsupported_head_width(c):
         return what
@@ -87,7 +88,7 @@ def unsupported(config: ViTConfig, variant: str) -> str:
     if c.mlp.activation == "swiglu" and pool == "attention":
         return "head.pool='attention' with mlp.activation='swiglu'"
     if c.tokens.pad and c.image_size != tuple(n * p for n, p in zip(c.grid, c.patch_size, strict=True)):
-        return f"image_size={c.image_size} where tokens.pad is set"
+        return f"image_size={c.image_size} with tokens.pad=True, only multiples of the patch size"
     return _unsupported_eva(c) if variant == "eva" else _unsupported_vit(c)
 
 
@@ -111,7 +112,7 @@ def _unsupported_eva(c: ViTConfig) -> str:
     return ""
 
 
-def _no_bias(config: ViTConfig) -> Array | None:
+def _zero_bias(config: ViTConfig) -> Array | None:
     return None if config.head.bias or not config.num_classes else np.zeros(config.num_classes, np.float32)
 
 
@@ -125,10 +126,10 @@ FORMAT = Format(
     ),
     spellings={"glu": ("fc1_g", "fc1_x")},
     ignored_keys={r"head\.bias": "zeros, for a classifier without a bias"},
-    constants={"head.bias | label": _no_bias},
+    constants={"head.bias | label": _zero_bias},
     constraints={
         **COMMON_CONSTRAINTS,
-        "attention.scale": (None,),  # a tuple: timm 0.3's small model and its descendants have another, argument qk_scale
+        "attention.scale": (None,),  # a tuple: models derived from timm 0.3's small ViT have another (qk_scale)
         "positions.kind": ("learned", "none"),
         "positions.rotary": ("none", "dinov3"),
         "attention.proj_bias": True,

@@ -21,9 +21,9 @@ from parity.checkpoints.formats.format import Fields
 from vit_spec import InputError, nearest
 from vit_spec.models import IMAGENET
 
-_RESAMPLING = ("bilinear", False), ("bicubic", True)  # kernel and antialias of flexivit and RADIO, and of all others
+_RESAMPLING = ("bilinear", False), ("bicubic", True)  # (kernel, antialias) of FlexiViT and RADIO, then of all others
 
-# Arguments that train.py always has a value for.
+# Arguments that have a value in every checkpoint of train.py.
 _TRAIN_PY_ARGUMENTS = ("model", "eval_metric", "checkpoint_hist", "recovery_interval", "train_interpolation")
 
 # Keys of config.json that are read, or that do not change the function.
@@ -39,7 +39,7 @@ _DATA_KEYS = frozenset(
 
 @cache
 def architectures() -> dict[str, tuple[str, Fields]]:
-    """Return architecture -> its class and arguments."""
+    """Return the class and the arguments of each architecture, by name."""
     text = (files(__package__) / "timm_architectures.json").read_text()
     return {name: (cls, arguments) for name, (cls, arguments) in json.loads(text).items()}
 
@@ -60,9 +60,12 @@ def fields_of_notes(notes: Mapping[str, Any], channels: int) -> Fields:
     """Return the fields that config.json or the checkpoint of train.py states; none if there is neither.
 
     train.py stores the architecture as `arch`, and its own arguments.  Of these, model_kwargs and gp (global_pool) reach
-    the model (timm train.py, create_model).  It does not store the image size of an architecture's weights.
+    the model (timm train.py, create_model).  It does not store pretrained_cfg, so the number of classes, the input channels
+    and the pixel statistics are not read, and the image size only if model_kwargs has img_size.
 
-    channels: the input channels of the weights.
+    Args:
+        notes: the metadata of the file, and the parsed JSON files beside it.
+        channels: the input channels of the weights.
 
     Raises:
         InputError: as `config_fields`.
@@ -71,12 +74,12 @@ def fields_of_notes(notes: Mapping[str, Any], channels: int) -> Fields:
         return {}
     if config := notes.get("config.json"):
         return config_fields(config, channels)
-    start = "args/model_kwargs/"
+    prefix = "args/model_kwargs/"
     given: dict[str, Any] = {}
     for name, value in notes.items():
-        if name.startswith(start):
-            argument, _, place = name.removeprefix(start).partition("/")  # a list has a note for each place: img_size/0
-            given[argument] = [*given.get(argument, []), value] if place else value
+        if name.startswith(prefix):
+            argument, _, index = name.removeprefix(prefix).partition("/")  # each entry of a list has a note: img_size/0
+            given[argument] = [*given.get(argument, []), value] if index else value
     data = {"global_pool": notes["args/gp"]} if notes.get("args/gp") else {}
     found = config_fields({"architecture": notes["arch"], "pretrained_cfg": data, "model_args": given}, channels)
     unknown = {"num_classes", "in_channels", "pixels.mean", "pixels.std", *([] if "img_size" in given else ["image_size"])}
@@ -108,12 +111,12 @@ def config_fields(whole: Mapping[str, Any], channels: int) -> Fields:
     cls, fixed = architectures()[name]
     data = {**data, "num_classes": whole.get("num_classes", data.get("num_classes"))}
     classes = given.get("num_classes") or data["num_classes"]
-    if data["num_classes"] is not None and classes != data["num_classes"]:  # timm then draws another classifier
+    if data["num_classes"] is not None and classes != data["num_classes"]:  # timm then makes a new random classifier
         raise InputError(
             f"its config.json says num_classes {data['num_classes']!r}, its model_args {classes!r}: correct one of the two"
         )
-    taken = {**timm_data.data_config(whole), "num_classes": data["num_classes"]}
-    found = timm_constructors.config_fields(cls, name, {**_arguments_of_data(taken), **fixed, **given})
+    effective_data = {**timm_data.data_config(whole), "num_classes": data["num_classes"]}
+    found = timm_constructors.config_fields(cls, name, {**_arguments_of_data(effective_data), **fixed, **given})
     kernel, antialias = _RESAMPLING[not re.search(r"flexivit|radio", name)]
     resampling = {"resampling.kernel": kernel, "resampling.antialias": antialias, "resampling.align_corners": False}
     return {**found, **resampling, "resampling.offset": 0.0, **_pixels(data, channels)}
@@ -143,7 +146,7 @@ def _arguments_of_data(data: Mapping[str, Any]) -> Fields:
 
 
 def _pixels(data: Mapping[str, Any], channels: int) -> Fields:
-    """Return the fields in `pixels`; if they are left out, timm's default and not that of the architecture."""
+    """Return the fields in `pixels`.  Values that are left out are timm's defaults, and not those of the architecture."""
     found: dict[str, Any] = {}
     for name in ("mean", "std"):
         if data.get(name) is None:

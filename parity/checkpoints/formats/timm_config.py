@@ -25,8 +25,8 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
     """
     c, eva = config, config.positions.rotary == "dinov3" or config.attention.qkv_bias == "qv"
     if c.head.hidden is not None:
-        raise InputError(f"timm has no layer for head.hidden={c.head.hidden}: write another format")
-    allowed_pools = {ours: theirs for theirs, ours in POOLS.items()}
+        raise InputError(f"timm has no layer for head.hidden={c.head.hidden}: choose another format")
+    pool_names = {ours: theirs for theirs, ours in POOLS.items()}
     arguments = {
         "img_size": _size_json(c.image_size),
         "patch_size": _size_json(c.patch_size),
@@ -39,7 +39,7 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
         "qk_norm": c.attention.qk_norm,
         "init_values": c.norms.layer_scale,
         "class_token": c.tokens.class_token,
-        "global_pool": allowed_pools.get(c.head.pool),
+        "global_pool": pool_names.get(c.head.pool),
         **(_eva_arguments(c) if eva else _vit_arguments(c)),
     }
     data = {
@@ -57,7 +57,7 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
     }
 
 
-# Architectures that have what JSON cannot express: the class, the gated layer, eps.
+# Architectures that fix what JSON cannot express: the class, the gated layer and eps.
 _BASE_ARCHITECTURES = {
     "plain": {1e-6: "vit_base_patch16_224", 1e-5: "vit_base_patch16_clip_224"},
     "gated": {1e-6: "vit_giant_patch14_dinov2"},
@@ -67,21 +67,26 @@ _BASE_ARCHITECTURES = {
 
 
 def _architecture(c: ViTConfig) -> str:
-    """Return the architecture to which the arguments are added."""
+    """Return the architecture whose arguments the written ones override.
+
+    Raises:
+        InputError: no architecture of the config's class has its eps.
+    """
     plain = "gated" if c.mlp.activation == "swiglu" else "plain"
     eva = c.positions.rotary == "dinov3" or c.attention.qkv_bias == "qv"
     kind = "eva" if eva else "distilled" if c.tokens.distillation else plain
     bases = _BASE_ARCHITECTURES[kind]
     if c.norms.eps not in bases:
         raise InputError(
-            f"timm's config.json cannot express norms.eps={c.norms.eps} here, only {' or '.join(map(str, bases))}: "
-            f"write a file, as in weights.safetensors, or set norms.eps={next(iter(bases))}"
+            f"timm's config.json cannot express norms.eps={c.norms.eps} for such a model, only "
+            f"{' or '.join(map(str, bases))}: write a file (weights.safetensors) instead of a folder, or set "
+            f"norms.eps={next(iter(bases))}"
         )
     return bases[c.norms.eps]
 
 
 def _vit_arguments(c: ViTConfig) -> Fields:
-    """Return the arguments that `VisionTransformer` alone has."""
+    """Return the arguments of `VisionTransformer` besides those that `json_files` gives to both classes."""
     activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()} | {"swiglu": "silu"}
     return {
         "pos_embed": "learn" if c.positions.kind == "learned" else "none",
@@ -96,7 +101,7 @@ def _vit_arguments(c: ViTConfig) -> Fields:
 
 
 def _eva_arguments(c: ViTConfig) -> Fields:
-    """Return the arguments that `Eva` alone has."""
+    """Return the arguments of `Eva` besides those that `json_files` gives to both classes."""
     return {
         "num_reg_tokens": c.tokens.registers,
         "swiglu_mlp": c.mlp.activation == "swiglu",
@@ -117,7 +122,12 @@ def _eva_arguments(c: ViTConfig) -> Fields:
 
 
 def _mlp_ratio(c: ViTConfig, parts: int) -> float:
-    """Return a ratio for which timm's int(width * ratio) is the hidden width of the MLPs, times `parts`."""
+    """Return a ratio for which timm's int(width * ratio) is `parts` times the hidden width of the MLPs.
+
+    Args:
+        c: the config.
+        parts: 2 if one layer computes gate and value, else 1.
+    """
     hidden = parts * c.mlp_dim
     ratio = hidden / c.width
     return ratio if int(c.width * ratio) == hidden else (hidden + 0.5) / c.width

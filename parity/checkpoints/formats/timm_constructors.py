@@ -72,8 +72,8 @@ _EVA: Fields = {
     "attn_pool_mlp_ratio": None,
 }
 
-# Arguments for which only these values are supported; any other makes another function.
-_VIT_ONLY: Mapping[str, tuple[Any, ...]] = {
+# Arguments for which only these values are supported; any other value changes the function.
+_VIT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "block_fn": (None, "Block"),
     "attn_layer": (None, "", "Attention"),
     "embed_layer": (None, "PatchEmbed"),
@@ -82,19 +82,19 @@ _VIT_ONLY: Mapping[str, tuple[Any, ...]] = {
     "scale_mlp_norm": (False,),
     "use_naflex": (None, False),
 }
-_EVA_ONLY: Mapping[str, tuple[Any, ...]] = {
+_EVA_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "scale_mlp": (False,),
     "scale_attn_inner": (False,),
     "use_post_norm": (False,),
     "attn_only_layer_scale": (False,),
     "use_naflex": (None, False),
 }
-_ROTARY_ONLY: Mapping[str, tuple[Any, ...]] = {  # with DINOv3's positions, which are the ones that ViTConfig has
+_ROTARY_SUPPORTED: Mapping[str, tuple[Any, ...]] = {  # for rope_type="dinov3", the only type that ViTConfig has
     "rope_grid_offset": (0, 0.0),
     "rope_grid_indexing": ("ij",),
     "rope_rotate_half": (True,),
 }
-_ROTARY_ARGUMENTS = frozenset({*_ROTARY_ONLY, "rope_type", "rope_temperature", "ref_feat_shape", "rope_mrope_section"})
+_ROTARY_ARGUMENTS = frozenset({*_ROTARY_SUPPORTED, "rope_type", "rope_temperature", "ref_feat_shape", "rope_mrope_section"})
 
 
 def config_fields(cls: str, architecture: str, values: Fields) -> Fields:
@@ -121,7 +121,10 @@ def config_fields(cls: str, architecture: str, values: Fields) -> Fields:
 
 
 def and_more(names: list[str]) -> str:
-    """Return what a message says after the first of several names: how many more, and five of them; "" for one name."""
+    """Return the text of a message after the first of several names: how many more, and up to five of them.
+
+    For one name, return "".
+    """
     return f" (and {len(names) - 1} more: {', '.join(map(repr, names[1:6]))})" if len(names) > 1 else ""
 
 
@@ -138,7 +141,7 @@ class _Arguments:
         return {name: self.values.get(name, default) for name, default in defaults.items()}
 
     def require_values(self, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-        """Raise InputError for an argument in `allowed` whose value is not one of those allowed."""
+        """Raise InputError for an argument in `allowed` whose value is not one of the values there."""
         for name, values in allowed.items():
             if name in self.values and not any(_is_same(self.values[name], value) for value in values):
                 self.refuse(name)
@@ -162,8 +165,8 @@ def _is_same(value: Any, other: Any) -> bool:
 
 def _vit(given: _Arguments) -> Fields:
     """Return the fields of `VisionTransformer`."""
-    given.require_values(_VIT_ONLY)
-    given.require_known_names(_VIT, _VIT_ONLY)
+    given.require_values(_VIT_SUPPORTED)
+    given.require_known_names(_VIT, _VIT_SUPPORTED)
     a = given.read(_VIT)
     pool, prefix = a["global_pool"], a["class_token"] + a["reg_tokens"]
     if pool not in POOLS:
@@ -207,11 +210,11 @@ def _distilled(given: _Arguments) -> Fields:
 
 def _eva(given: _Arguments) -> Fields:
     """Return the fields of `Eva`."""
-    given.require_values(_EVA_ONLY)
-    given.require_known_names(_EVA, _EVA_ONLY, _ROTARY_ARGUMENTS, {"num_kv_heads": None})
+    given.require_values(_EVA_SUPPORTED)
+    given.require_known_names(_EVA, _EVA_SUPPORTED, _ROTARY_ARGUMENTS, {"num_kv_heads": None})
     a = given.read(_EVA)
     pool, prefix = a["global_pool"], a["class_token"] + a["num_reg_tokens"]
-    if pool not in POOLS or (pool == "map" and prefix):  # it pools over the tokens before the patches too
+    if pool not in POOLS or (pool == "map" and prefix):  # Eva's pool includes the tokens before the patches
         given.refuse("global_pool")
     if a["attn_type"] not in ("eva", "rope"):
         given.refuse("attn_type")
@@ -224,7 +227,7 @@ def _eva(given: _Arguments) -> Fields:
     if a["use_rot_pos_emb"]:
         if a["rope_type"] != "dinov3":
             given.refuse("rope_type")
-        for name, values in _ROTARY_ONLY.items():
+        for name, values in _ROTARY_SUPPORTED.items():
             defaults = {"rope_grid_offset": 0.0, "rope_grid_indexing": "ij", "rope_rotate_half": False}
             if given.values.get(name, defaults[name]) not in values:
                 given.refuse(name)

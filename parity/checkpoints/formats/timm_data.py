@@ -53,7 +53,7 @@ def preprocessing(config: Mapping[str, Any]) -> Preprocessing:
     """Return the preprocessing of `timm.data.create_transform` for this model.
 
     Raises:
-        InputError: a value that timm could not use, or a random one.
+        InputError: a value that timm does not accept, or a random interpolation.
     """
     data = data_config(config)
     size = data.get("input_size") or (3, 224, 224)
@@ -86,16 +86,16 @@ def with_metadata(
         content["label_names"] = list(labels)
     if task != "classes":
         lost.append(f"timm's config.json cannot express that outputs are {task}: it takes them for classes")
-    said, unsaid = _data_json(preprocessing, config.image_size)
-    content["pretrained_cfg"] = {**content["pretrained_cfg"], **said}
-    return {**files, "config.json": content}, lost + unsaid
+    data, data_lost = _data_json(preprocessing, config.image_size)
+    content["pretrained_cfg"] = {**content["pretrained_cfg"], **data}
+    return {**files, "config.json": content}, lost + data_lost
 
 
 def _data_json(how: Preprocessing | None, size: tuple[int, int]) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of `pretrained_cfg` for the preprocessing, and a line for each thing that it cannot express."""
     if how is None:
-        said = f"timm's own, {DEFAULT_CROP_PCT} of the image, bicubic"
-        return {"crop_pct": DEFAULT_CROP_PCT}, [f"the preprocessing of images is unknown: config.json has {said}"]
+        default = f"timm's default, a center crop of {DEFAULT_CROP_PCT} and bicubic"
+        return {"crop_pct": DEFAULT_CROP_PCT}, [f"the preprocessing of images is unknown: config.json has {default}"]
     lost = []
     if how.size != size:
         lost.append(
@@ -114,7 +114,7 @@ def _data_json(how: Preprocessing | None, size: tuple[int, int]) -> tuple[dict[s
         ]
     filter = how.filter
     if filter not in FILTERS:
-        lost.append(f"timm has no filter {filter}: config.json has bilinear, which smooths before it shrinks")
+        lost.append(f"timm has no filter {filter}: config.json has bilinear, with antialiasing")
         filter = "bilinear"
     if how.rounding != "even" and how.affected_by_rounding != "no":
         lost.append(

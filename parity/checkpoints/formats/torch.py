@@ -1,4 +1,4 @@
-"""The state dict of vit_torch: outputs before inputs, heads merged, a key for each block.
+"""The state dict of vit_torch: weights are (outputs, inputs), heads are merged, each block has its own keys.
 
 The names are those of timm, DeiT, DINO and MAE.
 """
@@ -70,7 +70,7 @@ TABLE = """
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return in what libraries with these keys differ although no tensor shows it.
+    """Return the assumptions about what no tensor shows, and in which libraries with these keys differ.
 
     Queries, keys and values are one array, and other code with these names may interleave them in it.  timm's argument
     mlp_layer decides which half of a gated MLP is the gate.

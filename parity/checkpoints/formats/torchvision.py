@@ -40,9 +40,9 @@ TABLE = """
 
 
 def unsupported(config: ViTConfig, variant: str) -> str:
-    """Return what torchvision's class cannot express of a config."""
+    """Return the sizes in a config that torchvision's class cannot express; "" if there are none."""
     if len({*config.image_size}) > 1 or len({*config.patch_size}) > 1:
-        return f"image_size={config.image_size} on patches of {config.patch_size}, only squares"
+        return f"image_size={config.image_size} with patch_size={config.patch_size}, only squares"
     return unsupported_head_width(config)
 
 

@@ -1,7 +1,7 @@
 """The ViT of tutorials that use torch.nn.MultiheadAttention: `transformer.N` with norm1, attn, norm2 and `mlp`.
 
-There are many files like this; the tests know the outputs of one that was trained on CIFAR-10.  No tensor shows the number
-of heads.  eps is torch.nn.LayerNorm's default.
+There are many files with these names; the tests compare with the outputs of one that was trained on CIFAR-10.  No tensor
+shows the number of heads.  eps is torch.nn.LayerNorm's default.
 
 Source: pytorch/pytorch 2.13, torch/nn/modules/activation.py (MultiheadAttention) and normalization.py (eps 1e-5).
 """
@@ -37,7 +37,7 @@ TABLE = """
 
 FORMAT = Format(
     name="tutorial",
-    description="tutorials' ViT of torch.nn.MultiheadAttention",
+    description="ViT of tutorials, with torch.nn.MultiheadAttention",
     separator=".",
     tables={"": TABLE},
     constraints={

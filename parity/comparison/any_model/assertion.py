@@ -1,8 +1,9 @@
 """`assert_parity`: assert that a Flax model and a PyTorch module compute the same function with the same precision.
 
-The checks are those of the twins (`parity.comparison.tolerances`).  G0: in float64 on CPU, outputs and gradients agree to
-1e-12.  G1: in float32, the errors of both sides from the float64 result are small and similar.  Weights and gradients
-are converted with one mapping of parameters, from `parity.comparison.any_model.correspondence`, and the report shows it.
+The checks and tolerances are the same as for the twins (`parity.comparison.tolerances`).  G0: in float64 on CPU, outputs
+and gradients agree to 1e-12.  G1: in float32, the errors of both models from the float64 result are small and similar.
+Weights and gradients are converted with the same mapping of parameters, which
+`parity.comparison.any_model.correspondence` finds and the report shows.
 """
 
 import hashlib
@@ -34,14 +35,15 @@ MAX_SHOWN_GRADIENTS = 5
 class Row:
     """Comparison of one tensor.
 
-    name: "output", "output.logits", "loss", "gradient of KEY", "gradient of input 0", or "gradient" for the gradients of
-        all parameters taken as one.
-    difference: relRMS between Flax and PyTorch in float64.
-    same_function: whether the tensor passes G0.
-    same_precision: whether it passes G1; always true for the gradient of a single parameter or input, which G1 does not
-        test.
-    budget: the tolerance of G1.
-    flax, torch: relRMS of each in float32 from PyTorch in float64.
+    Attributes:
+        name: "output", "output.logits", "loss", "gradient of KEY", "gradient of input 0", or "gradient" for the gradients
+            of all parameters as one vector.
+        difference: relRMS between Flax and PyTorch in float64.
+        same_function: whether the tensor passes G0.
+        same_precision: whether it passes G1; always true for the gradient of a single parameter or input, which G1 does
+            not test.
+        budget: the tolerance of G1.
+        flax, torch: float32 error of each model: relRMS from PyTorch's float64 result; 0 if only float64 was run.
     """
 
     name: str
@@ -57,11 +59,14 @@ class Row:
 class Report:
     """Result of `compare_models`; `str` gives the verdict, the tensors and the mapping of parameters.
 
-    runs: outputs, loss and gradients by run: "torch float64", "flax float32", ...; outputs have Flax's order of axes,
-        gradients PyTorch's.
-    environment: versions of the libraries, and the machine type.
-    digest: SHA-256 of the weights and inputs.
-    suspect: the first module whose output differs; "" if none was found.
+    Attributes:
+        rows: the comparison of each tensor.
+        correspondence: the mapping of the parameters; `str` gives its lines.
+        runs: outputs, loss and gradients by run: "torch float64", "flax float32", ...  Outputs and gradients of inputs
+            have the order of axes in Flax, gradients of parameters the order in PyTorch.
+        environment: versions of the libraries, and the machine type.
+        digest: SHA-256 of the weights and inputs.
+        suspect: the first module whose output differs; "" if none was found.
     """
 
     rows: tuple[Row, ...]
@@ -78,13 +83,16 @@ class Report:
 
     @property
     def first(self) -> Row | None:
-        """The first tensor that fails G0, or if none does, G1: outputs first, then gradients from the last one back."""
+        """The first tensor that fails G0, or else G1; None if all pass.
+
+        Outputs come first, and then gradients, from the last parameter to the first.
+        """
         wrong = [row for row in self.rows if not row.same_function] or [row for row in self.rows if not row.same_precision]
         return wrong[0] if wrong else None
 
     @property
     def verdict(self) -> str:
-        """One line: PASS, or FAIL with the check that failed, the first tensor that fails it, and its errors."""
+        """One line with PASS, or with FAIL, the check that failed, the first tensor that fails it, and its errors."""
         row = self.first
         if row is None:
             worst = max(self.rows, key=lambda row: row.difference)
@@ -110,7 +118,7 @@ class Report:
         )
 
     def _failure_lines(self) -> Iterator[str]:
-        """Yield what explains a failure, one fact in each line."""
+        """Yield lines that explain a failure."""
         row = self.first
         if row is not None and row.same_function:
             yield f"tolerance: {row.budget}"
@@ -136,10 +144,11 @@ class Report:
 def assert_parity(flax_apply: Callable[..., Any], params: Any, torch_module: Any, inputs: Any, **options: Any) -> Report:
     """Assert that a Flax model and a PyTorch module compute the same function with the same precision.
 
-    The arguments and options are those of `compare_models`.
+    It takes the arguments and options of `compare_models`, and returns the report of a pair of models that passes.
 
     Raises:
-        AssertionError: a tensor exceeds its tolerance; the message is the report.
+        AssertionError: a tensor exceeds its tolerance, and the message is the report; or weights="equal", and the weights
+            differ.
         InputError: the models cannot be compared.
     """
     __tracebackhide__ = True
@@ -168,20 +177,23 @@ def compare_models(
     Neither model is changed: copies run on CPU, the PyTorch module in eval mode.
 
     Args:
-        flax_apply: called as flax_apply(params, *inputs): a linen `model.apply`, or any function; it is jitted.
-        params: the first argument of `flax_apply`: variables with their collections, an nnx.State or an nnx.Module.
-        torch_module: called as torch_module(*inputs).
-        inputs: one array, or a tuple of arrays; integers stay integers.
+        flax_apply: called as `flax_apply(params, *inputs)`: a linen `model.apply`, or any function; it is jitted.
+        params: the first argument of `flax_apply`, a pytree: linen variables with their collections, an nnx.State or an
+            nnx.Module.
+        torch_module: a torch.nn.Module, called as `torch_module(*inputs)`.
+        inputs: one array, or a tuple of arrays; floating-point arrays are rounded to float32, integers stay integers.
         layouts: lines "flax key | axes <-> torch key | axes" for parameters that names and shapes do not match.
-        weights: the side whose weights both models run with; "equal" requires that they are already equal bit for bit.
-        input_axes, output_axes: a line for each input or output whose order of axes differs, e.g.
-            "b y x c <-> b c y x"; "" for one whose order is the same.  A single string is the line of the first one.
-        loss: function of a model's outputs, written with operations that arrays of both frameworks have; the default is
-            the mean squared error from standard normal targets, summed over the outputs.
+        weights: the model whose weights both models run with; "equal" requires that they are already equal bit for bit.
+        input_axes, output_axes: for each input or output in turn, its axes in Flax and in PyTorch, e.g.
+            "b y x c <-> b c y x", or "" if their order is the same.  A single string is for the first one, and the order
+            is the same for all that are not given.
+        loss: function of a model's return value, written with operations that arrays of both frameworks have; the default
+            is the mean squared error from standard normal targets, summed over the outputs.
         level: "function" for G0 only, "precision" for G0 and G1.
         seed: seed of the targets.
 
     Raises:
+        AssertionError: weights="equal", and the weights differ.
         InputError: a framework is not installed, the mapping of parameters is ambiguous, inputs or outputs do not match,
             an output is NaN, or a model does not compute in float64.
     """
@@ -195,7 +207,7 @@ def compare_models(
     correspondence = match(*shapes, layouts=layouts, skipped=skipped, optional=optional)
     both = _copy_weights(weights, correspondence, flax_weights, torch_weights)
     given = [np.asarray(x) for x in (inputs if isinstance(inputs, (tuple, list)) else (inputs,))]
-    # Inputs are rounded to float32 here, so that the float32 runs do not add a rounding error of their own.
+    # Inputs are rounded to float32 for both dtypes, so that the float32 runs do not add this rounding error.
     arrays = [x if x.dtype.kind in "iub" else x.astype(np.float32) for x in given]
     axes = [_parse_permutations(lines) for lines in (input_axes, output_axes)]
     run_flax = runners.make_flax_runner(flax_apply, params, both[0], arrays, loss, seed)
@@ -226,7 +238,11 @@ def _digest(*groups: Mapping[str, Array]) -> str:
 
 
 def _copy_weights(source: str, correspondence: Correspondence, flax: Tensors, torch: Tensors) -> tuple[Tensors, Tensors]:
-    """Return the weights of both sides, those of the other side converted from those of `source`."""
+    """Return equal weights for both models, in the keys and layouts of Flax and of PyTorch.
+
+    Raises:
+        AssertionError: `source` is "equal", and the weights differ.
+    """
     if source == "flax":
         return flax, correspondence.to_torch(flax)
     converted = correspondence.to_flax(torch)
@@ -242,7 +258,7 @@ def _copy_weights(source: str, correspondence: Correspondence, flax: Tensors, to
 
 
 def _parse_permutations(lines: str | Sequence[str]) -> list[list[int] | None]:
-    """Return for each line the position of each right-hand axis on the left-hand side; None for an empty line."""
+    """Return the permutation of axes that each line describes, from its left side to its right; None for an empty line."""
     out: list[list[int] | None] = []
     for line in [lines] if isinstance(lines, str) else lines:
         left, right = (side.split() for side in (line.split("<->") if line.count("<->") == 1 else ("", "?")))
@@ -268,7 +284,7 @@ def _check_outputs(flax: Tensors, torch: Tensors) -> None:
 
 
 def _compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
-    """Return the comparison of every tensor, and of the gradients of all parameters taken as one."""
+    """Return the comparison of every tensor, and of the gradients of all parameters as one vector."""
     reference = runs["torch float64"]
     sides = [runs[side] for side in ("flax float64", "flax float32", "torch float32") if side in runs]
     errors = {name: [ErrorNorms.of(side[name], tensor) for side in sides] for name, tensor in reference.items()}
@@ -279,7 +295,8 @@ def _compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
             reduce(ErrorNorms.combined_with, several)
             for several in zip(*(errors[name] for name in parameters), strict=True)
         ]
-        # The error of the whole gradient varies by chance as the outputs' does, so it has their number of entries.
+        # The error of the whole gradient varies by chance as much as the error of the outputs does, so it counts as having
+        # as many independent entries as they have.
         entries["gradient"] = sum(n for name, n in entries.items() if not name.startswith(GRADIENT_OF) and name != "loss")
     rows = []
     for group in (
@@ -290,8 +307,8 @@ def _compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
         budget = ErrorBudget(float64_error=max(differences.values(), default=0.0))
         for name in group:
             scale, (_, *float32_errors) = scales.get(name, 0.0), errors[name]
-            is_judged = float32_errors and not name.startswith(GRADIENT_OF)
-            same_precision = not is_judged or budget.accepts(*float32_errors, scale=scale, entries=entries[name])
+            is_tested = float32_errors and not name.startswith(GRADIENT_OF)
+            same_precision = not is_tested or budget.accepts(*float32_errors, scale=scale, entries=entries[name])
             relative = [error.relative_rms(scale) for error in float32_errors]
             same_function = differences[name] <= FLOAT64_TOLERANCE
             rows.append(Row(name, differences[name], same_function, same_precision, budget, *relative))
@@ -299,10 +316,11 @@ def _compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
 
 
 def _gradient_scales(reference: Tensors) -> dict[str, float]:
-    """Return the smallest size that each gradient is taken to have: the root-mean-square over its module and submodules.
+    """Return for each gradient the root-mean-square over the gradients of its module and submodules.
 
-    Some gradients are zero except for rounding errors, such as that of a key's bias, which cannot change a softmax.  The
-    relative error of rounding errors says nothing.
+    The error of a gradient is relative to this value if its own root-mean-square is smaller.  Some gradients are zero
+    except for rounding errors, for example the gradient of a key's bias, which cannot change a softmax.  The relative error
+    of rounding errors says nothing.
     """
     sums = {name: (float(np.vdot(t, t)), t.size) for name, t in reference.items() if name.startswith(GRADIENT_OF)}
     out = {}

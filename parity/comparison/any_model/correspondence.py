@@ -3,9 +3,9 @@
     encoder/layer_{n}/attn/query/kernel | in head dim  <->  layers.{n}.attn.in_proj_weight | (qkv=0 head dim) in
 
 Each side is a line in the layout language of `parity.checkpoints.layout`.  Both sides of a pair have the same axes, so
-weights and gradients are copied in either direction without computing anything.  `match` finds the pairs by names, order
-and shapes, after the lines that the caller gives.  It does not guess: an ambiguous parameter is an error, which quotes a
-line that would settle it.
+weights and gradients are copied in either direction without arithmetic.  `match` first applies the lines that the caller
+gives, and finds the other pairs by names, order and shapes.  It does not guess: an ambiguous parameter is an error, whose
+message quotes a line that resolves the ambiguity.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,7 +32,7 @@ ARROW = "<->"
 class Pair:
     """The layouts of the same parameter on both sides, and the lengths of its axes.
 
-    note: the rule that decided, if names and shapes alone did not.
+    note: the rule that decided, if names and shapes alone did not; it is printed after the line.
     """
 
     flax: Layout
@@ -56,7 +56,7 @@ class Pair:
         return cls(a, b, _axis_sizes(line.strip(), (a, flax, "flax"), (b, torch, "torch")), note)
 
     def arrays(self) -> Iterator[tuple[str, str, Indices, list[str]]]:
-        """Yield for each pair of arrays both keys, the indices on the axes in the keys, and the other axes in order."""
+        """Yield for each pair of arrays flax key, torch key, indices on the axes in the keys, and the other axes."""
         in_keys = list(dict.fromkeys(self.flax.key_axes + self.torch.key_axes))
         axes = [axis for axis in self.flax.parameter_axes if axis not in in_keys]
         for numbers in product(*(range(self.sizes[axis]) for axis in in_keys)):
@@ -82,14 +82,15 @@ class Correspondence:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def to_torch(self, arrays: Arrays) -> dict[str, Array]:
-        """Return arrays (weights or gradients) by torch key, C-contiguous, from those by flax key."""
-        return self._converted(arrays, self.torch, 0, 1)
+        """Return arrays (weights or gradients) by torch key, C-contiguous, from arrays by flax key."""
+        return self._convert(arrays, self.torch, 0, 1)
 
     def to_flax(self, arrays: Arrays) -> dict[str, Array]:
-        """Return arrays by flax key from those by torch key."""
-        return self._converted(arrays, self.flax, 1, 0)
+        """Return arrays (weights or gradients) by flax key, C-contiguous, from arrays by torch key."""
+        return self._convert(arrays, self.flax, 1, 0)
 
-    def _converted(self, arrays: Arrays, shapes: Shapes, source: int, target: int) -> dict[str, Array]:
+    def _convert(self, arrays: Arrays, shapes: Shapes, source: int, target: int) -> dict[str, Array]:
+        """Return arrays with the keys and shapes of the other side; `source` and `target` are 0 for flax, 1 for torch."""
         out: dict[str, Array] = {}
         for pair in self.pairs:
             layouts = (pair.flax, pair.torch)
@@ -126,12 +127,12 @@ def match(
         torch: shapes by key of the state dict.
         layouts: lines "flax key | axes <-> torch key | axes" for parameters that names and shapes do not match; an axis in
             braces in both keys counts from 0.
-        skipped: torch keys that are left out, and why; they are only printed.
-        optional: torch keys that need no counterpart, such as the buffer of a mask.
+        skipped: torch keys that are left out of `torch`, and why; they are only printed.
+        optional: torch keys that need no counterpart, such as a mask in a buffer.
 
     Raises:
-        InputError: a parameter is ambiguous (the message quotes a line that would settle it) or has no counterpart, or a
-            line of `layouts` is wrong.
+        InputError: a parameter is ambiguous (the message quotes a line that resolves the ambiguity) or has no counterpart,
+            or a line of `layouts` is wrong.
     """
     shapes, (flax, torch) = (flax, torch), ({key: shape or (1,) for key, shape in side.items()} for side in (flax, torch))
     given = tuple(Pair.parse(line, flax, torch) for line in layouts)
@@ -149,7 +150,7 @@ def _mark_matched_entries(
 ) -> matching.MatchedEntries:
     """Return boolean arrays by key, of flax and of torch, which mark the entries that the pairs cover.
 
-    complete: torch keys of which, like of all flax keys, every entry must be covered; None if none need to be.
+    complete: if given, the pairs must cover every entry of these torch keys, and every entry of all flax keys.
 
     Raises:
         InputError: two pairs cover the same entry, or an entry that must be covered is not.
@@ -210,7 +211,7 @@ def _axis_sizes(line: str, *sides: tuple[Layout, Shapes, str]) -> dict[str, int]
 
 
 def _fits(layout: Layout, sizes: Sizes, shapes: Shapes) -> bool:
-    """Return whether all arrays have the shape of the layout, and parts of an axis end within it."""
+    """Return whether all arrays have the shape of the layout, and no part of an axis, such as qkv=2, is beyond its end."""
     inside = all(
         axis.start + (sizes[axis.parameter_axis] if axis.parameter_axis else 1) <= sizes[axis.name]
         for axis in layout.array_axes

@@ -1,8 +1,8 @@
 """Golden files of `assert_parity`: outputs of a pair of models, recorded once and verified by later runs.
 
-One npz file holds the outputs in float64 under their names, and a header in JSON: the float32 error of each framework, a
-digest of the weights and inputs, and the versions of the libraries.  Outputs in float64 differ between machines by at
-most 1e-13.
+One npz file contains PyTorch's float64 outputs by name, and a JSON header: the float32 errors of each framework from these
+outputs, a digest of the weights and inputs, and the versions of the libraries.  Outputs in float64 differ between machines
+by at most 1e-13.
 """
 
 import json
@@ -33,7 +33,10 @@ PACKAGES = {"flax": ("jax", "flax"), "torch": ("torch",)}  # side -> the package
 
 
 def record(path: Path, report: Report) -> None:
-    """Write the outputs of a comparison that passed."""
+    """Write the golden file of a comparison that passed; an existing file is replaced.
+
+    path: a path that ends in .npz; its folder is created if necessary.
+    """
     reference = _outputs(report, "torch float64")
     header = {
         "digest": report.digest,
@@ -65,7 +68,7 @@ def verify(path: Path, report: Report) -> list[str]:
 
 
 def _describe_changes(side: str, errors: Any, recorded: Mapping[str, Array], report: Report) -> Iterator[str]:
-    """Yield a text for each output that differs from the recorded one in float64, or whose float32 error differs."""
+    """Yield a clause for each output that differs from the recorded one in float64, and for each changed float32 error."""
     for name, tensor in recorded.items():
         difference = ErrorNorms.of(report.runs[f"{side} float64"][name], tensor).relative_rms()
         if not difference <= FLOAT64_TOLERANCE:
@@ -83,7 +86,7 @@ def _float32_error(report: Report, side: str, name: str, reference: Array) -> fl
 
 
 def _describe_versions(side: str, then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return the versions that have changed, or that none has."""
+    """Return the versions that differ, as "jax 0.9.0 -> 0.10.0", or a clause that says that none differs."""
     names = [*PACKAGES[side], "numpy", "machine"]
     changes = [f"{name} {then.get(name)} -> {now.get(name)}" for name in names if then.get(name) != now.get(name)]
     same = ", ".join(f"{name} {now.get(name)}" for name in PACKAGES[side])
@@ -104,7 +107,11 @@ def _are_errors(value: Any) -> bool:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the header and the outputs of a golden file."""
+    """Return the header and the outputs of a golden file.
+
+    Raises:
+        InputError: the file is no golden file, or is damaged.
+    """
     try:
         contents = containers.open(path)
         arrays = {".".join(words): np.asarray(array) for words, array in contents.arrays.items()}

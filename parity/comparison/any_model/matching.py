@@ -1,8 +1,8 @@
-"""Matching of the modules of a Flax model with those of a PyTorch model by names, order and shapes.
+"""Matching of the modules of a Flax model with the modules of a PyTorch model by names, order and shapes.
 
 Two modules can match if each of their parameters fits one of the rules below, which are the conventions of the
 frameworks.  Among several candidates names decide first.  Numbers in names give the order of modules with the same name.
-What neither decides is an error.
+If neither names nor order decide, the match is ambiguous, which is an error.
 """
 
 import re
@@ -35,7 +35,7 @@ Rules = tuple[tuple[str, str], ...]
 Rule = tuple[str, str, str]  # the axes in flax and in torch, and a note
 Candidates = Mapping[tuple[Path, Path], Mapping[str, Rule]]  # modules that can match -> the rule of each role
 
-# Axes of a kernel in flax and in torch; the first rule that fits holds.
+# Axes of a kernel in flax and in torch; the first rule that fits the shapes applies.
 KERNELS: Rules = (
     ("in out", "out in"),  # Dense
     ("in head dim", "(head dim) in"),  # DenseGeneral to heads
@@ -44,15 +44,15 @@ KERNELS: Rules = (
     ("x in out", "out in x"),  # Conv, also with groups
     ("y x in out", "out in y x"),
     ("z y x in out", "out in z y x"),
-    ("in out", "out in 1"),  # a convolution of one pixel
+    ("in out", "out in 1"),  # Dense in flax, a convolution with a kernel of one entry in torch
     ("in out", "out in 1 1"),
 )
 UNTRANSPOSED: Rules = (("in out", "in out"),)  # torch multiplies from the right; tried only if nothing else fits
-# ConvTranspose
+# ConvTranspose: flax also flips these kernels, which no layout expresses.
 FLIPPED = [("x in out", "in out x"), ("y x in out", "in out y x"), ("z y x in out", "in out z y x")]
 
-# Axis names of all other parameters, by the number of axes longer than one: if both sides have the same axes, and if torch
-# merges them into one.
+# Axis names of parameters that are not kernels.  The index is the number of axes longer than one in flax.
+# SAME_AXES: torch has the same axes.  MERGED_AXES: torch merges them into one.
 SAME_AXES = ["", "width", "row width", "x row width", "y x row width"]
 MERGED_AXES = ["", "width", "head dim", "qkv head dim", "part qkv head dim"]
 
@@ -66,13 +66,13 @@ class Module:
 
     @cached_property
     def pattern(self) -> str:
-        """The path with "#" for its numbers, and the roles and number of axes of the parameters."""
+        """The path with "#" for its numbers, and each parameter's role, number of axes, and whether it is a kernel."""
         kinds = sorted((role, each.is_kernel, len(each.shape)) for role, each in self.parameters.items())
         return f"{re.sub(r'[0-9]+', '#', '/'.join(self.path))} {kinds}"
 
     @cached_property
     def inner_pattern(self) -> str:
-        """The pattern, with the numbers in the module's own name."""
+        """The pattern and the numbers in the last name of the path."""
         return f"{self.pattern} {numbers(self.path[-1:])}"
 
     @cached_property
@@ -86,8 +86,10 @@ def match_lines(
 ) -> tuple[list[tuple[str, str]], set[str]]:
     """Return a line and a note for each parameter that is not matched yet, and the optional torch keys left unmatched.
 
+    flax, torch: shapes by key.
     matched: entries that the lines of the caller cover.
-    known: pairs of keys in these lines; the rest of their modules matches too.
+    known: pairs of a flax key and a torch key in these lines; the other parameters of their modules match too.
+    optional: torch keys that need no counterpart.
 
     Raises:
         InputError: a parameter is ambiguous or has no counterpart.
@@ -115,7 +117,10 @@ def match_lines(
 
 @cache
 def _find_rule(is_kernel: bool, flax: tuple[int, ...], torch: tuple[int, ...], rules: Rules) -> Rule | None:
-    """Return the rule for two shapes of the same role, with a note if it rests on a convention; None if none fits."""
+    """Return the rule for two shapes of the same role, or None if none fits.
+
+    Its note is not empty if other axes would fit the same shapes, so that a convention decided.
+    """
     if is_kernel:
         fitting = [rule for rule in rules if _fits(rule, flax, torch)]
         if not fitting:
@@ -142,16 +147,19 @@ def _input_and_output_axes(sizes: Mapping[str, int]) -> tuple[set[str], set[str]
 
 
 def _name_axes(shape: tuple[int, ...], axes: Iterator[str]) -> Iterator[str]:
+    """Yield the next name for each axis longer than one, and "1" for the others."""
     for n in shape:
         axis = next(axes) if n > 1 else "1"
         yield f"({axis})" if " " in axis else axis
 
 
 def _split_dims(axes: str) -> list[str]:
+    """Return the axes in each dimension, e.g. ["head dim", "in"] for "(head dim) in"."""
     return [dim.strip("()") for dim in re.findall(r"\([^)]*\)|\S+", axes)]
 
 
 def _fits(rule: tuple[str, str], flax: tuple[int, ...], torch: tuple[int, ...]) -> bool:
+    """Return whether a rule for kernels gives these shapes the same lengths of axes on both sides."""
     left, right = rule[0].split(), _split_dims(rule[1])
     if len(left) != len(flax) or len(right) != len(torch):
         return False
@@ -182,6 +190,7 @@ def _module_lines(flax: Module, torch: Module, rules: Mapping[str, Rule]) -> lis
 
 
 def _unmatched_modules(parameters: list[Parameter], matched: Mapping[str, NDArray[np.bool_]]) -> list[Module]:
+    """Return the modules of the parameters that the caller's lines do not cover."""
     modules: dict[Path, dict[str, Parameter]] = defaultdict(dict)
     for parameter in parameters:
         if parameter.key not in matched or not parameter.view(matched[parameter.key]).all():
@@ -192,7 +201,7 @@ def _unmatched_modules(parameters: list[Parameter], matched: Mapping[str, NDArra
 def _known_module_pairs(
     flax: list[Parameter], torch: list[Parameter], known: Sequence[tuple[str, str]]
 ) -> list[tuple[Path, Path]]:
-    """Return the modules that the caller's lines match, if the arrays of both sides hold as many parameters."""
+    """Return pairs of modules whose keys the caller's lines match, if both sides have as many parameters with that key."""
     paths: list[dict[str, list[Path]]] = []
     for parameters in (flax, torch):
         paths.append(defaultdict(list))
@@ -208,7 +217,15 @@ def _known_module_pairs(
 def _match_modules(
     flax: list[Module], torch: list[Module], known_pairs: list[tuple[Path, Path]], optional: set[str]
 ) -> tuple[list[tuple[str, str]], set[str]]:
-    """Match modules, the surest first: groups with a pattern before single modules, names before the only one that fits."""
+    """Match modules, and return a line and a note for each parameter, and the optional torch keys left unmatched.
+
+    The most certain matches come first.  Each step takes the first of these that finds a match: groups of modules with the
+    same pattern, groups with the same inner pattern, single modules, each by their names; then the same groups without a
+    word in common, if each is the only candidate of the other.
+
+    Raises:
+        InputError: a module is ambiguous or has no counterpart.
+    """
     candidates = {(a.path, b.path): rules for a in flax for b in torch if (rules := _find_rules(a, b, KERNELS))}
     unfit = [b for b in torch if not any((a.path, b.path) in candidates for a in flax)]
     candidates |= {(a.path, b.path): rules for a in flax for b in unfit if (rules := _find_rules(a, b, UNTRANSPOSED))}
@@ -242,7 +259,7 @@ def _match_modules(
 
 
 def _is_matched_by_order(a: Module, b: Module, flax: list[Module], candidates: Candidates) -> bool:
-    """Return whether only the order of numbers decided, and the numbers of both sides differ."""
+    """Return whether only the order of the numbers in the last name decided, and these numbers differ."""
     alike = [c for c in flax if c.pattern == a.pattern and c.path[:-1] == a.path[:-1] and (c.path, b.path) in candidates]
     return len(alike) > 1 and numbers(a.path[-1:]) != numbers(b.path[-1:])
 
@@ -254,8 +271,9 @@ def _unambiguous_pairs(
     group_key: Callable[[Module], str],
     by_name: bool,
 ) -> dict[Path, Path]:
-    """Return the torch path -> the flax path of groups of modules that are each other's best candidate.
+    """Return torch path -> flax path for groups of modules that are each other's best candidate, without a tie.
 
+    group_key: modules with the same key are a group; a group matches only as a whole, in the order of its numbers.
     by_name: match groups whose names have words in common; otherwise groups whose names have none, and which are each
         other's only candidate.
     """
@@ -279,7 +297,7 @@ def _unambiguous_pairs(
 
 
 def _group_paths(modules: list[Module], group_key: Callable[[Module], str]) -> dict[str, list[Path]]:
-    """Return the paths of the modules of each group, in the order of their numbers."""
+    """Return the paths of the modules in each group, in the order of the numbers in the paths."""
     groups: dict[str, list[Path]] = defaultdict(list)
     for module in sorted(modules, key=lambda module: numbers(module.path)):
         groups[group_key(module)].append(module.path)
@@ -293,7 +311,7 @@ def _unmatched_error(flax: list[Module], torch: list[Module], candidates: Candid
         best = max((similarity(a.path, b.path) for a in possible), default=0.0)
         if len(equal := [a for a in possible if similarity(a.path, b.path) == best]) > 1:
             possible = equal
-        if possible:  # a single one is a candidate of another module too
+        if possible:  # a single one is also a candidate for another module
             names = [*dict.fromkeys(_describe_keys(a) for a in possible)]
             return InputError(
                 f"{_describe_keys(b)} of torch could be {' or '.join(names[:4])}{' or ...' if len(names) > 4 else ''} of "
@@ -327,7 +345,10 @@ def _describe_keys(module: Module) -> str:
 
 
 def fold_lines(lines: Sequence[tuple[str, str]], flax: Shapes, torch: Shapes) -> list[tuple[str, str]]:
-    """Replace lines that differ only in a number, which counts from 0 on both sides, by one with {n} or an axis."""
+    """Return lines and notes with lines that differ only in a number replaced by one line with {n} or an axis.
+
+    The number must count from 0 on both sides, and all arrays must have the same shape.
+    """
     groups: dict[Any, list[list[str]]] = defaultdict(list)
     for line, note in lines:
         a, b = _line_keys(line)
@@ -337,13 +358,18 @@ def fold_lines(lines: Sequence[tuple[str, str]], flax: Shapes, torch: Shapes) ->
 
 
 def _line_keys(line: str) -> list[str]:
+    """Return the flax key and the torch key of a line."""
     return [side.partition("|")[0].strip() for side in line.split("<->")]
 
 
 def _fold_group(lines: list[list[str]], keys: Set[str]) -> list[str]:
-    """Return lines that differ only in numbers as fewer lines, or as they are if the keys contain the next number too.
+    """Return fewer lines for lines that differ only in numbers, or the same lines if they cannot be folded.
+
+    Lines are not folded if their numbers do not count from 0, or if a key with the next number exists: the folded line
+    would include that key too.
 
     lines: each split into tokens, of which every second one is a number.
+    keys: all keys of both sides.
     """
     first = lines[0]
     middle = next(n for n, token in enumerate(first) if "<->" in token)

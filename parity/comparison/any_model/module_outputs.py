@@ -19,9 +19,10 @@ Path = tuple[str, ...]
 
 
 def first_differing_module(flax: Mapping[Path, Array], torch: Mapping[Path, Array], correspondence: Correspondence) -> str:
-    """Return the first module whose output differs in float64, and by how much; "" if there is none.
+    """Return a text with the first module whose output differs in float64, and its relRMS; "" if there is none.
 
-    flax, torch: the first output of each module by its path; PyTorch's are in the order in which the modules return.
+    flax, torch: the first output of each module, by the path of the module; the torch modules are in the order in which
+        they return.
     """
     flax_paths = _corresponding_modules(correspondence)
     for path, output in torch.items():
@@ -34,9 +35,12 @@ def first_differing_module(flax: Mapping[Path, Array], torch: Mapping[Path, Arra
 def capture_flax_outputs(
     run: Callable[[], Any], named_arrays: Callable[[Any], Iterator[tuple[str, Any]]]
 ) -> dict[Path, Array]:
-    """Return the first output of every linen module that is called by `run`, without those in a traced scan or the like.
+    """Return the first output of every linen module that `run` calls, by the path of the module.
 
-    named_arrays: yields the arrays in a module's return value.
+    Modules inside nn.scan and other transformations are left out, because they return tracers.
+
+    run: calls the model outside of jit.
+    named_arrays: yields the arrays in a module's return value, with their names.
     """
     import jax
     from flax import linen
@@ -59,7 +63,10 @@ def capture_flax_outputs(
 def capture_torch_outputs(
     module: Any, inputs: Sequence[Any], named_arrays: Callable[[Any], Iterator[tuple[str, Any]]]
 ) -> dict[Path, Array]:
-    """Return the first output of every module inside `module`; `named_arrays` as in `capture_flax_outputs`."""
+    """Return the first output of every module inside `module`, by its path, in the order in which the modules return.
+
+    named_arrays: as in `capture_flax_outputs`.
+    """
     outputs: dict[Path, Array] = {}
 
     def make_hook(path: Path) -> Callable[..., None]:
@@ -79,7 +86,7 @@ def capture_torch_outputs(
 
 
 def _corresponding_modules(correspondence: Correspondence) -> dict[Path, Path]:
-    """Return the path of each torch module -> that of the flax module with the same parameters, if there is one."""
+    """Return a dict from torch modules to the flax modules with the same parameters; modules without one are left out."""
     keys: tuple[dict[Path, set[str]], dict[Path, set[str]]] = (defaultdict(set), defaultdict(set))
     for pair in correspondence.pairs:
         for a, b, _, _ in pair.arrays():
@@ -92,7 +99,7 @@ def _corresponding_modules(correspondence: Correspondence) -> dict[Path, Path]:
 
 
 def _difference(flax: Array, torch: Array) -> float:
-    """Return relRMS of two modules' outputs, the smallest over the orders of axes that may correspond; 0 if none fits."""
+    """Return the smallest relRMS between two outputs over the orders of axes that may correspond; 0 if no shape fits."""
     candidates = [torch]
     if torch.ndim > 2:
         candidates += [np.moveaxis(torch, 1, -1), np.swapaxes(torch, 0, 1)]  # channels first; time first

@@ -26,7 +26,7 @@ SPELLINGS = {
     "token embed": "wte",
     "position embed": "wpe posembed posembedding positionembeddings",
     "shortcut": "downsample skip",
-    "": "transformer model backbone net network module base d",  # no information
+    "": "transformer model backbone net network module base d",  # words that tell nothing about the module
 }
 WORDS = {spelling: word for word, spellings in SPELLINGS.items() for spelling in spellings.split()}
 
@@ -48,7 +48,7 @@ def numbers(path: Sequence[str]) -> tuple[int, ...]:
 
 @cache
 def bag_of_words(path: tuple[str, ...]) -> Counter[str]:
-    """Return the words of a path; those of its last name count double, because they describe the module itself."""
+    """Return the words of a path; the words of its last name count double, because they describe the module itself."""
     counts = Counter({word: 1 for part in path[:-1] for word in words(part)})
     for part in path[-1:]:
         counts |= Counter({word: 2 for word in words(part)})

@@ -1,7 +1,7 @@
 """Parameters of Flax and PyTorch models in one common form, so that they can be matched.
 
-A stack of blocks in one array, as of nn.scan, becomes one parameter for each block.  A fused query, key and value becomes
-three parameters, if the other side has them separately.
+A stack of blocks in one array, such as nn.scan makes, becomes one parameter for each block.  A fused query, key and value
+becomes three parameters, if the other side has them separately.
 """
 
 import re
@@ -29,7 +29,8 @@ class Parameter(NamedTuple):
     role: weight, bias, mean or var.
     is_kernel: whether it is a flax kernel, whose axes have another order than torch's.
     shape: shape of the parameter itself.
-    dims: for each dimension of the array, the axes of the parameter (as numbers) and the fixed indices ("qkv=0") in it.
+    dims: for each dimension of the array, the axes of the parameter in it (as numbers), and the fixed indices in it (as
+        text, such as "qkv=0").
     """
 
     key: str
@@ -40,9 +41,9 @@ class Parameter(NamedTuple):
     dims: tuple[tuple[int | str, ...], ...]
 
     def layout(self, axes: Sequence[str]) -> str:
-        """Return the layout of the parameter.
+        """Return the layout of the parameter as a line "key | axes".
 
-        axes: for each axis of the parameter its name, several names, "1", or "".
+        axes: for each axis of the parameter its name, several names with spaces between them, or "1".
         """
         dims = [" ".join(entry if isinstance(entry, str) else axes[entry] for entry in dim) for dim in self.dims]
         texts = [" ".join(word for word in dim.split() if word != "1") or "1" for dim in dims]
@@ -73,7 +74,7 @@ class Parameter(NamedTuple):
         return self._replace(shape=self.shape[::-1], dims=dims)
 
     def view(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the part of its array that is this parameter."""
+        """Return the part of `array`, the array with this key, that is this parameter."""
         sizes = [[self.shape[entry] for entry in dim if isinstance(entry, int)] for dim in self.dims]
         indices = [[int(entry.partition("=")[2]) for entry in dim if isinstance(entry, str)] for dim in self.dims]
         selection = tuple(
@@ -84,21 +85,27 @@ class Parameter(NamedTuple):
 
 
 def flax_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
-    """Return the parameter of a leaf of a pytree; one whose last name is no role counts as a module of its own."""
+    """Return the parameter for a leaf of a pytree.
+
+    If the last name of the key is not in FLAX_ROLES, the whole key is the path of the module, and the role is "weight".
+    """
     path = tuple(key.removeprefix("batch_stats/").split("/"))
     role = FLAX_ROLES.get(path[-1])
     return _parameter(key, path[:-1] if role else path, role, path[-1] == "kernel", shape)
 
 
 def torch_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
-    """Return the parameter of an entry of a state dict; one whose last name is no role counts as a module of its own."""
+    """Return the parameter for an entry of a state dict.
+
+    If the last name of the key is not in TORCH_ROLES, the whole key is the path of the module, and the role is "weight".
+    """
     path = tuple(key.split("."))
-    role, own = (
+    role, projection = (
         TORCH_ROLES.get(path[-1]),
-        re.fullmatch(r"((?:in|q|k|v)_proj)_(weight|bias)", path[-1]),
-    )  # of MultiheadAttention
-    if own:
-        return _parameter(key, (*path[:-1], own[1]), own[2], False, shape)
+        re.fullmatch(r"((?:in|q|k|v)_proj)_(weight|bias)", path[-1]),  # of torch.nn.MultiheadAttention
+    )
+    if projection:
+        return _parameter(key, (*path[:-1], projection[1]), projection[2], False, shape)
     return _parameter(key, path[:-1] if role else path, role, False, shape)
 
 
@@ -106,14 +113,14 @@ def _parameter(key: str, path: Path, role: str | None, is_kernel: bool, shape: t
     return Parameter(key, path, role or "weight", is_kernel, shape, tuple((n,) for n in range(len(shape))))
 
 
-# The same modules on both sides -------------------------------------------------------------------------------------
+# Stacked and fused parameters ---------------------------------------------------------------------------------------
 
 
 def unstack_blocks(flax: list[Parameter], torch: list[Parameter]) -> list[Parameter]:
-    """Return flax's parameters with every stack of blocks, as of nn.scan, split into one parameter for each block.
+    """Return flax's parameters with every stack of blocks, such as nn.scan makes, split into one parameter for each block.
 
-    A stack is a subtree whose arrays all have the same first dimension, if torch has a list of numbered modules with as
-    many modules and as many entries in total.
+    A subtree is a stack if the first dimension of all its arrays has the same length, and torch has a list of numbered
+    modules with that length and with as many entries in total.
     """
     lists: dict[Path, dict[int, int]] = defaultdict(Counter)
     for parameter in torch:
@@ -146,7 +153,7 @@ def unstack_blocks(flax: list[Parameter], torch: list[Parameter]) -> list[Parame
 
 
 def split_qkv(parameters: list[Parameter], others: list[Parameter]) -> list[Parameter]:
-    """Return the parameters with every fused query, key and value split into three, if the other side has them so."""
+    """Return the parameters with every fused query, key and value split into three, if `others` has them separately."""
     other_words = {word for parameter in others for name in parameter.path for word in words(name)}
     if not other_words.issuperset(QKV):
         return parameters
@@ -165,9 +172,13 @@ def split_qkv(parameters: list[Parameter], others: list[Parameter]) -> list[Para
 
 
 def _fused_axis(parameter: Parameter) -> int | None:
-    """Return the axis of a fused query, key and value: an output axis, last in flax's kernels and first in torch's."""
+    """Return the axis along which query, key and value are concatenated or stacked; None if there is none.
+
+    It is an output axis.  In a flax kernel it follows the input axis.  In a torch weight it is the first axis, or the
+    second if torch multiplies by the weight from the right.
+    """
     axes = range(1, len(parameter.shape)) if parameter.is_kernel else range(1)
     if not parameter.is_kernel and len(parameter.shape) == 2 and parameter.shape[1] == 3 * parameter.shape[0]:
-        return 1  # torch multiplies by this matrix from the right
+        return 1
     sizes = parameter.shape
     return next((n for n in axes if sizes[n] == 3), next((n for n in axes if sizes[n] % 3 == 0), None))

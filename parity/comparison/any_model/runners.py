@@ -1,4 +1,4 @@
-"""Functions that run any Flax function and any PyTorch module: weights by key, outputs and gradients by name.
+"""Runs of any Flax function and any PyTorch module, which take weights by key and return outputs and gradients by name.
 
 Everything runs on CPU, in the requested dtype, on copies of the models.
 """
@@ -44,7 +44,7 @@ def framework_versions() -> dict[str, str]:
 
 
 def flax_weights(flax_apply: Callable[..., Any], params: Any) -> Tensors:
-    """Return the floating-point leaves of a pytree by path, as float64; the collection "params" is not in the path.
+    """Return the floating-point leaves of a pytree by path, as float64; the path leaves out the collection "params".
 
     Raises:
         InputError: `flax_apply` is linen's `apply`, and `params` has no collection "params".
@@ -58,7 +58,7 @@ def flax_weights(flax_apply: Callable[..., Any], params: Any) -> Tensors:
 
 
 def _flatten(params: Any) -> tuple[list[tuple[str | None, Any]], Any]:
-    """Return every leaf with its key, and the tree definition; the key is None for counters and random keys."""
+    """Return every leaf with its key, and the tree definition; leaves that are not floating-point have None as key."""
     import jax
     import jax.numpy as jnp
 
@@ -76,7 +76,11 @@ def _flatten(params: Any) -> tuple[list[tuple[str | None, Any]], Any]:
 def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
     """Return a module's floating-point tensors by key, the keys that are left out and why, and the keys of its buffers.
 
-    A tensor with several keys has the first.  Running statistics do not count as buffers.
+    The tensors are float64 arrays.  A tensor with several keys is returned under the first one.  Running statistics do not
+    count as buffers.
+
+    Raises:
+        InputError: `module` is not a torch.nn.Module.
     """
     import torch
 
@@ -101,9 +105,14 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
 def make_flax_runner(
     flax_apply: Callable[..., Any], params: Any, weights: Tensors, inputs: Sequence[Array], loss: Loss | None, seed: int
 ) -> Callable[[str], tuple[Tensors, Tensors, Tensors]]:
-    """Return a function that runs the Flax model in a dtype.
+    """Return a function that runs the Flax model in a dtype, "float64" or "float32".
 
     It returns outputs and loss by name, gradients of the weights by key, and gradients of the inputs by name.
+
+    Args:
+        weights: the weights to run with, by key.
+        inputs: the inputs, with the order of axes in Flax.
+        loss: function of the outputs; None for the mean squared error from targets drawn with `seed`.
     """
     import jax
     import jax.numpy as jnp
@@ -142,11 +151,13 @@ def make_flax_runner(
 def make_torch_runner(
     module: Any, weights: Tensors, inputs: Sequence[Array], axes: Sequence[Permutations], loss: Loss | None, seed: int
 ) -> Callable[[str, list[str]], Tensors]:
-    """Return a function that runs the PyTorch module in a dtype.
+    """Return a function that runs the PyTorch module in a dtype, "float64" or "float32".
 
-    It takes the dtype and the names of Flax's outputs, and returns outputs, loss and all gradients by name.
+    It takes the dtype and the names of Flax's outputs, and returns outputs, loss and all gradients by name.  Outputs and
+    gradients of inputs have the order of axes in Flax.
 
     Args:
+        weights, inputs, loss, seed: as in `make_flax_runner`; weights have the keys and layouts of the state dict.
         axes: permutations of the axes of inputs, and of outputs, from Flax's order to PyTorch's.
     """
     import torch
@@ -179,7 +190,7 @@ def make_torch_runner(
 def flax_module_outputs(
     flax_apply: Callable[..., Any], params: Any, weights: Tensors, inputs: Sequence[Array]
 ) -> dict[Path, Array]:
-    """Return the first output of each linen module in float64, by its path."""
+    """Return the first output of each linen module in float64, by the path of the module."""
     import jax.numpy as jnp
 
     leaves, tree = _flatten(params)
@@ -190,7 +201,7 @@ def flax_module_outputs(
 
 
 def torch_module_outputs(module: Any, weights: Tensors, inputs: Sequence[Array], axes: Permutations) -> dict[Path, Array]:
-    """Return the first output of each module inside a PyTorch module in float64, by its path."""
+    """Return the first output of each module inside a PyTorch module in float64, by the path of the module."""
     import torch
 
     tensors = [_permute(torch.tensor(_cast_floats(x, "float64")), axes, n, f"input {n}") for n, x in enumerate(inputs)]
@@ -252,14 +263,18 @@ _REMEDY = (
 
 
 def _check_dtypes(dtype: str, side: str, tensors: Tensors) -> None:
-    """Raise InputError for floating-point outputs whose dtype is not that of the weights and inputs."""
+    """Raise InputError for a floating-point tensor that has another dtype than the weights and inputs, `dtype`."""
     for name, array in tensors.items():
         if array.dtype.kind not in "iub" and array.dtype != np.dtype(dtype):
             raise InputError(f"{name} of the {side} model is {array.dtype}, with weights and inputs in {dtype}: {_REMEDY}")
 
 
 def _named_arrays(returned: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
-    """Yield every array in the return value of a model, by name: "output", "output.logits", "output.hidden.0"."""
+    """Yield every array in the return value of a model with its name: "output", "output.logits", "output.hidden.0".
+
+    Raises:
+        InputError: a part of the value is neither an array nor a container of arrays.
+    """
     if returned is None:
         return
     if hasattr(returned, "shape") and hasattr(returned, "dtype"):
@@ -278,7 +293,11 @@ def _named_arrays(returned: Any, name: str = "output") -> Iterator[tuple[str, An
 
 
 def _rename_outputs(outputs: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Return PyTorch's outputs with the names and order of Flax's, matched by name, or else by position."""
+    """Return PyTorch's outputs with the names and the order of Flax's outputs, matched by name, or else by position.
+
+    Raises:
+        InputError: the numbers of outputs differ, or both models name their outputs and the names differ.
+    """
     names = [name for name in names if name != "loss"]
     if outputs.keys() == set(names):
         return {name: outputs[name] for name in names}
@@ -289,7 +308,7 @@ def _rename_outputs(outputs: dict[str, Any], names: list[str]) -> dict[str, Any]
 
 
 def _permute(tensor: Any, axes: Permutations, n: int, name: str) -> Any:
-    """Return a tensor with its axes permuted by the n-th permutation, if there is one."""
+    """Return a tensor with its axes permuted by the n-th permutation, if there is one; `name` is for the error message."""
     permutation = axes[n] if n < len(axes) else None
     if permutation is None:
         return tensor
@@ -299,7 +318,7 @@ def _permute(tensor: Any, axes: Permutations, n: int, name: str) -> Any:
 
 
 def _default_loss(outputs: Mapping[str, Any], seed: int, asarray: Callable[..., Any]) -> Any:
-    """Return the mean squared error of every floating-point output from a standard normal target, summed."""
+    """Return the sum over the floating-point outputs of the mean squared error from a standard normal target."""
     rng, total = np.random.default_rng(seed + 1), 0.0
     for output in outputs.values():
         target = rng.standard_normal(tuple(output.shape))

@@ -1,4 +1,4 @@
-"""Find out why a checkpoint does not give the expected outputs: try known causes one at a time and in pairs."""
+"""Diagnosis of a checkpoint that does not give the expected outputs: known causes are tried one at a time and in pairs."""
 
 from parity.comparison.diagnosis.diagnose import diagnose, diagnose_against
 from parity.comparison.diagnosis.expected_outputs import (

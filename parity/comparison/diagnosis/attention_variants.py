@@ -32,6 +32,7 @@ def replace_softmax(softmax: "Softmax") -> Patch:
 
 
 def _recompute_heads(softmax: "Softmax") -> Callable[[str, Any], Any]:
+    """Return the change that computes the heads from softmax(scores) and the values."""
     values: dict[str, Any] = {}
 
     def change(name: str, value: Any) -> Any:
@@ -102,7 +103,7 @@ def patch_coordinates(grid: Grid) -> tuple[Array, Array]:
 def angles_at(c: ViTConfig, grid: Grid, y: Array, x: Array) -> Array:
     """Return the rotary angles (n, head_dim) at rows y and columns x, counted from 0; fractions are allowed.
 
-    The formulas are those of `vit_spec.positions.rotary_axial` and `rotary_dinov3`.
+    The formulas are the same as in `vit_spec.positions.rotary_axial` and `rotary_dinov3`.
     """
     d, base = c.head_dim // 2, c.positions.rotary_base
     if c.positions.rotary == "axial":
@@ -115,10 +116,10 @@ def angles_at(c: ViTConfig, grid: Grid, y: Array, x: Array) -> Array:
 
 
 def with_prefix(c: ViTConfig, patches: Array, prefix: Array | None = None) -> Array:
-    """Return the angles of all tokens, (T, head_dim): those of the prefix tokens, then those of the patches.
+    """Return the rotary angles of all tokens, (T, head_dim): first the prefix tokens, then the patches.
 
-    patches: (patches, head_dim).
-    prefix: (1, head_dim), the angles of every prefix token; 0 by default.
+    patches: the angles of the patches, (patches, head_dim).
+    prefix: the angles that every prefix token gets, (1, head_dim); 0 by default.
     """
     row = np.zeros((1, patches.shape[1])) if prefix is None else prefix
     return np.concatenate([np.repeat(row, c.num_prefix, 0), patches])
@@ -135,7 +136,7 @@ def replace_coordinates(coordinates: Callable[[Array, Array, Grid], tuple[Array,
 
 
 def swapped_axes_angles(c: ViTConfig, grid: Grid) -> Array:
-    """Return the angles with rows and columns swapped."""
+    """Return the rotary angles of all tokens with rows and columns swapped."""
     y, x = patch_coordinates(grid)
     if c.positions.rotary == "dinov3":  # DINOv3 divides a coordinate by the length of its own axis first
         y, x = (y + 0.5) / grid[0] * grid[1] - 0.5, (x + 0.5) / grid[1] * grid[0] - 0.5
@@ -164,7 +165,7 @@ def prefix_rotated_as(y: float, x: float) -> Patch:
 
 
 def angles_from_first_token(c: ViTConfig, grid: Grid) -> Array:
-    """Return the patches' angles, but assigned from the first prefix token on; the last tokens get angles of 0."""
+    """Return the angles of the patches, assigned to the tokens from the first prefix token on; the last rows are 0."""
     patches = angles_at(c, grid, *patch_coordinates(grid))
     return np.concatenate([patches, np.zeros((c.num_prefix, patches.shape[1]))])
 
@@ -176,7 +177,7 @@ def roformer_angles(c: ViTConfig, grid: Grid) -> Array:
 
 
 def angles_scaled_by(side: Callable[[int, int], int]) -> Angles:
-    """Return DINOv3's angles with both coordinates divided by side(height, width)."""
+    """Return a function that computes DINOv3's angles with both coordinates divided by side(height, width)."""
 
     def angles(c: ViTConfig, grid: Grid) -> Array:
         n = side(*grid)
@@ -205,7 +206,7 @@ def replace_rotation(change: Callable[[str, Any, Any, Any, str], Any]) -> Patch:
                 tables[name] = value
             return value
 
-        def rotate_anew(name: str, value: Any) -> Any:
+        def change_vector(name: str, value: Any) -> Any:
             if name not in ("q", "k", "v"):
                 return value
             cos, sin = tables["cosines"], tables["sines"]
@@ -214,7 +215,7 @@ def replace_rotation(change: Callable[[str, Any, Any, Any, str], Any]) -> Patch:
 
         intercept(model, record_tables)
         for block in model.blocks:
-            intercept(block.attn, rotate_anew)
+            intercept(block.attn, change_vector)
 
     return patch
 

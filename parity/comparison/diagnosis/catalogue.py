@@ -8,7 +8,7 @@ from parity.comparison.diagnosis.implementation_hypotheses import implementation
 from parity.comparison.diagnosis.weight_hypotheses import weight_hypotheses
 
 ROUNDING_FAMILIES = ("dtype rounding", "TF32")  # families in which no formula is wrong
-LOW_PRECISION = "precision of "  # prefix of the families in which a single operation is rounded to a lower precision
+LOW_PRECISION_PREFIX = "precision of "  # of families in which a single operation is rounded to a lower precision
 
 RARE = re.compile(  # "family: name" of the causes that are tried last in pairs
     r"LayerNorm formula of one norm:.*|formula of q_norm and k_norm:.*|precision of .*|merged heads:.*|order of patches:.*"
@@ -29,7 +29,7 @@ def is_rare(cause: Hypothesis) -> bool:
 def catalogue(trial: Trial) -> list[Hypothesis]:
     """Return every hypothesis about this model and these images.
 
-    Some change nothing in this model; `Hypothesis.apply` returns None for them.
+    Some of them change nothing in this model: `Hypothesis.apply` then returns None.
     """
     height, width = trial.images.shape[2:]
     of_config = config_hypotheses(trial.config, (height, width), trial.normalized_by is not None)

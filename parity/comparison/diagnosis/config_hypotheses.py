@@ -12,7 +12,7 @@ from vit_spec import Pixels, ViTConfig, rows
 from vit_spec.positions import TABLES
 
 EPS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-9, 1e-10)
-KNOWN_PIXELS = {  # statistics that images are normalized by
+KNOWN_PIXELS = {  # statistics by which models usually normalize their images
     "mean 0.5 and std 0.5": Pixels(),
     "ImageNet's": Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
     "CLIP's": Pixels(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)),
@@ -22,10 +22,10 @@ KNOWN_PIXELS = {  # statistics that images are normalized by
 
 
 def config_hypotheses(c: ViTConfig, size: tuple[int, int], normalized: bool) -> Iterator[Hypothesis]:
-    """Yield fields of the config that may be wrong, the likeliest of each kind first.
+    """Yield hypotheses about fields of the config and about the preprocessing, the likeliest of each kind first.
 
     size: (height, width) of the images.
-    normalized: whether the images were given normalized and not as pixels.
+    normalized: whether the images were given normalized; otherwise they were given as pixels.
     """
     yield from _activation_eps_scale(c)
     yield from _pixels(c, normalized)
@@ -36,6 +36,10 @@ def config_hypotheses(c: ViTConfig, size: tuple[int, int], normalized: bool) -> 
 
 
 def _field_values(family: str, field: str, values: dict[str, Any], blocks_unchanged: bool = False) -> Iterator[Hypothesis]:
+    """Yield a hypothesis for each value of a field; if a value has several names, it gets the first.
+
+    values: name -> value.
+    """
     names = {value: name for name, value in reversed(values.items())}
     for value, name in reversed(names.items()):
         yield Hypothesis(f"{family} is {name}", family, fields={field: value}, blocks_unchanged=blocks_unchanged)
@@ -90,12 +94,12 @@ def _pixels(c: ViTConfig, normalized: bool) -> Iterator[Hypothesis]:
 NORMALIZE_ONCE = "normalize the images only once in the code that made the expected outputs"
 
 
-def _renormalize(was: Pixels, to: Pixels) -> Callable[[Array], Array]:
-    """Return the function that takes images normalized by `was` and normalizes them by `to` instead."""
+def _renormalize(old: Pixels, new: Pixels) -> Callable[[Array], Array]:
+    """Return the function that takes images normalized by `old` and normalizes them by `new` instead."""
 
     def change(images: Array) -> Array:
-        changed: Array = (images * _per_channel(was.std) + _per_channel(was.mean) - _per_channel(to.mean)) / _per_channel(
-            to.std
+        changed: Array = (images * _per_channel(old.std) + _per_channel(old.mean) - _per_channel(new.mean)) / _per_channel(
+            new.std
         )
         return changed
 
@@ -107,7 +111,7 @@ def _per_channel(values: tuple[float, ...]) -> Any:
 
 
 def _heads(c: ViTConfig) -> Iterator[Hypothesis]:
-    """Yield other numbers of heads, those with a usual head width first."""
+    """Yield other numbers of heads, first the ones that give a usual width of a head."""
     inner = c.num_heads * c.head_dim
     counts = [n for n in range(1, inner + 1) if inner % n == 0 and n != c.num_heads and (n == 1 or inner // n >= 4)]
     for count in sorted(counts, key=lambda n: (inner // n not in (64, 32, 80, 128, 72, 88), abs(n - c.num_heads))):
@@ -158,7 +162,7 @@ def _positions(c: ViTConfig, size: tuple[int, int]) -> Iterator[Hypothesis]:
 
 
 def _removable_parts(c: ViTConfig) -> Iterator[Hypothesis]:
-    """Yield parts of the model that the reference model lacks, or shares between both halves of a block."""
+    """Yield norms that the reference model lacks or shares between both halves of a block, and the other value skip."""
     if "blocks.attn.q_norm.weight" in rows(c):
         yield Hypothesis("queries and keys are not normalized", "norm of queries", fields={"attention.qk_norm": False})
     if c.norms.before_blocks:

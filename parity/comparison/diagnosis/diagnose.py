@@ -28,9 +28,9 @@ from parity.comparison.tolerances import ErrorNorms
 from vit_spec import InputError, count, rows
 from vit_spec.config import FIELDS
 
-FLOAT32_PARAMETERS = 20_000_000  # models with more parameters are run in float32, others in float64
-NOISE_IMAGES = 4  # for `diagnose_against`
-MAX_LEFT_BY_NEAREST_CAUSE = 1 / 2  # share of the error; if the nearest cause leaves more, the difference looks like noise
+MAX_FLOAT64_PARAMETERS = 20_000_000  # models with more parameters are run in float32, others in float64
+NOISE_IMAGES = 4  # number of images that `diagnose_against` compares
+MAX_REMAINING_NEAREST_CAUSE = 1 / 2  # share of the error; if more remains, the difference looks like noise
 
 
 def diagnose(
@@ -54,7 +54,8 @@ def diagnose(
         The causes that match, each with its fix, or the nearest ones; `str` gives the report.
 
     Raises:
-        vit_spec.InputError: the outputs have another shape than the model's, or PyTorch is not installed.
+        vit_spec.InputError: the outputs have another shape than the model's, the model gives NaN or infinities, `pairs` is
+            negative, or PyTorch is not installed.
     """
     _require_torch()
     return _diagnose(
@@ -83,7 +84,7 @@ def diagnose_against(
         source, progress, pairs: as in `diagnose`.
 
     Raises:
-        vit_spec.InputError: the models differ in the shape of images or outputs, or PyTorch is not installed.
+        vit_spec.InputError: the models differ in the shape of images or outputs, or as in `diagnose`.
     """
     _require_torch()
     a, b = checkpoint.config, other.config
@@ -92,7 +93,7 @@ def diagnose_against(
             f"the images of one model have {a.in_channels} channels, those of the other {b.in_channels}: "
             "give two models with the same number of channels"
         )
-    a.grid_of(*b.image_size)
+    a.grid_of(*b.image_size)  # raises InputError if these images do not fit the model
     images = noise_images(b, seed, NOISE_IMAGES).transpose(0, 3, 1, 2).astype(np.float64)
     images_only = Expected(images, True, np.zeros((NOISE_IMAGES, 1)), "float64")
     other_trial = replace(_make_trial(other, images_only), normalized_by=b.pixels)
@@ -117,7 +118,7 @@ def _require_torch() -> None:
 def _make_trial(checkpoint: Checkpoint, expected: Expected) -> Trial:
     """Return the unchanged model of a checkpoint, with the expected images."""
     config = checkpoint.config
-    dtype = np.float32 if count(config) > FLOAT32_PARAMETERS else np.float64
+    dtype = np.float32 if count(config) > MAX_FLOAT64_PARAMETERS else np.float64
     weights = {name: to_float64(parameter(checkpoint, name)).astype(dtype, copy=False) for name in rows(config)}
     return Trial(config, weights, expected.images, config.pixels if expected.is_normalized else None)
 
@@ -152,7 +153,7 @@ def _diagnose(
     return Diagnosis(
         matched=matched,
         before=result.baseline.error,
-        bar=result.tolerance,
+        tolerance=result.tolerance,
         dtype=expected.dtype,
         outputs=expected.logits.size,
         tried=result.tried,
@@ -173,7 +174,7 @@ def _suspect(search: Search, result: SearchResult) -> str:
 
 
 def _uncompared(search: Search) -> Iterator[str]:
-    """Yield a remark on the expected intermediates that the model lacks."""
+    """Yield a remark that lists the expected intermediates that the model lacks, if there are any."""
     if names := uncompared_intermediates(search.trial, search.subset):
         yield f"{quote_names(names)}: ignored, because this model has no intermediate of that name and shape"
 
@@ -195,7 +196,7 @@ def _make_cause(result: Result, checkpoint: Checkpoint, source: CommandLineSourc
 
 
 def _how_to_distinguish(result: SearchResult) -> str:
-    """Say whether other images would distinguish the matches, by running them on images of noise."""
+    """Return a sentence that says whether other images would distinguish the matches, which are run on images of noise."""
     runner, outputs = Runner(), []
     images = np.random.default_rng(0).standard_normal(result.baseline.trial.images[:2].shape)
     for match in result.matches:
@@ -211,11 +212,12 @@ def _how_to_distinguish(result: SearchResult) -> str:
 
 
 def _hints(trial: Trial, expected: Expected, result: SearchResult) -> tuple[str, ...]:
+    """Return remarks on what may explain a difference that no known cause explains."""
     hints = []
     if equal := _equal_images_that_differ(expected):
         pair = f"images {equal[0]} and {equal[1]} are equal but their outputs differ"
         hints.append(f"{pair}: dropout was left on, or the outputs are of other images")
-    elif not result.others or result.others[0].error > MAX_LEFT_BY_NEAREST_CAUSE * result.baseline.error:
+    elif not result.others or result.others[0].error > MAX_REMAINING_NEAREST_CAUSE * result.baseline.error:
         hints.append("the difference looks like noise: if the expected outputs change from run to run, dropout was left on")
     dtype = half_precision_dtype(trial.weights.values())
     if dtype:

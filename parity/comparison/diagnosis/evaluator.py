@@ -66,7 +66,7 @@ class Evaluator:
         self.tolerance = self._tolerance()
 
     def _tolerance(self) -> float:
-        """Return the tolerance of the expected dtype, or more if this model amplifies float32 rounding."""
+        """Return the tolerance of the expected dtype, or a larger one if this model amplifies float32 rounding errors."""
         if self.expected.dtype == "float64" and self.is_float64():
             return self.expected.tolerance
         return max(
@@ -129,7 +129,7 @@ class Evaluator:
         return results
 
     def solve_each(self, families: Iterable[NumericHypothesis]) -> list[Result]:
-        """Return the result with the smallest error for each family."""
+        """Return the best result of each family; an empty list if there are too few outputs to solve for numbers."""
         if self.expected.logits.size <= numeric_hypotheses.FEW_OUTPUTS:
             return []
         results: list[Result] = []

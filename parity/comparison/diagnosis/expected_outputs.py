@@ -19,7 +19,7 @@ from parity.comparison.tolerances import FLOAT64_TRAINING_TOLERANCE, ErrorBudget
 from vit_spec import InputError, ViTConfig
 
 IMAGES, LOGITS = "images", "logits"
-MAX_MAGNITUDE = 1e100  # of an input; products of a few larger numbers overflow float64
+MAX_MAGNITUDE = 1e100  # largest absolute value that is accepted; products of a few larger numbers overflow float64
 SIZE_OF_EXPECTED_IMAGES = "the size of the expected images"  # the reason that is printed for the assumed image size
 INTERMEDIATE_NAME = re.compile(
     r"(patch_embed|tokens|positions|cosines|sines|embed|blocks\.\d+|norm_pre|norm|pool|attn_pool|fc_norm|pre_logits|"
@@ -35,7 +35,7 @@ class Expected:
     is_normalized: whether the images are normalized.
     logits: float64, (B, num_classes), or the shape that the config's head gives.
     dtype: the narrowest dtype that represents every entry of the logits exactly.
-    intermediates: by their names in `vit_torch.intermediates`.
+    intermediates: expected intermediates, float64, by their names in `vit_torch.intermediates`.
     remarks: notes about how the file was read.
     rounding: the number of decimal digits that the logits were rounded to.
     """
@@ -187,6 +187,7 @@ def expected_outputs(images: Any, logits: Any, config: ViTConfig, intermediates:
 
 
 def _as_real(array: Any, name: str) -> Array:
+    """Return an array of real numbers; raise InputError if it is complex or cannot be converted to float64."""
     values = np.asarray(array)
     try:
         values.astype(np.float64, casting="same_kind" if values.dtype.kind in "c" else "unsafe")
@@ -233,7 +234,11 @@ def _prepare_images(images: Array, config: ViTConfig) -> tuple[Array, tuple[str,
 
 
 def _channels_last(shape: tuple[int, ...], config: ViTConfig) -> Iterator[bool]:
-    """Yield whether channels are last, for images whose number of channels fits both axes."""
+    """Yield whether channels are last, for images whose number of channels fits both axes: the image size decides.
+
+    Raises:
+        InputError: the image size does not decide.
+    """
     if shape[2:4] == config.image_size != shape[1:3]:
         yield False
     if shape[1:3] == config.image_size != shape[2:4]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 FIX_REFERENCE_CODE = "correct the code that made the expected outputs, then make them again"
-CACHE_BYTES = 256 << 20  # of cached block outputs, which several trials share
+CACHE_BYTES = 256 << 20  # for the outputs of the blocks that several trials share
 
 Weights = Mapping[str, Array]  # parameter -> array with the axes of its row
 
@@ -28,8 +28,8 @@ Weights = Mapping[str, Array]  # parameter -> array with the axes of its row
 class Edit:
     """A new value for one parameter, computed from the parameters of the checkpoint.
 
-    code: a numpy expression with {w} for the parameter itself. p("pos_embed") is another parameter, np is numpy, and
-        round_to and FLOAT_DTYPES are those of `parity.checkpoints.weights`.
+    code: a Python expression.  {w} is the parameter itself, p("pos_embed") is another parameter, np is numpy, and round_to
+        and FLOAT_DTYPES come from `parity.checkpoints.weights`.
     """
 
     parameter: str
@@ -82,10 +82,10 @@ class Hypothesis:
     name: a statement about the reference model, e.g. "LayerNorm eps is 1e-05".
     family: the kind of cause; two causes of one family exclude each other.
     fields: fields of the config that differ, by their dotted names.
-    edits: changes of the weights.
-    images: a change of the images.
+    edits: new values of parameters.
+    images: a function that changes the images, (B, C, H, W) -> (B, C, H, W).
     patch: a change of the computation that no field of the config describes.
-    rounding: as in `Trial`.
+    rounding: a computation in lower precision, as in `Trial`.
     blocks_unchanged: whether everything before the final norm stays the same.
     manual_fix: what the user should do, for causes that no converted checkpoint fixes.
     per_block: whether the patch changes each block separately, so that it can be applied to one block only.
@@ -150,7 +150,7 @@ def _fit_to_config(weights: Weights, config: ViTConfig) -> Weights | None:
 
 
 class Runner:
-    """A runner of trials: it uses the PyTorch twin on the CPU, without kernels of lower precision.
+    """A runner of trials: it runs the PyTorch twin on the CPU, without kernels of lower precision.
 
     Values of `Trial.rounding`: "bfloat16" and "float16" compute in this dtype; "all bfloat16" and "all float16" also store
     the weights in it; "weights bfloat16" and "weights float16" only round the weights; "float32" computes in float32.

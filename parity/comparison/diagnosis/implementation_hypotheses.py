@@ -12,7 +12,7 @@ from vit_spec import ViTConfig
 
 
 def implementation_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
-    """Yield the formulas that the implementation of the reference model may compute differently."""
+    """Yield hypotheses about formulas that the implementation of the reference model may compute differently."""
     for kind in (_blocks, _norms, _activations, _attention, _rotary, _tokens, _pooling, _outputs, precision_hypotheses):
         yield from kind(c)
 
@@ -26,6 +26,7 @@ def _hypothesis(
 
 
 def _blocks(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield blocks with other norms or residual additions, in another order, or with a part left out."""
     forwards = {
         "norms come after the sums (post-norm)": variants.post_norm,
         "norms come after attention and MLP, before the sums (res-post-norm)": variants.res_post_norm,
@@ -53,6 +54,7 @@ def _blocks(c: ViTConfig) -> Iterator[Hypothesis]:
 
 
 def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield other formulas of all norms, of the norms of queries and keys, and of the norms after the blocks."""
     forwards = {
         "the variance is divided by n - 1": variants.unbiased_variance,
         "eps is added to the standard deviation": variants.std_plus_eps,
@@ -72,10 +74,10 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
         yield _hypothesis(name, "LayerNorm formula", patch, per_block=True)
     if c.attention.qk_norm:
         qk_norms = {"q_norm and k_norm are": ("q_norm", "k_norm"), "q_norm is": ("q_norm",), "k_norm is": ("k_norm",)}
-        for subject, ends in qk_norms.items():
+        for subject, suffixes in qk_norms.items():
             no_mean, rms = (
-                variants.replace_norm_statistics(variants.no_mean_subtraction, ends),
-                variants.replace_norm_forward(variants.rms_norm, ends),
+                variants.replace_norm_statistics(variants.no_mean_subtraction, suffixes),
+                variants.replace_norm_forward(variants.rms_norm, suffixes),
             )
             yield _hypothesis(f"{subject} RMSNorm", "formula of q_norm and k_norm", no_mean, per_block=True)
             yield _hypothesis(f"{subject} RMSNorm without bias", "formula of q_norm and k_norm", rms, per_block=True)
@@ -89,10 +91,13 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
     ]
     for norm in final_norms:
         for name, forward in {**forwards, **full_forwards}.items():
-            make = variants.replace_norm_statistics if name in forwards else variants.replace_norm_forward
-            name_here = f"{norm} alone differs: {name.replace('norms do', 'it does').replace('norms', 'it')}"
+            make_patch = variants.replace_norm_statistics if name in forwards else variants.replace_norm_forward
+            cause_name = f"{norm} alone differs: {name.replace('norms do', 'it does').replace('norms', 'it')}"
             yield _hypothesis(
-                name_here, "LayerNorm formula of one norm", _patch_one_norm(make, forward, norm), blocks_unchanged=True
+                cause_name,
+                "LayerNorm formula of one norm",
+                _patch_one_norm(make_patch, forward, norm),
+                blocks_unchanged=True,
             )
         for eps in (1e-5, 1e-6, 1e-12):
             if eps != c.norms.eps:
@@ -110,15 +115,17 @@ def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
         yield _hypothesis(name, "norm around the pooling", variants.norm_pooled_feature, blocks_unchanged=True)
 
 
-def _patch_one_norm(make: Callable[..., Patch], forward: Callable[..., Any], norm: str) -> Patch:
+def _patch_one_norm(make_patch: Callable[..., Patch], forward: Callable[..., Any], norm: str) -> Patch:
+    """Return the patch make_patch(forward), confined to the norm with this name."""
+
     def patch(model: Any) -> None:
-        make(forward)(_SingleModule(model, norm))
+        make_patch(forward)(_SingleModule(model, norm))
 
     return patch
 
 
 class _SingleModule:
-    """A single module with the interface of a model that patches of norms use."""
+    """One module of a model, with the part of the model's interface that patches of norms use."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._module, self._name = patches.require(getattr(model, name), name), name
@@ -169,7 +176,7 @@ def _activations(c: ViTConfig) -> Iterator[Hypothesis]:
 
 
 def block_field_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
-    """Yield fields of the config that apply to all blocks, as patches that can be applied to one block only."""
+    """Yield other values of fields of the config that apply to all blocks, as patches that can be confined to one block."""
     if c.mlp.activation != "swiglu":
         for name, function in CONFIG_ACTIVATIONS.items():
             if name != c.mlp.activation:
@@ -190,6 +197,7 @@ def _block_eps(eps: float) -> Patch:
 
 
 def _attention(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield other softmaxes of the attention scores, and heads that are merged in the wrong order."""
     softmaxes: dict[str, Callable[..., Any]] = {
         "softmax runs over queries": lambda scores: scores.softmax(-2),
         "softmax runs over heads": lambda scores: scores.softmax(1),
@@ -209,6 +217,7 @@ def _attention(c: ViTConfig) -> Iterator[Hypothesis]:
 
 
 def _rotary(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield other angles and pairs of rotary positions."""
     if c.positions.rotary == "none":
         return
     is_axial, family = c.positions.rotary == "axial", "rotary angles"
@@ -264,6 +273,7 @@ def _rotary(c: ViTConfig) -> Iterator[Hypothesis]:
 
 
 def _tokens(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield other orders of the tokens, and mistakes in the positions that are added to them."""
     import torch
 
     if c.positions.kind == "fixed":
@@ -296,6 +306,7 @@ def _tokens(c: ViTConfig) -> Iterator[Hypothesis]:
 
 
 def _pooling(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield other poolings of the tokens."""
     if c.head.pool in ("attention", "none", "token_mean") or c.tokens.distillation:
         return
     pools: dict[str, Callable[..., Any]] = {
@@ -325,6 +336,7 @@ def _pooling(c: ViTConfig) -> Iterator[Hypothesis]:
 
 
 def _outputs(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield outputs that are not logits, other combinations of two heads, and other hidden layers of the head."""
     changes: dict[str, Callable[..., Any]] = {
         "probabilities": lambda logits: logits.softmax(-1),
         "logarithms of probabilities": lambda logits: logits.log_softmax(-1),

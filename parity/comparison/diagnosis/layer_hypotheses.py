@@ -1,4 +1,4 @@
-"""Causes in one layer: a cause of the catalogue in one block only, and simple operations on one parameter or intermediate.
+"""Hypotheses about one layer: a cause of the catalogue in one block only, or an operation on a parameter or intermediate.
 
 These are not known mistakes.  If no cause of the catalogue matches, they show in which layer the difference arises, and
 which operation reproduces it.
@@ -22,7 +22,7 @@ RELOAD_PARAMETER = (
 
 
 def single_block_hypotheses(c: ViTConfig, hypotheses: list[Hypothesis]) -> Iterator[Hypothesis]:
-    """Yield each cause restricted to one block, starting with the first block."""
+    """Yield each cause in the first block only, then each in the second block only, and so on."""
     if c.depth == 1:
         return
     for number in range(c.depth):
@@ -32,7 +32,7 @@ def single_block_hypotheses(c: ViTConfig, hypotheses: list[Hypothesis]) -> Itera
 
 
 def operations(c: ViTConfig) -> Iterator[Hypothesis]:
-    """Yield simple operations on each intermediate and each parameter, in all blocks and in a single block."""
+    """Yield simple operations on each intermediate and each parameter, in all blocks and in each single block."""
     for name in intermediate_names(c):
         for what, function in _intermediate_operations(c, name).items():
             patch = patches.patch_intermediate(name, function)

@@ -1,4 +1,4 @@
-"""Search for a change in a single layer that explains the difference; this also yields the suspect layer."""
+"""The search for a change in a single layer that explains the difference; it also gives the suspect layer."""
 
 import math
 
@@ -13,8 +13,8 @@ from parity.comparison.diagnosis.layer_hypotheses import operations, single_bloc
 from parity.comparison.diagnosis.numeric_hypotheses import NumericHypothesis
 from parity.comparison.diagnosis.suspects import explained_share, first_differing_layer
 
-MIN_MODELS, MAX_MODELS = 400, 6_000  # models that each of the two steps runs
-SOLVED_FACTORS = 6  # how many factors are solved for: those that explain most
+MIN_MODELS, MAX_MODELS = 400, 6_000  # number of models that each of the two steps runs
+SOLVED_FACTORS = 6  # number of factors that are solved for, the ones that explain most
 MIN_SHARE = 1 / 2  # of the squared difference that a factor must explain to be solved for
 
 
@@ -36,7 +36,8 @@ class LayerSearch:
         """Try factors of single intermediates and parameters: 0, 2, -1, and the best fit.
 
         First the slope of the outputs with respect to each factor is measured, with up to half of the budget.  Then the
-        other factors are tried for those whose slope explains most of the difference.
+        factors 0, 2 and -1 are tried for the intermediates and parameters whose slope explains most of the difference.
+        Last, the best of these factors are solved for.
         """
         evaluator = self.evaluator
         if evaluator.expected.logits.size <= numeric_hypotheses.FEW_OUTPUTS:
@@ -47,11 +48,11 @@ class LayerSearch:
         promising = [families[index] for index in order[: self.budget // 8]]
         results: list[Result] = []
         for family in promising:
-            tries = [
+            tried = [
                 evaluator.try_one(family.hypothesis_at(numbers, numeric_hypotheses.EXACT_DIGITS))
                 for numbers in family.starting_points[1:]
             ]
-            runnable = [result for result in tries if result is not None and math.isfinite(result.error) and result.causes]
+            runnable = [result for result in tried if result is not None and math.isfinite(result.error) and result.causes]
             results += runnable
             best = min((result.error for result in runnable), default=math.inf)
             index = families.index(family)

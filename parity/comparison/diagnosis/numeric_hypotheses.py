@@ -14,7 +14,7 @@ from parity.comparison.diagnosis.layer_hypotheses import RELOAD_PARAMETER, displ
 from vit_spec import ViTConfig, rows
 
 Numbers = tuple[float, ...]
-STEP = 1e-4
+STEP = 1e-4  # of the finite differences
 FEW_OUTPUTS = 8  # with so few outputs, a solved number may match by chance
 MAX_ITERATIONS = 12  # of the Gauss-Newton method
 EXACT_DIGITS, SHORT_DIGITS = 12, 3  # significant digits; the short form is used if it explains as much
@@ -45,7 +45,7 @@ class NumericHypothesis:
 
 
 def config_numbers(trial: Trial) -> Iterator[NumericHypothesis]:
-    """Yield the numbers of the config, and those of formulas that the config does not describe."""
+    """Yield the unknown numbers of the config, and of formulas that the config does not describe."""
     c = trial.config
     yield _field("norms.eps", "LayerNorm eps", c.norms.eps)
     yield _field("attention.scale", "score scale", c.scale)
@@ -59,10 +59,11 @@ def config_numbers(trial: Trial) -> Iterator[NumericHypothesis]:
 
 
 def scale_factors(c: ViTConfig) -> Iterator[NumericHypothesis]:
-    """Yield factors of one intermediate or one parameter, in all blocks and in a single block."""
+    """Yield unknown factors of one intermediate or one parameter, in all blocks and in each single block."""
     starting_points = ((1.0,), (0.0,), (2.0,), (-1.0,))
     for name in intermediate_names(c):
-        if name.rpartition(".")[2] not in ("q", "k", "v"):  # a factor of q, k or v is one of the scores or heads
+        # A factor of q or k is also a factor of the scores, and a factor of v is also a factor of the heads.
+        if name.rpartition(".")[2] not in ("q", "k", "v"):
             yield NumericHypothesis(starting_points, _intermediate_factor(name))
     for name in rows(c):
         yield NumericHypothesis(starting_points, _parameter_factor(name, None))

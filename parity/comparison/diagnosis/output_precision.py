@@ -11,7 +11,7 @@ from parity.checkpoints.layout import Array
 from parity.comparison.tolerances import MAX_ERROR_RATIO, UNIT_ROUNDOFF
 
 NARROW_DTYPES = ("bfloat16", "float16", "float32")  # from narrow to wide; float64 comes after them
-DIGIT_COUNTS = range(2, 10)  # that printed numbers may have
+DIGIT_COUNTS = range(2, 10)  # numbers of digits that printed outputs may have
 MIN_ENTRIES = 8  # fewer entries may have round digits by chance
 
 
@@ -93,5 +93,5 @@ def detect_decimal_rounding(outputs: Array) -> DecimalRounding:
         if 10.0**-count > 50 * unit and (np.abs(rounded - values) <= 4 * unit * np.abs(values)).all():
             significant = DecimalRounding(f"{count} significant digits", 0.5 * 10.0 ** (1 - count))
             break
-    # Both may fit: a small number with five significant digits has many decimals.  The coarser rounding is the true one.
+    # Both may fit: a small number with five significant digits has many decimals.  The coarser rounding is the actual one.
     return significant if significant.error > 10 * decimals.error else decimals

@@ -12,9 +12,9 @@ def likeliest_pairs(
 ) -> Iterator[tuple[int, int]]:
     """Yield pairs of causes of different families, as indices into `outputs`, the likeliest pairs first.
 
-    Three rankings take turns: by the error that the sum of both effects predicts, by the smaller error of the two causes,
-    and by the position in the catalogue.  Small effects add up, so the outputs of a pair are predicted from those of its
-    two causes without running it.  Pairs with a rare cause come after all others.
+    Three rankings contribute in turn: by the error that the sum of both effects predicts, by the smaller error of the two
+    causes, and by the position in the catalogue.  Small effects add up, so the outputs of a pair are predicted from the
+    outputs with each of its causes, without running it.  Pairs with a rare cause come after all others.
 
     outputs: the outputs with each cause separately, the likeliest cause first.
     baseline: the outputs of the unchanged model.

@@ -43,6 +43,7 @@ def _change_named(leaf: str, function: Callable[[Any], Any]) -> Change:
 
 
 def _expand(name: str, model: Any) -> Iterator[str]:
+    """Yield the name with "*" replaced by the number of each block."""
     if "*" not in name:
         yield name
         return
@@ -60,7 +61,7 @@ def confine_to_block(patch: Patch, number: int) -> Patch:
 
 
 class _SingleBlock:
-    """A single block with the interface of a model that patches use."""
+    """One block of a model, with the part of the model's interface that patches use."""
 
     def __init__(self, model: Any, number: int) -> None:
         block = model.blocks[number]

@@ -16,7 +16,7 @@ HALF_DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float16": np.flo
 
 
 def precision_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
-    """Yield the computations that the reference model may have done in lower precision."""
+    """Yield hypotheses about computations that the reference model does in lower precision."""
     yield from _single_operations(c)
     yield from _whole_model(c)
 
@@ -50,25 +50,26 @@ def _single_operations(c: ViTConfig) -> Iterator[Hypothesis]:
             family = "precision of rotary positions"
             rotation = attention.replace_rotation(attention.rotate_in_dtype(dtype))
             yield _hypothesis(f"rotary positions are applied in {dtype}", family, rotation)
-            yield _hypothesis(f"cosines and sines are rounded to {dtype}", family, _both_tables(cast))
+            yield _hypothesis(f"cosines and sines are rounded to {dtype}", family, _round_rotary_tables(cast))
             yield _hypothesis(
-                f"rotary angles are rounded to {dtype}", family, attention.change_rotary_angles(_angles_in(dtype))
+                f"rotary angles are rounded to {dtype}", family, attention.change_rotary_angles(_round_angles(dtype))
             )
         yield _hypothesis(f"images are rounded to {dtype}", "precision of images", roundings.round_images(cast))
 
 
-def _both_tables(cast: Callable[[Any], Any]) -> Patch:
+def _round_rotary_tables(cast: Callable[[Any], Any]) -> Patch:
     def patch(model: Any) -> None:
         patches.intercept(model, lambda name, value: cast(value) if name in ("cosines", "sines") else value)
 
     return patch
 
 
-def _angles_in(dtype: str) -> Callable[..., Any]:
+def _round_angles(dtype: str) -> Callable[..., Any]:
     return lambda c, angles: angles.astype(HALF_DTYPES[dtype]).astype(np.float64)
 
 
 def _whole_model(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield the whole model in half precision, and matrix products in TF32."""
     for dtype in HALF_DTYPES:
         fix_dtype = f"make the expected outputs in float32, or compare at {dtype}'s tolerance"
         names = {

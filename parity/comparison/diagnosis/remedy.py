@@ -30,7 +30,7 @@ class CommandLineSource:
 
 
 def remedy(causes: Iterable[Hypothesis], checkpoint: Checkpoint, source: CommandLineSource) -> str:
-    """Return the command that fixes these causes, followed by instructions for those that no command fixes."""
+    """Return the command that fixes these causes, followed by instructions for the causes that no command fixes."""
     causes = tuple(causes)
     manual_fixes = list(dict.fromkeys(cause.manual_fix for cause in causes if cause.manual_fix))
     by_command = [cause for cause in causes if (cause.fields or cause.edits) and not cause.manual_fix]

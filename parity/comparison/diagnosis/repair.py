@@ -22,7 +22,7 @@ def repairable_causes(c: ViTConfig) -> dict[str, Hypothesis]:
 
 
 def find_cause(name: str, known: dict[str, Hypothesis], c: ViTConfig) -> Hypothesis | None:
-    """Return the cause with this name, which may be restricted to one block, or None if there is none."""
+    """Return the cause with this name, which may name a single block, or None if there is no such cause."""
     if (match := IN_BLOCK.fullmatch(name)) and match[2] in known and int(match[1]) < c.depth:
         return known[match[2]].in_block(int(match[1]))
     return known.get(name)

@@ -9,9 +9,9 @@ MAX_CAUSES = 5  # causes that are printed with their fix, if the outputs cannot 
 
 @dataclass(frozen=True)
 class Cause:
-    """One cause or two that make the outputs match, or nearly match.
+    """One or two causes that make the outputs match, or nearly match.
 
-    names, families: one entry for each of the causes.
+    names, families: the name and the family of each cause.
     error: relRMS of the outputs from the expected ones once the causes are applied.
     remedy: the command that fixes the checkpoint, or an instruction.
     """
@@ -31,22 +31,23 @@ class Diagnosis:
 
     matched: the causes that make the outputs match; several if these images cannot distinguish them.
     before: relRMS of the outputs of the unchanged model.
-    bar: the tolerance: the relRMS within which outputs match.
+    tolerance: the largest relRMS at which outputs match; "bar" in JSON.
     dtype: the narrowest dtype that represents the expected outputs exactly; the tolerance follows from it.
     outputs: how many values were compared.
-    tried, pairs: how many models were run, and how many pairs of causes there are.
+    tried: how many models were run.
+    pairs: how many pairs of causes there are.
     runners_up: the causes with the smallest errors that do not match.
-    apart: whether other images would distinguish several matches.
-    suspect: the first layer that differs, or the likeliest.
-    evidence: how fields and parameters differ from those of the other checkpoint.
+    apart: if several causes match, a sentence that says whether other images would distinguish them.
+    suspect: a sentence that names the first layer that differs, or the likeliest.
+    evidence: a line for each field and parameter that differs from the other checkpoint.
     precision: the precision of the expected outputs, and the rounding that explains the remaining difference.
-    remarks: how the expected outputs were read, and hints.
+    remarks: notes on how the expected outputs were read, and hints.
     discarded: causes that could not be run, each with the exception.
     """
 
     matched: tuple[Cause, ...]
     before: float
-    bar: float
+    tolerance: float
     dtype: str
     outputs: int
     tried: int
@@ -62,7 +63,7 @@ class Diagnosis:
     @property
     def passed(self) -> bool:
         """Whether the outputs of the unchanged model match."""
-        return self.before <= self.bar
+        return self.before <= self.tolerance
 
     @property
     def after(self) -> float:
@@ -77,7 +78,7 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """The answer in one line: MATCH, FOUND with the cause, or UNKNOWN with the nearest cause."""
-        tolerance = f"tolerance {self.bar:.0e}, expected outputs are {self.dtype}"
+        tolerance = f"tolerance {self.tolerance:.0e}, expected outputs are {self.dtype}"
         if self.passed and not self.matched:
             return f"MATCH: nothing is wrong, {self.outputs} outputs agree to {self.before:.1e} ({tolerance})"
         if self.passed:
@@ -98,7 +99,8 @@ class Diagnosis:
 
     def facts(self) -> dict[str, Any]:
         """Return all fields, and `passed`, `after` and `verdict`, as a dictionary for JSON."""
-        return {**asdict(self), "passed": self.passed, "after": self.after, "verdict": self.verdict}
+        fields = {"bar" if name == "tolerance" else name: value for name, value in asdict(self).items()}
+        return {**fields, "passed": self.passed, "after": self.after, "verdict": self.verdict}
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

@@ -43,8 +43,9 @@ def round_images(cast: Callable[[Any], Any]) -> Patch:
 def tf32(layers: bool, attention: bool, projection: bool) -> Patch:
     """Return the patch that rounds both factors of matrix products to a mantissa of ten bits, as NVIDIA's TF32 does.
 
-    layers, attention: whether the products of linear layers, and those of attention, are rounded.
-    projection: whether the patch projection is rounded; other libraries compute it by a convolution, which has its own
+    layers: whether to round in linear layers.
+    attention: whether to round in the two products of attention.
+    projection: whether to round in the patch projection; other libraries compute it by a convolution, which has its own
         TF32 setting.
     """
 
@@ -62,6 +63,7 @@ def tf32(layers: bool, attention: bool, projection: bool) -> Patch:
 
 
 def _round_attention_to_tf32() -> Callable[[str, Any], Any]:
+    """Return the change that computes the heads from rounded queries, keys, values and attention weights."""
     values: dict[str, Any] = {}
 
     def change(name: str, value: Any) -> Any:

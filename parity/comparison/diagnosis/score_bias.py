@@ -1,4 +1,4 @@
-"""Find a bias of the attention scores that the checkpoint lacks, such as relative positions or a mask."""
+"""Hypotheses about a bias of the attention scores that the checkpoint lacks, such as relative positions or a mask."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -66,12 +66,15 @@ def _hypothesis(biases: Mapping[int, Array], depth: int) -> Hypothesis:
 
 
 def _bias(trial: Trial, expected: Expected, attention: str) -> Array | None:
-    """Return the bias of the expected scores, (1, H, T, S); None without these, or if it differs between images."""
+    """Return the bias of the expected scores, (1, H, T, S).
+
+    Returns None if neither scores nor weights of this attention are expected, or if their difference varies between images.
+    """
     own, theirs = intermediates(trial), expected.intermediates
     if f"{attention}.scores" in theirs:
         difference = _difference(own[f"{attention}.scores"], theirs[f"{attention}.scores"])
     elif f"{attention}.weights" in theirs:
-        # The softmax determines each row of scores up to a constant: make its largest entry zero.
+        # The weights determine each row of scores only up to a constant: choose it so that the largest entry is zero.
         difference = _difference(own[f"{attention}.weights"], theirs[f"{attention}.weights"], np.log)
         difference = None if difference is None else difference - difference.max(-1, keepdims=True)
     else:

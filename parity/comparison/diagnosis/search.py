@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from parity.comparison.diagnosis import numeric_hypotheses
-from parity.comparison.diagnosis.catalogue import LOW_PRECISION, ROUNDING_FAMILIES, catalogue, is_rare
+from parity.comparison.diagnosis.catalogue import LOW_PRECISION_PREFIX, ROUNDING_FAMILIES, catalogue, is_rare
 from parity.comparison.diagnosis.evaluator import Evaluator, Progress, Result
 from parity.comparison.diagnosis.expected_outputs import Expected
 from parity.comparison.diagnosis.hypothesis import Trial
@@ -26,16 +26,16 @@ from parity.comparison.tolerances import (
 )
 from vit_spec import flops
 
-# Share of the error that may remain if the cause is a rounding of the whole model: it then explains 8/9 of the square.  No
-# two machines round every operation alike, so such a cause is not reproduced to the bit.
-MAX_LEFT_BY_ROUNDING = 1 / 3
-# Share of the error that may remain if rounding to a coarser dtype explains the remainder: the cause then explains 99% of
-# the square.  It also applies to a single operation in lower precision: a value near the middle of two representable
-# numbers may be rounded up on one machine and down on another.
-MAX_LEFT_BY_COARSE_DTYPE = 1 / 10
-SEARCH_OUTPUTS = 64  # the search compares about so many outputs; a match is confirmed on all of them
-PAIR_FLOPS = 4e11  # FLOPs that the search for pairs may take; it tries at least MIN_PAIRS
-MIN_PAIRS, MAX_PAIRS = 200, 2_000  # pairs to try; the likeliest come first
+# Share of the error that may remain if the cause is a rounding of the whole model, which then explains 8/9 of the squared
+# error.  Machines do not round every operation alike, so such a cause is not reproduced bit for bit.
+MAX_REMAINING_ROUNDING = 1 / 3
+# Share of the error that may remain if rounding to a coarser dtype explains the remainder; the cause then explains 99% of
+# the squared error.  The limit also applies to a single operation in lower precision: a value near the middle of two
+# representable numbers may be rounded up on one machine and down on another.
+MAX_REMAINING_COARSE = 1 / 10
+SEARCH_OUTPUTS = 64  # about how many outputs the search compares; a match is confirmed on all of them
+PAIR_FLOPS = 4e11  # FLOPs that the search for pairs may cost, unless MIN_PAIRS cost more
+MIN_PAIRS, MAX_PAIRS = 200, 2_000  # limits on the number of pairs to try; the likeliest come first
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Search:
         self.rounding_errors = self._measure_rounding_errors()
 
     def _measure_rounding_errors(self) -> list[RoundingError]:
-        """Return the roundings that may keep a correct model from matching within the tolerance.
+        """Return the roundings because of which even a correct model may not match within the tolerance.
 
         Expected outputs with all digits of float64 may have passed through float32: in a table, in the weights or in an
         operation.  Weights that float16 or bfloat16 represents exactly may be rounded copies of those that made the
@@ -106,16 +106,16 @@ class Search:
             name: array * (1 + rng.uniform(-UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF[dtype], array.shape)).astype(array.dtype)
             for name, array in self.trial.weights.items()
         }
-        return replace(self.trial, weights=weights, blocks_key=("disturbed", dtype))
+        return replace(self.trial, weights=weights, blocks_key=("perturbed", dtype))
 
     def run(self) -> SearchResult:
-        """Try all stages in order until causes match, and return the result."""
+        """Run the stages in order until causes match, and return the result."""
         full = self.evaluator.measure((), self.full_trial, self.expected)
         if full.error <= self.tolerance:
             return self._result(full, self._nearest_rounding(full), [])
         rounding = self._explaining_rounding(full.error)
         tried = self._try_single_causes()
-        singles = self._distinct(tried)
+        singles = self._distinct_results(tried)
         matches, total = self._confirm(tried), 0
         stages: list[Callable[[], list[Result]]] = [
             lambda: self.evaluator.solve_each(numeric_hypotheses.config_numbers(self.trial)),
@@ -164,10 +164,10 @@ class Search:
         """Return whether the causes of a result explain the error of the unchanged model, `baseline_error`."""
         if result.error <= self.tolerance:
             return True
-        if not all(cause.family.startswith((*ROUNDING_FAMILIES, LOW_PRECISION)) for cause in result.causes):
+        if not all(cause.family.startswith((*ROUNDING_FAMILIES, LOW_PRECISION_PREFIX)) for cause in result.causes):
             return False
         is_whole_model = all(cause.family in ROUNDING_FAMILIES for cause in result.causes)
-        return result.error <= (MAX_LEFT_BY_ROUNDING if is_whole_model else MAX_LEFT_BY_COARSE_DTYPE) * baseline_error
+        return result.error <= (MAX_REMAINING_ROUNDING if is_whole_model else MAX_REMAINING_COARSE) * baseline_error
 
     def _explaining_rounding(self, error: float) -> RoundingError | None:
         return next((rounding for rounding in self.rounding_errors if rounding.explains(error)), None)
@@ -178,19 +178,19 @@ class Search:
         return self.evaluator.try_each("causes", catalogue(self.trial))
 
     def _nearest_rounding(self, full: Result) -> list[Result]:
-        """Return the rounding that best explains the error of half-precision outputs that match, if there is one."""
+        """Return the rounding that best explains the error of half-precision outputs that match, if any does."""
         if full.error <= FLOAT32_TOLERANCE or self.tolerance <= FLOAT32_TOLERANCE:
             return []
         hypotheses = [cause for cause in catalogue(self.full_trial) if cause.family in ROUNDING_FAMILIES]
         results = (self.evaluator.try_causes((cause,), self.full_trial, self.expected) for cause in hypotheses)
         nearest = min(filter(None, results), key=lambda result: result.error, default=full)
-        return [nearest] if nearest.causes and nearest.error <= MAX_LEFT_BY_ROUNDING * full.error else []
+        return [nearest] if nearest.causes and nearest.error <= MAX_REMAINING_ROUNDING * full.error else []
 
     def _confirm(self, results: list[Result]) -> list[Result]:
-        """Return the results that match on all images: the best and those that are as good, the likeliest first.
+        """Return the results that match on all images: the best, and others that are as good, the likeliest first.
 
-        If some match within the tolerance, the others, which are roundings, are dropped.  Causes that contradict an
-        expected intermediate are dropped as well, unless all do.
+        If some results match within the tolerance, the others, which are roundings, are dropped.  Causes that contradict
+        an expected intermediate are dropped as well, unless all causes do.
         """
         candidates = [result for result in results if result.causes and self.matches(result, self.baseline.error)]
         if not candidates:
@@ -219,7 +219,8 @@ class Search:
     ) -> tuple[list[Result], RoundingError | None]:
         """Return the causes whose remaining error a rounding explains, and this rounding.
 
-        First the best of them is paired with every other cause, because it may be one of two that match exactly.
+        First the best of them is tried together with every other cause, because it may be one of two causes that match
+        exactly.
         """
         candidates = [result for result in tried if result.causes and self._is_within_rounding(result, self.baseline.error)]
         if not candidates:
@@ -239,10 +240,7 @@ class Search:
         return matches, self._explaining_rounding(matches[0].error) if matches else None
 
     def _is_within_rounding(self, result: Result, baseline_error: float) -> bool:
-        return (
-            result.error <= MAX_LEFT_BY_COARSE_DTYPE * baseline_error
-            and self._explaining_rounding(result.error) is not None
-        )
+        return result.error <= MAX_REMAINING_COARSE * baseline_error and self._explaining_rounding(result.error) is not None
 
     # Score biases -----------------------------------------------------------------------------------------------------
 
@@ -251,7 +249,7 @@ class Search:
 
     # Two causes -------------------------------------------------------------------------------------------------------
 
-    def _distinct(self, singles: list[Result]) -> list[Result]:
+    def _distinct_results(self, singles: list[Result]) -> list[Result]:
         """Return the results whose outputs differ from the baseline and from those of every likelier result."""
         distinct: list[Result] = []
         norm = float(np.linalg.norm(self.baseline.outputs))

@@ -1,4 +1,4 @@
-"""Intermediates of a model: compare them with expected ones, and name the first layer that differs."""
+"""Comparison of intermediates and parameters, and the layer in which the difference probably arises."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial, build_mode
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import rows
 
-WEIGHT_INDEPENDENT = ("tokens", "positions", "cosines", "sines")  # intermediates that depend on few weights or none
+EARLY_INTERMEDIATES = ("tokens", "positions", "cosines", "sines")  # they depend on few weights or none
 MIN_SHARE = 0.9  # of the squared difference that a layer must explain to be named from the logits alone
 
 
@@ -21,9 +21,9 @@ MIN_SHARE = 0.9  # of the squared difference that a layer must explain to be nam
 class Suspect:
     """The layer in which the difference probably arises.
 
-    is_measured: whether its output was compared with an expected intermediate; otherwise only the logits were.
+    is_measured: whether its output was compared with an expected intermediate; otherwise only logits were compared.
     value: relRMS of its output if measured, otherwise the share of the squared difference that a change of it explains.
-    agrees: the last layer before it whose output agrees, if measured.
+    agrees: if measured, the last layer before it whose output agrees.
     """
 
     name: str
@@ -80,6 +80,10 @@ def first_differing_layer(trial: Trial, expected: Expected, tolerance: float) ->
 
 
 def _first_above(errors: list[tuple[str, float]], logits_error: float, tolerance: float) -> Suspect:
+    """Return the first layer whose error exceeds the tolerance, or the logits if none does.
+
+    errors: (name, relRMS) in the order of computation.
+    """
     agrees = ""
     for name, error in [*errors, ("logits", logits_error)]:
         if not error <= tolerance:
@@ -101,7 +105,7 @@ def _intermediate_errors(values: Mapping[str, Array], expected: Expected) -> Ite
 def match_layout(array: Array, shape: tuple[int, ...]) -> Array | None:
     """Return an expected intermediate in the shape of the twins, or None if it does not fit.
 
-    Heads may be merged or split, and before or after the axis of tokens.
+    The heads may be merged or split, and their axis may come before or after the axis of tokens.
     """
     if array.shape == shape:
         return array
@@ -112,7 +116,7 @@ def match_layout(array: Array, shape: tuple[int, ...]) -> Array | None:
 
 
 def matches_intermediates(trial: Trial, expected: Expected, tolerance: float) -> bool:
-    """Return whether a model gives the expected intermediates that it has."""
+    """Return whether every expected intermediate that can be compared is within the tolerance."""
     return all(error <= tolerance for _, error in _intermediate_errors(intermediates(trial), expected))
 
 
@@ -122,7 +126,7 @@ def has_exact_intermediates(trial: Trial, expected: Expected) -> bool:
     The expected outputs then come from exactly these weights and were computed in float64, at least up to this layer.
     """
     errors = [
-        error for name, error in _intermediate_errors(intermediates(trial), expected) if name not in WEIGHT_INDEPENDENT
+        error for name, error in _intermediate_errors(intermediates(trial), expected) if name not in EARLY_INTERMEDIATES
     ]
     return any(error <= FLOAT64_TOLERANCE for error in errors)
 
@@ -157,7 +161,10 @@ def uncompared_intermediates(trial: Trial, expected: Expected) -> list[str]:
 
 
 def parameter_differences(trial: Trial, other: Trial, hypotheses: list[Hypothesis]) -> Iterator[str]:
-    """Yield a line for each parameter that differs from the other model's; no model is run."""
+    """Yield a line for each parameter that differs between two models; neither model is run.
+
+    hypotheses: causes whose edits may explain a difference.
+    """
     declared, theirs = rows(trial.config), rows(other.config)
     for name in theirs:
         if name not in declared:

@@ -1,7 +1,8 @@
 """Patches of blocks, norms, activations, tokens, pooling and outputs: what other implementations compute differently.
 
 A patch changes one model of the PyTorch twin in place.  Patches of attention and rotary positions are in
-`attention_variants`, patches to lower precision in `roundings`.
+`attention_variants`, patches to lower precision in `roundings`.  The two halves of a block are attention and the MLP, each
+with its norm and its residual connection.
 """
 
 from collections.abc import Callable
@@ -159,12 +160,12 @@ def std_plus_eps(norm: Any, x: Any) -> Any:
 
 
 def unbiased_std_plus_eps(norm: Any, x: Any) -> Any:
-    """Divide by `torch.Tensor.std` (with n - 1) plus eps."""
+    """Normalize with eps added to the standard deviation of `torch.Tensor.std`, which divides by n - 1."""
     return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + norm.eps)
 
 
 def no_mean_subtraction(norm: Any, x: Any) -> Any:
-    """Divide by the root mean square, without subtracting the mean."""
+    """Normalize by the root mean square, without subtracting the mean."""
     return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
 
 
@@ -174,7 +175,7 @@ def rms_norm(norm: Any, x: Any) -> Any:
 
 
 def no_std_division(norm: Any, x: Any) -> Any:
-    """Subtract the mean without dividing by the standard deviation."""
+    """Subtract the mean, without dividing by the standard deviation."""
     return x - x.mean(-1, keepdim=True)
 
 
@@ -268,7 +269,7 @@ def column_major_tokens(x: Any, grid: tuple[int, int], prefix: int) -> Any:
 
 
 def column_major_patches(model: Any) -> None:
-    """Order the patches column by column."""
+    """Make a model order its image patches column by column."""
     original = model.patch_embed.forward
 
     def forward(images: Any) -> Any:
@@ -277,11 +278,11 @@ def column_major_patches(model: Any) -> None:
     model.patch_embed.forward = forward
 
 
-def replace_pooling(pooled: Callable[[Any, int], Any]) -> Patch:
-    """Return the patch that pools with pooled(tokens, number of prefix tokens)."""
+def replace_pooling(pool: Callable[[Any, int], Any]) -> Patch:
+    """Return the patch that pools with pool(tokens, number of prefix tokens)."""
 
     def patch(model: Any) -> None:
-        model.pool = lambda x: model.intermediate("pool", pooled(x, model.config.num_prefix))
+        model.pool = lambda x: model.intermediate("pool", pool(x, model.config.num_prefix))
 
     return patch
 
@@ -321,7 +322,7 @@ def apply_twice(name: str) -> Patch:
 
 
 def norm_pooled_feature(model: Any) -> None:
-    """Apply the final norm to the pooled feature again."""
+    """Make a model apply the final norm to the pooled feature again."""
     norm, original = require(model.norm, "norm"), model.pool
     model.pool = lambda x: norm(original(x))
 

@@ -29,7 +29,7 @@ def weight_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
         yield from kind(c)
 
 
-def stored_as(c: ViTConfig, name: str, stored: str) -> Edit:
+def edit_from_axes(c: ViTConfig, name: str, stored: str) -> Edit:
     """Return the edit for a parameter whose entries are stored in the axis order `stored`."""
     return Edit(name, _to_row_axes(rows(c)[name].axes, stored.split(), c.sizes))
 
@@ -40,8 +40,8 @@ def _to_row_axes(axes: Sequence[str], stored: Sequence[str], sizes: Mapping[str,
     return f"{{w}}.reshape({shape}).transpose({', '.join(str(stored.index(word)) for word in axes)})"
 
 
-def _rearranged_to(c: ViTConfig, name: str, stored: str) -> Edit:
-    """Return the edit for a parameter that was rearranged to the axis order `stored` although it was already correct."""
+def _edit_to_axes(c: ViTConfig, name: str, stored: str) -> Edit:
+    """Return the edit for a parameter that was wrongly rearranged from its correct axis order to the order `stored`."""
     axes, words = rows(c)[name].axes, stored.split()
     shape = ", ".join(map(str, rows(c)[name].shape))
     return Edit(name, f"{{w}}.transpose({', '.join(str(axes.index(word)) for word in words)}).reshape({shape})")
@@ -73,18 +73,18 @@ def _qkv_order(c: ViTConfig) -> Iterator[Hypothesis]:
 
 
 def _head_split(c: ViTConfig) -> Iterator[Hypothesis]:
-    """Yield heads and rotary pairs in another axis order."""
-    proj = [stored_as(c, PROJ, "block width dim head")] if PROJ in rows(c) else []
+    """Yield other axis orders of the heads, and other orders of the rotary pairs."""
+    proj = [edit_from_axes(c, PROJ, "block width dim head")] if PROJ in rows(c) else []
     for words in ("qkv dim head", "head qkv dim", "head dim qkv", "dim head qkv", "dim qkv head"):
         edits = _qkv_edits(c, words)
         yield Hypothesis(f"rows of qkv lie as ({words})", "head split of qkv", edits=edits)
-        back = tuple(_rearranged_to(c, edit.parameter, f"block {words}{_input_axis(edit.parameter)}") for edit in edits)
+        back = tuple(_edit_to_axes(c, edit.parameter, f"block {words}{_input_axis(edit.parameter)}") for edit in edits)
         yield Hypothesis(f"rows of qkv were rearranged to ({words})", "head split of qkv", edits=back)
     if proj:
         yield Hypothesis("columns of proj lie as (dim head)", "head split of proj", edits=tuple(proj))
         both = (*_qkv_edits(c, "qkv dim head"), *proj)
         yield Hypothesis("heads are split as (dim head) in qkv and proj", "head split", edits=both)
-        back = (_rearranged_to(c, PROJ, "block width dim head"),)
+        back = (_edit_to_axes(c, PROJ, "block width dim head"),)
         yield Hypothesis("columns of proj were rearranged to (dim head)", "head split of proj", edits=back)
     if c.positions.rotary == "none":
         return
@@ -102,7 +102,7 @@ def _head_split(c: ViTConfig) -> Iterator[Hypothesis]:
 
 def _qkv_edits(c: ViTConfig, words: str) -> tuple[Edit, ...]:
     names = [name for name in (QKV, QKV_BIAS) if name in rows(c)]
-    return tuple(stored_as(c, name, f"block {words}{_input_axis(name)}") for name in names)
+    return tuple(edit_from_axes(c, name, f"block {words}{_input_axis(name)}") for name in names)
 
 
 def _input_axis(name: str) -> str:
@@ -110,7 +110,7 @@ def _input_axis(name: str) -> str:
 
 
 def _transposed(c: ViTConfig) -> Iterator[Hypothesis]:
-    """Yield weights that are stored as (inputs, outputs) and were read as (outputs, inputs)."""
+    """Yield weights that are stored as (inputs, outputs) but were read as (outputs, inputs)."""
     stored = {
         QKV: "block qkv width head dim",
         PROJ: "block head dim width",
@@ -126,7 +126,7 @@ def _transposed(c: ViTConfig) -> Iterator[Hypothesis]:
     for name, axes in stored.items():
         if name in rows(c):
             what = name.removesuffix(".weight").removeprefix("blocks.")
-            yield _one_edit(c, f"{what} lies as (inputs outputs)", f"transposed {what}", stored_as(c, name, axes))
+            yield _one_edit(c, f"{what} lies as (inputs outputs)", f"transposed {what}", edit_from_axes(c, name, axes))
     square = c.num_heads * c.head_dim == c.width
     for index, which in enumerate("qkv" if square else ""):
         shape = (c.depth, c.width, c.width)
@@ -135,7 +135,7 @@ def _transposed(c: ViTConfig) -> Iterator[Hypothesis]:
         parts[index] += f".reshape{shape}.swapaxes(1, 2).reshape{heads}"
         code = f"np.stack([{', '.join(parts)}], 1)"
         yield Hypothesis(f"{which} lies as (inputs outputs)", "transposed attn.qkv", edits=(Edit(QKV, code),))
-    whole = stored_as(c, QKV, "block width qkv head dim")
+    whole = edit_from_axes(c, QKV, "block width qkv head dim")
     yield Hypothesis("qkv lies as (inputs outputs), reshaped", "transposed attn.qkv", edits=(whole,))
 
 
@@ -146,9 +146,9 @@ def _one_edit(c: ViTConfig, name: str, family: str, edit: Edit) -> Hypothesis:
 def _patch_order(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other orders of the pixels in a patch, and of the color channels."""
     for words in ("ph pw rgb", "rgb pw ph", "pw ph rgb", "pw rgb ph", "ph rgb pw"):
-        edit = stored_as(c, PATCH_KERNEL, f"width {words}")
+        edit = edit_from_axes(c, PATCH_KERNEL, f"width {words}")
         yield Hypothesis(f"pixels of a patch lie as ({words})", "order in a patch", edits=(edit,))
-        edit_back = _rearranged_to(c, PATCH_KERNEL, f"width {words}")
+        edit_back = _edit_to_axes(c, PATCH_KERNEL, f"width {words}")
         yield Hypothesis(f"pixels of a patch were rearranged to ({words})", "order in a patch", edits=(edit_back,))
     if c.in_channels < 2:
         return
@@ -234,8 +234,8 @@ def _swiglu_halves(c: ViTConfig) -> Iterator[Hypothesis]:
     names = (FC1, FC1.replace("weight", "bias"))
     swapped = tuple(Edit(name, "{w}[:, ::-1]") for name in names)
     yield Hypothesis("gate and value of the MLP are swapped", "halves of swiglu", edits=swapped)
-    for make, what in ((stored_as, "are interleaved"), (_rearranged_to, "were rearranged to be interleaved")):
-        edits = tuple(make(c, name, f"block ff glu{' width' if name == FC1 else ''}") for name in names)
+    for make_edit, what in ((edit_from_axes, "are interleaved"), (_edit_to_axes, "were rearranged to be interleaved")):
+        edits = tuple(make_edit(c, name, f"block ff glu{' width' if name == FC1 else ''}") for name in names)
         yield Hypothesis(f"gate and value of the MLP {what}", "halves of swiglu", edits=edits)
 
 

@@ -1,7 +1,7 @@
 """Golden files: recorded float64 results of both twins, against which later runs are verified.
 
 `record` writes a golden file, `verify` computes the same results again with the installed versions on this machine, and
-`table` shows the records of golden files.
+`table` shows the history of golden files.
 """
 
 from parity.comparison.golden.drift import ChangedTensor, History, Verification, table

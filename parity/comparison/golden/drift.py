@@ -1,9 +1,10 @@
 """Changes since a golden file was recorded: which framework, the first tensor, and the versions and settings that differ.
 
-In float64 the tolerance is that of G0, 1e-12; the errors of unchanged frameworks are 1e-15 to 1e-14 on any machine.  In
-float32, another processor or another version that adds in another order makes other rounding errors of the same size.  So
-the error now and the recorded error are compared as G1 compares those of the twins: the larger may be twice the smaller,
-widened by chance and by a tenth of 5e-6.  As in G1, the gradients of all parameters are tested as one.
+In float64 the tolerance is 1e-12, as in G0; the errors of unchanged frameworks are 1e-15 to 1e-14 on any machine.  In
+float32, another processor, or another version that adds in another order, makes other rounding errors of the same size.  So
+the error now and the recorded error are compared as G1 compares the errors of the twins.  The larger may be at most twice
+the smaller, times a factor for chance that depends on the number of entries, plus a tenth of 5e-6.  All gradients are
+tested as one vector.
 """
 
 import math
@@ -28,9 +29,9 @@ from parity.comparison.tolerances import (
 )
 from parity.terminal import Terminal
 
-ALL_GRADIENTS = "gradient"  # of all parameters and the images, taken as one
+ALL_GRADIENTS = "gradient"  # with respect to all parameters and the images, as one vector
 
-# Entries of an environment that one framework depends on, and those that both do.
+# Entries of an environment that only one framework depends on, and entries that both depend on.
 _PACKAGES = {"jax": ("jax", "jaxlib", "flax"), "torch": ("torch",)}
 _SHARED = ("numpy", "twin-vision-transformers", "python", "backend", "cpu")
 
@@ -41,7 +42,8 @@ class ChangedTensor:
 
     framework: "jax" or "torch".
     dtype: "float64" for errors from the reference, "float32" for errors from the framework's own float64 result.
-    recorded, found: relRMS in the recording, and now.
+    recorded, found: relRMS in the first record, and now; `found` is infinite for a tensor that is missing, has another
+        shape, or is not finite.
     """
 
     framework: str
@@ -65,8 +67,8 @@ class Verification:
 
     path: path of the golden file.
     now: the results of this verification.
-    changed_tensors: float64 before float32, and in the order of computation.
-    absent: frameworks that cannot run, each with the package that is missing.
+    changed_tensors: float64 before float32, each in the order of computation.
+    absent: frameworks that cannot run -> the package that is missing.
     """
 
     path: str
@@ -82,12 +84,12 @@ class Verification:
 
     @property
     def first(self) -> dict[str, ChangedTensor]:
-        """The first changed tensor of each framework that has one."""
+        """Framework -> its first changed tensor, for frameworks that have one."""
         return {each.framework: each for each in reversed(self.changed_tensors)}
 
     @property
     def verdict(self) -> str:
-        """One line: PASS, or FAIL with the frameworks that changed, their first tensor, and the versions then and now."""
+        """One line with PASS, or with FAIL, the changed frameworks, their first tensor, and the versions then and now."""
         if self.passed:
             worst = ", ".join(f"{name} {np.nanmax(errors):.1e}" for name, errors in self.now.float64_errors.items())
             return f"PASS: {self.path}: within {worst} of the recorded float64 reference; float32 errors are as recorded"
@@ -96,7 +98,7 @@ class Verification:
             what = f"jax and torch changed by the same amount, so the cause is something that they share: {first['jax']}"
         else:
             what = "; ".join(f"{name} changed: {first[name]}" for name in FRAMEWORKS if name in first)
-        then, now = (describe_versions(card, first) for card in (self._recorded_environment, self.now.environment))
+        then, now = (describe_versions(each, first) for each in (self._recorded_environment, self.now.environment))
         return f"FAIL: {self.path}: {what}. Recorded with {then}; now {now}"
 
     @property
@@ -113,7 +115,7 @@ class Verification:
         return same and math.isclose(one.found, other.found, rel_tol=1e-2)
 
     def facts(self) -> dict[str, Any]:
-        """Return everything for JSON; infinite numbers and NaN become null."""
+        """Return all results for JSON; infinite numbers and NaN become null."""
         return {
             "passed": self.passed,
             "verdict": self.verdict,
@@ -131,7 +133,7 @@ class Verification:
     @property
     def changed_environment(self) -> dict[str, list[Any]]:
         """Entries of the environment that differ: name -> [then, now]."""
-        then, now = (_flatten(card) for card in (self._recorded_environment, self.now.environment))
+        then, now = (_flatten(each) for each in (self._recorded_environment, self.now.environment))
         return {name: [then.get(name), now.get(name)] for name in {**then, **now} if then.get(name) != now.get(name)}
 
     def __str__(self) -> str:
@@ -181,6 +183,7 @@ def changed_tensors(golden: Golden, now: Record) -> tuple[ChangedTensor, ...]:
 
 
 def _changed_in_float64(golden: Golden, now: Record) -> Iterator[ChangedTensor]:
+    """Yield the tensors whose float64 error from the reference exceeds the tolerance."""
     for i, tensor in enumerate(golden.tensors):
         for name, errors in now.float64_errors.items():
             then, error = float(golden.records[0].float64_errors[name][i]), float(errors[i])
@@ -191,6 +194,7 @@ def _changed_in_float64(golden: Golden, now: Record) -> Iterator[ChangedTensor]:
 
 
 def _changed_in_float32(golden: Golden, now: Record) -> Iterator[ChangedTensor]:
+    """Yield the tensors whose float32 error is much larger or much smaller than the recorded one."""
     for name, errors in now.float32_errors.items():
         before = _tested_float32_errors(golden, golden.records[0].float32_errors[name])
         for (tensor, entries, then), (_, _, error) in zip(before, _tested_float32_errors(golden, errors), strict=True):
@@ -202,9 +206,10 @@ def _changed_in_float32(golden: Golden, now: Record) -> Iterator[ChangedTensor]:
 
 
 def _tested_float32_errors(golden: Golden, errors: Array) -> list[tuple[str, int, float]]:
-    """Return name, number of entries and error of each intermediate, and of all gradients as one.
+    """Return name, number of entries and error of each intermediate, and of all gradients as one vector.
 
-    The error of all gradients varies by chance as that of the logits does, so it has their number of entries.
+    The error of all gradients varies by chance as much as the error of the logits does, so it counts as having as many
+    independent entries as the logits have.
     """
     pairs = list(zip(golden.tensors, errors.tolist(), strict=True))
     forward = [(tensor.name, tensor.entries, error) for tensor, error in pairs if not tensor.is_gradient]
@@ -218,12 +223,13 @@ def _tested_float32_errors(golden: Golden, errors: Array) -> list[tuple[str, int
 
 
 def describe_versions(environment: dict[str, Any], frameworks: Iterable[str]) -> str:
-    """Return in one line the versions and hardware that results of these frameworks depend on."""
+    """Return one line with the versions and the hardware that the results of these frameworks depend on."""
     names = [name for framework in FRAMEWORKS if framework in frameworks for name in _PACKAGES[framework]] + [*_SHARED]
     return ", ".join(f"{name} {environment[name]}" for name in names if name in environment) or "an unknown environment"
 
 
 def _record_facts(golden: Golden, record: Record) -> dict[str, Any]:
+    """Return a record for JSON: its environment, its changed tensors, and the errors of all tensors."""
     names = [tensor.name for tensor in golden.tensors]
     errors = {
         name: {
@@ -252,8 +258,11 @@ def _flatten(environment: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _render_table(rows: Sequence[tuple[str, Golden, Record]]) -> str:
-    """Return a table with a row for each record; of float32 it has the error of the logits, and the largest one tested."""
-    caption = "relRMS: largest in float64 from the recorded reference; in float32 from float64, logits and largest"
+    """Return a table with a row for each record.
+
+    The float64 columns have the largest error, and the float32 columns the error of the logits and the largest error.
+    """
+    caption = "relRMS; float64: largest, from the recorded reference; float32: logits and largest, from float64"
     grid = Table(caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
     for column in ("golden", "jax", "torch", "numpy", "on"):
         grid.add_column(column, overflow="fold")
@@ -279,6 +288,7 @@ def _render_table(rows: Sequence[tuple[str, Golden, Record]]) -> str:
 
 
 def _error_cells(golden: Golden, record: Record, framework: str) -> tuple[str, str]:
+    """Return the texts of the float64 and float32 columns of a framework."""
     if framework not in record.float64_errors:
         return "-", "-"
     tested = {tensor: x for tensor, _, x in _tested_float32_errors(golden, record.float32_errors[framework])}

@@ -1,12 +1,12 @@
 """The golden file: an npz of numeric arrays and a JSON header.
 
-    header        JSON as bytes: config, seed, whether the weights are drawn from it, checksums, names and shapes of the
-                  tensors, and for each record its environment and its frameworks
-    reference     the sketches of all tensors in float64, concatenated; see `parity.comparison.golden.sketch`
-    sizes         (tensors,): the root-mean-square to which the errors of each tensor are relative
-    records.0     (frameworks, 2, tensors), relRMS: in float64 from the reference, in float32 from float64
+    header        JSON as bytes, (n,) uint8: config, seed, whether the weights are drawn from the seed, checksums, names and
+                  shapes of the tensors, and for each record its environment and its frameworks
+    reference     (n,) float64: the sketches of all tensors, concatenated; see `parity.comparison.golden.sketch`
+    sizes         (tensors,) float64: the root-mean-square to which the errors of each tensor are relative
+    records.0     (frameworks, 2, tensors) float64: relRMS in float64 from the reference, and in float32 from float64
 
-It has neither dates nor paths: the same recording on the same machine gives the same bytes.
+It contains neither dates nor paths: the same recording on the same machine gives the same bytes.
 """
 
 import json
@@ -40,8 +40,9 @@ _MAX_HEADER = 2**24  # bytes; the header of ViT-22B has 0.1 MB, and each record 
 class Tensor:
     """One tensor of the reference.
 
-    name: name of an intermediate, or "gradient of " and the name of a parameter in a state dict or "images".
-    scale: the root-mean-square to which errors are relative; for a gradient at least that of its module's gradients.
+    name: name of an intermediate, or "gradient of " followed by the name of a parameter in a state dict or by "images".
+    scale: the root-mean-square to which errors are relative; for a gradient, at least the root-mean-square of the gradients
+        of its module.
     sketch: its sketch in float64.
     """
 
@@ -68,7 +69,7 @@ class Record:
     environment: as returned by `parity.comparison.framework_settings.environment`.
     float64_errors: framework -> (tensors,), relRMS in float64 from the reference; NaN for a tensor that the framework does
         not return.
-    float32_errors: framework -> (tensors,), relRMS in float32 from the same framework in float64; NaN likewise.
+    float32_errors: framework -> (tensors,), relRMS in float32 from the same framework in float64; NaN as above.
     """
 
     environment: dict[str, Any]
@@ -81,8 +82,8 @@ class Golden:
     """Contents of a golden file.
 
     has_seeded_weights: whether the weights are drawn from the seed; other weights are not in the file.
-    checksums: SHA-256 of "weights" and of "images".
-    tensors: in the order of computation: forward, and then gradients from the head backwards.
+    checksums: "weights" and "images" -> SHA-256.
+    tensors: in the order of computation: forward, and then gradients, from the head to the input.
     records: the recording, and then appended verifications.
     """
 
@@ -102,6 +103,7 @@ class Golden:
                 writer.write(key, 0, np.ascontiguousarray(array).reshape(-1))
 
     def _arrays(self) -> dict[str, Array]:
+        """Return the arrays of the file by key."""
         header = {
             "golden": _VERSION,
             "config": json.loads(self.config.to_json()),
@@ -147,6 +149,7 @@ class Golden:
 
     @classmethod
     def _parse(cls, arrays: Mapping[str, Any]) -> Self:
+        """Return the contents of a file from its arrays; raise InputError if they do not fit each other."""
         header = _parse_header(arrays["header"])
         config = ViTConfig.from_json(json.dumps(header["config"]))
         shapes = _parse_shapes(header["tensors"])
@@ -194,6 +197,7 @@ _HEADER_TYPES: dict[str, type] = {
 
 
 def _parse_header(array: Any) -> dict[str, Any]:
+    """Return the header, with the types of its fields checked."""
     if array.dtype != np.uint8 or array.nbytes > _MAX_HEADER:
         raise InputError(f"its header has {array.nbytes} bytes of {array.dtype}, expected at most {_MAX_HEADER} of uint8")
     header = bounded_json.parse_object(np.asarray(array).tobytes(), max_bytes=_MAX_HEADER)
@@ -208,7 +212,7 @@ def _parse_header(array: Any) -> dict[str, Any]:
         raise InputError("its seed is not between 0 and 10^18")
     sums = header["checksums"]
     if sums.keys() != {"weights", "images"} or not all(isinstance(text, str) for text in sums.values()):
-        raise InputError("its checksums are not those of weights and images")
+        raise InputError("its checksums are not one for the weights and one for the images")
     return header
 
 
@@ -223,9 +227,9 @@ def _parse_shapes(listed: list[Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _check_shapes(shapes: Mapping[str, tuple[int, ...]], config: ViTConfig) -> None:
-    """Raise InputError for tensors that are not those of the config.
+    """Raise InputError if the shapes are not the shapes of the config's parameters and images.
 
-    So a small file with an absurd config cannot make `verify` build a huge model.
+    Without this check, a small file with an absurd config could make `verify` build a huge model.
     """
     layouts = get("torch").layouts(config).values()
     count = sum(prod(config.sizes[axis] for axis in layout.key_axes) for layout in layouts)
@@ -234,7 +238,7 @@ def _check_shapes(shapes: Mapping[str, tuple[int, ...]], config: ViTConfig) -> N
     if len(given) != count:
         raise InputError(f"it has gradients of {len(given)} parameters, and its config has {count:,} parameters")
     if given != {key: layout.shape(config.sizes) for layout in layouts for key in layout.keys(config.sizes)}:
-        raise InputError("its gradients are those of other parameters than its config has")
+        raise InputError("its gradients do not have the names and shapes of its config's parameters")
     if len(images) != 4 or images[1:] != (*config.image_size, config.in_channels):
         raise InputError(f"its images have shape {images}, which its config does not take")
     if "logits" not in shapes:
@@ -242,6 +246,7 @@ def _check_shapes(shapes: Mapping[str, tuple[int, ...]], config: ViTConfig) -> N
 
 
 def _float64_array(arrays: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Array:
+    """Return an array; raise InputError if it is missing, or has another dtype or shape."""
     if name not in arrays or (arrays[name].shape, arrays[name].dtype) != (shape, np.float64):
         found = f"{arrays[name].dtype} {arrays[name].shape}" if name in arrays else "missing"
         raise InputError(f"{name} is {found}, expected float64 {shape}")
@@ -249,6 +254,7 @@ def _float64_array(arrays: Mapping[str, Any], name: str, shape: tuple[int, ...])
 
 
 def _parse_record(arrays: Mapping[str, Any], i: int, entry: Any, tensors: list[str]) -> Record:
+    """Return record `i` from its entry in the header and its array; `tensors` are the names of all tensors."""
     if not isinstance(entry, dict) or entry.keys() != {"environment", "frameworks"}:
         raise InputError(f"record {i} is not an environment and its frameworks")
     environment, names = entry["environment"], entry["frameworks"]

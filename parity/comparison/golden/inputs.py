@@ -1,4 +1,4 @@
-"""The inputs of a golden file: weights, images and the target of the loss, which follow from the seed or are given."""
+"""The inputs of a golden file: weights, which are given or drawn from the seed, and images and targets from the seed."""
 
 import hashlib
 from dataclasses import dataclass
@@ -18,10 +18,12 @@ from vit_spec.config import FIELDS
 
 
 def read_model(text: str, *, format: str | None = None, given: Fields | None = None) -> ViTConfig | Checkpoint:
-    """Return the config of a named model or a JSON file, whose weights will be drawn from the seed, or a checkpoint.
+    """Return the config of a named model or of a JSON file, or else a checkpoint.
+
+    `record` draws the weights of a config from the seed.
 
     Args:
-        text: the name of a model, or a path.
+        text: the name of a model, or the path of a JSON config or of a checkpoint.
         format, given: as in `parity.load`.
 
     Raises:
@@ -44,7 +46,7 @@ def read_model(text: str, *, format: str | None = None, given: Fields | None = N
 
 @dataclass(frozen=True)
 class _ReproducibleInputs(PassInputs):
-    """Inputs whose target of the loss does not depend on NumPy's version."""
+    """Inputs of a pass whose targets of the loss are the same with every version of NumPy."""
 
     def target(self, shape: tuple[int, ...]) -> Array:
         return reproducible_init.noise(self.seed, "target", shape).astype(np.float64)
@@ -65,8 +67,13 @@ def make_inputs(checkpoint: Checkpoint, seed: int) -> PassInputs:
 def recorded_inputs(golden: Golden, weights: Checkpoint | None, path: str) -> PassInputs:
     """Return the inputs that a golden file was recorded with.
 
+    Args:
+        weights: the recorded weights, in any format; None if they are drawn from the seed.
+        path: path of the golden file, for messages.
+
     Raises:
-        InputError: the weights are missing or have other values, or the golden file takes none.
+        InputError: the weights are missing or have other values, weights are given although they are drawn from the seed,
+            or the seed no longer gives the recorded images or weights.
     """
     if golden.has_seeded_weights and weights is not None:
         raise InputError(f"{path} has weights drawn from its seed, and takes no others: leave --weights out")
@@ -88,20 +95,23 @@ def recorded_inputs(golden: Golden, weights: Checkpoint | None, path: str) -> Pa
 
 
 def _check_config(golden: Golden, weights: Checkpoint | None, path: str) -> Checkpoint:
-    """Return the weights if they have the config of the golden file."""
+    """Return the weights; raise InputError if they are missing, or have another config than the golden file."""
     if weights is None:
         raise InputError(f"{path} was recorded with the weights of a file: give that file with --weights FILE")
     pairs = {name: (golden.config.at(name), weights.config.at(name)) for name in FIELDS}
     if changes := [f"{name} was {then!r} and is {now!r}" for name, (then, now) in pairs.items() if then != now]:
         raise InputError(
-            f"{path} was recorded with another config than that of these weights ({'; '.join(changes)}): "
+            f"{path} was recorded with another config than these weights have ({'; '.join(changes)}): "
             "give the weights that it was recorded with"
         )
     return weights
 
 
 def checksums(inputs: PassInputs) -> dict[str, str]:
-    """Return the SHA-256 of the images, and of the weights in the order of the rows as float64, whatever their format."""
+    """Return the SHA-256 of "weights" and of "images".
+
+    Weights are read as float64 in the order of `vit_spec.rows`, so the sum does not depend on the format of the checkpoint.
+    """
     weights = hashlib.sha256()
     for name in rows(inputs.config):
         weights.update(name.encode())

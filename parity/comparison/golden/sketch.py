@@ -1,11 +1,11 @@
-"""Sketches: 32 numbers for each tensor, from which the distance of another tensor from it can be estimated.
+"""Sketches of tensors, of at most 32 numbers; the distance between two sketches estimates the distance of the tensors.
 
 A tensor of at most 32 entries is its own sketch.  A larger one is divided into 32 runs of consecutive entries, and the
-sketch is the sum of each run, in which every entry has a random sign that never changes.  Such a projection keeps squared
-distances on average (Alon, Matias and Szegedy, 1996), and the root of 32 of them has a relative standard deviation of an
-eighth.  So a change of any entry shows in the sketch, which is enough for the float64 tolerance.  Changes that cancel to
-twelve digits within every run do not show, and neither does the entry that changed.  Errors in float32, which are tested
-to within a small factor, are never computed from sketches.
+sketch is the sum of each run, in which every entry is multiplied by a random sign that never changes.  Such a projection
+keeps squared distances on average (Alon, Matias and Szegedy, 1996).  The root of the sum of 32 squares has a relative
+standard deviation of an eighth.  So a change of any entry shows in the sketch, which is enough for the float64 tolerance.
+Changes that cancel to twelve digits within every run do not show.  A sketch does not show which entry changed.  Errors in
+float32, which are tested to within a small factor, are never computed from sketches.
 """
 
 import hashlib
@@ -39,6 +39,7 @@ def root_mean_square(tensor: Any) -> float:
 
 
 def _signs(count: int) -> NDArray[np.int8]:
+    """Return the first `count` entries of a fixed sequence of random signs."""
     key = int.from_bytes(hashlib.sha256(b"signs of a sketch").digest()[:16], "little")
     bits = np.random.Philox(key=key).random_raw(-(-count // 64)).astype("<u8").view(np.uint8)
     return 1 - 2 * np.unpackbits(bits, count=count).view(np.int8)

@@ -1,7 +1,8 @@
 """Recording of results on which both twins agree, and verification with the frameworks that are installed.
 
-Each framework is compared in float64 with the recorded reference, and in float32 with its own float64 result.  A changed
-function shows in the first and changed rounding errors in the second, and each framework can be verified without the other.
+Each framework is compared in float64 with the recorded reference, and in float32 with its own float64 result.  The first
+comparison shows a changed function, the second one changed rounding errors.  Each framework can be verified without the
+other.
 """
 
 import math
@@ -39,13 +40,13 @@ def record(
 
     Args:
         model: a config, whose weights are drawn from the seed, or a checkpoint; `read_model` returns either.
-        path: the file to write, which ends in .npz.
-        seed: seed of the images, of the target of the loss, and of drawn weights.
+        path: the file to write; it must end in .npz.
+        seed: seed of the images, of the targets of the loss, and of the weights of a config.
         force: replace an existing file.
         progress: called with a description of each step.
 
     Raises:
-        InputError: the path cannot be written, a framework is missing, the model computes NaN, or the twins differ.
+        InputError: the path cannot be written, a framework is not installed, the model computes NaN, or the twins differ.
     """
     _, absent = installed_frameworks()
     if absent:
@@ -81,7 +82,7 @@ def verify(
     """Compute the results of a golden file again with the installed frameworks, and compare them with the recorded ones.
 
     Args:
-        weights: the weights that the file was recorded with, in any format, unless they are drawn from the seed.
+        weights: the weights that the file was recorded with, in any format; None if they are drawn from the seed.
         only: "jax" or "torch": verify only this one.
         append: append the results to the file as another record.
         progress: called with a description of each step.
@@ -109,7 +110,7 @@ def verify(
 
 
 def installed_frameworks() -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the frameworks whose twin can run, and for each other one the package that is missing."""
+    """Return the frameworks whose twin can run, and a dict from the other frameworks to the package that is missing."""
     absent = {}
     for framework in FRAMEWORKS:
         try:
@@ -123,7 +124,7 @@ def installed_frameworks() -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def _reference_tensors(run: PassResult) -> Iterable[Tensor]:
-    """Yield the tensors of the reference: intermediates, then gradients.
+    """Yield the tensors of the reference, intermediates before gradients.
 
     Raises:
         InputError: a tensor has NaN or infinities.
@@ -141,15 +142,15 @@ def _reference_tensors(run: PassResult) -> Iterable[Tensor]:
 
 
 def _measure(golden: Golden, inputs: PassInputs, frameworks: Iterable[str], progress: Progress) -> Record:
-    """Run each framework in float64 and in float32, and return the errors of its tensors."""
+    """Run each framework in float64 and in float32, and return the environment and the errors of all tensors."""
     float64_errors, float32_errors = {}, {}
     for name in frameworks:
         twin: Any = JaxTwin(inputs) if name == "jax" else TorchTwin(inputs)
         progress(f"{name} in float64")
-        exact = twin.run()
+        float64_run = twin.run()
         progress(f"{name} in float32")
-        coarse = twin.run("float32")
-        values = [(tensor, _value_of(exact, tensor), _value_of(coarse, tensor)) for tensor in golden.tensors]
+        float32_run = twin.run("float32")
+        values = [(tensor, _value_of(float64_run, tensor), _value_of(float32_run, tensor)) for tensor in golden.tensors]
         float64_errors[name] = np.array([_float64_error(tensor, value) for tensor, value, _ in values])
         float32_errors[name] = np.array([_float32_error(*each) for each in values])
     with framework_settings.strict_settings():
@@ -158,12 +159,16 @@ def _measure(golden: Golden, inputs: PassInputs, frameworks: Iterable[str], prog
 
 
 def _value_of(run: PassResult, tensor: Tensor) -> Array | None:
+    """Return a run's value of a tensor of the golden file; None if the framework does not return it."""
     name = tensor.name.removeprefix(GRADIENT_OF)
     return run.gradients.get(name) if tensor.is_gradient else run.values.get(tensor.name)
 
 
 def _float64_error(tensor: Tensor, value: Array | None) -> float:
-    """Return relRMS of a float64 result from the reference; NaN if the framework does not return such a tensor."""
+    """Return relRMS of a float64 result from the reference.
+
+    It is NaN if the framework does not return the tensor, and infinite if the shape differs or the result is not finite.
+    """
     if value is None:
         return math.nan
     if value.shape != tensor.shape or not np.isfinite(value).all():
@@ -172,16 +177,17 @@ def _float64_error(tensor: Tensor, value: Array | None) -> float:
     return _relative(distance, tensor.scale * math.sqrt(tensor.entries))
 
 
-def _float32_error(tensor: Tensor, exact: Array | None, coarse: Array | None) -> float:
-    """Return relRMS of a float32 result from the float64 result of the same framework; NaN as in `_float64_error`."""
-    if exact is None or coarse is None:
+def _float32_error(tensor: Tensor, float64: Array | None, float32: Array | None) -> float:
+    """Return relRMS of a float32 result from the float64 result of the same framework; NaN or inf as `_float64_error`."""
+    if float64 is None or float32 is None:
         return math.nan
-    if exact.shape != coarse.shape or not np.isfinite(exact).all() or not np.isfinite(coarse).all():
+    if float64.shape != float32.shape or not np.isfinite(float64).all() or not np.isfinite(float32).all():
         return math.inf
-    return _relative(root_mean_square(coarse - exact), tensor.scale)
+    return _relative(root_mean_square(float32 - float64), tensor.scale)
 
 
 def _relative(distance: float, scale: float) -> float:
+    """Return distance / scale: 0 for no distance, and infinity for a distance with a scale of 0."""
     if not distance:
         return 0.0
     return distance / scale if scale else math.inf

@@ -1,7 +1,7 @@
 """Training steps of either twin: mean squared error, its gradient, and the twin's own AdamW.
 
-All parameters of a twin are given as one flat vector in the order of a state dict, for either twin.  Gradients and moments
-are converted with the same layouts as weights.
+The parameters of either twin are given as one flat vector, in the order of a state dict.  Gradients and moments are
+converted with the same layouts as weights.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ class TrainingTask:
     """The model to train, and its data.
 
     shapes: shapes of all parameters by their names in a state dict.
-    batches: (B, H, W, C) each, used in turn.
+    batches: (B, H, W, C) float32 each, used in turn.
     seed: seed of the targets.
     """
 
@@ -45,7 +45,7 @@ class TrainingTask:
 
     @cached_property
     def jax_indices(self) -> Array:
-        """Index in a flat vector of each entry of the JAX twin's parameters, in the order of `jax.tree.leaves`."""
+        """For each entry of the JAX twin's parameters, in the order of `jax.tree.leaves`, its index in a flat vector."""
         import jax
 
         numbered = np.arange(self.slices.slices[-1].stop, dtype=np.float64)
@@ -53,11 +53,11 @@ class TrainingTask:
         return np.concatenate([leaf.ravel() for leaf in leaves]).astype(np.int64)
 
     def state_dict(self, vector: Array) -> dict[str, Array]:
-        """Return the parameters in a flat vector by name, as views."""
+        """Return the parameters in a flat vector by name, as views with their shapes."""
         return {name: part.reshape(self.shapes[name]) for name, _, [part] in self.slices.split(vector)}
 
     def target(self, step: int, shape: tuple[int, ...]) -> Array:
-        """Return the targets of the outputs for a step's batch: standard normal."""
+        """Return standard normal targets for the outputs of a step's batch; `shape` is the shape of the outputs."""
         return np.random.default_rng([self.seed, 1, step % len(self.batches)]).standard_normal(shape)
 
 
@@ -68,7 +68,7 @@ class Step:
     loss: loss before the update.
     arrays: part of a `StepState` -> arrays of all parameters; gradients before clipping, moments and weights after the
         update.
-    indices: index of each entry in a flat vector, if the arrays have another order.
+    indices: for each entry of the concatenated arrays, its index in a flat vector; None if the order is the same.
 
     The arrays may share memory with the twin's: read them before the next step runs.
     """
@@ -78,7 +78,7 @@ class Step:
     indices: Array | None = None
 
     def vector(self, part: str) -> Array:
-        """Return one part of a `StepState` as a flat vector, in its own dtype."""
+        """Return one part of a `StepState` as a flat vector, in the dtype of its arrays."""
         flat = np.concatenate([np.asarray(array).ravel() for array in self.arrays[part]])
         if self.indices is None:
             return flat
@@ -88,7 +88,7 @@ class Step:
 
     @property
     def state(self) -> StepState:
-        """All parts."""
+        """All parts as flat vectors."""
         return StepState(**{part: self.vector(part) for part in self.arrays})
 
 
@@ -138,7 +138,7 @@ def make_jax_trainer(task: TrainingTask, settings: AdamWSettings) -> Trainer:
 
 
 def perturb_by_one_ulp(weights: Array, rng: np.random.Generator) -> Array:
-    """Return the weights, each changed by one unit in the last place of its dtype, up or down at random."""
+    """Return the weights, each changed by one unit in the last place, up or down at random."""
     result: Array = np.nextafter(weights, rng.choice(np.array([-np.inf, np.inf], weights.dtype), weights.shape))
     return result
 

@@ -1,19 +1,19 @@
 """Comparison of the twins over N optimizer steps from the same weights, on the same images, with the same AdamW.
 
 **G0, float64 on CPU.** The total update of each parameter, its moments, and every loss differ by at most 1e-10.  If the
-weights amplify rounding errors, they may differ by 12 times what the PyTorch twin differs from itself in three perturbed
-runs.  In that case each piece of each optimizer is also checked at every step, from the twin's own values before it, which
-are not amplified.  If the difference is larger, both twins are trained again up to the first step at which they differ,
-and `parity.comparison.training.adamw` finds the cause there.
+weights amplify rounding errors, they may differ by 12 times the largest difference between the PyTorch twin and three
+perturbed runs of it.  In that case each piece of each optimizer is also checked at every step.  This check starts from the
+twin's own values before the piece, so rounding errors are not amplified.  If the difference is larger, both twins are
+trained again up to the first step at which they differ, and `parity.comparison.training.adamw` finds the cause there.
 
-**G3, float32 on CPU.** The total update of all parameters taken as one may differ by 3 times what the PyTorch twin differs
-from itself, at most, in three perturbed runs; in up to 24, if three are not enough.  A few runs are different from most:
-an entry of a gradient that is nearly zero changes its sign, and Adam's step changes with it.  Single parameters and single
-steps are not tested, because few entries decide their errors.
+**G3, float32 on CPU.** The total update of all parameters, as one vector, may differ by 3 times the largest difference
+between the PyTorch twin and three perturbed runs of it.  If that is not enough, there are up to 24 perturbed runs, because
+a few runs differ more than most: an entry of a gradient that is nearly zero changes its sign, and Adam's step changes with
+it.  Single parameters and single steps are not tested, because few entries decide their errors.
 
-In a perturbed run each weight is changed by one unit in the last place, up or down, at the start and after each step,
-because both frameworks round every weight at every step.  For a large weight one such unit is a considerable part of what
-training changes.
+In a perturbed run each weight is changed by one unit in the last place, up or down, at the start and after each step.  The
+perturbation is repeated because both frameworks round every weight at every step.  For a large weight, one unit in the last
+place is a considerable part of the change by training.
 
 Training has no randomness: drop path, dropout and the like are off.
 """
@@ -49,9 +49,9 @@ from vit_spec import InputError, ViTConfig
 STEPS = 50
 BATCHES, BATCH_SIZE = 4, 2  # of the default images
 MIN_PERTURBED_RUNS, MAX_PERTURBED_RUNS = 3, 24  # more than the minimum only if it does not explain the difference
-CLIP = 0.8  # times the norm of the first gradient: some later gradients are clipped, and others are not
-# Adam's epsilon, times the root-mean-square of the first gradient as clipped.  Without it Adam would enlarge gradients
-# that are zero except for rounding errors, such as that of a key's bias.
+CLIP = 0.8  # clipping norm over the norm of the first gradient: some later gradients are clipped, and others are not
+# Adam's epsilon over the root-mean-square of the first gradient after clipping.  With a smaller epsilon, Adam would enlarge
+# gradients that are zero except for rounding errors, for example the gradient of a key's bias.
 EPS = 1e-4
 TrainingResult = tuple[tuple[float, ...], dict[str, Array]]  # the loss of each step, and the state after the last one
 PARTS = {"params": "weights", "mean": "first moment", "square": "second moment"}  # part of a `StepState` -> its name
@@ -74,10 +74,10 @@ class ParameterDifference:
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause at the first step at which the twins differ.
+    """A cause of a difference, at the first step at which it shows.
 
-    step: counted from 1.
-    piece: e.g. "optimizer: weight decay of blocks.0.norm1.weight" or "gradient of head.weight".
+    step: number of the step, counted from 1.
+    piece: what is wrong, e.g. "optimizer: weight decay of blocks.0.norm1.weight" or "gradient of head.weight".
     finding: the wrong value and the expected one.
     """
 
@@ -94,13 +94,14 @@ class TrainingComparison:
     """Result of `compare_training`.
 
     differences: every parameter and its moments, in float64, in the order of the weights.
-    difference: relRMS between the total updates of the twins, all parameters taken as one, in float64.
+    difference: relRMS between the total updates of the twins, with all parameters as one vector, in float64.
     losses: "jax float64", "torch float64", "jax float32", "torch float32" -> the loss of each step.
     settings: hyperparameters of both optimizers.
     causes: what is wrong at the first step at which the twins differ in float64; if there are any, float32 is not run.
     loss_tolerance: the largest relative difference of a loss that rounding errors explain.
     float32_difference: as `difference`, in float32.
-    perturbed_differences: for each perturbed run of PyTorch, as `difference`, from the unperturbed run in float32.
+    perturbed_differences: relRMS between the total updates of each perturbed run of PyTorch and of the unperturbed run, in
+        float32.
     """
 
     config: ViTConfig
@@ -127,7 +128,7 @@ class TrainingComparison:
 
     @property
     def noise(self) -> float:
-        """Largest difference of a perturbed run in float32."""
+        """Largest difference between a perturbed run of PyTorch and the unperturbed run, in float32."""
         return max(self.perturbed_differences, default=0.0)
 
     @property
@@ -147,14 +148,14 @@ class TrainingComparison:
 
     @property
     def verdict(self) -> str:
-        """One line: PASS, or FAIL with the first cause."""
+        """One line with PASS, or with FAIL and the first cause."""
         if not self.same_function:
             more = f" (and {len(self.causes) - 1} more)" if len(self.causes) > 1 else ""
             return f"FAIL: {self.causes[0]}{more}"
         if not self.is_within_noise:
             return (
-                f"FAIL: after {self.steps} steps the updates differ by {self.float32_difference:.1e} in float32, and those "
-                f"of PyTorch by {self.noise:.1e} if each step is perturbed by one rounding error (tolerance "
+                f"FAIL: after {self.steps} steps the updates differ by {self.float32_difference:.1e} in float32, and "
+                f"perturbing each step by one rounding error changes PyTorch's updates by {self.noise:.1e} (tolerance "
                 f"{TRAINING_NOISE_FACTOR:.0f} times that)"
             )
         widest = max(d.tolerance for d in self.differences)
@@ -165,7 +166,7 @@ class TrainingComparison:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return everything for JSON."""
+        """Return all results for JSON."""
         return {
             "passed": self.passed,
             "verdict": self.verdict,
@@ -186,7 +187,7 @@ class TrainingComparison:
         }
 
     def __str__(self) -> str:
-        """Return a few lines, and in the last one the verdict."""
+        """Return a summary of a few lines; the last one is the verdict."""
         first, last = (self.losses["torch float64"][i] for i in (0, -1))
         worst = self.worst
         return "\n".join(
@@ -203,6 +204,7 @@ class TrainingComparison:
 
     @property
     def _float32_line(self) -> str:
+        """The line of the summary about float32."""
         noise = ", ".join(f"{difference:.1e}" for difference in self.perturbed_differences)
         if len(self.perturbed_differences) > MIN_PERTURBED_RUNS:
             noise = f"up to {self.noise:.1e} in {len(self.perturbed_differences)} runs"
@@ -218,13 +220,14 @@ def compare_training(
     """Train both twins from the same weights on the same images, in float64 and in float32, and compare the results.
 
     Args:
-        params: the JAX twin's parameters, nested, in any floating-point dtype.
+        params: the JAX twin's parameters, as a nested dict, in any floating-point dtype.
         images: (B, H, W, C), normalized, used at every step; the default is four batches of two images, used in turn.
         steps: number of optimizer steps.
         seed: seed of the default images, of the targets, and of the perturbations.
 
     Raises:
-        vit_spec.InputError: the parameters do not fit the config, there are no steps, or the loss is not finite.
+        InputError: the parameters do not fit the config, `steps` is less than 1, the first gradient is zero or not finite,
+            or no loss is finite at some step.
     """
     if steps < 1:
         raise InputError(f"steps is {steps}: give at least 1")
@@ -274,7 +277,11 @@ def _with_measured_tolerances(
     start: Array,
     unperturbed: TrainingResult,
 ) -> TrainingComparison:
-    """Return the comparison with tolerances measured from perturbed runs of PyTorch in float64."""
+    """Return the comparison with tolerances measured from perturbed runs of PyTorch in float64.
+
+    start: the initial weights.
+    unperturbed: the result of PyTorch's unperturbed run.
+    """
     measured: dict[tuple[str, str], float] = {}
     loss = 0.0
     for losses, end in islice(perturbed, MIN_PERTURBED_RUNS):
@@ -287,14 +294,16 @@ def _with_measured_tolerances(
 
 
 def _tolerance(measured: float) -> float:
+    """Return the tolerance in float64 for a measured difference of perturbed runs; the default if it is not finite."""
     if not isfinite(measured):
         return FLOAT64_TRAINING_TOLERANCE
     return max(FLOAT64_TRAINING_TOLERANCE, AMPLIFIED_ERROR_FACTOR * measured)
 
 
 def _make_batches(config: ViTConfig, images: Array | None, seed: int) -> tuple[Array, ...]:
+    """Return the given images as one batch, or the default batches; (B, H, W, C) float32 each."""
     if images is not None:
-        return (np.asarray(images, np.float32),)  # in float32, so that no run adds a rounding error of its own
+        return (np.asarray(images, np.float32),)  # in float32 for all runs, so that no run rounds the images again
     normal = np.random.default_rng(seed).standard_normal((BATCHES, BATCH_SIZE, *config.image_size, config.in_channels))
     return tuple(normal.astype(np.float32))
 
@@ -317,7 +326,7 @@ def _train(run: Iterator[Step], steps: int) -> TrainingResult:
 
 
 def _check_finite(losses: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
-    """Return the losses; raise InputError if no twin's loss of a step is finite, because a difference could not show."""
+    """Return the losses; raise InputError if no loss is finite at some step, because a difference could not show there."""
     for step, values in enumerate(zip(*losses.values(), strict=True), start=1):
         if not any(map(isfinite, values)):
             raise InputError(f"the loss is {values[0]} at step {step} in {' and '.join(losses)}: give smaller weights")
@@ -325,7 +334,7 @@ def _check_finite(losses: dict[str, tuple[float, ...]]) -> dict[str, tuple[float
 
 
 def _update_difference(a: dict[str, Array], b: dict[str, Array], start: Array) -> float:
-    """Return relRMS between two total updates, all parameters taken as one."""
+    """Return relRMS between two total updates, with all parameters as one vector."""
     return ErrorNorms.of(*(each["params"] - start.astype(np.float64) for each in (a, b))).relative_rms()
 
 
@@ -346,9 +355,10 @@ def _relative_difference(a: float, b: float) -> float:
 
 
 def _vector_differences(slices: ParameterSlices, a: Array, b: Array) -> dict[str, float]:
-    """Return relRMS of each parameter's part of two flat vectors.
+    """Return relRMS between the parts of two flat vectors that belong to each parameter.
 
-    A part that is zero except for rounding errors counts as large as its module: their relative error says nothing.
+    The error is relative to the larger of two root-mean-squares: of the part, and of all parts of its module.  The error
+    relative to the part alone says nothing if the part is zero except for rounding errors.
     """
     scales = module_scales({name: part for name, _, (part,) in slices.split(b)})
     return {name: ErrorNorms.of(*parts).relative_rms(scales[name]) for name, _, parts in slices.split(a, b)}
@@ -357,6 +367,7 @@ def _vector_differences(slices: ParameterSlices, a: Array, b: Array) -> dict[str
 def _parameter_differences(
     slices: ParameterSlices, jax: dict[str, Array], torch: dict[str, Array], start: Array
 ) -> Iterator[ParameterDifference]:
+    """Yield the differences of the total updates and of both moments of every parameter; `start` is the initial weights."""
     for part, description in PARTS.items():
         origin = start if part == "params" else 0.0
         for name, difference in _vector_differences(slices, jax[part] - origin, torch[part] - origin).items():

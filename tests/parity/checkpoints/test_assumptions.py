@@ -1,4 +1,4 @@
-"""Properties that a file does not state are reported as assumptions; stated ones are used or refused, never ignored."""
+"""Properties that a file does not state are reported as assumptions; stated properties are used or refused, not ignored."""
 
 import json
 import sys
@@ -36,29 +36,32 @@ def state() -> dict[str, Any]:
 
 
 @pytest.fixture
-def bare(tmp_path: Path, state: dict[str, Any]) -> Path:
+def bare_file(tmp_path: Path, state: dict[str, Any]) -> Path:
+    """Save a state dict without a config, and return its path."""
     torch.save(state, tmp_path / "bare.pth")
     return tmp_path / "bare.pth"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, state: dict[str, Any]) -> Path:
-    """A folder as timm writes it, without our metadata."""
+    """Write a folder as timm does, without the metadata of this project, and return its path."""
     parity.write(parity.Checkpoint(CONFIG, "torch", state), f"{tmp_path / 'timm'}/", "timm")
     weights = tmp_path / "timm/model.safetensors"
     save_file(load_file(weights), weights, {"format": "pt"})
     return tmp_path / "timm"
 
 
-def with_config(folder: Path, **fields: Any) -> Path:
+def edit_config_json(folder: Path, **fields: Any) -> Path:
+    """Set fields in the config.json of a folder, and return the folder."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     return folder
 
 
-def with_model_args(folder: Path, **arguments: Any) -> Path:
+def edit_model_args(folder: Path, **arguments: Any) -> Path:
+    """Set arguments in the `model_args` of a folder's config.json, and return the folder."""
     given = json.loads((folder / "config.json").read_text())["model_args"]
-    return with_config(folder, model_args=given | arguments)
+    return edit_config_json(folder, model_args=given | arguments)
 
 
 # Files without a config -----------------------------------------------------------------------------------------------
@@ -87,24 +90,24 @@ ASSUMED_FIELDS = {
 }
 
 
-def test_every_property_that_tensors_do_not_show_is_an_assumption(bare: Path) -> None:
-    found = parity.load(bare, given={"image_size": CONFIG.image_size})
+def test_every_property_that_tensors_do_not_show_is_an_assumption(bare_file: Path) -> None:
+    found = parity.load(bare_file, given={"image_size": CONFIG.image_size})
     assert ASSUMED_FIELDS <= {each.field for each in found.assumed}
 
 
 @pytest.mark.parametrize("load", [vit_torch.load, vit_jax.load], ids=["torch", "jax"])
-def test_both_twins_warn_once_about_all_assumptions_at_the_callers_line(bare: Path, load: Callable[..., Any]) -> None:
+def test_both_twins_warn_once_about_all_assumptions_at_the_callers_line(bare_file: Path, load: Callable[..., Any]) -> None:
     with pytest.warns(parity.AssumptionWarning) as caught:
-        load(bare, given={"image_size": CONFIG.image_size})
+        load(bare_file, given={"image_size": CONFIG.image_size})
     [warning] = caught
     assert warning.filename == __file__
     assert all(name in str(warning.message) for name in ASSUMED_FIELDS) and "\n" not in str(warning.message)
 
 
-def test_a_given_field_is_not_assumed_and_is_used(bare: Path, state: dict[str, Any]) -> None:
+def test_a_given_field_is_not_assumed_and_is_used(bare_file: Path, state: dict[str, Any]) -> None:
     given = {"image_size": CONFIG.image_size, "norms.eps": 1e-5}
     with pytest.warns(parity.AssumptionWarning) as caught:
-        model = vit_torch.load(bare, given=given, format="timm")
+        model = vit_torch.load(bare_file, given=given, format="timm")
     assert "norms.eps" not in str(caught[0].message)
     expected = vit_torch.ViT(CONFIG).eval()
     expected.load_state_dict(state)
@@ -113,14 +116,15 @@ def test_a_given_field_is_not_assumed_and_is_used(bare: Path, state: dict[str, A
 
 
 def test_a_given_scale_of_attention_scores_is_used(tmp_path: Path) -> None:
-    """As in timm 0.3's small model, whose state dict has timm's keys."""
+    """The small model of timm 0.3 has another scale, but the keys of later versions."""
     config = CONFIG.replace(image_size=48, attention={"scale": 0.1})
     torch.save(parity.to_torch(perturbed_params(config), config), tmp_path / "a.pth")
     assert parity.load(tmp_path / "a.pth").config.attention.scale is None  # an assumption: it is in `ASSUMED_FIELDS`
     assert parity.load(tmp_path / "a.pth", given={"attention.scale": 0.1}).config.attention.scale == 0.1
 
 
-def test_one_head_as_wide_as_the_model_is_an_assumption_if_it_may_be_a_norm_of_all_heads(tmp_path: Path) -> None:
+def test_one_head_is_an_assumption_if_the_norm_of_queries_is_as_wide_as_the_model(tmp_path: Path) -> None:
+    """Such a norm normalizes one head of the width of the model, or all heads together."""
     config = CONFIG.replace(image_size=48, num_heads=1, attention={"qk_norm": True})
     torch.save(parity.to_torch(perturbed_params(config), config), tmp_path / "a.pth")
     assert Assumption("num_heads", 1, "as wide as the norm of queries") in parity.load(tmp_path / "a.pth").assumed
@@ -128,8 +132,8 @@ def test_one_head_as_wide_as_the_model_is_an_assumption_if_it_may_be_a_norm_of_a
         parity.load(tmp_path / "a.pth", given={"num_heads": 3})
 
 
-def test_rotary_positions_of_clips_keys_are_an_assumption(tmp_path: Path) -> None:
-    """Perception Encoders that pool a class token have the keys of CLIP's image tower."""
+def test_the_absence_of_rotary_positions_from_clips_image_tower_is_an_assumption(tmp_path: Path) -> None:
+    """Perception Encoders that pool a class token have the keys of CLIP's image tower, and rotary positions."""
     config = vit_spec.get("clip_b16", depth=1, num_classes=7)
     tower = converted_arrays(reproducible_init.weights(config, 0), "openai-clip:tower")
     torch.save({key: torch.tensor(array) for key, array in tower}, tmp_path / "a.pth")
@@ -184,10 +188,10 @@ def test_ignored_layers_that_may_follow_the_backbone_are_an_assumption(tmp_path:
         vit_torch.load(tmp_path / "whole.pth", given={"image_size": CONFIG.image_size})
 
 
-# Another head or image size -------------------------------------------------------------------------------------------
+# A new head or image size ---------------------------------------------------------------------------------------------
 
 
-def test_another_head_and_image_size_are_made_with_a_warning(folder: Path) -> None:
+def test_a_new_head_or_image_size_causes_a_warning(folder: Path) -> None:
     with pytest.warns(parity.SurgeryWarning) as caught:
         model = vit_torch.load(folder, num_classes=3, image_size=64)
     assert [str(each.message).partition(": ")[2].split()[0] for each in caught] == ["image_size", "num_classes"]
@@ -197,7 +201,7 @@ def test_another_head_and_image_size_are_made_with_a_warning(folder: Path) -> No
     assert functional.apply({"params": params}, np.zeros((1, 48, 64, 3), np.float32)).shape == (1, 192)
 
 
-def test_the_head_and_image_size_of_the_file_change_nothing(folder: Path) -> None:
+def test_giving_the_head_and_image_size_of_the_file_causes_no_warning(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert vit_torch.load(folder, num_classes=7, image_size=(48, 64)).config.num_classes == 7
@@ -220,11 +224,12 @@ UNSUPPORTED_ARGUMENTS = [
 
 
 @pytest.mark.parametrize("arguments", UNSUPPORTED_ARGUMENTS, ids=str)
-def test_arguments_of_another_function_are_refused_in_every_format(folder: Path, arguments: Any) -> None:
+def test_unsupported_model_arguments_are_refused_in_every_format(folder: Path, arguments: Any) -> None:
     for format in (None, "timm", "torch", "deit"):
         with pytest.raises(InputError) as error:
-            parity.load(with_model_args(folder, **arguments), format=format)
+            parity.load(edit_model_args(folder, **arguments), format=format)
         assert "\n" not in str(error.value)
+        # A config.json of timm is refused beside weights in the formats torch and deit, whatever its arguments are.
         assert format in ("torch", "deit") or list(arguments)[-1] in str(error.value)
 
 
@@ -239,10 +244,10 @@ def test_arguments_of_another_function_are_refused_in_every_format(folder: Path,
     ],
 )
 def test_model_arguments_go_into_the_config(folder: Path, arguments: Any, field: str, value: Any) -> None:
-    assert parity.load(with_model_args(folder, **arguments)).config.at(field) == value
+    assert parity.load(edit_model_args(folder, **arguments)).config.at(field) == value
 
 
-# Arguments that timm's train.py stores, without most of those that only act in training.
+# Some of the arguments that timm's train.py always stores; a checkpoint with them was written by train.py.
 TRAIN_PY = {"eval_metric": "top1", "checkpoint_hist": 10, "recovery_interval": 0, "train_interpolation": "random"}
 
 
@@ -268,13 +273,13 @@ CLIP = "vit_base_patch16_clip_224"
     [
         {},
         {"args": {"model": "vit_base_patch16_224", "lr": 0.1}},
-        {"args": {"arch": CLIP, "lr": 0.1}},  # from other scripts, which may have given the model more arguments
+        {"args": {"arch": CLIP, "lr": 0.1}},  # other scripts may give the model arguments that they do not store
         {"args": {"model": CLIP, "lr": 0.1}, "version": 2},
         {"args": {**TRAIN_PY, "model": CLIP}},
         {"args": {**TRAIN_PY, "model": "vit_base_patch16_224"}, "version": 2},
     ],
 )
-def test_an_architecture_without_its_arguments_leaves_the_assumptions(
+def test_an_architecture_without_its_arguments_replaces_no_assumption(
     tmp_path: Path, state: dict[str, Any], more: Any
 ) -> None:
     content = {"arch": CLIP, "state_dict": state, **more}
@@ -287,7 +292,7 @@ def test_a_hidden_layer_that_timm_ignores_is_refused_in_its_folder(folder: Path)
     weights = folder / "model.safetensors"
     hidden = {"pre_logits.fc.weight": np.ones((192, 192), np.float32), "pre_logits.fc.bias": np.ones(192, np.float32)}
     save_file(load_file(weights) | hidden, weights, {"format": "pt"})
-    with pytest.raises(InputError, match=r"timm 1\.0 opens a folder with a config\.json without it"):
+    with pytest.raises(InputError, match=r"which timm 1\.0 drops if it opens a folder with config\.json"):
         parity.load(folder)
     (folder / "config.json").unlink()
     assert parity.load(folder, given={"image_size": CONFIG.image_size}).config.head.hidden == 192
@@ -295,27 +300,27 @@ def test_a_hidden_layer_that_timm_ignores_is_refused_in_its_folder(folder: Path)
 
 def test_a_number_of_classes_that_contradicts_the_arguments_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="says num_classes 9, its model_args 7: correct one of the two"):
-        parity.load(with_model_args(with_config(folder, num_classes=9), num_classes=7))
+        parity.load(edit_model_args(edit_config_json(folder, num_classes=9), num_classes=7))
 
 
 def test_an_unknown_architecture_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match=r"'vit_base_patch16_2240', which is no ViT of timm 1.0.31; did you mean"):
-        parity.load(with_config(folder, architecture="vit_base_patch16_2240"))
+        parity.load(edit_config_json(folder, architecture="vit_base_patch16_2240"))
 
 
-def test_a_config_json_of_an_unknown_library_is_refused(bare: Path) -> None:
-    (bare.parent / "config.json").write_text(json.dumps({"hidden_size": 192, "num_heads": 6}))
+def test_a_config_json_of_an_unknown_library_is_refused(bare_file: Path) -> None:
+    (bare_file.parent / "config.json").write_text(json.dumps({"hidden_size": 192, "num_heads": 6}))
     with pytest.raises(InputError, match="names neither a model_type of transformers nor an architecture of timm"):
-        parity.load(bare)
-    (bare.parent / "config.json").write_text(json.dumps({"compilerOptions": {}}))  # a file of another program
-    assert parity.load(bare, given={"image_size": CONFIG.image_size}).config.num_heads == 3
+        parity.load(bare_file)
+    (bare_file.parent / "config.json").write_text(json.dumps({"compilerOptions": {}}))  # a file of another program
+    assert parity.load(bare_file, given={"image_size": CONFIG.image_size}).config.num_heads == 3
 
 
 def test_a_config_json_that_contradicts_our_metadata_is_refused(tmp_path: Path, state: Any) -> None:
     parity.write(parity.Checkpoint(CONFIG, "torch", state), f"{tmp_path / 'timm'}/", "timm")
     assert parity.load(tmp_path / "timm").config == CONFIG
     with pytest.raises(InputError, match="says num_heads=6, but the config stored with its weights says 3"):
-        parity.load(with_model_args(tmp_path / "timm", num_heads=6))
+        parity.load(edit_model_args(tmp_path / "timm", num_heads=6))
 
 
 def test_a_file_with_a_stored_format_is_not_read_as_another(tmp_path: Path, state: Any) -> None:
@@ -328,8 +333,8 @@ def test_a_file_with_a_stored_format_is_not_read_as_another(tmp_path: Path, stat
 # Cost of recognition --------------------------------------------------------------------------------------------------
 
 
-class Header(StoredArray):
-    """An array of which only the shape is known."""
+class ShapeOnly(StoredArray):
+    """An array that has a shape but no values."""
 
     def __init__(self, *shape: int) -> None:
         self.shape, self.dtype = shape, np.dtype(np.float32)
@@ -353,7 +358,7 @@ def block_keys(count: int) -> Iterator[str]:
 @pytest.mark.parametrize("keys", [plain_keys, nested_keys, block_keys])
 def test_the_time_of_recognition_is_proportional_to_the_number_of_keys(keys: Callable[[int], Iterator[str]]) -> None:
     def calls(count: int) -> int:
-        arrays = {(key,): Header(4, 4) for key in keys(count)} | {("patch_embed.proj.weight",): Header(4, 3, 2, 2)}
+        arrays = {(key,): ShapeOnly(4, 4) for key in keys(count)} | {("patch_embed.proj.weight",): ShapeOnly(4, 3, 2, 2)}
         total = 0
 
         def count_call(*event: Any) -> None:
@@ -376,8 +381,10 @@ def test_the_time_of_recognition_is_proportional_to_the_number_of_keys(keys: Cal
 def test_files_of_the_main_formats_are_recognised() -> None:
     for name in ("timm", "hf-vit", "google", "jax"):
         config = ViTConfig(image_size=32, width=64, depth=1, num_heads=1, mlp_dim=64, num_classes=3)
-        column = get(name).layouts(config)
+        layouts = get(name).layouts(config)
         arrays = {
-            (key,): Header(*layout.shape(config.sizes)) for layout in column.values() for key in layout.keys(config.sizes)
+            (key,): ShapeOnly(*layout.shape(config.sizes))
+            for layout in layouts.values()
+            for key in layout.keys(config.sizes)
         }
         assert recognise(arrays, {})[0].format.name == name

@@ -31,6 +31,7 @@ DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int8, np.in
 
 
 def random_bits(dtype, shape=(3, 4), seed=0):
+    """Return an array of random bits, or of random booleans."""
     dtype = np.dtype(dtype)
     raw = np.random.default_rng(seed).integers(0, 2 if dtype.kind == "b" else 256, (*shape, dtype.itemsize), np.uint8)
     return raw.view(dtype)[..., 0]
@@ -43,12 +44,14 @@ def tensor(array):
 
 
 def save(path, state):
+    """Write a checkpoint with torch, in one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         dcp.save(state, checkpoint_id=path, no_dist=True)
 
 
 def load(path, state):
+    """Read a checkpoint with torch into the tensors of `state`, in one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         dcp.load(state, checkpoint_id=path, no_dist=True)
@@ -82,6 +85,7 @@ def write_chunked_checkpoint(folder, whole, chunks, file="__0_0.distcp"):
 
 
 def error_message(path):
+    """Return the error for a folder that is refused: one line that has its path."""
     with pytest.raises(InputError) as error:
         for array in CONTAINER.open(path).arrays.values():
             np.asarray(array)
@@ -199,6 +203,7 @@ ARRAYS = {np.dtype(dtype).name: random_bits(dtype) for dtype in DTYPES} | {
 
 
 def write_arrays(path, arrays, piece=5):
+    """Write arrays with the container under test, in reverse order and in pieces of `piece` elements."""
     with CONTAINER.create(path, {key: ArraySpec(array.shape, array.dtype) for key, array in arrays.items()}, {}) as writer:
         for key in reversed(arrays):
             flat = np.ascontiguousarray(arrays[key]).reshape(-1)
@@ -238,23 +243,25 @@ def test_a_missing_file_is_named_in_the_error(tmp_path):
     )
 
 
-BAD_CHUNKS = {
+INVALID_CHUNKS = {
     "a gap": [((0,), (2,))],
     "an overlap": [((0,), (2,)), ((1,), (2,))],
     "beyond": [((0,), (3,)), ((3,), (2,))],
 }
 
 
-@pytest.mark.parametrize("chunks", BAD_CHUNKS)
+@pytest.mark.parametrize("chunks", INVALID_CHUNKS)
 def test_chunks_that_do_not_tile_their_tensor_are_refused(tmp_path, chunks):
-    assert "do not tile (4,)" in error_message(write_chunked_checkpoint(tmp_path / "c", torch.ones(4), BAD_CHUNKS[chunks]))
+    assert "do not tile (4,)" in error_message(
+        write_chunked_checkpoint(tmp_path / "c", torch.ones(4), INVALID_CHUNKS[chunks])
+    )
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [("size", torch.Size([1 << 50, 1 << 50])), ("size", (-1,)), ("size", "w"), ("chunks", None), ("properties", 3)],
 )
-def test_metadata_with_an_invalid_field_are_refused(tmp_path, field, value):
+def test_metadata_with_an_invalid_field_is_refused(tmp_path, field, value):
     folder = write_chunked_checkpoint(tmp_path / "c", torch.ones(2), [((0,), (2,))])
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     object.__setattr__(metadata.state_dict_metadata["w"], field, value)

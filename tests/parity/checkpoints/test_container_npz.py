@@ -1,4 +1,4 @@
-"""npz: exchanged with numpy, read lazily, compressed or not, without pickles; damaged files are refused."""
+"""The npz container: exchange with NumPy, lazy reading even of compressed files, refusal of pickles and damaged files."""
 
 import io
 import os
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from parity.checkpoints.containers.container import ArraySpec, ContiguousArray
 from parity.checkpoints.containers.npz import CONTAINER
 from tests.container_cases import (
-    DTYPES,
     CountReadBytes,
     assert_read_or_refused,
     error_message,
+    find_wrong_refusals,
     have_same_bits,
     random_arrays,
     read_all,
@@ -27,7 +27,7 @@ from tests.container_cases import (
 from vit_spec import InputError
 
 SAVERS = {"stored": np.savez, "compressed": np.savez_compressed}
-savers = pytest.mark.parametrize("save", SAVERS.values(), ids=SAVERS)
+with_both_savers = pytest.mark.parametrize("save", SAVERS.values(), ids=SAVERS)
 
 
 def encode_npy(descr="'<f4'", fortran="False", shape="(2,)", data=bytes(8), version=1):
@@ -37,6 +37,7 @@ def encode_npy(descr="'<f4'", fortran="False", shape="(2,)", data=bytes(8), vers
 
 
 def write_zip(path, members, method=zipfile.ZIP_STORED):
+    """Write a zip to a path or an open file, and return the path or the file."""
     with zipfile.ZipFile(path, "w", method) as file:
         for name, data in members.items():
             file.writestr(name, data)
@@ -46,25 +47,26 @@ def write_zip(path, members, method=zipfile.ZIP_STORED):
 # Round trips ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_numpy_reads_written_arrays_without_pickles(tmp_path, dtype):
-    arrays = {key: array for key, array in random_arrays().items() if key.endswith(f"/{dtype}")}
+def test_numpy_reads_written_arrays_of_every_dtype_without_pickles(tmp_path):
+    arrays = random_arrays()
     with np.load(write_arrays(CONTAINER, tmp_path / "a.npz", arrays), allow_pickle=False) as file:
         found = {key: file[key] for key in file}
-    if dtype == "bfloat16":  # unknown to numpy: stored as two untyped bytes, as by big_vision
-        assert all(array.dtype.str == "|V2" for array in found.values())
-        found = {key: array.view(ml_dtypes.bfloat16) for key, array in found.items()}
-    assert have_same_bits(found, arrays)
+    for key in found:
+        if key.endswith("/bfloat16"):  # NumPy does not know the dtype; big_vision too stores it as two untyped bytes
+            assert found[key].dtype.str == "|V2"
+            found[key] = found[key].view(ml_dtypes.bfloat16)
+    assert found.keys() == arrays.keys()
+    assert not [key for key in arrays if not have_same_bits({key: found[key]}, {key: arrays[key]})]
 
 
-@savers
+@with_both_savers
 def test_files_of_numpy_are_read(tmp_path, save):
     arrays = random_arrays()
     save(tmp_path / "a.npz", **arrays)
     assert have_same_bits(read_all(CONTAINER.open(tmp_path / "a.npz")), arrays)
 
 
-@savers
+@with_both_savers
 @pytest.mark.parametrize("dtype", [">f4", ">i8", ">u2", ">f8"])
 def test_big_endian_arrays_are_converted(tmp_path, save, dtype):
     array = np.arange(6).reshape(2, 3).astype(dtype)
@@ -73,14 +75,14 @@ def test_big_endian_arrays_are_converted(tmp_path, save, dtype):
     assert found.dtype.str == dtype.replace(">", "<") and (found == array).all()
 
 
-@savers
+@with_both_savers
 def test_arrays_in_fortran_order_are_converted(tmp_path, save):
     array = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
     save(tmp_path / "a.npz", a=np.asfortranarray(array), b=array.T, c=np.asfortranarray(array[:1, :1]))
     assert have_same_bits(read_all(CONTAINER.open(tmp_path / "a.npz")), {"a": array, "b": array.T, "c": array[:1, :1]})
 
 
-@savers
+@with_both_savers
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_an_array_is_read_in_pieces_in_any_order(tmp_path, save, order):
     array = np.random.default_rng(0).standard_normal((1000, 30))
@@ -95,7 +97,7 @@ def test_keys_are_not_split_at_slashes(tmp_path):
     assert list(contents.arrays) == [("a/b/c",)]
 
 
-def test_metadata_are_strings_for_numpy_and_are_read_back(tmp_path):
+def test_metadata_is_stored_as_strings_of_numpy_and_read_back(tmp_path):
     metadata = {"config": '{"größe": 1}', "format": "", "steps/taken": "3"}
     path = write_arrays(CONTAINER, tmp_path / "a.npz", {"a": np.ones(2)}, metadata)
     with np.load(path, allow_pickle=False) as file:
@@ -103,7 +105,7 @@ def test_metadata_are_strings_for_numpy_and_are_read_back(tmp_path):
     assert CONTAINER.open(path).metadata == metadata
 
 
-@savers
+@with_both_savers
 def test_numbers_are_arrays_and_text_is_metadata(tmp_path, save):
     save(tmp_path / "a.npz", t=np.float64(0.5), step=np.int64(3), name=np.array("ViT-Ω"), raw=np.array(b"ViT"))
     contents = CONTAINER.open(tmp_path / "a.npz")
@@ -190,7 +192,7 @@ def write_sparse_npz(path, nbytes):
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 VALID_NPY = encode_npy()
-MEMBERS = {
+INVALID_MEMBERS = {
     "a pickle": encode_npy("'|O'", data=b"\x80\x04."),
     "several fields": encode_npy("[('a', '<f4'), ('b', '<f4')]"),
     "untyped bytes": encode_npy("'|V4'"),
@@ -220,10 +222,12 @@ MEMBERS = {
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=SAVERS)
-@pytest.mark.parametrize("member", MEMBERS)
-def test_an_invalid_member_is_named_in_the_error(tmp_path, member, method):
-    path = write_zip(tmp_path / "a.npz", {"good.npy": VALID_NPY, "bad.npy": MEMBERS[member]}, method)
-    assert "'bad': " in error_message(CONTAINER, path)
+def test_invalid_members_are_named_in_the_error(tmp_path, method):
+    files = {
+        name: write_zip(io.BytesIO(), {"good.npy": VALID_NPY, "bad.npy": member}, method).getvalue()
+        for name, member in INVALID_MEMBERS.items()
+    }
+    assert not find_wrong_refusals(CONTAINER, tmp_path / "a.npz", files, "'bad': ")
 
 
 @pytest.mark.parametrize(
@@ -284,10 +288,8 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_zip_is_refused(tmp_path, damage):
-    (tmp_path / "a.npz").write_bytes(DAMAGED[damage])
-    error_message(CONTAINER, tmp_path / "a.npz")
+def test_damaged_zips_are_refused(tmp_path):
+    assert not find_wrong_refusals(CONTAINER, tmp_path / "a.npz", DAMAGED)
 
 
 def test_a_member_that_decompresses_to_more_than_declared_is_refused(tmp_path):

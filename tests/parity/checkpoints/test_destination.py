@@ -1,4 +1,4 @@
-"""Targets of a write: full disks, links, permissions, devices, and staging folders that a killed process left behind."""
+"""Writing to a path: full disks, links, permissions, devices, and staging folders of processes that were killed."""
 
 import errno
 import logging
@@ -20,6 +20,7 @@ from tests import ROOT
 from vit_spec import ViTConfig
 
 CONFIG = ViTConfig(image_size=16, patch_size=8, width=64, depth=3, num_heads=2, mlp_dim=256, num_classes=7)
+# Name of a case -> name of the file or folder to write, its format, and further options of the command `convert`.
 TARGETS = {
     "safetensors": ("a.safetensors", "torch", ()),
     "npz": ("a.npz", "torch", ()),
@@ -34,10 +35,11 @@ STAGING = f".parity-{'0' * 32}.partial"
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    rng, column = np.random.default_rng(0), get("torch").layouts(CONFIG)
+    """Write a file in the torch format, and return its path."""
+    rng, layouts = np.random.default_rng(0), get("torch").layouts(CONFIG)
     arrays = {
         key: rng.standard_normal(layout.shape(CONFIG.sizes), np.float32)
-        for layout in column.values()
+        for layout in layouts.values()
         for key in layout.keys(CONFIG.sizes)
     }
     path = tmp_path_factory.mktemp("source") / "source.safetensors"
@@ -61,7 +63,7 @@ def mount_tmpfs(disk, options):
 
 @pytest.fixture(params=TARGETS)
 def target(request):
-    """A file name, its format and options, for each container whose library is installed."""
+    """Return a file name, a format and options of `convert`; skip a container whose library is not installed."""
     if needed := {"pth": "torch", "dcp": "torch", "orbax": "orbax.checkpoint"}.get(request.param):
         pytest.importorskip(needed)
     return TARGETS[request.param]
@@ -69,7 +71,7 @@ def target(request):
 
 @pytest.fixture
 def small_disk(tmp_path, source):
-    """A file system that is a little smaller than the source."""
+    """Mount a file system that is a little smaller than the source, and return its folder."""
     with mount_tmpfs(tmp_path / "disk", f"size={source.stat().st_size * 9 // 10}") as disk:
         yield disk
 
@@ -180,7 +182,7 @@ def test_the_staging_folder_of_a_living_process_is_not_removed(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["a folder of the same name with files", "a file", "a link", "a folder of another name"])
-def test_other_files_than_staging_folders_are_not_removed(tmp_path, kind):
+def test_files_and_folders_other_than_staging_folders_are_not_removed(tmp_path, kind):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / ".unfinished").touch()

@@ -1,6 +1,7 @@
 """State dicts with the names of the five articles are read as the articles' models.
 
-The test renames keys without `parity`.  The outputs are those of literal transcripts (`tests/goldens/from_articles.py`).
+The tests rename keys without `parity`.  The expected outputs are those of literal transcripts of the articles' code
+(`tests/goldens/from_articles.py`).
 """
 
 import re
@@ -69,7 +70,7 @@ GIVEN = {
     "article_rectangular": {"image_size": (12, 20), "num_heads": 3},
     "article_dino": {"image_size": (12, 20), "num_heads": 3},
 }
-every = pytest.mark.parametrize("name", NAMES)
+with_every_article = pytest.mark.parametrize("name", NAMES)
 
 
 def article_state_dict(name, weights):
@@ -90,8 +91,9 @@ def article_state_dict(name, weights):
     return found
 
 
-def saved(tmp_path, name, **more):
-    torch.save({**article_state_dict(name, read(name).weights), **more}, tmp_path / "article.pth")
+def save_article(tmp_path, name):
+    """Save the state dict of an article's golden file, and return its path."""
+    torch.save(article_state_dict(name, read(name).weights), tmp_path / "article.pth")
     return tmp_path / "article.pth"
 
 
@@ -100,7 +102,7 @@ def load(path, name, given=None):
     return parity.load(path, format="article_dino" if name == "article_dino" else None, given=given)
 
 
-@every
+@with_every_article
 def test_both_twins_compute_the_outputs_of_the_article(name, tmp_path, monkeypatch):
     golden = read(name)
     if name == "article_dino":
@@ -108,12 +110,12 @@ def test_both_twins_compute_the_outputs_of_the_article(name, tmp_path, monkeypat
     format = "article_multihead:linear" if name == "article_multihead" else name
     logits = golden.outputs["logits"]
     peer = "its article, transcribed"
-    found = prove(saved(tmp_path, name), golden.images, logits, format=format, peer=peer, given=GIVEN[name])
+    found = prove(save_article(tmp_path, name), golden.images, logits, format=format, peer=peer, given=GIVEN[name])
     assert found.config == golden.config
 
 
-class Shape(StoredArray):
-    """An array whose values cannot be read."""
+class ShapeOnly(StoredArray):
+    """An array that has a shape but no values."""
 
     def __init__(self, shape):
         self.shape, self.dtype = shape, np.dtype(np.float32)
@@ -122,18 +124,18 @@ class Shape(StoredArray):
         raise AssertionError("the config follows from the shapes")
 
 
-@every
+@with_every_article
 def test_a_state_dict_of_the_articles_sizes_has_the_articles_config(name):
     config = vit_spec.get(name)
     layouts, sizes = parity.checkpoints.formats.get(name).layouts(config), config.sizes
-    arrays = {(key,): Shape(layout.shape(sizes)) for layout in layouts.values() for key in layout.keys(sizes)}
+    arrays = {(key,): ShapeOnly(layout.shape(sizes)) for layout in layouts.values() for key in layout.keys(sizes)}
     format = name if name == "article_dino" else None
     assert build_checkpoint(Contents("pth", arrays), {}, format, {}).config == config
 
 
-@every
+@with_every_article
 def test_conversion_to_the_jax_twin_and_back_preserves_every_bit(name, tmp_path):
-    path = saved(tmp_path, name)
+    path = save_article(tmp_path, name)
     before = load(path, name, GIVEN[name])
     write(before, tmp_path / "jax.safetensors", "jax")
     parity.convert(tmp_path / "jax.safetensors", tmp_path / "back.pth", name)
@@ -162,8 +164,18 @@ def test_the_second_names_of_the_multihead_mlp_are_read_or_reported_as_ignored(b
     assert all(np.array_equal(weights[key], array) for key, array in read("article_multihead").weights.items())
 
 
-def rotary_state(dtype=torch.float32, base=10000.0, heads=3, **changes):
-    """Return the config and state dict of an x-ray model of width 96 with the article's rotary tables."""
+def test_second_names_of_the_multihead_mlp_with_other_weights_are_refused(tmp_path):
+    state = article_state_dict("article_multihead", read("article_multihead").weights)
+    for key in [key for key in state if "linear" in key]:
+        state[key.replace("linear1", "seq.0").replace("linear2", "seq.3")] = state[key].clone()
+    state["vit.1.mlp.seq.3.weight"][0, -1] *= 1 + 2**-23
+    torch.save(state, tmp_path / "a.pth")
+    with pytest.raises(InputError, match=r"vit\.1\.mlp\.seq\.3\.weight differs from vit\.1\.mlp\.linear2\.weight"):
+        parity.load(tmp_path / "a.pth", given=GIVEN["article_multihead"])
+
+
+def rotary_state(dtype=torch.float32, base=10000.0, heads=3):
+    """Return the state dict of an x-ray model of width 96, with the rotary tables that the article's module stores."""
     config = vit_spec.get("article_xray_rope").replace(
         image_size=(48, 80), width=96, depth=2, num_heads=heads, mlp_dim=64, positions={"rotary_base": base}
     )
@@ -178,7 +190,7 @@ def rotary_state(dtype=torch.float32, base=10000.0, heads=3, **changes):
             for block in range(2):
                 kept = torch.from_numpy(half.copy()).to(dtype)[None, None]
                 state[f"transformer_blocks.{block}.attn.rope.{axis}_{part}"] = kept
-    return config, state | changes
+    return state
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
@@ -186,7 +198,7 @@ def test_rotary_tables_of_the_xray_model_determine_the_base_and_the_heads(tmp_pa
     for base, heads in ((10000.0, 3), (100.0, 6)):
         if dtype == torch.bfloat16 and base != 10000.0:
             continue  # 8 bits do not determine another base
-        _, state = rotary_state(dtype, base, heads)
+        state = rotary_state(dtype, base, heads)
         torch.save(state, tmp_path / "a.pth")
         found = parity.load(tmp_path / "a.pth", given={"image_size": (48, 80)})
         assert (found.config.positions.rotary_base, found.config.num_heads) == (base, heads)
@@ -195,7 +207,7 @@ def test_rotary_tables_of_the_xray_model_determine_the_base_and_the_heads(tmp_pa
 
 
 def test_rotary_tables_of_another_rotation_are_refused(tmp_path):
-    _, state = rotary_state()
+    state = rotary_state()
     x, y = (f"transformer_blocks.1.attn.rope.{axis}_cos" for axis in "xy")
     first = "transformer_blocks.0.attn.rope.x_cos"
     for wrong in (
@@ -209,7 +221,7 @@ def test_rotary_tables_of_another_rotation_are_refused(tmp_path):
         torch.save(state | wrong, tmp_path / "a.pth")
         with pytest.raises(InputError, match="tables of rotary positions: it cannot be read"):
             parity.load(tmp_path / "a.pth")
-    other = rotary_state(base=100.0)[1]
+    other = rotary_state(base=100.0)
     mixed = {key: array for key, array in other.items() if key.startswith("transformer_blocks.1.attn.rope.")}
     torch.save(state | mixed, tmp_path / "a.pth")
     with pytest.raises(InputError, match="its blocks have different tables of rotary positions"):
@@ -217,7 +229,7 @@ def test_rotary_tables_of_another_rotation_are_refused(tmp_path):
 
 
 def test_the_position_table_of_the_rectangular_model_is_written_and_not_read(tmp_path):
-    path = saved(tmp_path, "article_rectangular")
+    path = save_article(tmp_path, "article_rectangular")
     write(load(path, "article_rectangular", GIVEN["article_rectangular"]), tmp_path / "b.pth", "article_rectangular")
     table = torch.load(tmp_path / "b.pth", weights_only=True)["backbone.pos_embed"]
     config = read("article_rectangular").config
@@ -228,7 +240,7 @@ def test_the_position_table_of_the_rectangular_model_is_written_and_not_read(tmp
 
 
 def test_another_position_table_than_the_articles_is_refused(tmp_path):
-    path = saved(tmp_path, "article_rectangular")
+    path = save_article(tmp_path, "article_rectangular")
     write(load(path, "article_rectangular", GIVEN["article_rectangular"]), tmp_path / "b.pth", "article_rectangular")
     state = torch.load(tmp_path / "b.pth", weights_only=True)
     state["backbone.pos_embed"] = state["backbone.pos_embed"].flip(1)
@@ -240,7 +252,7 @@ def test_another_position_table_than_the_articles_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("computed", [True, False], ids=["computed", "rounded"])
 def test_a_position_table_of_low_precision_is_accepted_and_a_wrong_one_refused(tmp_path, kind, computed):
-    path = saved(tmp_path, "article_rectangular")
+    path = save_article(tmp_path, "article_rectangular")
     write(load(path, "article_rectangular", GIVEN["article_rectangular"]), tmp_path / "b.pth", "article_rectangular")
     state = {key: value.double() for key, value in torch.load(tmp_path / "b.pth", weights_only=True).items()}
     exact, dtype = state["backbone.pos_embed"], getattr(torch, kind)
@@ -253,7 +265,7 @@ def test_a_position_table_of_low_precision_is_accepted_and_a_wrong_one_refused(t
     found = parity.load(tmp_path / "c.pth", given=GIVEN["article_rectangular"])
     [assumption] = [each for each in found.assumed if each.field == "position table"]
     error = float((state["backbone.pos_embed"] - exact).abs().max())
-    assert assumption.value == f"exact sinusoids; the file's are rounded, by up to {error:.0e}"
+    assert assumption.value == f"exact sinusoids; in the file, they are rounded by up to {error:.0e}"
     state["backbone.pos_embed"] = exact.roll(1, 1)
     torch.save(state, tmp_path / "d.pth")
     with pytest.raises(InputError, match="not the article's table"):
@@ -262,7 +274,7 @@ def test_a_position_table_of_low_precision_is_accepted_and_a_wrong_one_refused(t
 
 def test_a_written_multihead_model_has_every_key_of_the_articles_module(tmp_path):
     """The article's module registers the layers of its MLP twice and has a norm that is never called."""
-    path = saved(tmp_path, "article_multihead")
+    path = save_article(tmp_path, "article_multihead")
     found = load(path, "article_multihead", GIVEN["article_multihead"])
     write(found, tmp_path / "b.pth", "article_multihead")
     state = torch.load(tmp_path / "b.pth", weights_only=True)
@@ -273,14 +285,14 @@ def test_a_written_multihead_model_has_every_key_of_the_articles_module(tmp_path
 
 
 def test_another_eps_and_activation_than_the_articles_can_be_given(tmp_path):
-    path = saved(tmp_path, "article_multihead")
+    path = save_article(tmp_path, "article_multihead")
     found = parity.load(path, given={**GIVEN["article_multihead"], "norms.eps": 1e-6, "mlp.activation": "gelu_tanh"})
     assert (found.config.norms.eps, found.config.mlp.activation) == (1e-6, "gelu_tanh")
 
 
 def test_a_patch_size_that_the_projection_cannot_have_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"3 channels of patches of 4x4 are 48 values, the projection takes 16"):
-        parity.load(saved(tmp_path, "article_xray_rope"), given={"in_channels": 3, "patch_size": 4, "num_heads": 2})
+        parity.load(save_article(tmp_path, "article_xray_rope"), given={"in_channels": 3, "patch_size": 4, "num_heads": 2})
 
 
 @pytest.mark.parametrize(
@@ -293,7 +305,7 @@ def test_a_patch_size_that_the_projection_cannot_have_is_refused(tmp_path):
         ("article_rectangular", {"attention": {"value_skip": False}}, "attention.value_skip=False"),
         ("article_rectangular", {"positions": {"table": "sincos_2d_mae"}}, "positions.table='sincos_2d_mae'"),
         ("article_dino", {"positions": {"covers": "none"}}, "positions.covers='none'"),
-        ("article_dino", {"tokens": {"registers": 4}}, "no place for reg_token"),
+        ("article_dino", {"tokens": {"registers": 4}}, "no key for reg_token"),
     ],
 )
 def test_a_config_that_the_format_cannot_store_is_refused_by_field(name, changes, what):

@@ -27,39 +27,42 @@ WEIGHTS = "flax_model.msgpack"
 
 @pytest.fixture
 def folder(request, tmp_path):
-    """Return the folder that `save_pretrained` wrote."""
+    """Write the files of a golden file, which `save_pretrained` wrote, to a folder, and return it."""
     for name, content in read(request.param).files.items():
         (tmp_path / name).write_bytes(content)
     return tmp_path
 
 
-every = pytest.mark.parametrize(("folder", "name"), [(n, n) for n in FORMATS], indirect=["folder"], ids=list(FORMATS))
+with_every_folder = pytest.mark.parametrize(
+    ("folder", "name"), [(n, n) for n in FORMATS], indirect=["folder"], ids=list(FORMATS)
+)
 
 
 def is_same(a, b):
+    """Return whether two dictionaries of arrays have the same keys and bytes."""
     return a.keys() == b.keys() and all(np.asarray(a[key]).tobytes() == np.asarray(b[key]).tobytes() for key in a)
 
 
-@every
+@with_every_folder
 def test_both_twins_compute_the_outputs_of_the_flax_class(folder, name):
     golden = read(name)
     peer = f"{golden.provenance['peer']} {golden.provenance['class'].rpartition('.')[2]}"
     prove(folder / WEIGHTS, golden.images, golden.outputs["logits"], format=FORMATS[name], peer=peer)
 
 
-@every
+@with_every_folder
 def test_a_folder_determines_the_whole_config(folder, name):
     assert parity.load(folder / WEIGHTS).config == read(name).config
 
 
-@every
+@with_every_folder
 def test_the_weights_are_those_of_the_golden_file(folder, name):
     found = parity.to_torch(parity.load(folder / WEIGHTS))
     weights = read(name).weights
     assert is_same({key: value.double().numpy() for key, value in found.items()}, weights)
 
 
-@every
+@with_every_folder
 def test_conversion_to_the_jax_twin_and_back_preserves_every_bit(folder, name):
     before = parity.load(folder / WEIGHTS)
     parity.convert(folder / WEIGHTS, folder / "jax.safetensors", "jax")
@@ -67,7 +70,7 @@ def test_conversion_to_the_jax_twin_and_back_preserves_every_bit(folder, name):
     assert is_same(parity.load(folder / "back.msgpack").arrays, before.arrays)
 
 
-@every
+@with_every_folder
 def test_a_written_config_json_has_the_values_of_save_pretrained(folder, name):
     config, theirs = parity.load(folder / WEIGHTS).config, json.loads((folder / "config.json").read_text())
     if "vision_config" in theirs:
@@ -132,9 +135,9 @@ TINY = ViTConfig(image_size=12, patch_size=4, width=12, depth=1, num_heads=3, ml
         ("hf-flax", {"head": {"pool": "mean"}}, "head.pool='mean'"),
         ("hf-flax", {"attention": {"scale": 0.3}}, "attention.scale=0.3"),
         ("hf-flax", {"norms": {"before_blocks": True}}, "norms.before_blocks=True"),
-        ("hf-flax", {"norms": {"layer_scale": 1.0}}, "no place for blocks.ls1.gamma"),
+        ("hf-flax", {"norms": {"layer_scale": 1.0}}, "no key for blocks.ls1.gamma"),
         ("hf-flax", {"mlp": {"activation": "swiglu"}}, "mlp.activation='swiglu'"),
-        ("hf-flax", {"head": {"hidden": 12}}, "no place for pre_logits.weight"),
+        ("hf-flax", {"head": {"hidden": 12}}, "no key for pre_logits.weight"),
         ("hf-flax-dinov2", {"norms": {"layer_scale": 1.0}}, "head.pool='token'"),
         ("hf-flax-clip", {"norms": {"before_blocks": True}}, "tokens.patch_bias=True"),
     ],

@@ -32,7 +32,7 @@ FILES = {
     "token scan": ("big_vision_token", "big_vision:scan", POSITIONS["big_vision"], {"scan": True}),
     "positions in the encoder": ("big_vision_map", "big_vision-old:encoder", POSITIONS["encoder"], {}),
 }
-every = pytest.mark.parametrize("name", FILES)
+with_every_file = pytest.mark.parametrize("name", FILES)
 
 
 def google_file(name):
@@ -42,7 +42,8 @@ def google_file(name):
     return google_names(golden.weights, golden.config, positions, **options), golden, format
 
 
-def saved(path, arrays):
+def save_npz(path, arrays):
+    """Save arrays, and return the path."""
     np.savez(path, **arrays)
     return path
 
@@ -53,16 +54,17 @@ def given(golden):
 
 
 def is_same(a, b):
+    """Return whether two dictionaries of arrays have the same keys and bytes."""
     return a.keys() == b.keys() and all(np.asarray(a[key]).tobytes() == np.asarray(b[key]).tobytes() for key in a)
 
 
 # Outputs --------------------------------------------------------------------------------------------------------------
 
 
-@every
+@with_every_file
 def test_both_twins_compute_the_outputs_of_googles_module(name, tmp_path):
     arrays, golden, format = google_file(name)
-    path = saved(tmp_path / "a.npz", arrays)
+    path = save_npz(tmp_path / "a.npz", arrays)
     logits = golden.outputs["logits"]
     checkpoint = prove(path, golden.images, logits, format=format, peer=golden.provenance["peer"], given=given(golden))
     assert checkpoint.config.replace(resampling=golden.config.resampling.__dict__) == golden.config.replace(
@@ -70,10 +72,10 @@ def test_both_twins_compute_the_outputs_of_googles_module(name, tmp_path):
     )
 
 
-@every
+@with_every_file
 def test_conversion_to_the_jax_twin_and_back_preserves_every_bit(name, tmp_path):
     arrays, golden, format = google_file(name)
-    path = saved(tmp_path / "a.npz", {key: value.astype(ml_dtypes.bfloat16) for key, value in arrays.items()})
+    path = save_npz(tmp_path / "a.npz", {key: value.astype(ml_dtypes.bfloat16) for key, value in arrays.items()})
     before = parity.load(path, given=given(golden))
     parity.convert(path, tmp_path / "jax.safetensors", "jax", given=given(golden))
     parity.convert(tmp_path / "jax.safetensors", tmp_path / "b.npz", format)
@@ -89,7 +91,7 @@ def test_a_prefix_of_the_weights_is_removed_and_arrays_outside_are_reported(pref
     arrays, _, format = google_file("map scan")
     around = {f"{prefix}{key}": value for key, value in arrays.items()}
     beside = {"opt/state/mu/x": np.ones(3), "params/txt/x": np.ones(2), "t": np.ones(1), "b": np.ones(1)}
-    checkpoint = parity.load(saved(tmp_path / "a.npz", around | beside))
+    checkpoint = parity.load(save_npz(tmp_path / "a.npz", around | beside))
     assert checkpoint.format == format and is_same(checkpoint.arrays, arrays)
     assert checkpoint.left and all("beside the weights" in line for line in checkpoint.left)
 
@@ -97,16 +99,16 @@ def test_a_prefix_of_the_weights_is_removed_and_arrays_outside_are_reported(pref
 def test_arrays_of_dtype_v2_are_read_as_bfloat16(tmp_path):
     arrays, _, format = google_file("map loop")
     halves = {key: value.astype(ml_dtypes.bfloat16) for key, value in arrays.items()}
-    checkpoint = parity.load(saved(tmp_path / "a.npz", {key: value.view("V2") for key, value in halves.items()}))
+    checkpoint = parity.load(save_npz(tmp_path / "a.npz", {key: value.view("V2") for key, value in halves.items()}))
     assert checkpoint.format == format and is_same(checkpoint.arrays, halves)
 
 
-def test_a_position_table_with_a_row_for_the_class_token_is_from_before_2022(tmp_path):
+def test_a_position_table_with_a_row_for_the_class_token_is_read_in_the_old_format_of_big_vision(tmp_path):
     config = read("google_vit").config.replace(image_size=(12, 12), head={"hidden": None})
     arrays = {key: value for key, value in google_file("linen")[0].items() if "pre_logits" not in key}
     table = arrays.pop(POSITIONS["google"])[:, :10]
     arrays |= {"pos_embedding": table, "head/kernel": arrays["head/kernel"][[0, *range(9), 1, 2]]}
-    checkpoint = parity.load(saved(tmp_path / "a.npz", arrays))
+    checkpoint = parity.load(save_npz(tmp_path / "a.npz", arrays))
     assert checkpoint.format == "big_vision-old:root" and checkpoint.config.positions.covers == "all"
     assert checkpoint.config.image_size == config.image_size
 
@@ -114,7 +116,7 @@ def test_a_position_table_with_a_row_for_the_class_token_is_from_before_2022(tmp
 def test_a_pooling_head_at_the_root_is_read(tmp_path):
     arrays, golden, _ = google_file("positions in the encoder")
     arrays = {key.removeprefix("MAPHead_0/"): value for key, value in arrays.items()}
-    path = saved(tmp_path / "a.npz", arrays)
+    path = save_npz(tmp_path / "a.npz", arrays)
     prove(
         path,
         golden.images,
@@ -126,7 +128,7 @@ def test_a_pooling_head_at_the_root_is_read(tmp_path):
 
 def test_a_hybrid_is_refused_with_the_reason(tmp_path):
     arrays, golden, _ = google_file("pre-linen")
-    path = saved(
+    path = save_npz(
         tmp_path / "a.npz", arrays | {"conv_root/kernel": np.ones((7, 7, 3, 4)), "block1/unit1/gn1/scale": np.ones(4)}
     )
     with pytest.raises(InputError, match=r"a ResNet precedes its patches .* hybrid models are not"):
@@ -134,7 +136,7 @@ def test_a_hybrid_is_refused_with_the_reason(tmp_path):
 
 
 def test_googles_defaults_are_reported_as_assumptions(tmp_path):
-    checkpoint = parity.load(saved(tmp_path / "a.npz", google_file("map loop")[0]))
+    checkpoint = parity.load(save_npz(tmp_path / "a.npz", google_file("map loop")[0]))
     assumed = {each.field: each.value for each in checkpoint.assumed}
     assert assumed["mlp.activation"] == "gelu_tanh" and assumed["norms.eps"] == 1e-6
     assert assumed["resampling.kernel"] == "bilinear" and assumed["resampling.align_corners"] is True
@@ -231,8 +233,8 @@ TINY = ViTConfig(image_size=12, patch_size=4, width=12, depth=1, num_heads=3, ml
         ("google", {"attention": {"head_dim": 8}}, "attention.head_dim=8"),
         ("google", {"mlp": {"activation": "swiglu"}}, "mlp.activation='swiglu'"),
         ("google", {"norms": {"shared_norm": True}}, "norms.shared_norm=True"),
-        ("google", {"norms": {"layer_scale": 1.0}}, "no place for blocks.ls1.gamma"),
-        ("google", {"tokens": {"registers": 2}}, "no place for reg_token"),
+        ("google", {"norms": {"layer_scale": 1.0}}, "no key for blocks.ls1.gamma"),
+        ("google", {"tokens": {"registers": 2}}, "no key for reg_token"),
         ("google", {"positions": {"kind": "fixed", "table": "sincos_1d"}}, "positions.kind='fixed'"),
         ("big_vision", {}, "positions.covers='all'"),
         (
@@ -263,6 +265,6 @@ def test_an_eps_that_readers_of_the_format_do_not_expect_is_remarked(tmp_path):
     from parity.checkpoints.writing import write
 
     arrays, golden, _ = google_file("linen")
-    checkpoint = parity.load(saved(tmp_path / "a.npz", arrays), given={**given(golden), "norms.eps": 1e-5})
+    checkpoint = parity.load(save_npz(tmp_path / "a.npz", arrays), given={**given(golden), "norms.eps": 1e-5})
     [remark] = write(checkpoint, tmp_path / "b.npz", "google").remarks
     assert remark.startswith("norms.eps=1e-05 is only in our own metadata")

@@ -32,8 +32,7 @@ CONFIGS = {
     "hf-vit-mae": BARE.replace(norms={"eps": 1e-12}),
 }
 HEADS = {"num_heads": 1}  # no tensor shows it
-every = pytest.mark.parametrize("name", CONFIGS)
-by_keys = pytest.mark.parametrize("name", [name for name in CONFIGS if name != "hf-vit-mae"])  # it has the keys of hf-vit
+NAMES_BY_KEYS = [name for name in CONFIGS if name != "hf-vit-mae"]  # "hf-vit-mae" has the keys of "hf-vit"
 
 
 def random_checkpoint(config, seed=0):
@@ -52,25 +51,28 @@ def file_without_metadata(tmp_path, config, to, prefix="", **more):
 
 
 def write_config_json(tmp_path, **fields):
+    """Write a config.json beside the weights of `file_without_metadata`."""
     (tmp_path / "config.json").write_text(json.dumps(fields))
 
 
 # Recognition ----------------------------------------------------------------------------------------------------------
 
 
-@by_keys
-@pytest.mark.parametrize("layout", ["v4", "v5"])
-def test_a_file_is_recognised_by_its_keys(tmp_path, name, layout):
-    found = parity.load(file_without_metadata(tmp_path, CONFIGS[name], f"{name}:{layout}"), given=HEADS)
-    assert found.format == f"{name}:{layout}"
+def recognised_format(tmp_path, format, prefix=""):
+    """Return the format that `parity` recognises in a file without metadata whose keys have a prefix."""
+    path = file_without_metadata(tmp_path, CONFIGS[format.partition(":")[0]], format, prefix)
+    return parity.load(path, given=HEADS).format
 
 
-@by_keys
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model."])
-def test_a_prefix_of_all_keys_is_removed(tmp_path, name, prefix):
-    assert parity.load(file_without_metadata(tmp_path, CONFIGS[name], name, prefix), given=HEADS).format.startswith(
-        f"{name}:"
-    )
+def test_a_file_is_recognised_by_its_keys(tmp_path):
+    variants = [f"{name}:{layout}" for name in NAMES_BY_KEYS for layout in ("v4", "v5")]
+    assert [recognised_format(tmp_path, variant) for variant in variants] == variants
+
+
+def test_a_prefix_of_all_keys_is_removed(tmp_path):
+    cases = [(name, prefix) for name in NAMES_BY_KEYS for prefix in ("module.", "_orig_mod.", "model.")]
+    found = [(recognised_format(tmp_path, name, prefix).partition(":")[0], prefix) for name, prefix in cases]
+    assert found == cases
 
 
 def remove_metadata(folder):
@@ -79,7 +81,7 @@ def remove_metadata(folder):
     save_file(load_file(path), path, {"format": "pt"})
 
 
-@every
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_written_folder_is_read_back_bit_for_bit(tmp_path, name):
     config = CONFIGS[name]
     write(random_checkpoint(config), f"{tmp_path / 'out'}/", name)
@@ -151,7 +153,7 @@ def test_text_towers_and_position_ids_are_ignored_with_the_reason(tmp_path):
     found = parity.load(file_without_metadata(tmp_path, CONFIGS["hf-clip"], "hf-clip", **more), given=HEADS)
     assert [line.partition(": ")[2] for line in found.left] == [
         "the text tower",
-        "for the comparison of images with texts",
+        "scale or bias for the comparison of images with texts",
         "the numbers 0, 1, 2, ...",
     ]
 
@@ -248,7 +250,7 @@ def test_a_layer_that_the_librarys_class_does_not_use_is_an_assumption_without_c
     assert part not in {each.field for each in parity.load(path).assumed}  # transformers' classes do not use it
 
 
-def test_another_decoder_than_that_of_masked_pre_training_is_refused(tmp_path):
+def test_a_decoder_that_is_not_that_of_mae_is_refused(tmp_path):
     path = file_without_metadata(
         tmp_path, CONFIGS["hf-vit-mae"], "hf-vit-mae", "vit.", **{"decoder.2.weight": np.ones(3, np.float32)}
     )
@@ -259,7 +261,7 @@ def test_another_decoder_than_that_of_masked_pre_training_is_refused(tmp_path):
 def test_a_gated_dinov3_with_another_activation_is_refused(tmp_path):
     path = file_without_metadata(tmp_path, CONFIGS["hf-dinov3"].replace(mlp={"activation": "swiglu"}), "hf-dinov3")
     write_config_json(tmp_path, model_type="dinov3_vit", image_size=12, patch_size=4, use_gated_mlp=True, hidden_act="gelu")
-    with pytest.raises(InputError, match="hidden_act 'gelu' of a gated MLP"):
+    with pytest.raises(InputError, match="hidden_act 'gelu' for a gated MLP"):
         parity.load(path)
 
 
@@ -293,14 +295,14 @@ def test_the_written_mlp_ratio_of_the_giant_is_the_published_one():
     "name, changes, words",
     [
         ("hf-vit", {"head": {"pool": "mean"}}, "head.pool='mean', only 'token'"),
-        ("hf-vit", {"head": {"hidden": 7}}, "no place for pre_logits.weight"),
+        ("hf-vit", {"head": {"hidden": 7}}, "no key for pre_logits.weight"),
         ("hf-vit", {"head": {"bias": False}}, "head.bias=False"),
         ("hf-vit", {"mlp": {"activation": "swiglu"}}, "mlp.activation='swiglu'"),
         ("hf-vit", {"positions": {"kind": "fixed", "table": "sincos_2d_mae"}}, "positions.kind='fixed'"),
         ("hf-vit", {"positions": {"covers": "none"}}, "positions.covers='none'"),
         ("hf-vit", {"positions": {"rotary": "axial"}}, "positions.rotary='axial'"),
-        ("hf-vit", {"attention": {"qkv_bias": "qv"}}, "no place for blocks.attn.q_bias"),
-        ("hf-vit", {"attention": {"qk_norm": True}}, "no place for blocks.attn.q_norm.weight"),
+        ("hf-vit", {"attention": {"qkv_bias": "qv"}}, "no key for blocks.attn.q_bias"),
+        ("hf-vit", {"attention": {"qk_norm": True}}, "no key for blocks.attn.q_norm.weight"),
         ("hf-vit", {"attention": {"proj": False}}, "attention.proj=False"),
         ("hf-vit", {"attention": {"proj_bias": False}}, "attention.proj_bias=False"),
         ("hf-vit", {"attention": {"scale": 0.5}}, "attention.scale=0.5"),
@@ -310,26 +312,26 @@ def test_the_written_mlp_ratio_of_the_giant_is_the_published_one():
         ("hf-vit", {"norms": {"after_pool": True}}, "norms.after_pool=True"),
         ("hf-vit", {"norms": {"shared_norm": True}}, "norms.shared_norm=True"),
         ("hf-vit", {"norms": {"before_blocks": True}}, "norms.before_blocks=True"),
-        ("hf-vit", {"norms": {"layer_scale": 1.0}}, "no place for blocks.ls1.gamma"),
-        ("hf-vit", {"tokens": {"registers": 1}}, "no place for reg_token"),
-        ("hf-vit", {"tokens": {"distillation": True}}, "no place for dist_token"),
+        ("hf-vit", {"norms": {"layer_scale": 1.0}}, "no key for blocks.ls1.gamma"),
+        ("hf-vit", {"tokens": {"registers": 1}}, "no key for reg_token"),
+        ("hf-vit", {"tokens": {"distillation": True}}, "no key for dist_token"),
         ("hf-vit", {"tokens": {"patch_bias": False}}, "tokens.patch_bias=False"),
         ("hf-deit", {"tokens": {"distillation": False}}, "tokens.distillation=False"),
         ("hf-dinov2", {"head": {"pool": "token"}}, "head.pool='token', only 'token_mean'"),
         ("hf-dinov2", {"num_classes": 0}, "head.pool='token_mean', only 'token'"),
         ("hf-dinov2", {"norms": {"layer_scale": None}}, "norms.layer_scale=None"),
         ("hf-dinov2", {"image_size": (12, 20)}, r"image_size=\(12, 20\), only \(12, 12\)"),
-        ("hf-dinov2:v5", {"mlp": {"activation": "swiglu"}}, "an MLP that is gated as 'v5'"),
+        ("hf-dinov2:v5", {"mlp": {"activation": "swiglu"}}, "an MLP that is gated in its variant 'v5'"),
         ("hf-dinov2-reg", {"positions": {"covers": "none"}}, "positions.covers='none'"),
         ("hf-dinov2-reg", {"tokens": {"registers": 0}}, "tokens.registers=0"),
         ("hf-dinov3", {"positions": {"rotary": "none"}}, "positions.rotary='none'"),
         ("hf-dinov3", {"num_classes": 5}, "num_classes=5"),
         ("hf-siglip", {"attention": {"qkv_bias": "none"}}, "attention.qkv_bias='none'"),
-        ("hf-siglip", {"num_classes": 5}, "no place for head.weight"),
+        ("hf-siglip", {"num_classes": 5}, "no key for head.weight"),
         ("hf-siglip", {"patch_size": (4, 6)}, r"patch_size=\(4, 6\)"),
         ("hf-clip", {"head": {"bias": True}}, "head.bias=True"),
         ("hf-clip", {"norms": {"before_blocks": False}}, "norms.before_blocks=False"),
-        ("hf-vit-mae", {"num_classes": 5}, "no place for head.weight"),
+        ("hf-vit-mae", {"num_classes": 5}, "no key for head.weight"),
     ],
 )
 def test_a_config_that_the_format_cannot_store_is_refused_by_field(name, changes, words):

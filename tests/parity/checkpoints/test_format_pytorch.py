@@ -25,29 +25,31 @@ def small(name: str, **changes: Any) -> ViTConfig:
 
 def random_arrays(config: ViTConfig, format: str, dtype: Any = np.float32) -> dict[str, np.ndarray]:
     """Return random arrays for every key of a format, and its constants."""
-    rng, column = np.random.default_rng(0), get_format("torch").layouts(config)
+    rng, layouts = np.random.default_rng(0), get_format("torch").layouts(config)
     arrays = {
         key: rng.normal(size=layout.shape(config.sizes)).astype(dtype)
-        for layout in column.values()
+        for layout in layouts.values()
         for key in layout.keys(config.sizes)
     }
     return dict(converted_arrays(Checkpoint(config, "torch", arrays), format))
 
 
-def saved(tmp_path: Path, content: Any) -> Path:
-    """Write a file as the format's own library does, and return its path."""
-    torch.save(tensors(content), tmp_path / "theirs.pth")
+def save_pth(tmp_path: Path, content: Any) -> Path:
+    """Save arrays as tensors in a .pth file, and return its path."""
+    torch.save(to_tensors(content), tmp_path / "theirs.pth")
     return tmp_path / "theirs.pth"
 
 
-def tensors(content: Any) -> Any:
+def to_tensors(content: Any) -> Any:
+    """Return nested dictionaries with tensors instead of arrays."""
     if isinstance(content, dict):
-        return {key: tensors(value) for key, value in content.items()}
+        return {key: to_tensors(value) for key, value in content.items()}
     return torch.from_numpy(content) if isinstance(content, np.ndarray) else content
 
 
 # Wrappers -----------------------------------------------------------------------------------------------------------
 
+# Format -> name of a model that it can store.
 FORMATS = {
     "timm:vit": "vit_b16",
     "timm:eva": "dinov3_b16",
@@ -78,7 +80,7 @@ WRAPPERS = {
 )
 def test_a_state_dict_in_a_wrapper_is_recognised(format: str, wrapper: str, tmp_path: Path) -> None:
     state = random_arrays(small(FORMATS[format]), format)
-    found = parity.load(saved(tmp_path, WRAPPERS[wrapper](state)), given={"num_heads": 2})
+    found = parity.load(save_pth(tmp_path, WRAPPERS[wrapper](state)), given={"num_heads": 2})
     assert found.format == format
     assert all(np.array_equal(found.arrays[key], state[key]) for key in found.arrays)
 
@@ -87,7 +89,7 @@ def test_blocks_in_chunks_are_read_as_blocks(tmp_path: Path) -> None:
     config = small("dinov2_s14")
     state = random_arrays(config, "dinov2")
     chunked = {key.replace("blocks.0.", "blocks.0.0.").replace("blocks.1.", "blocks.1.1."): state[key] for key in state}
-    found = parity.load(saved(tmp_path, chunked), given={"num_heads": 2})
+    found = parity.load(save_pth(tmp_path, chunked), given={"num_heads": 2})
     assert (found.format, found.config.depth) == ("dinov2:mlp", 2)
     assert np.array_equal(found.arrays["blocks.1.attn.qkv.weight"], state["blocks.1.attn.qkv.weight"])
 
@@ -95,14 +97,14 @@ def test_blocks_in_chunks_are_read_as_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["adapter.down.weight", "mlp.c_fc.lora_A", "ln_attn.weight", "attn.head_scale"])
 def test_an_unknown_key_of_a_bare_image_tower_is_not_mistaken_for_the_text_tower(tmp_path: Path, part: str) -> None:
     key = f"transformer.resblocks.0.{part}"
-    path = saved(tmp_path, {**random_arrays(small("clip_b32"), "openai-clip:tower"), key: np.ones(3, np.float32)})
+    path = save_pth(tmp_path, {**random_arrays(small("clip_b32"), "openai-clip:tower"), key: np.ones(3, np.float32)})
     with pytest.raises(InputError, match=f"unexpected {key}"):
         parity.load(path, given={"num_heads": 2})
 
 
 @pytest.mark.parametrize("key", ["decoder_head.weight", "decoder_conv.0.weight", "decoder_embed.2.weight"])
-def test_another_decoder_than_maes_is_refused(tmp_path: Path, key: str) -> None:
-    path = saved(tmp_path, {**random_arrays(small("vit_b16", num_classes=0), "timm"), key: np.ones(3, np.float32)})
+def test_a_decoder_that_is_not_that_of_mae_is_refused(tmp_path: Path, key: str) -> None:
+    path = save_pth(tmp_path, {**random_arrays(small("vit_b16", num_classes=0), "timm"), key: np.ones(3, np.float32)})
     with pytest.raises(InputError, match=f"unexpected {key}"):
         parity.load(path, given={"num_heads": 2})
 
@@ -116,7 +118,7 @@ def dinov3_file(tmp_path: Path, **arrays: np.ndarray | None) -> Path:
         **random_arrays(small("dinov3_s16"), "dinov3"),
         **{key.replace("__", "."): value for key, value in arrays.items()},
     }
-    return saved(tmp_path, {key: value for key, value in state.items() if value is not None})
+    return save_pth(tmp_path, {key: value for key, value in state.items() if value is not None})
 
 
 def test_periods_rounded_to_bfloat16_are_read_as_their_base(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_periods_that_no_base_yields_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "mask", [None, np.ones(48, np.float32), np.full(48, np.nan, np.float32)], ids=["none", "ones", "not filled"]
 )
-def test_a_bias_of_the_keys_that_is_not_masked_is_refused(tmp_path: Path, mask: np.ndarray | None) -> None:
+def test_a_key_bias_that_is_not_masked_is_refused(tmp_path: Path, mask: np.ndarray | None) -> None:
     path = dinov3_file(tmp_path, blocks__1__attn__qkv__bias_mask=mask)
     with pytest.raises(InputError, match=r"attn\.qkv\.bias_mask"):
         parity.load(path)
@@ -155,7 +157,7 @@ def test_the_masked_part_of_the_bias_may_have_any_value(tmp_path: Path) -> None:
 
 def test_half_precision_of_openais_files_is_kept(tmp_path: Path) -> None:
     state = random_arrays(small("clip_b32"), "openai-clip", np.float16)
-    path = saved(tmp_path, {**state, "vocab_size": np.array(9)})
+    path = save_pth(tmp_path, {**state, "vocab_size": np.array(9)})
     parity.convert(path, tmp_path / "ours.safetensors", "jax", given={"num_heads": 2})
     parity.convert(tmp_path / "ours.safetensors", tmp_path / "back.safetensors", "openai-clip")
     back = parity.load(tmp_path / "back.safetensors").arrays
@@ -164,7 +166,7 @@ def test_half_precision_of_openais_files_is_kept(tmp_path: Path) -> None:
 
 def test_the_activation_of_openais_own_file_is_not_an_assumption(tmp_path: Path) -> None:
     state = {**random_arrays(small("clip_b32"), "openai-clip"), "vocab_size": np.array(9)}
-    found = parity.load(saved(tmp_path, state), given={"num_heads": 2})
+    found = parity.load(save_pth(tmp_path, state), given={"num_heads": 2})
     assert "mlp.activation" not in {each.field for each in found.assumed}
 
 
@@ -173,20 +175,20 @@ def test_the_activation_of_openais_own_file_is_not_an_assumption(tmp_path: Path)
 
 def test_a_hidden_layer_of_old_timm_is_read(tmp_path: Path) -> None:
     config = small("vit_b16", head={"hidden": 7})
-    found = parity.load(saved(tmp_path, random_arrays(config, "timm:legacy")), given={"num_heads": 2})
+    found = parity.load(save_pth(tmp_path, random_arrays(config, "timm:legacy")), given={"num_heads": 2})
     assert (found.format, found.config.head.hidden) == ("timm:legacy", 7)
 
 
 def test_a_hidden_layer_that_timm_would_ignore_is_not_written(tmp_path: Path) -> None:
     config = small("vit_b16", head={"hidden": 7})
     checkpoint = Checkpoint(config, "torch", random_arrays(config, "torch"))
-    with pytest.raises(InputError, match=r"no place for pre_logits\.weight"):
+    with pytest.raises(InputError, match=r"no key for pre_logits\.weight"):
         write(checkpoint, tmp_path / "weights.safetensors", "timm")
 
 
 def test_a_model_that_timm_cannot_express_is_read_as_the_twins_format(tmp_path: Path) -> None:
     config = small("vit_b16", norms={"after_pool": True}, head={"hidden": 7})
-    found = parity.load(saved(tmp_path, random_arrays(config, "torch")), given={"num_heads": 2, "head.pool": "mean"})
+    found = parity.load(save_pth(tmp_path, random_arrays(config, "torch")), given={"num_heads": 2, "head.pool": "mean"})
     assert found.format == "torch"
 
 

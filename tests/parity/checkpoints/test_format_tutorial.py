@@ -17,13 +17,13 @@ from vit_spec import InputError
 
 WEIGHTS = DATA / "weights" / "cifar10_vit" / "best_vit.pth"
 FLOAT32_TOLERANCE = 5e-6  # as in parity.comparison.tolerances
-ACCURACY = 0.5182  # of its own code on these images
+ACCURACY = 0.5182  # of the code that trained the file, on the test images of CIFAR-10
 
 needs_the_file = pytest.mark.skipif(not WEIGHTS.is_file(), reason=f"needs {WEIGHTS}, which is not part of the project")
 
 
 def torch_logits(checkpoint: parity.Checkpoint, images: np.ndarray) -> np.ndarray:
-    """Logits of the PyTorch twin in float32; images are (B, H, W, C) in [0, 255]."""
+    """Return the logits of the PyTorch twin in float32, for images (B, H, W, C) in [0, 255]."""
     torch = pytest.importorskip("torch")
     import vit_torch
 
@@ -34,7 +34,7 @@ def torch_logits(checkpoint: parity.Checkpoint, images: np.ndarray) -> np.ndarra
 
 
 def jax_logits(checkpoint: parity.Checkpoint, images: np.ndarray) -> np.ndarray:
-    """Logits of the JAX twin in float32; images are (B, H, W, C) in [0, 255]."""
+    """Return the logits of the JAX twin in float32, for images (B, H, W, C) in [0, 255]."""
     jax = pytest.importorskip("jax")
     import vit_jax
 
@@ -44,6 +44,7 @@ def jax_logits(checkpoint: parity.Checkpoint, images: np.ndarray) -> np.ndarray:
 
 
 def normalize(images: np.ndarray) -> np.ndarray:
+    """Return images in [0, 255] as float32 in [-1, 1]."""
     return ((images / 255 - 0.5) / 0.5).astype(np.float32)
 
 
@@ -109,7 +110,8 @@ def checkpoint() -> parity.Checkpoint:
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Any:
+def recorded() -> Any:
+    """Return images, and the logits that the code that trained the file computes for them."""
     return np.load(WEIGHTS.with_name("oracle_logits.npz"))
 
 
@@ -130,10 +132,10 @@ def test_the_file_is_recognised_and_its_config_inferred(checkpoint: parity.Check
 @needs_the_file
 @pytest.mark.parametrize("run", [torch_logits, jax_logits])
 def test_a_twin_computes_the_logits_of_the_code_that_trained_the_file(
-    run: Any, checkpoint: parity.Checkpoint, oracle: Any
+    run: Any, checkpoint: parity.Checkpoint, recorded: Any
 ) -> None:
-    found = run(checkpoint, oracle["images"])
-    assert np.linalg.norm(found - oracle["logits"]) <= FLOAT32_TOLERANCE * np.linalg.norm(oracle["logits"])
+    found = run(checkpoint, recorded["images"])
+    assert np.linalg.norm(found - recorded["logits"]) <= FLOAT32_TOLERANCE * np.linalg.norm(recorded["logits"])
 
 
 @needs_the_file

@@ -1,4 +1,4 @@
-"""docs/reference/formats.md agrees with the code and the recorded proofs, and every format is proven."""
+"""docs/reference/formats.md agrees with the code and with the recorded proofs, and every format has a proof."""
 
 import json
 
@@ -6,7 +6,7 @@ from parity.checkpoints.formats import formats
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from tests.peers.table import PAGE, PROOFS, formats_page
 
-OWN = ("torch", "jax")  # proven by the twins' own tests
+OWN = ("torch", "jax")  # tested by the tests of the twins
 
 
 def test_the_page_agrees_with_the_code_and_the_proofs():

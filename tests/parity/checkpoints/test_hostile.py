@@ -1,4 +1,4 @@
-"""Hostile files are refused with one line, in bounded memory and time; see `tests/hostile_files.py`."""
+"""Hostile files are refused with an error of one line, in bounded memory and time; see `tests/hostile_files.py`."""
 
 import json
 import re

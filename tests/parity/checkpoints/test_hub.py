@@ -1,7 +1,8 @@
-"""Models on the hub: the cache works without a network, and every failure is one line."""
+"""Models on the Hugging Face Hub: the cache works without a network, and the error for every failure is one line."""
 
 import logging
 import socket
+import sys
 import threading
 import time
 import warnings
@@ -20,7 +21,7 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache with one model, as the library stores it."""
+    """Make a cache with one model, as huggingface_hub stores it, and return the folder of its snapshot."""
     repo = tmp_path / "models--google--vit"
     snapshot = repo / "snapshots" / SHA
     (snapshot / "sub").mkdir(parents=True)
@@ -35,7 +36,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
-    """Every connection fails at once; the attempts are counted."""
+    """Let every connection fail at once, and return the list of attempts."""
     attempts = []
 
     def refuse(*arguments, **options):
@@ -80,7 +81,7 @@ def test_a_cached_snapshot_without_weights_is_not_used(cache):
         hub.resolve("hf://google/vit")
 
 
-def test_with_HF_HUB_OFFLINE_no_connection_is_made(cache, no_network, monkeypatch):
+def test_no_connection_is_made_with_HF_HUB_OFFLINE(cache, no_network, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(InputError, match="out of reach"):
         hub.resolve("hf://google/other")
@@ -109,13 +110,13 @@ def test_a_malformed_name_is_refused(name):
 
 
 def test_without_the_library_the_install_command_is_given(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(InputError, match="pip install huggingface_hub"):
         hub.resolve("hf://google/vit")
 
 
 @pytest.mark.parametrize(
-    ("files", "inside", "wanted"),
+    ("files", "inside", "chosen"),
     [
         (["config.json", "model.safetensors", "pytorch_model.bin", "README.md"], "", ["model.safetensors", "config.json"]),
         (["a-1.safetensors", "a.safetensors.index.json", "a.msgpack"], "", ["a-1.safetensors", "a.safetensors.index.json"]),
@@ -130,8 +131,8 @@ def test_without_the_library_the_install_command_is_given(monkeypatch):
         (["a.npz"], "b.npz", []),
     ],
 )
-def test_only_the_files_of_the_safest_container_are_chosen(files, inside, wanted):
-    assert hub.choose_files(files, inside) == wanted
+def test_only_the_files_of_the_safest_container_are_chosen(files, inside, chosen):
+    assert hub.choose_files(files, inside) == chosen
 
 
 class Hub:
@@ -164,7 +165,7 @@ def make_hub(monkeypatch, tmp_path):
 
     def make(files, failure=None):
         fake = Hub(files, tmp_path, failure)
-        monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", fake)
+        monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
         monkeypatch.setattr(socket, "create_connection", lambda *arguments, **options: socket.socket())
         return fake
 

@@ -1,4 +1,4 @@
-"""The layout language, and conversions between layouts, compared with arrays made by hand and by an independent rule."""
+"""The layout language, and conversions between layouts, compared with arrays by hand and with an independent conversion."""
 
 from itertools import product
 from math import prod
@@ -31,6 +31,7 @@ def convert(source, target, arrays, sizes=SIZES):
 
 
 def reader(arrays):
+    """Return a function that reads a range of the entries of an array, as `convert_chunks` expects."""
     return lambda key, first, last: arrays[key].reshape(-1)[first:last]
 
 
@@ -48,7 +49,7 @@ def reader(arrays):
         "in_proj_weight | (qkv=1:kv head dim) width",
     ],
 )
-def test_str_of_a_layout_is_the_parsed_line(line):
+def test_str_of_a_layout_is_the_line_that_was_parsed(line):
     assert str(Layout.parse(line)) == line
 
 
@@ -90,7 +91,7 @@ def test_keys_and_shape_of_a_layout():
     assert layout.shape(SIZES) == (24, 1, 5)
 
 
-def test_axes_in_keys_are_written_as_spellings_or_numbers():
+def test_an_axis_in_a_key_is_written_as_words_or_numbers():
     layout = Layout.parse("{block}.{qkv} | head", QKV)
     assert layout.keys(SIZES) == ["0.query", "0.key", "0.value", "1.query", "1.key", "1.value"]
 
@@ -168,7 +169,7 @@ def two_layouts(draw):
 
 
 def expected_arrays(layout, canonical, names, sizes):
-    """Convert an array to a layout by the definition of the language, one key at a time."""
+    """Return the arrays of a layout for an array with the axes `names`, computed as the language is defined, key by key."""
     arrays, axes = {}, [axis.parameter_axis for axis in layout.array_axes]
     for numbers in product(*(range(sizes[name]) for name in layout.key_axes)):
         indices, part, remaining = dict(zip(layout.key_axes, numbers, strict=True)), canonical, list(names)
@@ -182,6 +183,7 @@ def expected_arrays(layout, canonical, names, sizes):
 
 
 def same_bits(a, b):
+    """Return whether two dictionaries of arrays have the same keys, shapes, dtypes and bits."""
     return a.keys() == b.keys() and all(
         a[key].dtype == b[key].dtype and a[key].shape == b[key].shape and a[key].tobytes() == b[key].tobytes() for key in a
     )
@@ -310,11 +312,11 @@ def test_the_tables_of_the_twins_have_exactly_the_parameters_that_models_can_hav
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("cls_token | cls_token | 1 1", "one must hold the axes width"),
+        ("cls_token | cls_token | 1 1", "has no key, or several, for cls_token with the axes width"),
         ("cls_token | cls_token | width width", "width appears more than once"),
         (
             "blocks.attn.proj.weight | blocks.{block}.attn.proj.weight | width head",
-            "must hold the axes block width head dim",
+            "for blocks.attn.proj.weight with the axes block width head dim",
         ),
         ("norm.weight | norm.bias | width", "several parameters under one key: norm.bias"),
     ],
@@ -324,10 +326,10 @@ def test_a_table_that_drops_an_axis_or_shares_a_key_is_refused(line, what):
         toy_format(line).layouts(TINY)
 
 
-def test_a_format_without_a_place_for_a_parameter_names_it():
+def test_a_format_without_a_key_for_a_parameter_names_it():
     table = "\n".join(line for line in get("torch").tables[""].splitlines() if not line.strip().startswith("reg_token"))
     config = TINY.replace(tokens={"registers": 2})
-    with pytest.raises(InputError, match="format 'toy' has no place for reg_token"):
+    with pytest.raises(InputError, match="format 'toy' has no key for reg_token"):
         Format("toy", "a toy", ".", {"": table}).layouts(config)
 
 

@@ -20,7 +20,8 @@ CONFIG = small_config(vit_spec.get("dinov3_s16plus")).replace(num_classes=5)
 
 
 @pytest.fixture(scope="module", params=["jax", "torch"])
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save the same weights in the format of one of the twins, and return the path."""
     params: Any = perturbed_params(CONFIG)
     path = tmp_path_factory.mktemp("load") / "weights.safetensors"
     weights = params if request.param == "jax" else parity.to_torch(params, CONFIG)
@@ -28,15 +29,15 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-def test_vit_jax_loads_a_file_of_either_format(saved: Path) -> None:
-    model, params = vit_jax.load(saved)
+def test_vit_jax_loads_a_file_of_either_format(saved_file: Path) -> None:
+    model, params = vit_jax.load(saved_file)
     assert model.config == CONFIG
     for mine, expected in zip(jax.tree.leaves(params), jax.tree.leaves(perturbed_params(CONFIG)), strict=True):
         np.testing.assert_array_equal(mine, expected)
 
 
-def test_vit_torch_loads_a_file_of_either_format_in_evaluation_mode(saved: Path) -> None:
-    model = vit_torch.load(saved)
+def test_vit_torch_loads_a_file_of_either_format_in_evaluation_mode(saved_file: Path) -> None:
+    model = vit_torch.load(saved_file)
     assert model.config == CONFIG and not model.training
     expected = vit_torch.ViT(CONFIG).eval()
     expected.load_state_dict(parity.to_torch(perturbed_params(CONFIG), CONFIG))
@@ -44,25 +45,25 @@ def test_vit_torch_loads_a_file_of_either_format_in_evaluation_mode(saved: Path)
     assert torch.equal(model(x), expected(x))
 
 
-def test_a_folder_loads_as_the_weights_in_it(saved: Path) -> None:
-    assert vit_torch.load(saved.parent).config == CONFIG
+def test_a_folder_loads_as_the_weights_in_it(saved_file: Path) -> None:
+    assert vit_torch.load(saved_file.parent).config == CONFIG
 
 
-def test_load_takes_the_execution_options(saved: Path) -> None:
-    model = vit_torch.load(saved, vit_torch.Execution(dtype=torch.bfloat16))
+def test_load_takes_the_execution_options(saved_file: Path) -> None:
+    model = vit_torch.load(saved_file, vit_torch.Execution(dtype=torch.bfloat16))
     assert model(torch.tensor(random_images(CONFIG)).permute(0, 3, 1, 2)).dtype == torch.bfloat16
-    functional, _ = vit_jax.load(saved, vit_jax.Execution(remat="full"))
+    functional, _ = vit_jax.load(saved_file, vit_jax.Execution(remat="full"))
     assert functional.execution.remat == "full"
 
 
-def test_a_loaded_model_can_be_trained(saved: Path) -> None:
-    model = vit_torch.load(saved).train()
+def test_a_loaded_model_can_be_trained(saved_file: Path) -> None:
+    model = vit_torch.load(saved_file).train()
     model(torch.tensor(random_images(CONFIG)).permute(0, 3, 1, 2)).square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("twin", [vit_jax, vit_torch])
-def test_a_package_of_the_user_that_hides_parity_is_reported(monkeypatch: pytest.MonkeyPatch, twin: Any) -> None:
+def test_a_user_package_that_shadows_parity_is_reported(monkeypatch: pytest.MonkeyPatch, twin: Any) -> None:
     def shadowed(package: str) -> None:
         raise InputError(f"{package} is another")
 

@@ -1,4 +1,4 @@
-"""Models with the parameter names of a known library and another function: the difference is read, refused or reported."""
+"""Models with the parameter names of a known library but another function: the difference is read, refused or reported."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,16 +31,19 @@ def perturbed_state(config: ViTConfig) -> State:
 
 
 def images() -> Tensor:
+    """Return images, (2, 3, H, W), in float64."""
     return torch.from_numpy(np.asarray(random_images(CONFIG), np.float64)).permute(0, 3, 1, 2)
 
 
 def outputs(path: Path, **given: Any) -> np.ndarray:
+    """Return the outputs in float64 of the PyTorch twin with the weights of a file."""
     with pytest.warns(parity.AssumptionWarning), torch.no_grad():
         model = vit_torch.load(path, given={"image_size": CONFIG.image_size} | given)
         return model.double()(images()).numpy()
 
 
-def assumed(path: Path) -> dict[str, Any]:
+def assumptions(path: Path) -> dict[str, Any]:
+    """Return the assumptions about a file: field -> value."""
     found = parity.load(path, given={"image_size": CONFIG.image_size})
     return {each.field: each.value for each in found.assumed}
 
@@ -84,8 +87,8 @@ class LookAlike:
         mixed = self.scores(q, k).softmax(-1) @ v
         return self.linear("blocks.0.attn.proj", mixed.transpose(1, 2).flatten(2))
 
-    def residual(self, x: Tensor, half: Tensor) -> Tensor:
-        return x + half
+    def residual(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + branch
 
     def block(self, x: Tensor) -> Tensor:
         x = self.residual(x, self.attention(self.norm("blocks.0.norm1", x)))
@@ -101,8 +104,8 @@ class LookAlike:
 
 
 class ScaledResidual(LookAlike):  # zihangJiang/TokenLabeling, tlt/models/lvvit.py, skip_lam=2
-    def residual(self, x: Tensor, half: Tensor) -> Tensor:
-        return x + half / 2
+    def residual(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + branch / 2
 
 
 class InterleavedQKV(LookAlike):
@@ -145,6 +148,7 @@ class Temperature(LookAlike):
 
 
 NO_CLASS_TOKEN = {"tokens": {"class_token": False}, "head": {"pool": "mean"}}
+# Class -> fields of the config, the field of the assumption, and words of its value.
 DIFFERENCES: dict[type[LookAlike], tuple[dict[str, Any], str, str]] = {
     ScaledResidual: ({}, "order of a block", "added unscaled"),
     InterleavedQKV: ({}, "queries, keys and values", "all queries, then all keys"),
@@ -170,7 +174,7 @@ def test_each_difference_of_code_with_timms_names_is_an_assumption(tmp_path: Pat
     state = perturbed_state(CONFIG.replace(**fields))
     torch.save(state, tmp_path / "a.pth")
     assert relative_error(outputs(tmp_path / "a.pth"), model(state)(images())) > 1e-3
-    assert words in assumed(tmp_path / "a.pth")[name]
+    assert words in assumptions(tmp_path / "a.pth")[name]
 
 
 # Other code with Google's names ---------------------------------------------------------------------------------------
@@ -191,7 +195,7 @@ def write_weights(path: Path, config: ViTConfig, format: str) -> Callable[[], np
 def test_positions_that_googles_files_do_not_store_are_an_assumption(tmp_path: Path, fields: Any) -> None:
     path = tmp_path / "a.npz"  # google-research/vision_transformer, Encoder(add_position_embedding=False)
     expected = write_weights(path, LINEN.replace(**fields, positions={"kind": "none"}), "google:linen")()
-    assert assumed(path)["positions.kind"] == "fixed"
+    assert assumptions(path)["positions.kind"] == "fixed"
     assert relative_error(outputs(path), expected) > 1e-3
     assert relative_error(outputs(path, **{"positions.kind": "none"}), expected) < 1e-13
 
@@ -208,7 +212,7 @@ def test_sinusoids_of_big_vision_are_read_with_and_without_a_class_token(tmp_pat
 def test_each_difference_of_code_with_googles_names_is_an_assumption(tmp_path: Path, format: str) -> None:
     covers = {"positions": {"covers": "none"}} if format == "big_vision" else {}
     write_weights(tmp_path / "a.npz", LINEN.replace(**covers, head={"hidden": 192}), format)
-    found = assumed(tmp_path / "a.npz")
+    found = assumptions(tmp_path / "a.npz")
     assert found["activation of pre_logits"] == "tanh"  # none in early versions of big_vision
     assert found["norms without weights"] == "none"  # norm_pre_logits of google-research/l2p
     assert found["outputs"] == "those of the classifier, unscaled"  # temperature of google-research/l2p
@@ -217,7 +221,7 @@ def test_each_difference_of_code_with_googles_names_is_an_assumption(tmp_path: P
 
 def test_score_scale_and_rotary_positions_of_googles_names_are_assumptions(tmp_path: Path) -> None:
     write_weights(tmp_path / "a.npz", LINEN, "google:linen")
-    assert {"attention.scale", "positions.rotary"} <= assumed(tmp_path / "a.npz").keys()
+    assert {"attention.scale", "positions.rotary"} <= assumptions(tmp_path / "a.npz").keys()
 
 
 # Others ---------------------------------------------------------------------------------------------------------------
@@ -228,8 +232,8 @@ def test_a_patch_projection_with_channels_last_is_refused(tmp_path: Path, format
     """MLX stores (width, 16, 16, 3), which PyTorch reads as 16 channels and patches of 16 x 3."""
     config = CONFIG.replace(num_classes=0, image_size=(64, 64))
     arrays = dict(converted_arrays(Checkpoint(config, "torch", perturbed_state(config)), format))
-    turned = {key: array.transpose(0, 2, 3, 1).copy() if array.ndim == 4 else array for key, array in arrays.items()}
-    np.savez(tmp_path / "a.npz", **turned)
+    transposed = {key: array.transpose(0, 2, 3, 1).copy() if array.ndim == 4 else array for key, array in arrays.items()}
+    np.savez(tmp_path / "a.npz", **transposed)
     with pytest.raises(
         InputError, match="16 channels of 16x3 pixels, or 3 channels of 16x16 if the channels are last"
     ) as error:
@@ -272,9 +276,9 @@ def test_an_unused_norm_is_an_assumption_only_if_it_was_trained(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("format", ["lucidrains:vit", "torchvision", "dinov2:mlp"])
-def test_each_difference_of_copies_of_a_library_is_an_assumption(tmp_path: Path, format: str) -> None:
+def test_each_difference_of_modified_copies_of_a_library_is_an_assumption(tmp_path: Path, format: str) -> None:
     config = CONFIG.replace(image_size=(64, 64), norms={"eps": 1e-5})
-    if format.startswith("lucidrains"):  # no bias of queries, keys and values, and one norm behind the blocks
+    if format.startswith("lucidrains"):  # no bias of queries, keys and values, and a norm after the pool only
         config = config.replace(attention={"qkv_bias": "none"}, norms={"after_blocks": False, "after_pool": True})
     if format.startswith("dinov2"):  # SimMIM's encoders, whose mask_token is DINOv2's too
         config = config.replace(num_classes=0, norms={"layer_scale": 1.0})
@@ -294,9 +298,9 @@ def test_each_difference_of_copies_of_a_library_is_an_assumption(tmp_path: Path,
 def test_a_file_without_the_first_layer_of_its_mlps_is_refused(tmp_path: Path, format: str, layer: str) -> None:
     config = CONFIG.replace(image_size=(64, 64))
     arrays = dict(converted_arrays(Checkpoint(config, "torch", perturbed_state(config)), format))
-    lacking = {key: array for key, array in arrays.items() if not (layer in key and array.ndim == 2)}
-    assert len(lacking) == len(arrays) - 1
-    np.savez(tmp_path / "a.npz", **lacking)
+    incomplete = {key: array for key, array in arrays.items() if not (layer in key and array.ndim == 2)}
+    assert len(incomplete) == len(arrays) - 1
+    np.savez(tmp_path / "a.npz", **incomplete)
     with pytest.raises(InputError, match=f"missing .*{layer}") as error:
         parity.load(tmp_path / "a.npz")
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""open_clip_config.json beside OpenCLIP's weights is read or refused, and leaves no assumption."""
+"""open_clip_config.json beside OpenCLIP's weights is read or refused; with it, no property is assumed."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def folder(path: Path, tower: Any = None, images: Any = None, **model: Any) -> P
     return path
 
 
-def test_it_determines_the_config_and_the_preprocessing(tmp_path: Path) -> None:
+def test_the_file_determines_the_config_and_the_preprocessing(tmp_path: Path) -> None:
     found = parity.load(folder(tmp_path))
     names = "image_size patch_size width depth num_heads mlp_dim num_classes head.pool mlp.activation norms.eps pixels.mean"
     assert all(found.config.at(name) == CONFIG.at(name) for name in [*names.split(), "pixels.std"])
@@ -75,7 +75,7 @@ def test_it_determines_the_config_and_the_preprocessing(tmp_path: Path) -> None:
         ({"tower": {"final_ln_after_pool": True, "patch_dropout": 0.5}}, "head.pool", "token"),
     ],
 )
-def test_its_fields_go_into_the_config(tmp_path: Path, changes: dict[str, Any], field: str, value: Any) -> None:
+def test_fields_of_the_file_go_into_the_config(tmp_path: Path, changes: dict[str, Any], field: str, value: Any) -> None:
     assert parity.load(folder(tmp_path, **changes)).config.at(field) == value
 
 
@@ -96,7 +96,7 @@ def test_its_fields_go_into_the_config(tmp_path: Path, changes: dict[str, Any], 
         ({"images": {"mean": "grey"}}, "says mean 'grey': 3 numbers were expected"),
     ],
 )
-def test_fields_that_describe_another_function_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_unsupported_fields_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as error:
         parity.load(folder(tmp_path, **changes))
     assert said in str(error.value) and "\n" not in str(error.value)

@@ -1,4 +1,7 @@
-"""Surgery keeps the function where it claims to, up to rounding, and does not read or change other parameters."""
+"""Surgery preserves the outputs where its documentation says so, up to rounding errors.
+
+It neither reads nor changes other parameters than it has to.
+"""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -28,24 +31,27 @@ TWINS = {"torch": torch_logits, "jax": jax_logits}
 
 @cache
 def float64_weights(config):
-    """Return weights in float64 in the jax format."""
+    """Return a checkpoint of perturbed weights in float64, in the jax format."""
     pytest.importorskip("torch")
     arrays = flatten(perturbed_params(config), get("jax"))
     return Checkpoint(config, "jax", {key: array.astype(np.float64) for key, array in arrays.items()})
 
 
 def weights(config=TINY, format="torch", dtype=np.float64):
+    """Return a checkpoint of perturbed weights."""
     arrays = dict(converted_arrays(float64_weights(config), format))
     return Checkpoint(config, format, {key: array.astype(dtype) for key, array in arrays.items()})
 
 
 def images(config, size=None):
+    """Return images, (2, C, H, W), in float64."""
     return random_images(config, size).astype(np.float64).transpose(0, 3, 1, 2)
 
 
-def same_function(before, after, pictures_before, pictures_after=None, twin=torch_logits):
-    after_it = pictures_before if pictures_after is None else pictures_after
-    return relrms(twin(after, after_it), twin(before, pictures_before)) <= TOLERANCE
+def same_function(before, after, images_before, images_after=None, twin=torch_logits):
+    """Return whether two checkpoints give the same logits up to rounding errors, by default for the same images."""
+    images_after = images_before if images_after is None else images_after
+    return relrms(twin(after, images_after), twin(before, images_before)) <= TOLERANCE
 
 
 def unchanged_parameters(before, after):
@@ -68,9 +74,9 @@ def test_a_resized_model_equals_the_model_run_at_that_size(twin):
 @pytest.mark.parametrize("mode", surgery.MODES)
 def test_every_mode_equals_resampling_in_the_twin(mode):
     config = TINY.replace(resampling=surgery.MODES[mode])
-    given, _ = surgery.resize(weights(), (12, 20), resampling=mode)
-    assert given.config.resampling == config.resampling
-    assert same_function(weights(config), given, images(TINY, (12, 20)))
+    after, _ = surgery.resize(weights(), (12, 20), resampling=mode)
+    assert after.config.resampling == config.resampling
+    assert same_function(weights(config), after, images(TINY, (12, 20)))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +133,7 @@ def test_two_new_sizes_resample_positions_once():
 def test_positions_are_computed_in_float64_and_rounded_once(dtype):
     narrow = weights(dtype=dtype)
     exact = replace(narrow, arrays={key: array.astype(np.float64) for key, array in narrow.arrays.items()})
-    found, exact = (parameter(surgery.resize(one, (20, 16))[0], "pos_embed") for one in (narrow, exact))
+    found, exact = (parameter(surgery.resize(before, (20, 16))[0], "pos_embed") for before in (narrow, exact))
     assert found.dtype == dtype
     away = np.abs(found.astype(np.float64) - exact)
     for neighbour in (np.nextafter(found, dtype(np.inf)), np.nextafter(found, dtype(-np.inf))):
@@ -149,12 +155,12 @@ def test_ties_infinities_and_nan_are_rounded_correctly():
     np.testing.assert_array_equal(found, [1, 1 + 2**-6, np.inf, -np.inf, 0, 3 * smallest, 0, np.nan])
 
 
-def test_the_line_names_sizes_grids_and_rule():
+def test_the_report_of_resizing_names_sizes_grids_and_resampling():
     _, line = surgery.resize(weights(), (16, 20))
     assert line == "image_size 8x12 -> 16x20; pos_embed 2x3 -> 4x5, bicubic antialias"
 
 
-def test_a_rule_alone_changes_only_the_config():
+def test_new_resampling_alone_changes_only_the_config():
     before = weights()
     after, line = surgery.resize(before, resampling="dino")
     assert unchanged_parameters(before, after) == set(rows(TINY))
@@ -166,11 +172,11 @@ def test_resizing_to_the_same_size_changes_nothing():
     assert after.config == TINY and line == "image_size: as before"
 
 
-def test_a_given_rule_is_no_longer_assumed():
+def test_given_resampling_is_no_longer_assumed():
     guesses = [("resampling.kernel", "bicubic"), ("resampling.antialias", True), ("norms.eps", 1e-6)]
     before = replace(weights(), assumed=tuple(Assumption(*guess, "nothing tells") for guess in guesses))
     after, _ = surgery.resize(before, (16, 20), resampling="timm")
-    assert [one.field for one in after.assumed] == ["norms.eps"]
+    assert [each.field for each in after.assumed] == ["norms.eps"]
 
 
 # Patches --------------------------------------------------------------------------------------------------------------
@@ -181,12 +187,12 @@ def test_an_enlarged_projection_of_enlarged_patches_is_the_same_function(mode, r
     before, size = weights(), (7, 5)
     (rows_, columns), (height, width) = TINY.grid, size
     after, _ = surgery.resize(before, (rows_ * height, columns * width), patch_size=size, resampling=mode)
-    mode = surgery.MODES[rule]
-    high, wide = (
-        resample.matrix(4, new, kernel=mode.kernel, antialias=mode.antialias, align_corners=False, offset=0) for new in size
+    kernel, antialias = surgery.MODES[rule].kernel, surgery.MODES[rule].antialias
+    of_rows, of_columns = (
+        resample.matrix(4, new, kernel=kernel, antialias=antialias, align_corners=False, offset=0) for new in size
     )
     patches = images(TINY).reshape(2, 3, rows_, 4, columns, 4)
-    enlarged = np.einsum("yh,xw,bcrhsw->bcrysx", high, wide, patches).reshape(2, 3, *after.config.image_size)
+    enlarged = np.einsum("yh,xw,bcrhsw->bcrysx", of_rows, of_columns, patches).reshape(2, 3, *after.config.image_size)
     assert same_function(before, after, images(TINY), enlarged)
 
 
@@ -224,15 +230,15 @@ def test_a_grey_image_has_the_output_of_its_copies():
 @pytest.mark.parametrize(("old", "new"), [(1, 3), (3, 6), (2, 4)])
 def test_a_repeated_image_has_the_output_of_the_image(old, new):
     config = TINY.replace(in_channels=old)
-    before, one = weights(config), images(config)
+    before, given = weights(config), images(config)
     after, _ = surgery.adapt_channels(before, new)
-    assert same_function(before, after, one, np.tile(one, (1, new // old, 1, 1)))
+    assert same_function(before, after, given, np.tile(given, (1, new // old, 1, 1)))
 
 
 def test_five_channels_are_three_repeated_and_scaled():
     before = weights()
     after, line = surgery.adapt_channels(before, 5)
-    old, new = (parameter(one, "patch_embed.proj.weight") for one in (before, after))
+    old, new = (parameter(checkpoint, "patch_embed.proj.weight") for checkpoint in (before, after))
     np.testing.assert_array_equal(new, old[:, [0, 1, 2, 0, 1]] * (3 / 5))
     assert "repeated, times 3/5" in line
 
@@ -317,8 +323,9 @@ def test_a_new_head_has_the_dtype_of_the_weights_and_changes_nothing_else(classe
     assert unchanged_parameters(before, after) >= {name for name in rows(before.config) if not name.startswith("head")}
 
 
-# Positions of prefix tokens -------------------------------------------------------------------------------------------
+# Position table rows of prefix tokens ---------------------------------------------------------------------------------
 
+# Name of a case -> config with rows for prefix tokens in its position table, and the tokens that have such rows.
 FOLDED = {
     "all": (TINY, {"cls_token"}),
     "class of registers": (REGISTERS.replace(positions={"covers": "class"}), {"cls_token"}),
@@ -392,6 +399,7 @@ def test_dropping_the_key_bias_keeps_the_function(twin):
     assert same_function(before, after, images(TINY), twin=TWINS[twin])
 
 
+# Options with which the outputs depend on the bias of keys.
 AFFECTED = {"attention.qk_norm": {"attention": {"qk_norm": True}}, "positions.rotary": {"positions": {"rotary": "axial"}}}
 
 
@@ -422,6 +430,7 @@ def test_a_key_bias_of_zeros_can_always_be_dropped(change):
 
 # Formats and files ----------------------------------------------------------------------------------------------------
 
+# Name of a case -> config, operations, and names of the parameters that the operations have to read.
 OPERATIONS = {
     "resize": (TINY, {"image_size": (16, 20)}, {"pos_embed"}),
     "patch": (TINY, {"image_size": (16, 24), "patch_size": 8}, {"patch_embed.proj.weight"}),
@@ -464,7 +473,7 @@ def test_the_result_of_an_operation_on_a_file_can_be_written(tmp_path):
 
 @pytest.fixture
 def strict(monkeypatch):
-    """A checkpoint in a format that can only store position tables with rows for all tokens."""
+    """Return a checkpoint in a format that can store no position table except one with rows for all tokens."""
     only = replace(get("torch"), name="strict", constraints={"positions.covers": "all"})
     known = formats.get
     for module in (parity.checkpoints.weights, surgery.edit):
@@ -489,17 +498,18 @@ def test_the_given_checkpoint_is_not_changed():
     assert bits == {key: array.tobytes() for key, array in before.arrays.items()}
 
 
-# Several operations, and bad input ------------------------------------------------------------------------------------
+# Several operations, and invalid input --------------------------------------------------------------------------------
 
 
 def test_apply_equals_the_operations_one_by_one():
     operations = {"image_size": 16, "in_channels": 1, "num_classes": 2, "fold_class_position": True, "drop_key_bias": True}
     after, lines = surgery.apply(weights(), operations)
-    one = weights()
-    for step in [(surgery.resize, 16), (surgery.adapt_channels, 1), (surgery.new_head, 2)]:
-        one, _ = step[0](one, step[1])
-    one, _ = surgery.drop_key_bias(surgery.fold_class_position(one)[0])
-    assert after.config == one.config and unchanged_parameters(after, one) == set(validate(after))
+    step_by_step = weights()
+    for operation, argument in [(surgery.resize, 16), (surgery.adapt_channels, 1), (surgery.new_head, 2)]:
+        step_by_step, _ = operation(step_by_step, argument)
+    step_by_step, _ = surgery.drop_key_bias(surgery.fold_class_position(step_by_step)[0])
+    assert after.config == step_by_step.config
+    assert unchanged_parameters(after, step_by_step) == set(validate(after))
     assert [line.split()[0] for line in lines] == [
         "image_size",
         "in_channels",
@@ -514,8 +524,8 @@ def test_no_operation_changes_nothing():
     assert surgery.apply(before, {}) == (before, [])
 
 
-WITHOUT = {"positions": {"covers": "none"}}
-FIXED = {"positions": {"kind": "fixed", "table": "sincos_2d_mae"}}
+NO_PREFIX_ROWS = {"positions": {"covers": "none"}}
+FIXED_TABLE = {"positions": {"kind": "fixed", "table": "sincos_2d_mae"}}
 REFUSED = [
     ({}, {"image_size": (9, 12)}, "image size 9x12 is not a multiple of the patch size 4x4: resize images to 8x12"),
     ({}, {"patch_size": 5}, "image size 8x12 is not a multiple of the patch size 5x5"),
@@ -528,11 +538,11 @@ REFUSED = [
     ({}, {"num_classes": -1}, "num_classes is -1: give the number of outputs"),
     ({"num_classes": 0}, {"drop_head": True}, "there is no head to drop"),
     (
-        WITHOUT,
+        NO_PREFIX_ROWS,
         {"fold_class_position": True},
         "pos_embed has rows for patches only, positions.covers='none': nothing to fold",
     ),
-    (FIXED, {"fold_class_position": True}, "positions.kind is 'fixed': only a learned table has rows to fold"),
+    (FIXED_TABLE, {"fold_class_position": True}, "positions.kind is 'fixed': only a learned table has rows to fold"),
     ({}, {"unfold_class_position": True}, "pos_embed has rows for 1 of 1 prefix tokens: covers='all' adds none"),
     ({"positions": {"kind": "none"}}, {"unfold_class_position": True}, "positions.kind is 'none'"),
     ({}, {"add_key_bias": True}, "keys have a bias already"),

@@ -1,4 +1,4 @@
-"""`assert_parity` on models other than ViTs and on the twins: correct pairs pass, and a fault fails with its module."""
+"""`assert_parity` on the twins and on models other than ViTs: correct pairs pass, and the report names a faulty module."""
 
 import copy
 import os
@@ -243,8 +243,8 @@ def check_refused(message: str, apply: Any = None, other: Any = None, params: An
     assert "\n" not in str(error.value)
 
 
-class Changed(TorchLinear):
-    """The layer with a function applied to its inputs, and one to its outputs."""
+class WrappedLinear(TorchLinear):
+    """The layer with a function applied to its input, and another one applied to its output."""
 
     def __init__(self, before: Any = None, after: Any = None) -> None:
         super().__init__()
@@ -255,12 +255,12 @@ class Changed(TorchLinear):
 
 
 def test_nan_is_refused_and_the_side_is_named() -> None:
-    check_refused("output: the torch model returns NaN", other=Changed(after=lambda y: y * float("nan")))
+    check_refused("output: the torch model returns NaN", other=WrappedLinear(after=lambda y: y * float("nan")))
     check_refused("output: the flax model returns NaN", apply=lambda p, x: Linear().apply(p, x) * jnp.nan)
 
 
 def test_outputs_of_different_shapes_are_refused() -> None:
-    check_refused(r"flax returns shape \(3, 2\) and torch \(2, 3\).*output_axes", other=Changed(after=lambda y: y.T))
+    check_refused(r"flax returns shape \(3, 2\) and torch \(2, 3\).*output_axes", other=WrappedLinear(after=lambda y: y.T))
 
 
 def test_outputs_of_different_names_are_refused() -> None:
@@ -272,12 +272,16 @@ def test_a_model_with_a_fixed_dtype_is_refused() -> None:
     check_refused(
         r"output of the flax model is float32, .* dtype=None", lambda p, x: Linear().apply(p, x).astype(jnp.float32)
     )
-    check_refused(r"output of the torch model is float32, .* no \.float\(\)", other=Changed(after=lambda y: y.float()))
-    check_refused(r"the torch model does not run in float64 .* no \.float\(\)", other=Changed(before=lambda x: x.float()))
+    check_refused(
+        r"output of the torch model is float32, .* no \.float\(\)", other=WrappedLinear(after=lambda y: y.float())
+    )
+    check_refused(
+        r"the torch model does not run in float64 .* no \.float\(\)", other=WrappedLinear(before=lambda x: x.float())
+    )
 
 
 def test_a_difference_of_the_size_of_float32_rounding_gives_a_hint() -> None:
-    other = Changed(after=lambda y: y.float().double())
+    other = WrappedLinear(after=lambda y: y.float().double())
     report = compare_models(Linear().apply, random_variables(Linear(), ROWS), other, ROWS, level="function")
     assert str(report).splitlines()[1].startswith("hint: the difference is as large as float32 rounding")
 
@@ -324,7 +328,7 @@ def test_it(assert_parity):
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that runs a project with one test, with the path of its golden file as `golden`."""
+    """Return a function that runs a project with one test; its attribute `golden` is the path of the golden file."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the plugin is loaded by name, as it may not be installed
 
     def run(*options: str, weight: float = 1.5) -> Any:
@@ -339,7 +343,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def edit_golden_file(path: Any, change: Any) -> None:
-    """Rewrite a golden file with its header and arrays changed."""
+    """Rewrite a golden file after `change` has edited its header and its arrays."""
     import json
 
     with np.load(path) as file:
@@ -363,11 +367,11 @@ def test_a_golden_file_is_recorded_and_then_verified(project: Any) -> None:
 def test_changed_outputs_fail_with_the_framework_and_its_versions(project: Any) -> None:
     project("--parity-record")
 
-    def older(header: Any, arrays: Any) -> None:
+    def record_older_versions(header: Any, arrays: Any) -> None:
         header["environment"]["jax"], header["environment"]["torch"] = "0.9.0", "2.0.1"
         arrays["output"] = arrays["output"] * (1 + 1e-9)
 
-    edit_golden_file(project.golden, older)
+    edit_golden_file(project.golden, record_older_versions)
     outcomes, printed = project()
     assert outcomes == {"failed": 1}
     assert (
@@ -380,10 +384,10 @@ def test_changed_outputs_fail_with_the_framework_and_its_versions(project: Any) 
 def test_a_changed_float32_error_fails_with_that_framework_alone(project: Any) -> None:
     project("--parity-record")
 
-    def finer(header: Any, arrays: Any) -> None:
+    def record_larger_error(header: Any, arrays: Any) -> None:
         header["distances"]["torch"]["output"] = 1e-4
 
-    edit_golden_file(project.golden, finer)
+    edit_golden_file(project.golden, record_larger_error)
     printed = project()[1]
     assert "torch has changed: in float32 the error of output is" in printed and "flax has changed" not in printed
     assert "the versions are the same (torch" in printed

@@ -1,4 +1,4 @@
-"""The mapping between the parameters of a Flax model and those of a PyTorch module."""
+"""The mapping between the parameters of a Flax model and of a PyTorch module: matching, conversion, ambiguous input."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def norm(name, flax=True):
 
 
 def lines(correspondence):
-    """Return the flax layouts -> the torch layouts."""
+    """Return a dict from the flax layouts to the torch layouts."""
     return {str(pair.flax): str(pair.torch) for pair in correspondence.pairs}
 
 
@@ -75,7 +75,7 @@ def test_different_spellings_of_a_word_match(flax, torch):
     assert lines(match(left, right))[f"{flax}/kernel | in out"] == f"{torch}.weight | out in"
 
 
-def test_numbers_give_an_order_wherever_they_start_and_whatever_they_skip():
+def test_numbers_give_an_order_even_if_they_start_differently_and_skip_numbers():
     flax = dense("Dense_0", 4, 4) | dense("Dense_1", 4, 4) | dense("Dense_10", 4, 4)
     torch = dense("1", 4, 4, False) | dense("3", 4, 4, False) | dense("11", 4, 4, False)
     found = lines(match(flax, torch))
@@ -218,13 +218,13 @@ def test_a_buffer_without_a_counterpart_is_listed():
     assert "mask: a buffer without a counterpart" in str(found)
 
 
-# Refusals, and layouts that settle them -----------------------------------------------------------------------------
+# Refusals, and layouts that resolve ambiguity -----------------------------------------------------------------------
 
 LEFT = {key: shape for n in range(2) for name in "ab" for key, shape in norm(f"block_{n}/{name}").items()}
 RIGHT = {key: shape for n in range(2) for name in "xy" for key, shape in norm(f"layers.{n}.{name}", False).items()}
 
 
-def test_ambiguous_parameters_are_refused_with_the_candidates_and_a_line_that_settles_them():
+def test_ambiguous_parameters_are_refused_with_the_candidates_and_a_line_that_selects_one():
     with pytest.raises(InputError) as error:
         match(LEFT, RIGHT)
     message = str(error.value)
@@ -232,7 +232,7 @@ def test_ambiguous_parameters_are_refused_with_the_candidates_and_a_line_that_se
     assert "such as 'block_0/a/scale | width <-> layers.0.x.weight | width'" in message and "\n" not in message
 
 
-def test_a_line_for_one_parameter_settles_its_module_and_the_other_candidate():
+def test_a_line_for_one_parameter_decides_its_module_and_the_other_candidate():
     found = match(LEFT, RIGHT, layouts=["block_{n}/b/scale | width <-> layers.{n}.x.weight | width"])
     assert {str(pair) for pair in found.pairs} >= {
         "block_{n}/b/scale | width  <->  layers.{n}.x.weight | width",
@@ -272,7 +272,7 @@ def test_lines_that_overlap_are_refused():
         match({"a/kernel": (3, 4), "b/kernel": (3, 4)}, {"d.weight": (4, 3)}, layouts=lines)
 
 
-def test_an_array_of_which_a_line_covers_only_a_part_is_refused():
+def test_an_array_that_a_line_covers_only_in_part_is_refused():
     with pytest.raises(InputError, match=r"no counterpart .* torch's d\.weight"):
         match({"q/kernel": (3, 4)}, {"d.weight": (8, 3)}, layouts=["q/kernel | in out <-> d.weight | (qk=0 out) in"])
 

@@ -1,4 +1,4 @@
-"""A known cause is applied to a model, and the diagnosis of its outputs must name this cause first."""
+"""Diagnosis of outputs of models to which known causes were applied: it must name these causes first."""
 
 import json
 import re
@@ -148,7 +148,7 @@ def _swap_q_and_k(state: State) -> None:
     _change_tensors("attn.qkv.bias", lambda b: torch.cat([b[16:32], b[:16], b[32:]]))(state)
 
 
-def _fold_twice(state: State) -> None:
+def _add_class_position_twice(state: State) -> None:
     state["cls_token"] = state["cls_token"] + state["pos_embed"][:, :1]
 
 
@@ -191,7 +191,7 @@ WEIGHTS: dict[str, tuple[str, ViTConfig, Change]] = {
         _change_tensors("patch_embed.proj.weight", lambda w: w.view(16, 16, 16, 3).permute(0, 3, 1, 2)),
     ),
     "channels reversed": ("channel order", PLAIN, _change_tensors("patch_embed.proj.weight", lambda w: w.flip(1))),
-    "the class position added twice": ("class position", PLAIN, _fold_twice),
+    "the class position added twice": ("class position", PLAIN, _add_class_position_twice),
     "the class row last": ("rows of positions", PLAIN, _change_tensors("pos_embed", lambda w: w.roll(1, 1))),
     "positions one place early": ("rows of positions", PLAIN, _change_tensors("pos_embed", lambda w: w.roll(-1, 1))),
     "layer scale left out": ("layer scale", SCALED, _change_tensors("gamma", torch.ones_like)),
@@ -298,7 +298,7 @@ def test_outputs_in_bfloat16_match_and_the_rounding_is_named() -> None:
     assert (diagnosis.dtype, diagnosis.passed, diagnosis.matched[0].families) == ("bfloat16", True, ("dtype rounding",))
 
 
-# Two causes, and none -------------------------------------------------------------------------------------------------
+# Two causes, no known cause, no cause ---------------------------------------------------------------------------------
 
 PAIRS: dict[tuple[str, str], tuple[ViTConfig, Change | None]] = {
     ("activation", "LayerNorm eps"): (PLAIN.replace(mlp={"activation": "gelu_tanh"}, norms={"eps": 1e-3}), None),
@@ -395,7 +395,7 @@ def test_a_diagnosis_is_deterministic() -> None:
     assert (json.dumps(first.facts()), str(first)) == (json.dumps(second.facts()), str(second))
 
 
-# Against another file -------------------------------------------------------------------------------------------------
+# Another checkpoint ---------------------------------------------------------------------------------------------------
 
 
 def test_another_checkpoint_shows_the_transposed_parameter() -> None:
@@ -547,7 +547,7 @@ def test_a_cause_is_found_although_the_weights_were_rounded_to_float32() -> None
         file, expected_outputs(uint8_images(), float64_outputs(right, state, uint8_images()), PLAIN), pairs=20
     )
     assert diagnosis.matched[0].names == ("activation is quick_gelu",), diagnosis.verdict
-    assert 1e-9 < diagnosis.after < diagnosis.bar < 5e-6 and "rounding to float32" in diagnosis.precision
+    assert 1e-9 < diagnosis.after < diagnosis.tolerance < 5e-6 and "rounding to float32" in diagnosis.precision
 
 
 def test_weights_rounded_to_float32_match() -> None:
@@ -555,7 +555,9 @@ def test_weights_rounded_to_float32_match() -> None:
     diagnosis = diagnose(
         file, expected_outputs(uint8_images(), float64_outputs(PLAIN, state, uint8_images()), PLAIN), pairs=20
     )
-    assert diagnosis.passed and 1e-9 < diagnosis.before < diagnosis.bar and "rounding to float32" in diagnosis.precision
+    assert (
+        diagnosis.passed and 1e-9 < diagnosis.before < diagnosis.tolerance and "rounding to float32" in diagnosis.precision
+    )
 
 
 def test_a_cause_is_found_although_the_weights_were_rounded_to_bfloat16() -> None:
@@ -608,7 +610,7 @@ def test_the_size_of_a_model_is_that_of_the_expected_images(size: tuple[int, int
     assert f"--set image_size={size[0]}x{size[1]}" in printed and "FOUND: LayerNorm eps is 0.001" in printed
 
 
-# Expected outputs --------------------------------------------------------------------------------------------------------
+# Expected outputs -----------------------------------------------------------------------------------------------------
 
 
 def write_npz(folder: Path, **arrays: Any) -> Path:

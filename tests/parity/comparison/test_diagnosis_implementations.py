@@ -1,4 +1,4 @@
-"""Mistakes of other implementations are patched into the PyTorch twin, and the diagnosis must name them."""
+"""Diagnosis of mistakes that other implementations make: they are patched into the PyTorch twin and must be named."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +53,7 @@ def _bfloat16_rotary(x: Any, tables: Any, kind: str) -> Any:
 
 
 def _swapped_tables(config: ViTConfig, grid: tuple[int, int]) -> Any:
-    """Return tables with rows and columns swapped, as `meshgrid` with the other indexing gives them."""
+    """Return rotary tables with rows and columns swapped, as `meshgrid` with the other indexing gives them."""
     height, width = grid
     theta = np.repeat(config.positions.rotary_base ** (-4 * np.arange(1, config.head_dim // 4 + 1) / config.head_dim), 2)
     angles = [np.r_[(y + 1) * theta, (x + 1) * theta] for y in range(height) for x in range(width)]
@@ -63,8 +63,8 @@ def _swapped_tables(config: ViTConfig, grid: tuple[int, int]) -> Any:
 
 def _tables_with_prefix_phase(config: ViTConfig, grid: tuple[int, int]) -> Any:
     cos, sin = (np.array(table).reshape(-1, config.head_dim) for table in ORIGINAL_TABLES(config, grid))
-    turn = cos[-1].copy(), sin[-1].copy()
-    cos[: config.num_prefix], sin[: config.num_prefix] = turn
+    last_patch = cos[-1].copy(), sin[-1].copy()
+    cos[: config.num_prefix], sin[: config.num_prefix] = last_patch
     return cos[None, :, None], sin[None, :, None]
 
 

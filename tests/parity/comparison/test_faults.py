@@ -1,4 +1,4 @@
-"""A mistake planted in a twin, a format's column or an optimizer is detected, and the part with the mistake is named.
+"""Check and diagnosis of planted faults: a mistake in a twin, a format or an optimizer is detected and its part is named.
 
 To save time, only every fifth fault is planted here; `python -m benchmarks.faults` plants all of them.
 """
@@ -29,29 +29,29 @@ def _single_thread() -> Iterator[None]:
 EVERY_FIFTH = FAULTS[::5]
 
 
-def _params(faults: list[Fault]) -> list[object]:
+def _pytest_params(faults: list[Fault]) -> list[object]:
     return [pytest.param(fault, id=fault.id.replace(" ", "-")) for fault in faults]
 
 
-@pytest.mark.parametrize("fault", _params([fault for fault in EVERY_FIFTH if not fault.unnamed]))
+@pytest.mark.parametrize("fault", _pytest_params([fault for fault in EVERY_FIFTH if not fault.ambiguity]))
 def test_the_check_fails_and_names_the_part(fault: Fault) -> None:
     report = run_check(fault, backward=False, steps=20)
     assert names_part(fault, report), report.verdict
 
 
-@pytest.mark.parametrize("fault", _params([fault for fault in FAULTS if fault.unnamed]))
+@pytest.mark.parametrize("fault", _pytest_params([fault for fault in FAULTS if fault.ambiguity]))
 def test_the_check_fails_although_the_part_is_ambiguous(fault: Fault) -> None:
     assert not run_check(fault, backward=False).passed
 
 
-@pytest.mark.parametrize("fault", _params([fault for fault in EVERY_FIFTH if fault.cause]))
+@pytest.mark.parametrize("fault", _pytest_params([fault for fault in EVERY_FIFTH if fault.cause]))
 def test_the_diagnosis_names_the_cause(fault: Fault) -> None:
     diagnosis = run_diagnosis(fault)
     assert names_cause(fault, diagnosis), diagnosis.verdict
 
 
 def test_few_parts_are_ambiguous() -> None:
-    assert sum(bool(fault.unnamed) for fault in FAULTS) <= 0.05 * len(FAULTS)
+    assert sum(bool(fault.ambiguity) for fault in FAULTS) <= 0.05 * len(FAULTS)
 
 
 @pytest.mark.parametrize("file", sorted({fault.file for fault in FAULTS}))

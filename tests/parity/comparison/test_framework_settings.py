@@ -28,8 +28,8 @@ def _initialize_xla() -> None:
         jax.jit(lambda x: x + 1)(1.0)
 
 
-def audited(name: str, options: dict[str, object] | None = None) -> Setting:
-    """Return one setting of the audit."""
+def find_setting(name: str, options: dict[str, object] | None = None) -> Setting:
+    """Return the setting with this name from the audit."""
     return next(setting for setting in audit(options) if setting.name == name)
 
 
@@ -62,6 +62,7 @@ def medium_precision_dtype(torch) -> str:
 
 
 def torch_settings() -> dict[str, str | None]:
+    """Return a dict from the names of all settings to their values in PyTorch."""
     return {setting.name: setting.torch for setting in audit()}
 
 
@@ -176,8 +177,8 @@ def test_strict_settings_set_the_highest_precision_in_jax_and_restore_it() -> No
     jax = pytest.importorskip("jax")
     with jax.default_matmul_precision("bfloat16"):
         with strict_settings():
-            during = audited("matmul precision").jax
-        after = audited("matmul precision").jax
+            during = find_setting("matmul precision").jax
+        after = find_setting("matmul precision").jax
     assert (during, after) == ("highest", "bfloat16")
 
 
@@ -210,8 +211,8 @@ def test_a_comparison_that_is_not_strict_has_no_options() -> None:
 def test_the_audit_reads_fusion_from_a_compiled_program() -> None:
     jax = pytest.importorskip("jax")
     if jax.default_backend() != "cpu":
-        pytest.skip("the fusion is that of the CPU")
-    assert audited("fusion", UNFUSED).jax == "off"
+        pytest.skip("UNFUSED is an option of XLA on CPU")
+    assert find_setting("fusion", UNFUSED).jax == "off"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_the_audit_reads_xla_flags(flags: str, name: str, value: str, monkeypatc
     jax = pytest.importorskip("jax")
     monkeypatch.setenv("XLA_FLAGS", flags)
     with jax.default_device("cpu"):
-        assert audited(name).jax == value
+        assert find_setting(name).jax == value
 
 
 def test_the_audit_reads_xla_flags_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,19 +236,19 @@ def test_the_audit_reads_xla_flags_from_a_file(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "flags").write_text("--xla_cpu_enable_fast_math=true\n")
     monkeypatch.setenv("XLA_FLAGS", str(tmp_path / "flags"))
     with jax.default_device("cpu"):
-        assert (audited("fast-math").jax, audited("XLA_FLAGS").jax) == ("on", "--xla_cpu_enable_fast_math=true")
+        assert (find_setting("fast-math").jax, find_setting("XLA_FLAGS").jax) == ("on", "--xla_cpu_enable_fast_math=true")
 
 
 def test_compiler_options_override_xla_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     jax = pytest.importorskip("jax")
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
     with jax.default_device("cpu"):
-        assert audited("fast-math", compiler_options()).jax == "off"
+        assert find_setting("fast-math", compiler_options()).jax == "off"
 
 
 def test_an_environment_variable_is_recorded_for_the_framework_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    assert (audited("MKL_CBWR").jax, audited("MKL_CBWR").torch) == (None, "COMPATIBLE")
+    assert (find_setting("MKL_CBWR").jax, find_setting("MKL_CBWR").torch) == (None, "COMPATIBLE")
 
 
 @pytest.mark.parametrize(("jax", "torch"), [("on", "on"), (None, "on"), ("on", None)])

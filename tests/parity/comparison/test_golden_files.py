@@ -1,6 +1,6 @@
-"""Golden files: recorded results of both twins are verified later, and what changed is named.
+"""Golden files: results of both twins are recorded and verified, and the report names the first tensor that changed.
 
-`tests/goldens/versions` has two of them.  If a new version of a framework changes one for a good reason, record it again:
+`tests/goldens/versions` has two of them.  If a new version of a framework changes results for a good reason, record again:
 `golden.record(Golden.read(path).config, path, force=True)`.
 """
 
@@ -57,7 +57,8 @@ def weights_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def recorded(path: Path) -> Golden:
+def golden_file(path: Path) -> Golden:
+    """Return the contents of the golden file at `path`."""
     return Golden.read(path)
 
 
@@ -88,18 +89,18 @@ def test_a_recorded_file_verifies_and_a_second_recording_has_the_same_bytes(tmp_
     assert (tmp_path / "second.npz").read_bytes() == (tmp_path / "first.npz").read_bytes()
 
 
-def test_seeded_weights_have_the_recorded_checksums_on_every_machine(recorded: Golden) -> None:
-    assert recorded.config == PLAIN
-    assert checksums(make_inputs(reproducible_init.weights(PLAIN, 0), 0)) == recorded.checksums
+def test_seeded_weights_have_the_recorded_checksums_on_every_machine(golden_file: Golden) -> None:
+    assert golden_file.config == PLAIN
+    assert checksums(make_inputs(reproducible_init.weights(PLAIN, 0), 0)) == golden_file.checksums
 
 
-def test_reading_and_writing_returns_the_same_bytes(recorded: Golden, tmp_path: Path, path: Path) -> None:
-    recorded.write(tmp_path / "copy.npz")
+def test_reading_and_writing_returns_the_same_bytes(golden_file: Golden, tmp_path: Path, path: Path) -> None:
+    golden_file.write(tmp_path / "copy.npz")
     assert (tmp_path / "copy.npz").read_bytes() == path.read_bytes()
 
 
-def test_a_golden_file_has_every_intermediate_and_every_gradient(recorded: Golden) -> None:
-    names = [tensor.name for tensor in recorded.tensors]
+def test_a_golden_file_has_every_intermediate_and_every_gradient(golden_file: Golden) -> None:
+    names = [tensor.name for tensor in golden_file.tensors]
     assert names.index("blocks.0.attn.scores") < names.index("logits") < names.index("gradient of head.weight")
     assert {f"gradient of {name}" for name in vit_torch.ViT(PLAIN).state_dict()} < set(names)
 
@@ -137,11 +138,11 @@ def set_versions(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
 
 
 def test_a_fault_is_reported_with_its_layer_and_the_versions_then_and_now(
-    path: Path, recorded: Golden, monkeypatch: pytest.MonkeyPatch
+    path: Path, golden_file: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant_fault(monkeypatch, vit_torch, mlp={"activation": "gelu_tanh"})
     set_versions(monkeypatch, torch="99.1")
-    found, then = golden.verify(path, only="torch"), recorded.records[0].environment["torch"]
+    found, then = golden.verify(path, only="torch"), golden_file.records[0].environment["torch"]
     assert not found.passed
     assert (found.first["torch"].tensor, found.first["torch"].dtype) == ("blocks.0.mlp.activation", "float64")
     assert "torch changed: blocks.0.mlp.activation differs by " in found.verdict
@@ -175,15 +176,17 @@ def test_a_larger_float32_error_is_reported(path: Path, monkeypatch: pytest.Monk
     assert found.first["torch"].tensor == "blocks.0.norm1"
 
 
-def with_float32_errors(recorded: Golden, name: str, factor: float) -> Golden:
-    """Return a golden file with two records: torch's float32 error of one tensor is 1e-6, and then `factor` times that."""
-    at = [tensor.name for tensor in recorded.tensors].index(name)
+def with_float32_errors(golden_file: Golden, name: str, factor: float) -> Golden:
+    """Return a golden file with two records: torch's float32 error of one tensor is 1e-6 and `factor` times 1e-6."""
+    at = [tensor.name for tensor in golden_file.tensors].index(name)
     records = []
     for error in (1e-6, factor * 1e-6):
-        found = recorded.records[0].float32_errors["torch"].copy()
+        found = golden_file.records[0].float32_errors["torch"].copy()
         found[at] = error
-        records.append(replace(recorded.records[0], float32_errors={**recorded.records[0].float32_errors, "torch": found}))
-    return replace(recorded, records=tuple(records))
+        records.append(
+            replace(golden_file.records[0], float32_errors={**golden_file.records[0].float32_errors, "torch": found})
+        )
+    return replace(golden_file, records=tuple(records))
 
 
 # For a tensor of 2 images, 7 tokens and width 16; 0.5 is a tenth of 5e-6, in units of 1e-6.
@@ -191,29 +194,29 @@ ALLOWED = RMS_ERROR_RATIO * five_sigma_factor(224) + 0.5
 
 
 @pytest.mark.parametrize("factor", [1 / 50, 1.01 * ALLOWED, 50.0])
-def test_a_much_larger_or_smaller_float32_error_is_a_change(recorded: Golden, factor: float) -> None:
-    changed = with_float32_errors(recorded, "blocks.0", factor)
+def test_a_much_larger_or_smaller_float32_error_is_a_change(golden_file: Golden, factor: float) -> None:
+    changed = with_float32_errors(golden_file, "blocks.0", factor)
     [only] = changed_tensors(changed, changed.records[1])
     assert (only.framework, only.tensor, only.dtype) == ("torch", "blocks.0", "float32")
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0, 0.99 * ALLOWED])
-def test_a_similar_float32_error_is_no_change(recorded: Golden, factor: float) -> None:
-    changed = with_float32_errors(recorded, "blocks.0", factor)
+def test_a_similar_float32_error_is_no_change(golden_file: Golden, factor: float) -> None:
+    changed = with_float32_errors(golden_file, "blocks.0", factor)
     assert not changed_tensors(changed, changed.records[1])
 
 
-def test_the_gradient_of_a_single_parameter_is_not_tested_in_float32(recorded: Golden) -> None:
-    changed = with_float32_errors(recorded, "gradient of blocks.0.norm1.bias", 5.0)
+def test_the_gradient_of_a_single_parameter_is_not_tested_in_float32(golden_file: Golden) -> None:
+    changed = with_float32_errors(golden_file, "gradient of blocks.0.norm1.bias", 5.0)
     assert not changed_tensors(changed, changed.records[1])
 
 
-def test_a_missing_intermediate_is_a_change(recorded: Golden) -> None:
-    at = [tensor.name for tensor in recorded.tensors].index("pool")
-    found = recorded.records[0].float64_errors["jax"].copy()
+def test_a_missing_intermediate_is_a_change(golden_file: Golden) -> None:
+    at = [tensor.name for tensor in golden_file.tensors].index("pool")
+    found = golden_file.records[0].float64_errors["jax"].copy()
     found[at] = np.nan
-    now = replace(recorded.records[0], float64_errors={**recorded.records[0].float64_errors, "jax": found})
-    [only] = changed_tensors(recorded, now)
+    now = replace(golden_file.records[0], float64_errors={**golden_file.records[0].float64_errors, "jax": found})
+    [only] = changed_tensors(golden_file, now)
     assert str(only) == "pool is missing, has another shape, or is not finite in float64"
 
 
@@ -318,7 +321,7 @@ HEADERS: dict[str, tuple[dict[str, Any], str]] = {
     "a config of absurd depth": ({"config": HUGE}, "gradients of 32 parameters, and its config has 12,000,000,008"),
     "another config": (
         {"config": json.loads(PLAIN.replace(mlp_dim=32).to_json())},
-        "gradients are those of other parameters",
+        "gradients do not have the names and shapes of its config's parameters",
     ),
     "an incomplete config": ({"config": {"width": -1}}, "required config fields are missing"),
     "no seed": ({"seed": None}, "missing or unexpected keys in its header: 'seed'"),
@@ -361,14 +364,14 @@ def test_wrong_arrays_are_refused_in_one_line(case: str, path: Path, tmp_path: P
     assert "\n" not in str(error.value) and "bad.npz" in str(error.value)
 
 
-def test_nan_in_the_reference_is_refused(path: Path, recorded: Golden, tmp_path: Path) -> None:
-    reference = np.concatenate([tensor.sketch for tensor in recorded.tensors])
+def test_nan_in_the_reference_is_refused(path: Path, golden_file: Golden, tmp_path: Path) -> None:
+    reference = np.concatenate([tensor.sketch for tensor in golden_file.tensors])
     reference[5] = np.nan
     with pytest.raises(InputError, match="NaN"):
         Golden.read(edit_arrays(path, tmp_path / "bad.npz", reference=reference))
 
 
-def test_a_truncated_golden_is_refused(path: Path, tmp_path: Path) -> None:
+def test_a_truncated_golden_file_is_refused(path: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"cut\.npz is not an npz file that can be read, or is damaged"):
         Golden.read(tmp_path / "cut.npz")
@@ -429,8 +432,8 @@ def test_weights_that_compute_nan_are_not_recorded(tmp_path: Path) -> None:
 
 
 def test_twins_that_disagree_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(subject: PassInputs) -> TorchTwin:
-        return TorchTwin(replace(subject, images=subject.images * np.float32(1.001)))
+    def other(inputs: PassInputs) -> TorchTwin:
+        return TorchTwin(replace(inputs, images=inputs.images * np.float32(1.001)))
 
     monkeypatch.setattr(verification, "JaxTwin", other)
     with pytest.raises(InputError, match="twins must agree to record a golden file, and in float64 jax differs by"):

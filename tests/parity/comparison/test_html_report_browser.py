@@ -1,4 +1,4 @@
-"""The HTML report in a browser: it loads without errors, fits a phone, and its tables sort."""
+"""The HTML report in a browser: it loads without errors, fits the screen of a phone, and its tables can be sorted."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Random faults in the operations of a forward pass: the diagnosis is right, or answers UNKNOWN.
+"""Diagnosis of random faults in the operations of a forward pass: the answer is right, or UNKNOWN.
 
 One fault per model structure is drawn here; `python -m benchmarks.random_faults` draws any number, at realistic widths.
 """
@@ -27,5 +27,5 @@ STRUCTURES = {
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(STRUCTURES)))
 def test_a_random_fault_is_found_or_unknown_with_the_right_layer(seed: int, name: str) -> None:
     assessment = assess_random_fault(STRUCTURES[name], seed, pairs=20)
-    assert not assessment.wrong, assessment
-    assert assessment.outcome != "unknown, layer not named" or not assessment.intermediates, assessment
+    assert not assessment.is_wrong, assessment
+    assert assessment.outcome != "unknown, layer not named" or not assessment.with_intermediates, assessment

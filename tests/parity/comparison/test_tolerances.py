@@ -1,6 +1,6 @@
 """Tolerances follow from the amplification of rounding errors: correct twins pass on all weights, wrong ones fail on most.
 
-`python -m benchmarks.tolerances` tests 200 random pairs and every planted bug; these are a few of each.
+`python -m benchmarks.tolerances` tests 200 random pairs and every planted fault; this module tests a few of each.
 """
 
 from collections.abc import Callable
@@ -99,7 +99,7 @@ KINDS_BY_FAULT = {
 
 
 @pytest.mark.parametrize("name", KINDS_BY_FAULT)
-def test_a_planted_bug_is_found_on_extreme_weights(name: str) -> None:
+def test_a_planted_fault_is_found_on_extreme_weights(name: str) -> None:
     fault = next(fault for fault in FAULTS if fault.name == name)
     params = make_extreme(fault.params(), KINDS_BY_FAULT[name], 0)
     with plant_fault(fault):
@@ -136,7 +136,7 @@ def change_torch_twin(monkeypatch: pytest.MonkeyPatch, alter: Callable[[Any], No
 
 
 def test_a_wrong_gradient_cannot_hide_behind_amplified_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tolerance of the whole model would hide a difference of 1e-8 in a gradient; that of the part does not."""
+    """The tolerance of the whole model would hide a relative difference of 1e-9; the tolerance of the part does not."""
 
     def wrong(model: Any) -> None:
         if model.execution.attention == "fused":
@@ -151,7 +151,7 @@ def test_a_wrong_gradient_cannot_hide_behind_amplified_rounding(monkeypatch: pyt
 
 
 def test_a_part_that_one_twin_computes_slightly_less_precisely_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relRMS of 2.5e-6 is within the tolerance of float32, but is ten times the other twin's and more than measured."""
+    """An error of 2.5e-6 is within the tolerance, but is ten times the other twin's and above measured rounding errors."""
 
     def add_noise(module: Any, into: Any, out: Any) -> Any:
         noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
@@ -265,9 +265,8 @@ def test_measured_rounding_errors_widen_both_tests_of_precision() -> None:
     assert not ErrorBudget().are_within_tolerance(near, far)
     assert ErrorBudget(rounding=rounding).are_within_tolerance(near, far)
     assert not ErrorBudget(rounding=rounding).are_similar(near, far)
-    assert not ErrorBudget(rounding=near).are_within_tolerance(
-        near, far
-    )  # smaller than the tolerance, so it widens nothing
+    # A measured error that is smaller than the tolerance widens nothing.
+    assert not ErrorBudget(rounding=near).are_within_tolerance(near, far)
     assert ErrorBudget(rounding=rounding).tolerance == pytest.approx(AMPLIFIED_ERROR_FACTOR * 1e-5)
 
 

@@ -190,7 +190,7 @@ def test_a_correct_optimizer_is_not_blamed_for_a_wrong_gradient(monkeypatch: pyt
     assert [cause.piece.split(" of ")[0] for cause in compare_plain().causes] == ["gradient"]
 
 
-def test_the_learning_rate_of_another_step_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learning_rate_of_another_step_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*next(iter(FAULTS["rate one step early"][0].items())))
     assert compare_plain().verdict.endswith("; that is the rate of step 2")
 
@@ -221,7 +221,7 @@ def test_rounded_gradients_of_one_twin_fail_g3_only(monkeypatch: pytest.MonkeyPa
 def test_more_perturbed_runs_follow_if_a_few_do_not_explain_the_difference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first five runs are not perturbed."""
+    """The first five runs are replaced by runs without perturbation, which measure no noise."""
 
     def unperturbed_at_first(task: Any, settings: Any, start: Any, steps: int) -> Any:
         yield from [_train(make_torch_trainer(task, settings)(start), steps)] * 5

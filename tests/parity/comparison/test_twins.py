@@ -31,7 +31,7 @@ def compare_small(config: ViTConfig = CONFIG, **options: Any) -> Report:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_passes_its_gate(dtype: Any) -> None:
+def test_the_twins_pass_in_half_precision(dtype: Any) -> None:
     report = compare_small(dtype=dtype)
     assert report.passed, report.verdict
     assert all(m.jax and m.jax.relative_rms(m.scale) > 1e-6 for m in report.measures if m.name.endswith("norm1"))

@@ -1,4 +1,4 @@
-"""Random weights without zeros, ones or symmetries, which could hide an error."""
+"""Random weights without zeros or symmetries, which could hide an error."""
 
 import contextlib
 import re
@@ -14,7 +14,7 @@ from tests.goldens.peers import rng_for
 
 
 def perturb(model: nn.Module, name: str) -> None:
-    """Draw every parameter of a model in float64, with a name as the seed.
+    """Draw every parameter of a model in float64; the seed is a hash of `name`.
 
     Norms and layer scales are around one, matrices preserve the magnitude of activations, and all other parameters (biases,
     tokens, positions, tables) have the magnitude of a token's entries.
@@ -34,7 +34,7 @@ def perturb(model: nn.Module, name: str) -> None:
 
 
 class _SkipInitialisation(TorchFunctionMode):
-    """A mode in which the initialisers of parameters draw no random numbers."""
+    """A mode in which the initializers of parameters draw no random numbers."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -46,6 +46,6 @@ class _SkipInitialisation(TorchFunctionMode):
 
 @contextlib.contextmanager
 def uninitialised() -> Iterator[None]:
-    """Within this context, models are built without drawing their weights, which `perturb` replaces anyway."""
+    """Return a context within which models are built without random weights, which `perturb` replaces anyway."""
     with _SkipInitialisation():
         yield

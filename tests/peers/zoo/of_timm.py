@@ -29,17 +29,17 @@ MODULES = (
     "beit",
     "naflexvit",
     "qwen3_vit",
-    "vision_transformer_hybrid",  # these three because their keys might be mistaken for a plain ViT's
+    "vision_transformer_hybrid",  # these three, because their keys might be mistaken for those of a plain ViT
     "vision_transformer_relpos",
     "vision_transformer_sam",
 )
-_MAX_TOKENS = 1100  # models with more tokens get smaller images, because attention takes long and tests nothing more
+_MAX_TOKENS = 1100  # models with more tokens get smaller images: their attention would take long and test nothing more
 _LARGER_THAN_LARGE = r"huge|giant|so400m"
 _HUGE_BLOCKS = r"_[1357]b_|enormous|gigantic"  # over 60 million parameters a block
 
 
 def architectures() -> list[str]:
-    """Return the names of all architectures but those with huge blocks."""
+    """Return the names of all architectures except those with huge blocks."""
     names = [name for module in MODULES for name in list_models(module=module)]
     return [name for name in names if not re.search(_HUGE_BLOCKS, name)]
 
@@ -87,7 +87,7 @@ def patch_side(architecture: str) -> int:
     return int(found[1]) if found else 16
 
 
-# Saved ----------------------------------------------------------------------------------------------------------------
+# Saving ---------------------------------------------------------------------------------------------------------------
 
 
 def save_folder(one: Peer, path: Path) -> Path:
@@ -170,7 +170,7 @@ def _assume_pool(model: nn.Module, value: str) -> None:
 
 def _mean(model: nn.Module) -> Any:
     prefix = getattr(model, "pool_include_prefix", False) and model.num_prefix_tokens and model.global_pool != "token"
-    return NotInConfig("of the prefix tokens too") if prefix else AS_ASSUMED
+    return NotInConfig("the mean includes the prefix tokens") if prefix else AS_ASSUMED
 
 
 def _assume_mean(model: nn.Module, value: str) -> None:
@@ -209,7 +209,7 @@ def _rotary(model: nn.Module) -> Any:
 def _rotation(model: nn.Module) -> Any:
     rope = getattr(_encoder(model), "rope", None)
     if not isinstance(rope, RotaryEmbeddingDinoV3):
-        return AS_ASSUMED  # `_rotary` returns the difference
+        return AS_ASSUMED  # `_rotary` reports the difference
     settings = (rope.rotate_half, _attention(model).rotate_half, rope.grid_offset, rope.grid_indexing)
     return (
         AS_ASSUMED
@@ -266,7 +266,7 @@ def _pre_norm(block: nn.Module, x: torch.Tensor, rope: torch.Tensor | None) -> t
 
 def _bare_norms(model: nn.Module) -> Any:
     found = [name for name, module in model.named_modules() if _is_norm_without_weights(module)]
-    return NotInConfig(f"those of {', '.join(found)}") if found else AS_ASSUMED
+    return NotInConfig(f"norms without weights: {', '.join(found)}") if found else AS_ASSUMED
 
 
 def _is_norm_without_weights(module: nn.Module) -> bool:
@@ -439,29 +439,29 @@ def random_variation(seed: int) -> tuple[str, dict[str, Any]]:
     return architecture, found
 
 
-# Cases ---------------------------------------------------------------------------------------------------------------
+# Architectures for the tests ------------------------------------------------------------------------------------------
 
 
 def save_each_way(one: Peer, path: Path) -> Iterator[tuple[str, Path, bool]]:
-    """Save a model as a folder and as a state dict; yield which, the path, and whether it has no config."""
+    """Save a model as a folder and as a state dict; yield the name of the way, the path, and whether it has no config."""
     with contextlib.suppress(ValueError):  # arguments that JSON cannot express
         yield "folder", save_folder(one, path / "folder"), False
     yield "bare", save_state_dict(one, path / "bare" / "model.pth"), True
 
 
 def signature(architecture: str) -> tuple[Any, ...]:
-    """Return the class, the keys and the other properties of an architecture: equal for those that are the same case."""
+    """Return the class, the keys and the other properties of an architecture; equal ones need only one test."""
     with torch.device("meta"):
         model = timm.create_model(architecture, **_one_block(architecture))
-    told = []
+    values = []
     for name, each in PROPERTIES.items():
         if name not in _SIZES:
             with contextlib.suppress(AttributeError):  # the class does not have this property
-                told.append((name, each.truth(model)))
+                values.append((name, each.truth(model)))
     kind = type(model).__name__
     if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva") or hasattr(model.patch_embed, "backbone"):
         return (kind,)  # its keys are not a plain ViT's, so one model of the class is enough
-    return kind, frozenset(model.state_dict()), *told
+    return kind, frozenset(model.state_dict()), *values
 
 
 _SIZES = ("image_size", "patch_size", "in_channels", "num_heads")
@@ -470,14 +470,14 @@ _SIZES = ("image_size", "patch_size", "in_channels", "num_heads")
 def _one_block(architecture: str) -> dict[str, Any]:
     """Return the arguments that make an architecture one block deep."""
     if found := re.search(r"(base|large|huge|giant)_patch16_sapiens2", architecture):
-        # It lists the number of key and value heads for each block; in the first block it is the number of query heads.
+        # Its argument lists the number of key and value heads of each block; in the first block, it is that of the queries.
         return {"depth": 1, "num_kv_heads": ({"base": 12, "large": 16, "huge": 16, "giant": 24}[found[1]],)}
     if architecture.startswith("qwen3_vit"):
         return {"depth": 1, "pos_embed_grid_size": 16}
     return {"depth": 1}
 
 
-# The narrowest architecture of each signature, for `make test`.  Signatures of larger than large architectures are omitted.
+# The narrowest architecture of each signature, for `make test`.  Architectures larger than "large" are omitted.
 DISTINCT = tuple(
     """
     aimv2_large_patch14_224
@@ -549,6 +549,6 @@ DISTINCT = tuple(
 
 
 def untested_architectures() -> list[str]:
-    """Return the architectures, up to large ones, whose signature none in `DISTINCT` has."""
+    """Return the architectures, up to the size "large", whose signature no architecture in `DISTINCT` has."""
     known = {signature(name) for name in DISTINCT}
     return [name for name in architectures() if not re.search(_LARGER_THAN_LARGE, name) and signature(name) not in known]

@@ -44,7 +44,7 @@ def _first(part: str) -> Run:
 
 
 def _both(model: nn.Module, pixels: Tensor) -> Tensor:
-    """Return the mean of DeiT's two tokens, the input of its classifiers with a teacher."""
+    """Return the mean of DeiT's two tokens, which the twins compute for a distilled model without classifiers."""
     return getattr(model, "deit", model)(pixels).last_hidden_state[:, :2].mean(1)
 
 
@@ -191,7 +191,7 @@ def other_classes() -> Iterator[str]:
                 yield name
 
 
-_PARTS = ("vision_config", "encoder")  # where the config of a larger model contains that of its ViT
+_PARTS = ("vision_config", "encoder")  # fields of a larger model's config that contain the config of its ViT
 _DEPTHS = ("num_hidden_layers", "encoder_layers", "num_encoder_blocks", "decoder_layers")
 
 
@@ -216,15 +216,15 @@ def peer(label: str, **options: Any) -> Peer:
 
 
 def _returns_features(one: Peer) -> bool:
-    """Return whether a class computes one vector for each image.  Others need more than images, or return maps."""
+    """Return whether a class computes one vector for each image.  Others need further inputs, or return feature maps."""
     try:
         return one.outputs().ndim == 2
-    except Exception:  # each class may raise another
+    except Exception:  # each class raises its own exceptions
         return False
 
 
 def vision_config(model: nn.Module) -> Any:
-    """Return the config of a ViT, or in a larger model that of its vision tower or encoder."""
+    """Return the config of a ViT; for a larger model, the config of its vision tower or encoder."""
     return next((getattr(model.config, name) for name in _PARTS if hasattr(model.config, name)), model.config)
 
 
@@ -235,7 +235,7 @@ def image_size(model: nn.Module) -> tuple[int, int]:
 
 
 def save_each_way(one: Peer, path: Path) -> Iterator[tuple[str, Path, bool]]:
-    """Save a model as a folder and as state dicts; yield which, the path, and whether it has no config."""
+    """Save a model as a folder and as state dicts; yield the name of the way, the path, and whether it has no config."""
     one.model.save_pretrained(path / "folder")
     yield "folder", path / "folder", False
     saved = path / "bare" / "model.safetensors"
@@ -358,18 +358,13 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "attention_probs_dropout_prob": (0.1,),
     "initializer_range": (0.1,),
     "num_labels": (1, 3),
-    "rotary_share": (0.5,),  # this and the next are fields that transformers does not know and stores
+    "rotary_share": (0.5,),  # transformers does not know this field and the next one, and stores them
     "attention_scale": (2.0,),
 }
 _POOLED = {"qkv_bias": (False,), "pooler_act": ("relu", "tanh", "gelu"), "pooler_output_size": (100,)}
-_MORE: dict[str, dict[str, tuple[Any, ...]]] = {
-    "ViT": {
-        "qkv_bias": (False,),
-        "pooler_act": ("relu", "tanh", "gelu"),
-        "pooler_output_size": (100,),
-        "encoder_stride": (8,),
-    },
-    "DeiT": {"qkv_bias": (False,), "pooler_act": ("relu", "tanh", "gelu"), "pooler_output_size": (100,)},
+_FIELDS_OF_CLASS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "ViT": {**_POOLED, "encoder_stride": (8,)},
+    "DeiT": _POOLED,
     "Dinov2": {
         "qkv_bias": (False,),
         "mlp_ratio": (3,),
@@ -411,7 +406,7 @@ def random_variation(seed: int) -> tuple[str, dict[str, Any]]:
     """Return a random class with one to three random config fields."""
     rng = np.random.default_rng([seed, 16])
     label = list(CLASSES)[rng.integers(len(CLASSES))]
-    more = next((fields for start, fields in _MORE.items() if label.startswith(start)), {})
+    more = next((fields for start, fields in _FIELDS_OF_CLASS.items() if label.startswith(start)), {})
     names = [*_FIELDS, *(name for name in more for _ in range(2))]
     chosen = dict.fromkeys(names[index] for index in rng.integers(len(names), size=rng.integers(1, 4)))
     values = {**_FIELDS, **more}

@@ -1,4 +1,4 @@
-"""The models of timm and transformers whose outputs are not compared: does a format accept their keys by mistake?"""
+"""The models of timm and transformers whose outputs are not compared, to test that no format accepts their keys."""
 
 import inspect
 import json
@@ -28,9 +28,9 @@ def timm_models() -> Iterator[tuple[str, Build]]:
 
 def transformers_classes() -> Iterator[tuple[str, Build]]:
     """Yield the name of each other class of transformers with weights, and a function that builds it."""
-    judged = {each.name for each in of_transformers.CLASSES.values()} | set(of_transformers.other_classes())
+    compared = {each.name for each in of_transformers.CLASSES.values()} | set(of_transformers.other_classes())
     for name in dir(transformers):
-        cls: Any = getattr(transformers, name, None) if name not in judged else None
+        cls: Any = getattr(transformers, name, None) if name not in compared else None
         if inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel) and not name.startswith("Auto"):
             yield name, lambda cls=cls: cls(cls.config_class())  # type: ignore[misc]
 

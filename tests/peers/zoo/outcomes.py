@@ -33,7 +33,7 @@ from tests.peers.proof import relrms
 from vit_spec import InputError
 from vit_spec.config import FIELDS
 
-AS_ASSUMED = "as in most models"  # the true value of a property in words, if the model has the assumed behaviour
+AS_ASSUMED = "as in most models"  # the true value of a property that is not a config field, if the assumption is true
 RIGHT, REFUSED, ASSUMED, WRONG = "right", "refused", "assumed", "WRONG"
 
 # Fields that do not change the outputs for images of the model's own size.
@@ -102,6 +102,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Reading:
+    """The result of reading a checkpoint: format, assumptions, those without a warning, and the twin's outputs."""
+
     format: str
     assumed: Mapping[str, Any]
     unreported: tuple[str, ...]
@@ -128,41 +130,44 @@ def check_reading(peer: Peer, path: Path, *, bare: bool) -> Outcome:
         return Outcome(RIGHT, reading.format, distance, ", ".join(reading.assumed))
     if not bare:
         return Outcome(WRONG, reading.format, distance, "another function")
-    verdict, told = _explain(peer, path, reading)
-    return Outcome(verdict, reading.format, distance, told)
+    verdict, details = _explain(peer, path, reading)
+    return Outcome(verdict, reading.format, distance, details)
 
 
 def _explain(peer: Peer, path: Path, reading: _Reading) -> tuple[str, str]:
-    """Return the verdict on whether the assumptions explain the whole difference, and the false assumptions.
+    """Return "assumed" if the assumptions explain the whole difference, otherwise "WRONG"; and the false assumptions.
 
     The true values are given to `load`.  If this leads to further assumptions, their true values are given too, until there
     are no more.
     """
     given: dict[str, Any] = {}
-    told: dict[str, str] = {}
+    corrections: dict[str, str] = {}
     found = reading
     while True:
-        acting = {name: value for name, value in found.assumed.items() if not name.startswith(_WITHOUT_EFFECT)}
-        if unknown := [name for name in acting if name not in peer.properties]:
-            return WRONG, f"this harness cannot try the assumption {', '.join(unknown)}"
-        truths = {name: peer.properties[name].truth(peer.model) for name in acting}
-        false = {name: value for name, value in acting.items() if truths[name] not in (value, AS_ASSUMED)}
-        told |= {name: f"{name}={value!r} for {_in_words(truths[name])}" for name, value in false.items()}
+        effective = {name: value for name, value in found.assumed.items() if not name.startswith(_WITHOUT_EFFECT)}
+        if unknown := [name for name in effective if name not in peer.properties]:
+            return WRONG, f"the test has no property for the assumption {', '.join(unknown)}"
+        truths = {name: peer.properties[name].truth(peer.model) for name in effective}
+        false = {name: value for name, value in effective.items() if truths[name] not in (value, AS_ASSUMED)}
+        corrections |= {name: f"{name}={value!r} for {_in_words(truths[name])}" for name, value in false.items()}
         known = {name: truth for name, truth in truths.items() if name in FIELDS and not isinstance(truth, NotInConfig)}
         if known.keys() <= given.keys():
             break
         given |= known
         try:
             found = _read(path, peer.images, given)
-        except InputError as error:  # the true values are refused: compare the first reading with a model as assumed
+        except InputError as error:  # the true values are refused: compare the first reading with a changed model
             if any(peer.properties[name].assume is None for name in false):
-                return WRONG, f"refuses the truth, {given}: {error}"
+                return WRONG, f"the true values {given} are refused: {error}"
             found = reading
             break
     distance = _relative_error(found.outputs, peer.outputs(_model_as_assumed(peer, false)))
     if distance <= FLOAT64_TOLERANCE:
-        return ASSUMED, ", ".join(told.values())
-    return WRONG, f"{distance:.1e} remain when told of {', '.join(told.values()) or 'nothing'}"
+        return ASSUMED, ", ".join(corrections.values())
+    return (
+        WRONG,
+        f"a difference of {distance:.1e} remains after correcting {', '.join(corrections.values()) or 'nothing'}",
+    )
 
 
 def _in_words(truth: Any) -> str:

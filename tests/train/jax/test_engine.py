@@ -1,4 +1,4 @@
-"""The training step of `JaxEngine`, its optimizers and its initial weights; in float64, where rounding hides no mistake."""
+"""The training step of `JaxEngine`, its optimizers and its initial weights, in float64, so that rounding hides no bug."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -54,7 +54,7 @@ def make_engine(**changes: Any) -> JaxEngine:
 
 
 def train_steps(steps: int, batches: Any = make_batch, **changes: Any) -> Any:
-    """Return the state and the losses after some steps; `batches` maps the step to its batch."""
+    """Return the state after some steps, and their losses; `batches` maps a step to its batch."""
     engine = make_engine(**changes)
     metrics = [engine.step(batches(seed)) for seed in range(steps)]
     return engine._state, [float(each["loss"]) for each in metrics]
@@ -70,7 +70,7 @@ def max_relative_error(one: Any, other: Any) -> float:
 
 
 @pytest.mark.parametrize("augment", [Augment(), Augment(mixup=0.2)], ids=["plain", "mixed"])
-def test_gradient_accumulation_gives_the_step_of_the_whole_batch(augment: Augment) -> None:
+def test_gradient_accumulation_equals_a_step_on_the_whole_batch(augment: Augment) -> None:
     mix = Mix(np.float32(0.75), np.zeros(4, np.int32), np.float32(0.75)) if augment.mixes else None
     (whole, losses), (parts, others) = (
         train_steps(4, lambda seed: make_batch(seed, mix=mix), augment=augment, accumulate=n, label_smoothing=0.1)
@@ -90,16 +90,16 @@ def test_a_batch_that_accumulate_does_not_divide_is_refused() -> None:
 
 def test_mixup_and_cutmix_equal_their_definitions() -> None:
     rng = np.random.default_rng(0)
-    images, others = rng.random((2, 3, 6, 7, 2))
-    targets, theirs = rng.random((2, 3, 4))
+    images, other_images = rng.random((2, 3, 6, 7, 2))
+    targets, other_targets = rng.random((2, 3, 4))
     cut = Mix(np.float32(1), np.array([1, 2, 4, 6], np.int32), np.float32(0.6))
-    found, answers = mix_images(cut, images, others), mix_targets(cut, targets, theirs)
+    mixed_images, mixed_targets = mix_images(cut, images, other_images), mix_targets(cut, targets, other_targets)
     expected = images.copy()
-    expected[:, 1:4, 2:6] = others[:, 1:4, 2:6]
-    assert np.array_equal(found, expected)
-    assert np.allclose(answers, np.float32(0.6) * targets + (1 - np.float32(0.6)) * theirs, rtol=1e-15)
-    blended = mix_images(Mix(np.float32(0.75), np.zeros(4, np.int32), np.float32(0.75)), images, others)
-    assert np.allclose(blended, 0.75 * images + 0.25 * others, rtol=1e-15)
+    expected[:, 1:4, 2:6] = other_images[:, 1:4, 2:6]
+    assert np.array_equal(mixed_images, expected)
+    assert np.allclose(mixed_targets, np.float32(0.6) * targets + (1 - np.float32(0.6)) * other_targets, rtol=1e-15)
+    blended = mix_images(Mix(np.float32(0.75), np.zeros(4, np.int32), np.float32(0.75)), images, other_images)
+    assert np.allclose(blended, 0.75 * images + 0.25 * other_images, rtol=1e-15)
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
@@ -119,7 +119,7 @@ def test_one_hot_probabilities_have_the_loss_and_metric_of_class_indices() -> No
     assert all(np.allclose(a, b, rtol=1e-13) for a, b in zip(one, other, strict=True))
 
 
-def test_the_sigmoid_loss_of_classes_is_that_of_labels_and_the_metric_is_accuracy() -> None:
+def test_the_sigmoid_loss_of_classes_equals_the_loss_of_one_hot_labels_and_the_metric_is_accuracy() -> None:
     rng = np.random.default_rng(0)
     outputs, targets = rng.normal(size=(6, 5)), rng.integers(0, 5, 6)
     one_hot = np.eye(5)[targets]
@@ -129,7 +129,7 @@ def test_the_sigmoid_loss_of_classes_is_that_of_labels_and_the_metric_is_accurac
     assert np.allclose(loss, loss_and_metric("classes", outputs, one_hot, sigmoid=True)[0], rtol=1e-13)
 
 
-def test_label_smoothing_equals_its_definition_and_that_of_optax() -> None:
+def test_label_smoothing_equals_its_definition_and_optax() -> None:
     found = soft_targets("classes", np.array([1]), 4, 0.2)
     assert np.allclose(found, [[0.05, 0.85, 0.05, 0.05]], rtol=1e-7)
     assert np.allclose(soft_targets("labels", np.array([[1.0, 0.0]]), 2, 0.2), [[0.9, 0.1]], rtol=1e-7)
@@ -139,7 +139,7 @@ def test_label_smoothing_equals_its_definition_and_that_of_optax() -> None:
 # EMA, freezing, learning rates and optimizers -------------------------------------------------------------------------
 
 
-def test_the_ema_of_the_weights_is_evaluated_and_saved_and_with_raw_the_weights(tmp_path: Path) -> None:
+def test_the_ema_is_evaluated_and_saved_unless_raw_selects_the_weights(tmp_path: Path) -> None:
     engine = make_engine(ema=0.6)
     expected = jax.tree.map(np.asarray, engine._state.params)
     for step, step_size in enumerate((1.0, 0.9, 9 / 11, 0.75)):
@@ -168,17 +168,16 @@ def test_frozen_parameters_do_not_change_and_have_no_gradient_moments() -> None:
     assert max_relative_error(state.params, again.params) == 0
 
 
-def test_no_gradient_of_frozen_parameters_is_computed() -> None:
+def test_gradients_of_frozen_parameters_are_not_computed() -> None:
     whole, head = (make_engine(optimizer=Optimizer(freeze=freeze)) for freeze in ((), ("[!h]*",)))
-    assert (
-        head._compiled_step.cost_analysis()["flops"] < 0.45 * whole._compiled_step.cost_analysis()["flops"]
-    )  # one of three parts
+    # The forward pass, the gradients of the activations and those of the weights cost about the same; the first remains.
+    assert head._compiled_step.cost_analysis()["flops"] < 0.45 * whole._compiled_step.cost_analysis()["flops"]
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion"])
-def test_the_learning_rate_is_that_of_the_step_also_after_a_skipped_step(name: Any) -> None:
+def test_a_step_has_its_own_learning_rate_also_after_a_skipped_step(name: Any) -> None:
     recipe = Recipe(batch_size=12, optimizer=Optimizer(name=name), non_finite="skip")
-    rate = 1e-6  # so small that the gradients hardly change, so AdamW and Lion take steps of one learning rate
+    rate = 1e-6  # so small that the gradients hardly change; each update of AdamW and Lion is then one learning rate
     engine = JaxEngine(
         CONFIG.replace(depth=1),
         recipe,
@@ -192,7 +191,7 @@ def test_the_learning_rate_is_that_of_the_step_also_after_a_skipped_step(name: A
         logged_rate = float(engine.step(make_batch()._replace(targets=np.full((12, 5), target, np.float32)))["lr"])
         moved = np.abs(np.asarray(engine._state.params["head"]["bias"]) - before)
         assert logged_rate == pytest.approx(rate * 0.5**step, rel=1e-12)
-        # The rate of the step before or after is twice or half as large.
+        # The rates of the neighbouring steps are twice and half as large.
         assert np.allclose(moved, 0 if np.isnan(target) else logged_rate, rtol=1e-3, atol=0)
 
 
@@ -214,15 +213,15 @@ OTHER_OPTIMIZERS = ["sgd", "lamb", "lion", "adafactor", "muon"]
 def test_every_optimizer_reduces_the_loss_and_decays_only_matrices(name: Any) -> None:
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), perturbed_params(CONFIG))
     zero_grads = jax.tree.map(jnp.zeros_like, params)
-    o = Optimizer(name=name, weight_decay=0.5)
-    optimizer = make_optimizer(o, CONFIG)
+    settings = Optimizer(name=name, weight_decay=0.5)
+    optimizer = make_optimizer(settings, CONFIG)
     updates, _ = optimizer.update(zero_grads, optimizer.init(params), params, rate=RATE)
     kernel, bias = updates["blocks"]["attn"]["proj"]["kernel"], updates["blocks"]["attn"]["proj"]["bias"]
     weights = params["blocks"]["attn"]["proj"]["kernel"]
     # LAMB scales its update to the norm of the weights: without a gradient, it subtracts the learning rate times them.
     assert np.allclose(kernel, -RATE * (1.0 if name == "lamb" else 0.5) * weights, rtol=1e-6, atol=1e-12)
     assert not np.asarray(bias).any()
-    optimizer = make_optimizer(replace(o, weight_decay=0.0, clip=1e9), CONFIG)
+    optimizer = make_optimizer(replace(settings, weight_decay=0.0, clip=1e9), CONFIG)
     current, state = params, optimizer.init(params)
     for _ in range(5):  # the loss is half the squared norm of the weights, so its gradient is the weights
         updates, state = optimizer.update(current, state, current, rate=RATE)
@@ -280,7 +279,7 @@ def test_muon_orthogonalizes_each_of_q_k_and_v_of_each_block_separately() -> Non
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), perturbed_params(CONFIG))
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), params)
-    # Nine matrices with singular values from 0.5 to 1, of sizes that differ by up to 10^8.
+    # Nine matrices with singular values from 0.5 to 1, multiplied by 1 to 10^8.
     frames = np.linalg.qr(rng.normal(size=(2, 3, 3, 16, 16)))[0]
     matrices = frames[0] * np.linspace(0.5, 1, 16) @ frames[1] * 10.0 ** np.arange(9).reshape(3, 3, 1, 1)
     grads["blocks"]["attn"]["qkv"]["kernel"] = jnp.asarray(np.moveaxis(matrices, 1, 2).reshape(3, 16, 3, 2, 8))
@@ -291,8 +290,9 @@ def test_muon_orthogonalizes_each_of_q_k_and_v_of_each_block_separately() -> Non
     for block in range(3):
         for part in range(3):
             matrix = change[block, :, part].reshape(16, 16)
-            sizes = np.linalg.svd(matrix, compute_uv=False) / (RATE * 0.2 * 4)  # 0.2 times the root of 16
-            assert 0.6 < sizes.min() and sizes.max() < 1.3  # the range after five of its Newton-Schulz steps
+            singular_values = np.linalg.svd(matrix, compute_uv=False) / (RATE * 0.2 * 4)  # Muon's factor: 0.2 sqrt(16)
+            # The range after five Newton-Schulz steps of Muon.
+            assert 0.6 < singular_values.min() and singular_values.max() < 1.3
 
 
 # Initial weights ------------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_half_precision_initial_weights_are_converted_to_float32(tmp_path: Path)
     assert {leaf.dtype for leaf in jax.tree.leaves(engine._state.params)} == {np.dtype(np.float32)}
 
 
-# Mixed precision and rematerialisation --------------------------------------------------------------------------------
+# Mixed precision and rematerialization --------------------------------------------------------------------------------
 
 
 def test_mixed_precision_computes_in_bfloat16_and_keeps_the_weights_in_float32() -> None:
@@ -395,6 +395,6 @@ def make_float32_engine() -> JaxEngine:
 
 
 @pytest.mark.parametrize("remat", ["dots", "full"])
-def test_rematerialisation_does_not_change_a_step(remat: Any) -> None:
+def test_rematerialization_does_not_change_a_step(remat: Any) -> None:
     (whole, _), (again, _) = train_steps(2), train_steps(2, remat=remat)
     assert max_relative_error(again.params, whole.params) < 1e-12

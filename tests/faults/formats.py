@@ -1,4 +1,4 @@
-"""Mistakes in the format columns that convert weights between the twins."""
+"""Mistakes in the layouts of the two formats that convert weights between the twins."""
 
 from functools import partial
 
