@@ -22,7 +22,7 @@ from train.data.batches import Batch
 from train.jax import sharding
 from train.jax.checkpoints import WARMED_UP_EMA, CheckpointStore
 from train.jax.losses import loss_and_metric, soft_targets
-from train.jax.optimizers import frozen_mask, make_optimizer
+from train.jax.optimizers import frozen_mask, make_optimizer, update_scales, zero_frozen
 from train.jax.parameter_tree import tree
 from train.loop.engine import EvalOutput
 from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
@@ -79,7 +79,8 @@ class JaxEngine:
         dtype = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
         self._model = vit_jax.ViT(config, vit_jax.Execution(dtype=dtype, remat=recipe.remat))
         self._optimizer = make_optimizer(recipe.optimizer, config, self.mesh)
-        self._frozen_mask = frozen_mask(recipe.optimizer, config)
+        self._update_scales = update_scales(config, recipe.optimizer.layer_decay, recipe.optimizer.freeze)
+        self._frozen_mask = frozen_mask(self._update_scales)
         self._batch_sharding = sharding.batch_sharding(self.mesh)
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self._state: State = self._make_state(initial_weights)
@@ -279,7 +280,8 @@ class JaxEngine:
     def _train(self, state: State, images: Array, targets: Array, mix: Mix | None) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(self._recipe.seed), state.step)
         (loss, metric), grads = self._loss_and_gradient(state.params, images, targets, mix, key)
-        norm = optax.tree.norm(grads)
+        # The backward pass also computes the gradients of blocks that are frozen while others of their stack are not.
+        norm = optax.tree.norm(zero_frozen(grads, self._update_scales) if self._recipe.optimizer.freeze else grads)
         rate = self._learning_rate(state.step.astype(float))  # float32, or float64 in JAX's x64 mode
         updates, moments = self._optimizer.update(grads, state.moments, state.params, rate=rate)
         params = optax.apply_updates(state.params, updates)

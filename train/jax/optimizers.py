@@ -74,9 +74,23 @@ def update_scales(config: ViTConfig, layer_decay: float, freeze: Sequence[str]) 
     return tree(config, broadcastable)
 
 
-def frozen_mask(o: Optimizer, config: ViTConfig) -> Tree:
-    """Return for each parameter whether it is frozen; a stacked parameter of the blocks only if it is in all blocks."""
-    return jax.tree.map(lambda scales: not scales.any(), update_scales(config, o.layer_decay, o.freeze))
+def frozen_mask(scales: Tree) -> Tree:
+    """Return for each parameter whether it is frozen; a stacked parameter of the blocks only if it is in all blocks.
+
+    Args:
+        scales: what `update_scales` returns.
+    """
+    return jax.tree.map(lambda scale: not scale.any(), scales)
+
+
+def zero_frozen(grads: Tree, scales: Tree) -> Tree:
+    """Return the gradient with zeros for frozen parameters.
+
+    Args:
+        grads: the gradient.
+        scales: what `update_scales` returns.
+    """
+    return jax.tree.map(lambda g, scale: jnp.where(scale > 0, g, 0).astype(g.dtype), grads, scales)
 
 
 def _scale_by_rate(unit: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -93,8 +107,7 @@ def _scale_updates(inner: optax.GradientTransformation, scales: Tree) -> optax.G
     """Multiply updates by `scales`, and leave frozen parameters out of the gradient norm that clipping uses."""
 
     def update(grads: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
-        grads = jax.tree.map(lambda g, scale: jnp.where(scale > 0, g, 0).astype(g.dtype), grads, scales)
-        updates, state = inner.update(grads, state, params)
+        updates, state = inner.update(zero_frozen(grads, scales), state, params)
         return jax.tree.map(lambda u, scale: (u * scale).astype(u.dtype), updates, scales), state
 
     return optax.GradientTransformation(inner.init, update)

@@ -168,6 +168,14 @@ def test_frozen_parameters_do_not_change_and_have_no_gradient_moments() -> None:
     assert max_relative_error(state.params, again.params) == 0
 
 
+def test_the_gradient_norm_is_that_of_the_parameters_that_are_trained() -> None:
+    whole, rest, block = (
+        float(make_engine(optimizer=Optimizer(freeze=freeze)).step(make_batch())["grad_norm"])
+        for freeze in ((), ("blocks.1.*",), ("[!b]*", "blocks.[!1].*"))
+    )
+    assert block > 0.1 * whole and whole**2 == pytest.approx(rest**2 + block**2, rel=1e-12)
+
+
 def test_gradients_of_frozen_parameters_are_not_computed() -> None:
     whole, head = (make_engine(optimizer=Optimizer(freeze=freeze)) for freeze in ((), ("[!h]*",)))
     # The forward pass, the gradients of the activations and those of the weights cost about the same; the first remains.
