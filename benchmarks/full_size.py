@@ -1,4 +1,4 @@
-"""Gates G0 and G1 on models at full size, with XLA's CPU matrix-kernel fusion on and off.
+"""Checks G0 and G1 on models at full size, with XLA's CPU matrix-kernel fusion on and off.
 
 G0 tests that the twins compute the same function in float64, G1 that they are equally accurate in float32.
 

@@ -6,7 +6,7 @@
 
 It prints the figures of the section "Extreme weights" of docs/measurements/parity.md.
 
-Correct twins: `check` runs all its gates, forward and backward, in float64 and in float32; every tenth pair also trains for
+Correct twins: `check` runs all its checks, forward and backward, in float64 and float32; every tenth pair also trains for
 five steps.  A checkpoint is also compared with itself as `check --against` does.  Nothing may fail.
 
 Bugs: each is planted as `benchmarks.faults` does, and checked on weights of a few extreme kinds in turn.  Three outcomes

@@ -10,5 +10,6 @@ try:
 except InputError as _error:
     if sys.argv[0] != "-m":  # as `sys` documents, -m while Python imports the packages of `python -m train.jax`
         raise
-    print(f"error: {_error}", file=sys.stderr)
+    # `parity.terminal` cannot be imported here; the text of an InputError is printable by itself.
+    sys.stderr.write(f"error: {_error}\n")
     sys.exit(2)

@@ -141,7 +141,7 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
     command.add_argument("--config", metavar="NAME", help=f"the recipe; here {name}")
     command.add_argument("--list", action="store_true", help="list all recipes")
     command.add_argument(
-        "--dry-run", action="store_true", help="run one step and one evaluation on one batch, and save nothing"
+        "--dry-run", action="store_true", help="run one step, one evaluation on one batch and one save, and keep nothing"
     )
     command.add_argument(
         "--plan",

@@ -1,4 +1,4 @@
-"""Execution options of the JAX twin: dtype, kernels, rematerialisation.  They do not change the function."""
+"""Execution options of the JAX twin: dtype, kernels, rematerialization.  They do not change the function."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,6 +1,6 @@
 """The config of a Vision Transformer: common hyperparameters at the top level, further options in nested dataclasses.
 
-The config describes only the mathematical function.  How a model runs (dtype, kernels, rematerialisation, devices) is an
+The config describes only the mathematical function.  How a model runs (dtype, kernels, rematerialization, devices) is an
 argument of each twin, because it must not be saved with the weights.
 
 The default model is "An Image is Worth 16x16 Words" (arXiv 2010.11929); each option names its own source.

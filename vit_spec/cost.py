@@ -86,7 +86,7 @@ def memory(
     its weights, heads * tokens^2.  Before the blocks, the pixels of the patches are stored; after them, the input and
     the output of the final norm.
 
-    For timm's S/16 and B/16 in float32, not compiled, PyTorch stores this within 0.3 %.  Rematerialisation and compilers
+    For timm's S/16 and B/16 in float32, not compiled, PyTorch stores this within 0.3 %.  Rematerialization and compilers
     store less; casts, dropout masks and the fragmentation of the allocator take more.
 
     Args:

@@ -63,14 +63,14 @@ class TensorComparison:
 
     @property
     def tolerance(self) -> float:
-        """Tolerance of gate G0: 1e-12, or 12 times the measured rounding errors if that is more."""
+        """Tolerance of check G0: 1e-12, or 12 times the measured rounding errors if that is more."""
         return max(
             FLOAT64_TOLERANCE, AMPLIFIED_ERROR_FACTOR * self.rounding.relative_rms(self.scale) if self.rounding else 0.0
         )
 
     @property
     def same_function(self) -> bool:
-        """Whether the tensor passes gate G0; a tensor that cannot be judged in float64 passes."""
+        """Whether the tensor passes check G0; a tensor that cannot be judged in float64 passes."""
         return self.is_within_tolerance or "float64" in self.unreliable_in
 
     @property
@@ -80,7 +80,7 @@ class TensorComparison:
 
     @property
     def same_precision(self) -> bool:
-        """Whether the tensor passes gate G1 or G2; gradients of single parameters and unreliable tensors always pass."""
+        """Whether the tensor passes check G1 or G2; gradients of single parameters and unreliable tensors always pass."""
         return self.is_equally_precise or self.budget.dtype in self.unreliable_in
 
     @property
@@ -108,7 +108,7 @@ class TensorComparison:
 
     @property
     def passed(self) -> bool:
-        """Whether the tensor passes both gates."""
+        """Whether the tensor passes both checks."""
         return self.same_function and self.same_precision
 
     def facts(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every tensor passes the gates of the level, and no part is wrong in isolation."""
+        """Whether every tensor passes the checks of the level, and no part is wrong in isolation."""
         right = all(measure.passed for measure in self.measures) and not self.origins
         return right and (self.training is None or self.training.passed)
 
@@ -251,7 +251,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """One line: PASS, or FAIL and the first part that differs."""
+        """The verdict in one line: PASS, or FAIL and the first part that differs."""
         if self.first is not None or self.origins:
             return f"FAIL: {self._failure_text(self.first)}"
         if self.training is not None and not self.training.passed:
@@ -339,7 +339,7 @@ class Report:
         return dict(found)
 
     def describe_tolerances(self) -> dict[str, str]:
-        """Return for each gate its tolerance and the reason for it, as text."""
+        """Return for each check its tolerance and the reason for it, as text."""
         found = {"float64": f"relRMS {FLOAT64_TOLERANCE:.0e} between the twins; rounding errors are a few 1e-15"}
         for kind, measures in (("forward", self._forward()), ("gradient", self.measures[len(self._forward()) :])):
             if measures and measures[0].budget.dtype == self.dtype and any(m.jax for m in measures):
@@ -392,8 +392,8 @@ class Report:
 
     def _findings(self) -> Iterator[str]:
         """Yield the lines between the table and the verdict."""
-        for gate, text in self.describe_tolerances().items():
-            yield f"tolerance, {gate}: {text}"
+        for check, text in self.describe_tolerances().items():
+            yield f"tolerance, {check}: {text}"
         for name, each in self.outputs.items():
             yield f"outputs of {name}: top-1 agreement {each.top1:.1%}, KL {each.kl:.1e}"
         yield from map(str, self.unjudged)

@@ -221,7 +221,7 @@ class ErrorNorms:
 
 @dataclass(frozen=True)
 class ErrorBudget:
-    """Tolerance of gates G1 and G2 for two tensors that are compared with the same reference.
+    """Tolerance of checks G1 and G2 for two tensors that are compared with the same reference.
 
     dtype: the type that both were computed in.
     float64_error: largest error of this function in float64, from which its amplification of rounding errors is estimated

@@ -69,7 +69,7 @@ def compare(
         params: parameter pytree of the JAX twin, in any floating-point type, or a checkpoint of this config.
         images: (B, H, W, C), normalized; by default two images of normal noise of the config's image size.
         seed: seed of the default images and of the target of the loss.
-        level: "function" is gate G0 alone, in float64; "precision" adds G1, or G2 if `dtype` is half precision; "train"
+        level: "function" is check G0 alone, in float64; "precision" adds G1, or G2 if `dtype` is half precision; "train"
             adds G0 and G3 for the weights after `steps` optimizer steps.
         dtype: the type of lower precision, for the levels "precision" and "train".
         backward: whether to compare gradients.
@@ -95,7 +95,7 @@ def compare(
     is_float64 = np.dtype(np.float64) in validate(checkpoint).values()
     inputs = PassInputs(checkpoint, images, seed, drop_path)
     comparison = _Comparison(inputs, dtype, is_float64, backward, strict, xla_options or {}, progress)
-    result = comparison.run_gates(test_precision=level != "function")
+    result = comparison.run_checks(test_precision=level != "function")
     training = None
     if level == "train":
         progress(f"{steps} optimizer steps in both twins")
@@ -126,8 +126,8 @@ def _setting_warnings(audit: tuple[Setting, ...], dtype: str, strict: bool) -> t
 
 
 @dataclass(frozen=True)
-class GateResults:
-    """The fields of a `Report` that the gates fill; see there."""
+class CheckResults:
+    """The fields of a `Report` that the checks fill; see there."""
 
     measures: tuple[TensorComparison, ...]
     outputs: dict[str, OutputAgreement]
@@ -170,7 +170,7 @@ class _Comparison:
         """The JAX twin."""
         return JaxTwin(self.inputs, self.options, self.strict)
 
-    def run_gates(self, test_precision: bool) -> GateResults:
+    def run_checks(self, test_precision: bool) -> CheckResults:
         """Compare all tensors; if one exceeds its tolerance, measure rounding errors and find the parts that are wrong."""
         reference = self._run(self.explicit_torch, "PyTorch in float64, explicit attention")
         _check_finite(reference)
@@ -192,7 +192,7 @@ class _Comparison:
             out_of_range = tuple(_out_of_range(rounded, self.dtype))
             excluded = {name for each in out_of_range for name in each.names}
             measures = list(_compare_in_low_precision(measures, rounded, runs["jax"], runs["torch"], self.dtype, excluded))
-        found = GateResults(
+        found = CheckResults(
             tuple(measures), {name: each for name, each in outputs.items() if each is not None}, unjudged=out_of_range
         )
         if not all(m.same_function for m in found.measures):
@@ -223,8 +223,8 @@ class _Comparison:
         return measure_rounding_errors(twin, dtype, inputs_from, backward=self.backward if backward is None else backward)
 
     def _locate_function_differences(
-        self, found: GateResults, reference: PassResult, jax: PassResult, torch: PassResult
-    ) -> GateResults:
+        self, found: CheckResults, reference: PassResult, jax: PassResult, torch: PassResult
+    ) -> CheckResults:
         """Find the parts that compute another function, and confirm the first by swap bisection.
 
         There may be no such part: all differences may be within the measured rounding errors.
@@ -279,7 +279,7 @@ class _Comparison:
             found, bisection=swap_bisection(reference, suspect, self.explicit_torch, self.inputs.config.depth, tolerance)
         )
 
-    def _locate_precision_differences(self, found: GateResults, rounded: PassResult) -> GateResults:
+    def _locate_precision_differences(self, found: CheckResults, rounded: PassResult) -> CheckResults:
         """Find the parts that one twin computes less precisely.
 
         If there is no such part, the error of one twin is smaller by chance, and the ratio of the errors is not tested.

@@ -61,7 +61,7 @@ class FileReport:
 
     @property
     def verdict(self) -> str:
-        """One line: PASS, or the first part that differs."""
+        """The verdict in one line: PASS, or FAIL and the first part that differs."""
         worst = max(self.differences["logits"])
         if self.passed:
             rounding = f", within the measured rounding errors of {self.tolerance:.0e}" if worst > FLOAT64_TOLERANCE else ""

@@ -1,4 +1,4 @@
-"""The JAX twin: dropout, dtypes, attention kernels, scan, rematerialisation, NNX, intermediates, and errors."""
+"""The JAX twin: dropout, dtypes, attention kernels, scan, rematerialization, NNX, intermediates, and errors."""
 
 from dataclasses import replace
 from functools import cache, partial

@@ -147,6 +147,7 @@ class Format:
     recognises: evidence -> whether a checkpoint belongs to this format, if its keys fit other formats too.
     model_types: the values of `model_type` in config.json that name the models of the format, in Hugging Face transformers.
     config_file: the name of the JSON file in which the library describes a model.
+    config_key: a key that the library's config.json has instead of `model_type`; "" if it always has `model_type`.
     """
 
     name: str
@@ -174,6 +175,7 @@ class Format:
     recognises: Callable[[Evidence], bool] = lambda evidence: False
     model_types: tuple[str, ...] = ()
     config_file: str = "config.json"
+    config_key: str = ""
 
     @property
     def ignored_keys_of_variant(self) -> Mapping[str, str]:
@@ -183,15 +185,15 @@ class Format:
     def matches_config_file(self, notes: Fields) -> bool:
         """Return whether the library's JSON file lies beside the weights and describes a model of this format.
 
-        A config.json describes one if its `model_type` is in `model_types`, or, for timm's format, if it names an
-        `architecture` and has no `model_type`.  A JSON file of another name describes one whenever it is not empty.
+        A config.json describes one if its `model_type` is in `model_types`, or if it has `config_key` and no `model_type`.
+        A JSON file of another name describes one whenever it is not empty.
         """
         config = notes.get(self.config_file) or {}
         if self.config_file != "config.json":
             return bool(config)
         if "model_type" in config:
             return config["model_type"] in self.model_types
-        return self.name == "timm" and "architecture" in config
+        return bool(self.config_key) and self.config_key in config
 
     def stated_fields(self, evidence: Evidence) -> Fields:
         """Return the result of `read_config` with every value checked against the type of its field.

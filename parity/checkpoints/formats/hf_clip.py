@@ -11,6 +11,7 @@ from typing import Any
 
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.tables import UNGATED_ACTIVATIONS
 from vit_spec import ViTConfig
 from vit_spec.models import CLIP
 
@@ -66,7 +67,7 @@ FORMAT = Format(
         "positions.covers": ("all", "class"),
         "attention.qkv_bias": "qkv",
         "attention.proj_bias": True,
-        "mlp.activation": hf.UNGATED_ACTIVATIONS,
+        "mlp.activation": UNGATED_ACTIVATIONS,
         "norms.before_blocks": True,
         "head.pool": "token",
         "head.bias": lambda config: not config.num_classes and config.head.bias,

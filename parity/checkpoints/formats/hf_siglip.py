@@ -10,6 +10,7 @@ from typing import Any
 
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.tables import UNGATED_ACTIVATIONS
 from vit_spec import InputError, ViTConfig
 
 NAME, TYPES = "hf-siglip", ("siglip", "siglip_vision_model")
@@ -78,7 +79,7 @@ FORMAT = Format(
         "positions.covers": ("all", "none"),
         "attention.qkv_bias": "qkv",
         "attention.proj_bias": True,
-        "mlp.activation": hf.UNGATED_ACTIVATIONS,
+        "mlp.activation": UNGATED_ACTIVATIONS,
         "head.pool": "attention",
         "head.hidden": None,
     },

@@ -8,6 +8,7 @@ from typing import Any
 
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
+from parity.checkpoints.formats.tables import UNGATED_ACTIVATIONS
 from vit_spec import InputError, ViTConfig
 
 NAME, TYPES = "hf-vit", ("vit",)
@@ -31,7 +32,7 @@ CONSTRAINTS: Fields = {
     "positions.kind": "learned",
     "positions.covers": ("all", "class"),
     "attention.proj_bias": True,
-    "mlp.activation": hf.UNGATED_ACTIVATIONS,
+    "mlp.activation": UNGATED_ACTIVATIONS,
     "head.pool": ("token",),  # a tuple: custom classifiers after a ViTModel have these keys too and may pool differently
     "head.bias": True,
 }

@@ -215,7 +215,6 @@ CLASSES = frozenset(
     "ViTModel".split()
 )
 UNSET_FIELDS = ("add_cross_attention", "is_decoder", "pruned_heads")  # change the function unless they are false or empty
-UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")  # values of mlp.activation
 
 COMMON_CONSTRAINTS: Fields = {  # of all models in these formats
     "positions.rotary": "none",

@@ -12,7 +12,7 @@ COMMON_CONSTRAINTS: Fields = {
     "attention.value_skip": False,
     "norms.shared_norm": False,
 }
-UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")
+UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")  # values of mlp.activation
 
 # The ViT of most libraries: a class token, learned positions, biases in all layers, MLPs without a gate.
 PLAIN_VIT_CONSTRAINTS: Fields = {

@@ -145,4 +145,5 @@ FORMAT = Format(
     written_fields=timm_config.WRITTEN_FIELDS,
     json_files=timm_config.json_files,
     recognises=lambda evidence: timm_arguments.names_architecture(evidence.notes),
+    config_key="architecture",
 )

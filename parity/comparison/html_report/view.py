@@ -24,7 +24,7 @@ MAX_GRADIENTS = 20  # rows of the table of gradients
 class Row:
     """A row of a table: one tensor.
 
-    passed: whether it passes the gates.
+    passed: whether it passes the checks.
     name: name of the tensor.
     float64: relRMS between the twins in float64.
     jax, torch: relRMS of each twin in the lower precision from float64; None if it was not computed.
