@@ -45,7 +45,7 @@ class Help(Directive):
     def run(self) -> list[nodes.Node]:
         """Run the command and return its output as a literal block."""
         command = [sys.executable, "-m", *self.arguments[0].split(), "--help"]
-        env = os.environ | {"COLUMNS": "110", "NO_COLOR": "1"}
+        env = os.environ | {"COLUMNS": "90", "NO_COLOR": "1"}
         text = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
         return [nodes.literal_block(text, text, language="text")]
 

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import inspect
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from itertools import pairwise
@@ -41,8 +42,15 @@ class Flag(NamedTuple):
         return f"{part}.no-{leaf}" if dot else f"--no-{self.name[2:]}"
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keep the lines of descriptions, and show the values of a flag as its metavar says, whatever their number."""
+class HelpFormatter(argparse.HelpFormatter):
+    """Keep the paragraphs and commands of descriptions, and show the values of a flag as its metavar says."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = []
+        for paragraph in text.split("\n\n"):
+            lines = paragraph.splitlines() if paragraph.startswith("python -m ") else textwrap.wrap(paragraph, width)
+            paragraphs.append("\n".join(indent + line for line in lines))
+        return "\n\n".join(paragraphs)
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         return str(action.metavar) if action.metavar else super()._format_args(action, default_metavar)
