@@ -14,7 +14,7 @@ help: ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-9s %s\n", $$1, $$2 }'
 	@echo 'ARGS="..." is passed on to train, test and coverage; PYTHON=... picks the interpreter (3.11 or newer).'
 
-train: $(INSTALLED) ## train the functional twin on the embedded data set
+train: $(INSTALLED) ## train ViT-S/16 in JAX on the handwritten digits
 	$(BIN)/python -m train.jax --config vit_s16 $(ARGS)
 
 test: $(INSTALLED) ## run the tests, one process a core

@@ -1,4 +1,4 @@
-"""The command line of both trainers: a named recipe with overrides, and errors in one line.
+"""The command line of a trainer: a named recipe with overrides, and errors in one line.
 
 The imports here are fast; a framework is imported when a run starts.
 """
@@ -34,6 +34,8 @@ DIGITS = DataInfo(images=1438, channels=1, size=(8, 8))  # the default data set
 
 def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -> int:
     """Run `python -m MODULE ARGUMENTS` and return its exit status: that of `fit`, which trains, or 2 for bad input."""
+
+    arguments = [_hyphenated(argument) for argument in arguments]
 
     def run() -> int:
         if "--list" in arguments:
@@ -151,8 +153,10 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
         "fraction of it that is reached, and the bandwidth along mesh axes; neither devices nor data need exist",
     )
     add_flags(parser, recipe)
-    given = vars(parser.parse_args([_hyphenated(argument) for argument in arguments]))
+    given = vars(parser.parse_args(arguments))
     changed = apply_flags(recipe, given)
+    if changed.init_set and changed.init is None:
+        raise InputError("--init-set needs --init, whose file it describes: give both, or leave it out")
     model, own_changes = changed.model, recipe.model.changes
     if changed.init is not None:  # the model is that of the weights
         if "model.name" in given:
@@ -164,13 +168,19 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
 
 
 def _take_flag(flag: str, arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Remove `FLAG VALUE` or `FLAG=VALUE` from the arguments; return its last value or None, and the other arguments."""
+    """Remove `FLAG VALUE` or `FLAG=VALUE` from the arguments; return its last value or None, and the other arguments.
+
+    Raises:
+        InputError: the flag has no value.
+    """
     value, rest = None, []
     remaining = iter(arguments)
     for argument in remaining:
         name, equals, text = argument.partition("=")
         if name == flag:
             value = text if equals else next(remaining, "")
+            if not value or value.startswith("--"):
+                raise InputError(f"{flag} needs a value; --help explains it")
         else:
             rest.append(argument)
     return value, rest

@@ -26,9 +26,12 @@ def require(condition: bool, message: str) -> None:
 def nearest(name: object, names: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the most similar of `names`, or "" if none is similar.
 
-    Names of more than 100 characters are ignored: the comparison takes time quadratic in their length.
+    A dotted name whose last part is `name` is the most similar one: for --lr, --optimizer.lr.  Names of more
+    than 100 characters are ignored: the comparison takes time quadratic in their length.
     """
     text = str(name)
     known = [each for each in names if len(each) <= 100] if len(text) <= 100 else []
-    matches = difflib.get_close_matches(text, known[:10_000], n=1, cutoff=0.5)
+    leaf = text.lstrip("-")
+    same_leaf = [each for each in known if leaf and each.lstrip("-").rpartition(".")[2] == leaf]
+    matches = same_leaf or difflib.get_close_matches(text, known[:10_000], n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else ""

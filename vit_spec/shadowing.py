@@ -14,6 +14,6 @@ def check_not_shadowed(package: str) -> None:
     places = [] if spec is None else [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
     if places and Path(places[0]).parent != ROOT / package:
         raise InputError(
-            f"{places[0]} is imported as {package!r} instead of the package of twin-vision-transformers: rename it, or "
-            "start Python in another folder"
+            f"{places[0]} is imported as {package!r} instead of the package of twin-vision-transformers: rename it, start "
+            "Python in another folder, or use the commands vit-parity, vit-train-jax, vit-predict and vit-evaluate"
         )

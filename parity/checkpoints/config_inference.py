@@ -121,8 +121,16 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
         found = infer_fields(known, evidence)
         assumed += [each for each in found if each.why]
         known = {**{each.field: each.value for each in found}, **known}
+    inferred = {**shown, **required, **stated}
+    without_given = {
+        name: inferred.get(name, value) for name, value in known.items() if name in inferred or name not in given
+    }
     try:
         config = build_config(known)
+    except InputError as error:
+        # If the config without the user's fields is valid, these are wrong, and not the format.
+        raise (InputError if given and _is_valid(without_given) else FormatMismatch)(str(error)) from None
+    try:
         format.layouts(config)
     except InputError as error:
         raise FormatMismatch(str(error)) from None
@@ -132,6 +140,15 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
     for what, value in behaviour.items():
         assumed.append(Assumption(what, value, f"as in models of format {format.name}"))
     return config, tuple(assumed)
+
+
+def _is_valid(fields: Fields) -> bool:
+    """Return whether `build_config` accepts these fields."""
+    try:
+        build_config(fields)
+    except InputError:
+        return False
+    return True
 
 
 def build_config(fields: Fields) -> ViTConfig:
@@ -240,7 +257,7 @@ def _infer_patch(known: Fields, evidence: Evidence) -> list[Assumption]:
     if channels * ph * pw != length:
         raise InputError(
             f"{channels} channels of patches of {ph}x{pw} are {channels * ph * pw} values, the projection takes {length}: "
-            f"give --set in_channels=N patch_size=HxW"
+            f"give --set in_channels=N --set patch_size=HxW"
         )
     return found
 

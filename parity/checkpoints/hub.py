@@ -9,13 +9,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+from parity.checkpoints import containers
+from parity.checkpoints.containers.shards import INDEX
 from parity.terminal import print_note
 from vit_spec import InputError
 
@@ -27,14 +28,7 @@ _COMPANION_FILES = [
     *("config.json", "preprocessor_config.json", "processor_config.json", "open_clip_config.json"),
     "adapter_config.json",  # its presence shows that the weights need an adapter; they are then refused
 ]
-_SAFETENSORS = ["*.safetensors", "*.safetensors.index.json"]
-_WEIGHT_PATTERNS = [  # the files of each container, the safest container first
-    _SAFETENSORS,
-    ["*.msgpack", "*.msgpack.index.json"],
-    ["*.npz"],
-    ["*.bin", "*.bin.index.json"],
-    ["*.pth"],
-]
+_FIRST_CHOICE = "model.safetensors"  # every library that reads this name prefers it to all others in the repository
 CONNECT_TIMEOUT = 3.0  # seconds
 LISTING_TIMEOUT = 30.0  # seconds for the list of files; the library alone would wait as long as a server asks it to
 
@@ -42,7 +36,8 @@ LISTING_TIMEOUT = 30.0  # seconds for the list of files; the library alone would
 def resolve(name: str) -> Path:
     """Return the local path of a model on the hub, or of one file or folder in it: from the cache, or else downloaded.
 
-    If a model has weights in several containers, only the safest is downloaded: safetensors, msgpack, npz, then pickles.
+    Of several weight files, the one that the model's library reads is downloaded; see `containers.find`.  The cache is used
+    without asking the hub only if it has the file that every library reads first, or if the hub is out of reach.
 
     Args:
         name: hf://owner/name[@revision][/path/in/repo]
@@ -63,9 +58,12 @@ def resolve(name: str) -> Path:
         ) from None
 
     cached = _find_in_cache(huggingface_hub, repo, revision, inside)
-    if cached is not None:
+    if cached is not None and (inside or _find_weights(cached) == cached / _FIRST_CHOICE):
         return cached
     if not is_reachable():
+        if cached is not None:
+            print_note(f"{name}: the hub is out of reach, so weights in the cache are read, maybe not its first choice")
+            return cached
         raise InputError(
             f"{name} is not in the cache and the hub is out of reach: give the path of a file or folder instead"
         )
@@ -80,8 +78,15 @@ def _find_in_cache(hub: Any, repo: str, revision: str | None, inside: str) -> Pa
         return None
     if inside:
         return snapshot / inside if (snapshot / inside).exists() else None
-    patterns = [pattern for container in _WEIGHT_PATTERNS for pattern in container]
-    return snapshot if any(fnmatch(file.name, pattern) for file in snapshot.iterdir() for pattern in patterns) else None
+    return snapshot if _find_weights(snapshot) != snapshot else None
+
+
+def _find_weights(snapshot: Path) -> Path | None:
+    """Return the weights in a snapshot, or `snapshot` itself if it has none; None if it has several candidates."""
+    try:
+        return containers.find(snapshot)
+    except InputError:
+        return None
 
 
 def _download(hub: Any, name: str, repo: str, revision: str | None, inside: str) -> Path:
@@ -91,7 +96,10 @@ def _download(hub: Any, name: str, repo: str, revision: str | None, inside: str)
         return call_hub(hub, name, "the path of a file", function, repo, revision=revision, **kwargs)
 
     files = call(hub.HfApi().list_repo_files, timeout=LISTING_TIMEOUT)
-    wanted = choose_files(files, inside)
+    try:
+        wanted = choose_files(files, inside)
+    except InputError as error:
+        raise InputError(f"{name} {error}, such as {name}/FILE") from None
     if not wanted:
         raise InputError(f"{name} has no {inside or 'weights of a known kind'}: it holds {', '.join(files[:20])}")
     snapshot = Path(call(hub.snapshot_download, allow_patterns=wanted, etag_timeout=CONNECT_TIMEOUT))
@@ -99,17 +107,23 @@ def _download(hub: Any, name: str, repo: str, revision: str | None, inside: str)
 
 
 def choose_files(files: list[str], inside: str) -> list[str]:
-    """Return the files of a repository to download: those at `inside`, or for "" the weights of the safest container."""
+    """Return the files of a repository to download: those at `inside`, or for "" the weights that its library reads.
+
+    Raises:
+        InputError: it is not clear which file has the weights; the message lists the candidates.
+    """
     if inside in files:
         companions = [f"{inside.rpartition('/')[0]}/{name}".lstrip("/") for name in _COMPANION_FILES]
         return [inside, *(file for file in companions if file in files)]
     if inside:
         return [file for file in files if file.startswith(f"{inside}/")]
     top = [file for file in files if "/" not in file]
-    for patterns in _WEIGHT_PATTERNS:
-        if weights := [file for file in top if any(fnmatch(file, pattern) for pattern in patterns)]:
-            return [*weights, *(file for file in _COMPANION_FILES if file in top)]
-    return []
+    chosen = containers.choose(top)
+    if chosen is None:
+        return []
+    stem = chosen.removesuffix(INDEX)  # the names of the shards are in the index, so that all files are needed
+    weights = [file for file in top if file == chosen or (stem != chosen and file.endswith(Path(stem).suffix))]
+    return [*weights, *(file for file in (*_COMPANION_FILES, f"{chosen}.parity.json") if file in top)]
 
 
 def call_hub(

@@ -2,13 +2,14 @@
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from parity.checkpoints import containers, hub, metadata
 from parity.checkpoints.config_inference import Assumption, FormatMismatch, infer_config, nest_fields
-from parity.checkpoints.containers import Contents
+from parity.checkpoints.containers import Contents, folders
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import Fields, hf_processor, open_clip_config
 from parity.checkpoints.formats import get as get_format
@@ -16,7 +17,7 @@ from parity.checkpoints.recognition import Match, join_keys, recognise
 from parity.checkpoints.weights import Checkpoint, validate
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
 
-WEIGHTS_FILE = "weights.safetensors"  # the weights in a run folder
+WEIGHTS_FILE = folders.RUN_FILE  # the weights in a run folder
 # Our metadata if the container cannot store it: this file in a folder, or NAME.parity.json beside the file NAME.
 SIDECAR_FILE = "parity.json"
 FLAX_FILE = "flax_model.msgpack"  # the weights of a Flax model in a folder of transformers
@@ -26,9 +27,12 @@ ADAPTER_FILE = "adapter_config.json"  # PEFT writes it with an adapter, which tr
 
 StrPath = str | PathLike[str]
 
+_FINGERPRINT_ENTRY = "fingerprint"  # of the files of a folder, in its sidecar file
 _FINGERPRINT_BYTES = 1 << 20  # at each end of a file
 _COMPARED_ENTRIES = 1 << 20  # of two arrays at a time
 _MAX_JSON_BYTES = 1 << 24  # the names of 21,843 classes take 3 MB in Hugging Face's config.json
+
+_CONFIG_FIELDS = frozenset(("image_size", "patch_size", "width", "depth", "num_heads"))  # of every config of ours
 
 # A config.json that describes a model has at least one of these keys.
 _MODEL_KEYS = frozenset(
@@ -53,10 +57,13 @@ def load(path: StrPath, *, format: str | None = None, given: Fields | None = Non
     """
     path = resolve_path(path)
     try:
-        contents = containers.open(path)
+        weights = containers.find(path)
+        contents = containers.open(weights)
         # Drop metadata entries with the name of a companion file, which would be mistaken for that file.
         notes = {name: note for name, note in contents.metadata.items() if name not in COMPANION_FILES}
-        return build_checkpoint(contents, {**notes, **_read_companions(path)}, format, given or {})
+        own, remarks = _read_own_notes(weights, contents.container)
+        checkpoint = build_checkpoint(contents, {**notes, **_read_companions(weights), **own}, format, given or {})
+        return replace(checkpoint, left=(*checkpoint.left, *remarks))
     except InputError as error:
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
@@ -75,7 +82,7 @@ def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str |
     """
     # transformers requires the entry format="pt", so files for transformers name their format in "layout".
     name = notes.get("layout", notes.get("format", "pt"))
-    if own := isinstance(notes.get("config"), str) and isinstance(name, str) and name != "pt":
+    if own := _is_own(notes.get("config"), name):
         if format not in (None, name, get_format(name).name):
             raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from out")
         config = ViTConfig.from_json(notes["config"])
@@ -84,6 +91,7 @@ def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str |
         config = config.replace(**nest_fields(given))
         found = Checkpoint(config, name, arrays, contents.container, metadata.read_assumptions(notes, config, given))
     else:
+        _check_extra_state(notes)
         match, config, assumed = _first_valid_match(recognise(contents.arrays, notes, format), given)
         name = match.format.full_name(config)
         _check_duplicates(match, config)
@@ -95,17 +103,40 @@ def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str |
     return metadata.attach_metadata(found, notes, given, own)
 
 
+def _is_own(config: object, format: object) -> bool:
+    """Return whether this project wrote the metadata entries config and format: other programs use these names too."""
+    if not isinstance(config, str) or not isinstance(format, str) or format == "pt" or config.lstrip()[:1] != "{":
+        return False
+    try:
+        get_format(format)
+    except InputError:  # a misspelt name of ours, or another program's
+        try:
+            return _CONFIG_FIELDS <= bounded_json.parse_object(config, max_bytes=_MAX_JSON_BYTES).keys()
+        except InputError:
+            return False
+    return True
+
+
 def _check_companion_config(config: ViTConfig, name: str, contents: Contents, notes: Mapping[str, Any]) -> None:
     """Raise InputError if the library's config.json contradicts the config in the metadata of the weights."""
     format = get_format(name)
     if not format.matches_config_file(notes):
         return
     for match in recognise(contents.arrays, notes, name)[:1]:
+        # A library's file cannot express every config: compare with what would be written beside these weights.
+        files = {file: note for file, note in notes.items() if file not in COMPANION_FILES}
+        try:
+            files |= format.json_files(config)
+        except InputError:
+            files = {}
+        has_file = format.matches_config_file(files)
+        written = match.format.stated_fields(replace(match.evidence, notes=files)) if has_file else {}
         for field, value in match.format.stated_fields(match.evidence).items():
-            if field in format.written_fields and field != "norms.layer_scale" and config.at(field) != value:
+            expected = written.get(field, config.at(field))
+            if field != "norms.layer_scale" and value != expected:  # an initial value, without effect on these weights
                 raise InputError(
-                    f"its config.json says {field}={value!r}, but the config stored with its weights says "
-                    f"{config.at(field)!r}: correct config.json, or remove it"
+                    f"its {format.config_file} says {field}={value!r}, but the config stored with its weights says "
+                    f"{expected!r}: correct {format.config_file}, or remove it"
                 )
 
 
@@ -127,6 +158,16 @@ def _first_valid_match(matches: list[Match], given: Fields) -> tuple[Match, ViTC
             if match.format.recognises(match.evidence) or match.format.matches_config_file(match.evidence.notes):
                 break
     raise errors[0]
+
+
+def _check_extra_state(notes: Mapping[str, Any]) -> None:
+    """Raise InputError if a module stored values other than arrays by PyTorch's `get_extra_state`."""
+    for path in notes:
+        words = path.split("/")
+        if found := [word for word in words if word.rpartition(".")[2] == "_extra_state"]:
+            raise InputError(
+                f"unexpected {found[0]}: the model may need what its module stored there, so it cannot be read"
+            )
 
 
 def _check_duplicates(match: Match, config: ViTConfig) -> None:
@@ -153,6 +194,8 @@ def _is_equal(first: StoredArray, second: StoredArray) -> bool:
 def resolve_path(source: StrPath) -> Path:
     """Return the path of weights: in the cache for a name on the hub, in the folder for a run, else `source` itself.
 
+    A folder with the weights of a run and those of another library is that of the library that its config.json names.
+
     Raises:
         InputError: the path does not exist; the message suggests the nearest name in the same folder.
     """
@@ -160,7 +203,7 @@ def resolve_path(source: StrPath) -> Path:
         return hub.resolve(str(source))
     path = Path(source)
     if (path / WEIGHTS_FILE).is_file():
-        return path / WEIGHTS_FILE
+        return containers.find(path)
     if path.exists():
         return path
     folder = path.parent
@@ -170,7 +213,7 @@ def resolve_path(source: StrPath) -> Path:
 
 
 def _read_companions(path: Path) -> dict[str, Any]:
-    """Return the parsed JSON files beside weights, by name, and the entries of our own sidecar file.
+    """Return the parsed JSON files beside weights, by name.
 
     Raises:
         InputError: a file cannot be read, or an adapter is beside the weights.
@@ -188,8 +231,26 @@ def _read_companions(path: Path) -> dict[str, Any]:
             notes[name] = found
         if {"recipe", "data"} <= found.keys():
             notes[metadata.RUN_NOTE] = found
-    inside = [read_sidecar(path / FLAX_FILE), _read_json(path / SIDECAR_FILE)] if path.is_dir() else [read_sidecar(path)]
-    return notes | next(filter(None, inside), {})
+    return notes
+
+
+def _read_own_notes(path: Path, container: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the metadata of a file or folder from its sidecar file, and a line if that describes other weights."""
+    if path.is_file():
+        sidecar, entries = path.with_name(f"{path.name}.{SIDECAR_FILE}"), read_sidecar(path)
+        is_ours = bool(entries) or not _read_json(sidecar)
+    else:
+        sidecar, entries = path / SIDECAR_FILE, _read_json(path / SIDECAR_FILE)
+        expected = entries.pop(_FINGERPRINT_ENTRY, None)  # none in folders of older versions
+        is_ours = expected is None or expected == folder_fingerprint(path, container)
+    if is_ours:
+        return entries, []
+    return {}, [f"{sidecar.name}, because its fingerprint is that of other weights: remove the file"]
+
+
+def folder_notes(path: Path, container: str, notes: Mapping[str, str]) -> dict[str, str]:
+    """Return the content of the sidecar file of a folder with the metadata `notes`."""
+    return {**notes, _FINGERPRINT_ENTRY: folder_fingerprint(path, container)}
 
 
 def read_sidecar(path: Path) -> dict[str, Any]:
@@ -210,6 +271,16 @@ def fingerprint(path: Path) -> str:
         size = file.seek(0, 2)
         file.seek(max(0, size - _FINGERPRINT_BYTES))
         return f"{size}-{zlib.crc32(file.read(), zlib.crc32(head)):08x}"
+
+
+def folder_fingerprint(path: Path, container: str) -> str:
+    """Return the number of files of a checkpoint in a folder, and a checksum of their names and fingerprints."""
+    find_files = containers.get(container).data_files
+    files = {file.relative_to(path).as_posix(): file for file in (find_files(path) if find_files else ())}
+    checksum = 0
+    for name in sorted(files):
+        checksum = zlib.crc32(f"{name}\0{fingerprint(files[name])}\n".encode(errors="surrogateescape"), checksum)
+    return f"{len(files)}-{checksum:08x}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -36,17 +36,19 @@ WRAPPERS = (
 
 # Keys that may be beside weights; they are reported and not read.  Any other key is an error: the model may need it.
 _KNOWN_EXTRAS = re.compile(
-    r"(optimizer\w*|opt|opt_state\w*|state\W(step|param_states)|lr_scheduler\w*|scheduler\w*|loss_scaler|rng\w*|step"
-    r"|global_step|epoch\w*|iteration|args|config|hyper_parameters|callbacks|loops|best_(acc|prec)\w*|n_averaged"
-    r"|(extra\W)?accum_(\w+_time|examples_seen)"  # the state of a training run
-    r"|dino_\w+|ibot_\w+|mask_token"  # used only in pre-training
-    r"|txt|text|text_(model|encoder|tower|projection)|logit_scale|logit_bias)(\W.*)?"  # another tower
+    r"(optimizer\w*|opt|opt_state\w*|state\W(step|param_states)|lr_scheduler\w*|scheduler\w*|loss_scaler"
+    r"|hyper_parameters|callbacks|loops|best_(acc|prec)\w*|(extra\W)?accum_(\w+_time|examples_seen)"  # of a training run
+    r"|dino_\w+|ibot_\w+|mask_token)(\W.*)?"  # used only in pre-training
+    # A layer can have these names too, and then has a weight or a bias.
+    r"|(rng\w*|step|global_step|epoch\w*|iteration|args|config|n_averaged)(\W(?!(.*\W)?(weight|bias|kernel)$).*)?"
 )
+_TEXT_TOWER = re.compile(r"(txt|text|text_(model|encoder|tower|projection)|logit_scale|logit_bias)(\W.*)?")
+_MIN_TEXT_TOWER_KEYS = 12  # one block of a Transformer has as many; a layer or a scale of the model has fewer
 _CONTRASTIVE_SCALARS = re.compile(r"[tb]")  # temperature and bias of big_vision's contrastive loss, beside "img"
 _DINO_HEAD = re.compile(r"head\W(mlp|last_layer)(\W.*)?")  # only for pre-training, if there is a last_layer
 # These may belong to a training run, to pre-training or to the model: ignoring them is reported as an assumption.
 _POSSIBLE_PARTS = re.compile(
-    r"(predictor|decoder\w*|head\Wmlp|scaler|amp|state|batch_stats|cache|center|text\w*|[tb])(\W.*)?"
+    r"(predictor|decoder\w*|head\Wmlp|scaler|amp|state|batch_stats|cache|center|txt|text\w*|logit_(scale|bias)|[tb])(\W.*)?"
 )
 _OPTIMIZER_STATE = re.compile(r"opt.*")  # has arrays under the names of the parameters, which are not weights
 
@@ -131,8 +133,12 @@ def _known_extra_test(rests: Iterable[str], wrapper: str, separator: str) -> Cal
         wrapper: the prefix of the weights, without its last separator.
         separator: the separator of the words of a key.
     """
+    rests = list(rests)
     patterns = [_KNOWN_EXTRAS]
-    patterns += [_CONTRASTIVE_SCALARS] if wrapper.split(separator)[-1] == "img" else []
+    if wrapper.split(separator)[-1] == "img":  # as in big_vision, beside "txt"
+        patterns += [_TEXT_TOWER, _CONTRASTIVE_SCALARS]
+    elif sum(bool(_TEXT_TOWER.fullmatch(rest)) for rest in rests) >= _MIN_TEXT_TOWER_KEYS:
+        patterns += [_TEXT_TOWER]
     patterns += [_DINO_HEAD] if any(rest.startswith(f"head{separator}last_layer") for rest in rests) else []
     return lambda rest: any(pattern.fullmatch(rest) for pattern in patterns)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints import containers, metadata
-from parity.checkpoints.atomic_write import atomic_replace, check_replaceable
+from parity.checkpoints.atomic_write import atomic_replace, check_replaceable, lock_folder
 from parity.checkpoints.containers import ArraySpec, Container, Writer
 from parity.checkpoints.containers.container import ContiguousArray
 from parity.checkpoints.containers.safetensors import create_sharded
@@ -25,9 +25,18 @@ from parity.checkpoints.formats import Fields, Format, get
 from parity.checkpoints.formats.format import no_files
 from parity.checkpoints.layout import Array
 from parity.checkpoints.preprocessing import Preprocessing
-from parity.checkpoints.reading import COMPANION_FILES, FLAX_FILE, SIDECAR_FILE, StrPath, fingerprint, load, read_sidecar
+from parity.checkpoints.reading import (
+    COMPANION_FILES,
+    FLAX_FILE,
+    SIDECAR_FILE,
+    StrPath,
+    fingerprint,
+    folder_notes,
+    load,
+    read_sidecar,
+)
 from parity.checkpoints.weights import FLOAT_DTYPES, ArrayConversion, Checkpoint, TaskName, Tree, flatten, plan_conversion
-from vit_spec import InputError, ViTConfig, nearest
+from vit_spec import InputError, ViTConfig, bounded_json, nearest
 
 PROJECT = "twin-vision-transformers"
 MAX_THREADS = 2  # at most this many arrays of the source are in memory at a time
@@ -158,12 +167,20 @@ def write(
     specs = {conversion.key: ArraySpec(conversion.shape, conversion.dtype) for conversion in conversions}
     total = sum(spec.nbytes for spec in specs.values())
     _check_target(path, kind, force)
-    with _report_full_disk(path, total), atomic_replace(path) as new:
+    check = partial(_check_old, container=kind, force=force)
+    with (
+        _report_full_disk(path, total),
+        contextlib.ExitStack() as until_named,
+        atomic_replace(path, replace=force, check=check) as new,
+    ):
         with kind.create(new, specs, notes) as writer:
             checksums = _write_arrays(writer, conversions, kind.any_order, _ByteCounter(2 * total, progress))
         _verify(kind, new, specs, checksums, _ByteCounter(2 * total, progress, total))
         if not kind.stores_metadata:
-            _write_sidecar(new, path, notes)
+            if not new.is_dir():
+                until_named.enter_context(lock_folder(path.parent))
+                _check_target(path, kind, force)
+            _write_sidecar(new, path, notes, kind.name, force)
     remarks = _config_remarks(format, checkpoint.config, kind.name == FOLDER)
     return WriteResult(path, name, kind.name, total, (*remarks, *metadata_remarks))
 
@@ -173,6 +190,11 @@ def write(
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _FEW_FILES = 1000  # with fewer free inodes than this, the lack of inodes may be why the disk is full
+
+_MAX_ENTRIES = 1_000_000  # in a folder that is replaced
+
+_FINGERPRINT = re.compile(r"\d+-[0-9a-f]{8}")  # see `fingerprint`
+_MAX_SIDECAR_BYTES = 1 << 24  # as for every JSON file beside weights
 
 FOLDER = "folder"  # name of the container of a folder that the format's own library opens: weights and JSON files
 
@@ -206,7 +228,7 @@ def _choose_container(
         with file as writer:
             yield writer
         if flax:
-            _write_sidecar(partial / FLAX_FILE, partial / FLAX_FILE, notes)
+            _write_sidecar(partial / FLAX_FILE, partial / FLAX_FILE, notes, weights.name, force=False)
         for name, content in files.items():
             (partial / name).write_text(json.dumps(content, indent=2) + "\n")
 
@@ -228,6 +250,13 @@ def _check_target(path: Path, container: Container, force: bool) -> None:
     """Raise InputError if a path cannot be written to, or must not be replaced."""
     if not path.parent.is_dir():
         raise InputError(f"no folder {path.parent}: create it first")
+    _check_old(path, container, force)
+    if container.suffixes and not container.stores_metadata:
+        _check_sidecar(_sidecar_path(path), force)
+
+
+def _check_old(path: Path, container: Container, force: bool) -> None:
+    """Raise InputError if a path exists and must not be replaced."""
     if not os.path.lexists(path):
         return
     check_replaceable(path)
@@ -244,8 +273,52 @@ def _check_target(path: Path, container: Container, force: bool) -> None:
 
 
 def _has_only_weights(path: Path, container: Container) -> bool:
-    """Return whether all files in a folder belong to the container, so that replacing it loses nothing else."""
-    return all(re.fullmatch(container.entry_pattern, entry.name) for entry in path.iterdir())
+    """Return whether everything in a folder belongs to the container, so that replacing it loses nothing else.
+
+    A link to a file counts as a file: the caches of hubs consist of links.
+    """
+    pattern, count, folders = re.compile(container.entry_pattern), 0, [""]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(path / folder) as entries:
+            for entry in entries:
+                name, count = folder + entry.name, count + 1
+                is_folder = entry.is_dir(follow_symlinks=False)
+                if is_folder:
+                    folders.append(name := f"{name}/")
+                if not (is_folder or entry.is_file()) or not pattern.fullmatch(name) or count > _MAX_ENTRIES:
+                    return False
+    return True
+
+
+def _sidecar_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{SIDECAR_FILE}")
+
+
+def _check_sidecar(path: Path, force: bool) -> None:
+    """Raise InputError if a sidecar file cannot be written to a path without losing a file that is not a sidecar file."""
+    if not os.path.lexists(path) or _is_sidecar(path):
+        return
+    check_replaceable(path)
+    if not path.is_file():
+        raise InputError(f"{path} is not a file, but the metadata are written there: give another name, or move it")
+    if not force:
+        raise InputError(
+            f"{path} exists, but the metadata are written there: give another name, or --force (force=True) to replace it"
+        )
+
+
+def _is_sidecar(path: Path) -> bool:
+    """Return whether a path is a sidecar file, or a link to one: a JSON object whose keys are fingerprints of files."""
+    if not path.is_file():
+        return False
+    try:
+        entries = bounded_json.read_object(path, max_bytes=_MAX_SIDECAR_BYTES)
+    except (OSError, InputError):
+        return False
+    return bool(entries) and all(
+        _FINGERPRINT.fullmatch(key) and isinstance(entry, dict) and "config" in entry for key, entry in entries.items()
+    )
 
 
 def _config_remarks(format: Format, config: ViTConfig, with_json_files: bool) -> tuple[str, ...]:
@@ -291,17 +364,19 @@ def _is_disk_full(error: BaseException) -> bool:
     return False
 
 
-def _write_sidecar(new: Path, path: Path, notes: Mapping[str, str]) -> None:
+def _write_sidecar(new: Path, path: Path, notes: Mapping[str, str], container: str, force: bool) -> None:
     """Write the metadata of weights to a sidecar file, because their container cannot store it.
 
     The sidecar of a file is written before the file gets its name, and it keeps the entry of the file that is replaced.
     After an interruption, the sidecar therefore has the metadata of the old file and of the new one.
     """
     if new.is_dir():
-        (new / SIDECAR_FILE).write_text(json.dumps(notes))
+        (new / SIDECAR_FILE).write_text(json.dumps(folder_notes(new, container, notes)))
         return
-    old = {fingerprint(path): known} if path.is_file() and (known := read_sidecar(path)) else {}
-    with atomic_replace(path.with_name(f"{path.name}.{SIDECAR_FILE}")) as sidecar:
+    target = _sidecar_path(path)
+    is_known = path.is_file() and _is_sidecar(target)
+    old = {fingerprint(path): known} if is_known and (known := read_sidecar(path)) else {}
+    with atomic_replace(target, check=partial(_check_sidecar, force=force)) as sidecar:
         sidecar.write_text(json.dumps({**old, fingerprint(new): dict(notes)}))
 
 

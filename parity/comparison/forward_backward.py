@@ -7,10 +7,12 @@ in the other pass is added to the loss.  Each part thus receives that gradient, 
 this part alone.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -50,10 +52,14 @@ def noise_images(config: ViTConfig, seed: int, count: int = 2) -> Array:
 
     Raises:
         InputError: the seed is negative.
+        MemoryError: the images are too large.
     """
     if seed < 0:
         raise InputError(f"seed is {seed}: give a number from 0")
-    images = np.random.default_rng(seed).standard_normal((count, *config.image_size, config.in_channels))
+    shape = (count, *config.image_size, config.in_channels)
+    if prod(shape) > sys.maxsize // 8:  # numpy raises ValueError
+        raise MemoryError
+    images = np.random.default_rng(seed).standard_normal(shape)
     return images.astype(np.float32)
 
 

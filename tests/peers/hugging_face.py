@@ -125,10 +125,12 @@ CASES = [
     Case("deit_features", "hf-deit", "DeiTModel", "v4-bare", {"hidden_act": "quick_gelu"}, mean_of_two_tokens, BARE),
     Case("dinov2", "hf-dinov2", DINOV2, "v4", DINO),
     Case("dinov2_gated", "hf-dinov2", DINOV2, "v4-gated", GATED),
+    Case("dinov2_no_classifier", "hf-dinov2", DINOV2, "v4", {**DINO, "num_labels": 0}),
     Case("dinov2_features", "hf-dinov2", "Dinov2Model", "v4-bare", {**DINO, "hidden_act": "linear"}, pooled),
     Case("dinov2_gated_features", "hf-dinov2", "Dinov2Model", "v4-gated-bare", {**GATED, "qkv_bias": False}, pooled),
     Case("dinov2_reg", "hf-dinov2-reg", REG, "v4", {**DINO, "num_register_tokens": 2}),
     Case("dinov2_reg_gated", "hf-dinov2-reg", REG, "v4-gated", GATED),
+    Case("dinov2_reg_no_classifier", "hf-dinov2-reg", REG, "v4", {**DINO, "num_labels": 0}),
     Case("dinov2_reg_features", "hf-dinov2-reg", "Dinov2WithRegistersModel", "v4-bare", DINO, pooled),
     Case("dinov3", "hf-dinov3", "DINOv3ViTModel", "v4", {**ROPE, **WIDE}, pooled),
     Case(

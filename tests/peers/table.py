@@ -52,7 +52,8 @@ is an error.
 2. **By a `config.json` beside it.** The weights are read by a format of the library that it names, or refused. timm's
    `model_args` are followed through the constructor of the architecture's class. Every field of a transformers config
    is interpreted, or known not to change the function. An unknown architecture, class, argument, field or value is an
-   error that names it.
+   error that names it. So is a class whose output the twins cannot compute. If a class of transformers returns no single
+   vector (all tokens, feature maps, a reconstruction), or `architectures` names no class, the output is an assumption.
 3. **By its tensors,** if there is nothing else. Everything that changes the function without changing a tensor is an
    *assumption*: LayerNorm's epsilon, the activation, pooling, the number of heads, the score scale, masks and biases of
    attention, the order of patches and pixels, rotary positions, whether a position table is used, the order of norms in
@@ -91,7 +92,8 @@ table of lower precision than the weights is accepted and reported as an assumpt
 | `folder` | safetensors with the JSON files that the format's own library opens | `DST/` |
 
 A written file contains its config: in the header of safetensors, among the arrays of npz. Containers without room for
-it (.pth, .msgpack) get `NAME.parity.json` beside the file; a folder gets `parity.json`.
+it (.pth, .msgpack) get `NAME.parity.json` beside the file; a folder gets `parity.json`. Both have a fingerprint of the
+weights: beside other weights they are not obeyed, and a line `not read: ...` says so.
 """
 
 

@@ -76,6 +76,38 @@ def test_a_deit_that_classifies_by_the_class_token_alone_is_refused(tmp_path):
         parity.load(tmp_path)
 
 
+REAL = {**SIZES, "hidden_size": 192, "intermediate_size": 768, "image_size": 64, "patch_size": 16, "num_labels": 0}
+
+
+@pytest.mark.parametrize("name", ["DeiTForImageClassification", "CLIPForImageClassification"])
+def test_a_class_without_its_classifier_that_the_twins_cannot_express_is_refused(tmp_path, name):
+    cls = getattr(transformers, name)
+    fields = {"vision_config": REAL, "num_labels": 0} if name.startswith("CLIP") else REAL
+    cls(cls.config_class(**fields)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=f"its class is '{name}', whose output is .*: not supported"):
+        parity.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Dinov2Backbone", "Dinov2WithRegistersBackbone", "DINOv3ViTBackbone"])
+def test_the_last_feature_map_of_a_backbone_is_that_of_the_twins_or_it_is_refused(tmp_path, name):
+    """The twins' mean of the patches, which they compute if they are given that pool, is that of the feature map."""
+    cls = getattr(transformers, name)
+    with float64():
+        model = cls(cls.config_class(**REAL, out_indices=[1, 2])).eval()
+        fill(model, rng_for(name))
+    images = noise(rng_for(name), (1, 3, 64, 64), 1.0)
+    model.double().save_pretrained(tmp_path / "last")
+    with float64(), torch.no_grad():
+        expected = model(torch.tensor(images)).feature_maps[-1].mean((2, 3)).numpy()
+    found = parity.load(tmp_path / "last")
+    assert "outputs" in {each.field for each in found.assumed}
+    pooled = parity.Checkpoint(found.config.replace(head={"pool": "mean"}), "torch", parity.to_torch(found))
+    assert relrms(torch_logits(pooled, images), expected) <= FLOAT64_TOLERANCE
+    cls(cls.config_class(**REAL, out_indices=[1])).save_pretrained(tmp_path / "other")
+    with pytest.raises(InputError, match=r"its config\.json says out_indices \[1\], which omits the last block"):
+        parity.load(tmp_path / "other")
+
+
 @pytest.mark.parametrize("name", ["vit", "dinov2_gated", "clip"])
 def test_transformers_normalizes_images_as_the_config_says(tmp_path, name):
     case = CASE[name]

@@ -237,6 +237,32 @@ def test_a_processor_flag_that_is_null_or_zero_is_off(photos: Path, off: Any, tm
     )
 
 
+OFFSET = {"rescale_factor": 1 / 127.5, "rescale_offset": True, "do_normalize": False, "include_top": False}
+
+
+@pytest.mark.parametrize(
+    ("processor", "options"),
+    [
+        ("EfficientNetImageProcessor", OFFSET),
+        ("EfficientNetImageProcessor", {"include_top": True, **HALF}),
+        ("ConvNextImageProcessor", {"do_resize": False, **HALF}),
+        ("ViTImageProcessor", HALF),
+    ],
+)
+def test_pixel_statistics_are_assumed_or_give_the_pixels_of_the_processor(
+    photos: Path, tmp_path: Path, processor: str, options: Any
+) -> None:
+    folder = Path(shutil.copytree(from_transformers(photos, "ViT"), tmp_path / "folder"))
+    getattr(transformers, processor)(size={"height": 64, "width": 64}, **options).save_pretrained(folder)
+    found = parity.load(folder)
+    is_assumed = {"pixels.mean", "pixels.std"} <= {each.field for each in found.assumed}
+    assert is_assumed == (processor != "ViTImageProcessor") and bool(found.preprocessing) != is_assumed
+    image = photo(photos, "wide").resize((64, 64))
+    theirs = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")(image, return_tensors="np")
+    ours = (np.asarray(image) / 255 - found.config.pixels.mean) / found.config.pixels.std
+    assert is_assumed or np.allclose(theirs["pixel_values"][0].transpose(1, 2, 0), ours, atol=1e-6)
+
+
 def test_the_image_size_in_timms_model_arguments_overrides_the_data_config(photos: Path, tmp_path: Path) -> None:
     source = from_timm(photos, "center")
     folder = copy_with_changes(source, tmp_path / "folder", "config.json", "pretrained_cfg", input_size=[3, 48, 48])

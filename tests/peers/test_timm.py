@@ -1,5 +1,6 @@
 """timm's format compared with timm: the twins compute its outputs from its folders, and it opens folders written here."""
 
+import argparse
 import functools
 import importlib.util
 import json
@@ -26,7 +27,8 @@ from parity.checkpoints.formats import timm_arguments, timm_config
 from parity.checkpoints.formats.timm import FORMAT
 from parity.checkpoints.writing import write
 from tests.goldens.golden import noise
-from tests.peers.proof import record_block_outputs, prove
+from parity.comparison.tolerances import FLOAT64_TOLERANCE
+from tests.peers.proof import record_block_outputs, prove, relrms, torch_logits
 from vit_spec import InputError, ViTConfig, get
 
 PEER = f"timm {timm.__version__}"
@@ -215,6 +217,47 @@ def test_projections_without_biases_are_refused_with_the_reason(tmp_path: Path) 
     save_file(model.state_dict(), tmp_path / "no_biases.safetensors")
     with pytest.raises(InputError, match="proj_bias=False"):
         parity.load(tmp_path / "no_biases.safetensors")
+
+
+# Checkpoints of train.py ----------------------------------------------------------------------------------------------
+
+TRAIN_PY = {"eval_metric": "top1", "checkpoint_hist": 10, "recovery_interval": 0, "train_interpolation": "random"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pool", "arguments"),
+    [
+        ("vit_base_patch16_lingbot", "avg", {}),
+        ("vit_base_patch16_lingbot", None, {}),
+        ("vit_base_patch16_siglip_224", "avg", {}),
+        ("vit_medium_patch16_gap_256", None, {"fc_norm": None}),
+        ("vit_medium_patch16_gap_256", "token", {"class_token": True}),
+        ("vit_base_patch16_gap_224", "", {}),
+        ("vit_base_patch16_224", "", {}),
+        ("deit3_base_patch16_224", "avg", {"fc_norm": False}),
+        ("eva_large_patch14_196", "token", {"patch_size": 14, "img_size": 56}),
+        ("eva_giant_patch14_clip_224", "avg", {"patch_size": 14, "img_size": 56}),
+        ("eva_giant_patch14_clip_224", "", {"patch_size": 14, "img_size": 56}),
+    ],
+)
+def test_gp_of_train_py_overrides_the_pooling_of_the_architecture(
+    tmp_path: Path, architecture: str, pool: str | None, arguments: dict[str, Any]
+) -> None:
+    """An empty gp is no pooling.  create_model drops arguments that are None, so they leave the architecture's own."""
+    arguments = {"img_size": 64, "patch_size": 16, "embed_dim": 192, "depth": 2, "num_heads": 3, **arguments}
+    passed = {"global_pool": pool, **arguments} if pool is not None else arguments
+    with float64():
+        model = timm.create_model(architecture, num_classes=7, **passed).eval()
+        fill(model, rng_for(f"{architecture} {pool}"))
+        images = noise(rng_for(architecture), (2, 3, *model.patch_embed.img_size), 1.0)
+        logits = model(torch.tensor(images)).numpy()
+    args = argparse.Namespace(**TRAIN_PY, model=architecture, gp=pool, model_kwargs=arguments, num_classes=7, img_size=None)
+    content = {"arch": architecture, "state_dict": model.state_dict(), "args": args, "epoch": 3, "version": 2}
+    torch.save(content, tmp_path / "model_best.pth.tar")
+    found = parity.load(tmp_path / "model_best.pth.tar")
+    assert {each.field for each in found.assumed} <= {"pixels.mean", "pixels.std", "image_size"}
+    ours = torch_logits(found, images)
+    assert ours.shape == logits.shape and relrms(ours, logits) < FLOAT64_TOLERANCE
 
 
 # Written folders ----------------------------------------------------------------------------------------------------

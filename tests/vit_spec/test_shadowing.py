@@ -20,7 +20,7 @@ def test_a_user_package_of_the_same_name_is_named(tmp_path: Path, name: str) -> 
         "sys.path.insert(0, sys.argv[1]); check('parity')"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True)
-    message = f"{tmp_path / name} is imported as 'parity' instead of the package of twin-vision-transformers: rename it, or"
+    message = f"{tmp_path / name} is imported as 'parity' instead of the package of twin-vision-transformers: rename it"
     assert message in done.stderr.splitlines()[-1]
 
 
@@ -33,7 +33,8 @@ def test_a_command_reports_it_in_one_line(tmp_path: Path, module: str) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         f"error: {tmp_path / 'parity.py'} is imported as 'parity' instead of the package of twin-vision-transformers: "
-        "rename it, or start Python in another folder\n"
+        "rename it, start Python in another folder, or use the commands vit-parity, vit-train-jax, vit-predict and "
+        "vit-evaluate\n"
     )
 
 

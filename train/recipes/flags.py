@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from train.recipes.recipe import Recipe
-from vit_spec import InputError
+from vit_spec import InputError, nearest
 
 _EXPECTED = {int: "an integer", float: "a number", str: "text", NoneType: "None"}
 
@@ -71,10 +71,17 @@ def add_flags(parser: argparse.ArgumentParser, recipe: Recipe) -> None:
                 group.add_argument(flag.name, action="store_true", **options)
                 group.add_argument(flag.negation, action="store_false", **{**options, "help": f"turn off {flag.name}"})
             else:
-                several = any(get_origin(kind) is tuple for kind in _alternatives(flag.kind))
+                lists = [get_args(kind) for kind in _alternatives(flag.kind) if get_origin(kind) is tuple]
+                several = [items for items in lists if Ellipsis in items]
                 metavar = "|".join(map(_metavar, _alternatives(flag.kind)))
                 # None is one word also where the other values are two: `_parse` counts them.
-                group.add_argument(flag.name, nargs="*" if several else None, metavar=metavar, **options)
+                group.add_argument(
+                    flag.name,
+                    nargs="*" if lists else None,
+                    metavar=metavar,
+                    action="extend" if several else "store",
+                    **options,
+                )
 
 
 def apply_flags(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
@@ -151,7 +158,9 @@ def _parse(flag: Flag, given: bool | str | list[str]) -> Any:
             return _convert(kind, words)
         except ValueError:
             pass
-    raise InputError(f"{flag.name} is {' '.join(words)!r}: give {', or '.join(map(_expected, reversed(kinds)))}")
+    expected = ", or ".join(map(_expected, reversed(kinds)))
+    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    raise InputError(f"{flag.name} is {' '.join(words)!r}: give {expected}{nearest(' '.join(words), choices)}")
 
 
 def _convert(kind: Any, words: list[str]) -> Any:

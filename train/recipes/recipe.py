@@ -234,10 +234,14 @@ def model_config(model: Model, *, num_outputs: int, in_channels: int, size: tupl
     Raises:
         InputError: an unknown model or field, or a value that the config refuses.
     """
-    overrides: dict[str, Any] = {"num_classes": num_outputs, "in_channels": model.in_channels or in_channels}
+    channels = in_channels if model.in_channels is None else model.in_channels
+    overrides: dict[str, Any] = {"num_classes": num_outputs, "in_channels": channels}
     if model.image_size:
         overrides["image_size"] = model.image_size
-    overrides |= config_overrides(model)
+    changes = config_overrides(model)
+    if "num_classes" in changes:
+        raise InputError("--model.changes has num_classes, which follows from the data and the task: leave it out")
+    overrides |= changes
     base = vit_spec.get(model.name)
     # The base has a mean for each of red, green and blue.
     if overrides["in_channels"] != base.in_channels and "pixels" not in overrides:

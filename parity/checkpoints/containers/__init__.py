@@ -4,18 +4,34 @@ To add one, write a module with a `CONTAINER` in this package, and list it in `_
 """
 
 import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from parity.checkpoints.containers import dcp, msgpack, npz, orbax, pth, safetensors, shards
+from parity.checkpoints.containers import dcp, folders, msgpack, npz, orbax, pth, safetensors, shards
 from parity.checkpoints.containers.budget import Budget
 from parity.checkpoints.containers.container import ArraySpec, Container, Contents, StoredArray, Writer
-from vit_spec import InputError, nearest
+from vit_spec import InputError, bounded_json, nearest
 
-__all__ = ["ArraySpec", "Container", "Contents", "StoredArray", "Writer", "by_suffix", "get", "names", "open"]
+__all__ = [
+    "ArraySpec",
+    "Container",
+    "Contents",
+    "StoredArray",
+    "Writer",
+    "by_suffix",
+    "choose",
+    "find",
+    "get",
+    "names",
+    "open",
+]
 
 _MODULES = (safetensors, pth, npz, msgpack, orbax, dcp)
 _UNCHECKED_BYTES = 1 << 28  # up to this sum of bytes, arrays are accepted whatever their size on disk
 _MAX_EXPANSION = 64  # above it, arrays may take in addition this many times the bytes on disk
+_MAX_CONFIG_BYTES = 1 << 24  # the names of 21,843 classes take 3 MB in Hugging Face's config.json
 _CONTAINERS: dict[str, Container] = {module.CONTAINER.name: module.CONTAINER for module in _MODULES}
 
 
@@ -42,11 +58,72 @@ def by_suffix(path: Path) -> Container | None:
     return next(matches, None)
 
 
+def find(path: Path, budget: Budget | None = None) -> Path:
+    """Return the path of the weights in a folder; other paths unchanged.
+
+    1. The file that transformers, timm or OpenCLIP reads: the first that exists of the names that the library looks for.
+    2. The folder itself, if it is a checkpoint of torch.distributed.checkpoint or Orbax.
+    3. The only weight file, or the only subfolder that is a checkpoint.
+
+    A folder without weights is returned unchanged.
+
+    Raises:
+        InputError: it is not clear which file has the weights; the message lists the candidates.
+    """
+    if not path.is_dir():
+        return path
+    names, budget = [], budget or Budget()
+    for entry in path.iterdir():
+        budget.spend()
+        if entry.is_file():  # also a symbolic link to a file: hub caches consist of links
+            names.append(entry.name)
+    is_checkpoint = dcp.recognises(path, b"") or orbax.is_item(path)
+    try:
+        library_file = folders.library_file(names, _read_config(path / folders.CONFIG_FILE))
+        if library_file and is_checkpoint and folders.CONFIG_FILE not in names:
+            raise InputError(f"holds {library_file} and is a checkpoint itself: give the path of the file, or move it")
+        if library_file or is_checkpoint:
+            return path / (library_file or "")
+        steps = ["an Orbax checkpoint"] if orbax.recognises(path, b"") else []
+        visible = [name for name in names if name[0] != "."]
+        only = folders.only_file(visible, suffixes(), lambda index: shards.shard_names(path / index), steps)
+    except InputError as error:
+        raise InputError(str(error) if str(path) in str(error) else f"{path} {error}") from None
+    return path if only is None or only in steps else path / only
+
+
+def choose(names: Sequence[str]) -> str | None:
+    """Return the name of the file that `find` would choose in a folder of which only the names are known.
+
+    Raises:
+        InputError: see `find`.
+    """
+    return folders.library_file(names, {}) or folders.only_file(names, suffixes(), partial(_numbered_shards, names))
+
+
+def suffixes() -> tuple[str, ...]:
+    """Return the suffixes of the files of all containers."""
+    return tuple(suffix for container in _CONTAINERS.values() for suffix in container.suffixes)
+
+
+def _numbered_shards(names: Sequence[str], index: str) -> list[str]:
+    """Return the names that are those of shards of an index: a-00001-of-00002.bin of a.bin.index.json."""
+    stem, dot, suffix = index.removesuffix(shards.INDEX).rpartition(".")
+    return [name for name in names if name.startswith(f"{stem}-") and name.endswith(dot + suffix)]
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the object in a config.json; {} if there is none, or if it cannot be read, which its reader reports."""
+    try:
+        return bounded_json.read_object(path, max_bytes=_MAX_CONFIG_BYTES) if path.is_file() else {}
+    except InputError:
+        return {}
+
+
 def open(path: Path, budget: Budget | None = None) -> Contents:
     """Read the headers of a file or folder, whose container is detected from its content.
 
-    A folder that is not a container itself is accepted if it has exactly one file with the suffix of a container: that file
-    is then opened.
+    In a folder, `find` chooses the file.
 
     Args:
         path: the file or folder.
@@ -58,8 +135,9 @@ def open(path: Path, budget: Budget | None = None) -> Contents:
     """
     budget = budget or Budget()
     try:
-        contents = _detect_and_open(path, budget)
-        _check_size(path, contents, budget)
+        found = find(path, budget)
+        contents = _detect_and_open(found, budget)
+        _check_size(found, contents, budget)
     except InputError as error:
         raise InputError(str(error) if str(InputError(path)) in str(error) else f"{path}: {error}") from None
     return contents
@@ -76,12 +154,7 @@ def _detect_and_open(path: Path, budget: Budget) -> Contents:
     for container in _CONTAINERS.values():
         if container.recognises(path, head):
             return container.open(path, budget)
-    if (
-        path.is_dir()
-        and len(weight_files := [each for each in sorted(path.iterdir()) if each.is_file() and by_suffix(each)]) == 1
-    ):
-        return _detect_and_open(weight_files[0], budget)
-    if not path.is_dir() and (expected := by_suffix(path)):
+    if not path.is_dir() and (expected := by_suffix(Path(path.name.removesuffix(shards.INDEX)))):
         return expected.open(path, budget)  # raises an error that says what is wrong
     what = "folder" if path.is_dir() else "file"
     raise InputError(f"{path} is not a {what} of a known container ({', '.join(_CONTAINERS)}), or is damaged")

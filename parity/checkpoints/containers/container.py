@@ -7,7 +7,7 @@ whole model in memory.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import prod
@@ -209,7 +209,9 @@ class Container:
         ends without an exception, everything is written.
     any_order: whether pieces may be written in any order and from several threads; see `Writer.write`.
     stores_metadata: whether `create` stores the metadata; if not, the caller writes them to a file beside it.
-    entry_pattern: a regular expression for the names in its folders; a folder with any other name is never replaced.
+    data_files: returns the files of a folder that hold its arrays; None for containers of one file.
+    entry_pattern: a regular expression for the paths of all files and folders in its folders; those of folders end in "/".
+        A folder with any other file or folder is never replaced.
     """
 
     name: str
@@ -220,4 +222,5 @@ class Container:
     create: Callable[[Path, Mapping[str, ArraySpec], Mapping[str, str]], AbstractContextManager[Writer]]
     any_order: bool = False
     stores_metadata: bool = False
+    data_files: Callable[[Path], Iterable[Path]] | None = None
     entry_pattern: str = ""

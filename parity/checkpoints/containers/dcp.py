@@ -104,6 +104,11 @@ def create(path: Path, specs: Mapping[str, ArraySpec], metadata: Mapping[str, st
                 raise errors[0]
 
 
+def data_files(path: Path) -> list[Path]:
+    """Return the files of the checkpoint in a folder."""
+    return [path / _METADATA, *(file for file in path.glob("*.distcp") if file.is_file())]
+
+
 CONTAINER = Container(
     name="dcp",
     description="torch.distributed.checkpoint, a folder",
@@ -112,6 +117,7 @@ CONTAINER = Container(
     suffixes=(),
     create=create,
     any_order=True,
+    data_files=data_files,
     entry_pattern=r"\.metadata|\w+\.distcp|parity\.json",
 )
 

@@ -54,7 +54,7 @@ def _recognises(path: Path, head: bytes) -> bool:
 
 
 def _open(path: Path, budget: Budget | None = None) -> Contents:
-    path, budget = shards.find_index_or_file(path, SUFFIX), budget or Budget()
+    budget = budget or Budget()
     if shards.is_index(path):
         return shards.open_shards(path, SUFFIX, NAME, partial(_open_shard, budget=budget))
     return _open_file(path, budget)

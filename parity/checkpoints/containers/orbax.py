@@ -27,7 +27,7 @@ _TREE_FILE, _CHECKPOINT_FILE, _STRINGS_FILE = "_METADATA", "_CHECKPOINT_METADATA
 
 def recognises(path: Path, head: bytes) -> bool:
     """Return whether a folder is an Orbax checkpoint or an item of one, or has a subfolder that is one of these."""
-    return path.is_dir() and (_is_item(path) or any(_is_item(folder) for folder in _list_subfolders(path)))
+    return path.is_dir() and (is_item(path) or any(is_item(folder) for folder in _list_subfolders(path)))
 
 
 def open_(path: Path, budget: Budget | None = None) -> Contents:
@@ -131,6 +131,13 @@ def create(path: Path, specs: Mapping[str, ArraySpec], metadata: Mapping[str, st
         _save(path, nested, scratch.arrays(), metadata)
 
 
+def data_files(path: Path) -> list[Path]:
+    """Return the files of the checkpoint in a folder."""
+    item = _find_item(path)
+    parents = {parent / _CHECKPOINT_FILE for parent in (path, item.parent)}
+    return [*(file for file in item.rglob("*") if file.is_file()), *(file for file in parents if file.is_file())]
+
+
 CONTAINER = Container(
     name="orbax",
     description="Orbax checkpoint, a folder",
@@ -139,7 +146,12 @@ CONTAINER = Container(
     suffixes=(),
     create=create,
     any_order=True,
-    entry_pattern=r"_CHECKPOINT_METADATA|commit_success\.txt|orbax\.checkpoint|state|parity\.json",
+    data_files=data_files,
+    # Arrays of zarr 3 and 2, each in a folder, or an OCDBT store.
+    entry_pattern=r"_CHECKPOINT_METADATA|commit_success\.txt|orbax\.checkpoint|parity\.json|state/("
+    r"_METADATA|_strings\.json|_sharding|([^/]+/(zarr\.json|\.z(array|attrs|group)|\d+(\.\d+)*|c(/\d+)*/?)?)|"
+    r"(ocdbt\.process_\d+/)?(manifest\.ocdbt|d/([0-9a-f]{32})?)?|"
+    r"array_metadatas/(process_\d+)?)?",
 )
 
 
@@ -176,7 +188,7 @@ def _find_item(path: Path) -> Path:
     for _ in range(3):  # steps / a step / its item
         if (path / _TREE_FILE).is_file():
             return path
-        items = [folder for folder in _list_subfolders(path) if _is_item(folder)]
+        items = [folder for folder in _list_subfolders(path) if is_item(folder)]
         if len(items) != 1:
             names = ", ".join(folder.name for folder in items[:20])
             what = f"has several checkpoints or items ({names}): give one of them" if items else f"has no {_TREE_FILE}"
@@ -185,7 +197,8 @@ def _find_item(path: Path) -> Path:
     raise InputError(f"{path} has no {_TREE_FILE}: it is not an Orbax checkpoint, or an incomplete one")
 
 
-def _is_item(folder: Path) -> bool:
+def is_item(folder: Path) -> bool:
+    """Return whether a folder is itself a checkpoint or an item of one."""
     return (folder / _TREE_FILE).is_file() or (folder / _CHECKPOINT_FILE).is_file()
 
 

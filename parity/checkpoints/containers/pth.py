@@ -19,7 +19,7 @@ _TAR_NAMES = {b"sys_info", b"pickle", b"storages", b"tensors"}  # first member o
 
 
 def recognises(path: Path, head: bytes) -> bool:
-    """Return whether a path is a zip with a data.pkl, an older file of torch.save, or .bin shards."""
+    """Return whether a path is a zip with a data.pkl, an older file of torch.save, or an index of .bin shards."""
     if shards.recognises(path, head, _SHARD_SUFFIX):
         return True
     if head.startswith(torch_legacy.MAGIC) or _is_tar(head):
@@ -41,7 +41,6 @@ def open_(path: Path, budget: Budget | None = None) -> Contents:
         InputError: the file is damaged, or its pickle asks for more than tensors, containers, numbers and text.
     """
     budget = budget or Budget()
-    path = shards.find_index_or_file(path, _SHARD_SUFFIX)
     if shards.is_index(path):
         return shards.open_shards(path, _SHARD_SUFFIX, "pth", partial(_open_file, budget=budget))
     return _open_file(path, budget)

@@ -18,35 +18,25 @@ _MAX_INDEX_BYTES = 2**25  # about 300,000 arrays
 
 
 def recognises(path: Path, head: bytes, suffix: str) -> bool:
-    """Return whether a path is an index of files named *`suffix`, or a folder that has such an index or file."""
-    if path.is_dir():
-        return bool(_list_files(path, suffix) or _list_files(path, suffix + INDEX))
+    """Return whether a path is an index of files named *`suffix`."""
     return is_index(path) and head.lstrip()[:1] == b"{" and b'"weight_map"' in head and f'{suffix}"'.encode() in head
 
 
 def is_index(path: Path) -> bool:
-    """Return whether a path that `find_index_or_file` returned is an index."""
+    """Return whether a path that a container recognises is an index."""
     return path.suffix == ".json"
 
 
-def find_index_or_file(path: Path, suffix: str) -> Path:
-    """Return the only index in a folder or, without an index, its only file named *`suffix`; other paths unchanged.
+def shard_names(index: Path) -> set[str]:
+    """Return the names of the shards in an index, which may be missing.
 
     Raises:
-        InputError: the folder has no such file, or several; the message lists them.
+        InputError: the index is damaged or names files in other folders.
     """
-    if not path.is_dir():
-        return path
-    files = _list_files(path, suffix)
-    candidates = _list_files(path, suffix + INDEX) or files
-    if len(candidates) != 1:
-        what = (
-            f"holds {len(candidates)} candidates ({quote_names(candidates)}): give the path of one"
-            if candidates
-            else f"holds no *{suffix} file"
-        )
-        raise InputError(f"{path} {what}")
-    return path / candidates[0]
+    try:
+        return set(_read_index(index, Path(index.name.removesuffix(INDEX)).suffix)[0])
+    except InputError as error:
+        raise InputError(f"{index}: {error}") from None
 
 
 def open_shards(index: Path, suffix: str, container: str, read: Callable[[Path], Contents]) -> Contents:
@@ -148,7 +138,3 @@ def _open_shard(path: Path, read: Callable[[Path], Contents]) -> Contents:
         return read(path)
     except OSError as error:
         raise InputError(f"its shard {path.name} cannot be read: {error.strerror}") from None
-
-
-def _list_files(folder: Path, suffix: str) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(suffix) and entry.name[0] != ".")

@@ -7,16 +7,19 @@ deviates from it:
   zihangJiang/TokenLabeling, tlt/models/lvvit.py).
 - "norms without weights": a norm of the pooled token (Qwen3's vision tower in timm), or its division by its length
   (norm_pre_logits in google-research/l2p, models/vit.py).
-- "attention pattern": windows (ViT in facebookresearch/detectron2, modeling/backbone/vit.py), dropped tokens
+- "attention pattern": windows (ViT in facebookresearch/detectron2, modeling/backbone/vit.py; RF-DETR's backbones, which
+  have the keys of transformers' Dinov2), dropped tokens
   (youweiliang/evit, evit.py), another kernel than the softmax (TopViT in google-research/google-research,
   topological_transformer/images/topvit.py), or score biases that follow from the distance between tokens.
 - "patch extraction": overlapping patches (facebookresearch/AudioMAE, util/patch_embed.py), or column by column.
 - "use of blocks": blocks that run several times, or weights that are rounded or normalized before they are used.
+- "further operations": a GELU after the last layer of the MLP (keras.io's example of a ViT), an activation after the patch
+  projection, normalized rows of the classifier, values added to the output of attention, or scaled embeddings.
 - "use of positions": a stored table that is not used (ScaleMAE in torchgeo, models/scale_mae.py), or a class token at the
   end of the sequence.
 - "activation of pre_logits": none, in early versions of google-research/big_vision (a note in models/vit.py).
-- "outputs": logits divided by a temperature (temperature in google-research/l2p, models/vit.py), or those of one of two
-  classifiers.
+- "outputs": logits divided by a temperature (temperature in google-research/l2p, models/vit.py), those of one of two
+  classifiers, or other tokens (CLIPForImageClassification in transformers without its classifier).
 - "attention pooling": other heads or tokens (attn_pool_num_heads and pool_include_prefix in timm).
 - "mean pooling": other tokens (pool_include_prefix in timm), or a mean before the last norm (USE_MEAN_POOLING in
   facebookresearch/SlowFast, models/video_model_builder.py; final_ln_after_pool in mlfoundations/open_clip,
@@ -37,6 +40,7 @@ def common_behaviour(evidence: Evidence) -> Mapping[str, str]:
         "attention pattern": "every token to every token, in every block, by a softmax of scores without a bias",
         "patch extraction": "without overlap, row by row, without padding",
         "use of blocks": "each once, with its weights unchanged",
+        "further operations": "none: no activation, norm, scale or sum besides those above",
     }
     if "pos_embed" in axes:
         found["use of positions"] = "the table of the file, the class token's row first, added once before the blocks"

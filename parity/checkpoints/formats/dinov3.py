@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.formats import torch
 from parity.checkpoints.formats.dino import BACKBONE
 from parity.checkpoints.formats.facebook import ASSUMED, CONSTRAINTS
 from parity.checkpoints.formats.format import Evidence, Fields, Format
@@ -70,11 +71,15 @@ def _read(array: StoredArray) -> Array:
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return how coordinates are normalized, and that periods are recomputed if the file's periods are rounded.
+    """Return the assumptions about what no tensor shows, how coordinates are normalized, and that periods are exact.
 
+    Periods are an assumption if the file's periods are rounded.
     For square images, the argument pos_embed_rope_normalize_coords makes no difference.
     """
-    found = {"rotary coordinates": "rows divided by the number of rows, columns by the number of columns"}
+    found = {
+        **torch.assumed_behaviour(evidence),
+        "rotary coordinates": "rows divided by the number of rows, columns by the number of columns",
+    }
     if _PERIODS in evidence.ignored_arrays:
         _, kind = _find_base(_read(evidence.ignored_arrays[_PERIODS]))
         found |= {"rotary periods": f"exact; in the file, they are rounded to {kind}"} if kind else {}

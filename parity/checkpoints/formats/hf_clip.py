@@ -80,6 +80,7 @@ FORMAT = Format(
         "pixels.std": CLIP.std,
     },
     read_config=read_config,
+    assumed_behaviour=hf.assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS,
     json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,

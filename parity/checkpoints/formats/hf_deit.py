@@ -1,7 +1,7 @@
 """Hugging Face's DeiT, which always has the distillation token.  Its output is the mean of two classifiers.
 
 DeiTForImageClassification has a distillation token and classifies by the class token alone.  `ViTConfig` cannot express
-that, so it is refused.  DeiT without distillation is published as ViT.
+that, so it is refused, also without its classifier.  DeiT without distillation is published as ViT.
 
 Source: huggingface/transformers src/transformers/models/deit/modeling_deit.py, configuration_deit.py (defaults).
 """
@@ -72,7 +72,7 @@ FORMAT = Format(
     constraints={**hf_vit.CONSTRAINTS, "tokens.distillation": True, "positions.covers": "all"},
     assumed={**hf_vit.ASSUMED, "pixels.mean": IMAGENET.mean, "pixels.std": IMAGENET.std},
     read_config=read_config,
-    assumed_behaviour=hf.unread_layers,
+    assumed_behaviour=hf.assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS,
     json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,

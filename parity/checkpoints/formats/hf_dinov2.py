@@ -1,5 +1,8 @@
 """Hugging Face's Dinov2.  Its classifier reads the class token and the mean of the patches.
 
+Dinov2ForImageClassification without a classifier returns both.  Its weights have the keys of Dinov2Model, which returns the
+class token.  Only config.json distinguishes them.
+
 It resamples positions to a given size, without antialiasing, whereas Meta's code scales them by (new + 0.1) / old.
 
 Source: huggingface/transformers src/transformers/models/dinov2/modeling_dinov2.py, configuration_dinov2.py (defaults).
@@ -40,7 +43,7 @@ CONSTRAINTS: Fields = {
     "positions.kind": "learned",
     "attention.proj_bias": True,
     "norms.layer_scale": lambda config: config.norms.layer_scale or 1.0,
-    "head.pool": lambda config: "token_mean" if config.num_classes else "token",
+    "head.pool": lambda config: "token_mean" if config.num_classes else ("token", "token_mean"),
     "head.hidden": None,
     "head.bias": True,
 }
@@ -52,11 +55,6 @@ ASSUMED: Fields = {
     "pixels.mean": IMAGENET.mean,
     "pixels.std": IMAGENET.std,
 }
-
-
-def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return that attention has no windows: RF-DETR's backbones have the same keys, and limit attention to windows."""
-    return {} if hf.model_type(evidence) else {"attention windows": "none"}
 
 
 def default_variant(config: ViTConfig) -> str:
@@ -84,8 +82,9 @@ def config_reader(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fie
     def read(evidence: Evidence) -> Fields:
         content = hf.read_config_json(evidence, name, types, DEFAULTS)
         fields = hf.config_fields(evidence, content)
-        fields["head.pool"] = "token_mean" if "head.weight" in evidence.axes else "token"
         if content:
+            classifies = "head.weight" in evidence.axes or hf.CLASSES.get(hf.stated_class(evidence)) == hf.CLASSIFIED
+            fields["head.pool"] = "token_mean" if classifies else "token"
             fields["mlp_dim"] = mlp_width(content)
             fields["norms.layer_scale"] = content["layerscale_value"]
         return fields
@@ -121,13 +120,16 @@ def config_json(config: ViTConfig, model_type: str, model: str, **more: Any) -> 
         InputError: no integer ratio yields the width of the MLPs, and config.json has integer ratios only.
     """
     gated = config.mlp.activation == "swiglu"
-    architecture = f"{model}ForImageClassification" if config.num_classes else f"{model}Model"
-    fields = {
+    classifies = config.head.pool == "token_mean"
+    architecture = f"{model}ForImageClassification" if classifies else f"{model}Model"
+    fields: dict[str, Any] = {
         "mlp_ratio": find_mlp_ratio(config.width, config.mlp_dim, gated),
         "use_swiglu_ffn": gated,
         "qkv_bias": config.attention.qkv_bias == "qkv",
         "layerscale_value": config.norms.layer_scale,
     }
+    if classifies and not config.num_classes:
+        fields |= {"id2label": {}, "label2id": {}}  # without them, transformers assumes two classes
     written = hf.config_json(config, model_type, architecture, **fields, **more)
     return {**written, "hidden_act": "gelu"} if gated else written
 
@@ -170,7 +172,7 @@ FORMAT = Format(
     unsupported=unsupported,
     assumed=ASSUMED,
     read_config=config_reader(NAME, TYPES),
-    assumed_behaviour=assumed_behaviour,
+    assumed_behaviour=hf.assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS,
     json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,

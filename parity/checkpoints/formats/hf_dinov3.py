@@ -77,12 +77,6 @@ def read_config(evidence: Evidence) -> Fields:
     return fields
 
 
-def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return the assumed activation of the gate, which hidden_act sets and no tensor shows."""
-    gated = "glu" in evidence.axes["blocks.mlp.fc1.weight"] and not hf.model_type(evidence)
-    return {"MLP gate": "SiLU of the first half"} if gated else {}
-
-
 def json_files(config: ViTConfig) -> Mapping[str, Any]:
     """Return the JSON files that transformers needs to open a folder."""
     qkv_bias = config.attention.qkv_bias
@@ -137,7 +131,7 @@ FORMAT = Format(
         "pixels.std": IMAGENET.std,
     },
     read_config=read_config,
-    assumed_behaviour=assumed_behaviour,
+    assumed_behaviour=hf.assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS | {"tokens.registers", "positions.rotary_base"},
     json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,

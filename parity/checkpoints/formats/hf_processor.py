@@ -61,7 +61,10 @@ _NEUTRAL_FIELDS = frozenset(
     "input_data_format disable_grouping return_tensors do_convert_rgb backend use_fast image_seq_length".split()
 )
 
-
+_UNREAD_PIXELS = (
+    "its mean and std are not read either, because they may give other pixels: state them with --set pixels.mean=M,M,M "
+    "--set pixels.std=S,S,S"
+)
 _PADDING = (
     "where an image is padded by an odd number of pixels, transformers puts one more at the bottom and on the right, as is "
     'done here, and with backend="pil" at the top and on the left'
@@ -86,28 +89,44 @@ def processor_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the image processor, with the defaults of its class; {} if no file describes one.
 
     Raises:
-        InputError: an unknown class, or an unknown field that is not false.
+        InputError: an unknown class or none, or an unknown field that is not false.
     """
-    (file, found), config = processor_file(notes), notes.get("config.json") or {}
+    file, found = processor_file(notes)
     if not found:
         return {}
-    name = (
-        found.get("image_processor_type")
-        or found.get("feature_extractor_type")
-        or CLASS_BY_MODEL_TYPE.get(str(config.get("model_type")))
-    )
-    kind = str(name)
+    if not (name := _class_name(notes)):
+        _supported_fields(notes)  # its error says that the pixel statistics are not read either
+        raise InputError(f"{file} names no image_processor_type: supported are those of {', '.join(CLASSES)}")
+    kind = name
     for ending in ("Fast", "Pil", "ImageProcessor", "FeatureExtractor"):
         kind = kind.removesuffix(ending)
     if kind not in CLASSES:
-        raise InputError(f"{file} is of a {name}, supported are those of {', '.join(CLASSES)}")
+        raise InputError(f"{file} is of a {name}, supported are those of {', '.join(CLASSES)}: {_UNREAD_PIXELS}")
+    return {**CLASSES[kind], **_supported_fields(notes)}
+
+
+def _class_name(notes: Mapping[str, Any]) -> str:
+    """Return the class of the image processor, which the file or the type of the model names; "" if neither does."""
+    (_, found), config = processor_file(notes), notes.get("config.json") or {}
+    name = found.get("image_processor_type") or found.get("feature_extractor_type")
+    kind = str(config.get("model_type") or "")
+    return str(name) if name else CLASS_BY_MODEL_TYPE.get(kind) or (f"processor of {kind}" if kind else "")
+
+
+def _supported_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the file that are not null.
+
+    Raises:
+        InputError: an unknown field that is not false.
+    """
+    file, found = processor_file(notes)
     given = _non_null_fields(found)
     known = {*CLASSES["Bit"], "default_to_square"} | _NEUTRAL_FIELDS
-    if unknown := [key for key, value in given.items() if key not in known and value is not False]:
-        unknown = [key for key in unknown if key != "pad_size"]  # it has no effect without `do_pad`
-        if unknown:
-            raise InputError(f"{file} says {unknown[0]}={given[unknown[0]]!r}, which is not supported")
-    return {**CLASSES[kind], **given}
+    unknown = [key for key, value in given.items() if key not in known and value is not False]
+    unknown = [key for key in unknown if key != "pad_size"]  # it has no effect without `do_pad`
+    if unknown:
+        raise InputError(f"{file} says {unknown[0]}={given[unknown[0]]!r}, which is not supported: {_UNREAD_PIXELS}")
+    return given
 
 
 def _non_null_fields(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,6 +138,10 @@ def _non_null_fields(found: Mapping[str, Any]) -> dict[str, Any]:
 def pixel_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields in `ViTConfig.pixels` that the file of the image processor states; {} if there is none.
 
+    An unknown class or an unknown field may compute other pixels from the same mean and std: EfficientNet's processor with
+    `rescale_offset` subtracts 1, and with `include_top` it divides by std again.  Then the result is {}, so the pixel
+    statistics are assumptions.  If the class is not named, it is one of `CLASSES`, whose `_DEFAULTS` are the same.
+
     A rescale_factor f other than 1/255 changes mean and std, because
     (f x - mean) / std = (x / 255 - mean / (255 f)) / (std / (255 f)).
 
@@ -129,9 +152,9 @@ def pixel_fields(notes: Mapping[str, Any]) -> dict[str, Any]:
     if not found:
         return {}
     try:
-        read = processor_fields(notes)
-    except InputError:  # an unknown class, but all classes have these fields
-        read = {**_DEFAULTS, **_non_null_fields(found)}
+        read = processor_fields(notes) if _class_name(notes) else {**_DEFAULTS, **_supported_fields(notes)}
+    except InputError:  # `preprocessing` raises it again, and it is reported as not read
+        return {}
     if not read["do_normalize"]:
         read |= {"image_mean": [0.0], "image_std": [1.0]}
     if "image_mean" not in read or "image_std" not in read:

@@ -51,12 +51,6 @@ def read_config(evidence: Evidence) -> Fields:
     return hf.config_fields(evidence, content)
 
 
-def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return the assumed activation of the pooler, and the assumption about layers after the model that are not read."""
-    pooled = "pre_logits.weight" in evidence.axes and not hf.model_type(evidence)
-    return {**({"activation of the pooler": "tanh"} if pooled else {}), **hf.unread_layers(evidence)}
-
-
 def json_files(config: ViTConfig) -> Mapping[str, Any]:
     """Return the JSON files that transformers needs to open a folder."""
     architecture = "ViTForImageClassification" if config.num_classes else "ViTModel"
@@ -82,7 +76,7 @@ FORMAT = Format(
     constraints=CONSTRAINTS,
     assumed=ASSUMED,
     read_config=read_config,
-    assumed_behaviour=assumed_behaviour,
+    assumed_behaviour=hf.assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS,
     json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,

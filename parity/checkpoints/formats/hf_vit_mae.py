@@ -16,6 +16,7 @@ from vit_spec import ViTConfig
 from vit_spec.models import IMAGENET
 
 NAME, TYPES = "hf-vit-mae", ("vit_mae",)
+DEFAULT_MASK_RATIO = 0.75
 
 
 def read_config(evidence: Evidence) -> Fields:
@@ -25,6 +26,12 @@ def read_config(evidence: Evidence) -> Fields:
         InputError: the config.json of another model, or an unknown field or value.
     """
     return hf.config_fields(evidence, hf.read_config_json(evidence, NAME, TYPES, hf_vit.DEFAULTS))
+
+
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return the assumptions about what no tensor shows, and that no patch is masked unless config.json says the same."""
+    masks = evidence.notes.get("config.json", {}).get("mask_ratio", DEFAULT_MASK_RATIO) != 0
+    return {**hf.assumed_behaviour(evidence), **({"masked patches": "none"} if masks else {})}
 
 
 def json_files(config: ViTConfig) -> Mapping[str, Any]:
@@ -47,6 +54,7 @@ FORMAT = Format(
     constraints=hf_vit.CONSTRAINTS,
     assumed={**hf_vit.ASSUMED, "pixels.mean": IMAGENET.mean, "pixels.std": IMAGENET.std},
     read_config=read_config,
+    assumed_behaviour=assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS,
     json_files=json_files,
     recognises=lambda evidence: hf.model_type(evidence) in TYPES,

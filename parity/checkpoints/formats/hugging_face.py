@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.formats import hf_processor
+from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Evidence, Fields
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
@@ -190,7 +191,7 @@ SIZE_FIELDS = {  # in config.json -> in `ViTConfig`: fields that tensors show to
 
 # Fields of config.json that do not change the function: they act in training, select outputs, or are about text.
 NEUTRAL_FIELDS = frozenset(
-    "_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path apply_layernorm architectures "
+    "_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures "
     "attention_dropout attention_probs_dropout_prob attn_implementation bad_words_ids begin_suppress_tokens bos_token_id "
     "chunk_size_feed_forward cross_attention_hidden_size decoder_hidden_size decoder_intermediate_size "
     "decoder_num_attention_heads decoder_num_hidden_layers decoder_start_token_id diversity_penalty do_sample "
@@ -198,22 +199,49 @@ NEUTRAL_FIELDS = frozenset(
     "exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id hidden_dropout_prob id2label "
     "initializer_factor initializer_range is_encoder_decoder label2id length_penalty logit_scale_init_value mask_ratio "
     "max_length min_length model_type no_repeat_ngram_size norm_pix_loss num_beam_groups num_beams num_return_sequences "
-    "out_features out_indices output_attentions output_hidden_states output_scores pad_token_id pooler_output_size "
+    "output_attentions output_hidden_states output_scores pad_token_id pooler_output_size "
     "pos_embed_jitter pos_embed_rescale pos_embed_shift prefix problem_type projection_dim remove_invalid_values "
     "repetition_penalty reshape_hidden_states return_dict return_dict_in_generate sep_token_id stage_names suppress_tokens "
     "task_specific_params temperature text_config text_config_dict text_model_config tf_legacy_loss tie_encoder_decoder "
     "tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16 "
     "use_cache use_mask_token vision_config vision_config_dict vocab_size".split()
 )
-# The classes of transformers 4 and 5 for these models, without the prefix TF or Flax.
-CLASSES = frozenset(
-    "CLIPForImageClassification CLIPModel CLIPVisionModel CLIPVisionModelWithProjection DINOv3ViTBackbone DINOv3ViTModel "
-    "DeiTForImageClassification DeiTForImageClassificationWithTeacher DeiTForMaskedImageModeling DeiTModel "
-    "Dinov2Backbone Dinov2ForImageClassification Dinov2Model Dinov2WithRegistersBackbone "
-    "Dinov2WithRegistersForImageClassification Dinov2WithRegistersModel SiglipForImageClassification SiglipModel "
-    "SiglipVisionModel ViTForImageClassification ViTForMaskedImageModeling ViTMAEForPreTraining ViTMAEModel "
-    "ViTModel".split()
-)
+BACKBONE_FIELDS = ("apply_layernorm", "out_features", "out_indices")  # of a Backbone, see `_check_feature_maps`
+
+# Output of a class for images -> the classes of transformers 4 and 5 for these models, without the prefix TF or Flax.
+# The twins compute the outputs POOLED, PROJECTED (the pooled output through a projection) and CLASSIFIED (logits, or the
+# input of the classifier if there is none).  RETURNED are no single vector, so the output of the twins is an assumption.
+# The twins cannot compute UNSUPPORTED.
+POOLED, PROJECTED, CLASSIFIED = "the pooled output", "the projected output", "logits"
+TOKENS, MAPS, IMAGE = "all tokens", "feature maps", "a reconstruction of the image"
+RETURNED = (TOKENS, MAPS, IMAGE)
+UNSUPPORTED = {
+    "CLIPForImageClassification": "the mean of the patches before the last norm",
+    "DeiTForImageClassification": "the class token alone",
+    "SiglipForImageClassification": "the mean of the patches after the last norm",
+}
+_OUTPUTS = {
+    POOLED: "CLIPVisionModel DINOv3ViTModel Dinov2Model Dinov2WithRegistersModel SiglipModel SiglipVisionModel",
+    PROJECTED: "CLIPModel CLIPVisionModelWithProjection",
+    CLASSIFIED: "DeiTForImageClassificationWithTeacher Dinov2ForImageClassification "
+    "Dinov2WithRegistersForImageClassification ViTForImageClassification",
+    TOKENS: "DeiTModel ViTMAEModel ViTModel",
+    MAPS: "DINOv3ViTBackbone Dinov2Backbone Dinov2WithRegistersBackbone",
+    IMAGE: "DeiTForMaskedImageModeling ViTForMaskedImageModeling ViTMAEForPreTraining",
+}
+CLASSES = {name: output for output, names in _OUTPUTS.items() for name in names.split()} | UNSUPPORTED
+MODELS = {  # model_type -> the beginning of the names of its classes
+    "clip": "CLIP",
+    "clip_vision_model": "CLIP",
+    "deit": "DeiT",
+    "dinov2": "Dinov2",
+    "dinov2_with_registers": "Dinov2WithRegisters",
+    "dinov3_vit": "DINOv3ViT",
+    "siglip": "Siglip",
+    "siglip_vision_model": "Siglip",
+    "vit": "ViT",
+    "vit_mae": "ViTMAE",
+}
 UNSET_FIELDS = ("add_cross_attention", "is_decoder", "pruned_heads")  # change the function unless they are false or empty
 
 COMMON_CONSTRAINTS: Fields = {  # of all models in these formats
@@ -249,9 +277,112 @@ def unread_layers(evidence: Evidence) -> Mapping[str, str]:
     return {} if model_type(evidence) else dict.fromkeys(sorted(found), "without effect on the output of the model")
 
 
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return the assumptions about what no tensor shows.
+
+    A config.json leaves one: the vector that is the output, if it names no class, or one that returns no single vector.
+    """
+    outputs = _outputs(evidence)
+    if not model_type(evidence):
+        gated = "glu" in evidence.axes["blocks.mlp.fc1.weight"]
+        gate = {"MLP gate": "SiLU of the first half"} if gated else {}
+        return {"outputs": outputs, **common_behaviour(evidence), **gate, **unread_layers(evidence)}
+    if not (name := stated_class(evidence)):
+        return {"outputs": f"{outputs}; config.json names no class in architectures"}
+    if CLASSES[name] not in RETURNED or "pre_logits.weight" in evidence.axes:
+        return {}
+    return {"outputs": f"{outputs}; {name} returns {CLASSES[name]}"}
+
+
+def _outputs(evidence: Evidence) -> str:
+    """Return the vector that the twins compute from these parameters, in words."""
+    axes = evidence.axes
+    if "head.weight" in axes:
+        return "those of both classifiers" if "head_dist.weight" in axes else "those of the classifier"
+    if "pre_logits.weight" in axes:
+        return "those of the pooler"
+    if "attn_pool.latent" in axes:
+        return "those of the attention pooling"
+    both = "the mean of the class token and the distillation token" if "dist_token" in axes else "the class token"
+    return f"{both}, after the last norm"
+
+
 def model_type(evidence: Evidence) -> str:
     """Return `model_type` in config.json; "" if there is none."""
     return str(evidence.notes.get("config.json", {}).get("model_type", ""))
+
+
+def stated_class(evidence: Evidence) -> str:
+    """Return the class that config.json names in `architectures`, without the prefix TF or Flax; "" if it names none.
+
+    Raises:
+        InputError: it names several classes, or one that is not one of transformers' for its model_type.
+    """
+    named, kind = evidence.notes["config.json"].get("architectures"), model_type(evidence)
+    listed = named if isinstance(named, list) else [named] if named else []
+    names = [re.sub("^(TF|Flax)", "", str(name)) for name in listed]
+    for name in names:
+        owner = max((start for start in MODELS.values() if name.startswith(start)), key=len, default="")
+        if name not in CLASSES or owner != MODELS[kind]:
+            raise InputError(
+                f"its config.json says that its class is {name!r}, which is not one of transformers' for model_type "
+                f"{kind!r} and may compute another function: remove architectures from it if it does not"
+            )
+    if len(set(names)) > 1:
+        raise InputError(
+            f"its config.json names several classes, {', '.join(map(repr, names))}: leave the class of these weights in "
+            f"architectures"
+        )
+    return names[0] if names else ""
+
+
+def _check_class(name: str, evidence: Evidence, content: Mapping[str, Any]) -> None:
+    """Raise InputError if the twins do not compute the output of a class, or the weights are not those of the class.
+
+    Args:
+        name: the result of `stated_class`, or "".
+        evidence: what the checkpoint shows about the model.
+        content: the fields of config.json.
+    """
+    what, output, axes = f"its config.json says that its class is {name!r}", CLASSES.get(name, ""), evidence.axes
+    if name in UNSUPPORTED:
+        raise InputError(
+            f"{what}, whose output is {output}: not supported; remove architectures from config.json, and any "
+            f"classifier.* from the weights, to get {_outputs(evidence)}"
+        )
+    mismatch = ""
+    if "head.weight" in axes and output in (POOLED, *RETURNED):
+        mismatch = "has no classifier, but the weights have one"
+    if "head.weight" not in axes and output == PROJECTED:
+        mismatch = "has a projection, but the weights have none"
+    if "pre_logits.weight" in axes and output not in (TOKENS, ""):
+        mismatch = "has no pooler, but the weights have one"
+    if mismatch:
+        raise InputError(f"{what}, which {mismatch}: give the config.json of these weights")
+    if output == MAPS:
+        _check_feature_maps(name, evidence.sizes["block"], content)
+
+
+def _check_feature_maps(name: str, depth: int, content: Mapping[str, Any]) -> None:
+    """Raise InputError if a class does not return the feature map of the last block after the last norm.
+
+    Args:
+        name: the class.
+        depth: the number of blocks.
+        content: the fields of config.json.
+    """
+    for field, last in {"out_indices": (depth, -1), "out_features": (f"stage{depth}",)}.items():
+        if (given := content.get(field)) is not None and not any(stage in last for stage in given):
+            raise InputError(
+                f"its config.json says {field} {given!r}, which omits the last block: only the last feature map is "
+                "supported; remove out_indices and out_features to get it"
+            )
+    # DINOv3ViTBackbone normalizes the last feature map whatever this field says.
+    if not content.get("apply_layernorm", True) and not name.startswith("DINOv3"):
+        raise InputError(
+            f"its config.json says apply_layernorm {content['apply_layernorm']!r}: only feature maps after the last norm "
+            f"are supported"
+        )
 
 
 def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,8 +395,8 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
         defaults: the fields to read besides `SIZE_FIELDS`, with transformers' defaults for fields that are left out.
 
     Raises:
-        InputError: the config.json is for another model or a custom class, or has an unknown field, which may change the
-            function.
+        InputError: the config.json is for another model or a class that the twins cannot express, or has an unknown field,
+            which may change the function.
     """
     whole = evidence.notes.get("config.json", {})
     if "model_type" not in whole:
@@ -275,11 +406,7 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
             f"its config.json is of model_type {kind!r}, format {name!r} is for {' or '.join(map(repr, types))}: "
             f"give the config.json of these weights"
         )
-    if custom := _custom_class(whole.get("architectures")):
-        raise InputError(
-            f"its config.json says that its class is {custom!r}, which is not one of transformers' and may compute "
-            f"another function than model_type {kind!r}: remove architectures from it if it does not"
-        )
+    named = stated_class(evidence)
     content = dict(whole)
     for part in ("vision_config", "vision_config_dict"):  # the second overrides the first (CLIPConfig)
         if whole.get(part) is not None:
@@ -287,7 +414,7 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
                 raise InputError(f"its config.json says {part} {whole[part]!r}: an object was expected")
             content = {**(content if part == "vision_config_dict" else {}), **whole[part]}
     for fields in (whole, content):
-        known = {*NEUTRAL_FIELDS, *SIZE_FIELDS, *defaults}
+        known = {*NEUTRAL_FIELDS, *BACKBONE_FIELDS, *SIZE_FIELDS, *defaults}
         unknown = [key for key in fields if key not in known and not (key in UNSET_FIELDS and not fields[key])]
         if unknown:
             shown = ", ".join(f"{key}={fields[key]!r}" for key in unknown[:6])
@@ -296,13 +423,8 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
                 f"its config.json has {shown}{more}, which format {name!r} does not know and which may change the "
                 f"function: remove it if it does not"
             )
+    _check_class(named, evidence, content)
     return {**defaults, **{key: value for key, value in content.items() if value is not None}}
-
-
-def _custom_class(named: Any) -> Any:
-    """Return the first class in `architectures` of config.json that is not one of transformers'; None if there is none."""
-    names = named if isinstance(named, list) else [named] if named else []
-    return next((name for name in names if re.sub("^(TF|Flax)", "", str(name)) not in CLASSES), None)
 
 
 def config_fields(evidence: Evidence, content: Mapping[str, Any]) -> dict[str, Any]:

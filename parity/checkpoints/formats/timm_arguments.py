@@ -59,16 +59,19 @@ def names_architecture(notes: Mapping[str, Any]) -> bool:
 def fields_of_notes(notes: Mapping[str, Any], channels: int) -> Fields:
     """Return the fields that config.json or the checkpoint of train.py states; none if there is neither.
 
-    train.py stores the architecture as `arch`, and its own arguments.  Of these, model_kwargs and gp (global_pool) reach
-    the model (timm train.py, create_model).  It does not store pretrained_cfg, so the number of classes, the input channels
-    and the pixel statistics are not read, and the image size only if model_kwargs has img_size.
+    train.py stores the architecture as `arch`, and its own arguments.  It calls create_model(model, global_pool=gp, ...,
+    **model_kwargs), which drops arguments that are None; the others override those of the architecture.  An empty gp is a
+    value: no pooling.  The classes of ViTs do not accept drop_block, bn_momentum and bn_eps, so these are None.  drop,
+    drop_path and the arguments that begin with head_init act in training only.  train.py does not store pretrained_cfg, so
+    the pixel statistics are not read, and the image size only if model_kwargs has img_size.  The tensors show the number of
+    classes and the input channels.
 
     Args:
         notes: the metadata of the file, and the parsed JSON files beside it.
         channels: the input channels of the weights.
 
     Raises:
-        InputError: as `config_fields`.
+        InputError: as `config_fields`, or gp contradicts model_kwargs.
     """
     if not names_architecture(notes):
         return {}
@@ -80,8 +83,13 @@ def fields_of_notes(notes: Mapping[str, Any], channels: int) -> Fields:
         if name.startswith(prefix):
             argument, _, index = name.removeprefix(prefix).partition("/")  # each entry of a list has a note: img_size/0
             given[argument] = [*given.get(argument, []), value] if index else value
-    data = {"global_pool": notes["args/gp"]} if notes.get("args/gp") else {}
-    found = config_fields({"architecture": notes["arch"], "pretrained_cfg": data, "model_args": given}, channels)
+    if (pool := notes.get("args/gp")) is not None:
+        if given.setdefault("global_pool", pool) != pool:  # train.py passes both, which Python refuses
+            raise InputError(
+                f"its args say gp={pool!r}, but its model_kwargs say global_pool={given['global_pool']!r}: remove one of "
+                f"the two"
+            )
+    found = config_fields({"architecture": notes["arch"], "pretrained_cfg": {}, "model_args": given}, channels)
     unknown = {"num_classes", "in_channels", "pixels.mean", "pixels.std", *([] if "img_size" in given else ["image_size"])}
     return {name: value for name, value in found.items() if name not in unknown}
 

@@ -30,19 +30,19 @@ class CommandLineSource:
 
 
 def remedy(causes: Iterable[Hypothesis], checkpoint: Checkpoint, source: CommandLineSource) -> str:
-    """Return the command that fixes these causes, followed by instructions for the causes that no command fixes."""
+    """Return the command that fixes these causes, and instructions for the causes that no command fixes, a line each."""
     causes = tuple(causes)
     manual_fixes = list(dict.fromkeys(cause.manual_fix for cause in causes if cause.manual_fix))
     by_command = [cause for cause in causes if (cause.fields or cause.edits) and not cause.manual_fix]
     if not by_command:
-        return "; ".join(manual_fixes)
+        return "\n".join(manual_fixes)
     fields = {name: value for cause in by_command for name, value in cause.fields.items()}
     if not any(cause.edits for cause in by_command) and _config_suffices(fields, checkpoint):
-        return "; ".join([_convert_command(fields, (), source), *manual_fixes])
+        return "\n".join([_convert_command(fields, (), source), *manual_fixes])
     repairable = repairable_causes(checkpoint.config)
     by_mend = [cause for cause in by_command if find_cause(cause.name, repairable, checkpoint.config) is not None]
     other_fields = {name: value for cause in by_command if cause not in by_mend for name, value in cause.fields.items()}
-    return "; ".join([_convert_command(other_fields, [cause.name for cause in by_mend], source), *manual_fixes])
+    return "\n".join([_convert_command(other_fields, [cause.name for cause in by_mend], source), *manual_fixes])
 
 
 def _config_suffices(fields: Fields, checkpoint: Checkpoint) -> bool:

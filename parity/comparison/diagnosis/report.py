@@ -110,7 +110,8 @@ class Diagnosis:
         yield from (f"evidence: {line}" for line in self.evidence)
         for cause in self.matched[:MAX_CAUSES]:
             yield f"cause: {cause} (relRMS {cause.error:.1e})"
-            yield f"  fix: {cause.remedy}"
+            for line in cause.remedy.splitlines():
+                yield f"  fix: {line}"
         if others := self.matched[MAX_CAUSES:]:
             yield f"or: {'; or '.join(map(str, others))}"
         if self.apart:

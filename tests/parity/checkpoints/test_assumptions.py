@@ -1,5 +1,6 @@
 """Properties that a file does not state are reported as assumptions; stated properties are used or refused, not ignored."""
 
+import contextlib
 import json
 import sys
 import warnings
@@ -84,6 +85,7 @@ ASSUMED_FIELDS = {
     "attention pattern",
     "patch extraction",
     "use of blocks",
+    "further operations",
     "use of positions",
     "outputs",
     "mean pooling",
@@ -265,6 +267,26 @@ def test_arguments_in_a_checkpoint_of_timms_training_go_into_the_config(tmp_path
         parity.load(tmp_path / "b.pth")
 
 
+@pytest.mark.parametrize(
+    ("pool", "arguments", "message"),
+    [
+        ("avgmax", {}, "global_pool='avgmax'"),
+        ("avg", {"global_pool": "token"}, "say gp='avg', but its model_kwargs say global_pool='token': remove one"),
+        ("", {"global_pool": "token"}, "say gp='', but its model_kwargs say global_pool='token': remove one"),
+    ],
+)
+def test_a_pooling_in_gp_that_cannot_be_read_is_refused(
+    tmp_path: Path, state: dict[str, Any], pool: str, arguments: Any, message: str
+) -> None:
+    sizes = {"img_size": [48, 64], "embed_dim": 192, "depth": 1, "num_heads": 3}
+    given = {**TRAIN_PY, "model": "vit_small_patch16_224", "gp": pool, "model_kwargs": {**sizes, **arguments}}
+    content = {"arch": "vit_small_patch16_224", "state_dict": state, "args": given, "epoch": 3, "version": 2}
+    torch.save(content, tmp_path / "a.pth")
+    with pytest.raises(InputError, match=message) as error:
+        parity.load(tmp_path / "a.pth")
+    assert "\n" not in str(error.value)
+
+
 CLIP = "vit_base_patch16_clip_224"
 
 
@@ -323,11 +345,44 @@ def test_a_config_json_that_contradicts_our_metadata_is_refused(tmp_path: Path, 
         parity.load(edit_model_args(tmp_path / "timm", num_heads=6))
 
 
+def test_a_config_json_with_a_field_that_is_not_written_but_contradicts_our_metadata_is_refused(tmp_path: Path) -> None:
+    config = vit_spec.get("dinov3_s16", depth=1, image_size=(64, 64))
+    parity.write(reproducible_init.weights(config, 0), f"{tmp_path / 'timm'}/", "timm")
+    assert parity.load(tmp_path / "timm").config == config
+    with pytest.raises(
+        InputError, match=r"says positions\.rotary_base=20\.0, but the config stored with its weights says 100"
+    ):
+        parity.load(edit_model_args(tmp_path / "timm", rope_temperature=20.0))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vit_s16", "deit_s16", "deit_s16_distilled", "deit3_s16", "dinov2_s14_reg4", "dinov3_s16", "siglip_b16", "clip_b16"],
+)
+def test_folders_that_were_written_are_read_as_the_same_config(tmp_path: Path, name: str) -> None:
+    config = vit_spec.get(name, depth=1, image_size=(56, 112), patch_size=14, resampling={"antialias": False})
+    checkpoint = reproducible_init.weights(config, 0)
+    read = []
+    for target in ("timm", "hf-vit", "hf-deit", "hf-dinov2", "hf-siglip", "hf-clip"):
+        with contextlib.suppress(InputError):  # not every library has every model
+            parity.write(checkpoint, f"{tmp_path / target}/", target)
+            read.append(parity.load(tmp_path / target).config)
+    assert read and all(found == config for found in read)
+
+
 def test_a_file_with_a_stored_format_is_not_read_as_another(tmp_path: Path, state: Any) -> None:
     parity.save(tmp_path / "a.safetensors", state, CONFIG, "torch")
     assert parity.load(tmp_path / "a.safetensors", format="torch").config == CONFIG
     with pytest.raises(InputError, match="says that it is in format 'torch', not 'timm'"):
         parity.load(tmp_path / "a.safetensors", format="timm")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"), [({"norms.eps": -1e-3}, "norms.eps is -0.001: give a positive"), ({"depth": -1}, "depth")]
+)
+def test_an_invalid_value_of_the_user_is_named(bare_file: Path, given: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parity.load(bare_file, given={"image_size": CONFIG.image_size, **given})
 
 
 # Cost of recognition --------------------------------------------------------------------------------------------------

@@ -103,6 +103,183 @@ def test_the_folder_of_a_custom_class_is_refused(tmp_path, named):
         parity.load(tmp_path / "out")
 
 
+WIDE = ViTConfig(image_size=64, patch_size=16, width=192, depth=2, num_heads=3, mlp_dim=768, num_classes=0)
+LAYER_SCALE = {"norms": {"layer_scale": 1.0}}
+MODELS = {  # model_type -> format, and a config without a classifier
+    "vit": ("hf-vit", WIDE.replace(norms={"eps": 1e-12})),
+    "deit": ("hf-deit", WIDE.replace(tokens={"distillation": True}, norms={"eps": 1e-12})),
+    "dinov2": ("hf-dinov2", WIDE.replace(**LAYER_SCALE)),
+    "dinov2_with_registers": (
+        "hf-dinov2-reg",
+        WIDE.replace(**LAYER_SCALE, tokens={"registers": 2}, positions={"covers": "class"}),
+    ),
+    "dinov3_vit": ("hf-dinov3", WIDE.replace(**LAYER_SCALE, positions=ROTARY, tokens={"registers": 2})),
+    "siglip_vision_model": ("hf-siglip", WIDE.replace(tokens=PATCHES, head={"pool": "attention"})),
+    "clip_vision_model": ("hf-clip", WIDE.replace(tokens={"patch_bias": False}, norms={"before_blocks": True})),
+    "vit_mae": ("hf-vit-mae", WIDE.replace(norms={"eps": 1e-12})),
+}
+
+
+def folder_of_class(tmp_path, model_type, named, changes=(), **fields):
+    """Write a folder as transformers does for a class, and return its path.
+
+    Args:
+        model_type: a key of `MODELS`.
+        named: the content of `architectures` in its config.json; None to leave it out.
+        changes: changes of the config.
+        fields: further fields of its config.json.
+    """
+    name, config = MODELS[model_type]
+    tmp_path.mkdir(exist_ok=True)
+    write(random_checkpoint(config.replace(**dict(changes))), f"{tmp_path / 'out'}/", name)
+    remove_metadata(tmp_path / "out")
+    path = tmp_path / "out" / "config.json"
+    content = json.loads(path.read_text()) | {"architectures": named} | fields
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("model_type", ["dinov2", "dinov2_with_registers"])
+@pytest.mark.parametrize("prefix", ["", "TF", "Flax"])
+def test_a_dinov2_for_classification_without_a_classifier_returns_the_class_token_and_the_mean(
+    tmp_path, model_type, prefix
+):
+    model = {"dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[model_type]
+    found = parity.load(folder_of_class(tmp_path, model_type, [f"{prefix}{model}ForImageClassification"]))
+    assert (found.config.head.pool, found.config.num_classes, found.assumed) == ("token_mean", 0, ())
+    found = parity.load(folder_of_class(tmp_path / "model", model_type, [f"{prefix}{model}Model"]))
+    assert (found.config.head.pool, found.assumed) == ("token", ())
+
+
+@pytest.mark.parametrize("name", ["hf-dinov2", "hf-dinov2-reg"])
+def test_a_dinov2_that_returns_the_class_token_and_the_mean_is_written_with_its_class(tmp_path, name):
+    config = CONFIGS[name].replace(num_classes=0)
+    write(random_checkpoint(config), f"{tmp_path / 'out'}/", name)
+    remove_metadata(tmp_path / "out")
+    assert parity.load(tmp_path / "out").config.head.pool == "token_mean"
+
+
+UNSUPPORTED_CLASSES = [
+    ("deit", "DeiTForImageClassification", "the class token alone"),
+    ("clip_vision_model", "CLIPForImageClassification", "the mean of the patches before the last norm"),
+    ("siglip_vision_model", "SiglipForImageClassification", "the mean of the patches after the last norm"),
+]
+
+
+@pytest.mark.parametrize("model_type, name, words", UNSUPPORTED_CLASSES)
+def test_a_class_that_the_format_cannot_express_is_refused_without_a_classifier(tmp_path, model_type, name, words):
+    with pytest.raises(InputError, match=f"class is '{name}', whose output is {words}: not supported") as caught:
+        parity.load(folder_of_class(tmp_path, model_type, [name]))
+    assert "\n" not in str(caught.value)
+
+
+CONVENTIONS = [
+    ("vit", "ViTModel", "all tokens"),
+    ("vit", "ViTForMaskedImageModeling", "a reconstruction of the image"),
+    ("deit", "DeiTModel", "all tokens"),
+    ("deit", "DeiTForMaskedImageModeling", "a reconstruction of the image"),
+    ("vit_mae", "ViTMAEModel", "all tokens"),
+    ("vit_mae", "ViTMAEForPreTraining", "a reconstruction of the image"),
+    ("dinov2", "Dinov2Backbone", "feature maps"),
+    ("dinov2_with_registers", "Dinov2WithRegistersBackbone", "feature maps"),
+    ("dinov3_vit", "DINOv3ViTBackbone", "feature maps"),
+]
+
+
+@pytest.mark.parametrize("model_type, name, returned", CONVENTIONS)
+def test_the_outputs_of_a_class_that_returns_no_single_vector_are_an_assumption(tmp_path, model_type, name, returned):
+    [found] = parity.load(folder_of_class(tmp_path, model_type, [name])).assumed
+    token = "the mean of the class token and the distillation token" if model_type == "deit" else "the class token"
+    assert (found.field, found.value) == ("outputs", f"{token}, after the last norm; {name} returns {returned}")
+
+
+EXACT = [
+    ("vit", "ViTForImageClassification", {}),
+    ("vit", "ViTForImageClassification", {"num_classes": 7}),
+    ("vit", "ViTModel", {"head": {"hidden": 192}}),
+    ("deit", "DeiTForImageClassificationWithTeacher", {}),
+    ("dinov2", "Dinov2Model", {}),
+    ("dinov3_vit", "DINOv3ViTModel", {}),
+    ("siglip_vision_model", "SiglipVisionModel", {}),
+    ("clip_vision_model", "CLIPVisionModel", {}),
+    ("clip_vision_model", "CLIPVisionModelWithProjection", {"num_classes": 7, "head": {"bias": False}}),
+]
+
+
+@pytest.mark.parametrize("model_type, name, changes", EXACT)
+def test_nothing_is_assumed_of_a_class_that_returns_what_the_twins_compute(tmp_path, model_type, name, changes):
+    assert parity.load(folder_of_class(tmp_path, model_type, [name], changes)).assumed == ()
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_the_outputs_are_an_assumption_if_config_json_names_no_class(tmp_path, model_type):
+    found = {each.field: each.value for each in parity.load(folder_of_class(tmp_path, model_type, None)).assumed}
+    assert found["outputs"].endswith("; config.json names no class in architectures")
+
+
+CONTRADICTORY_CLASSES = [
+    ("vit", ["ViTModel"], {"num_classes": 7}, "'ViTModel', which has no classifier, but the weights have one"),
+    ("vit", ["ViTForMaskedImageModeling"], {"num_classes": 7}, "which has no classifier, but the weights have one"),
+    ("vit", ["ViTForImageClassification"], {"head": {"hidden": 192}}, "which has no pooler, but the weights have one"),
+    ("clip_vision_model", ["CLIPVisionModelWithProjection"], {}, "which has a projection, but the weights have none"),
+    ("clip_vision_model", ["CLIPModel"], {}, "which has a projection, but the weights have none"),
+    ("vit", ["ViTMAEModel"], {}, "'ViTMAEModel', which is not one of transformers' for model_type 'vit'"),
+    ("dinov2", ["Dinov2WithRegistersModel"], {}, "which is not one of transformers' for model_type 'dinov2'"),
+    ("vit", ["ViTModel", "ViTForImageClassification"], {}, "names several classes, 'ViTModel', 'ViTFor"),
+]
+
+
+@pytest.mark.parametrize("model_type, named, changes, words", CONTRADICTORY_CLASSES)
+def test_a_class_that_contradicts_the_weights_or_the_model_type_is_refused(tmp_path, model_type, named, changes, words):
+    with pytest.raises(InputError, match=words) as caught:
+        parity.load(folder_of_class(tmp_path, model_type, named, changes))
+    assert "\n" not in str(caught.value)
+
+
+BACKBONES = [("dinov2", "Dinov2Backbone"), ("dinov3_vit", "DINOv3ViTBackbone")]
+
+
+@pytest.mark.parametrize("model_type, name", BACKBONES)
+@pytest.mark.parametrize(
+    "fields, omitted",
+    [
+        ({"out_indices": [1]}, r"out_indices \[1\]"),
+        ({"out_indices": [0, -2]}, r"out_indices \[0, -2\]"),
+        ({"out_features": ["stem", "stage1"]}, r"out_features \['stem', 'stage1'\]"),
+        ({"out_features": []}, r"out_features \[\]"),
+    ],
+)
+def test_a_backbone_that_omits_the_last_block_is_refused(tmp_path, model_type, name, fields, omitted):
+    with pytest.raises(InputError, match=f"says {omitted}, which omits the last block") as caught:
+        parity.load(folder_of_class(tmp_path, model_type, [name], **fields))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model_type, name", BACKBONES)
+@pytest.mark.parametrize(
+    "fields", [{"out_indices": [1, 2]}, {"out_indices": [-1]}, {"out_features": ["stage2"], "out_indices": [2]}], ids=str
+)
+def test_a_backbone_with_the_last_block_is_read(tmp_path, model_type, name, fields):
+    assert parity.load(folder_of_class(tmp_path, model_type, [name], **fields)).config.head.pool == "token"
+
+
+def test_a_backbone_without_the_last_norm_is_refused(tmp_path):
+    """DINOv3ViTBackbone always normalizes the last block."""
+    with pytest.raises(InputError, match="says apply_layernorm False: only feature maps after the last norm"):
+        parity.load(folder_of_class(tmp_path / "a", "dinov2", ["Dinov2Backbone"], apply_layernorm=False))
+    assert parity.load(folder_of_class(tmp_path / "b", "dinov3_vit", ["DINOv3ViTBackbone"], apply_layernorm=False))
+
+
+def test_the_stages_of_a_backbone_do_not_matter_to_other_classes(tmp_path):
+    fields = {"out_indices": [1], "out_features": ["stage1"], "apply_layernorm": False}
+    assert parity.load(folder_of_class(tmp_path, "dinov2", ["Dinov2Model"], **fields)).assumed == ()
+
+
+def test_unmasked_patches_are_an_assumption_unless_config_json_masks_none(tmp_path):
+    path = folder_of_class(tmp_path, "vit_mae", ["ViTMAEModel"], mask_ratio=0.75)
+    assert {"masked patches": "none"}.items() <= {each.field: each.value for each in parity.load(path).assumed}.items()
+
+
 def test_the_pool_of_a_classifier_without_config_json_is_an_assumption(tmp_path):
     """A ViTModel with a layer called classifier has the keys of ViTForImageClassification, however it pools."""
     found = parity.load(file_without_metadata(tmp_path, CONFIGS["hf-vit"], "hf-vit"), given=HEADS)
@@ -140,6 +317,49 @@ def test_assumptions_about_a_state_dict_without_config_json_are_reported(tmp_pat
     found = parity.load(file_without_metadata(tmp_path, CONFIGS["hf-siglip"], "hf-siglip"), given=HEADS)
     assert {each.field for each in found.assumed} >= {"norms.eps", "mlp.activation", "image_size", "pixels.mean"}
     assert found.config.mlp.activation == "gelu_tanh"
+
+
+COMMON_BEHAVIOUR = {
+    *("order of a block", "norms without weights", "attention pattern", "patch extraction", "use of blocks"),
+    "further operations",
+}
+
+
+@pytest.mark.parametrize("format", [*(name for name, _ in MODELS.values()), "hf-flax", "hf-flax-dinov2", "hf-flax-clip"])
+def test_every_behaviour_that_no_tensor_shows_is_an_assumption_without_config_json(tmp_path, format):
+    """Custom code has the names of transformers and other functions, as it has those of timm."""
+    configs = {name: config for name, config in MODELS.values()}
+    config = configs[{"hf-flax": "hf-vit"}.get(format, format.replace("flax-", ""))]
+    path = file_without_metadata(tmp_path, config, format)
+    found = {each.field: each.value for each in parity.load(path, format=format).assumed}
+    assert COMMON_BEHAVIOUR | {"outputs"} <= found.keys()
+    assert ("use of positions" in found) == (format != "hf-dinov3")
+    assert ("attention pooling" in found) == (format == "hf-siglip")
+    assert ("mean pooling" in found) == (format != "hf-siglip")
+    assert ("masked patches" in found) == (format == "hf-vit-mae")
+
+
+@pytest.mark.parametrize("name", ["hf-dinov2", "hf-dinov3"])
+def test_the_gate_of_an_mlp_is_an_assumption_without_config_json(tmp_path, name):
+    config = dict(MODELS.values())[name].replace(mlp={"activation": "swiglu"})
+    found = {each.field for each in parity.load(file_without_metadata(tmp_path, config, name)).assumed}
+    assert "MLP gate" in found
+
+
+@pytest.mark.parametrize("classes, pool", [(0, "token"), (7, "token_mean")])
+def test_the_pool_of_dinov2_is_an_assumption_without_config_json(tmp_path, classes, pool):
+    """Its class for classification without a classifier has the keys of its model."""
+    config = dict(MODELS.values())["hf-dinov2"].replace(num_classes=classes, head={"pool": pool})
+    path = file_without_metadata(tmp_path, config, "hf-dinov2")
+    assert ("head.pool", pool) in {(each.field, each.value) for each in parity.load(path).assumed}
+    if not classes:
+        assert parity.load(path, given={"head.pool": "token_mean"}).config.head.pool == "token_mean"
+
+
+def test_the_activation_of_the_pooler_is_an_assumption_without_config_json(tmp_path):
+    path = file_without_metadata(tmp_path, WIDE.replace(head={"hidden": 192}), "hf-vit")
+    found = {each.field: each.value for each in parity.load(path).assumed}
+    assert (found["activation of pre_logits"], found["outputs"]) == ("tanh", "those of the pooler")
 
 
 def test_pixel_statistics_of_rgb_are_not_assumed_for_other_channels(tmp_path):
@@ -318,7 +538,7 @@ def test_the_written_mlp_ratio_of_the_giant_is_the_published_one():
         ("hf-vit", {"tokens": {"patch_bias": False}}, "tokens.patch_bias=False"),
         ("hf-deit", {"tokens": {"distillation": False}}, "tokens.distillation=False"),
         ("hf-dinov2", {"head": {"pool": "token"}}, "head.pool='token', only 'token_mean'"),
-        ("hf-dinov2", {"num_classes": 0}, "head.pool='token_mean', only 'token'"),
+        ("hf-dinov2", {"num_classes": 0, "head": {"pool": "mean"}}, "head.pool='mean', only 'token' or 'token_mean'"),
         ("hf-dinov2", {"norms": {"layer_scale": None}}, "norms.layer_scale=None"),
         ("hf-dinov2", {"image_size": (12, 20)}, r"image_size=\(12, 20\), only \(12, 12\)"),
         ("hf-dinov2:v5", {"mlp": {"activation": "swiglu"}}, "an MLP that is gated in its variant 'v5'"),

@@ -81,6 +81,24 @@ def test_a_cached_snapshot_without_weights_is_not_used(cache):
         hub.resolve("hf://google/vit")
 
 
+def test_a_cache_with_other_weights_is_completed_from_the_hub_and_said_to_be_partial_without_it(
+    cache, make_hub, monkeypatch, capfd
+):
+    (cache / "model.safetensors").rename(cache / "ema.safetensors")
+    fake = make_hub(["model.safetensors", "ema.safetensors", "config.json"])
+    monkeypatch.setattr(hub, "_find_in_cache", lambda *arguments: cache)
+    assert hub.resolve("hf://google/vit") == fake.snapshot and fake.fetched == ["model.safetensors", "config.json"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert hub.resolve("hf://google/vit") == cache
+    assert "the hub is out of reach, so weights in the cache are read" in capfd.readouterr().err
+
+
+def test_several_weight_files_of_no_library_are_listed(make_hub):
+    make_hub(["a.pth", "b.npz"])
+    with pytest.raises(InputError, match=r"^hf://google/vit holds 2 candidates .*: give the path of one, such as hf://goo"):
+        hub.resolve("hf://google/vit")
+
+
 def test_no_connection_is_made_with_HF_HUB_OFFLINE(cache, no_network, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(InputError, match="out of reach"):
@@ -119,10 +137,10 @@ def test_without_the_library_the_install_command_is_given(monkeypatch):
     ("files", "inside", "chosen"),
     [
         (["config.json", "model.safetensors", "pytorch_model.bin", "README.md"], "", ["model.safetensors", "config.json"]),
-        (["a-1.safetensors", "a.safetensors.index.json", "a.msgpack"], "", ["a-1.safetensors", "a.safetensors.index.json"]),
-        (["flax_model.msgpack", "pytorch_model.bin"], "", ["flax_model.msgpack"]),
-        (["pytorch_model.bin", "a.npz"], "", ["a.npz"]),
-        (["a.pth", "b.bin"], "", ["b.bin"]),
+        (["a-1.safetensors", "a.safetensors.index.json", "a.md"], "", ["a-1.safetensors", "a.safetensors.index.json"]),
+        (["flax_model.msgpack", "pytorch_model.bin"], "", ["pytorch_model.bin"]),
+        (["pytorch_model.bin", "a.npz"], "", ["pytorch_model.bin"]),
+        (["model.pth", "b.bin"], "", ["model.pth"]),
         (["a.pth", "onnx/model.safetensors"], "", ["a.pth"]),
         (["README.md"], "", []),
         (["a.npz", "b.npz", "config.json"], "b.npz", ["b.npz", "config.json"]),
@@ -131,7 +149,7 @@ def test_without_the_library_the_install_command_is_given(monkeypatch):
         (["a.npz"], "b.npz", []),
     ],
 )
-def test_only_the_files_of_the_safest_container_are_chosen(files, inside, chosen):
+def test_only_the_files_that_the_library_of_the_model_reads_are_chosen(files, inside, chosen):
     assert hub.choose_files(files, inside) == chosen
 
 

@@ -258,6 +258,7 @@ def test_the_scale_of_rotary_coordinates_is_an_assumption(tmp_path: Path) -> Non
     np.savez(tmp_path / "a.npz", **fixed | arrays)
     found = {each.field: each.value for each in parity.load(tmp_path / "a.npz").assumed}
     assert found["rotary coordinates"] == "rows divided by the number of rows, columns by the number of columns"
+    assert {"order of a block", "attention pattern", "use of blocks", "queries, keys and values"} <= found.keys()
 
 
 @pytest.mark.parametrize("trained", [False, True])

@@ -256,6 +256,66 @@ def test_an_unsupported_image_processor_is_reported(folder: Any, processor: Any,
     assert [each for each in found.left if line in each]
 
 
+STATISTICS = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4] * 3}
+EFFICIENT_NET = {"image_processor_type": "EfficientNetImageProcessor", "size": 32}
+
+
+@pytest.mark.parametrize("file", ["preprocessor_config", "processor_config"])
+@pytest.mark.parametrize(
+    ("processor", "line"),
+    [
+        ({**EFFICIENT_NET, "rescale_offset": True}, "is of a EfficientNetImageProcessor"),  # subtracts 1
+        ({**EFFICIENT_NET, "include_top": True}, "is of a EfficientNetImageProcessor"),  # divides by std twice
+        (EFFICIENT_NET, "is of a EfficientNetImageProcessor"),  # the defaults of an unknown class are unknown too
+        ({"image_processor_type": "VivitImageProcessor", "offset": True}, "is of a VivitImageProcessor"),
+        ({**VIT, "rescale_offset": True}, "rescale_offset=True"),
+        ({**VIT, "rescale_offset": True, "do_normalize": False}, "rescale_offset=True"),
+        ({**VIT, "do_flip_channel_order": 1}, "do_flip_channel_order=True"),
+        ({**VIT, "an_option_of_next_year": "BGR"}, "an_option_of_next_year='BGR'"),
+    ],
+)
+def test_pixel_statistics_of_a_processor_that_is_not_read_are_assumptions(
+    tmp_path: Path, file: str, processor: Any, line: str
+) -> None:
+    content = {**STATISTICS, **processor}
+    path = write_folder(
+        tmp_path / "folder", **{file: content if file == "preprocessor_config" else {"image_processor": content}}
+    )
+    found = parity.load(path)
+    assert {"pixels.mean", "pixels.std"} <= {each.field for each in found.assumed} and found.preprocessing is None
+    assert [each for each in found.left if line in each and "--set pixels.mean=M,M,M --set pixels.std=S,S,S" in each]
+    stated = parity.load(path, given={"pixels.mean": (0.1, 0.2, 0.3), "pixels.std": (0.4,)})
+    assert not {"pixels.mean", "pixels.std"} & {each.field for each in stated.assumed}
+
+
+@pytest.mark.parametrize("neutral", [{"rescale_offset": False}, {"rescale_offset": None}, {"do_flip_channel_order": None}])
+def test_an_unknown_option_that_is_off_leaves_the_pixel_statistics_known(folder: Any, neutral: Any) -> None:
+    found = folder(processor={**VIT, **STATISTICS, **neutral})
+    assert found.config.pixels.mean == (0.1, 0.2, 0.3) and not {"pixels.mean"} & {each.field for each in found.assumed}
+
+
+@pytest.mark.parametrize(
+    ("processor", "known", "line"),
+    [
+        ({}, True, "names no image_processor_type"),  # the known classes have the same defaults of these fields
+        ({"rescale_factor": 1 / 127.5}, True, "names no image_processor_type"),
+        (
+            {"rescale_offset": True},
+            False,
+            "says rescale_offset=True, which is not supported: its mean and std are not read",
+        ),
+    ],
+)
+def test_a_processor_without_a_class_states_the_pixel_statistics_if_all_its_options_are_known(
+    tmp_path: Path, processor: Any, known: bool, line: str
+) -> None:
+    path = write_folder(tmp_path / "folder", preprocessor_config={**STATISTICS, **processor})
+    (path / "config.json").unlink()
+    found = parity.load(path, given={"num_heads": 3})
+    assert ("pixels.mean" not in {each.field for each in found.assumed}) == known
+    assert found.preprocessing is None and any(f"preprocessor_config.json {line}" in each for each in found.left)
+
+
 def test_a_rescale_factor_is_folded_into_mean_and_std(folder: Any) -> None:
     pixels = folder(
         processor={**VIT, "rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [0.5] * 3}

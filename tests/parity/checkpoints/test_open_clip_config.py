@@ -63,6 +63,18 @@ def test_the_file_determines_the_config_and_the_preprocessing(tmp_path: Path) ->
     assert found.preprocessing == center_crop((32, 48), filter="bicubic")
 
 
+def test_a_file_that_contradicts_our_metadata_is_refused(tmp_path: Path) -> None:
+    found = parity.load(folder(tmp_path))
+    (tmp_path / "open_clip_model.safetensors").unlink()
+    parity.write(found, tmp_path / "open_clip_model.safetensors", "openai-clip")
+    assert parity.load(tmp_path).config == found.config
+    content = json.loads((tmp_path / "open_clip_config.json").read_text())
+    content["model_cfg"]["vision_cfg"]["act_kwargs"] = None
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"open_clip_config\.json says mlp\.activation='gelu', but the config stored"):
+        parity.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "value"),
     [

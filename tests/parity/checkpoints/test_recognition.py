@@ -105,12 +105,38 @@ def reasons_for_weights(checkpoint):
 
 
 @pytest.mark.parametrize(
-    "more", ["head.mlp.0.weight", "scaler.weight", "center", "state.mean", "cache.keys", "text_head.bias", "b"]
+    "more",
+    [
+        *("head.mlp.0.weight", "scaler.weight", "center", "state.mean", "cache.keys", "text_head.bias", "b"),
+        *("logit_scale", "logit_bias", "text.weight", "text_projection.weight", "txt.head.bias"),
+    ],
 )
 def test_keys_that_may_be_a_part_of_the_model_are_an_assumption(tmp_path, state, more):
     part = more.split(".")[0]
     checkpoint = parity.load(save(tmp_path, {**add_prefix("backbone.", state), more: torch.ones(3)}))
     assert reasons_for_weights(checkpoint) == [f"not {part}, of the same file: save that alone to read it"]
+
+
+@pytest.mark.parametrize("more", ["config.weight", "step.bias", "args.head.weight", "epoch_layer.weight"])
+def test_layers_with_the_name_of_an_entry_of_a_training_run_are_refused(tmp_path, state, more):
+    with pytest.raises(InputError, match=f"unexpected {more}"):
+        parity.load(save(tmp_path, {**add_prefix("backbone.", state), more: torch.ones(3)}))
+
+
+@pytest.mark.parametrize("key", ["step", "epoch", "args.mean", "config.std", "rng_state"])
+def test_arrays_of_a_training_run_are_not_an_assumption(tmp_path, state, key):
+    assert not reasons_for_weights(parity.load(save(tmp_path, {**add_prefix("model.", state), key: torch.ones(3)})))
+
+
+def test_a_text_tower_beside_the_weights_is_not_an_assumption(tmp_path, state):
+    tower = {f"text.blocks.{n}.{word}": torch.ones(3) for n in range(4) for word in ("a", "b", "c")}
+    checkpoint = parity.load(save(tmp_path, {**add_prefix("model.", state), **tower, "logit_scale": torch.ones(())}))
+    assert not reasons_for_weights(checkpoint)
+
+
+def test_the_extra_state_of_a_module_is_refused(tmp_path, state):
+    with pytest.raises(InputError, match=r"unexpected temperature\._extra_state"):
+        parity.load(save(tmp_path, {**state, "temperature._extra_state": {"value": 3.0}}))
 
 
 def test_heads_of_pre_training_are_not_an_assumption(tmp_path, state):

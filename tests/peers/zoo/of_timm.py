@@ -300,6 +300,7 @@ PROPERTIES = {
     "attention pattern": Property(lambda model: AS_ASSUMED),
     "queries, keys and values": Property(lambda model: AS_ASSUMED),
     "use of blocks": Property(lambda model: AS_ASSUMED),
+    "further operations": Property(lambda model: AS_ASSUMED),
     "outputs": Property(lambda model: AS_ASSUMED),
     "patch extraction": Property(lambda model: AS_ASSUMED),
     "use of positions": Property(lambda model: AS_ASSUMED),

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -304,6 +305,28 @@ def _assume_pooler(model: nn.Module, value: str) -> None:
     model.pooler.activation = nn.Tanh()
 
 
+def _pool(model: nn.Module) -> str:
+    """Return the pool of a class; "token" for a class that does not pool, whose class token `run` takes."""
+    return "token_mean" if re.match("Dinov2.*ForImageClassification", type(model).__name__) else "token"
+
+
+# Class -> the output for images that is assumed of its weights if it has no classifier.
+_WITHOUT_CLASSIFIER: dict[str, Run] = {
+    "DeiTForImageClassification": lambda model, pixels: _both(model, pixels),
+    "CLIPForImageClassification": lambda model, pixels: model.vision_model(pixels).pooler_output,
+    "SiglipForImageClassification": lambda model, pixels: model.vision_model(pixels).pooler_output,
+}
+
+
+def _outputs(model: nn.Module) -> Any:
+    return NotInConfig("those of another token") if type(model).__name__ in _WITHOUT_CLASSIFIER else AS_ASSUMED
+
+
+def _assume_outputs(model: nn.Module, value: str) -> None:
+    run = _WITHOUT_CLASSIFIER[type(model).__name__]
+    model.forward = lambda pixels: SimpleNamespace(logits=run(model, pixels))
+
+
 def _assume_activation(model: nn.Module, value: str) -> None:
     for name, module in list(model.named_modules()):
         for place in _ACTIVATION_ATTRIBUTES:
@@ -332,13 +355,23 @@ PROPERTIES = {
     "mlp.activation": Property(_activation, _assume_activation),
     "num_heads": Property(lambda model: vision_config(model).num_attention_heads),
     "positions.rotary_base": Property(_base),
-    "head.pool": Property(lambda model: "token"),  # `run` takes the class token if the class does not pool
+    "head.pool": Property(_pool),
     "attention.scale": Property(lambda model: None),
     "attention.value_skip": Property(lambda model: False),
     "image_size": Property(image_size),
     "MLP gate": Property(_gate, _assume_gate),
-    "activation of the pooler": Property(_pooler, _assume_pooler),
-    "attention windows": Property(_windows, _assume_no_windows),
+    "activation of pre_logits": Property(_pooler, _assume_pooler),
+    "attention pattern": Property(_windows, _assume_no_windows),
+    "outputs": Property(_outputs, _assume_outputs),
+    "order of a block": Property(lambda model: AS_ASSUMED),
+    "norms without weights": Property(lambda model: AS_ASSUMED),
+    "patch extraction": Property(lambda model: AS_ASSUMED),
+    "use of blocks": Property(lambda model: AS_ASSUMED),
+    "further operations": Property(lambda model: AS_ASSUMED),
+    "use of positions": Property(lambda model: AS_ASSUMED),
+    "attention pooling": Property(lambda model: AS_ASSUMED),
+    "mean pooling": Property(lambda model: AS_ASSUMED),
+    "masked patches": Property(lambda model: AS_ASSUMED),  # `run` masks none
     "pooler": Property(lambda model: AS_ASSUMED),
     "decoder": Property(lambda model: AS_ASSUMED),
     "weights": Property(lambda model: AS_ASSUMED),  # `run` uses the same weights
@@ -357,7 +390,7 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "hidden_dropout_prob": (0.1,),
     "attention_probs_dropout_prob": (0.1,),
     "initializer_range": (0.1,),
-    "num_labels": (1, 3),
+    "num_labels": (0, 1, 3),
     "rotary_share": (0.5,),  # transformers does not know this field and the next one, and stores them
     "attention_scale": (2.0,),
 }
@@ -372,6 +405,7 @@ _FIELDS_OF_CLASS: dict[str, dict[str, tuple[Any, ...]]] = {
         "layerscale_value": (0.1,),
         "drop_path_rate": (0.1,),
         "apply_layernorm": (False,),
+        "out_indices": ([0], [0, 1]),
         "reshape_hidden_states": (False,),
         "num_register_tokens": (0, 2),
         "use_mask_token": (False,),
@@ -389,6 +423,7 @@ _FIELDS_OF_CLASS: dict[str, dict[str, tuple[Any, ...]]] = {
         "pos_embed_rescale": (2.0,),
         "layerscale_value": (0.1,),
         "apply_layernorm": (False,),
+        "out_indices": ([0], [0, 1]),
     },
     "Siglip": {"vision_use_head": (False,)},
     "Beit": {

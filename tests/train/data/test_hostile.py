@@ -18,7 +18,7 @@ from PIL import Image
 import vit_spec
 from parity.comparison.golden.inputs import read_model
 from train.data import fingerprint
-from train.data.sources import open_dataset, read_image
+from train.data.sources import open_dataset, read_image, stratified_split
 from train.loop.run_folder import CHECKPOINTS, RunFolder, saved_model_config
 from train.recipes import Recipe
 from vit_spec import InputError
@@ -77,6 +77,68 @@ def test_a_decompression_bomb_in_an_idx_file_is_refused(tmp_path):
     assert "no images do" in refusal_message(f"idx:{tmp_path}")
 
 
+def write_idx_pair(folder, images, labels, suffix="", padding=0):
+    """Write two idx files, each from (shape, bytes), and append zeros to them."""
+    for name, (shape, data) in {"images-idx3": images, "labels-idx1": labels}.items():
+        content = b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + data
+        content = gzip.compress(content, 1) if suffix else content
+        (folder / f"train-{name}-ubyte{suffix}").write_bytes(content + bytes(padding))
+
+
+@pytest.mark.parametrize("padding", [0, 2**20])
+def test_zeros_behind_an_idx_file_do_not_raise_its_limit(tmp_path, padding):
+    labels, count = b"\0\1" * 20_000_000, 40_000_000
+    write_idx_pair(tmp_path, ((count, 1, 1), bytes(count)), ((count,), labels), ".gz", padding)
+    assert "train-labels-idx1-ubyte.gz becomes more than" in refusal_message(f"idx:{tmp_path}")
+
+
+def test_an_idx_file_with_more_images_than_bytes_is_refused(tmp_path):
+    count = 10_000_000
+    write_idx_pair(tmp_path, ((count, 1, 1), bytes(count)), ((count,), bytes(count)), ".gz")
+    assert "has 10,000,000 images in" in refusal_message(f"idx:{tmp_path}")
+
+
+@pytest.mark.parametrize("shape", [(20, 0, 0), (20, 0, 2**31), (20, 8, 0)])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_an_idx_file_of_empty_images_is_refused(tmp_path, shape, suffix):
+    write_idx_pair(tmp_path, (shape, b""), ((20,), b"\0\1" * 10), suffix)
+    assert f"{shape[1]}x{shape[2]} pixels, which are empty" in refusal_message(f"idx:{tmp_path}")
+
+
+def test_an_idx_file_of_huge_images_is_refused(tmp_path):
+    write_idx_pair(tmp_path, ((2, 10_000, 10_000), b""), ((2,), b"\0\1"))
+    os.truncate(tmp_path / "train-images-idx3-ubyte", 16 + 2 * 10**8)
+    assert "pixels: make them smaller" in refusal_message(f"idx:{tmp_path}")
+
+
+def test_an_idx_file_of_very_many_gzip_members_is_refused(tmp_path):
+    write_idx_pair(tmp_path, ((2, 1, 1), b"ab"), ((2,), b"\0\1"), ".gz")
+    with (tmp_path / "train-labels-idx1-ubyte.gz").open("ab") as file:
+        file.write(gzip.compress(b"") * 2**16)
+    assert "65,537 gzip members" in refusal_message(f"idx:{tmp_path}")
+
+
+def test_an_idx_file_of_several_gzip_members_with_zeros_behind_is_read(tmp_path):
+    write_idx_pair(tmp_path, ((20, 1, 1), bytes(range(20))), ((20,), b"\0\1" * 10), ".gz", 10**6)
+    labels = struct.pack(">II", 0x801, 20) + b"\0\1" * 10
+    parts = [gzip.compress(labels[:9]), bytes(10**5), gzip.compress(b""), gzip.compress(labels[9:])]
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(b"".join(parts))
+    source = open_dataset(f"idx:{tmp_path}", None)
+    assert sorted([*source.train.targets, *source.held_out.targets]) == [0] * 10 + [1] * 10
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-4], lambda data: data + b"x", lambda data: b""],
+    ids=["cut short", "with more behind it", "empty"],
+)
+def test_a_damaged_gzip_file_is_refused(tmp_path, damage):
+    write_idx_pair(tmp_path, ((2, 1, 1), b"ab"), ((2,), b"\0\1"), ".gz")
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    assert "idx3-ubyte.gz cannot be read" in refusal_message(f"idx:{tmp_path}")
+
+
 HEADERS = {
     "left open": b"{'descr': '|u1', 'fortran_order': False, 'shape': (",
     "of brackets": b"(" * 9000,
@@ -123,6 +185,75 @@ def test_an_npz_file_with_another_compression_is_refused(tmp_path):
             with file.open(f"{name}.npy", "w") as member:
                 np.save(member, array)
     assert "in a way that numpy does not write" in refusal_message(f"npz:{tmp_path / 'a.npz'}")
+
+
+def npy_bytes(shape, data):
+    """Return an .npy file of uint8 whose header has any text for the shape."""
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + data
+
+
+def write_images_npz(path, shape, data, compression, others=()):
+    """Write an npz file of 20 images in two classes, and of other members."""
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr("train_images.npy", npy_bytes(shape, data))
+        file.writestr("train_labels.npy", npy_bytes((20,), b"\0\1" * 10))
+        for name, content in others:
+            file.writestr(name, content)
+
+
+SHAPES = {
+    "cut short": ((20, 8, 8), bytes(10), "(20, 8, 8) of uint8 in"),
+    "of negative lengths": ((20, -8, -8), bytes(20 * 64), "header is not one that numpy writes"),
+    "of a length of 71 bits": ((20, 0, 2**70), b"", "shape is not made of whole numbers"),
+    "of a length of 63 bits": ((20, 0, 2**62), b"", "its shape is too large"),
+    "of too many bytes": ((20, 2**40, 8), b"", "of uint8 in"),
+    "without rows": ((20, 0, 8), b"", "0x8 pixels, which are empty"),
+    "without columns": ((20, 8, 0), b"", "8x0 pixels, which are empty"),
+    "without rows, of long columns": ((20, 0, 2**40), b"", "pixels, which are empty"),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_npz_array_whose_shape_does_not_agree_with_its_bytes_is_refused(tmp_path, name, compression):
+    shape, data, message = SHAPES[name]
+    write_images_npz(tmp_path / "a.npz", shape, data, compression, [("other.npy", bytes(4000))])
+    assert message in refusal_message(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_an_npz_directory_with_false_sizes_is_refused(tmp_path):
+    path, shape = tmp_path / "a.npz", (20, 1024, 2**14)
+    write_images_npz(path, shape, bytes(20 * 2**24), zipfile.ZIP_DEFLATED)
+    assert "no images compress" in refusal_message(f"npz:{path}")
+    data = bytearray(path.read_bytes())
+    start = data.index(b"PK\1\2")
+    data[start + 20 : start + 24] = struct.pack("<I", 2**31 - 1)  # compressed size
+    path.write_bytes(data)
+    assert "is incomplete" in refusal_message(f"npz:{path}")
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_labels_of_an_npz_file_with_a_false_checksum_are_refused(tmp_path, compression):
+    write_images_npz(tmp_path / "a.npz", (20, 1, 1), bytes(20), compression)
+    data = bytearray((tmp_path / "a.npz").read_bytes())
+    start = data.rindex(b"PK\1\2")
+    data[start + 16] ^= 1
+    (tmp_path / "a.npz").write_bytes(data)
+    assert "train_labels" in refusal_message(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_an_npz_file_of_a_member_without_a_suffix_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("train_images", npy_bytes((20, 1, 1), bytes(20)))
+        file.writestr("train_labels.npy", npy_bytes((20,), b"\0\1" * 10))
+    assert "has no train_images.npy" in refusal_message(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_an_npz_file_of_very_many_members_is_refused(tmp_path):
+    others = [(f"{number}.npy", b"") for number in range(5000)]
+    write_images_npz(tmp_path / "a.npz", (20, 8, 8), bytes(20 * 64), zipfile.ZIP_STORED, others)
+    assert "more arrays than a data set has" in refusal_message(f"npz:{tmp_path / 'a.npz'}")
 
 
 @pytest.mark.parametrize("shape", [(1,) * 65, (0, 2**32 - 1, 2**32 - 1)])
@@ -284,6 +415,17 @@ def test_a_table_larger_than_memory_or_a_pipe_is_refused(tmp_path, bomb):
     assert "a.csv" in refusal_message(f"csv:{tmp_path / 'a.csv'}")
 
 
+def test_a_table_of_very_many_labels_is_refused(tmp_path):
+    rows = "".join(f"{number}.png,a{number}|b{number}\n" for number in range(9000))
+    (tmp_path / "a.csv").write_text("image,Finding Labels\n" + rows)
+    assert "18,000 labels in 'Finding Labels' for 9,000 images" in refusal_message(f"csv:{tmp_path / 'a.csv'}")
+
+
+def test_very_many_classes_are_split_in_the_time_of_a_sort():
+    train, held_out = stratified_split(np.arange(2**19), 0.2)
+    assert (len(train), len(held_out)) == (2**19, 0)
+
+
 def write_parquet(path, label, image):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {"label": label(pa), "image": image(pa)}
@@ -306,6 +448,44 @@ def test_a_long_text_repeated_very_often_in_parquet_is_refused(tmp_path):
 def test_a_decompression_bomb_in_parquet_is_refused(tmp_path):
     write_parquet(tmp_path / "a.parquet", lambda pa: pa.array([0, 0, 1, 1]), lambda pa: pa.array([bytes(2**27)] * 4))
     assert "which no images do" in refusal_message(f"parquet:{tmp_path}")
+
+
+def varint(value):
+    """Return an i64 of Thrift's compact protocol with its type, as in Parquet's metadata."""
+    value, data = 2 * value, b""
+    while value > 127:
+        value, data = value >> 7, data + bytes([value & 127 | 128])
+    return b"\x16" + data + bytes([value])
+
+
+@pytest.mark.parametrize("changed", [(0,), (0, 3), (0, 1), (3,)])  # rows of the file; labels, images, rows of the group
+def test_a_parquet_file_whose_counts_of_rows_differ_is_refused(tmp_path, changed):
+    rng, path = np.random.default_rng(0), tmp_path / "a.parquet"
+    write_parquet(path, lambda pa: np.arange(9001) % 2, lambda pa: pa.array([rng.bytes(9) for _ in range(9001)]))
+    data, start = path.read_bytes(), 0
+    for place in range(4):
+        start = data.index(varint(9001), start + 1 if start else len(data) - 8 - struct.unpack("<I", data[-8:-4])[0])
+        if place in changed:
+            data = data[:start] + varint(8999) + data[start + len(varint(8999)) :]
+    path.write_bytes(data)
+    assert "rows, but" in refusal_message(f"parquet:{tmp_path}")
+
+
+@pytest.mark.parametrize(("name", "damaged"), [(b"other", b"oth\xff\xff"), (b"abcd", b"ab\xff\xff")])
+def test_a_parquet_file_with_text_that_is_not_unicode_is_refused(tmp_path, name, damaged):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"image": [b"0", b"1"], "label": ["abcd", "efgh"], "other": [0, 1]})
+    pq.write_table(table, tmp_path / "a.parquet", store_schema=False)
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes().replace(name, damaged))
+    assert "a.parquet cannot be read as Parquet" in refusal_message(f"parquet:{tmp_path}")
+
+
+def test_labels_of_a_parquet_file_that_decompress_to_much_more_are_refused(tmp_path, monkeypatch):
+    pa, pq, rng = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet"), np.random.default_rng(0)
+    monkeypatch.setattr("train.data.sources.parquet_chunks._CACHE_BYTES", 1 << 12)
+    table = pa.table({"label": np.zeros(9000, np.int64), "image": [rng.bytes(9) for _ in range(9000)]})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
+    assert "has labels that cannot be read" in refusal_message(f"parquet:{tmp_path}")
 
 
 def test_a_jpeg_with_very_many_scans_is_refused(tmp_path):

@@ -83,7 +83,8 @@ def test_every_field_can_be_set_on_the_command_line(weights: bool) -> None:
     known = DataInfo(1258, 1, (8, 8))  # the digits without the held-out share below
     usual = dict(flatten_fields(RECIPES["vit_s16"](known)))
     wanted = {name: other_value(name, value) for name, value in usual.items() if name != "data"}
-    del wanted["model.name" if weights else "init"]  # the two exclude each other
+    for name in ["model.name"] if weights else ["init", "init_set"]:  # weights have their own model
+        del wanted[name]
     asked = parse_request("train.jax", ["--config", "vit_s16", *chain(*(argument(*each) for each in wanted.items()))])
     assert dict(flatten_fields(asked.recipe)) == usual | wanted
     assert not [name for name, value in wanted.items() if value == usual[name]]
@@ -96,8 +97,25 @@ def test_config_names_the_recipe_that_is_changed(form: list[str]) -> None:
 
 
 def test_flags_may_be_written_with_underscores_and_the_last_one_counts() -> None:
-    recipe = parse_request("train.jax", "--batch-size 8 --batch_size=16 --run a_b --no-tensorboard".split()).recipe
+    requests: list[Request] = []
+
+    def fit(request: Request) -> int:
+        requests.append(request)
+        return 0
+
+    assert main("train.jax", fit, "--batch-size 8 --batch_size=16 --run a_b --no-tensorboard --dry_run".split()) == 0
+    recipe = requests[0].recipe
     assert (recipe.batch_size, recipe.run, recipe.tensorboard) == (16, "a_b", False)
+    assert requests[0].dry_run
+
+
+def test_the_values_of_a_repeated_list_are_joined() -> None:
+    given = "--optimizer.freeze pos_embed --model.changes depth=2 --optimizer.freeze=blocks.0.* cls_token".split()
+    with pytest.raises(InputError, match="unrecognized arguments: cls_token"):
+        parse_request("train.jax", given)
+    recipe = parse_request("train.jax", [*given[:-1], "--model.changes", "norms.eps=1e-5"]).recipe
+    assert recipe.optimizer.freeze == ("pos_embed", "blocks.0.*")
+    assert recipe.model.changes[-2:] == ("depth=2", "norms.eps=1e-5")
 
 
 def test_none_can_be_given() -> None:
@@ -167,7 +185,15 @@ def test_help_explains_every_field(capsys: pytest.CaptureFixture[str]) -> None:
 
 INVALID = {
     "--config vits16": "unknown recipe 'vits16'; did you mean 'vit_s16'?",
-    "--config": "unknown recipe ''",
+    "--config": "--config needs a value",
+    "--config --epochs 3": "--config needs a value",
+    "--plan": "--plan needs a value",
+    "--plan 8x80GiB --dry_run": "--plan and --dry-run exclude each other: leave out one of them",
+    "--lr 1e-3": "did you mean '--optimizer.lr'?",
+    "--optimizer.name adamww": "lion, adafactor, muon; did you mean 'adamw'?",
+    "--model.changes num_classes=3 --plan 8x80GiB": "num_classes, which follows from the data and the task: leave it out",
+    "--init-set num_heads=3": "--init-set needs --init",
+    "--model.in-channels 0 --plan 8x80GiB": "in_channels",
     "--confg vit_s16": "did you mean '--config'?",
     "--epocs 3": "did you mean '--epochs'?",
     "--optimizer.lrr 3": "did you mean '--optimizer.lr'?",

@@ -65,6 +65,14 @@ def decode(source: bytes | str | os.PathLike[str], name: object) -> Image.Image:
     return _to_grey_or_rgb(image)
 
 
+def check_image_size(height: int, width: int, name: object) -> None:
+    """Refuse the size of the images in an array, if they have no pixels or more than `decode` accepts."""
+    if not height * width:
+        raise InputError(f"{name} has images of {height}x{width} pixels, which are empty: fetch or write it again")
+    if height * width > _max_pixels():
+        raise InputError(f"{name} has images of more than {_max_pixels():,} pixels: make them smaller first")
+
+
 def read_image(path: Path | str) -> Image.Image:
     """Decode an image file; see `decode`."""
     return decode(path, path)

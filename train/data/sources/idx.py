@@ -9,7 +9,6 @@ dimensions, each dimension as four big-endian bytes, then the numbers.  Plain fi
 processes; .gz files are decompressed into the memory of each process that reads images.
 """
 
-import gzip
 import re
 import zlib
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.sources.decoding import error_text
+from train.data.sources.decoding import check_image_size, error_text
 from train.data.sources.examples import ArrayImages, DatasetSplits, Examples, make_examples, name_files
 from train.data.sources.files import raise_if_inaccessible
 from train.data.sources.splitting import numbered_classes
@@ -28,6 +27,9 @@ from vit_spec import InputError
 
 _IMAGES = re.compile(r"(?:(.+)-)?(train|t10k|test)-images[-.]idx3-ubyte(\.gz)?")
 _MAX_BYTES, _MAX_RATIO = 1 << 24, 64  # limit of decompressed bytes: the first, plus the second times the compressed size
+_MAX_MEMBERS = 1 << 16  # of a .gz file; bgzip makes one for each 64 KB
+_READ_BYTES, _DECOMPRESS_BYTES = 1 << 16, 1 << 20  # at once
+_GZIP = zlib.MAX_WBITS | 16  # zlib's code for the gzip format
 _EXPECTED = "train-images-idx3-ubyte and train-labels-idx1-ubyte, or the same with t10k, as they are or as .gz"
 
 
@@ -61,13 +63,16 @@ def open_splits(place: str) -> DatasetSplits:
 
 def _load_split(file: Path, transposed: bool) -> Examples:
     targets = _read_idx(_labels_file(file))
-    images = _read_images(file, transposed)
+    images, size = _read_images(file, transposed), file.stat().st_size
     if images.ndim != 3 or targets.ndim != 1 or len(images) != len(targets):
         raise InputError(
             f"{file} has images {images.shape} and {_labels_file(file).name} {targets.shape}: one label for each is needed"
         )
     if not len(images):
         raise InputError(f"{file} holds no images: fetch it again")
+    check_image_size(images.shape[1], images.shape[2], file)
+    if len(images) > size:  # blank images compress so well, and each label takes eight times as much in memory
+        raise InputError(f"{file} has {len(images):,} images in {size:,} bytes, too few for as many: fetch it again")
     files = name_files([file], file.name.removesuffix(".gz"))
     reader = ArrayImages(partial(_read_images, file, transposed), f"{file} image", files)
     return make_examples(reader, targets.astype(np.int64))
@@ -92,14 +97,7 @@ def _read_idx(file: Path) -> NDArray[np.uint8]:
     if not file.is_file():  # opening a pipe would wait for its writer
         raise InputError(f"{file} is not a file: fetch it again")
     try:
-        if file.suffix == ".gz":
-            with gzip.open(file) as packed:
-                limit = _MAX_BYTES + _MAX_RATIO * file.stat().st_size
-                data: NDArray[np.uint8] = np.frombuffer(packed.read(limit + 1), np.uint8)
-            if len(data) > limit:
-                raise InputError(f"{file} becomes more than {limit:,} bytes, which no images do: decompress it yourself")
-        else:
-            data = np.memmap(file, np.uint8, "r")
+        data = _decompress(file) if file.suffix == ".gz" else np.memmap(file, np.uint8, "r")
     except InputError:
         raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -113,3 +111,30 @@ def _read_idx(file: Path) -> NDArray[np.uint8]:
         with suppress(ValueError):  # numpy refuses the shape: too many dimensions, or 2**64 entries times zero
             return data[end:].reshape(tuple(map(int, shape)))
     raise InputError(f"{file} is not an idx file of uint8, or is cut short: fetch it again")
+
+
+def _decompress(file: Path) -> NDArray[np.uint8]:
+    """Return the decompressed bytes of a .gz file.
+
+    The limit grows with the bytes that are decompressed: `gzip.open` also reads zeros behind them, which cost nothing.
+
+    Raises:
+        InputError: more bytes than the limit.
+        EOFError, OSError, zlib.error: a damaged file.
+    """
+    data, consumed, members = bytearray(), 0, 1
+    stream = zlib.decompressobj(_GZIP)
+    with file.open("rb") as packed:
+        while rest := packed.read(_READ_BYTES):
+            while chunk := rest.lstrip(b"\0") if stream.eof else rest:  # zeros may follow a member
+                if stream.eof:
+                    stream, members = zlib.decompressobj(_GZIP), members + 1
+                data += stream.decompress(chunk, _DECOMPRESS_BYTES)
+                rest = stream.unused_data or stream.unconsumed_tail
+                consumed += len(chunk) - len(rest)
+                if len(data) > (limit := _MAX_BYTES + _MAX_RATIO * consumed) or members > _MAX_MEMBERS:
+                    what = f"becomes more than {limit:,} bytes" if len(data) > limit else f"has {members:,} gzip members"
+                    raise InputError(f"{file} {what}, which no images do: decompress it yourself")
+    if not stream.eof:
+        raise EOFError("it is cut short")
+    return np.frombuffer(data, np.uint8)

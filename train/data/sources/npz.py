@@ -9,47 +9,53 @@ Uncompressed arrays (numpy.savez) are memory-mapped and so shared by all process
 """
 
 import math
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.sources.decoding import error_text
+from parity.checkpoints.containers import npy, zip_directory
+from parity.checkpoints.containers.budget import Budget
+from parity.checkpoints.containers.checksum import Checksum
+from parity.checkpoints.containers.container import File, FileSlice
+from parity.checkpoints.containers.inflate import DeflatedFile
+from train.data.sources.decoding import check_image_size, error_text
 from train.data.sources.examples import ArrayImages, DatasetSplits, Examples, Targets, make_examples, name_files
-from train.data.sources.files import raise_if_inaccessible, read_range
+from train.data.sources.files import raise_if_inaccessible
 from train.data.sources.splitting import numbered_classes
 from train.recipes import Task
 from vit_spec import InputError
 
 _LAYOUTS = ("{}_images", "{}_labels"), ("x_{}", "y_{}")
 _MAX_BYTES, _MAX_RATIO = 1 << 28, 64  # limit of decompressed bytes: the first, plus the second times the compressed size
-_METHODS = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
-# The exceptions of zipfile and numpy for damaged files; numpy parses headers as Python.
-_ZIP_ERRORS = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-_HEADER_ERRORS = (tokenize.TokenError, SyntaxError, MemoryError)
+_MAX_OBJECTS = 1 << 15  # 4,096 arrays in a file: `zip_directory` charges eight objects for each
+_METHODS = zip_directory.STORED, zip_directory.DEFLATED
 _EXPECTED = "train_images and train_labels (MedMNIST), or x_train and y_train (Keras)"
 
 
-class _NpyHeader(NamedTuple):
-    """The header of an .npy file; see https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
+class _NpyFile(NamedTuple):
+    """An .npy file in an npz file, with its header.
 
-    shape: tuple[int, ...]
-    fortran: bool
-    dtype: np.dtype[Any]
+    source: reads the bytes of the .npy file.
+    offset: of the .npy file in the npz file.
+    """
 
-    @classmethod
-    def read(cls, file: IO[bytes]) -> "_NpyHeader":
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        return cls(*read_header(file))
+    source: npy.ByteSource
+    header: npy.Header
+    offset: int
+    is_compressed: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.header.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.header.descr)
 
 
 def open_splits(place: str) -> DatasetSplits:
@@ -61,8 +67,7 @@ def open_splits(place: str) -> DatasetSplits:
     path = Path(place).expanduser()
     if not path.is_file():
         raise InputError(f"{path} is not a file: give npz:FILE with {_EXPECTED}")
-    with _open_npz(path) as file:
-        names = {name.removesuffix(".npy") for name in file.namelist()}
+    names = {name.removesuffix(".npy") for name in _read_members(path)}
     for images, labels in _LAYOUTS:
         splits = [split for split in ("train", "val", "test") if {images.format(split), labels.format(split)} <= names]
         if splits:
@@ -85,16 +90,17 @@ def open_splits(place: str) -> DatasetSplits:
     task: Task = "labels" if first.targets.ndim == 2 else "classes"
     classes = tuple(map(str, range(first.targets.shape[1]))) if task == "labels" else numbered_classes(first.targets, path)
     loaders = {splits[0]: lambda: first, **{split: load_later(split) for split in splits[1:]}}
-    height, width = _read_header(path, images.format(splits[0])).shape[1:3]
+    height, width = _open_array(path, images.format(splits[0])).shape[1:3]
     return DatasetSplits(str(path), loaders, task, classes, (height, width))
 
 
 def _load_split(path: Path, images: str, labels: str) -> Examples:
-    header, targets = _read_header(path, images), _load_targets(path, labels)
+    targets, header = _load_targets(path, labels), _open_array(path, images)
     if header.dtype != np.uint8 or (len(header.shape) != 3 and header.shape[3:] not in ((1,), (3,))):
         raise InputError(
             f"{path} has {images} {header.shape} {header.dtype}: expected (N, height, width) or (N, height, width, 3) uint8"
         )
+    check_image_size(header.shape[1], header.shape[2], f"{path} {images}")
     if len(targets) != header.shape[0]:
         raise InputError(f"{path} has {header.shape[0]:,} {images} but {len(targets):,} {labels}: one for each is needed")
     return make_examples(
@@ -103,50 +109,29 @@ def _load_split(path: Path, images: str, labels: str) -> Examples:
 
 
 def _load_targets(path: Path, name: str) -> Targets:
-    count, size = math.prod(_read_header(path, name).shape), path.stat().st_size
+    array = _open_array(path, name)
+    count, size = math.prod(array.shape), path.stat().st_size
     if count > size:
         raise InputError(f"{path} has {count:,} {name} in {size:,} bytes, too few for as many images: fetch it again")
-    with _open_npz(path) as file:
-        labels = _read_array(path, file, name)
-    if labels.dtype.kind not in "biu" or labels.ndim not in (1, 2) or not labels.shape[-1]:
-        raise InputError(f"{path} has {name} {labels.shape} {labels.dtype}: expected integers, (N,), (N, 1) or (N, K)")
+    if array.dtype.kind not in "biu" or len(array.shape) not in (1, 2) or not array.shape[-1]:
+        raise InputError(f"{path} has {name} {array.shape} {array.dtype}: expected integers, (N,), (N, 1) or (N, K)")
+    with _named_errors(path, name):
+        labels = np.asarray(npy.open_array(array.source, array.header))
     if labels.ndim == 2 and labels.shape[1] > 1:
         return labels.astype(np.float32)
     return labels.reshape(-1).astype(np.int64)
 
 
-def _read_array(path: Path, file: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """Read an array into memory.  numpy alone would allocate the size in the header before reading any data."""
-    info = file.getinfo(f"{name}.npy")
-    if info.file_size > _MAX_BYTES + _MAX_RATIO * info.compress_size:
-        raise InputError(f"{path} has {name} of {info.file_size:,} bytes, which no images compress to so few")
-    with file.open(info) as member:
-        header = _NpyHeader.read(member)
-        if not header.dtype.hasobject and math.prod(header.shape) * header.dtype.itemsize + member.tell() != info.file_size:
-            raise InputError(f"{path} has {name} {header.shape} of {header.dtype} in {info.file_size:,} bytes: replace it")
-    with file.open(info) as member:
-        return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
-
-
-def _read_header(path: Path, name: str) -> _NpyHeader:
-    """Read the header of an array, without the array."""
-    with _open_npz(path) as file, file.open(f"{name}.npy") as member:
-        return _NpyHeader.read(member)
-
-
 def _load_images(path: Path, name: str) -> NDArray[np.uint8]:
     """Return an array, memory-mapped if it is not compressed."""
-    with _open_npz(path) as file:
-        info = file.getinfo(f"{name}.npy")
-        with file.open(info) as member:
-            if info.compress_type != zipfile.ZIP_STORED:
-                return _drop_grey_axis(_read_array(path, file, name))
-            header, data_offset = _NpyHeader.read(member), member.tell()
-        # A member's local header ends with its name and extra field, whose lengths are in it.
-        name_length, extra_length = struct.unpack("<HH", read_range(str(path), info.header_offset + 26, 4))
-        offset = info.header_offset + 30 + name_length + extra_length + data_offset
-        data = np.memmap(path, np.uint8, "r")[offset : offset + math.prod(header.shape)]
-    return _drop_grey_axis(data.reshape(header.shape, order="F" if header.fortran else "C"))
+    array = _open_array(path, name)
+    header = array.header
+    with _named_errors(path, name):
+        if array.is_compressed:
+            data = array.source.array(header.length, (header.nbytes,), np.dtype(np.uint8)).read(0, header.nbytes)
+        else:
+            data = np.memmap(path, np.uint8, "r", array.offset + header.length, (header.nbytes,))
+    return _drop_grey_axis(data.reshape(header.shape, order="F" if header.is_fortran else "C"))
 
 
 def _drop_grey_axis(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -154,19 +139,55 @@ def _drop_grey_axis(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return array[..., 0] if array.ndim == 4 and array.shape[3] == 1 else array
 
 
+class _MemberBudget(Budget):
+    """A budget of `_MAX_OBJECTS`, with a message about data sets."""
+
+    def spend(self, objects: int = 1, text_bytes: int = 0) -> None:
+        if objects > self.objects:
+            raise InputError("it holds more arrays than a data set has")
+        super().spend(objects, text_bytes)
+
+
+def _read_members(path: Path) -> dict[str, zip_directory.Member]:
+    """Return the members of an npz file by name; the bytes of each are inside the file, and no two overlap."""
+    with _named_errors(path):
+        members = zip_directory.read_members(FileSlice.whole(File(path)), _MemberBudget(_MAX_OBJECTS))
+    if any(member.method not in _METHODS for member in members.values()):
+        raise InputError(f"{path} is compressed in a way that numpy does not write: save it with numpy.savez")
+    return members
+
+
+def _open_array(path: Path, name: str) -> _NpyFile:
+    """Read the header of an array, without the array.
+
+    Raises:
+        InputError: a damaged file, a missing array, or an array whose header does not agree with its size.
+    """
+    member = _read_members(path).get(f"{name}.npy")
+    if member is None:
+        raise InputError(f"{path} has no {name}.npy: expected an npz file, as numpy.savez writes it")
+    file_slice, is_compressed = member.file_slice, member.method == zip_directory.DEFLATED
+    if member.size > _MAX_BYTES + _MAX_RATIO * file_slice.length:
+        raise InputError(f"{path} has {name} of {member.size:,} bytes, which no images compress to so few")
+    source: npy.ByteSource
+    if is_compressed:
+        source = DeflatedFile(file_slice.file, file_slice.start, file_slice.length, member.size, member.crc)
+    else:
+        source = npy.UncompressedFile(file_slice, Checksum(file_slice, member.crc))
+    with _named_errors(path, name):
+        header = npy.parse_header(source.head(npy.MAX_HEADER_BYTES))
+    if header.length + header.nbytes != member.size:
+        described = f"{header.shape} of {np.dtype(header.descr)}"
+        raise InputError(f"{path} has {name} {described} in {member.size:,} bytes: replace it")
+    return _NpyFile(source, header, file_slice.start, is_compressed)
+
+
 @contextmanager
-def _open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open an npz file; errors of zipfile and numpy about damaged files become one-line InputErrors."""
+def _named_errors(path: Path, name: str = "") -> Iterator[None]:
+    """Add the path of the file, and the name of the array, to the errors of the readers in `parity`."""
     try:
-        with zipfile.ZipFile(path) as file:
-            # zipfile decompresses other methods without a limit.
-            if any(info.compress_type not in _METHODS for info in file.infolist()):
-                raise InputError(f"{path} is compressed in a way that numpy does not write: save it with numpy.savez")
-            yield file
-    except InputError:
-        raise
-    except (*_ZIP_ERRORS, *_HEADER_ERRORS) as error:
+        yield
+    except (InputError, OSError, ValueError) as error:
         raise_if_inaccessible(error, path)
-        raise InputError(
-            f"{path} cannot be read ({error_text(error)}): expected an npz file, as numpy.savez writes it"
-        ) from None
+        what = f"{name}: {error_text(error)}" if name else error_text(error)
+        raise InputError(f"{path} cannot be read ({what}): expected an npz file, as numpy.savez writes it") from None

@@ -22,7 +22,7 @@ from PIL import Image
 from train.data.sources.decoding import decode, error_text
 from train.data.sources.examples import DatasetSplits, Examples, LazyName, LazyValue, make_examples, name_files
 from train.data.sources.files import raise_if_inaccessible, walk_files
-from train.data.sources.parquet_chunks import ChunkValues, ColumnChunk
+from train.data.sources.parquet_chunks import ChunkValues, ColumnChunk, check_page_sizes
 from train.data.sources.shards import common_folder, group_by_split
 from train.data.sources.splitting import numbered_classes
 from vit_spec import InputError, bounded_json, nearest
@@ -40,12 +40,10 @@ def open_splits(place: str, label: str | None = None, image: str | None = None) 
     Raises:
         InputError: missing or damaged files, a missing column, or several suitable columns.
     """
-    import pyarrow.parquet as pq
-
     root, files = _list_files(place)
     shards = group_by_split(root, files)
     base = "train" if "train" in shards else next(iter(shards))
-    schema = _read(shards[base][0], pq.read_schema)
+    schema = _read(shards[base][0], _read_schema)
     image_column, column = _image_column(schema, image, place), _label_column(schema, label, place)
     names = None if _is_integer(schema.field(column).type) else _unique_texts(shards[base], column)
 
@@ -80,9 +78,18 @@ def _read(file: Path, read: Callable[..., Any], **options: Any) -> Any:
 
     try:
         return read(file, **options)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise_if_inaccessible(error, file)
         raise InputError(f"{file} cannot be read as Parquet ({error_text(error)}): fetch it again") from None
+
+
+def _read_schema(file: Path) -> Any:
+    """Return the schema of a file, whose names of columns are valid text."""
+    import pyarrow.parquet as pq
+
+    schema = pq.read_schema(file)
+    _ = schema.names  # decoded only here
+    return schema
 
 
 # Columns --------------------------------------------------------------------------------------------------------------
@@ -179,7 +186,7 @@ def _read_labels(file: Path, label: str, text: bool) -> Any:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    meta, schema = _read(file, pq.read_metadata), _read(file, pq.read_schema)
+    meta, schema = _read(file, pq.read_metadata), _read(file, _read_schema)
     if meta.num_rows > (size := file.stat().st_size):
         raise InputError(f"{file} has {meta.num_rows:,} rows in {size:,} bytes, too few for as many images: fetch it again")
     if (place := schema.get_field_index(label)) < 0:
@@ -190,16 +197,50 @@ def _read_labels(file: Path, label: str, text: bool) -> Any:
     if not (_is_class_name_type if text else _is_integer)(kind := schema.field(place).type):
         expected = "text" if text else "integers"
         raise InputError(f"{file} has {kind} in its column {label!r}: expected {expected}, as in the first file")
+    _check_label_chunks(file, meta, label)
     as_dictionary = [label] if pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
     column = _read(file, pq.read_table, columns=[label], read_dictionary=as_dictionary)[label]
     if text:
         _limit_text_bytes(file, label, column)
         column = column.cast(pa.string())
+        _read(file, lambda _: column.validate(full=True))  # that the texts are UTF-8
         column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
     if column.null_count:
         rows = f"{column.null_count:,} row{'s' * (column.null_count > 1)}"
         raise InputError(f"{file} has {rows} without a {label}: each image needs one")
     return column
+
+
+def _check_label_chunks(file: Path, meta: Any, label: str) -> None:
+    """Refuse a file that claims fewer rows than its row groups have labels: pyarrow would allocate all of the labels.
+
+    Pages of labels that decompress to far more than their size are also refused, by the sizes in their headers.
+    """
+    place = _column_place(file, meta, label)
+    groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
+    counts = [group.num_rows for group in groups]
+    values = [group.column(place).num_values for group in groups]
+    if sum(counts) != meta.num_rows or values != counts or min(counts, default=0) < 0:
+        raise InputError(
+            f"{file} has {meta.num_rows:,} rows, but {sum(counts):,} in its row groups and {sum(values):,} values in its "
+            f"column {label!r}: fetch it again"
+        )
+    for number in range(meta.num_row_groups):
+        chunk = _locate_chunk(str(file), meta, number, place)
+        try:
+            check_page_sizes(chunk)
+        except Exception as error:  # damaged pages cause many kinds of exceptions
+            raise_if_inaccessible(error, file)
+            raise InputError(f"{file} has labels that cannot be read ({error_text(error)}): fetch it again") from None
+
+
+def _column_place(file: Path, meta: Any, column: str) -> int:
+    """Return the number of a column among those that hold values, given its path such as "image.bytes"."""
+    paths = _read(file, lambda _: [meta.schema.column(i).path for i in range(meta.num_columns)])
+    place = paths.index(column) if column in paths else None
+    if place is None:
+        raise InputError(f"{file} has no column {column}, which the first file has: give files of one data set")
+    return place
 
 
 def _limit_text_bytes(file: Path, label: str, column: Any) -> None:
@@ -253,9 +294,7 @@ def _load_split(files: list[Path], image_column: str, label: str, names: tuple[s
     for file in files:
         meta, row = _read(file, pq.read_metadata), 0
         targets.append(_load_targets(file, label, names))
-        place = next((i for i in range(meta.num_columns) if meta.schema.column(i).path == image_column), None)
-        if place is None:
-            raise InputError(f"{file} has no column {image_column}, which the first file has: give files of one data set")
+        place = _column_place(file, meta, image_column)
         for number in range(meta.num_row_groups):
             chunks.append(_locate_chunk(str(file), meta, number, place))
             groups.append((number, row))
@@ -269,10 +308,10 @@ def _locate_chunk(file: str, meta: Any, number: int, place: int) -> ColumnChunk:
     """Return the location of column `place` in row group `number`."""
     chunk, column = meta.row_group(number).column(place), meta.schema.column(place)
     if column.max_repetition_level:
-        raise InputError(f"{file} has lists in {column.path}: one image a row is expected")
+        raise InputError(f"{file} has lists in {column.path}: one value a row is expected")
     starts = [start for start in (chunk.dictionary_page_offset, chunk.data_page_offset) if start]
     sizes = chunk.total_compressed_size, chunk.total_uncompressed_size, meta.row_group(number).num_rows
-    return ColumnChunk(file, min(starts), *sizes, chunk.compression, column.max_definition_level)
+    return ColumnChunk(file, min(starts, default=0), *sizes, chunk.compression, column.max_definition_level)
 
 
 class _ParquetImages:

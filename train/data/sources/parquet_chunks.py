@@ -76,8 +76,7 @@ class ChunkValues:
         self._pages: list[_Page] = []
         locations: list[NDArray[np.int64]] = []  # of each row: page, offset in it, size; size -1 for a null
         dictionary = np.zeros((0, 3), np.int64)
-        if chunk.uncompressed_size > _CACHE_BYTES + _MAX_RATIO * chunk.size:
-            raise UnreadableChunk(f"{chunk.size:,} bytes would become {chunk.uncompressed_size:,}, which no images do")
+        _limit_expansion(chunk.size, chunk.uncompressed_size)
         data = read_range(chunk.path, chunk.offset, chunk.size)
         for page in _iterate_pages(data):
             if (
@@ -173,6 +172,21 @@ class _PageCache:
 _PAGE_CACHE = _PageCache(_CACHE_BYTES)
 
 
+def check_page_sizes(chunk: ColumnChunk) -> None:
+    """Refuse a column chunk whose pages together decompress to far more than its size, by the headers of the pages.
+
+    Raises:
+        UnreadableChunk, EOFError, OSError: such a chunk, or a damaged one.
+    """
+    pages = _iterate_pages(read_range(chunk.path, chunk.offset, chunk.size))
+    _limit_expansion(chunk.size, sum(max(page.uncompressed_size, 0) for page in pages))
+
+
+def _limit_expansion(size: int, uncompressed_size: int) -> None:
+    if uncompressed_size > _CACHE_BYTES + _MAX_RATIO * size:
+        raise UnreadableChunk(f"{size:,} bytes would become {uncompressed_size:,}, which no images do")
+
+
 # Pages ----------------------------------------------------------------------------------------------------------------
 
 
@@ -204,10 +218,10 @@ def _iterate_pages(data: bytes) -> Iterator[_PageHeader]:
         except IndexError:
             raise UnreadableChunk("its page headers are damaged") from None
         end = offset + fields[3]
-        detail = fields.get({_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}.get(fields[1], 0))
         if end > len(data) or fields[3] < 0:
             raise UnreadableChunk("its pages are cut short")
-        if detail is not None:
+        if (kind := fields[1]) in (_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2):
+            detail = fields[{_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}[kind]]
             second = fields[1] == _DATA_PAGE_V2
             levels_size = detail[5] + detail[6] if second else 0
             encoding = detail[4 if second else 2]

@@ -25,6 +25,7 @@ MISSING_CELLS = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "-", "?")  # mi
 _MISSING_BINARY_CELLS = (*MISSING_CELLS, "-1", "-1.0")  # in a column of 0 and 1; CheXpert has -1 for "uncertain"
 _SEPARATORS = {";": "semicolons", "\t": "tabs"}
 _MAX_FILE_BYTES = 1 << 28  # the table of ChestX-ray14, with 112,120 images, has 8 MB
+_MAX_FLAGS = 1 << 26  # images times labels; those of ChestX-ray14 are 1.6 million
 _FEW_VALUES = 20  # a note asks whether so few different integers are classes
 
 
@@ -227,6 +228,11 @@ def _parse_joined_labels(cells: Sequence[str], name: str, path: Path) -> TargetC
     labels = sorted(set().union(*labels_of))
     if not labels:
         raise InputError(f"{path} has nothing but {_NO_FINDING!r} in {name!r}: add images with findings")
+    if len(cells) * len(labels) > _MAX_FLAGS:
+        raise InputError(
+            f"{path} has {len(labels):,} labels in {name!r} for {len(cells):,} images: expected at most {_MAX_FLAGS:,} "
+            "if multiplied; leave out rare labels, or check that | joins names of labels"
+        )
     index = {label: i for i, label in enumerate(labels)}
     flags = np.zeros((len(cells), len(labels)), np.float32)
     for row, row_labels in enumerate(labels_of):
@@ -277,8 +283,12 @@ def _is_mostly_binary(cells: Sequence[str]) -> bool:
 
 def _parse_numbers(cells: Sequence[str]) -> NDArray[np.float64] | None:
     """Return the cells as finite numbers, (N,), or None if some are not."""
-    numbers = [number for cell in cells if (number := parse_finite(cell)) is not None]
-    return np.array(numbers) if len(numbers) == len(cells) else None
+    numbers: list[float] = []
+    for cell in cells:
+        if (number := parse_finite(cell)) is None:
+            return None
+        numbers.append(number)
+    return np.array(numbers)
 
 
 def parse_finite(text: str) -> float | None:
