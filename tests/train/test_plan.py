@@ -323,7 +323,8 @@ def test_data_that_exist_and_cannot_be_used_are_refused(tmp_path: Path) -> None:
         (("--mesh", "data=3", "--plan", "8x80GiB"), "has a product of 3 for 8 devices"),
         (("--mesh", "tensor=8", "--plan", "8x80GiB"), "does not divide the 6 heads"),
         (("--batch-size", "100", "--plan", "8x80GiB"), "give 104"),
-        (("--plan",), "write such as"),
+        (("--plan",), "--plan needs a value"),
+        (("--plan", "8"), "write such as"),
     ],
 )
 def test_a_wrong_plan_is_refused_in_one_line(

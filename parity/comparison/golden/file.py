@@ -94,11 +94,19 @@ class Golden:
     tensors: tuple[Tensor, ...]
     records: tuple[Record, ...] = field(default=())
 
-    def write(self, path: StrPath) -> None:
-        """Write the file atomically; an existing one is replaced."""
+    def write(self, path: StrPath, *, overwrite: bool = True) -> None:
+        """Write the file atomically.
+
+        Args:
+            path: the file.
+            overwrite: whether to replace a file that exists when the new one is complete.
+
+        Raises:
+            InputError: the file exists, and `overwrite` is false.
+        """
         arrays = self._arrays()
         specs = {key: ArraySpec(array.shape, array.dtype) for key, array in arrays.items()}
-        with atomic_replace(Path(path)) as new, containers.get("npz").create(new, specs, {}) as writer:
+        with atomic_replace(Path(path), replace=overwrite) as new, containers.get("npz").create(new, specs, {}) as writer:
             for key, array in arrays.items():
                 writer.write(key, 0, np.ascontiguousarray(array).reshape(-1))
 

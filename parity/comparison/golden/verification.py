@@ -67,7 +67,7 @@ def record(
             f"explicit attention (tolerance {FLOAT64_TOLERANCE:.0e}): find the part with `python -m parity check`"
         )
     golden = replace(golden, records=(measured,))
-    golden.write(path)
+    golden.write(path, overwrite=force)
     return golden
 
 

@@ -281,10 +281,12 @@ def test_a_permission_error_gives_no_traceback_and_leaves_no_partial_file(saved,
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
+    target = saved.with_name("b.safetensors")
+    target.write_bytes(b"old")
     monkeypatch.setattr(os, "replace", refuse)
-    code, _, err = run(capsys, "convert", saved, saved.with_name("b.safetensors"), "--to", "jax")
+    code, _, err = run(capsys, "convert", saved, target, "--to", "jax", "--force")
     assert code == 2 and err.startswith("error: ") and "Permission denied" in err
-    assert os.listdir(saved.parent) == [saved.name]
+    assert sorted(os.listdir(saved.parent)) == sorted([saved.name, target.name]) and target.read_bytes() == b"old"
 
 
 # Terminals ------------------------------------------------------------------------------------------------------------

@@ -89,6 +89,14 @@ def test_a_recorded_file_verifies_and_a_second_recording_has_the_same_bytes(tmp_
     assert (tmp_path / "second.npz").read_bytes() == (tmp_path / "first.npz").read_bytes()
 
 
+def test_a_file_that_appears_while_a_golden_file_is_recorded_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "first.npz"
+    config = small_config(vit_spec.get("vit_s16"), depth=1)
+    with pytest.raises(InputError, match="exists: give another name"):
+        golden.record(config, path, progress=lambda what: path.write_text("mine"))
+    assert path.read_text() == "mine"
+
+
 def test_seeded_weights_have_the_recorded_checksums_on_every_machine(golden_file: Golden) -> None:
     assert golden_file.config == PLAIN
     assert checksums(make_inputs(reproducible_init.weights(PLAIN, 0), 0)) == golden_file.checksums
