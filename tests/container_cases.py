@@ -7,12 +7,25 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import parity
 from parity.checkpoints.containers.container import ArraySpec, Container, Contents
+from parity.checkpoints.formats import get
 from vit_spec import InputError
 
 FLOATS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
 INTEGERS = {f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)}
 DTYPES = {name: np.dtype(dtype) for name, dtype in {**FLOATS, **INTEGERS, "bool": np.bool_}.items()}
+
+
+def save_random_weights(path, config):
+    """Write random float32 weights of a model to a file, in the torch format."""
+    rng, layouts = np.random.default_rng(0), get("torch").layouts(config)
+    arrays = {
+        key: rng.standard_normal(layout.shape(config.sizes), np.float32)
+        for layout in layouts.values()
+        for key in layout.keys(config.sizes)
+    }
+    parity.save(path, arrays, config, "torch")
 
 
 def random_arrays(seed=0):

@@ -30,7 +30,6 @@ StrPath = str | PathLike[str]
 _FINGERPRINT_ENTRY = "fingerprint"  # of the files of a folder, in its sidecar file
 _FINGERPRINT_BYTES = 1 << 20  # at each end of a file
 _COMPARED_ENTRIES = 1 << 20  # of two arrays at a time
-_MAX_JSON_BYTES = 1 << 24  # the names of 21,843 classes take 3 MB in Hugging Face's config.json
 
 _CONFIG_FIELDS = frozenset(("image_size", "patch_size", "width", "depth", "num_heads"))  # of every config of ours
 
@@ -111,7 +110,7 @@ def _is_own(config: object, format: object) -> bool:
         get_format(format)
     except InputError:  # a misspelt name of ours, or another program's
         try:
-            return _CONFIG_FIELDS <= bounded_json.parse_object(config, max_bytes=_MAX_JSON_BYTES).keys()
+            return _CONFIG_FIELDS <= bounded_json.parse_object(config, max_bytes=folders.MAX_JSON_BYTES).keys()
         except InputError:
             return False
     return True
@@ -237,7 +236,7 @@ def _read_companions(path: Path) -> dict[str, Any]:
 def _read_own_notes(path: Path, container: str) -> tuple[dict[str, Any], list[str]]:
     """Return the metadata of a file or folder from its sidecar file, and a line if that describes other weights."""
     if path.is_file():
-        sidecar, entries = path.with_name(f"{path.name}.{SIDECAR_FILE}"), read_sidecar(path)
+        sidecar, entries = sidecar_path(path), read_sidecar(path)
         is_ours = bool(entries) or not _read_json(sidecar)
     else:
         sidecar, entries = path / SIDECAR_FILE, _read_json(path / SIDECAR_FILE)
@@ -253,13 +252,18 @@ def folder_notes(path: Path, container: str, notes: Mapping[str, str]) -> dict[s
     return {**notes, _FINGERPRINT_ENTRY: folder_fingerprint(path, container)}
 
 
+def sidecar_path(path: Path) -> Path:
+    """Return the path of the sidecar file of a weight file."""
+    return path.with_name(f"{path.name}.{SIDECAR_FILE}")
+
+
 def read_sidecar(path: Path) -> dict[str, Any]:
     """Return the metadata of a file from its sidecar file, in which the fingerprint of the file is the key."""
-    found = _read_json(path.with_name(f"{path.name}.{SIDECAR_FILE}")) if path.is_file() else {}
+    found = _read_json(sidecar_path(path)) if path.is_file() else {}
     entries = found.get(fingerprint(path), {}) if found else {}
     if not isinstance(entries, dict):
         raise InputError(
-            f"{path.name}.{SIDECAR_FILE} has an entry for {path} that is not a JSON object: correct it or remove it"
+            f"{sidecar_path(path).name} has an entry for {path} that is not a JSON object: correct it or remove it"
         )
     return entries
 
@@ -292,6 +296,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return bounded_json.read_object(path, max_bytes=_MAX_JSON_BYTES)
+        return bounded_json.read_object(path, max_bytes=folders.MAX_JSON_BYTES)
     except InputError as error:
         raise InputError(f"{path} cannot be read as JSON ({error}): correct it or remove it") from None

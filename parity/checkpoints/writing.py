@@ -20,6 +20,7 @@ from parity.checkpoints import containers, metadata
 from parity.checkpoints.atomic_write import atomic_replace, check_replaceable, lock_folder
 from parity.checkpoints.containers import ArraySpec, Container, Writer
 from parity.checkpoints.containers.container import ContiguousArray
+from parity.checkpoints.containers.folders import MAX_JSON_BYTES
 from parity.checkpoints.containers.safetensors import create_sharded
 from parity.checkpoints.formats import Fields, Format, get
 from parity.checkpoints.formats.format import no_files
@@ -34,6 +35,7 @@ from parity.checkpoints.reading import (
     folder_notes,
     load,
     read_sidecar,
+    sidecar_path,
 )
 from parity.checkpoints.weights import FLOAT_DTYPES, ArrayConversion, Checkpoint, TaskName, Tree, flatten, plan_conversion
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
@@ -194,7 +196,6 @@ _FEW_FILES = 1000  # with fewer free inodes than this, the lack of inodes may be
 _MAX_ENTRIES = 1_000_000  # in a folder that is replaced
 
 _FINGERPRINT = re.compile(r"\d+-[0-9a-f]{8}")  # see `fingerprint`
-_MAX_SIDECAR_BYTES = 1 << 24  # as for every JSON file beside weights
 
 FOLDER = "folder"  # name of the container of a folder that the format's own library opens: weights and JSON files
 
@@ -252,7 +253,7 @@ def _check_target(path: Path, container: Container, force: bool) -> None:
         raise InputError(f"no folder {path.parent}: create it first")
     _check_old(path, container, force)
     if container.suffixes and not container.stores_metadata:
-        _check_sidecar(_sidecar_path(path), force)
+        _check_sidecar(sidecar_path(path), force)
 
 
 def _check_old(path: Path, container: Container, force: bool) -> None:
@@ -291,10 +292,6 @@ def _has_only_weights(path: Path, container: Container) -> bool:
     return True
 
 
-def _sidecar_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{SIDECAR_FILE}")
-
-
 def _check_sidecar(path: Path, force: bool) -> None:
     """Raise InputError if a sidecar file cannot be written to a path without losing a file that is not a sidecar file."""
     if not os.path.lexists(path) or _is_sidecar(path):
@@ -313,7 +310,7 @@ def _is_sidecar(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        entries = bounded_json.read_object(path, max_bytes=_MAX_SIDECAR_BYTES)
+        entries = bounded_json.read_object(path, max_bytes=MAX_JSON_BYTES)
     except (OSError, InputError):
         return False
     return bool(entries) and all(
@@ -373,7 +370,7 @@ def _write_sidecar(new: Path, path: Path, notes: Mapping[str, str], container: s
     if new.is_dir():
         (new / SIDECAR_FILE).write_text(json.dumps(folder_notes(new, container, notes)))
         return
-    target = _sidecar_path(path)
+    target = sidecar_path(path)
     is_known = path.is_file() and _is_sidecar(target)
     old = {fingerprint(path): known} if is_known and (known := read_sidecar(path)) else {}
     with atomic_replace(target, check=partial(_check_sidecar, force=force)) as sidecar:

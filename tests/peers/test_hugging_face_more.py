@@ -9,7 +9,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 import torch
 
 import parity
-from parity.checkpoints.formats.hugging_face import CLASSES
+from parity.checkpoints.formats.hf_classes import CLASSES
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from tests.goldens.golden import noise
 from tests.goldens.peers import fill, float64, rng_for

@@ -31,7 +31,6 @@ __all__ = [
 _MODULES = (safetensors, pth, npz, msgpack, orbax, dcp)
 _UNCHECKED_BYTES = 1 << 28  # up to this sum of bytes, arrays are accepted whatever their size on disk
 _MAX_EXPANSION = 64  # above it, arrays may take in addition this many times the bytes on disk
-_MAX_CONFIG_BYTES = 1 << 24  # the names of 21,843 classes take 3 MB in Hugging Face's config.json
 _CONTAINERS: dict[str, Container] = {module.CONTAINER.name: module.CONTAINER for module in _MODULES}
 
 
@@ -115,7 +114,7 @@ def _numbered_shards(names: Sequence[str], index: str) -> list[str]:
 def _read_config(path: Path) -> dict[str, Any]:
     """Return the object in a config.json; {} if there is none, or if it cannot be read, which its reader reports."""
     try:
-        return bounded_json.read_object(path, max_bytes=_MAX_CONFIG_BYTES) if path.is_file() else {}
+        return bounded_json.read_object(path, max_bytes=folders.MAX_JSON_BYTES) if path.is_file() else {}
     except InputError:
         return {}
 

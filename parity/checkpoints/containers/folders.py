@@ -13,6 +13,7 @@ from parity.checkpoints.containers.shards import INDEX
 from vit_spec import InputError
 
 CONFIG_FILE, OPEN_CLIP_CONFIG_FILE = "config.json", "open_clip_config.json"
+MAX_JSON_BYTES = 1 << 24  # of a JSON file beside weights; the names of 21,843 classes take 3 MB in config.json
 RUN_FILE = "weights.safetensors"  # the weights in a run folder of this project
 
 _TRANSFORMERS = (

@@ -9,7 +9,7 @@ Source: huggingface/transformers src/transformers/models/deit/modeling_deit.py, 
 from collections.abc import Mapping
 from typing import Any
 
-from parity.checkpoints.formats import hf_vit
+from parity.checkpoints.formats import hf_classes, hf_vit
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from vit_spec import InputError, ViTConfig
@@ -72,9 +72,9 @@ FORMAT = Format(
     constraints={**hf_vit.CONSTRAINTS, "tokens.distillation": True, "positions.covers": "all"},
     assumed={**hf_vit.ASSUMED, "pixels.mean": IMAGENET.mean, "pixels.std": IMAGENET.std},
     read_config=read_config,
-    assumed_behaviour=hf.assumed_behaviour,
+    assumed_behaviour=hf_classes.assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS,
     json_files=json_files,
-    recognises=lambda evidence: hf.model_type(evidence) in TYPES,
+    recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

@@ -11,6 +11,7 @@ Source: huggingface/transformers src/transformers/models/dinov2/modeling_dinov2.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from vit_spec import InputError, ViTConfig
@@ -83,7 +84,8 @@ def config_reader(name: str, types: tuple[str, ...]) -> Callable[[Evidence], Fie
         content = hf.read_config_json(evidence, name, types, DEFAULTS)
         fields = hf.config_fields(evidence, content)
         if content:
-            classifies = "head.weight" in evidence.axes or hf.CLASSES.get(hf.stated_class(evidence)) == hf.CLASSIFIED
+            output = hf_classes.CLASSES.get(hf_classes.stated_class(evidence))
+            classifies = "head.weight" in evidence.axes or output == hf_classes.CLASSIFIED
             fields["head.pool"] = "token_mean" if classifies else "token"
             fields["mlp_dim"] = mlp_width(content)
             fields["norms.layer_scale"] = content["layerscale_value"]
@@ -172,9 +174,9 @@ FORMAT = Format(
     unsupported=unsupported,
     assumed=ASSUMED,
     read_config=config_reader(NAME, TYPES),
-    assumed_behaviour=hf.assumed_behaviour,
+    assumed_behaviour=hf_classes.assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS,
     json_files=json_files,
-    recognises=lambda evidence: hf.model_type(evidence) in TYPES,
+    recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

@@ -6,6 +6,7 @@ Source: huggingface/transformers src/transformers/models/dinov2_with_registers/m
 from collections.abc import Mapping
 from typing import Any
 
+from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hf_dinov2 as dinov2
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Format
@@ -45,9 +46,9 @@ FORMAT = Format(
     unsupported=dinov2.unsupported,
     assumed={**dinov2.ASSUMED, "resampling.antialias": True},
     read_config=dinov2.config_reader(NAME, TYPES),
-    assumed_behaviour=hf.assumed_behaviour,
+    assumed_behaviour=hf_classes.assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS | {"tokens.registers"},
     json_files=json_files,
-    recognises=lambda evidence: hf.model_type(evidence) in TYPES,
+    recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

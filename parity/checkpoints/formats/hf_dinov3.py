@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from parity.checkpoints.layout import Array
@@ -131,9 +132,9 @@ FORMAT = Format(
         "pixels.std": IMAGENET.std,
     },
     read_config=read_config,
-    assumed_behaviour=hf.assumed_behaviour,
+    assumed_behaviour=hf_classes.assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS | {"tokens.registers", "positions.rotary_base"},
     json_files=json_files,
-    recognises=lambda evidence: hf.model_type(evidence) in TYPES,
+    recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

@@ -6,6 +6,7 @@ Source: huggingface/transformers src/transformers/models/vit/modeling_vit.py, co
 from collections.abc import Mapping
 from typing import Any
 
+from parity.checkpoints.formats import hf_classes
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from parity.checkpoints.formats.tables import UNGATED_ACTIVATIONS
@@ -76,9 +77,9 @@ FORMAT = Format(
     constraints=CONSTRAINTS,
     assumed=ASSUMED,
     read_config=read_config,
-    assumed_behaviour=hf.assumed_behaviour,
+    assumed_behaviour=hf_classes.assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS,
     json_files=json_files,
-    recognises=lambda evidence: hf.model_type(evidence) in TYPES,
+    recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

@@ -9,7 +9,7 @@ Source: huggingface/transformers src/transformers/models/vit_mae/modeling_vit_ma
 from collections.abc import Mapping
 from typing import Any
 
-from parity.checkpoints.formats import hf_vit
+from parity.checkpoints.formats import hf_classes, hf_vit
 from parity.checkpoints.formats import hugging_face as hf
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from vit_spec import ViTConfig
@@ -31,7 +31,7 @@ def read_config(evidence: Evidence) -> Fields:
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
     """Return the assumptions about what no tensor shows, and that no patch is masked unless config.json says the same."""
     masks = evidence.notes.get("config.json", {}).get("mask_ratio", DEFAULT_MASK_RATIO) != 0
-    return {**hf.assumed_behaviour(evidence), **({"masked patches": "none"} if masks else {})}
+    return {**hf_classes.assumed_behaviour(evidence), **({"masked patches": "none"} if masks else {})}
 
 
 def json_files(config: ViTConfig) -> Mapping[str, Any]:
@@ -57,6 +57,6 @@ FORMAT = Format(
     assumed_behaviour=assumed_behaviour,
     written_fields=hf.WRITTEN_FIELDS,
     json_files=json_files,
-    recognises=lambda evidence: hf.model_type(evidence) in TYPES,
+    recognises=lambda evidence: hf_classes.model_type(evidence) in TYPES,
     model_types=TYPES,
 )

@@ -9,15 +9,14 @@ models without a classifier, whose keys have no prefix.
 Sources: huggingface/transformers src/transformers/models/*/{configuration,modeling}_*.py, releases 4.57 and 5.23.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from parity.checkpoints.formats import hf_processor
-from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Evidence, Fields
+from parity.checkpoints.formats.hf_classes import BACKBONE_FIELDS, check_class, stated_class
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
 
@@ -206,42 +205,6 @@ NEUTRAL_FIELDS = frozenset(
     "tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16 "
     "use_cache use_mask_token vision_config vision_config_dict vocab_size".split()
 )
-BACKBONE_FIELDS = ("apply_layernorm", "out_features", "out_indices")  # of a Backbone, see `_check_feature_maps`
-
-# Output of a class for images -> the classes of transformers 4 and 5 for these models, without the prefix TF or Flax.
-# The twins compute the outputs POOLED, PROJECTED (the pooled output through a projection) and CLASSIFIED (logits, or the
-# input of the classifier if there is none).  RETURNED are no single vector, so the output of the twins is an assumption.
-# The twins cannot compute UNSUPPORTED.
-POOLED, PROJECTED, CLASSIFIED = "the pooled output", "the projected output", "logits"
-TOKENS, MAPS, IMAGE = "all tokens", "feature maps", "a reconstruction of the image"
-RETURNED = (TOKENS, MAPS, IMAGE)
-UNSUPPORTED = {
-    "CLIPForImageClassification": "the mean of the patches before the last norm",
-    "DeiTForImageClassification": "the class token alone",
-    "SiglipForImageClassification": "the mean of the patches after the last norm",
-}
-_OUTPUTS = {
-    POOLED: "CLIPVisionModel DINOv3ViTModel Dinov2Model Dinov2WithRegistersModel SiglipModel SiglipVisionModel",
-    PROJECTED: "CLIPModel CLIPVisionModelWithProjection",
-    CLASSIFIED: "DeiTForImageClassificationWithTeacher Dinov2ForImageClassification "
-    "Dinov2WithRegistersForImageClassification ViTForImageClassification",
-    TOKENS: "DeiTModel ViTMAEModel ViTModel",
-    MAPS: "DINOv3ViTBackbone Dinov2Backbone Dinov2WithRegistersBackbone",
-    IMAGE: "DeiTForMaskedImageModeling ViTForMaskedImageModeling ViTMAEForPreTraining",
-}
-CLASSES = {name: output for output, names in _OUTPUTS.items() for name in names.split()} | UNSUPPORTED
-MODELS = {  # model_type -> the beginning of the names of its classes
-    "clip": "CLIP",
-    "clip_vision_model": "CLIP",
-    "deit": "DeiT",
-    "dinov2": "Dinov2",
-    "dinov2_with_registers": "Dinov2WithRegisters",
-    "dinov3_vit": "DINOv3ViT",
-    "siglip": "Siglip",
-    "siglip_vision_model": "Siglip",
-    "vit": "ViT",
-    "vit_mae": "ViTMAE",
-}
 UNSET_FIELDS = ("add_cross_attention", "is_decoder", "pruned_heads")  # change the function unless they are false or empty
 
 COMMON_CONSTRAINTS: Fields = {  # of all models in these formats
@@ -265,124 +228,6 @@ WRITTEN_FIELDS = frozenset(
     "image_size patch_size in_channels width depth num_heads mlp_dim num_classes attention.qkv_bias mlp.activation "
     "norms.eps norms.layer_scale pixels.mean pixels.std".split()
 )
-
-
-def unread_layers(evidence: Evidence) -> Mapping[str, str]:
-    """Return the layers after the model that are not read, with the assumption that they do not change its output.
-
-    The classes of transformers do not use these layers for their output.  Custom classes have layers with the same names
-    and use them.  With a config.json nothing is assumed, because it shows that the class is one of transformers'.
-    """
-    found = {key.split(".")[-3] for key in evidence.ignored_arrays if re.search(r"\b(pooler\.dense|decoder\.0)\.\w+$", key)}
-    return {} if model_type(evidence) else dict.fromkeys(sorted(found), "without effect on the output of the model")
-
-
-def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return the assumptions about what no tensor shows.
-
-    A config.json leaves one: the vector that is the output, if it names no class, or one that returns no single vector.
-    """
-    outputs = _outputs(evidence)
-    if not model_type(evidence):
-        gated = "glu" in evidence.axes["blocks.mlp.fc1.weight"]
-        gate = {"MLP gate": "SiLU of the first half"} if gated else {}
-        return {"outputs": outputs, **common_behaviour(evidence), **gate, **unread_layers(evidence)}
-    if not (name := stated_class(evidence)):
-        return {"outputs": f"{outputs}; config.json names no class in architectures"}
-    if CLASSES[name] not in RETURNED or "pre_logits.weight" in evidence.axes:
-        return {}
-    return {"outputs": f"{outputs}; {name} returns {CLASSES[name]}"}
-
-
-def _outputs(evidence: Evidence) -> str:
-    """Return the vector that the twins compute from these parameters, in words."""
-    axes = evidence.axes
-    if "head.weight" in axes:
-        return "those of both classifiers" if "head_dist.weight" in axes else "those of the classifier"
-    if "pre_logits.weight" in axes:
-        return "those of the pooler"
-    if "attn_pool.latent" in axes:
-        return "those of the attention pooling"
-    both = "the mean of the class token and the distillation token" if "dist_token" in axes else "the class token"
-    return f"{both}, after the last norm"
-
-
-def model_type(evidence: Evidence) -> str:
-    """Return `model_type` in config.json; "" if there is none."""
-    return str(evidence.notes.get("config.json", {}).get("model_type", ""))
-
-
-def stated_class(evidence: Evidence) -> str:
-    """Return the class that config.json names in `architectures`, without the prefix TF or Flax; "" if it names none.
-
-    Raises:
-        InputError: it names several classes, or one that is not one of transformers' for its model_type.
-    """
-    named, kind = evidence.notes["config.json"].get("architectures"), model_type(evidence)
-    listed = named if isinstance(named, list) else [named] if named else []
-    names = [re.sub("^(TF|Flax)", "", str(name)) for name in listed]
-    for name in names:
-        owner = max((start for start in MODELS.values() if name.startswith(start)), key=len, default="")
-        if name not in CLASSES or owner != MODELS[kind]:
-            raise InputError(
-                f"its config.json says that its class is {name!r}, which is not one of transformers' for model_type "
-                f"{kind!r} and may compute another function: remove architectures from it if it does not"
-            )
-    if len(set(names)) > 1:
-        raise InputError(
-            f"its config.json names several classes, {', '.join(map(repr, names))}: leave the class of these weights in "
-            f"architectures"
-        )
-    return names[0] if names else ""
-
-
-def _check_class(name: str, evidence: Evidence, content: Mapping[str, Any]) -> None:
-    """Raise InputError if the twins do not compute the output of a class, or the weights are not those of the class.
-
-    Args:
-        name: the result of `stated_class`, or "".
-        evidence: what the checkpoint shows about the model.
-        content: the fields of config.json.
-    """
-    what, output, axes = f"its config.json says that its class is {name!r}", CLASSES.get(name, ""), evidence.axes
-    if name in UNSUPPORTED:
-        raise InputError(
-            f"{what}, whose output is {output}: not supported; remove architectures from config.json, and any "
-            f"classifier.* from the weights, to get {_outputs(evidence)}"
-        )
-    mismatch = ""
-    if "head.weight" in axes and output in (POOLED, *RETURNED):
-        mismatch = "has no classifier, but the weights have one"
-    if "head.weight" not in axes and output == PROJECTED:
-        mismatch = "has a projection, but the weights have none"
-    if "pre_logits.weight" in axes and output not in (TOKENS, ""):
-        mismatch = "has no pooler, but the weights have one"
-    if mismatch:
-        raise InputError(f"{what}, which {mismatch}: give the config.json of these weights")
-    if output == MAPS:
-        _check_feature_maps(name, evidence.sizes["block"], content)
-
-
-def _check_feature_maps(name: str, depth: int, content: Mapping[str, Any]) -> None:
-    """Raise InputError if a class does not return the feature map of the last block after the last norm.
-
-    Args:
-        name: the class.
-        depth: the number of blocks.
-        content: the fields of config.json.
-    """
-    for field, last in {"out_indices": (depth, -1), "out_features": (f"stage{depth}",)}.items():
-        if (given := content.get(field)) is not None and not any(stage in last for stage in given):
-            raise InputError(
-                f"its config.json says {field} {given!r}, which omits the last block: only the last feature map is "
-                "supported; remove out_indices and out_features to get it"
-            )
-    # DINOv3ViTBackbone normalizes the last feature map whatever this field says.
-    if not content.get("apply_layernorm", True) and not name.startswith("DINOv3"):
-        raise InputError(
-            f"its config.json says apply_layernorm {content['apply_layernorm']!r}: only feature maps after the last norm "
-            f"are supported"
-        )
 
 
 def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -423,7 +268,7 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
                 f"its config.json has {shown}{more}, which format {name!r} does not know and which may change the "
                 f"function: remove it if it does not"
             )
-    _check_class(named, evidence, content)
+    check_class(named, evidence, content)
     return {**defaults, **{key: value for key, value in content.items() if value is not None}}
 
 

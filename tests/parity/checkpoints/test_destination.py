@@ -9,14 +9,13 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 
 import parity
 from parity.__main__ import main
 from parity.checkpoints.atomic_write import atomic_replace, remove_abandoned
-from parity.checkpoints.formats import get
 from tests import ROOT
+from tests.container_cases import save_random_weights
 from vit_spec import ViTConfig
 
 CONFIG = ViTConfig(image_size=16, patch_size=8, width=64, depth=3, num_heads=2, mlp_dim=256, num_classes=7)
@@ -36,14 +35,8 @@ STAGING = f".parity-{'0' * 32}.partial"
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """Write a file in the torch format, and return its path."""
-    rng, layouts = np.random.default_rng(0), get("torch").layouts(CONFIG)
-    arrays = {
-        key: rng.standard_normal(layout.shape(CONFIG.sizes), np.float32)
-        for layout in layouts.values()
-        for key in layout.keys(CONFIG.sizes)
-    }
     path = tmp_path_factory.mktemp("source") / "source.safetensors"
-    parity.save(path, arrays, CONFIG, "torch")
+    save_random_weights(path, CONFIG)
     return path
 
 

@@ -244,6 +244,7 @@ BACKBONES = [("dinov2", "Dinov2Backbone"), ("dinov3_vit", "DINOv3ViTBackbone")]
     "fields, omitted",
     [
         ({"out_indices": [1]}, r"out_indices \[1\]"),
+        ({"out_indices": 1}, "out_indices 1"),
         ({"out_indices": [0, -2]}, r"out_indices \[0, -2\]"),
         ({"out_features": ["stem", "stage1"]}, r"out_features \['stem', 'stage1'\]"),
         ({"out_features": []}, r"out_features \[\]"),

@@ -13,7 +13,7 @@ import pytest
 
 import parity
 from parity.checkpoints import containers
-from parity.checkpoints.formats import get
+from tests.container_cases import save_random_weights
 from vit_spec import ViTConfig
 
 CONFIG = ViTConfig(image_size=(32, 48), patch_size=8, width=64, depth=3, num_heads=4, mlp_dim=96, num_classes=7)
@@ -48,13 +48,7 @@ print(calls)
 @pytest.fixture
 def saved(tmp_path):
     """Write a file in the torch format, and return its path."""
-    rng, layouts = np.random.default_rng(0), get("torch").layouts(CONFIG)
-    arrays = {
-        key: rng.standard_normal(layout.shape(CONFIG.sizes), np.float32)
-        for layout in layouts.values()
-        for key in layout.keys(CONFIG.sizes)
-    }
-    parity.save(tmp_path / "source.safetensors", arrays, CONFIG, "torch")
+    save_random_weights(tmp_path / "source.safetensors", CONFIG)
     return tmp_path / "source.safetensors"
 
 

@@ -18,8 +18,8 @@ import parity
 from parity.__main__ import main
 from parity.checkpoints import atomic_write, containers, writing
 from parity.checkpoints.atomic_write import atomic_replace
-from parity.checkpoints.formats import get
 from tests import ROOT
+from tests.container_cases import save_random_weights
 from vit_spec import InputError, ViTConfig
 
 CONFIG = ViTConfig(image_size=16, patch_size=8, width=32, depth=1, num_heads=2, mlp_dim=64, num_classes=3)
@@ -38,14 +38,8 @@ LIBRARIES = {"dcp": "torch", "orbax": "orbax.checkpoint"}
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """Write a file in the torch format, and return its path."""
-    rng, layouts = np.random.default_rng(0), get("torch").layouts(CONFIG)
-    arrays = {
-        key: rng.standard_normal(layout.shape(CONFIG.sizes), np.float32)
-        for layout in layouts.values()
-        for key in layout.keys(CONFIG.sizes)
-    }
     path = tmp_path_factory.mktemp("source") / "source.safetensors"
-    parity.save(path, arrays, CONFIG, "torch")
+    save_random_weights(path, CONFIG)
     return path
 
 
