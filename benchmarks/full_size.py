@@ -10,12 +10,14 @@ tensor that `parity.compare` measures is tested.
 import platform
 import sys
 from importlib.metadata import version
+from typing import Any
 
 import vit_spec
 from parity.comparison.localisation import GRADIENT_OF
 from parity.comparison.twins import Report, compare
-from tests.twins import FUSION, perturbed_params, random_images
+from tests.twins import NO_KERNEL_FUSION, perturbed_params, random_images
 
+FUSION: dict[str, dict[str, Any]] = {"fused": {}, "unfused": NO_KERNEL_FUSION}
 MODELS = ["vit_s16", "vit_b16", "vit_l16", *(name for name in vit_spec.names() if name.startswith("article_"))]
 
 

@@ -10,7 +10,7 @@ from vit_spec import ViTConfig
 
 # XLA's fusion of matrix kernels on CPU has given wrong results (jaxlib 0.10.2, jax#39103): the twins are tested with and
 # without it.
-FUSION: dict[str, dict[str, Any] | None] = {"fused": None, "unfused": {"xla_cpu_experimental_ynn_fusion_type": ""}}
+NO_KERNEL_FUSION: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 
 def small_config(config: ViTConfig, depth: int = 2) -> ViTConfig:
