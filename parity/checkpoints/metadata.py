@@ -2,13 +2,14 @@
 
 They are read from this project's own metadata in a file, from the config.json of a run, or from the JSON files of timm,
 transformers and OpenCLIP.  They are written to our own metadata and to the JSON files of timm and transformers.  Metadata
-that cannot be read or written is reported in one line, and never prevents weights from being read.
+that cannot be read or written is reported in one line, and does not prevent weights from being read; only metadata that
+contradicts other metadata does.
 
 In this module `notes` are the metadata of a file together with the parsed JSON files beside it, by their names.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -25,6 +26,10 @@ RUN_NOTE = "run"  # the key in `notes` of the config.json of a run of `train`
 MAX_NAMES_BYTES = 1 << 22  # limit for the JSON of all label names; those of ImageNet-21k take a fifth
 MAX_NAMES_SHOWN = 3  # label names to print
 MAX_NAME_LENGTH = 40  # characters of a label name to print
+
+# (field of Checkpoint, function that reads its value); for the field "left", the function returns a line or "".
+FieldReaders = Iterator[tuple[str, Callable[[], Any]]]
+FieldSource = Callable[[Mapping[str, Any], ViTConfig], FieldReaders]
 
 
 def to_notes(checkpoint: Checkpoint) -> dict[str, str]:
@@ -54,14 +59,53 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
         notes: the metadata of the file, and the parsed JSON files beside it.
         given: the config overrides of the user.
         own: whether this project wrote the file.
+
+    Raises:
+        InputError: our own metadata has one value, and the library's files beside it another.
     """
     of_open_clip = open_clip_config.FILE in notes and get(checkpoint.format).config_file == open_clip_config.FILE
-    from_library = (_from_open_clip,) if of_open_clip else (_from_timm, _from_hugging_face)
-    sources = (_from_notes, _from_run, _labels_from_companions) if own else (_from_run, *from_library)
+    from_library = (_from_open_clip,) if of_open_clip else _FROM_LIBRARIES
+    fields, unread = _read_fields((_from_notes, _from_run) if own else (_from_run, *from_library), notes, checkpoint.config)
+    if own:
+        for name, value in _edited_fields(replace(checkpoint, **fields), notes).items():
+            if name in fields:
+                raise InputError(
+                    f"its {name} in the library's files beside the weights ({shorten(str(value))}) and the {name} stored "
+                    f"with the weights ({shorten(str(fields[name]))}) differ: correct those files, or remove them"
+                )
+            fields[name] = value
+    if preprocessing := fields.get("preprocessing"):
+        size = checkpoint.config.image_size
+        fields["preprocessing"] = preprocessing.for_size(size) if "image_size" in given else preprocessing
+    return replace(checkpoint, **fields, left=(*checkpoint.left, *unread))
+
+
+def _edited_fields(checkpoint: Checkpoint, notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields in the library's files beside a checkpoint of ours that are not those that we wrote there.
+
+    What we write for an unknown preprocessing is an assumption, which is thus not taken for a fact.
+    """
+    format = get(checkpoint.format)
+    if not format.matches_config_file(notes):
+        return {}
+    config = ViTConfig.from_json(notes["config"])  # without the overrides of the user
+    try:
+        written, _ = fill_library_files(format.json_files(config), replace(checkpoint, config=config))
+    except InputError:  # the library cannot express this config
+        written = {}
+    expected, _ = _read_fields(_FROM_LIBRARIES, written, config)
+    found, _ = _read_fields(_FROM_LIBRARIES, notes, config)
+    return {name: value for name, value in found.items() if value != expected.get(name)}
+
+
+def _read_fields(
+    sources: Iterable[FieldSource], notes: Mapping[str, Any], config: ViTConfig
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the first value of each field that a source can read, and a line about each that none can."""
     fields: dict[str, Any] = {}
     unread: list[str] = []
     for source in sources:
-        for name, read in source(notes, checkpoint.config):
+        for name, read in source(notes, config):
             if name in fields:
                 continue
             try:
@@ -77,10 +121,7 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
                 unread += [value] if value else []
             elif value is not None:
                 fields[name] = value
-    if preprocessing := fields.get("preprocessing"):
-        size = checkpoint.config.image_size
-        fields["preprocessing"] = preprocessing.for_size(size) if "image_size" in given else preprocessing
-    return replace(checkpoint, **fields, left=(*checkpoint.left, *unread))
+    return fields, unread
 
 
 def read_assumptions(notes: Mapping[str, Any], config: ViTConfig, given: Fields) -> tuple[Assumption, ...]:
@@ -100,10 +141,6 @@ def read_assumptions(notes: Mapping[str, Any], config: ViTConfig, given: Fields)
         for each in found
         if each["field"] not in given
     )
-
-
-# (field of Checkpoint, function that reads its value); for the field "left", the function returns a line or "".
-FieldReaders = Iterator[tuple[str, Callable[[], Any]]]
 
 
 def _from_notes(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
@@ -166,13 +203,7 @@ def _from_open_clip(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders
     yield "preprocessing", lambda: open_clip_config.preprocessing(notes)
 
 
-def _labels_from_companions(notes: Mapping[str, Any], config: ViTConfig) -> FieldReaders:
-    """Yield the labels in the JSON files of a folder that this project wrote; the user may have added them.
-
-    The preprocessing there is not read: if it was unknown when the folder was written, it is only an assumption.
-    """
-    for source in (_from_timm, _from_hugging_face):
-        yield from ((name, read) for name, read in source(notes, config) if name == "labels")
+_FROM_LIBRARIES: tuple[FieldSource, ...] = (_from_timm, _from_hugging_face)
 
 
 def parse_labels(names: Any, config: ViTConfig, where: str) -> tuple[str, ...] | None:

@@ -103,6 +103,56 @@ def test_the_labels_of_21843_classes_are_stored(tmp_path: Path) -> None:
     assert parity.load(tmp_path / "folder").labels == names  # from config.json, 3 MB
 
 
+EDITS = {
+    "names of timm": ("timm", "config.json", {"label_names": ["a", "b", "c", "d"]}),
+    "crop of timm": ("timm", "config.json", {"pretrained_cfg": {"crop_pct": 0.7}}),
+    "names of transformers": ("hf-vit", "config.json", {"id2label": {"0": "a", "1": "b", "2": "c", "3": "d"}}),
+    "filter of transformers": ("hf-vit", "preprocessor_config.json", {"resample": 0}),
+}
+
+
+def edit_json(path: Path, changes: dict[str, Any]) -> None:
+    """Replace fields of a JSON file, and of the objects in it."""
+    content = json.loads(path.read_text())
+    for name, value in changes.items():
+        nested = isinstance(value, dict) and name in content and name != "id2label"
+        content[name] = {**content[name], **value} if nested else value
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("case", EDITS)
+@pytest.mark.parametrize("known", [True, False])
+def test_an_edited_file_of_the_library_beside_our_metadata_is_obeyed_or_refused(
+    case: str, known: bool, tmp_path: Path
+) -> None:
+    format, file, changes = EDITS[case]
+    what = "labels" if "names" in case else "preprocessing"
+    how = {"labels": tuple("wxyz"), "preprocessing": center_crop((32, 32), 0.9, "bicubic")} if known else {}
+    write(replace(reproducible_init.weights(SQUARE, 0), **how), f"{tmp_path / 'folder'}/", format)
+    as_written = parity.load(tmp_path / "folder")
+    assert (as_written.labels, as_written.preprocessing) == (how.get("labels"), how.get("preprocessing"))
+    edit_json(tmp_path / "folder" / file, changes)
+    if known:
+        with pytest.raises(InputError, match=rf"its {what} in the library's files .* differ: correct those files"):
+            parity.load(tmp_path / "folder")
+    else:
+        found = parity.load(tmp_path / "folder")
+        preprocessing = found.preprocessing
+        assert found.labels == (tuple("abcd") if what == "labels" else None)
+        assert (preprocessing is None) == (what == "labels")
+        assert preprocessing is None or preprocessing.filter == "nearest" or preprocessing.resized == (45, 45)  # 32 / 0.7
+
+
+def test_an_image_size_given_by_the_user_is_no_contradiction(tmp_path: Path) -> None:
+    rotary = get("dinov3_s16", depth=1, image_size=(64, 64))
+    write(
+        replace(reproducible_init.weights(rotary, 0), preprocessing=center_crop((64, 64), 0.9)),
+        f"{tmp_path}/folder/",
+        "timm",
+    )
+    assert parity.load(tmp_path / "folder", given={"image_size": (32, 32)}).preprocessing == center_crop((32, 32), 0.9)
+
+
 # Files of other libraries ---------------------------------------------------------------------------------------------
 
 
