@@ -240,6 +240,16 @@ def shared_legacy_storage(folder):
     return folder / "a.pth"
 
 
+@register("legacy pth: a tensor of two elements 4 GB apart, in a hole")
+def strided_hole(folder):
+    count = 2**30 + 1
+    old = tensor(shape=(2,), stride=(2**30,), count=count).replace(b"tQ", b"NtQ")
+    data = LEGACY_HEADER + b"\x80\x02}" + push("w") + old + b"s." + pickle.dumps(["0"], 2) + struct.pack("<q", count)
+    (folder / "a.pth").write_bytes(data)
+    os.truncate(folder / "a.pth", len(data) + 4 * count)
+    return folder / "a.pth"
+
+
 # Folders of torch.distributed ------------------------------------------------------------------------------------------
 
 PACKAGE = "torch.distributed.checkpoint"
@@ -559,6 +569,15 @@ def beside_number(folder):
     path = folder / "a.msgpack"
     path.write_bytes(b"\x81\xa1a\xc0")
     (folder / "a.msgpack.parity.json").write_text(json.dumps({fingerprint(path): 1}))
+    return path
+
+
+@register("safetensors: arrays in a hole")
+def hole(folder):
+    size = 2**30
+    header = json.dumps({"w": {"dtype": "F32", "shape": [size], "data_offsets": [0, 4 * size]}}).encode()
+    path = write_safetensors(folder / "a.safetensors", header)
+    os.truncate(path, 8 + len(header) + 4 * size)
     return path
 
 

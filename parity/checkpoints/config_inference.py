@@ -9,6 +9,7 @@ from math import isqrt
 from typing import Any
 
 from parity.checkpoints.formats import Evidence, Fields, Format
+from parity.checkpoints.formats.behaviour import common_behaviour
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import PARTS, coerce_field
 from vit_spec.models import SIZES
@@ -135,6 +136,9 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
     except InputError as error:
         raise FormatMismatch(str(error)) from None
     behaviour = dict(format.assumed_behaviour(evidence))
+    if evidence.module:  # the files of a library describe its own classes, and not a module that contains one
+        around = {"code around the model": f"none: the module with {evidence.module!r} returns its output unchanged"}
+        behaviour = {**common_behaviour(evidence), **behaviour, **around}
     if (rotary := config.positions.rotary) != "none" and "positions.rotary" not in {**required, **stated}:
         behaviour["rotation"], _ = ROTARY_KINDS[rotary]
     for what, value in behaviour.items():
@@ -328,10 +332,11 @@ def _infer_grid(format: Format, known: Fields, evidence: Evidence) -> list[Assum
     sides = {name: isqrt(max(rows - count, 0)) for name, count in covers.items()}
     fitting = [name for name, count in covers.items() if sides[name] and sides[name] ** 2 == rows - count]
     if fitting:
-        side, several = sides[fitting[0]], len({sides[name] for name in fitting}) > 1
+        side = sides[fitting[0]]
+        usual = fitting[0] == next(iter(covers)) and len({sides[name] for name in fitting}) == 1
         found = [Assumption("image_size", (side * ph, side * pw), "the rows of the position table make a square grid")]
         return [
             *found,
-            Assumption("positions.covers", fitting[0], "the first choice that makes a square grid" if several else ""),
+            Assumption("positions.covers", fitting[0], "" if usual else "the first choice that makes a square grid"),
         ]
     raise InputError(f"the position table has {rows} rows, which do not form a square grid: give --set image_size=HxW")

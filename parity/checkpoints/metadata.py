@@ -65,7 +65,8 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
     """
     of_open_clip = open_clip_config.FILE in notes and get(checkpoint.format).config_file == open_clip_config.FILE
     from_library = (_from_open_clip,) if of_open_clip else _FROM_LIBRARIES
-    fields, unread = _read_fields((_from_notes, _from_run) if own else (_from_run, *from_library), notes, checkpoint.config)
+    sources = (_from_notes, _from_run) if own else (_from_run, *from_library)
+    fields, failed, remarks = _read_fields(sources, notes, checkpoint.config)
     if own:
         for name, value in _edited_fields(replace(checkpoint, **fields), notes).items():
             if name in fields:
@@ -77,13 +78,16 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
     if preprocessing := fields.get("preprocessing"):
         size = checkpoint.config.image_size
         fields["preprocessing"] = preprocessing.for_size(size) if "image_size" in given else preprocessing
-    return replace(checkpoint, **fields, left=(*checkpoint.left, *unread))
+    return replace(checkpoint, **fields, left=(*checkpoint.left, *failed, *remarks))
 
 
 def _edited_fields(checkpoint: Checkpoint, notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields in the library's files beside a checkpoint of ours that are not those that we wrote there.
 
     What we write for an unknown preprocessing is an assumption, which is thus not taken for a fact.
+
+    Raises:
+        InputError: a field there cannot be read.
     """
     format = get(checkpoint.format)
     if not format.matches_config_file(notes):
@@ -93,17 +97,20 @@ def _edited_fields(checkpoint: Checkpoint, notes: Mapping[str, Any]) -> dict[str
         written, _ = fill_library_files(format.json_files(config), replace(checkpoint, config=config))
     except InputError:  # the library cannot express this config
         written = {}
-    expected, _ = _read_fields(_FROM_LIBRARIES, written, config)
-    found, _ = _read_fields(_FROM_LIBRARIES, notes, config)
+    expected, _, _ = _read_fields(_FROM_LIBRARIES, written, config)
+    found, failed, _ = _read_fields(_FROM_LIBRARIES, notes, config)
+    if failed:
+        raise InputError(f"its library's files are not those that were written with the weights: {failed[0]}")
     return {name: value for name, value in found.items() if value != expected.get(name)}
 
 
 def _read_fields(
     sources: Iterable[FieldSource], notes: Mapping[str, Any], config: ViTConfig
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the first value of each field that a source can read, and a line about each that none can."""
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the first value of each field that a source can read, a line for each that cannot be read, and remarks."""
     fields: dict[str, Any] = {}
-    unread: list[str] = []
+    failed: list[str] = []
+    remarks: list[str] = []
     for source in sources:
         for name, read in source(notes, config):
             if name in fields:
@@ -111,17 +118,17 @@ def _read_fields(
             try:
                 value = read()
             except InputError as error:
-                unread.append(str(error))
+                failed.append(str(error))
                 continue
             # Values in JSON files can have any type, so a reader can raise any of these.
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                unread.append(f"{name}: the entry in the files beside the weights cannot be read ({error})")
+                failed.append(f"{name}: the entry in the files beside the weights cannot be read ({error})")
                 continue
             if name == "left":
-                unread += [value] if value else []
+                remarks += [value] if value else []
             elif value is not None:
                 fields[name] = value
-    return fields, unread
+    return fields, failed, remarks
 
 
 def read_assumptions(notes: Mapping[str, Any], config: ViTConfig, given: Fields) -> tuple[Assumption, ...]:

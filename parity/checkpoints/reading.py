@@ -11,8 +11,10 @@ from parity.checkpoints import containers, hub, metadata
 from parity.checkpoints.config_inference import Assumption, FormatMismatch, infer_config, nest_fields
 from parity.checkpoints.containers import Contents, folders
 from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.containers.shards import INDEX
 from parity.checkpoints.formats import Fields, hf_processor, open_clip_config
 from parity.checkpoints.formats import get as get_format
+from parity.checkpoints.formats.format import no_files
 from parity.checkpoints.recognition import Match, join_keys, recognise
 from parity.checkpoints.weights import Checkpoint, validate
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
@@ -21,6 +23,7 @@ WEIGHTS_FILE = folders.RUN_FILE  # the weights in a run folder
 # Our metadata if the container cannot store it: this file in a folder, or NAME.parity.json beside the file NAME.
 SIDECAR_FILE = "parity.json"
 FLAX_FILE = "flax_model.msgpack"  # the weights of a Flax model in a folder of transformers
+_FOLDER_FILES = ("model.safetensors", FLAX_FILE)  # the weights in a folder that we write for a library
 # JSON files that libraries put beside weights.
 COMPANION_FILES = ("config.json", *hf_processor.FILES, open_clip_config.FILE)
 ADAPTER_FILE = "adapter_config.json"  # PEFT writes it with an adapter, which transformers adds to the weights
@@ -61,8 +64,10 @@ def load(path: StrPath, *, format: str | None = None, given: Fields | None = Non
         # Drop metadata entries with the name of a companion file, which would be mistaken for that file.
         notes = {name: note for name, note in contents.metadata.items() if name not in COMPANION_FILES}
         own, remarks = _read_own_notes(weights, contents.container)
-        checkpoint = build_checkpoint(contents, {**notes, **_read_companions(weights), **own}, format, given or {})
-        return replace(checkpoint, left=(*checkpoint.left, *remarks))
+        notes |= _read_companions(weights) | own
+        checkpoint = build_checkpoint(contents, notes, format, given or {})
+        assumed = (*checkpoint.assumed, *_check_config_of_folder(weights, checkpoint.format, notes))
+        return replace(checkpoint, assumed=assumed, left=(*checkpoint.left, *remarks))
     except InputError as error:
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
@@ -79,9 +84,8 @@ def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str |
     Raises:
         InputError: for the reasons given in `load`.
     """
-    # transformers requires the entry format="pt", so files for transformers name their format in "layout".
-    name = notes.get("layout", notes.get("format", "pt"))
-    if own := _is_own(notes.get("config"), name):
+    name = _stated_format(notes)
+    if own := _is_own(notes):
         if format not in (None, name, get_format(name).name):
             raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from out")
         config = ViTConfig.from_json(notes["config"])
@@ -102,8 +106,14 @@ def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str |
     return metadata.attach_metadata(found, notes, given, own)
 
 
-def _is_own(config: object, format: object) -> bool:
+def _stated_format(notes: Mapping[str, Any]) -> Any:
+    """Return the format that our metadata names; transformers requires the entry format="pt", so "layout" is preferred."""
+    return notes.get("layout", notes.get("format", "pt"))
+
+
+def _is_own(notes: Mapping[str, Any]) -> bool:
     """Return whether this project wrote the metadata entries config and format: other programs use these names too."""
+    config, format = notes.get("config"), _stated_format(notes)
     if not isinstance(config, str) or not isinstance(format, str) or format == "pt" or config.lstrip()[:1] != "{":
         return False
     try:
@@ -114,6 +124,29 @@ def _is_own(config: object, format: object) -> bool:
         except InputError:
             return False
     return True
+
+
+def _check_config_of_folder(weights: Path, name: str, notes: Mapping[str, Any]) -> list[Assumption]:
+    """Return the assumption that a config.json applies to a file other than the one that its library opens, or [].
+
+    Raises:
+        InputError: the file that a library opens is ours, but the config.json beside it is that of another model.
+    """
+    format, folder, config = get_format(name), weights.parent, notes.get("config.json") or {}
+    if not config or not weights.is_file():
+        return []
+    if _is_own(notes):
+        is_opened = weights.name in (*_FOLDER_FILES, f"{_FOLDER_FILES[0]}{INDEX}")
+        if is_opened and format.json_files is not no_files and not format.matches_config_file(notes):
+            raise InputError(
+                f"its config.json is not one of format {name!r}, in which {weights.name} is: give the config.json of these "
+                f"weights, or remove it"
+            )
+        return []
+    opened = folders.library_file([entry.name for entry in folder.iterdir() if entry.is_file()], config)
+    if opened in (None, weights.name) or not format.matches_config_file(notes):
+        return []
+    return [Assumption("use of config.json", f"for {weights.name}", f"although its library opens {opened}")]
 
 
 def _check_companion_config(config: ViTConfig, name: str, contents: Contents, notes: Mapping[str, Any]) -> None:
@@ -133,9 +166,11 @@ def _check_companion_config(config: ViTConfig, name: str, contents: Contents, no
         for field, value in match.format.stated_fields(match.evidence).items():
             expected = written.get(field, config.at(field))
             if field != "norms.layer_scale" and value != expected:  # an initial value, without effect on these weights
+                of_processor = field.startswith("pixels.") and bool(format.model_types)
+                file = hf_processor.processor_file(notes)[0] if of_processor else format.config_file
                 raise InputError(
-                    f"its {format.config_file} says {field}={value!r}, but the config stored with its weights says "
-                    f"{expected!r}: correct {format.config_file}, or remove it"
+                    f"its {file} says {field}={value!r}, but the config stored with its weights says {expected!r}: correct "
+                    f"{file}, or remove it"
                 )
 
 

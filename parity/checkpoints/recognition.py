@@ -15,7 +15,7 @@ from typing import Any
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.formats import Evidence, Format, formats, get
 from parity.checkpoints.layout import Layout
-from parity.checkpoints.wrappers import classify_other_keys, find_prefixes
+from parity.checkpoints.wrappers import classify_other_keys, enclosing_module, find_prefixes
 from vit_spec import InputError
 
 Shape = tuple[int, ...]
@@ -79,6 +79,8 @@ def recognise(arrays: Mapping[KeyPath, StoredArray], notes: Mapping[str, Any], n
         stored = join_keys(arrays, separator)
         for prefix in find_prefixes(stored, separator):
             inside = {key.removeprefix(prefix): array for key, array in stored.items() if key.startswith(prefix)}
+            path = next((path for path in arrays if prefix and separator.join(path).startswith(prefix)), ())
+            module = enclosing_module(prefix, path, separator)
             others = classify_other_keys(stored, prefix, separator)
             unexpected = [f"unexpected {key}" for key in others.unknown]
             indexes = {}
@@ -90,17 +92,22 @@ def recognise(arrays: Mapping[KeyPath, StoredArray], notes: Mapping[str, Any], n
                     indexes[aliases] = _KeyIndex(_replace_aliases(inside, format.aliases))
                 for variant in [format.variant] if format.variant else format.tables:
                     if match := _match_format(format.with_variant(variant), indexes[aliases], others.keys, notes):
-                        mismatches, wrapper = (*match.mismatches, *unexpected), prefix.removesuffix(separator)
                         matches.append(
-                            replace(match, mismatches=mismatches, wrapper=wrapper, alternatives=others.alternatives)
+                            replace(
+                                match,
+                                evidence=replace(match.evidence, module=module),
+                                mismatches=(*match.mismatches, *unexpected),
+                                wrapper=prefix.removesuffix(separator),
+                                alternatives=others.alternatives,
+                            )
                         )
     fitting = [match for match in matches if not match.mismatches]
     if not fitting:
         _raise_if_unsupported(candidates, arrays)
         for match in matches[:1]:
-            if match.format.matches_config_file(notes):
+            if match.format.matches_config_file(notes) and "blocks.mlp.fc1.weight" in match.evidence.axes:
                 match.format.stated_fields(match.evidence)  # raises the error about the config file, which says more
-        raise InputError(_no_format_message(matches, ["/".join(words) for words in arrays], name, notes))
+        raise InputError(_no_format_message(matches, arrays, name, notes))
     order = {format.name: n for n, format in enumerate(candidates)}
     # Prefer a format that recognises the file, then one that reads more of it, then the order of the formats; matches are
     # already in the order of their wrappers.
@@ -196,7 +203,7 @@ class _LineMatch:
 
 
 def _match_format(format: Format, index: _KeyIndex, other_keys: frozenset[str], notes: Mapping[str, Any]) -> Match | None:
-    """Match keys with one variant of a format; None if the patch projection or the second MLP layer is incomplete."""
+    """Match keys with one variant of a format; None without a whole patch projection or any second MLP layer."""
     table, arrays = format.table_layouts(format.variant), index.arrays
     layouts = [layout for found in table.values() for layout in found]
     if not any(layout.key in arrays for layout in table["patch_embed.proj.weight"]):
@@ -206,7 +213,7 @@ def _match_format(format: Format, index: _KeyIndex, other_keys: frozenset[str], 
     depth = min(max(numbers) + 1, len(numbers) + _MAX_MISSING_SHOWN) if numbers else 0
     lines = {name: [_match_line(layout, arrays, blocks, depth) for layout in found] for name, found in table.items()}
     complete = {name: [line for line in found if line.present and not line.missing] for name, found in lines.items()}
-    if not complete["patch_embed.proj.weight"] or not complete["blocks.mlp.fc2.weight"]:
+    if not complete["patch_embed.proj.weight"] or not any(line.present for line in lines["blocks.mlp.fc2.weight"]):
         return None
     known_keys = {key for found in lines.values() for line in found for key in line.present}
     complete_keys = {key for found in complete.values() for line in found for key in line.present}
@@ -340,9 +347,17 @@ def _raise_if_unsupported(candidates: list[Format], arrays: Iterable[KeyPath]) -
                 raise InputError(f"{key}, of format {format.name}: {what}, which ViTConfig cannot express")
 
 
-def _no_format_message(matches: list[Match], keys: list[str], name: str | None, notes: Mapping[str, Any]) -> str:
+def _no_format_message(
+    matches: list[Match], arrays: Mapping[KeyPath, StoredArray], name: str | None, notes: Mapping[str, Any]
+) -> str:
     """Return the message for a file that matches no format, with the missing and unexpected keys of the nearest one."""
     if not matches:
+        keys = ["/".join(words) for words in arrays]
+        if empty := [key for key, array in zip(keys, arrays.values(), strict=True) if not array.size]:
+            return (
+                f"{len(empty)} of its {len(keys)} arrays are empty, such as {empty[0]}, as in files of DeepSpeed's ZeRO-3: "
+                f"gather the weights and save them again"
+            )
         some = ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
         for file in {get(each).config_file: None for each in formats()}:
             if config := notes.get(file):
@@ -355,7 +370,6 @@ def _no_format_message(matches: list[Match], keys: list[str], name: str | None, 
     shown = "; ".join(best.mismatches[:20]) + (
         f"; and {len(best.mismatches) - 20} more" if len(best.mismatches) > 20 else ""
     )
-    return (
-        f"these weights match no known format; the nearest is {best.format.name}, except for {shown}. "
-        f"Remove those keys or give the format with --from"
-    )
+    to_remove = any(line.startswith("unexpected ") for line in best.mismatches)
+    remedy = "Remove those keys or give the format with --from" if to_remove else "Fetch or save the weights again"
+    return f"these weights match no known format; the nearest is {best.format.name}, except for {shown}. {remedy}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from parity.checkpoints.containers.container import KeyPath
 from parity.checkpoints.formats import formats, get
 
 # Names of wrappers, in order of preference.  Averaged weights are preferred, because they are the weights that people
@@ -34,13 +35,20 @@ WRAPPERS = (
     "student",
 )
 
+# Wrappers that add nothing to the function of a model: those of training loops.  A wrapper in the second group is one only
+# as a key of a dictionary that PyTorch stored; in front of a key of a state dict, it is the name of a module.
+_LOOP_WRAPPERS = ("state_dict_ema", "state_dict", "module", "_orig_mod", "params", "opt", "optimizer", "target")
+_LOOP_DICTIONARIES = ("model", "net", "model_ema", "ema")
+
 # Keys that may be beside weights; they are reported and not read.  Any other key is an error: the model may need it.
 _KNOWN_EXTRAS = re.compile(
-    r"(optimizer\w*|opt|opt_state\w*|state\W(step|param_states)|lr_scheduler\w*|scheduler\w*|loss_scaler"
-    r"|hyper_parameters|callbacks|loops|best_(acc|prec)\w*|(extra\W)?accum_(\w+_time|examples_seen)"  # of a training run
-    r"|dino_\w+|ibot_\w+|mask_token)(\W.*)?"  # used only in pre-training
-    # A layer can have these names too, and then has a weight or a bias.
-    r"|(rng\w*|step|global_step|epoch\w*|iteration|args|config|n_averaged)(\W(?!(.*\W)?(weight|bias|kernel)$).*)?"
+    # Of a training run.  A layer can have these names too, and then has a weight or a bias.
+    r"(optim|optimizer\w*|opt|opt_state\w*|callbacks|loops)(\W(?!(weight|bias|kernel)$).*)?"
+    r"|state\W(step|param_states)(\W.*)?|(extra\W)?accum_(\w+_time|examples_seen)"
+    r"|(lr_scheduler\w*|scheduler\w*|loss_scaler|hyper_parameters|best_(acc|prec)\w*|rng\w*|step|global_step|epoch\w*"
+    r"|iteration|args|config|n_averaged)(\W(?!(.*\W)?(weight|bias|kernel)$).*)?"
+    # Used only in pre-training, by DINO, iBOT and DINOv2.
+    r"|(dino|ibot)_head\W(mlp|last_layer)(\W.*)?|(dino|ibot)_(patch_)?loss\Wcenter|mask_token"
 )
 _TEXT_TOWER = re.compile(r"(txt|text|text_(model|encoder|tower|projection)|logit_scale|logit_bias)(\W.*)?")
 _MIN_TEXT_TOWER_KEYS = 12  # one block of a Transformer has as many; a layer or a scale of the model has fewer
@@ -76,7 +84,7 @@ class OtherKeys:
 def find_prefixes(keys: Mapping[str, Any], separator: str) -> list[str]:
     """Return the prefixes under which the keys have a patch projection of some format: "", "model.", "model.module.", ...
 
-    Prefixes of fewer wrappers come first; among these, the order is that of `WRAPPERS`.
+    They are in the order of their first wrappers in `WRAPPERS`, then of their second, and so on; "" is first.
     """
     found: dict[str, tuple[int, ...]] = {"": ()}
     for key in keys:
@@ -89,8 +97,26 @@ def find_prefixes(keys: Mapping[str, Any], separator: str) -> list[str]:
             prefix, priority = f"{prefix}{word}{separator}", (*priority, _PRIORITY[word])
             found.setdefault(prefix, priority)
     projections = _patch_projection_keys(separator)
-    ordered = sorted(found, key=lambda prefix: (len(found[prefix]), found[prefix]))
+    ordered = sorted(found, key=lambda prefix: found[prefix])
     return [prefix for prefix in ordered if any(prefix + key in keys for key in projections)][:_MAX_PREFIXES]
+
+
+def enclosing_module(prefix: str, path: KeyPath, separator: str) -> str:
+    """Return the part of a prefix that names modules around the model, such as "backbone"; "" if there is none.
+
+    Args:
+        prefix: the prefix of the keys of the model's weights.
+        path: a key path that begins with the prefix: its words are the keys of nested dictionaries.
+        separator: the separator of the words of a key.
+    """
+    words = prefix.split(separator)[:-1]
+    dictionaries = len(separator.join(path[:-1]).split(separator)) if separator == "." and len(path) > 1 else 0
+    names = [
+        word
+        for number, word in enumerate(words)
+        if word not in _LOOP_WRAPPERS and not (number < dictionaries and word in _LOOP_DICTIONARIES)
+    ]
+    return separator.join(names)
 
 
 @cache

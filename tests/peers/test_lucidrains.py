@@ -66,6 +66,21 @@ def test_vit_pytorch_loads_a_written_file_bit_for_bit(name: str, tmp_path: Path)
 
 
 @PLAIN
+def test_the_table_of_positions_is_an_assumption_because_another_simple_vit_has_the_same_keys(tmp_path: Path) -> None:
+    from vit_pytorch.simple_vit_3d import SimpleViT as VideoViT
+
+    sizes = {**SIZES, "image_size": 12, "dim": 24}
+    patch = sizes.pop("patch_size")
+    video = VideoViT(**sizes, image_patch_size=patch, frames=1, frame_patch_size=1, dim_head=8)
+    torch.save(video.state_dict(), tmp_path / "video.pth")
+    assert video.state_dict().keys() == model("simple").state_dict().keys()
+    found = {
+        each.field: each.value for each in parity.load(tmp_path / "video.pth", given={**GIVEN, "image_size": 12}).assumed
+    }
+    assert found["positions.table"] == "sincos_2d_big_vision" and "channels of a pixel" in found["patch extraction"]
+
+
+@PLAIN
 def test_that_no_tokens_are_dropped_is_an_assumption_because_another_vit_has_the_same_keys(tmp_path: Path) -> None:
     from vit_pytorch.ats_vit import ViT as SamplingViT
 

@@ -30,6 +30,7 @@ __all__ = [
 
 _MODULES = (safetensors, pth, npz, msgpack, orbax, dcp)
 _UNCHECKED_BYTES = 1 << 28  # up to this sum of bytes, arrays are accepted whatever their size on disk
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _MAX_EXPANSION = 64  # above it, arrays may take in addition this many times the bytes on disk
 _CONTAINERS: dict[str, Container] = {module.CONTAINER.name: module.CONTAINER for module in _MODULES}
 
@@ -153,6 +154,8 @@ def _detect_and_open(path: Path, budget: Budget) -> Contents:
     for container in _CONTAINERS.values():
         if container.recognises(path, head):
             return container.open(path, budget)
+    if head.startswith(_HDF5_SIGNATURE):
+        raise InputError(f"{path} is an HDF5 file, which is not a known container: save its arrays with numpy.savez")
     if not path.is_dir() and (expected := by_suffix(Path(path.name.removesuffix(shards.INDEX)))):
         return expected.open(path, budget)  # raises an error that says what is wrong
     what = "folder" if path.is_dir() else "file"
@@ -162,11 +165,12 @@ def _detect_and_open(path: Path, budget: Budget) -> Contents:
 def _check_size(path: Path, contents: Contents, budget: Budget) -> None:
     """Refuse contents whose arrays take far more bytes than the file or folder has on disk.
 
-    Such a file could fill a disk when it is converted.  There are several ways to make one: tensors that share one storage,
-    chunks that share one byte range, compressed members that are long runs of zeros, and missing chunks, which are read as
-    zeros.
+    Such a file could fill a disk when it is converted, or the memory when it is read.  There are several ways to make one:
+    tensors that share one storage, chunks that share one byte range, compressed members that are long runs of zeros,
+    missing chunks, which are read as zeros, sparse files, and tensors with large strides in these.
     """
-    total = sum(array.nbytes for array in contents.arrays.values())
+    arrays = contents.arrays.values()
+    total = max(sum(array.nbytes for array in arrays), *(array.span_bytes for array in arrays), 0)
     if total <= _UNCHECKED_BYTES:
         return
     stored = _stored_bytes(path.parent if shards.is_index(path) else path, budget)
@@ -178,9 +182,9 @@ def _check_size(path: Path, contents: Contents, budget: Budget) -> None:
 
 
 def _stored_bytes(path: Path, budget: Budget) -> int:
-    """Return the size of a file, or of all files below a folder, in bytes."""
+    """Return the bytes on disk of a file, or of all files below a folder."""
     if not path.is_dir():
-        return path.stat().st_size
+        return _bytes_on_disk(path.stat())
     total, folders = 0, [str(path)]
     while folders:
         with os.scandir(folders.pop()) as entries:
@@ -189,5 +193,11 @@ def _stored_bytes(path: Path, budget: Budget) -> int:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 elif entry.is_file():  # also a symbolic link to a file: hub caches consist of links
-                    total += entry.stat().st_size
+                    total += _bytes_on_disk(entry.stat())
     return total
+
+
+def _bytes_on_disk(status: os.stat_result) -> int:
+    """Return the size of a file without its holes; some network file systems report no blocks, as for an empty file."""
+    blocks = getattr(status, "st_blocks", 0)
+    return min(status.st_size, 512 * blocks) if blocks else status.st_size

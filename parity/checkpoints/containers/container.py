@@ -41,6 +41,11 @@ class StoredArray(ABC):
         """Number of bytes."""
         return self.size * self.dtype.itemsize
 
+    @property
+    def span_bytes(self) -> int:
+        """Number of bytes of the file from the first to the last element."""
+        return self.nbytes
+
     @abstractmethod
     def read(self, start: int, stop: int) -> Array:
         """Return the elements from `start` up to but excluding `stop`, in C order, as a new array (stop - start,).

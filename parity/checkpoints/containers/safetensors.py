@@ -134,8 +134,19 @@ def _recognises(path: Path, head: bytes) -> bool:
 def _open(path: Path, budget: Budget | None = None) -> Contents:
     budget = budget or Budget()
     if shards.is_index(path):
-        return shards.open_shards(path, SUFFIX, NAME, partial(_open_file, budget=budget))
-    return _open_file(path, budget)
+        return _restore_shared(shards.open_shards(path, SUFFIX, NAME, partial(_open_file, budget=budget)))
+    return _restore_shared(_open_file(path, budget))
+
+
+def _restore_shared(contents: Contents) -> Contents:
+    """Return the contents with the keys that share the array of another key, as the metadata says.
+
+    `safetensors.torch.save_model` stores a shared tensor once, and adds an entry "omitted key": "stored key".
+    """
+    arrays = contents.arrays
+    shared = {key: kept for key, kept in contents.metadata.items() if (kept,) in arrays and (key,) not in arrays}
+    metadata = {key: value for key, value in contents.metadata.items() if key not in shared}
+    return Contents(contents.container, {**arrays, **{(key,): arrays[kept,] for key, kept in shared.items()}}, metadata)
 
 
 def _open_file(path: Path, budget: Budget) -> Contents:

@@ -132,6 +132,10 @@ class StridedArray(StoredArray):
         """Return the number of elements of the storage from the first to the last element of an array of this shape."""
         return 1 + sum((n - 1) * s for n, s in zip(shape, self.strides, strict=True))
 
+    @property
+    def span_bytes(self) -> int:
+        return self._span(self.shape) * self.dtype.itemsize
+
     def read(self, start: int, stop: int) -> Array:
         if start == stop:
             return np.empty(0, self.dtype)
@@ -142,7 +146,7 @@ class StridedArray(StoredArray):
         offset = self._offset + top * self.strides[0] * self.dtype.itemsize
         self._storage.file_slice.file.read_into(values, self._storage.file_slice.start + offset)
         if self._storage.checksum:
-            array_range = self._offset, self._offset + self._span(self.shape) * self.dtype.itemsize
+            array_range = self._offset, self._offset + self.span_bytes
             self._storage.checksum.add(offset, values, array_range)
         # As unsigned integers, because numpy copies their bits unchanged.
         bits = values.view(f"u{min(8, self.dtype.itemsize)}").reshape(len(values), -1)

@@ -37,13 +37,14 @@ def common_behaviour(evidence: Evidence) -> Mapping[str, str]:
     found = {
         "order of a block": "each norm before its attention or MLP, whose output is added unscaled",
         "norms without weights": "none",
-        "attention pattern": "every token to every token, in every block, by a softmax of scores without a bias",
+        "attention pattern": "every token to every token, in every block, by a softmax of scores without a bias; "
+        "the entries of a head are adjacent",
         "patch extraction": "without overlap, row by row, without padding",
         "use of blocks": "each once, with its weights unchanged",
         "further operations": "none: no activation, norm, scale or sum besides those above",
     }
     if "pos_embed" in axes:
-        found["use of positions"] = "the table of the file, the class token's row first, added once before the blocks"
+        found["use of positions"] = "the table of the file, a class token's row first, added once before the blocks"
     if "pre_logits.weight" in axes:
         found["activation of pre_logits"] = "tanh"
     if "head.weight" in axes:

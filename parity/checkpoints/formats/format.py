@@ -32,6 +32,7 @@ class Evidence:
         sizes: axis -> its length, as far as the shapes determine it.  Two entries are lengths of merged axes: "inner" is
             the number of heads times their width, "patch" is the number of values in a flattened patch.
         variant: the variant of the format that the keys belong to.
+        module: the path of the module that contains the model, such as "backbone"; "" if the keys show none.
     """
 
     notes: Fields
@@ -40,6 +41,7 @@ class Evidence:
     axes: Mapping[str, frozenset[str]]
     sizes: Mapping[str, int]
     variant: str = ""
+    module: str = ""
 
 
 # Field -> the command-line flags that change it.  An error message names them if a format requires another value.

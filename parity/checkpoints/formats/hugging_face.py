@@ -205,6 +205,12 @@ NEUTRAL_FIELDS = frozenset(
     "tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16 "
     "use_cache use_mask_token vision_config vision_config_dict vocab_size".split()
 )
+_TOWER_CONFIGS = {  # model_type -> fields with the config of the vision tower
+    "clip": ("vision_config", "vision_config_dict"),
+    "clip_vision_model": ("vision_config",),
+    "siglip": ("vision_config",),
+    "siglip_vision_model": ("vision_config",),
+}
 UNSET_FIELDS = ("add_cross_attention", "is_decoder", "pruned_heads")  # change the function unless they are false or empty
 
 COMMON_CONSTRAINTS: Fields = {  # of all models in these formats
@@ -254,13 +260,14 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
     named = stated_class(evidence)
     content = dict(whole)
     for part in ("vision_config", "vision_config_dict"):  # the second overrides the first (CLIPConfig)
-        if whole.get(part) is not None:
+        if whole.get(part) is not None and part in _TOWER_CONFIGS.get(kind, ()):
             if not isinstance(whole[part], dict):
                 raise InputError(f"its config.json says {part} {whole[part]!r}: an object was expected")
             content = {**(content if part == "vision_config_dict" else {}), **whole[part]}
     for fields in (whole, content):
         known = {*NEUTRAL_FIELDS, *BACKBONE_FIELDS, *SIZE_FIELDS, *defaults}
         unknown = [key for key in fields if key not in known and not (key in UNSET_FIELDS and not fields[key])]
+        unknown += [key for key in _TOWER_CONFIGS["clip"] if fields.get(key) and key not in _TOWER_CONFIGS.get(kind, ())]
         if unknown:
             shown = ", ".join(f"{key}={fields[key]!r}" for key in unknown[:6])
             more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""

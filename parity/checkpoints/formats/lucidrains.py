@@ -69,12 +69,21 @@ _SIMPLE_FIELDS: Fields = {
     "head.pool": "mean",
 }
 _CLASSES = {"vit": _VIT_FIELDS, "simple": _SIMPLE_FIELDS}
+_ASSUMED = ("head.pool", "positions.table")
 
 
 def read_config(evidence: Evidence) -> Fields:
     """Return the fields that the variant's class fixes and that no tensor shows."""
-    known = ("tokens.class_token", "attention.proj_bias", "head.pool")  # tensors show these, or they are assumed
+    known = ("tokens.class_token", "attention.proj_bias", *_ASSUMED)  # tensors show these, or they are assumed
     return {name: value for name, value in _CLASSES[evidence.variant].items() if name not in known}
+
+
+def infer_assumed(evidence: Evidence) -> Fields:
+    """Return the fields of the variant's class in which other classes with the same keys differ.
+
+    SimpleViT of simple_vit_3d.py has the keys of simple_vit.py and another table of positions.
+    """
+    return {name: value for name, value in _CLASSES[evidence.variant].items() if name in _ASSUMED}
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
@@ -82,9 +91,10 @@ def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
 
     One is that no tokens are dropped: the ViT of ats_vit.py has the keys of vit.py, and drops tokens from block to block.
     """
-    sampled = {"dropped tokens": "none"} if evidence.variant == "vit" else {}
+    common, sampled = common_behaviour(evidence), {"dropped tokens": "none"} if evidence.variant == "vit" else {}
     return {
-        **common_behaviour(evidence),
+        **common,
+        "patch extraction": f"{common['patch extraction']}; the channels of a pixel are adjacent",
         **sampled,
         "queries, keys and values": "all queries, then all keys, then all values",
     }
@@ -127,7 +137,7 @@ FORMAT = Format(
     },
     unsupported=unsupported,
     assumed={"norms.eps": 1e-5, "mlp.activation": "gelu"},
-    infer_assumed=lambda evidence: {"head.pool": _CLASSES[evidence.variant]["head.pool"]},
+    infer_assumed=infer_assumed,
     read_config=read_config,
     assumed_behaviour=assumed_behaviour,
 )

@@ -51,13 +51,52 @@ def names_architecture(notes: Mapping[str, Any]) -> bool:
     """
     if config := notes.get("config.json"):
         return "architecture" in config
-    name = notes.get("arch")
+    return _is_of_train_py(notes) and _architecture_of_train_py(notes) in architectures()
+
+
+def _is_of_train_py(notes: Mapping[str, Any]) -> bool:
+    """Return whether the notes are those of a checkpoint of train.py."""
     train_py = notes.get("version") == 2 and all(f"args/{argument}" in notes for argument in _TRAIN_PY_ARGUMENTS)
-    return isinstance(name, str) and name in architectures() and train_py and notes.get("args/model") == name
+    return train_py and isinstance(notes.get("arch"), str) and notes.get("args/model") == notes["arch"]
 
 
 def fields_of_notes(notes: Mapping[str, Any], channels: int) -> Fields:
     """Return the fields that config.json or the checkpoint of train.py states; none if there is neither.
+
+    Args:
+        notes: the metadata of the file, and the parsed JSON files beside it.
+        channels: the input channels of the weights.
+
+    Raises:
+        InputError: as `config_fields`, gp contradicts model_kwargs, or the checkpoint contradicts its config.json.
+    """
+    if not names_architecture(notes):
+        return {}
+    if not (config := notes.get("config.json")):
+        return _train_py_fields(notes, channels)
+    found = config_fields(config, channels)
+    if _is_of_train_py(notes):
+        if _architecture_of_train_py(notes) not in architectures():
+            raise InputError(
+                f"its arch {notes['arch']!r} is no ViT of timm 1.0.31, so it may be another model than that of the "
+                f"config.json beside it: move the file away from it"
+            )
+        for name, value in _train_py_fields(notes, channels).items():
+            if found.get(name, value) != value:
+                raise InputError(
+                    f"its arch and args say {name}={value!r}, but the config.json beside it says {found[name]!r}: correct "
+                    f"config.json, or move the file away from it"
+                )
+    return found
+
+
+def _architecture_of_train_py(notes: Mapping[str, Any]) -> str:
+    """Return the architecture without the tag of the weights that training began with."""
+    return str(notes["arch"]).partition(".")[0]
+
+
+def _train_py_fields(notes: Mapping[str, Any], channels: int) -> Fields:
+    """Return the fields that a checkpoint of train.py states.
 
     train.py stores the architecture as `arch`, and its own arguments.  It calls create_model(model, global_pool=gp, ...,
     **model_kwargs), which drops arguments that are None; the others override those of the architecture.  An empty gp is a
@@ -66,17 +105,9 @@ def fields_of_notes(notes: Mapping[str, Any], channels: int) -> Fields:
     the pixel statistics are not read, and the image size only if model_kwargs has img_size.  The tensors show the number of
     classes and the input channels.
 
-    Args:
-        notes: the metadata of the file, and the parsed JSON files beside it.
-        channels: the input channels of the weights.
-
     Raises:
-        InputError: as `config_fields`, or gp contradicts model_kwargs.
+        InputError: as `fields_of_notes`.
     """
-    if not names_architecture(notes):
-        return {}
-    if config := notes.get("config.json"):
-        return config_fields(config, channels)
     prefix = "args/model_kwargs/"
     given: dict[str, Any] = {}
     for name, value in notes.items():
@@ -89,7 +120,9 @@ def fields_of_notes(notes: Mapping[str, Any], channels: int) -> Fields:
                 f"its args say gp={pool!r}, but its model_kwargs say global_pool={given['global_pool']!r}: remove one of "
                 f"the two"
             )
-    found = config_fields({"architecture": notes["arch"], "pretrained_cfg": {}, "model_args": given}, channels)
+    found = config_fields(
+        {"architecture": _architecture_of_train_py(notes), "pretrained_cfg": {}, "model_args": given}, channels
+    )
     unknown = {"num_classes", "in_channels", "pixels.mean", "pixels.std", *([] if "img_size" in given else ["image_size"])}
     return {name: value for name, value in found.items() if name not in unknown}
 
@@ -125,6 +158,12 @@ def config_fields(whole: Mapping[str, Any], channels: int) -> Fields:
         )
     effective_data = {**timm_data.data_config(whole), "num_classes": data["num_classes"]}
     found = timm_constructors.config_fields(cls, name, {**_arguments_of_data(effective_data), **fixed, **given})
+    pool = whole.get("global_pool") if data is not whole else None  # that of the saved model; timm does not read it
+    if pool and timm_constructors.POOLS.get(pool) != found["head.pool"]:
+        raise InputError(
+            f"its config.json says global_pool {pool!r}, but its model_args and architecture give another pool: add "
+            f"global_pool to model_args"
+        )
     kernel, antialias = _RESAMPLING[not re.search(r"flexivit|radio", name)]
     resampling = {"resampling.kernel": kernel, "resampling.antialias": antialias, "resampling.align_corners": False}
     return {**found, **resampling, "resampling.offset": 0.0, **_pixels(data, channels)}

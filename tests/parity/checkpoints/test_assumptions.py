@@ -287,6 +287,73 @@ def test_a_pooling_in_gp_that_cannot_be_read_is_refused(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"act_layer": "relu"}, "say mlp.activation='relu', but the config.json beside it says 'gelu'"),
+        ({"num_heads": 6}, "say num_heads=6, but the config.json beside it says 3"),
+        ({}, ""),
+    ],
+)
+def test_a_checkpoint_of_timms_training_that_contradicts_the_config_json_beside_it_is_refused(
+    folder: Path, state: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    arguments = config["model_args"] | changes
+    name = f"{config['architecture']}.augreg_in21k"  # with the tag of the weights that training began with
+    given = {**TRAIN_PY, "model": name, "gp": arguments.pop("global_pool"), "model_kwargs": arguments}
+    content = {"arch": name, "state_dict": state, "args": given, "epoch": 3, "version": 2}
+    torch.save(content, folder / "last.pth.tar")
+    if message:
+        with pytest.raises(InputError, match=message):
+            parity.load(folder / "last.pth.tar")
+    else:
+        assert parity.load(folder / "last.pth.tar").config == parity.load(folder).config
+    torch.save({**content, "arch": "my_vit", "args": {**given, "model": "my_vit"}}, folder / "last.pth.tar")
+    with pytest.raises(InputError, match=r"its arch 'my_vit' is no ViT of timm 1\.0\.31, so it may be another model"):
+        parity.load(folder / "last.pth.tar")
+
+
+def test_a_pool_of_the_saved_model_that_its_arguments_do_not_give_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="says global_pool 'avg', but its model_args and architecture give another pool"):
+        parity.load(edit_config_json(folder, global_pool="avg"))
+
+
+def test_a_config_json_is_an_assumption_for_a_file_that_its_library_does_not_open(folder: Path, state: Any) -> None:
+    torch.save(state, folder / "other.pth")
+    found = parity.load(folder / "other.pth")
+    assert found.config == parity.load(folder).config
+    assert [(each.field, each.value) for each in found.assumed] == [("use of config.json", "for other.pth")]
+    (folder / "model.safetensors").unlink()
+    assert not parity.load(folder / "other.pth").assumed
+
+
+AROUND = ("code around the model", "further operations", "order of a block", "mean pooling", "outputs")
+MODULES = {  # wrapped weights, and the module that they show
+    "attribute": (lambda state: {f"model.{key}": tensor for key, tensor in state.items()}, "model"),
+    "distributed": (
+        lambda state: {"state_dict": {f"module.backbone.{key}": tensor for key, tensor in state.items()}},
+        "backbone",
+    ),
+    "dictionaries": (lambda state: {"model": {"encoder": state}}, "encoder"),
+    "compiled": (lambda state: {"model": {f"_orig_mod.{key}": tensor for key, tensor in state.items()}}, ""),
+    "module": (lambda state: {f"module.{key}": tensor for key, tensor in state.items()}, ""),
+}
+
+
+@pytest.mark.parametrize("case", MODULES)
+def test_a_module_around_the_model_of_a_config_json_is_an_assumption(
+    folder: Path, state: dict[str, Any], case: str
+) -> None:
+    """Its code may use the model in any way, for example normalize the images or the outputs."""
+    wrap, module = MODULES[case]
+    (folder / "model.safetensors").unlink()
+    torch.save(wrap(state), folder / "pytorch_model.bin")
+    found = {each.field: str(each.value) for each in parity.load(folder).assumed}
+    assert found.keys() >= (set(AROUND) if module else set()) and bool(found) == bool(module)
+    assert repr(module) in found.get("code around the model", "''")
+
+
 CLIP = "vit_base_patch16_clip_224"
 
 

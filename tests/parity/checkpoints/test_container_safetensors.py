@@ -143,6 +143,17 @@ def test_a_dtype_that_safetensors_cannot_store_is_refused(tmp_path):
 # Lazy reading ---------------------------------------------------------------------------------------------------------
 
 
+def test_arrays_that_save_model_stored_once_have_all_their_keys(tmp_path):
+    torch, save_model = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch").save_model
+    block, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    model = torch.nn.Sequential(block, other, block, block)
+    save_model(model, str(tmp_path / "a.safetensors"))
+    contents = CONTAINER.open(tmp_path / "a.safetensors")
+    assert {key: np.asarray(array).tolist() for (key,), array in contents.arrays.items()} == {
+        key: tensor.tolist() for key, tensor in model.state_dict().items()
+    }
+
+
 def test_opening_reads_headers_only(tmp_path):
     half = 11 * 2**30
     head = encode_file(

@@ -439,7 +439,10 @@ def test_images_that_are_not_normalized_have_mean_zero_and_std_one(tmp_path):
         ({"qkv_bias": False}, "attention.qkv_bias='none', but its tensors show 'qkv'"),
         ({"hidden_act": "silu"}, "hidden_act 'silu', supported are gelu, "),
         ({"hidden_act": ["gelu"]}, r"hidden_act \['gelu'\], supported are"),
-        ({"vision_config": "base"}, "vision_config 'base': an object was expected"),
+        (
+            {"vision_config": {"layer_norm_eps": 0.1}},
+            "vision_config={'layer_norm_eps': 0.1}, which format 'hf-vit' does not know",
+        ),
         ({"hidden_size": 768}, "width=768, but its tensors show 12"),
         ({"image_size": "large"}, "image_size 'large'"),
         ({"patch_size": 6}, r"patch_size=\(6, 6\), but its tensors show \(4, 4\)"),

@@ -154,7 +154,7 @@ DIFFERENCES: dict[type[LookAlike], tuple[dict[str, Any], str, str]] = {
     InterleavedQKV: ({}, "queries, keys and values", "all queries, then all keys"),
     DistanceBias: ({}, "attention pattern", "scores without a bias"),
     ColumnMajorPatches: ({}, "patch extraction", "row by row"),
-    ClassTokenLast: ({}, "use of positions", "the class token's row first"),
+    ClassTokenLast: ({}, "use of positions", "a class token's row first"),
     BlocksAppliedTwice: ({}, "use of blocks", "each once"),
     MeanBeforeNorm: (NO_CLASS_TOKEN, "mean pooling", "after the last norm"),
     Temperature: ({}, "outputs", "unscaled"),

@@ -143,6 +143,32 @@ def test_an_edited_file_of_the_library_beside_our_metadata_is_obeyed_or_refused(
         assert preprocessing is None or preprocessing.filter == "nearest" or preprocessing.resized == (45, 45)  # 32 / 0.7
 
 
+def test_files_of_another_model_or_processor_beside_our_metadata_are_refused(tmp_path: Path) -> None:
+    write(reproducible_init.weights(SQUARE, 0), f"{tmp_path / 'folder'}/", "hf-vit")
+    config, processor = tmp_path / "folder/config.json", tmp_path / "folder/preprocessor_config.json"
+    edit_json(processor, {"image_mean": [0.1, 0.1, 0.1]})
+    with pytest.raises(
+        InputError, match=r"its preprocessor_config\.json says pixels\.mean=.*: correct preprocessor_config"
+    ):
+        parity.load(tmp_path / "folder")
+    edit_json(processor, {"image_processor_type": "EfficientNetImageProcessor", "rescale_offset": True})
+    with pytest.raises(
+        InputError, match=r"its library's files are not those that were written with the weights: .*Efficient"
+    ):
+        parity.load(tmp_path / "folder")
+    processor.unlink()
+    edit_json(config, {"model_type": "vit_msn", "architectures": ["ViTMSNForImageClassification"]})
+    with pytest.raises(
+        InputError, match=r"its config\.json is not one of format 'hf-vit.*', in which model\.safetensors is"
+    ):
+        parity.load(tmp_path / "folder")
+    config.write_text(json.dumps({"compilerOptions": {}}))  # a file of another program
+    assert parity.load(tmp_path / "folder").config == SQUARE
+    write(reproducible_init.weights(SQUARE, 0), tmp_path / "folder/jax.npz", "jax")
+    config.write_text(json.dumps({"model_type": "vit_msn"}))
+    assert parity.load(tmp_path / "folder/jax.npz").config == SQUARE  # no library opens this file with config.json
+
+
 def test_an_image_size_given_by_the_user_is_no_contradiction(tmp_path: Path) -> None:
     rotary = get("dinov3_s16", depth=1, image_size=(64, 64))
     write(

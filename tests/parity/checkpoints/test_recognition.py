@@ -62,9 +62,10 @@ def test_wrappers_are_removed(tmp_path, state, wrap):
     assert same_weights(parity.load(save(tmp_path, wrap(state))), state)
 
 
-def test_averaged_weights_are_preferred_and_the_others_reported(tmp_path, state):
+@pytest.mark.parametrize("wrap", [dict, lambda averaged: {"module": averaged}], ids=["flat", "module"])
+def test_averaged_weights_are_preferred_and_the_others_reported(tmp_path, state, wrap):
     averaged = {key: tensor + 1 for key, tensor in state.items()}
-    checkpoint = parity.load(save(tmp_path, {"model": state, "model_ema": averaged}))
+    checkpoint = parity.load(save(tmp_path, {"model": state, "model_ema": wrap(averaged)}))
     assert same_weights(checkpoint, averaged)
     assert checkpoint.left == (f"model ({len(state)} arrays): beside the weights",)
 
@@ -117,7 +118,13 @@ def test_keys_that_may_be_a_part_of_the_model_are_an_assumption(tmp_path, state,
     assert reasons_for_weights(checkpoint) == [f"not {part}, of the same file: save that alone to read it"]
 
 
-@pytest.mark.parametrize("more", ["config.weight", "step.bias", "args.head.weight", "epoch_layer.weight"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        *("config.weight", "step.bias", "args.head.weight", "epoch_layer.weight", "scheduler.fc.weight"),
+        *("dino_head.weight", "dino_proj.weight", "ibot_classifier.bias"),
+    ],
+)
 def test_layers_with_the_name_of_an_entry_of_a_training_run_are_refused(tmp_path, state, more):
     with pytest.raises(InputError, match=f"unexpected {more}"):
         parity.load(save(tmp_path, {**add_prefix("backbone.", state), more: torch.ones(3)}))
@@ -141,6 +148,8 @@ def test_the_extra_state_of_a_module_is_refused(tmp_path, state):
 
 def test_heads_of_pre_training_are_not_an_assumption(tmp_path, state):
     head = {"head.mlp.0.weight": torch.ones(3), "head.last_layer.weight_g": torch.ones(3)}
+    head |= {f"{name}_{key}": tensor for name in ("dino", "ibot") for key, tensor in head.items()}
+    head |= {"dino_loss.center": torch.ones(3), "ibot_patch_loss.center": torch.ones(3)}
     assert not reasons_for_weights(
         parity.load(save(tmp_path, {"teacher": {**add_prefix("backbone.", state), **head}, "epoch": 3}))
     )
@@ -161,6 +170,22 @@ def test_missing_and_unexpected_keys_are_listed(tmp_path, state):
         parity.load(save(tmp_path, damaged))
     assert "missing blocks.1.norm2.bias" in str(error.value) and "unexpected extra" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("missing", ["blocks.0.mlp.fc2.weight", "blocks.1.mlp.fc2.bias", "blocks.0."])
+def test_missing_keys_of_a_block_are_listed(tmp_path, state, missing):
+    rest = {key: tensor for key, tensor in state.items() if not key.startswith(missing)}
+    with pytest.raises(InputError, match=rf"except for .*missing {missing}.*\. Fetch or save the weights again") as caught:
+        parity.load(save(tmp_path, rest))
+    assert "no known format; the nearest is" in str(caught.value)
+
+
+def test_empty_arrays_are_named(tmp_path, state):
+    empty = {f"module.{key}": torch.zeros(0) for key in state}
+    with pytest.raises(
+        InputError, match=rf"{len(state)} of its {len(state)} arrays are empty, such as .*: gather the weights"
+    ):
+        parity.load(save(tmp_path, empty))
 
 
 def test_a_given_format_must_match(tmp_path, state):
