@@ -179,7 +179,11 @@ def _add_check_options(sub: argparse.ArgumentParser) -> None:
         "--seed", type=_parse_seed, metavar="N", default=0, help="seed of the images and the targets of the loss"
     )
     sub.add_argument("--as-is", action="store_true", help="keep the numerical settings of both frameworks, such as TF32")
-    sub.add_argument("--html", metavar="FILE", help="write an HTML report with plots, attention maps and the environment")
+    sub.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write an HTML report with plots, attention maps and the environment, and its main plot beside it as a PNG file",
+    )
 
 
 def _parse_steps(text: str) -> int:

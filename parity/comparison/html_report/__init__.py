@@ -15,6 +15,8 @@ from vit_spec import InputError
 if TYPE_CHECKING:
     from parity.comparison.html_report.attention import AttentionMaps
 
+GENERATOR = "twin-vision-transformers: report of parity check"  # marks the files of a report
+_HEAD_BYTES = 4096  # of a file, in which the mark must be
 REQUIRED_PACKAGES = ("jinja2", "matplotlib")
 
 
@@ -22,7 +24,8 @@ def check_output_path(path: str | Path) -> Path:
     """Return the path of a page after checking that it can be written.  Call this before a long comparison.
 
     Raises:
-        InputError: a package is missing, the name does not end in .html, or no file can be written there.
+        InputError: a package is missing, the name does not end in .html, no file can be written there, or a file that is
+            not part of an earlier report has the name of the page or of its plot.
     """
     if missing := [name for name in REQUIRED_PACKAGES if find_spec(name) is None]:
         raise InputError(
@@ -36,13 +39,21 @@ def check_output_path(path: str | Path) -> Path:
     for each in _output_paths(path):
         if each.exists() and not each.is_file():
             raise InputError(f"{each} is not a file: write the report elsewhere")
+        if each.exists() and not _is_of_a_report(each):
+            raise InputError(f"{each} exists and is not part of a report: give another name, or remove the file")
     return path
+
+
+def _is_of_a_report(path: Path) -> bool:
+    """Return whether a file begins as the page or the plot of an earlier report, which may be replaced."""
+    with path.open("rb") as file:
+        return GENERATOR.encode() in file.read(_HEAD_BYTES)
 
 
 def write(
     report: Report, checkpoint: Checkpoint, path: str | Path, *, source: str = "SRC", seed: int | None = None
 ) -> list[Path]:
-    """Write the page, and its main plot as a PNG file of the same name; existing files are replaced atomically.
+    """Write the page, and its main plot as a PNG file of the same name; those of an earlier report are replaced atomically.
 
     Args:
         report: the result of `compare`.
@@ -63,7 +74,7 @@ def write(
     page = render(report, attention.compute_attention_maps(checkpoint), source=source, seed=seed)
     verdict = "PASS" if report.passed else "FAIL"
     title = f"{verdict}: {view.describe_model(report.config)}, {len(report.measures)} tensors, level {report.level}"
-    contents = (page.encode(), plot.error_png(report, title))
+    contents = (page.encode(), plot.error_png(report, title, GENERATOR))
     for each, content in zip(_output_paths(path), contents, strict=True):
         with atomic_replace(each) as partial:
             partial.write_bytes(content)
@@ -86,6 +97,7 @@ def render(report: Report, maps: "AttentionMaps", *, source: str = "SRC", seed: 
     script = (here / "page.js").read_text()
     return environment.get_template("page.html.jinja").render(
         report=report,
+        generator=GENERATOR,
         maps=maps,
         source=shlex.quote(source),
         seed=seed,

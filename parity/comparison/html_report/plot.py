@@ -71,13 +71,13 @@ def error_svg(report: Report, size: Size) -> str:
         return _svg(_plot_error_by_depth(report, size, _VARIABLES), f"depth{size.width:.0f}")
 
 
-def error_png(report: Report, title: str) -> bytes:
-    """Return the plot of the error by depth as a PNG file, in light colours."""
+def error_png(report: Report, title: str, software: str) -> bytes:
+    """Return the plot of the error by depth as a PNG file, in light colours; `software` is stored in its metadata."""
     with _default_style():
         figure = _plot_error_by_depth(report, PRINT, LIGHT)
         figure.suptitle(title, x=0.066, y=0.985, ha="left", fontsize=PRINT.text + 2, weight="bold", color=LIGHT["ink"])
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=170, metadata={"Software": None})
+        figure.savefig(buffer, format="png", dpi=170, metadata={"Software": software})
     return buffer.getvalue()
 
 

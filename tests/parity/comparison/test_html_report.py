@@ -232,12 +232,22 @@ def test_the_plot_is_written_next_to_the_page_and_shows_both_twins(tmp_path):
         assert (np.abs(pixels - to_rgb(plot.LIGHT[twin])).max(-1) < 1 / 255).sum() > 100
 
 
+@pytest.mark.parametrize("name", ["report.html", "report.png"])
+def test_a_file_that_is_not_part_of_a_report_is_not_replaced(name, tmp_path):
+    html_report.write(passing_report(), checkpoint(), tmp_path / "report.html")
+    html_report.write(passing_report(), checkpoint(), tmp_path / "report.html")  # replaces the earlier report
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(InputError, match=rf"{name} exists and is not part of a report: give another name"):
+        html_report.write(passing_report(), checkpoint(), tmp_path / "report.html")
+    assert (tmp_path / name).read_bytes() == b"mine"
+
+
 def test_the_users_matplotlib_style_changes_nothing():
     import matplotlib
 
-    plain = plot.error_png(passing_report(), "title")
+    plain = plot.error_png(passing_report(), "title", "test")
     with matplotlib.rc_context({"axes.facecolor": "black", "lines.linewidth": 9, "font.size": 30}):
-        assert plot.error_png(passing_report(), "title") == plain
+        assert plot.error_png(passing_report(), "title", "test") == plain
 
 
 @pytest.mark.parametrize("name", html_report.REQUIRED_PACKAGES)
