@@ -75,7 +75,9 @@ def _build_parser() -> Parser:
 
     sub = command("convert")
     source(sub)
-    sub.add_argument("target", metavar="DST", help="the file to write, or the folder if DST ends with a slash")
+    sub.add_argument(
+        "target", metavar="DST", help="the file to write, or the folder if DST ends with a slash or has no suffix"
+    )
     sub.add_argument("--to", required=True, metavar="FORMAT", help="the format to write; `formats` lists all")
     sub.add_argument(
         "--container",

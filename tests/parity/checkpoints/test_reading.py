@@ -267,6 +267,11 @@ def test_a_truncated_file_is_refused(saved, length):
     refusal(saved)
 
 
+def test_an_hdf5_file_is_named(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    assert "model.bin is an HDF5 file, which is not a known container" in refusal(tmp_path / "model.bin")
+
+
 @pytest.mark.parametrize("content", [b"PK\3\4" + bytes(100), b"\x80\x02}q\x00.", b"hello world, here is some text"])
 def test_a_file_of_another_kind_is_refused(tmp_path, content):
     (tmp_path / "a.safetensors").write_bytes(content)

@@ -78,6 +78,7 @@ def test_training_state_beside_the_weights_is_reported_and_not_read(tmp_path, st
 
 
 COUNTERS = {
+    "torch.distributed": lambda state: {"model": state, "optim": {"state": {"cls_token": {"exp_avg": torch.ones(3)}}}},
     "examples of PyTorch": lambda state: {"state_dict": add_prefix("module.", state), "best_acc1": torch.tensor(70.5)},
     "torch.optim.swa_utils.AveragedModel": lambda state: {**add_prefix("module.", state), "n_averaged": torch.tensor(3)},
     "big_vision": lambda state: {"params": state, "extra": {"accum_train_time": torch.tensor(3.0)}},
