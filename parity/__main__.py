@@ -184,7 +184,7 @@ def _add_check_options(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--html",
         metavar="FILE",
-        help="write an HTML report with plots, attention maps and the environment, and its main plot beside it as a PNG file",
+        help="write an HTML report with plots, attention maps and the environment, and its main plot as a PNG file",
     )
 
 
