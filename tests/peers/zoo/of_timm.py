@@ -301,6 +301,7 @@ PROPERTIES = {
     "queries, keys and values": Property(lambda model: AS_ASSUMED),
     "use of blocks": Property(lambda model: AS_ASSUMED),
     "further operations": Property(lambda model: AS_ASSUMED),
+    "code around the model": Property(lambda model: AS_ASSUMED),  # the properties above describe it
     "outputs": Property(lambda model: AS_ASSUMED),
     "patch extraction": Property(lambda model: AS_ASSUMED),
     "use of positions": Property(lambda model: AS_ASSUMED),

@@ -368,6 +368,7 @@ PROPERTIES = {
     "patch extraction": Property(lambda model: AS_ASSUMED),
     "use of blocks": Property(lambda model: AS_ASSUMED),
     "further operations": Property(lambda model: AS_ASSUMED),
+    "code around the model": Property(lambda model: AS_ASSUMED),  # the properties above describe it
     "use of positions": Property(lambda model: AS_ASSUMED),
     "attention pooling": Property(lambda model: AS_ASSUMED),
     "mean pooling": Property(lambda model: AS_ASSUMED),
