@@ -9,7 +9,7 @@ from math import isqrt
 from typing import Any
 
 from parity.checkpoints.formats import Evidence, Fields, Format
-from parity.checkpoints.formats.behaviour import common_behaviour
+from parity.checkpoints.formats.behaviour import behaviour_of_module
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import PARTS, coerce_field
 from vit_spec.models import SIZES
@@ -137,8 +137,7 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
         raise FormatMismatch(str(error)) from None
     behaviour = dict(format.assumed_behaviour(evidence))
     if evidence.module:  # the files of a library describe its own classes, and not a module that contains one
-        around = {"code around the model": f"none: the module with {evidence.module!r} returns its output unchanged"}
-        behaviour = {**common_behaviour(evidence), **behaviour, **around}
+        behaviour = {**behaviour_of_module(evidence, evidence.module), **behaviour}
     if (rotary := config.positions.rotary) != "none" and "positions.rotary" not in {**required, **stated}:
         behaviour["rotation"], _ = ROTARY_KINDS[rotary]
     for what, value in behaviour.items():

@@ -35,18 +35,22 @@ WRAPPERS = (
     "student",
 )
 
-# Wrappers that add nothing to the function of a model: those of training loops.  A wrapper in the second group is one only
-# as a key of a dictionary that PyTorch stored; in front of a key of a state dict, it is the name of a module.
-_LOOP_WRAPPERS = ("state_dict_ema", "state_dict", "module", "_orig_mod", "params", "opt", "optimizer", "target")
-_LOOP_DICTIONARIES = ("model", "net", "model_ema", "ema")
+# Wrappers that add nothing to the function of a model: DistributedDataParallel, torch.compile, and dictionaries of training
+# loops.  In front of a key of PyTorch's state dict, the names of these dictionaries are names of modules.
+_LOOP_MODULES = ("module", "_orig_mod")
+_LOOP_DICTIONARIES = {
+    ".": ("state_dict_ema", "state_dict", "params", "opt", "optimizer", "target", "model", "net", "model_ema", "ema"),
+    "/": ("params", "opt", "optimizer", "target"),
+}
 
 # Keys that may be beside weights; they are reported and not read.  Any other key is an error: the model may need it.
 _KNOWN_EXTRAS = re.compile(
     # Of a training run.  A layer can have these names too, and then has a weight or a bias.
-    r"(optim|optimizer\w*|opt|opt_state\w*|callbacks|loops)(\W(?!(weight|bias|kernel)$).*)?"
+    r"(optim|optimizer(s|_states?|_state_dict)?|opt|opt_states?|callbacks|loops)(\W(?!(weight|bias|kernel)$).*)?"
     r"|state\W(step|param_states)(\W.*)?|(extra\W)?accum_(\w+_time|examples_seen)"
-    r"|(lr_scheduler\w*|scheduler\w*|loss_scaler|hyper_parameters|best_(acc|prec)\w*|rng\w*|step|global_step|epoch\w*"
-    r"|iteration|args|config|n_averaged)(\W(?!(.*\W)?(weight|bias|kernel)$).*)?"
+    r"|((lr_)?scheduler(s|_states?|_state_dict)?|loss_scaler|hyper_parameters|best_(acc|prec)\w*|rng|\w*rngs?(_states?|_keys?)?"
+    r"|step|global_step|epochs?|iteration|args|config|n_averaged)"
+    r"(\W(?!(.*\W)?(\w*(weight|bias|kernel|gamma|beta|embedding)\w*|running_\w+)$).*)?"
     # Used only in pre-training, by DINO, iBOT and DINOv2.
     r"|(dino|ibot)_head\W(mlp|last_layer)(\W.*)?|(dino|ibot)_(patch_)?loss\Wcenter|mask_token"
 )
@@ -110,11 +114,11 @@ def enclosing_module(prefix: str, path: KeyPath, separator: str) -> str:
         separator: the separator of the words of a key.
     """
     words = prefix.split(separator)[:-1]
-    dictionaries = len(separator.join(path[:-1]).split(separator)) if separator == "." and len(path) > 1 else 0
+    count = len(words) if separator == "/" else len(separator.join(path[:-1]).split(separator)) if len(path) > 1 else 0
     names = [
         word
         for number, word in enumerate(words)
-        if word not in _LOOP_WRAPPERS and not (number < dictionaries and word in _LOOP_DICTIONARIES)
+        if word not in (*_LOOP_MODULES, *(_LOOP_DICTIONARIES[separator] if number < count else ()))
     ]
     return separator.join(names)
 

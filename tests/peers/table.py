@@ -48,12 +48,15 @@ is an error.
 ## How a file is interpreted
 
 1. **By its own config.** A file that this project wrote contains its config and the name of its format. A `config.json`
-   beside it that contradicts them is an error.
+   or image processor beside it that contradicts the config, the class names or the preprocessing stored in it is an
+   error.
 2. **By a `config.json` beside it.** The weights are read by a format of the library that it names, or refused. timm's
    `model_args` are followed through the constructor of the architecture's class. Every field of a transformers config
    is interpreted, or known not to change the function. An unknown architecture, class, argument, field or value is an
    error that names it. So is a class whose output the twins cannot compute. If a class of transformers returns no single
    vector (all tokens, feature maps, a reconstruction), or `architectures` names no class, the output is an assumption.
+   If the keys show a module around the model (`backbone.`, `model.`), `config.json` does not describe that module: that
+   it adds nothing is an assumption, beside those of step 3 that no field of the config states.
 3. **By its tensors,** if there is nothing else. Everything that changes the function without changing a tensor is an
    *assumption*: LayerNorm's epsilon, the activation, pooling, the number of heads, the score scale, masks and biases of
    attention, the order of patches and pixels, rotary positions, whether a position table is used, the order of norms in

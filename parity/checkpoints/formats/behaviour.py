@@ -31,6 +31,15 @@ from collections.abc import Mapping
 from parity.checkpoints.formats.format import Evidence
 
 
+def behaviour_of_module(evidence: Evidence, module: str) -> Mapping[str, str]:
+    """Return the assumed behaviour, by property, of a model inside another module, of which no config file tells.
+
+    module: the path of the model in that module, such as "backbone".
+    """
+    around = f"none: the module with {module!r} returns its output unchanged"
+    return {**common_behaviour(evidence), "code around the model": around}
+
+
 def common_behaviour(evidence: Evidence) -> Mapping[str, str]:
     """Return the assumed behaviour, by property, of a model of which only the tensors are known."""
     axes = evidence.axes

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from parity.checkpoints.formats.behaviour import common_behaviour
+from parity.checkpoints.formats.behaviour import behaviour_of_module, common_behaviour
 from parity.checkpoints.formats.format import Evidence
 from vit_spec import InputError
 
@@ -46,14 +46,46 @@ MODELS = {  # model_type -> the beginning of the names of its classes
 }
 
 
-def unread_layers(evidence: Evidence) -> Mapping[str, str]:
+# Classes whose keys do not begin with the name of their model, and the beginning of the keys of classes that contain it.
+_BARE_CLASSES = {
+    "DeiTModel": "deit",
+    "Dinov2Backbone": "dinov2",
+    "Dinov2Model": "dinov2",
+    "Dinov2WithRegistersBackbone": "dinov2_with_registers",
+    "Dinov2WithRegistersModel": "dinov2_with_registers",
+    "ViTMAEModel": "vit",
+    "ViTModel": "vit",
+}
+_VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVisionModel")  # without a text tower
+
+
+def unread_layers(evidence: Evidence, name: str = "") -> Mapping[str, str]:
     """Return the layers after the model that are not read, with the assumption that they do not change its output.
 
     The classes of transformers do not use these layers for their output.  Custom classes have layers with the same names
-    and use them.  With a config.json nothing is assumed, because it shows that the class is one of transformers'.
+    and use them.  Nothing is assumed of a layer that the class in config.json has.
+
+    Args:
+        evidence: what the checkpoint shows about the model.
+        name: the class in config.json; "" for none.
     """
     found = {key.split(".")[-3] for key in evidence.ignored_arrays if re.search(r"\b(pooler\.dense|decoder\.0)\.\w+$", key)}
-    return {} if model_type(evidence) else dict.fromkeys(sorted(found), "without effect on the output of the model")
+    found -= {"decoder"} if name.endswith("ForMaskedImageModeling") else set()
+    if name in _VISION_CLASSES:
+        found |= {key.partition(".")[0] for key in evidence.ignored_arrays if re.match(r"text_|logit_", key)}
+    return dict.fromkeys(sorted(found), "without effect on the output of the model")
+
+
+def _module_around(evidence: Evidence, name: str) -> str:
+    """Return the path of the model in a module that is not of the class in config.json, as the keys show; "" if none.
+
+    transformers 5 writes CLIP's and SigLIP's image towers without the beginning vision_model, unless it has read them so.
+    """
+    if name in _BARE_CLASSES and not evidence.variant.endswith("-bare"):
+        return _BARE_CLASSES[name]
+    version = str(evidence.notes["config.json"].get("transformers_version", ""))
+    is_tower = name in ("CLIPVisionModel", "SiglipVisionModel") and evidence.variant == "v4"
+    return "vision_model" if is_tower and re.match(r"([5-9]|\d\d)\.", version) else ""
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
@@ -66,11 +98,15 @@ def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
         gated = "glu" in evidence.axes["blocks.mlp.fc1.weight"]
         gate = {"MLP gate": "SiLU of the first half"} if gated else {}
         return {"outputs": outputs, **common_behaviour(evidence), **gate, **unread_layers(evidence)}
-    if not (name := stated_class(evidence)):
-        return {"outputs": f"{outputs}; config.json names no class in architectures"}
-    if CLASSES[name] not in RETURNED or "pre_logits.weight" in evidence.axes:
-        return {}
-    return {"outputs": f"{outputs}; {name} returns {CLASSES[name]}"}
+    name = stated_class(evidence)
+    found = dict(unread_layers(evidence, name))
+    if module := _module_around(evidence, name):
+        found |= behaviour_of_module(evidence, module)
+    if not name:
+        found["outputs"] = f"{outputs}; config.json names no class in architectures"
+    elif CLASSES[name] in RETURNED and "pre_logits.weight" not in evidence.axes:
+        found["outputs"] = f"{outputs}; {name} returns {CLASSES[name]}"
+    return found
 
 
 def _outputs(evidence: Evidence) -> str:
@@ -136,6 +172,8 @@ def check_class(name: str, evidence: Evidence, content: Mapping[str, Any]) -> No
         mismatch = "has a projection, but the weights have none"
     if "pre_logits.weight" in axes and output not in (TOKENS, ""):
         mismatch = "has no pooler, but the weights have one"
+    if "head.weight" not in axes and output == CLASSIFIED and len(content.get("id2label") or ()) > 0:
+        mismatch = f"has a classifier of {len(content['id2label'])} classes, but the weights have none"
     if mismatch:
         raise InputError(f"{what}, which {mismatch}: give the config.json of these weights")
     if output == MAPS:

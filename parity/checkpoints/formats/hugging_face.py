@@ -258,12 +258,13 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
             f"give the config.json of these weights"
         )
     named = stated_class(evidence)
-    content = dict(whole)
-    for part in ("vision_config", "vision_config_dict"):  # the second overrides the first (CLIPConfig)
+    # Configs with two towers have no fields of the image tower outside of the tower's config.
+    content = {} if kind in ("clip", "siglip") else dict(whole)
+    for part in ("vision_config", "vision_config_dict"):  # the second replaces the first, with defaults (CLIPConfig)
         if whole.get(part) is not None and part in _TOWER_CONFIGS.get(kind, ()):
             if not isinstance(whole[part], dict):
                 raise InputError(f"its config.json says {part} {whole[part]!r}: an object was expected")
-            content = {**(content if part == "vision_config_dict" else {}), **whole[part]}
+            content = dict(whole[part])
     for fields in (whole, content):
         known = {*NEUTRAL_FIELDS, *BACKBONE_FIELDS, *SIZE_FIELDS, *defaults}
         unknown = [key for key in fields if key not in known and not (key in UNSET_FIELDS and not fields[key])]

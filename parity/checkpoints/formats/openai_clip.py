@@ -8,12 +8,14 @@ open_clip_config.json lies beside it.  The text tower is neither read nor writte
 Sources: openai/CLIP d05afc4, clip/model.py; mlfoundations/open_clip, src/open_clip/transformer.py.
 """
 
+import re
 from collections.abc import Mapping
 
 from parity.checkpoints.formats import open_clip_config
-from parity.checkpoints.formats.behaviour import common_behaviour
+from parity.checkpoints.formats.behaviour import behaviour_of_module, common_behaviour
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from parity.checkpoints.formats.tables import PLAIN_VIT_CONSTRAINTS, unsupported_head_width
+from vit_spec import InputError
 from vit_spec.models import CLIP
 
 TOWER = """
@@ -46,6 +48,8 @@ _WHOLE_MODEL = "\n".join(
     " | ".join([name, f"visual.{key}", axes])
     for name, key, axes in ([part.strip() for part in line.split("|")] for line in TOWER.splitlines() if line.strip())
 )
+_TEXT_TOWER = r"transformer\..*|token_embedding\..*|positional_embedding|ln_final\..*|text_projection|text\..*|logit_scale"
+_TOKEN_EMBEDDING = r"(token|word)_embedding|embed_tokens|shared|wte"  # every text tower has one of these
 _OPENAI_ENTRIES = {"input_resolution", "context_length", "vocab_size"}  # clip/model.py, build_model
 
 
@@ -56,12 +60,27 @@ def read_config(evidence: Evidence) -> Fields:
         InputError: as `open_clip_config.config_fields`.
     """
     own: Fields = {"mlp.activation": "quick_gelu"} if _OPENAI_ENTRIES & evidence.ignored_arrays.keys() else {}
-    return open_clip_config.config_fields(evidence.notes) or own
+    stated = open_clip_config.config_fields(evidence.notes)
+    if own and stated.get("mlp.activation", "quick_gelu") != "quick_gelu":
+        raise InputError(
+            f"its {open_clip_config.FILE} says mlp.activation={stated['mlp.activation']!r}, but it is a file of OpenAI, "
+            f"whose models have 'quick_gelu': move it away from {open_clip_config.FILE}, or correct that"
+        )
+    return stated or own
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return `common_behaviour`, unless the file is OpenAI's own or open_clip_config.json lies beside it."""
-    return {} if read_config(evidence) else common_behaviour(evidence)
+    """Return `common_behaviour`, unless the file is OpenAI's own or open_clip_config.json lies beside it.
+
+    A whole CLIP has a text tower.  Without one, "visual" is the image tower in another module, and arrays with names of the
+    text tower are layers of that module.
+    """
+    found = {} if read_config(evidence) else common_behaviour(evidence)
+    text = {key for key in evidence.ignored_arrays if re.match(_TEXT_TOWER, key)}
+    if evidence.variant == "tower" or any(re.search(_TOKEN_EMBEDDING, key) for key in text):
+        return found
+    layers = sorted({key.partition(".")[0] for key in text})
+    return {**behaviour_of_module(evidence, "visual"), **dict.fromkeys(layers, "without effect on the output of the model")}
 
 
 FORMAT = Format(
@@ -70,7 +89,7 @@ FORMAT = Format(
     separator=".",
     tables={"clip": _WHOLE_MODEL, "tower": TOWER},
     ignored_keys={
-        r"transformer\..*|token_embedding\..*|positional_embedding|ln_final\..*|text_projection|text\..*": "the text tower",
+        _TEXT_TOWER: "the text tower",
         r"attn_mask": "the attention mask of the text tower",
         r"logit_scale|logit_bias": "scale or bias for the comparison of images with texts",
         r"input_resolution|context_length|vocab_size": "a size, stored as an array",

@@ -466,12 +466,58 @@ def test_a_pooler_with_another_activation_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["hf-vit", "hf-deit"])
 @pytest.mark.parametrize("part", ["pooler", "decoder"])
-def test_a_layer_that_the_librarys_class_does_not_use_is_an_assumption_without_config_json(tmp_path, name, part):
+def test_a_layer_that_the_librarys_class_does_not_have_is_an_assumption(tmp_path, name, part):
     key = f"{name.removeprefix('hf-')}.pooler.dense.weight" if part == "pooler" else "decoder.0.weight"
     path = file_without_metadata(tmp_path, CONFIGS[name], name, **{key: np.ones((12, 12), np.float32)})
     assert part in {each.field for each in parity.load(path, given=HEADS).assumed}
     write_config_json(tmp_path, model_type=name.removeprefix("hf-"), image_size=12, patch_size=4, num_attention_heads=3)
-    assert part not in {each.field for each in parity.load(path).assumed}  # transformers' classes do not use it
+    assert part in {each.field for each in parity.load(path).assumed}
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("ViTModel", {"intermediate_size": 24}), ("Dinov2Model", {"hidden_size": 12, "mlp_ratio": 2})]
+)
+def test_a_module_around_a_class_without_a_prefix_is_an_assumption(tmp_path, name, more):
+    """The keys of the class itself do not begin with vit or dinov2."""
+    kind = name.removesuffix("Model").lower()
+    config = CONFIGS[f"hf-{kind}"].replace(num_classes=0, head={"pool": "token"})
+    for variant, named in (("v4", True), ("v4-bare", False)):
+        path = file_without_metadata(tmp_path, config, f"hf-{kind}:{variant}")
+        fields = {"architectures": [name], "image_size": 12, "patch_size": 4, "num_attention_heads": 3, **more}
+        write_config_json(tmp_path, model_type=kind, **fields)
+        found = {each.field for each in parity.load(path).assumed}
+        assert ({"code around the model", "further operations"} <= found) == named
+
+
+def test_a_class_with_a_classifier_that_the_weights_lack_is_refused(tmp_path):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-vit"].replace(num_classes=0), "hf-vit:v4")
+    fields = {"model_type": "vit", "image_size": 12, "patch_size": 4, "num_attention_heads": 3}
+    write_config_json(tmp_path, **fields, architectures=["ViTForImageClassification"], id2label={"0": "a", "1": "b"})
+    with pytest.raises(
+        InputError, match="'ViTForImageClassification', which has a classifier of 2 classes, but the weights"
+    ):
+        parity.load(path)
+    write_config_json(tmp_path, **fields, architectures=["ViTForImageClassification"], id2label={})
+    assert parity.load(path).config.num_classes == 0
+
+
+@pytest.mark.parametrize("key", ["logit_scale", "text_model.0.weight"])
+def test_a_layer_named_as_a_text_tower_is_an_assumption_beside_a_class_without_one(tmp_path, key):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-siglip"], "hf-siglip", **{key: np.ones(3, np.float32)})
+    fields = {"image_size": 12, "patch_size": 4, "num_attention_heads": 3}
+    write_config_json(tmp_path, model_type="siglip_vision_model", architectures=["SiglipVisionModel"], **fields)
+    assert key.partition(".")[0] in {each.field for each in parity.load(path).assumed}
+    write_config_json(tmp_path, model_type="siglip", architectures=["SiglipModel"], vision_config=fields)
+    assert key.partition(".")[0] not in {each.field for each in parity.load(path).assumed}
+
+
+def test_vision_config_dict_replaces_vision_config_with_its_defaults(tmp_path):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-clip"], "hf-clip")
+    fields = {"image_size": 12, "patch_size": 4, "num_attention_heads": 3}
+    first = {**fields, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
+    write_config_json(tmp_path, model_type="clip", vision_config=first, vision_config_dict=fields)
+    config = parity.load(path).config
+    assert (config.mlp.activation, config.norms.eps) == ("quick_gelu", 1e-5)
 
 
 def test_a_decoder_that_is_not_that_of_mae_is_refused(tmp_path):

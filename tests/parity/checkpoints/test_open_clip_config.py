@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import parity
 from parity.checkpoints.preprocessing import center_crop
@@ -45,10 +45,13 @@ IMAGES: dict[str, Any] = {
 }
 
 
+TEXT_TOWER = {"token_embedding.weight": np.ones((7, 4), np.float32), "logit_scale": np.ones((), np.float32)}
+
+
 def folder(path: Path, tower: Any = None, images: Any = None, **model: Any) -> Path:
-    """Write a folder as OpenCLIP's push_to_hf_hub.py does, but without the text tower."""
+    """Write a folder as OpenCLIP's push_to_hf_hub.py does, with the first array of the text tower."""
     keys = dict(converted_arrays(reproducible_init.weights(CONFIG, 0), "openai-clip"))
-    save_file({**keys, "logit_scale": np.ones((), np.float32)}, path / "open_clip_model.safetensors")
+    save_file({**keys, **TEXT_TOWER}, path / "open_clip_model.safetensors")
     cfg = {"embed_dim": 40, "vision_cfg": {**TOWER, **(tower or {})}, "text_cfg": TEXT, **model}
     content = {"model_cfg": cfg, "preprocess_cfg": {**IMAGES, **(images or {})}}
     (path / "open_clip_config.json").write_text(json.dumps(content))
@@ -61,6 +64,23 @@ def test_the_file_determines_the_config_and_the_preprocessing(tmp_path: Path) ->
     assert all(found.config.at(name) == CONFIG.at(name) for name in [*names.split(), "pixels.std"])
     assert not found.assumed
     assert found.preprocessing == center_crop((32, 48), filter="bicubic")
+
+
+def test_layers_with_names_of_the_text_tower_are_an_assumption_without_a_text_tower(tmp_path: Path) -> None:
+    """Such a file is of another module, which contains an image tower as `visual`."""
+    weights = folder(tmp_path) / "open_clip_model.safetensors"
+    tower = {key: array for key, array in load_file(weights).items() if key.startswith("visual.")}
+    layers = {"transformer.linear1.weight": np.ones(3, np.float32), "text.weight": np.ones(3, np.float32)}
+    save_file({**tower, **layers}, weights)
+    found = {each.field for each in parity.load(tmp_path).assumed}
+    assert {"transformer", "text", "code around the model", "further operations", "outputs"} <= found
+
+
+def test_a_file_of_openai_beside_another_activation_is_refused(tmp_path: Path) -> None:
+    weights = folder(tmp_path, {"act_kwargs": None}) / "open_clip_model.safetensors"
+    save_file({**load_file(weights), "vocab_size": np.ones((), np.int64)}, weights)
+    with pytest.raises(InputError, match=r"says mlp\.activation='gelu', but it is a file of OpenAI"):
+        parity.load(tmp_path)
 
 
 def test_a_file_that_contradicts_our_metadata_is_refused(tmp_path: Path) -> None:
