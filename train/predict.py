@@ -5,6 +5,7 @@ The imports here are fast; a framework is imported after the arguments are check
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from parity.__main__ import Parser
+from parity.checkpoints.atomic_write import check_replaceable
 from parity.checkpoints.metadata import shorten
 from parity.checkpoints.preprocessing import center_crop
 from parity.checkpoints.reading import resolve_path
@@ -49,7 +51,8 @@ def predict(args: argparse.Namespace) -> int:
     """Print the predictions of a trained model for images.  Report images that cannot be read, and predict the others."""
     paths = [resolve_path(image) for image in args.images]
     if args.maps:
-        _check_maps_path(Path(args.maps))
+        inputs = [*paths, Path(args.weights), *([Path(args.classes)] if args.classes else [])]
+        _check_maps_path(Path(args.maps), inputs, force=args.force)
     model = load_from_arguments(args)
     config = model.input_config
     require_pooling(model.checkpoint)
@@ -82,7 +85,8 @@ def predict(args: argparse.Namespace) -> int:
         from train.loop.attention_maps import draw_attention_maps
 
         rows, titles = list(predictions), [_title(model.task, each) for each in predictions.values()]
-        draw_attention_maps(Path(args.maps), np.concatenate(shown_images)[rows], np.concatenate(maps)[rows], titles)
+        pixels, attention = np.concatenate(shown_images)[rows], np.concatenate(maps)[rows]
+        draw_attention_maps(Path(args.maps), pixels, attention, titles, force=args.force)
         if not args.json:
             print_lines(f"wrote {args.maps}")
     return BAD_INPUT if errors else 0
@@ -182,11 +186,19 @@ def _read_class_names(path: Path, config: ViTConfig) -> tuple[str, ...]:
     return names
 
 
-def _check_maps_path(path: Path) -> None:
+def _check_maps_path(path: Path, inputs: list[Path], *, force: bool) -> None:
+    """Refuse a path that cannot be written to, that is an input, or, without `force`, that exists."""
     if path.suffix.lower() != ".png":
         raise InputError(f"--maps {path}: the picture is a PNG; give a name that ends in .png")
     if not path.parent.is_dir():
         raise InputError(f"--maps {path}: there is no folder {path.parent}; make it first")
+    check_replaceable(path)
+    if path.is_dir():
+        raise InputError(f"--maps {path} is a folder: give the name of a file")
+    if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
+        raise InputError(f"--maps {path} is one of the files to read, and is not replaced: give another name")
+    if os.path.lexists(path) and not force:
+        raise InputError(f"--maps {path} exists: give another name, or --force to replace it")
 
 
 def _parser() -> Parser:
@@ -199,6 +211,7 @@ def _parser() -> Parser:
     parser.add_argument("--classes", metavar="FILE", help=text)
     text = "write a picture of the images, each beside the attention map of the last block"
     parser.add_argument("--maps", metavar="PATH.png", help=text)
+    parser.add_argument("--force", action="store_true", help="replace PATH.png if it exists")
     return parser
 
 

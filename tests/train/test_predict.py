@@ -1,6 +1,7 @@
 """Predictions of a trained model: the same with either twin, with the preprocessing of the run."""
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -295,6 +296,46 @@ def test_both_twins_have_the_same_attention_maps(run: Path) -> None:
     one, other = (load_predictor(checkpoint, twin).attention_maps(images) for twin in ("jax", "torch"))
     assert one.shape == (2, 2, 5, 5)
     np.testing.assert_allclose(one, other, rtol=1e-5)  # float32 rounding of 1.2e-7 through two blocks
+
+
+def test_an_existing_picture_is_replaced_only_with_force(
+    run: Path, photos: list[str], predict: Main, refused: Main
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = run / "maps.png"
+    picture.write_bytes(b"old")
+    assert f"--maps {picture} exists: give another name, or --force" in refused(run, photos[0], "--maps", picture)
+    assert picture.read_bytes() == b"old"
+    predict(run, photos[0], "--maps", picture, "--force")
+    with Image.open(picture) as drawn:
+        assert drawn.format == "PNG"
+
+
+def test_maps_never_replace_an_image_that_is_read(run: Path, photos: list[str], refused: Main) -> None:
+    before = Path(photos[1]).read_bytes()
+    (run / "link.png").symlink_to(photos[1])
+    for picture in (photos[1], run / "link.png"):
+        message = refused(run, *photos[:2], "--maps", picture, "--force")
+        assert f"--maps {picture} is one of the files to read, and is not replaced" in message
+    assert Path(photos[1]).read_bytes() == before
+
+
+def test_maps_that_cannot_be_written_leave_the_old_picture_and_are_named(
+    run: Path, photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("torch")
+    picture = run / "maps.png"
+    picture.write_bytes(b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # in place of a full disk
+    try:
+        assert main([str(run), photos[0], "--maps", str(picture), "--force", "--twin", "torch"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    expected = f"error: cannot write {picture} (File too large): correct that, or give another name\n"
+    assert capsys.readouterr().err == expected
+    assert picture.read_bytes() == b"old" and {path.name for path in run.glob("*map*")} == {"maps.png"}
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ WARMED_UP_EMA = 2  # the version from which the EMA is warmed up and contains no
 class CheckpointStore:
     """Orbax checkpoints of the training state and of the loop's state, a JSON object, in a folder.
 
+    The training state is a pytree with the number of steps done as `step`.
+
     keep: number of the newest checkpoints to keep; the best one is kept too.
     rank: returns the number that is largest for the best checkpoint, given the loop's state; None if it has none.
     """
@@ -39,7 +41,12 @@ class CheckpointStore:
         self._preservation_policy = policies.AnyPreservationPolicy(
             [
                 policies.LatestN(keep),
-                policies.BestN(get_metric_fn=lambda metrics: metrics["rank"], n=1, keep_checkpoints_without_metrics=False),
+                # The earliest of several best, as the loop does.  Checkpoints of older versions lack "step".
+                policies.BestN(
+                    get_metric_fn=lambda metrics: (metrics["rank"], -metrics.get("step", 0)),
+                    n=1,
+                    keep_checkpoints_without_metrics=False,
+                ),
             ]
         )
         self._rank = rank
@@ -81,9 +88,8 @@ class CheckpointStore:
         rank = self._rank(loop_state)
         metadata = {"version": VERSION, "note": loop_state, "digest": _checksums(state)}
         try:
-            self._checkpointer.save_async(
-                step, state, metrics=None if rank is None else {"rank": rank}, custom_metadata=metadata, overwrite=True
-            )
+            metrics = None if rank is None else {"rank": rank, "step": step}
+            self._checkpointer.save_async(step, state, metrics=metrics, custom_metadata=metadata, overwrite=True)
         except Exception as error:  # an OSError, or whatever the libraries below convert it to
             raise self._write_error(error) from error
 
@@ -128,6 +134,13 @@ class CheckpointStore:
             raise self._none_readable_error(damaged)
         return None
 
+    def restore(self, step: int, target: Tree) -> tuple[int, Tree, LoopState, int] | None:
+        """Return the same as `restore_newest` of the checkpoint of a step; None if it is missing or damaged."""
+        if step not in [each.step for each in self._checkpointer.checkpoints]:
+            return None
+        restored, _ = self._read(step, target)
+        return None if restored is None else (step, *restored)
+
     def _read(self, step: int, target: Tree) -> tuple[tuple[Tree, LoopState, int] | None, str]:
         """Return training state, loop state and version of a checkpoint; or None, and why it is damaged."""
         try:
@@ -142,6 +155,8 @@ class CheckpointStore:
             state = self._checkpointer.load(step, target)
             if changed := [name for name, sum in _checksums(state).items() if metadata["digest"].get(name) != sum]:
                 raise ValueError(f"the checksum of {', '.join(changed)} is wrong")
+            if (found := int(state.step)) != step:  # a copy under another name
+                raise ValueError(f"its content is that of step {found}")
             return (state, metadata["note"], version), ""
         except InputError:
             raise

@@ -152,12 +152,13 @@ class JaxEngine:
         """Start to write a checkpoint: the training state and the state of the loop."""
         self._checkpoint_store.save(step, self._state, loop_state)
 
-    def restore_checkpoint(self) -> tuple[int, dict[str, Any]] | None:
-        """Restore the newest checkpoint that can be read; return its step and the loop's state, or None."""
+    def restore_checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
+        """Restore the newest readable checkpoint, or that of `step`; return its step and the loop's state, or None."""
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._state)
-        if (newest := self._checkpoint_store.restore_newest(target)) is None:
+        store = self._checkpoint_store
+        if (restored := store.restore_newest(target) if step is None else store.restore(step, target)) is None:
             return None
-        step, self._state, loop_state, version = newest
+        step, self._state, loop_state, version = restored
         if version < WARMED_UP_EMA and self.has_ema and ema_step_size(step, decay=self._recipe.ema) > 1 - self._recipe.ema:
             copied = jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=self.shardings.params)
             self._state = self._state._replace(ema=copied(self._state.params))

@@ -1,5 +1,6 @@
 """Attention maps as a picture: each image beside the attention that the last block gives to its patches."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from parity.checkpoints.atomic_write import atomic_replace
 from train.loop.curves import INK
 from train.loop.pictures import overlay_attention
-from vit_spec import ViTConfig
+from vit_spec import InputError, ViTConfig
 
 COLUMNS = 3  # pairs of image and map in a row; more if the picture would otherwise be taller than wide
 CELL_SIDE, TITLE_HEIGHT, GAP = 2.6, 0.4, 0.08  # inches: an image and the gap beside it, the text above it, the gap
@@ -31,12 +33,18 @@ def patch_attention(weights: Array, config: ViTConfig) -> Array:
     return rows[:, config.num_prefix :].reshape(-1, *config.grid)
 
 
-def draw_attention_maps(path: Path, images: NDArray[np.uint8], maps: Array, titles: list[str]) -> None:
+def draw_attention_maps(
+    path: Path, images: NDArray[np.uint8], maps: Array, titles: list[str], *, force: bool = False
+) -> None:
     """Write a PNG that shows each image, and beside it the same image, pale, with its map as a colour over it.
 
     All images are drawn into one axes, with inches as coordinates: axes for each image would take longer than to draw it.
 
     images: (B, H, W, C) uint8, as given to the model.    maps: (B, rows, columns).    titles: a text above each image.
+    force: replace an existing file.
+
+    Raises:
+        InputError: the file exists, or cannot be written; an existing file then stays as it is.
     """
     height, width = images.shape[1:3]
     image_height = (CELL_SIDE - GAP) * min(height / width, 3)
@@ -59,4 +67,10 @@ def draw_attention_maps(path: Path, images: NDArray[np.uint8], maps: Array, titl
             axes.text(left, y - GAP, text, fontsize=points, color=INK)
     axes.set(xlim=(0, size[0]), ylim=(size[1], 0))
     axes.set_axis_off()
-    figure.savefig(path, dpi=min(150, MAX_SIDE / size.max()))
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=min(150, MAX_SIDE / size.max()))
+    try:
+        with atomic_replace(path, replace=force) as new:
+            new.write_bytes(picture.getvalue())
+    except OSError as error:
+        raise InputError(f"cannot write {path} ({error.strerror or error}): correct that, or give another name") from None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Self, SupportsFloat
 
 import numpy as np
@@ -18,7 +19,7 @@ from train.loop.interruption import Interruption
 from train.loop.metrics import PRIMARY_METRIC, compute_metrics, is_better
 from train.loop.pictures import MAX_IMAGES, image_grid, overlay_attention, training_images
 from train.loop.progress import ProgressDisplay
-from train.loop.run_folder import CHECKPOINTS, RunFolder, convert_write_errors
+from train.loop.run_folder import CHECKPOINTS, RunFolder, convert_write_errors, file_sha256
 from train.recipes import Recipe, Task
 from train.recipes.durations import duration_in_steps
 from train.recipes.schedule import learning_rate
@@ -135,7 +136,9 @@ class Loop:
         self.skipped = 0
         self._recent_metrics: list[dict[str, float]] = []  # one of each step since the last record in metrics.jsonl
         self._mean_metrics: dict[str, float] = {}  # the last record
+        self._best_files: dict[str, dict[str, Any]] = {}  # by the name of a file of best weights: its "step" and "sha256"
         self._saved_step = -1  # of the newest checkpoint
+        self._has_checkpoint = False  # whether a checkpoint of this run is complete
         self._is_evaluated = False  # whether `last` belongs to the current weights
 
     def fit(self) -> None:
@@ -198,6 +201,7 @@ class Loop:
                 if is_profiling:
                     self.engine.profile(None)
                 self.engine.close()
+        self._set_has_checkpoint()
 
     # Metrics of a step -------------------------------------------------------------------------------------------
 
@@ -244,6 +248,7 @@ class Loop:
 
     def _evaluate(self) -> bool:
         """Evaluate the weights on the held-out set and save the best; return False if a signal cut it short."""
+        self._is_evaluated = False  # until all is written
         raw_flags = (False, True) if self.engine.has_ema else (False,)  # values of `raw`
         pending = deque[list[EvalOutput]]()  # results that the devices may still compute
         results: list[list[Arrays]] = [[] for _ in raw_flags]
@@ -273,13 +278,11 @@ class Loop:
             maps = patch_attention(self.engine.attention_maps(first_images), self.train.config)
             self.run.log_image("attention", self.done, image_grid(overlay_attention(first_images, maps)))
         if self._is_better(self.last, self.best):
-            self.best = self.last
-            with convert_write_errors(self.run.best):
-                self.engine.save_weights(self.run.best)
+            self._write_best(self.run.best, self.done)
+            self.best = self.last  # after the file: the checkpoint that follows a failed write does not claim it
         if self.engine.has_ema and self._is_better(self.last_raw, self.best_raw):
+            self._write_best(self.run.best_raw, self.done, raw=True)
             self.best_raw = self.last_raw
-            with convert_write_errors(self.run.best_raw):
-                self.engine.save_weights(self.run.best_raw, raw=True)
         return True
 
     def _compute_metrics(self, results: list[Arrays]) -> dict[str, float]:
@@ -298,16 +301,27 @@ class Loop:
 
     def _write_weights(self) -> None:
         """Write the newest weights; if there is an EMA, write it and the weights themselves."""
-        with convert_write_errors(self.run.weights):
-            self.engine.save_weights(self.run.weights)
+        self._write_file(self.run.weights)
         if self.engine.has_ema:
-            with convert_write_errors(self.run.weights_raw):
-                self.engine.save_weights(self.run.weights_raw, raw=True)
+            self._write_file(self.run.weights_raw, raw=True)
+
+    def _write_best(self, path: Path, step: int, *, raw: bool = False) -> None:
+        """Write the engine's weights, those of `step`, as the best weights."""
+        self._write_file(path, raw=raw)
+        # Only the main process knows that the file is complete.  Its state is the one that a checkpoint stores.
+        self._best_files[path.name] = {"step": step, "sha256": file_sha256(path) if self.engine.is_main else None}
+
+    def _write_file(self, path: Path, *, raw: bool = False) -> None:
+        if not self._has_checkpoint:
+            self.run.mark_first_checkpoint_unfinished()
+        with convert_write_errors(path):
+            self.engine.save_weights(path, raw=raw)
 
     def _save_checkpoint(self) -> None:
         """Start to write a checkpoint of the engine's state and the loop's, and write the weights."""
         if self._saved_step == self.done:
             return
+        is_first = self._saved_step < 0
         self._saved_step = self.done  # before writing: a write that fails is not tried twice
         state = {
             "last": self.last,
@@ -315,6 +329,7 @@ class Loop:
             "best": self.best,
             "last_raw": self.last_raw,
             "best_raw": self.best_raw,
+            "best_files": dict(self._best_files),
             "window": list(self._recent_metrics),  # a copy: the engine may write it after the list has changed
             "mean": self._mean_metrics,
             "unread": sorted(self.unreadable),
@@ -322,14 +337,23 @@ class Loop:
             "seconds": self.run.seconds,
         }
         self.engine.save_checkpoint(self.done, state)
+        if not is_first:
+            self._set_has_checkpoint()  # the previous checkpoint is complete when this one begins
         self._write_weights()
+
+    def _set_has_checkpoint(self) -> None:
+        if not self._has_checkpoint:
+            self._has_checkpoint = True
+            self.run.mark_first_checkpoint_finished()
 
     def _resume(self) -> None:
         if (restored := self.engine.restore_checkpoint()) is None:
-            self.run.resume_at(0, 0.0)
+            self.run.resume_at(0, 0.0, is_evaluated=False)
             return
+        self._set_has_checkpoint()
         self.done, state = restored
-        missing: LoopState = {"last_raw": {}, "best_raw": {}}  # checkpoints of older versions lack these keys
+        # Checkpoints of older versions lack these keys.
+        missing: LoopState = {"last_raw": {}, "best_raw": {}, "best_files": {}}
         state = missing | state if isinstance(state, dict) else {}
         if not _is_loop_state(state, PRIMARY_METRIC[self.task]):
             raise InputError(
@@ -340,10 +364,46 @@ class Loop:
         self.last, self.best = state["last"], state["best"]
         self._recent_metrics, self._mean_metrics = state["window"], state["mean"]
         self.last_raw, self.best_raw, self._is_evaluated = state["last_raw"], state["best_raw"], state["looked"]
-        self.run.resume_at(self.done, state["seconds"])
+        self._best_files = state["best_files"]
+        self.run.resume_at(self.done, state["seconds"], is_evaluated=self._is_evaluated)
         self.display.print_line(f"resuming from step {self.done:,} of {self.schedule.total:,}")
         if "remark" in state:
             self.display.print_line(state["remark"])
+        # The run may have ended between the checkpoint and the weights, or resume from an older checkpoint than its newest.
+        self._write_weights()
+        self.best = self._restore_best(self.run.best, self.best, self.last)
+        self.best_raw = self._restore_best(self.run.best_raw, self.best_raw, self.last_raw, raw=True)
+
+    def _restore_best(
+        self, path: Path, best: dict[str, float], last: dict[str, float], *, raw: bool = False
+    ) -> dict[str, float]:
+        """Rewrite a file of best weights that is missing or has other weights than those of the best metrics.
+
+        All processes must decide the same: no process writes the file before all have read it.
+
+        best, last: the best metrics, and the newest.
+
+        Returns:
+            The best metrics; none if their weights cannot be restored.
+        """
+        if not best:
+            return best
+        # Checkpoints of older versions do not have the step and the checksum.
+        file = self._best_files.get(path.name, {"step": self.done if self._is_evaluated and best == last else -1})
+        if file["step"] == self.done:
+            self._write_best(path, self.done, raw=raw)
+            return best
+        sha256 = file_sha256(path)
+        if sha256 is not None and file.get("sha256", sha256) == sha256:
+            return best
+        if self.engine.restore_checkpoint(file["step"]) is None:
+            self.display.print_line(f"the best weights, of {path}, are lost: neither that file nor a checkpoint has them")
+            return {}
+        self._write_best(path, file["step"], raw=raw)
+        self.display.print_line(f"{path} is restored from the checkpoint of step {file['step']:,}")
+        if self.engine.restore_checkpoint(self.done) is None:
+            raise InputError(f"the checkpoint of step {self.done} changed while it was read: give the same --run again")
+        return best
 
     @property
     def _epoch(self) -> float:
@@ -353,11 +413,13 @@ class Loop:
 def _is_loop_state(state: LoopState, primary_metric: str) -> bool:
     """Whether a state has the keys and types that `Loop` writes: the file may be damaged or another program's."""
     metric_dicts = [state.get(name) for name in ("last", "best", "last_raw", "best_raw", "mean")]
-    window, unreadable = state.get("window"), state.get("unread")
+    window, unreadable, files = state.get("window"), state.get("unread"), state.get("best_files")
     if (
         not isinstance(window, list)
         or not isinstance(unreadable, list)
         or not all(isinstance(name, str) for name in unreadable)
+        or not isinstance(files, dict)
+        or not all(isinstance(file, dict) and type(file.get("step")) is int and "sha256" in file for file in files.values())
     ):
         return False
     dicts = [each for each in (*metric_dicts, *window) if isinstance(each, dict)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import hashlib
 import json
 import math
 import os
@@ -27,6 +28,8 @@ Record = dict[str, Any]
 CHECKPOINTS = "checkpoints"
 DATA_FILE = "data.json"
 BEST_WEIGHTS = "best.safetensors"
+WEIGHTS = ("weights.safetensors", BEST_WEIGHTS, "weights_raw.safetensors", "best_raw.safetensors")
+UNFINISHED_FILE = ".first-checkpoint-unfinished"  # there are weights, and maybe no complete checkpoint yet
 MAX_CONFIG_BYTES = 1 << 24  # of config.json: the names of 21,843 classes take 3 MB
 MAX_METRICS_BYTES, MAX_RECORDS = 1 << 27, 1 << 20  # of metrics.jsonl: more than any run writes
 
@@ -50,6 +53,7 @@ class RunFolder:
     weights_raw.safetensors, best_raw.safetensors    with --ema: the newest and the best weights themselves
     checkpoints/            the checkpoints from which the run can resume
     curves.png              the metrics as a picture
+    .first-checkpoint-unfinished    only while there are weights and maybe no complete checkpoint
 
     The folder is new, or has a run with the same recipe, model and data, which resumes.  It is locked until the context is
     left.  If a run has several processes, only the main one locks and writes.
@@ -80,8 +84,8 @@ class RunFolder:
         source: Dataset | None = None,
         is_main: bool = True,
     ) -> None:
-        self.path, self.weights, self.best = path, path / "weights.safetensors", path / "best.safetensors"
-        self.weights_raw, self.best_raw = path / "weights_raw.safetensors", path / "best_raw.safetensors"
+        self.path = path
+        self.weights, self.best, self.weights_raw, self.best_raw = (path / name for name in WEIGHTS)
         self.records: list[Record] = []
         self.warnings: list[str] = []
         self._is_main, self._began = is_main, time.monotonic()
@@ -123,6 +127,7 @@ class RunFolder:
         saved = self._read_config(path)
         if saved is not None:
             self._refuse_other_config(saved, "recipe.")
+            _refuse_missing_checkpoints(path)
         identity = self._identify_data(path / DATA_FILE, source, recipe, saved) if source is not None else None
         if saved is not None:
             self._refuse_other_config(saved, "")
@@ -197,11 +202,33 @@ class RunFolder:
         """Time that the run has taken so far, without the time between its processes."""
         return time.monotonic() - self._began
 
-    def resume_at(self, step: int, seconds: float) -> None:
-        """Continue the records after `step` steps and `seconds`, and drop those of later steps; (0, 0) starts a run."""
+    def mark_first_checkpoint_unfinished(self) -> None:
+        """Call this before weights are written while the run has no complete checkpoint.
+
+        A run with weights and without a checkpoint starts again only with this mark, because its weights are replaced.
+        """
+        if self._is_main:
+            with convert_write_errors(self.path / UNFINISHED_FILE):
+                (self.path / UNFINISHED_FILE).touch()
+
+    def mark_first_checkpoint_finished(self) -> None:
+        """Remove the mark of `mark_first_checkpoint_unfinished` if it is there."""
+        if self._is_main:
+            with convert_write_errors(self.path / UNFINISHED_FILE):
+                (self.path / UNFINISHED_FILE).unlink(missing_ok=True)
+
+    def resume_at(self, step: int, seconds: float, *, is_evaluated: bool) -> None:
+        """Continue the records after `step` steps and `seconds`, and drop those of later steps; (0, 0) starts a run.
+
+        is_evaluated: False drops the records of the evaluation after `step` steps too, because it is repeated.
+        """
         self._began = time.monotonic() - seconds
         metrics = self.path / "metrics.jsonl"
-        self.records = [record for record in _read_records(metrics) if record["step"] <= step]
+        self.records = [
+            record
+            for record in _read_records(metrics)
+            if record["step"] < step + (is_evaluated or record.get("set") == "train")
+        ]
         if not self._is_main:
             return
         _write_text(metrics, "".join(_json_line(record) for record in self.records))
@@ -252,14 +279,42 @@ def saved_model_config(path: Path) -> ViTConfig | None:
     Raises:
         OSError: the folder of checkpoints cannot be listed.
     """
-    checkpoints = path / CHECKPOINTS
-    if not checkpoints.exists() or not any(checkpoint.name.isdigit() for checkpoint in checkpoints.iterdir()):
+    if not _has_checkpoints(path):
         return None
     try:
         config = bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
         return ViTConfig.from_json(json.dumps(config["model"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None  # `RunFolder` reports what is wrong with the folder
+
+
+def _has_checkpoints(path: Path) -> bool:
+    checkpoints = path / CHECKPOINTS
+    return checkpoints.is_dir() and any(checkpoint.name.isdecimal() for checkpoint in checkpoints.iterdir())
+
+
+def _refuse_missing_checkpoints(path: Path) -> None:
+    """Refuse a run whose checkpoints are gone: it would start again, and replace its weights and metrics."""
+    checkpoints = path / CHECKPOINTS
+    if os.path.lexists(checkpoints) and not checkpoints.is_dir():
+        raise InputError(f"{checkpoints} is not a folder: put the run's checkpoints back, or give --run a new folder")
+    weights = [name for name in WEIGHTS if (path / name).exists()]
+    if weights and not (path / UNFINISHED_FILE).exists() and not _has_checkpoints(path):
+        raise InputError(
+            f"{path} has trained weights ({', '.join(weights)}) and no checkpoints to resume from: put {checkpoints} back, "
+            "or give --run a new folder"
+        )
+
+
+def file_sha256(path: Path) -> str | None:
+    """Return the SHA-256 of a file in hexadecimal; None if it is not a file or cannot be read."""
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
 
 
 @contextmanager

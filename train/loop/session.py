@@ -278,9 +278,10 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     if loop.last:
         metrics = {name: value for name, value in loop.last.items() if "/" not in name}
         rows["held out"] = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics.items())
+    if loop.best:
         rows["best"] = f"{metric} {format_metric(metric, loop.best[metric])}, in {run.best}{ema}"
     if loop.best_raw:
-        is_raw_better = is_better(metric, loop.best_raw[metric], than=loop.best[metric])
+        is_raw_better = bool(loop.best) and is_better(metric, loop.best_raw[metric], than=loop.best[metric])
         rows["best raw"] = (
             f"{metric} {format_metric(metric, loop.best_raw[metric])}, in {run.best_raw}, the weights themselves"
             f"{', better than their average' * is_raw_better}"

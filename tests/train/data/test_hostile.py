@@ -5,6 +5,8 @@ import io
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import tarfile
 import tracemalloc
 import zipfile
@@ -17,6 +19,7 @@ from PIL import Image
 
 import vit_spec
 from parity.comparison.golden.inputs import read_model
+from tests import ROOT
 from train.data import fingerprint
 from train.data.sources import open_dataset, read_image, stratified_split
 from train.loop.run_folder import CHECKPOINTS, RunFolder, saved_model_config
@@ -546,6 +549,33 @@ def test_a_jpeg_with_very_many_exif_segments_is_refused(tmp_path):
     assert "more than 16 parts" in str(error.value) and read_image(tmp_path / "16.jpg").size == (8, 8)
 
 
+@pytest.mark.filterwarnings("ignore:Tag data larger than file:UserWarning")  # errors in these tests
+@pytest.mark.parametrize("suffix", ["png", "webp", "tif"])
+def test_tags_that_share_their_value_do_not_take_gigabytes(tmp_path, suffix):
+    shared = [(tag, 7, 10**6, 8) for tag in range(40_000, 42_000)]
+    size = [(256, 4, 1, 8), (257, 4, 1, 8), (258, 3, 1, 8), (262, 3, 1, 1), (273, 4, 1, 8), (279, 4, 1, 64)]
+    tags, path = make_tiff([*size, *shared]) + bytes(10**6), tmp_path / f"a.{suffix}"
+    if suffix == "tif":
+        path.write_bytes(tags)
+    else:
+        Image.new("RGB", (8, 8)).save(path, exif=tags)
+    tracemalloc.start()
+    try:
+        assert read_image(path).size == (8, 8)
+        assert tracemalloc.get_traced_memory()[1] < 1e8
+    finally:
+        tracemalloc.stop()
+
+
+def test_damaged_tags_of_an_image_print_no_warnings(tmp_path):
+    tags = make_tiff([(tag, 7, 10_000, 8) for tag in range(40_000, 40_100)]) + bytes(10_000)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png", exif=tags)
+    code = "import sys; from train.data.sources import read_image; print(read_image(sys.argv[1]).size)"
+    command = [sys.executable, "-W", "default", "-c", code, str(tmp_path / "a.png")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("(8, 8)\n", "")
+
+
 def test_a_pipe_instead_of_an_image_is_refused(tmp_path):
     os.mkfifo(tmp_path / "a.png")
     with assert_refused() as error:
@@ -598,7 +628,7 @@ def test_hostile_metrics_are_refused(tmp_path, bomb):
         file = tmp_path / "metrics.jsonl"
         file.write_bytes(b"{}\n" * 2**21) if bomb == "of many lines" else BOMBS[bomb](file)
         with assert_refused() as error:
-            run.resume_at(0, 0)
+            run.resume_at(0, 0, is_evaluated=False)
     assert "metrics.jsonl" in str(error.value)
 
 
@@ -606,7 +636,7 @@ def test_lines_of_metrics_without_a_record_are_ignored(tmp_path):
     lines = [b"[" * 10**5, b"1", b"null", b'{"set": "train"}', b'{"step": "1"}', b'{"step": 1}', b'{"step": 1', b"\xff"]
     with RunFolder(tmp_path, Recipe(), CONFIG, {}) as run:
         (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
-        run.resume_at(1, 0)
+        run.resume_at(1, 0, is_evaluated=True)
         assert run.records == [{"step": 1}]
 
 

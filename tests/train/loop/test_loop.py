@@ -1,7 +1,11 @@
 """The training loop with an engine that has the members of the protocol and no others, and uses neither framework."""
 
+import errno
 import json
+import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,6 +29,7 @@ from train.loop.loop import METRICS_DELAY
 from train.loop.request import Request
 from train.loop.session import train
 from train.recipes import Model, Recipe
+from vit_spec import InputError
 
 RECIPE = Recipe(
     model=Model(name="vit_ti16", changes=("patch_size=4", "width=16", "depth=1", "num_heads=2", "mlp_dim=16")),
@@ -77,15 +82,19 @@ class FakeEngine:
         return np.full((len(images), self.__config.num_heads, tokens, tokens), 1 / tokens, np.float32)
 
     def save_weights(self, path: Path, *, raw: bool = False) -> None:
-        parity.write(weights(self.__config, int(raw)), path, "jax", force=True)
+        parity.write(weights(self.__config, 2 * self.__step + raw), path, "jax", force=True)
 
     def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
-        self.__folder.mkdir(exist_ok=True)
-        (self.__folder / "newest.json").write_text(json.dumps([step, loop_state]))
+        folder = self.__folder / str(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "state.json").write_text(json.dumps(loop_state))
 
-    def restore_checkpoint(self) -> tuple[int, LoopState] | None:
-        newest = self.__folder / "newest.json"
-        return tuple(json.loads(newest.read_text())) if newest.exists() else None  # type: ignore[return-value]
+    def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
+        steps = [int(path.name) for path in self.__folder.glob("*")]
+        if not steps or step not in (None, *steps):
+            return None
+        self.__step = max(steps) if step is None else step
+        return self.__step, json.loads((self.__folder / str(self.__step) / "state.json").read_text())
 
     def profile(self, folder: Path | None) -> None:
         raise AssertionError("no recipe of these tests profiles")
@@ -97,8 +106,18 @@ class FakeEngine:
         pass
 
 
-def run_training(recipe: Recipe) -> int:
-    return train(Request("test", recipe, open_dataset(recipe.data, recipe.held_out), "python -m train.fake"), FakeEngine)
+def run_training(recipe: Recipe, make_engine: Any = FakeEngine) -> int:
+    return train(Request("test", recipe, open_dataset(recipe.data, recipe.held_out), "python -m train.fake"), make_engine)
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """Return the records of a run without their times."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def weight_files(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in run.glob("*.safetensors")}
 
 
 def test_the_fake_engine_has_the_members_of_the_protocol_and_no_others() -> None:
@@ -138,3 +157,121 @@ def test_the_loop_imports_neither_framework(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True)
     assert done.stdout.endswith("False False\n"), done.stderr[-1000:]
+
+
+# Weights after a run that ended early ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A finished run of 6 steps, whose evaluations after 3 and 6 steps are equal: the first is the best."""
+    assert run_training(replace(RECIPE, run=str(tmp_path / "run"))) == 0
+    return tmp_path / "run"
+
+
+class FailingEngine(FakeEngine):
+    """An engine that cannot write one file after some steps."""
+
+    name, after, error = "", 0, OSError(errno.ENOSPC, "No space left on device")
+
+    def step(self, batch: Batch) -> Mapping[str, float]:
+        self.steps = getattr(self, "steps", 0) + 1
+        return super().step(batch)
+
+    def save_weights(self, path: Path, *, raw: bool = False) -> None:
+        if (path.name, self.steps) == (f"{self.name}.safetensors", self.after):
+            raise self.error
+        super().save_weights(path, raw=raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [("best", 3), ("best_raw", 3), ("weights", 3), ("weights", 6), ("weights_raw", 3), ("weights_raw", 6)],
+)
+def test_after_a_failed_write_of_weights_a_resumed_run_ends_as_an_uninterrupted_one(
+    name: str, after: int, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FailingEngine, "name", name)
+    monkeypatch.setattr(FailingEngine, "after", after)
+    recipe = replace(RECIPE, run=str(tmp_path / "failed"))
+    with pytest.raises(
+        InputError, match=rf"cannot write .*{name}.safetensors \(No space left on device\): make room there"
+    ):
+        run_training(recipe, FailingEngine)
+    assert run_training(recipe) == 0
+    assert weight_files(tmp_path / "failed") == weight_files(finished)
+    assert records(tmp_path / "failed") == records(finished)
+
+
+@pytest.mark.parametrize("change", ["removed", "of another step"])
+def test_weights_that_are_missing_or_of_another_step_are_restored(change: str, finished: Path) -> None:
+    before = weight_files(finished)
+    assert before["best.safetensors"] != before["weights.safetensors"]
+    for name in before:
+        config = parity.load(finished / name).config
+        (finished / name).unlink()
+        if change != "removed":
+            parity.write(weights(config, 77), finished / name, "jax")
+    assert run_training(replace(RECIPE, run=str(finished))) == 0
+    assert weight_files(finished) == before
+
+
+def test_best_weights_that_nothing_has_any_more_are_not_in_the_summary(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(finished / "checkpoints" / "3")
+    (finished / "best.safetensors").unlink()
+    capsys.readouterr()
+    assert run_training(replace(RECIPE, run=str(finished))) == 0
+    printed = capsys.readouterr().out
+    assert f"the best weights, of {finished / 'best.safetensors'}, are lost" in printed
+    assert not re.search(r"^best  ", printed, re.MULTILINE) and re.search(r"^best raw  ", printed, re.MULTILINE)
+
+
+# Runs without checkpoints ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder", "a file"])
+def test_a_run_whose_checkpoints_are_gone_is_refused_and_not_changed(left: str, finished: Path) -> None:
+    checkpoints = finished / "checkpoints"
+    shutil.rmtree(checkpoints)
+    if left == "a file":
+        checkpoints.write_text("")
+    elif left == "an empty folder":
+        checkpoints.mkdir()
+    before = {path: path.read_bytes() for path in finished.iterdir() if path.is_file()}
+    what = (
+        "is not a folder: put"
+        if left == "a file"
+        else r"and no checkpoints to resume from: put .*checkpoints back, or give"
+    )
+    with pytest.raises(InputError, match=what):
+        run_training(replace(RECIPE, run=str(finished)))
+    assert before == {path: path.read_bytes() for path in finished.iterdir() if path.is_file()}
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_complete_starts_again(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(RECIPE, run=str(tmp_path / "killed"))
+    with monkeypatch.context() as patch:
+        for name, value in (("name", "weights_raw"), ("after", 3), ("error", RuntimeError("killed"))):
+            patch.setattr(FailingEngine, name, value)
+        patch.setattr(FailingEngine, "save_checkpoint", lambda *_: None)
+        with pytest.raises(RuntimeError, match="killed"):
+            run_training(recipe, FailingEngine)
+    assert "weights.safetensors" in weight_files(tmp_path / "killed")
+    assert run_training(recipe) == 0
+    assert weight_files(tmp_path / "killed") == weight_files(finished)
+    assert not list((tmp_path / "killed").glob(".*"))
+
+
+def test_a_run_that_diverged_before_its_first_checkpoint_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, step = replace(RECIPE, run=str(tmp_path / "run")), FakeEngine.step
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeEngine, "step", lambda self, batch: {**step(self, batch), "loss": math.nan})
+        assert run_training(recipe) == 1
+    assert "weights.safetensors" in weight_files(tmp_path / "run")
+    assert run_training(recipe) == 0

@@ -570,6 +570,18 @@ def test_a_checkpoint_with_damaged_metadata_is_moved_away(
     assert (run / "checkpoints-damaged" / newest).is_dir() and records(run) == reference
 
 
+def test_a_checkpoint_under_the_name_of_another_step_is_moved_away(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    shutil.copytree(copy / "checkpoints" / "45", copy / "checkpoints" / "9999")
+    assert run_training(replace(RECIPE, run=str(copy))) == 0
+    printed = capsys.readouterr()
+    assert "the checkpoint of step 9999 is damaged (its content is that of step 45)" in printed.err
+    assert "resuming from step 45 of 45" in printed.out and (copy / "checkpoints-damaged" / "9999").is_dir()
+
+
 LOOP_STATE: dict[str, Any] = {"last": {}, "best": {}, "window": [], "mean": {}, "unread": [], "skipped": 0, "looked": False}
 
 
@@ -649,12 +661,21 @@ def test_an_evaluation_cut_short_by_a_signal_is_repeated_on_resume(
     assert records(tmp_path / "run") == reference
 
 
-def test_the_checkpoint_of_the_best_evaluation_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    accuracies = iter([0.5, 0.7, 0.6])
+@pytest.mark.parametrize(("each", "best"), [((0.5, 0.7, 0.6), 20), ((0.7, 0.7, 0.6), 10)])
+def test_the_checkpoint_of_the_best_evaluation_is_kept_and_restores_the_best_weights(
+    each: tuple[float, ...], best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accuracies = iter(each)
     monkeypatch.setattr("train.loop.loop.compute_metrics", lambda *_: {"accuracy": next(accuracies)})
     frequent = replace(LONG_RECIPE, run=str(tmp_path), epochs="30steps", eval_every="10steps", save_every="5steps", keep=1)
     assert run_training(frequent) == 0
-    assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == {20, 30}
+    assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == {best, 30}
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
+    assert len({*before.values()}) == 2
+    for path in before:
+        path.unlink()
+    assert run_training(frequent) == 0
+    assert before == {path: path.read_bytes() for path in before}
 
 
 def test_a_checkpoint_of_a_newer_version_is_refused_and_not_moved_away(

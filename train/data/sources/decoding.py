@@ -5,6 +5,7 @@ import math
 import os
 import re
 import struct
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,10 @@ _APP1, _EXIF_HEADER = b"\xff\xe1", b"Exif\0\0"
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 _OFFSET_TAGS = (273, 324)  # TIFF tags: StripOffsets, TileOffsets
 _GREY_MODES = ("1", "L", "LA", "La")
+
+# Pillow warns of each damaged tag of an image, up to 80,000 lines for a small file.  What matters is an error of `decode`.
+# The filter is set once: `warnings.catch_warnings` is not safe in threads, and images are decoded in several.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def decode(source: bytes | str | os.PathLike[str], name: object) -> Image.Image:
