@@ -7,9 +7,6 @@ from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial
 from parity.comparison.diagnosis.implementation_hypotheses import implementation_hypotheses
 from parity.comparison.diagnosis.weight_hypotheses import weight_hypotheses
 
-ROUNDING_FAMILIES = ("dtype rounding", "TF32")  # families in which no formula is wrong
-LOW_PRECISION_PREFIX = "precision of "  # of families in which a single operation is rounded to a lower precision
-
 RARE = re.compile(  # "family: name" of the causes that are tried last in pairs
     r"LayerNorm formula of one norm:.*|formula of q_norm and k_norm:.*|precision of .*|merged heads:.*|order of patches:.*"
     r"|positions:.*|order of tokens:.*|rotary phase .*|activation:.* is (sigmoid|tanh|s?elu|leaky_relu|softplus|hardswish)"

@@ -18,18 +18,21 @@ from parity.comparison.diagnosis.remedy import CommandLineSource, remedy
 from parity.comparison.diagnosis.report import Cause, Diagnosis
 from parity.comparison.diagnosis.search import Search, SearchResult
 from parity.comparison.diagnosis.suspects import (
-    find_suspect,
+    find_likeliest_suspect,
+    find_measured_suspect,
+    first_differing_intermediate,
     intermediates,
     parameter_differences,
     uncompared_intermediates,
 )
 from parity.comparison.forward_backward import noise_images
-from parity.comparison.tolerances import ErrorNorms
+from parity.comparison.tolerances import FLOAT32_TOLERANCE, ErrorNorms
 from vit_spec import InputError, count, rows
 from vit_spec.config import FIELDS
 
 MAX_FLOAT64_PARAMETERS = 20_000_000  # models with more parameters are run in float32, others in float64
 NOISE_IMAGES = 4  # number of images that `diagnose_against` compares
+MAX_IMAGES = 8  # indices of images that a remark lists
 MAX_REMAINING_NEAREST_CAUSE = 1 / 2  # share of the error; if more remains, the difference looks like noise
 
 
@@ -104,7 +107,10 @@ def diagnose_against(
     trial = replace(_make_trial(checkpoint, expected), normalized_by=a.pixels)
     fields = tuple(f"{n} is {a.at(n)!r}, and {b.at(n)!r} in the other checkpoint" for n in FIELDS if a.at(n) != b.at(n))
     lines = (*fields, *parameter_differences(trial, other_trial, catalogue(trial)))
-    result = _diagnose(checkpoint, trial, expected, source or CommandLineSource(), progress, pairs)
+    # Models whose intermediates differ, for example by the order of heads, may compute the same function.
+    result = _diagnose(
+        checkpoint, trial, expected, source or CommandLineSource(), progress, pairs, must_intermediates_match=False
+    )
     return replace(result, evidence=lines)
 
 
@@ -130,6 +136,8 @@ def _diagnose(
     source: CommandLineSource,
     progress: Progress | None,
     pairs: int | None,
+    *,
+    must_intermediates_match: bool = True,
 ) -> Diagnosis:
     outputs = Runner().run(replace(trial, images=trial.images[:1]))
     shape = outputs.shape[1:]
@@ -146,10 +154,14 @@ def _diagnose(
         raise InputError(f"pairs is {pairs}: give a number from 0")
     search = Search(trial, expected, progress, pairs)
     result = search.run()
-    matched = tuple(_make_cause(match, checkpoint, source) for match in result.matches)
     is_wrong = result.baseline.error > result.tolerance
-    layer = _suspect(search, result) if is_wrong and (expected.intermediates or not matched) else ""
+    is_compared = must_intermediates_match and not is_wrong
+    differing = str(first_differing_intermediate(trial, expected, result.tolerance) or "") if is_compared else ""
+    matched = () if differing else tuple(_make_cause(match, checkpoint, source, is_match=True) for match in result.matches)
+    layer = _suspect(search, result) if is_wrong and (expected.intermediates or not matched) else differing
     hints = _hints(trial, expected, result) if is_wrong and not matched else ()
+    if differing:
+        hints = ("the outputs do not show this difference, or this intermediate is of another point of the model",)
     return Diagnosis(
         matched=matched,
         before=result.baseline.error,
@@ -158,25 +170,44 @@ def _diagnose(
         outputs=expected.logits.size,
         tried=result.tried,
         pairs=result.pairs,
-        runners_up=tuple(_make_cause(match, checkpoint, source) for match in result.others),
+        runners_up=tuple(_make_cause(other, checkpoint, source, is_match=False) for other in result.others),
         apart=_how_to_distinguish(result) if len(matched) > 1 else "",
         suspect=layer,
         precision=_describe_precision(expected, result),
         remarks=(*expected.remarks, *_uncompared(search), *hints),
         discarded=result.discarded,
+        possible_rounding=_possible_rounding(expected, result),
     )
 
 
 def _suspect(search: Search, result: SearchResult) -> str:
     """Return the first layer that differs by more than the tolerance and by more than the roundings explain."""
     tolerance = max([result.tolerance, *(rounding.tolerance for rounding in search.rounding_errors)])
-    return str(find_suspect(search.trial, search.subset, tolerance, search.layers.outputs_by_layer()))
+    evaluator = search.evaluator
+    return str(
+        find_measured_suspect(search.trial, search.subset, tolerance)
+        or find_likeliest_suspect(
+            search.full.outputs,
+            search.expected.logits,
+            search.changed_outputs(),
+            evaluator.effects,
+            evaluator.runner.run_count,
+            evaluator.independent_outputs,
+        )
+    )
 
 
 def _uncompared(search: Search) -> Iterator[str]:
     """Yield a remark that lists the expected intermediates that the model lacks, if there are any."""
     if names := uncompared_intermediates(search.trial, search.subset):
         yield f"{quote_names(names)}: ignored, because this model has no intermediate of that name and shape"
+
+
+def _possible_rounding(expected: Expected, result: SearchResult) -> str:
+    """Return the rounding that may cause the remaining difference, in words; "" if the difference is negligible."""
+    if result.rounding:
+        return result.rounding.what
+    return f"the rounding to {expected.dtype_text}" if result.baseline.error > FLOAT32_TOLERANCE else ""
 
 
 def _describe_precision(expected: Expected, result: SearchResult) -> str:
@@ -186,12 +217,14 @@ def _describe_precision(expected: Expected, result: SearchResult) -> str:
         return f"{text}; tolerance {result.tolerance:.0e}"
     remaining = result.matches[0].error if result.matches else result.baseline.error
     estimate = f"{result.rounding.what} causes about {result.rounding.error:.1e}"
-    return f"{text}; the remaining difference of {remaining:.1e} is rounding error: {estimate}"
+    return f"{text}; the remaining difference of {remaining:.1e} is within what rounding may cause: {estimate}"
 
 
-def _make_cause(result: Result, checkpoint: Checkpoint, source: CommandLineSource) -> Cause:
+def _make_cause(result: Result, checkpoint: Checkpoint, source: CommandLineSource, *, is_match: bool) -> Cause:
     causes: tuple[Hypothesis, ...] = result.causes
     names, families = tuple(cause.name for cause in causes), tuple(cause.family for cause in causes)
+    if is_match:
+        names = tuple(f"{cause.name} ({cause.interval})" if cause.interval else cause.name for cause in causes)
     return Cause(names, families, result.error, remedy(causes, checkpoint, source))
 
 
@@ -214,6 +247,12 @@ def _how_to_distinguish(result: SearchResult) -> str:
 def _hints(trial: Trial, expected: Expected, result: SearchResult) -> tuple[str, ...]:
     """Return remarks on what may explain a difference that no known cause explains."""
     hints = []
+    if different := _images_that_differ(expected, result):
+        numbers = ", ".join(map(str, different[:MAX_IMAGES])) + (", ..." if different[MAX_IMAGES:] else "")
+        hints.append(
+            f"only the outputs of {len(different)} of {len(expected)} images differ (counted from 0: {numbers}); the "
+            "others agree: these outputs may be of other images or be prepared differently"
+        )
     if equal := _equal_images_that_differ(expected):
         pair = f"images {equal[0]} and {equal[1]} are equal but their outputs differ"
         hints.append(f"{pair}: dropout was left on, or the outputs are of other images")
@@ -223,6 +262,14 @@ def _hints(trial: Trial, expected: Expected, result: SearchResult) -> tuple[str,
     if dtype:
         hints.append(f"all weights are {dtype} numbers: the expected outputs may come from weights of higher precision")
     return tuple(hints)
+
+
+def _images_that_differ(expected: Expected, result: SearchResult) -> list[int]:
+    """Return the indices of the images whose outputs differ by more than the tolerance, or [] if those of all images do."""
+    differences = (result.baseline.outputs - expected.logits).reshape(len(expected), -1)
+    limit = result.tolerance * float(np.linalg.norm(expected.logits)) / math.sqrt(len(expected))
+    different = [int(index) for index in np.flatnonzero(np.linalg.norm(differences, axis=1) > limit)]
+    return different if len(different) < len(expected) else []
 
 
 def _equal_images_that_differ(expected: Expected) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis import numeric_hypotheses
+from parity.comparison.diagnosis.chance import FEW_OUTPUTS, MAX_CHANCE, EffectDistribution
 from parity.comparison.diagnosis.expected_outputs import Expected
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.numeric_hypotheses import NumericHypothesis
@@ -17,6 +18,7 @@ from parity.comparison.tolerances import (
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
     MAX_ERROR_RATIO,
+    TOLERANCE_IN_ROUNDOFFS,
     ErrorNorms,
 )
 from vit_spec import InputError, flops
@@ -38,6 +40,13 @@ class Result:
     outputs: Array = field(repr=False)
     error: float
 
+    @classmethod
+    def of(cls, causes: tuple[Hypothesis, ...], trial: Trial, outputs: Array, expected: Expected) -> "Result":
+        """Return the result with the error of the outputs; it is infinite if they are not finite."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = ErrorNorms.of(outputs, expected.logits).relative_rms() if np.isfinite(outputs).all() else math.inf
+        return cls(causes, trial, outputs, error)
+
     @property
     def name(self) -> str:
         """The names of the causes."""
@@ -53,6 +62,8 @@ class Evaluator:
 
     baseline: the result of the unchanged model.
     tolerance: the relRMS within which outputs match.
+    effects: the distribution of the effects of wrong causes; see `set_effects`.
+    roundings: how many of the causes that were run first are roundings.
     discarded: causes that raised an exception, each with the exception.
     """
 
@@ -64,6 +75,7 @@ class Evaluator:
         self.discarded: list[str] = []
         self.baseline = self.measure((), self.trial)
         self.tolerance = self._tolerance()
+        self.effects, self.roundings = EffectDistribution.of([]), 0
 
     def _tolerance(self) -> float:
         """Return the tolerance of the expected dtype, or a larger one if this model amplifies float32 rounding errors."""
@@ -90,11 +102,7 @@ class Evaluator:
 
     def measure(self, causes: tuple[Hypothesis, ...], trial: Trial, expected: Expected | None = None) -> Result:
         """Run a trial and return its outputs and their error; `causes` are the causes that are applied in this trial."""
-        expected = expected or self.expected
-        outputs = self.runner.run(trial)
-        with np.errstate(over="ignore", invalid="ignore"):
-            error = ErrorNorms.of(outputs, expected.logits).relative_rms() if np.isfinite(outputs).all() else math.inf
-        return Result(causes, trial, outputs, error)
+        return Result.of(causes, trial, self.runner.run(trial), expected or self.expected)
 
     def try_causes(
         self, causes: tuple[Hypothesis, ...], base: Trial | None = None, expected: Expected | None = None
@@ -128,9 +136,34 @@ class Evaluator:
                 results.append(result)
         return results
 
+    def set_effects(self, results: Iterable[Result]) -> None:
+        """Set `effects` from results of single causes; roundings change each output separately and do not count."""
+        results = list(results)
+        self.roundings = sum(all(cause.is_rounding for cause in result.causes) for result in results)
+        self.effects = EffectDistribution.of(
+            result.outputs - self.baseline.outputs
+            for result in results
+            if result.outputs.shape == self.baseline.outputs.shape
+            and math.isfinite(result.error)
+            and not any(cause.is_rounding for cause in result.causes)
+        )
+
+    @property
+    def independent_outputs(self) -> int:
+        """How many independent outputs there are: directions in which a wrong cause has an effect that rounding leaves."""
+        resolution = self.tolerance / TOLERANCE_IN_ROUNDOFFS
+        return self.effects.independent_outputs(resolution / self.baseline.error) if self.baseline.error else 0
+
+    def is_by_chance(self, result: Result) -> bool:
+        """Return whether one of the models that were run may have so small an error by chance, although it is wrong."""
+        numbers = sum(cause.solved_numbers for cause in result.causes)
+        models = self.roundings if all(cause.is_rounding for cause in result.causes) else self.runner.run_count
+        remaining = result.error / self.baseline.error if self.baseline.error else 1.0
+        return self.effects.chance(remaining, numbers, models) > MAX_CHANCE
+
     def solve_each(self, families: Iterable[NumericHypothesis]) -> list[Result]:
         """Return the best result of each family; an empty list if there are too few outputs to solve for numbers."""
-        if self.expected.logits.size <= numeric_hypotheses.FEW_OUTPUTS:
+        if self.independent_outputs <= FEW_OUTPUTS:
             return []
         results: list[Result] = []
         for family in families:
@@ -142,9 +175,11 @@ class Evaluator:
             if not runnable:
                 continue
             start, best = min(runnable, key=lambda pair: pair[1].error)
-            results.append(
-                numeric_hypotheses.solve(family, start, best, self.try_one, self.expected.logits, self.tolerance)
+            solved, interval = numeric_hypotheses.solve(
+                family, start, best, self.try_one, self.expected.logits, self.independent_outputs
             )
+            causes = tuple(replace(cause, solved_numbers=len(start), interval=interval) for cause in solved.causes)
+            results.append(replace(solved, causes=causes))
         return results
 
     def try_one(self, hypothesis: Hypothesis) -> Result | None:

@@ -1,7 +1,8 @@
 """Expected outputs: read from an .npz file, or given as arrays."""
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from parity.comparison.tolerances import FLOAT64_TRAINING_TOLERANCE, ErrorBudget
 from vit_spec import InputError, ViTConfig
 
 IMAGES, LOGITS = "images", "logits"
+UNCHECKED_BYTES = 1 << 28  # up to this sum of bytes as float64, arrays are accepted whatever the size of the file
+MAX_EXPANSION = 64  # above it, arrays may take in addition this many times the bytes of the file
+MAX_SAMPLE = 4096  # entries of an intermediate that are examined for decimal rounding
 MAX_MAGNITUDE = 1e100  # largest absolute value that is accepted; products of a few larger numbers overflow float64
 SIZE_OF_EXPECTED_IMAGES = "the size of the expected images"  # the reason that is printed for the assumed image size
 INTERMEDIATE_NAME = re.compile(
@@ -61,15 +65,21 @@ class Expected:
         of_dtype = FLOAT64_TRAINING_TOLERANCE if self.dtype == "float64" else ErrorBudget(self.dtype).base_tolerance
         return max(of_dtype, self.rounding.error)
 
+    def tolerance_of(self, name: str) -> float:
+        """The largest relRMS at which an intermediate matches: that of the logits, or more if it is stored less exactly."""
+        array = self.intermediates[name]
+        dtype, rounding = narrowest_dtype(array), detect_decimal_rounding(array.ravel()[:MAX_SAMPLE])
+        return max(self.tolerance, replace(self, dtype=dtype, rounding=rounding).tolerance)
+
     @property
     def dtype_text(self) -> str:
         """The precision of the logits in words."""
         return f"{self.rounding.digits} of {self.dtype}" if self.rounding.digits else self.dtype
 
-    def first(self, count: int) -> "Expected":
-        """Return the expected outputs of the first images only."""
-        intermediates = {name: array[: min(count, len(array))] for name, array in self.intermediates.items()}
-        return replace(self, images=self.images[:count], logits=self.logits[:count], intermediates=intermediates)
+    def select(self, indices: list[int]) -> "Expected":
+        """Return the expected outputs of some of the images; constants of the model are kept."""
+        intermediates = {name: array if len(array) == 1 else array[indices] for name, array in self.intermediates.items()}
+        return replace(self, images=self.images[indices], logits=self.logits[indices], intermediates=intermediates)
 
 
 def read_expected_outputs(path: str | Path, config: ViTConfig) -> Expected:
@@ -80,7 +90,8 @@ def read_expected_outputs(path: str | Path, config: ViTConfig) -> Expected:
     `remarks`.
 
     Raises:
-        InputError: a missing or damaged file, or arrays that do not fit this config.
+        InputError: a missing or damaged file, arrays that do not fit this config, or arrays that take far more bytes as
+            float64 than the file has.
     """
     path = _require_file(path)
     stored = {".".join(key): array for key, array in containers.open(path).arrays.items()}
@@ -88,11 +99,9 @@ def read_expected_outputs(path: str | Path, config: ViTConfig) -> Expected:
         if name not in stored:
             contents = f"it contains {', '.join(stored)}" if stored else "it is empty"
             raise InputError(f"{path} has no {name!r} ({contents}): write numpy.savez(path, images=..., logits=...)")
-    arrays = {
-        name: np.asarray(array)
-        for name, array in stored.items()
-        if name in (IMAGES, LOGITS) or INTERMEDIATE_NAME.fullmatch(name)
-    }
+    wanted = [name for name in stored if name in (IMAGES, LOGITS) or INTERMEDIATE_NAME.fullmatch(name)]
+    _check_size(path, {name: stored[name].shape for name in wanted})
+    arrays = {name: np.asarray(stored[name]) for name in wanted}
     ignored = [name for name in stored if name not in arrays]
     try:
         outputs = expected_outputs(arrays.pop(IMAGES), arrays.pop(LOGITS), config, arrays)
@@ -100,6 +109,18 @@ def read_expected_outputs(path: str | Path, config: ViTConfig) -> Expected:
         raise InputError(f"{path}: {error}") from None
     remarks = (f"{', '.join(ignored)} in {path.name}: ignored",) if ignored else ()
     return replace(outputs, remarks=(*outputs.remarks, *remarks))
+
+
+def _check_size(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse arrays that take far more bytes as float64 than the file has: compressed zeros could fill the memory."""
+    sizes = {name: math.prod(shape) * np.dtype(np.float64).itemsize for name, shape in shapes.items()}
+    total, stored = sum(sizes.values()), path.stat().st_size
+    if total > UNCHECKED_BYTES + MAX_EXPANSION * stored:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise InputError(
+            f"{path} has {stored:,} bytes, but its arrays take {total:,} bytes as float64, most of them {largest!r}: give "
+            "fewer images or intermediates"
+        )
 
 
 def load_checkpoint(
@@ -189,24 +210,25 @@ def expected_outputs(images: Any, logits: Any, config: ViTConfig, intermediates:
 def _as_real(array: Any, name: str) -> Array:
     """Return an array of real numbers; raise InputError if it is complex or cannot be converted to float64."""
     values = np.asarray(array)
+    if values.dtype.kind in "biuf":
+        return values
     try:
-        values.astype(np.float64, casting="same_kind" if values.dtype.kind in "c" else "unsafe")
+        return values.astype(np.float64, casting="same_kind" if values.dtype.kind == "c" else "unsafe")
     except (TypeError, ValueError):
         raise InputError(f"{name} are of type {values.dtype}: give an array of real numbers") from None
-    return values
 
 
 def _check_finite(name: str, array: Array) -> None:
-    magnitudes = np.abs(array.astype(np.float64))
-    if count := int((~np.isfinite(magnitudes)).sum()):
+    values = array.astype(np.float64, copy=False)
+    if count := int(values.size - np.isfinite(values).sum()):
         raise InputError(f"{name} have {count} entries that are NaN or infinite: give finite values")
-    if (largest := float(magnitudes.max(initial=0.0))) > MAX_MAGNITUDE:
+    if (largest := max(-float(values.min(initial=0.0)), float(values.max(initial=0.0)))) > MAX_MAGNITUDE:
         raise InputError(f"{name} have entries as large as {largest:.0e}: expected at most {MAX_MAGNITUDE:.0e}")
 
 
 def _check_intermediate(name: str, array: Any, count: int) -> Array:
     """Return an expected intermediate as float64; its first axis is the images, or 1 for a constant of the model."""
-    values = _as_real(array, name).astype(np.float64)
+    values = _as_real(array, name).astype(np.float64, copy=False)
     _check_finite(name, values)
     if not values.ndim or len(values) not in (1, count):
         raise InputError(f"{name} has shape {values.shape}: expected a first axis of {count}, the number of images")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 FIX_REFERENCE_CODE = "correct the code that made the expected outputs, then make them again"
+ROUNDING_FAMILIES = ("dtype rounding", "TF32")  # families in which no formula is wrong
+LOW_PRECISION_PREFIX = "precision of "  # of families in which a single operation is rounded to a lower precision
 CACHE_BYTES = 256 << 20  # for the outputs of the blocks that several trials share
 
 Weights = Mapping[str, Array]  # parameter -> array with the axes of its row
@@ -90,6 +92,8 @@ class Hypothesis:
     manual_fix: what the user should do, for causes that no converted checkpoint fixes.
     per_block: whether the patch changes each block separately, so that it can be applied to one block only.
     layer: the layer that changes, or "" if several do.
+    solved_numbers: how many of its numbers were fitted to the expected outputs.
+    interval: the other numbers that fit as well, in words, or "" if they are nearly equal.
     """
 
     name: str
@@ -103,6 +107,13 @@ class Hypothesis:
     manual_fix: str = ""
     per_block: bool = False
     layer: str = ""
+    solved_numbers: int = 0
+    interval: str = ""
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the cause is a lower precision, of the whole model or of one operation, and no formula is wrong."""
+        return self.family.startswith((*ROUNDING_FAMILIES, LOW_PRECISION_PREFIX))
 
     def in_block(self, number: int) -> "Hypothesis | None":
         """Return the same cause in one block only, or None if it does not apply to single blocks."""

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis import numeric_hypotheses
 from parity.comparison.diagnosis.catalogue import catalogue
+from parity.comparison.diagnosis.chance import FEW_OUTPUTS
 from parity.comparison.diagnosis.evaluator import Evaluator, Result
 from parity.comparison.diagnosis.hypothesis import Hypothesis
 from parity.comparison.diagnosis.layer_hypotheses import operations, single_block_hypotheses
@@ -28,10 +28,6 @@ class LayerSearch:
         self.evaluator, self.budget = evaluator, min(MAX_MODELS, max(MIN_MODELS, affordable_passes))
         self.results: list[Result] = []
 
-    def outputs_by_layer(self) -> list[tuple[str, Array]]:
-        """Return (layer, outputs) of every model that was run with one layer changed."""
-        return [(result.causes[0].layer, result.outputs) for result in self.results]
-
     def try_factors(self) -> list[Result]:
         """Try factors of single intermediates and parameters: 0, 2, -1, and the best fit.
 
@@ -40,7 +36,7 @@ class LayerSearch:
         Last, the best of these factors are solved for.
         """
         evaluator = self.evaluator
-        if evaluator.expected.logits.size <= numeric_hypotheses.FEW_OUTPUTS:
+        if evaluator.independent_outputs <= FEW_OUTPUTS:
             return []
         families = list(numeric_hypotheses.scale_factors(evaluator.trial.config))[: self.budget // 2]
         scores = np.array([self._initial_share(family, done, len(families)) for done, family in enumerate(families)])

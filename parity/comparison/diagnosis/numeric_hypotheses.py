@@ -11,13 +11,15 @@ from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis import attention_variants, patches, variants
 from parity.comparison.diagnosis.hypothesis import FIX_REFERENCE_CODE, Edit, Hypothesis, Trial
 from parity.comparison.diagnosis.layer_hypotheses import RELOAD_PARAMETER, display_name, intermediate_names, layer_of
+from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from vit_spec import ViTConfig, rows
 
 Numbers = tuple[float, ...]
 STEP = 1e-4  # of the finite differences
-FEW_OUTPUTS = 8  # with so few outputs, a solved number may match by chance
 MAX_ITERATIONS = 12  # of the Gauss-Newton method
-EXACT_DIGITS, SHORT_DIGITS = 12, 3  # significant digits; the short form is used if it explains as much
+EXACT_DIGITS = 12  # significant digits while a number is solved for
+MAX_DEVIATIONS = 5  # standard deviations by which a number may differ from the solved one and fits the outputs as well
+MIN_INTERVAL = 1e-3  # relative; if the numbers that fit as well are nearer to each other, they are not printed
 
 
 class Measurement(Protocol):
@@ -38,10 +40,12 @@ class NumericHypothesis:
 
     starting_points: the numbers to start from, those of the unchanged model first.
     hypothesis_at: returns the cause for given numbers, rounded to a number of significant digits.
+    is_logarithmic: whether the numbers are logarithms of those that `hypothesis_at` prints.
     """
 
     starting_points: tuple[Numbers, ...]
     hypothesis_at: Callable[[Numbers, int], Hypothesis]
+    is_logarithmic: bool = False
 
 
 def config_numbers(trial: Trial) -> Iterator[NumericHypothesis]:
@@ -77,19 +81,21 @@ def solve(
     best: Result,
     evaluate: Callable[[Hypothesis], Result | None],
     expected: Array,
-    tolerance: float,
-) -> Result:
+    independent_outputs: int,
+) -> tuple[Result, str]:
     """Find the numbers of a family whose outputs are nearest to `expected`, with the Gauss-Newton method.
 
-    The Jacobian comes from finite differences, and a step is halved while it increases the error.
+    The Jacobian comes from finite differences, and a step is halved while it increases the error.  The numbers are rounded
+    to the fewest digits that fit as well.
 
     start, best: the starting point, and the result there.
     evaluate: runs a hypothesis and returns its result; None if it cannot be run.
     expected: the expected outputs.
-    tolerance: the numbers are rounded to `SHORT_DIGITS` digits if the rounded numbers give an error within this tolerance,
-        or no larger an error than the unrounded ones.
+    independent_outputs: how many of the expected outputs are independent; the precision of the numbers follows from it.
+
+    Returns the result, and the interval of numbers that fit as well in words, or "" if it is narrow.
     """
-    point = start
+    point, jacobian = start, np.zeros((expected.size, len(start)))
     for _ in range(MAX_ITERATIONS):
         columns = []
         for axis in range(len(point)):
@@ -97,9 +103,10 @@ def solve(
                 family.hypothesis_at(tuple(n + STEP * (p == axis) for p, n in enumerate(point)), EXACT_DIGITS)
             )
             if shifted is None or not math.isfinite(shifted.error):
-                return best
+                return best, ""
             columns.append((shifted.outputs - best.outputs).ravel() / STEP)
-        steps, *_ = np.linalg.lstsq(np.stack(columns, 1), (expected - best.outputs).ravel(), rcond=None)
+        jacobian = np.stack(columns, 1)
+        steps, *_ = np.linalg.lstsq(jacobian, (expected - best.outputs).ravel(), rcond=None)
         steps = np.clip(steps, -2.0, 2.0)
         result, candidate = None, point
         for halving in range(4):
@@ -110,8 +117,28 @@ def solve(
         if result is None or not result.error < best.error:
             break
         point, best = candidate, result
-    short = evaluate(family.hypothesis_at(point, SHORT_DIGITS))
-    return short if short is not None and short.error <= max(best.error, tolerance) else best
+    # Numbers within so many standard deviations increase the squared error by this factor.
+    freedom = max(1, independent_outputs - len(point))
+    distance = MAX_DEVIATIONS * float(np.linalg.norm(expected - best.outputs)) / math.sqrt(freedom)
+    limit = max(best.error * math.sqrt(1 + MAX_DEVIATIONS**2 / freedom), FLOAT64_TOLERANCE)
+    for digits in range(1, EXACT_DIGITS):
+        short = evaluate(family.hypothesis_at(point, digits))
+        if short is not None and short.error <= limit:
+            best = short
+            break
+    return best, _interval(family, point, distance, jacobian)
+
+
+def _interval(family: NumericHypothesis, point: Numbers, distance: float, jacobian: Array) -> str:
+    """Return the numbers at which the outputs move by `distance`, in words; "" if there are several numbers."""
+    if len(point) != 1 or not (slope := float(np.linalg.norm(jacobian))):
+        return ""
+    ends = [point[0] - distance / slope, point[0] + distance / slope]
+    low, high = (math.exp(min(end, 80.0)) for end in ends) if family.is_logarithmic else ends
+    if high - low <= MIN_INTERVAL * abs(high):
+        return ""
+    digits = next(digits for digits in range(2, EXACT_DIGITS) if f"{low:.{digits}g}" != f"{high:.{digits}g}")
+    return f"{low:.{digits}g} to {high:.{digits}g} fit as well"
 
 
 def _field(name: str, family: str, value_now: float) -> NumericHypothesis:
@@ -122,7 +149,8 @@ def _field(name: str, family: str, value_now: float) -> NumericHypothesis:
         value = float(f"{math.exp(min(numbers[0], 80.0)):.{digits}g}")
         return Hypothesis(f"{family} is {value:.{digits}g}", family, fields={name: value})
 
-    return NumericHypothesis(tuple((log_now + step * math.log(10),) for step in range(-6, 7)), make)
+    starting_points = tuple((log_now + step * math.log(10),) for step in range(-6, 7))
+    return NumericHypothesis(starting_points, make, is_logarithmic=True)
 
 
 def _angle_factor(numbers: Numbers, digits: int) -> Hypothesis:

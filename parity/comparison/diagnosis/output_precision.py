@@ -12,7 +12,7 @@ from parity.comparison.tolerances import MAX_ERROR_RATIO, UNIT_ROUNDOFF
 
 NARROW_DTYPES = ("bfloat16", "float16", "float32")  # from narrow to wide; float64 comes after them
 DIGIT_COUNTS = range(2, 10)  # numbers of digits that printed outputs may have
-MIN_ENTRIES = 8  # fewer entries may have round digits by chance
+MIN_ENTRIES = 8  # fewer distinct entries may have round digits by chance
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def half_precision_dtype(weights: Iterable[Array]) -> str:
 
 def detect_decimal_rounding(outputs: Array) -> DecimalRounding:
     """Detect whether outputs were rounded to a number of decimal digits, as printed numbers are."""
-    values = outputs.astype(np.float64).ravel()
-    rms = float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
+    rms = float(np.sqrt(np.mean(np.square(outputs.astype(np.float64))))) if outputs.size else 0.0
+    values = np.unique(outputs.astype(np.float64))  # equal entries, as of equal images, say nothing more
     if values.size < MIN_ENTRIES or not rms or not np.isfinite(values).all():
         return DecimalRounding()
     unit = UNIT_ROUNDOFF["float32"] if narrowest_dtype(values) == "float32" else UNIT_ROUNDOFF["float64"]

@@ -43,6 +43,7 @@ class Diagnosis:
     precision: the precision of the expected outputs, and the rounding that explains the remaining difference.
     remarks: notes on how the expected outputs were read, and hints.
     discarded: causes that could not be run, each with the exception.
+    possible_rounding: the rounding that may cause the remaining difference, or "" if the difference is negligible.
     """
 
     matched: tuple[Cause, ...]
@@ -59,11 +60,12 @@ class Diagnosis:
     precision: str = ""
     remarks: tuple[str, ...] = ()
     discarded: tuple[str, ...] = ()
+    possible_rounding: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether the outputs of the unchanged model match."""
-        return self.before <= self.tolerance
+        """Whether the outputs of the unchanged model match, and the expected intermediates too."""
+        return self.before <= self.tolerance and not self.suspect
 
     @property
     def after(self) -> float:
@@ -79,8 +81,16 @@ class Diagnosis:
     def verdict(self) -> str:
         """The answer in one line: MATCH, FOUND with the cause, or UNKNOWN with the nearest cause."""
         tolerance = f"tolerance {self.tolerance:.0e}, expected outputs are {self.dtype}"
+        agreement = f"{self.outputs} outputs agree to {self.before:.1e}"
+        if self.before <= self.tolerance and self.suspect:
+            return f"UNKNOWN: {agreement} ({tolerance}), but intermediates differ: {self.suspect}"
+        if self.passed and not self.matched and self.possible_rounding:
+            return (
+                f"MATCH: {agreement}, which is within what {self.possible_rounding} could cause ({tolerance}); a small "
+                "fault could too: float64 outputs and intermediates such as patch_embed and blocks.0 would decide"
+            )
         if self.passed and not self.matched:
-            return f"MATCH: nothing is wrong, {self.outputs} outputs agree to {self.before:.1e} ({tolerance})"
+            return f"MATCH: nothing is wrong, {agreement} ({tolerance})"
         if self.passed:
             return (
                 f"MATCH: the outputs agree to {self.before:.1e} ({tolerance}); the remaining difference: {self.matched[0]}"

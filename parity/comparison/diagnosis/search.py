@@ -7,16 +7,17 @@ from itertools import islice
 
 import numpy as np
 
+from parity.checkpoints.layout import Array
 from parity.comparison.diagnosis import numeric_hypotheses
-from parity.comparison.diagnosis.catalogue import LOW_PRECISION_PREFIX, ROUNDING_FAMILIES, catalogue, is_rare
+from parity.comparison.diagnosis.catalogue import catalogue, is_rare
 from parity.comparison.diagnosis.evaluator import Evaluator, Progress, Result
 from parity.comparison.diagnosis.expected_outputs import Expected
-from parity.comparison.diagnosis.hypothesis import Trial
+from parity.comparison.diagnosis.hypothesis import ROUNDING_FAMILIES, Runner, Trial
 from parity.comparison.diagnosis.layer_search import LayerSearch
 from parity.comparison.diagnosis.output_precision import RoundingError, half_precision_dtype
 from parity.comparison.diagnosis.pair_order import likeliest_pairs
 from parity.comparison.diagnosis.score_bias import score_biases
-from parity.comparison.diagnosis.suspects import has_exact_intermediates, matches_intermediates
+from parity.comparison.diagnosis.suspects import explained_share, has_exact_intermediates, matches_intermediates
 from parity.comparison.tolerances import (
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
@@ -29,11 +30,16 @@ from vit_spec import flops
 # Share of the error that may remain if the cause is a rounding of the whole model, which then explains 8/9 of the squared
 # error.  Machines do not round every operation alike, so such a cause is not reproduced bit for bit.
 MAX_REMAINING_ROUNDING = 1 / 3
-# Share of the error that may remain if rounding to a coarser dtype explains the remainder; the cause then explains 99% of
-# the squared error.  The limit also applies to a single operation in lower precision: a value near the middle of two
-# representable numbers may be rounded up on one machine and down on another.
+# Share of the error that may remain if rounding explains the remainder; the cause then explains 99% of the squared error.
+# An error just above the tolerance of a half-precision type is within it after many wrong changes.  The limit also applies
+# to a single operation in lower precision: a value near the middle of two representable numbers may be rounded up on one
+# machine and down on another.
 MAX_REMAINING_COARSE = 1 / 10
 SEARCH_OUTPUTS = 64  # about how many outputs the search compares; a match is confirmed on all of them
+# The error that decimal rounding leaves, as a share of the largest: 1 / sqrt(3) if digits are uniform, and a quarter more,
+# because the mean of a few squares varies.
+DECIMAL_ROUNDING_RMS = 1.25 / math.sqrt(3)
+MAX_OTHERS = 5  # causes that do not match and are reported
 PAIR_FLOPS = 4e11  # FLOPs that the search for pairs may cost, unless MIN_PAIRS cost more
 MIN_PAIRS, MAX_PAIRS = 200, 2_000  # limits on the number of pairs to try; the likeliest come first
 
@@ -45,7 +51,7 @@ class SearchResult:
     baseline: the unchanged model.
     tolerance: the relRMS within which outputs match.
     matches: the causes that explain the difference equally well, the likeliest first.
-    others: the causes with the smallest errors that do not match, the smallest first.
+    others: the causes with the smallest errors that do not match, the smallest first; errors are those on all images.
     tried: how many models were run.
     pairs: how many pairs of causes there are.
     rounding: the rounding that explains the remaining error of the first match or of the baseline.
@@ -73,13 +79,23 @@ class Search:
     ) -> None:
         self.full_trial, self.expected = trial, expected
         count = max(1, min(len(expected), -(-SEARCH_OUTPUTS * len(expected) // expected.logits.size)))
-        self.subset = expected.first(count)
-        self.evaluator = Evaluator(replace(trial, images=trial.images[:count]), self.subset, progress)
+        self.full = Result.of((), trial, Runner().run(trial), expected)
+        indices = self._most_different_images()[:count]
+        self.subset = expected.select(indices)
+        self.evaluator = Evaluator(replace(trial, images=trial.images[indices]), self.subset, progress)
         self.trial, self.baseline, self.tolerance = self.evaluator.trial, self.evaluator.baseline, self.evaluator.tolerance
         affordable_passes = int(PAIR_FLOPS / (flops(trial.config) * count))
         self.budget = min(MAX_PAIRS, max(MIN_PAIRS, affordable_passes)) if pairs is None else pairs
         self.layers = LayerSearch(self.evaluator, affordable_passes)
         self.rounding_errors = self._measure_rounding_errors()
+
+    def _most_different_images(self) -> list[int]:
+        """Return the indices of all images by the difference of their outputs, the largest first and equal images last."""
+        differences = np.linalg.norm((self.full.outputs - self.expected.logits).reshape(len(self.expected), -1), axis=1)
+        order = [int(index) for index in np.argsort(-differences, kind="stable")]
+        first = {self.full_trial.images[index].tobytes(): index for index in reversed(order)}
+        distinct = set(first.values())
+        return sorted(order, key=lambda index: index not in distinct)
 
     def _measure_rounding_errors(self) -> list[RoundingError]:
         """Return the roundings because of which even a correct model may not match within the tolerance.
@@ -110,11 +126,12 @@ class Search:
 
     def run(self) -> SearchResult:
         """Run the stages in order until causes match, and return the result."""
-        full = self.evaluator.measure((), self.full_trial, self.expected)
+        full = self.full
         if full.error <= self.tolerance:
             return self._result(full, self._nearest_rounding(full), [])
         rounding = self._explaining_rounding(full.error)
         tried = self._try_single_causes()
+        self.evaluator.set_effects(tried)
         singles = self._distinct_results(tried)
         matches, total = self._confirm(tried), 0
         stages: list[Callable[[], list[Result]]] = [
@@ -145,11 +162,14 @@ class Search:
         rounding: RoundingError | None = None,
     ) -> SearchResult:
         chosen = {match.name for match in matches}
-        others = sorted(
-            (result for result in tried if result.causes and result.name not in chosen), key=lambda result: result.error
-        )
+        others = {result.name: result for result in tried if result.causes and result.name not in chosen}
+        nearest = sorted(others.values(), key=lambda result: result.error)[:MAX_OTHERS]
+        if len(self.subset) < len(self.expected):
+            full_results = (self.evaluator.try_causes(each.causes, self.full_trial, self.expected) for each in nearest)
+            nearest = sorted(filter(None, full_results), key=lambda result: result.error)
+        nearest = [result for result in nearest if result.error < full.error]
         tolerance = rounding.tolerance if rounding else self.tolerance
-        lists = tuple(matches), tuple(others[:5])
+        lists = tuple(matches), tuple(nearest)
         return SearchResult(
             full,
             tolerance,
@@ -162,15 +182,28 @@ class Search:
 
     def matches(self, result: Result, baseline_error: float) -> bool:
         """Return whether the causes of a result explain the error of the unchanged model, `baseline_error`."""
-        if result.error <= self.tolerance:
+        decimals = DECIMAL_ROUNDING_RMS * self.expected.rounding.error
+        if result.error <= min(self.tolerance, max(MAX_REMAINING_COARSE * baseline_error, decimals)):
             return True
-        if not all(cause.family.startswith((*ROUNDING_FAMILIES, LOW_PRECISION_PREFIX)) for cause in result.causes):
+        if not all(cause.is_rounding for cause in result.causes):
             return False
         is_whole_model = all(cause.family in ROUNDING_FAMILIES for cause in result.causes)
         return result.error <= (MAX_REMAINING_ROUNDING if is_whole_model else MAX_REMAINING_COARSE) * baseline_error
 
     def _explaining_rounding(self, error: float) -> RoundingError | None:
         return next((rounding for rounding in self.rounding_errors if rounding.explains(error)), None)
+
+    def changed_outputs(self) -> list[tuple[str, Array]]:
+        """Return (layer, outputs) of the changes in one layer that explain most; the outputs are those for all images."""
+        missing = (self.subset.logits - self.baseline.outputs).ravel()
+        changed = [each for each in self.layers.results if each.causes[0].layer and each.outputs.size == missing.size]
+        changed.sort(key=lambda each: -explained_share((each.outputs - self.baseline.outputs).ravel(), missing))
+        if len(self.subset) < len(self.expected):
+            full_results = (
+                self.evaluator.try_causes(each.causes, self.full_trial, self.expected) for each in changed[:MAX_OTHERS]
+            )
+            changed = list(filter(None, full_results))
+        return [(each.causes[0].layer, each.outputs) for each in changed]
 
     # One cause --------------------------------------------------------------------------------------------------------
 
@@ -192,13 +225,17 @@ class Search:
         If some results match within the tolerance, the others, which are roundings, are dropped.  Causes that contradict
         an expected intermediate are dropped as well, unless all causes do.
         """
-        candidates = [result for result in results if result.causes and self.matches(result, self.baseline.error)]
+        candidates = [
+            result
+            for result in results
+            if result.causes and self.matches(result, self.baseline.error) and not self.evaluator.is_by_chance(result)
+        ]
         if not candidates:
             return []
-        baseline_error, confirmed = self.evaluator.measure((), self.full_trial, self.expected).error, []
+        confirmed = []
         for result in candidates:
             full = self.evaluator.try_causes(result.causes, self.full_trial, self.expected)
-            if full is not None and self.matches(full, baseline_error):
+            if full is not None and self.matches(full, self.full.error):
                 confirmed.append(full)
         confirmed = [result for result in confirmed if result.error <= self.tolerance] or confirmed
         best = min((result.error for result in confirmed), default=0.0)

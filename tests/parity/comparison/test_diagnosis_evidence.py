@@ -1,0 +1,186 @@
+"""Diagnosis of outputs that carry little information: it claims no more than these outputs can show."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("jax")
+
+import vit_torch
+from parity import Checkpoint
+from parity.checkpoints.surgery.edit import to_float64
+from parity.checkpoints.weights import parameter
+from parity.comparison.diagnosis import diagnose, diagnose_against, expected_outputs, read_expected_outputs
+from parity.comparison.diagnosis.chance import EffectDistribution
+from parity.comparison.diagnosis.evaluator import Result
+from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial
+from parity.comparison.diagnosis.score_bias import score_biases
+from parity.comparison.diagnosis.search import Search
+from tests.parity.comparison.test_diagnosis import PLAIN, State, checkpoint, float64_outputs, model_outputs, uint8_images
+from vit_spec import InputError, ViTConfig, rows
+
+ONE_CLASS = PLAIN.replace(num_classes=1)
+
+
+@pytest.fixture(autouse=True)
+def _few_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run fewer models with one layer changed, to save time."""
+    monkeypatch.setattr("parity.comparison.diagnosis.layer_search.MAX_MODELS", 80)
+
+
+def trial_of(config: ViTConfig, images: np.ndarray) -> Trial:
+    weights = {name: to_float64(parameter(checkpoint(config), name)) for name in rows(config)}
+    return Trial(config, weights, images, None)
+
+
+def float64_intermediates(config: ViTConfig, state: State, images: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    model = vit_torch.ViT(config, vit_torch.Execution(attention="explicit")).eval().double()
+    model.load_state_dict({name: tensor.double() for name, tensor in state.items()})
+    pixels = [np.array(values) for values in (config.pixels.mean, config.pixels.std)]
+    with torch.no_grad():
+        x = torch.tensor((images / 255 - pixels[0]) / pixels[1]).permute(0, 3, 1, 2)
+        logits, values = vit_torch.intermediates(model, x)
+    return logits.numpy(), {name: value.numpy() for name, value in values.items()}
+
+
+# Intermediates --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["blocks.0", "blocks.1"])
+def test_an_intermediate_that_differs_is_no_match_although_the_logits_are_right(name: str) -> None:
+    logits, values = float64_intermediates(PLAIN, checkpoint().arrays, uint8_images())
+    wrong = values[name].copy()
+    wrong[-1, 1:] *= 1.7  # patch tokens of the last image
+    inner = {each: values[each] for each in ("patch_embed", "blocks.0", "blocks.1")} | {name: wrong}
+    diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN, inner), pairs=0)
+    assert not diagnosis.passed and diagnosis.verdict.startswith("UNKNOWN: 40 outputs agree")
+    assert f"the first layer that differs is {name}, by" in diagnosis.verdict
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "float16"])
+def test_intermediates_may_be_less_precise_than_the_logits(kind: str) -> None:
+    logits, values = float64_intermediates(PLAIN, checkpoint().arrays, uint8_images())
+    inner = {name: values[name].astype(kind) for name in ("blocks.0", "blocks.1", "blocks.1.attn.scores")}
+    assert diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN, inner), pairs=0).passed
+
+
+def test_another_checkpoint_with_other_intermediates_may_compute_the_same_function() -> None:
+    other = checkpoint()
+    for name in [name for name in other.arrays if "attn.qkv" in name]:
+        other.arrays[name][:32] *= -1  # queries and keys
+    diagnosis = diagnose_against(checkpoint(), other, pairs=0)
+    assert diagnosis.passed and any("attn.qkv.weight" in line for line in diagnosis.evidence)
+
+
+# Few independent outputs ----------------------------------------------------------------------------------------------
+
+
+def test_equal_outputs_are_counted_once() -> None:
+    effects = np.random.default_rng(0).standard_normal((100, 1, 5))
+    assert EffectDistribution.of(effects).independent_outputs(1e-3) == 5
+    assert EffectDistribution.of(np.repeat(effects, 8, 1)).independent_outputs(1e-3) == 5
+    assert EffectDistribution.of([]).independent_outputs(1e-3) == 0
+
+
+def test_a_small_remainder_is_likely_by_chance_if_there_are_few_outputs() -> None:
+    rng = np.random.default_rng(0)
+    few, many = (EffectDistribution.of(rng.standard_normal((100, size))) for size in (2, 40))
+    assert few.chance(0.1, models=1000) == 1 and many.chance(0.1, models=1000) < 1e-6
+    assert many.chance(0.9, models=1000) == 1
+    assert few.chance(1e-9, numbers=2) == 1  # as many numbers as outputs
+
+
+def test_no_number_is_solved_for_from_equal_images() -> None:
+    images = uint8_images(ONE_CLASS)[[0] * 9]
+    logits = model_outputs(ONE_CLASS, checkpoint(ONE_CLASS).arrays, images) * np.float32(1.1)
+    diagnosis = diagnose(checkpoint(ONE_CLASS), expected_outputs(images, logits, ONE_CLASS), pairs=0)
+    assert diagnosis.matched == () and not any("fit as well" in str(cause) for cause in diagnosis.runners_up)
+
+
+def test_two_outputs_name_no_layer() -> None:
+    config = PLAIN.replace(num_classes=2)
+    images = uint8_images(config)[:1]
+    logits = model_outputs(config, checkpoint(config).arrays, images) + np.float32([[0.03, -0.05]])
+    diagnosis = diagnose(checkpoint(config), expected_outputs(images, logits, config), pairs=0)
+    assert diagnosis.matched == () and diagnosis.suspect.startswith("the logits alone do not identify the layer. To")
+
+
+@pytest.mark.parametrize("distance", [0.0, 1e-4])
+def test_equal_and_nearly_equal_images_give_no_bias_of_the_scores(distance: float) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.uniform(0, 1, (1, 3, *PLAIN.image_size)) + distance * rng.uniform(0, 1, (4, 3, *PLAIN.image_size))
+    trial = trial_of(PLAIN, images)
+    _, values = float64_intermediates(PLAIN, checkpoint().arrays, 255 * images.transpose(0, 2, 3, 1))
+    scores = {f"blocks.{n}.attn.scores": 6 * np.tanh(values[f"blocks.{n}.attn.scores"] / 6) for n in range(PLAIN.depth)}
+    assert not list(score_biases(trial, expected_outputs(images, np.ones((4, 5)), PLAIN, scores)))
+
+
+def test_equal_entries_are_no_evidence_of_decimal_rounding() -> None:
+    logits = np.tile([[0.25, 1.5, -2.5, 3.25, 0.75]], (8, 1))
+    assert expected_outputs(uint8_images(), logits, PLAIN).rounding.digits == ""
+
+
+# Half precision -------------------------------------------------------------------------------------------------------
+
+
+def test_a_change_that_removes_half_of_the_error_does_not_match() -> None:
+    logits = model_outputs(PLAIN, checkpoint().arrays, uint8_images()) * 1.04
+    expected = expected_outputs(uint8_images(), torch.tensor(logits).bfloat16().float().numpy(), PLAIN)
+    search = Search(trial_of(PLAIN, expected.images), expected)
+    halved, explained = (
+        Result((Hypothesis("it is a cause", "family"),), search.full_trial, search.full.outputs, error)
+        for error in (1.7e-2, 1.7e-3)
+    )
+    assert search.tolerance > 1.7e-2 and search.full.error > search.tolerance
+    assert not search.matches(halved, search.full.error) and search.matches(explained, search.full.error)
+
+
+def test_a_solved_number_has_the_digits_that_the_outputs_determine() -> None:
+    right = PLAIN.replace(norms={"eps": 2e-2})
+    noise = 1 + 1e-2 * np.random.default_rng(0).standard_normal((8, 5))
+    logits = torch.tensor(float64_outputs(right, checkpoint().arrays, uint8_images()) * noise).bfloat16().float().numpy()
+    diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN), pairs=0)
+    names = [str(cause) for cause in (*diagnosis.matched, *diagnosis.runners_up)]
+    assert any(name.startswith("LayerNorm eps is 0.02") for name in names), names
+    assert diagnosis.matched == () or "fit as well" in str(diagnosis.matched[0])
+
+
+def test_a_match_within_the_rounding_of_the_weights_does_not_claim_that_nothing_is_wrong() -> None:
+    state = checkpoint().arrays
+    file = Checkpoint(PLAIN, "torch", {name: tensor.bfloat16() for name, tensor in state.items()})
+    logits = float64_outputs(PLAIN, state, uint8_images())
+    diagnosis = diagnose(file, expected_outputs(uint8_images(), logits, PLAIN), pairs=0)
+    assert (
+        diagnosis.passed and "nothing is wrong" not in diagnosis.verdict and "is rounding error" not in diagnosis.precision
+    )
+    assert "the rounding of the weights to bfloat16 could cause" in diagnosis.verdict and "blocks.0" in diagnosis.verdict
+
+
+# Images that differ ---------------------------------------------------------------------------------------------------
+
+
+def test_images_that_alone_differ_are_named_and_all_errors_are_those_of_all_images() -> None:
+    config = PLAIN.replace(num_classes=100)
+    images = uint8_images(config)[:4]
+    logits = float64_outputs(config, checkpoint(config).arrays, images)
+    logits[3] = logits[3, ::-1].copy()
+    diagnosis = diagnose(checkpoint(config), expected_outputs(images, logits, config), pairs=0)
+    assert any("only the outputs of 1 of 4 images differ (counted from 0: 3)" in remark for remark in diagnosis.remarks)
+    assert diagnosis.matched == () and all(1e-2 < cause.error < diagnosis.before for cause in diagnosis.runners_up)
+    assert "do not identify the layer" in diagnosis.suspect
+
+
+# Size -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["images", "blocks.0"])
+def test_compressed_zeros_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {"images": uint8_images(), "logits": np.ones((8, 5), np.float32)}
+    arrays[name] = np.zeros((8, 5 << 20), bool)
+    np.savez_compressed(tmp_path / "expected.npz", **arrays)
+    with pytest.raises(InputError, match=f"bytes as float64, most of them '{name}'") as error:
+        read_expected_outputs(tmp_path / "expected.npz", PLAIN)
+    assert "\n" not in str(error.value)
