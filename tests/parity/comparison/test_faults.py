@@ -30,7 +30,7 @@ def _pytest_params(faults: list[Fault]) -> list[object]:
     return [pytest.param(fault, id=fault.id.replace(" ", "-")) for fault in faults]
 
 
-@pytest.mark.parametrize("fault", _pytest_params([fault for fault in FAULTS[::8] if not fault.ambiguity]))
+@pytest.mark.parametrize("fault", _pytest_params([fault for fault in FAULTS[::12] if not fault.ambiguity]))
 def test_the_check_fails_and_names_the_part(fault: Fault) -> None:
     report = run_check(fault, backward=False, steps=20)
     assert names_part(fault, report), report.verdict
