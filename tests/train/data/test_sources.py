@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from tests import DATA
-from train.data.sources import FileAccessError, decode, open_dataset, read_image, stratified_split
+from train.data.sources import FileAccessError, decode, digits, open_dataset, read_image, stratified_split
 from train.data.sources.splitting import split_rows
 from vit_spec import InputError
 
@@ -785,3 +785,9 @@ def test_if_the_first_image_cannot_be_read_the_next_is_inspected(tmp_path: Path)
             Image.new("L", (12, 12)).save(tmp_path / name / f"{i}.png")
     (tmp_path / "a" / "0.png").write_bytes(b"")
     assert open_dataset(f"folder:{tmp_path}").channels == 1
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    load_digits = pytest.importorskip("sklearn.datasets").load_digits
+    rows, expected = digits._read_rows(), load_digits()
+    assert np.array_equal(rows[:, :64], expected.data) and np.array_equal(rows[:, 64], expected.target)

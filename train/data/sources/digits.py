@@ -1,6 +1,9 @@
 """`digits`: 1,797 handwritten digits, 8x8 grey, that ship with scikit-learn (E. Alpaydin and C. Kaynak, UCI, 1998)."""
 
-from typing import Any
+import gzip
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +13,7 @@ from train.data.sources.examples import UNSPLIT, ArrayImages, DatasetSplits, mak
 
 def open_splits() -> DatasetSplits:
     """Return the digits, which come without splits."""
-    targets = _load_digits().target.astype(np.int64)
+    targets = _read_rows()[:, 64].astype(np.int64)
     return DatasetSplits(
         "digits",
         {UNSPLIT: lambda: make_examples(ArrayImages(_digit_images, "digit"), targets)},
@@ -20,11 +23,18 @@ def open_splits() -> DatasetSplits:
     )
 
 
-def _load_digits() -> Any:
-    from sklearn.datasets import load_digits
+@cache
+def _read_rows() -> NDArray[np.uint8]:
+    """Return the pixels of each digit, from 0 to 16, and its class, (1797, 65).
 
-    return load_digits()
+    They are those of `sklearn.datasets.load_digits`, whose import takes longer than the rest of the start of a run.
+    """
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        return np.loadtxt(file, delimiter=",").astype(np.uint8)
 
 
 def _digit_images() -> NDArray[np.uint8]:
-    return np.rint(_load_digits().images * (255 / 16)).astype(np.uint8)  # scikit-learn has grey levels from 0 to 16
+    return np.rint(_read_rows()[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
