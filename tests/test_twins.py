@@ -30,7 +30,7 @@ def test_a_named_model_passes_g0_and_g1_in_training(names: str) -> None:
     assert report.passed, report.verdict
 
 
-# One model of each structure that changes which kernels follow each other; benchmarks/full_size.py takes any model.
+# One model of each kind of block, positions and head; benchmarks/full_size.py takes any model.
 INFERENCE = ("vit_s16", "vit_22b14", "deit_s16_distilled", "dinov2_g14", "dinov3_s16", "clip_b16", "siglip_b16")
 
 

@@ -48,7 +48,7 @@ _KNOWN_EXTRAS = re.compile(
     # Of a training run.  A layer can have these names too, and then has a weight or a bias.
     r"(optim|optimizer(s|_states?|_state_dict)?|opt|opt_states?|callbacks|loops)(\W(?!(weight|bias|kernel)$).*)?"
     r"|state\W(step|param_states)(\W.*)?|(extra\W)?accum_(\w+_time|examples_seen)"
-    r"|((lr_)?scheduler(s|_states?|_state_dict)?|loss_scaler|hyper_parameters|best_(acc|prec)\w*|rng|\w*rngs?(_states?|_keys?)?"
+    r"|((lr_)?scheduler(s|_states?|_state_dict)?|loss_scaler|hyper_parameters|best_(acc|prec)\w*|\w*rngs?(_states?|_keys?)?"
     r"|step|global_step|epochs?|iteration|args|config|n_averaged)"
     r"(\W(?!(.*\W)?(\w*(weight|bias|kernel|gamma|beta|embedding)\w*|running_\w+)$).*)?"
     # Used only in pre-training, by DINO, iBOT and DINOv2.
@@ -114,12 +114,10 @@ def enclosing_module(prefix: str, path: KeyPath, separator: str) -> str:
         separator: the separator of the words of a key.
     """
     words = prefix.split(separator)[:-1]
-    count = len(words) if separator == "/" else len(separator.join(path[:-1]).split(separator)) if len(path) > 1 else 0
-    names = [
-        word
-        for number, word in enumerate(words)
-        if word not in (*_LOOP_MODULES, *(_LOOP_DICTIONARIES[separator] if number < count else ()))
-    ]
+    # A Flax pytree consists of dictionaries only.
+    count = len(words) if separator == "/" else sum(len(key.split(separator)) for key in path[:-1])
+    names = [word for word in words[:count] if word not in (*_LOOP_MODULES, *_LOOP_DICTIONARIES[separator])]
+    names += [word for word in words[count:] if word not in _LOOP_MODULES]
     return separator.join(names)
 
 

@@ -15,12 +15,15 @@ from parity.checkpoints.containers.container import ArraySpec, Container, Conten
 from vit_spec import InputError, bounded_json, nearest
 
 __all__ = [
+    "MAX_EXPANSION",
+    "UNCHECKED_BYTES",
     "ArraySpec",
     "Container",
     "Contents",
     "StoredArray",
     "Writer",
     "by_suffix",
+    "bytes_on_disk",
     "choose",
     "find",
     "get",
@@ -29,9 +32,9 @@ __all__ = [
 ]
 
 _MODULES = (safetensors, pth, npz, msgpack, orbax, dcp)
-_UNCHECKED_BYTES = 1 << 28  # up to this sum of bytes, arrays are accepted whatever their size on disk
+UNCHECKED_BYTES = 1 << 28  # up to this sum of bytes, arrays are accepted whatever their size on disk
+MAX_EXPANSION = 64  # above it, arrays may take in addition this many times the bytes on disk
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_MAX_EXPANSION = 64  # above it, arrays may take in addition this many times the bytes on disk
 _CONTAINERS: dict[str, Container] = {module.CONTAINER.name: module.CONTAINER for module in _MODULES}
 
 
@@ -171,10 +174,10 @@ def _check_size(path: Path, contents: Contents, budget: Budget) -> None:
     """
     arrays = contents.arrays.values()
     total = max(sum(array.nbytes for array in arrays), *(array.span_bytes for array in arrays), 0)
-    if total <= _UNCHECKED_BYTES:
+    if total <= UNCHECKED_BYTES:
         return
     stored = _stored_bytes(path.parent if shards.is_index(path) else path, budget)
-    if total > _UNCHECKED_BYTES + _MAX_EXPANSION * stored:
+    if total > UNCHECKED_BYTES + MAX_EXPANSION * stored:
         raise InputError(
             f"{path} has {stored:,} bytes but describes {total:,} bytes of arrays, too many for a checkpoint of this size: "
             "save each array whole"
@@ -184,7 +187,7 @@ def _check_size(path: Path, contents: Contents, budget: Budget) -> None:
 def _stored_bytes(path: Path, budget: Budget) -> int:
     """Return the bytes on disk of a file, or of all files below a folder."""
     if not path.is_dir():
-        return _bytes_on_disk(path.stat())
+        return bytes_on_disk(path.stat())
     total, folders = 0, [str(path)]
     while folders:
         with os.scandir(folders.pop()) as entries:
@@ -193,11 +196,11 @@ def _stored_bytes(path: Path, budget: Budget) -> int:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 elif entry.is_file():  # also a symbolic link to a file: hub caches consist of links
-                    total += _bytes_on_disk(entry.stat())
+                    total += bytes_on_disk(entry.stat())
     return total
 
 
-def _bytes_on_disk(status: os.stat_result) -> int:
+def bytes_on_disk(status: os.stat_result) -> int:
     """Return the size of a file without its holes; some network file systems report no blocks, as for an empty file."""
     blocks = getattr(status, "st_blocks", 0)
     return min(status.st_size, 512 * blocks) if blocks else status.st_size

@@ -18,6 +18,7 @@ deviates from it:
 - "use of positions": a stored table that is not used (ScaleMAE in torchgeo, models/scale_mae.py), or a class token at the
   end of the sequence.
 - "activation of pre_logits": none, in early versions of google-research/big_vision (a note in models/vit.py).
+- "code around the model": images or outputs normalized, or a sigmoid, in a module that contains the library's model.
 - "outputs": logits divided by a temperature (temperature in google-research/l2p, models/vit.py), those of one of two
   classifiers, or other tokens (CLIPForImageClassification in transformers without its classifier).
 - "attention pooling": other heads or tokens (attn_pool_num_heads and pool_include_prefix in timm).

@@ -20,8 +20,6 @@ from parity.comparison.tolerances import FLOAT64_TRAINING_TOLERANCE, ErrorBudget
 from vit_spec import InputError, ViTConfig
 
 IMAGES, LOGITS = "images", "logits"
-UNCHECKED_BYTES = 1 << 28  # up to this sum of bytes as float64, arrays are accepted whatever the size of the file
-MAX_EXPANSION = 64  # above it, arrays may take in addition this many times the bytes of the file
 MAX_SAMPLE = 4096  # entries of an intermediate that are examined for decimal rounding
 MAX_MAGNITUDE = 1e100  # largest absolute value that is accepted; products of a few larger numbers overflow float64
 SIZE_OF_EXPECTED_IMAGES = "the size of the expected images"  # the reason that is printed for the assumed image size
@@ -114,8 +112,8 @@ def read_expected_outputs(path: str | Path, config: ViTConfig) -> Expected:
 def _check_size(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse arrays that take far more bytes as float64 than the file has: compressed zeros could fill the memory."""
     sizes = {name: math.prod(shape) * np.dtype(np.float64).itemsize for name, shape in shapes.items()}
-    total, stored = sum(sizes.values()), path.stat().st_size
-    if total > UNCHECKED_BYTES + MAX_EXPANSION * stored:
+    total, stored = sum(sizes.values()), containers.bytes_on_disk(path.stat())
+    if total > containers.UNCHECKED_BYTES + containers.MAX_EXPANSION * stored:
         largest = max(sizes, key=lambda name: sizes[name])
         raise InputError(
             f"{path} has {stored:,} bytes, but its arrays take {total:,} bytes as float64, most of them {largest!r}: give "

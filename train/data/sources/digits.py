@@ -27,7 +27,7 @@ def open_splits() -> DatasetSplits:
 def _read_rows() -> NDArray[np.uint8]:
     """Return the pixels of each digit, from 0 to 16, and its class, (1797, 65).
 
-    They are those of `sklearn.datasets.load_digits`, whose import takes longer than the rest of the start of a run.
+    They are those of `sklearn.datasets.load_digits`, read without its import, which would delay the start of every run.
     """
     package = find_spec("sklearn")
     if package is None or package.origin is None:
