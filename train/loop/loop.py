@@ -5,10 +5,9 @@ import signal
 from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, SupportsFloat
+from typing import SupportsFloat
 
 import numpy as np
 
@@ -19,84 +18,19 @@ from train.loop.interruption import Interruption
 from train.loop.metrics import PRIMARY_METRIC, compute_metrics, is_better
 from train.loop.pictures import MAX_IMAGES, image_grid, overlay_attention, training_images
 from train.loop.progress import ProgressDisplay
-from train.loop.run_folder import CHECKPOINTS, RunFolder, convert_write_errors, file_sha256
+from train.loop.run_folder import CHECKPOINTS, RunFolder
+from train.loop.schedule import Schedule
+from train.loop.weight_files import WeightFiles
 from train.recipes import Recipe, Task
-from train.recipes.durations import duration_in_steps
-from train.recipes.schedule import learning_rate
 from vit_spec import InputError
 
 METRICS_DELAY = 2  # steps by which metrics are read late, so that the devices need not wait for the host between two steps
-MAX_STEPS = 10**9  # of a run: a larger number is taken for a mistake
 
 Arrays = tuple[np.ndarray, ...]
 
 
 class Diverged(RuntimeError):
     """The loss or the gradient norm is not finite.  The message is one line: at which step, and what to do."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When a run evaluates, saves and changes its learning rate.  All fields count steps.
-
-    total: steps of the run.
-    steps_per_epoch: training images / batch size, not rounded.
-    warmup, cooldown: lengths of the learning rate's rise and of its final fall, not rounded.
-    eval_steps, save_steps: numbers of steps done after which to evaluate and to save a checkpoint; both have `total`.
-    """
-
-    total: int
-    steps_per_epoch: float
-    warmup: float
-    cooldown: float
-    eval_steps: frozenset[int]
-    save_steps: frozenset[int]
-
-    @classmethod
-    def from_recipe(cls, recipe: Recipe, images: int) -> Self:
-        """Return the schedule of a recipe.
-
-        images: number of training images.
-
-        Raises:
-            InputError: a duration that cannot be parsed, more than `MAX_STEPS` steps, or steps to profile after the last.
-        """
-        length = partial(duration_in_steps, batch_size=recipe.batch_size, images=images)
-        total = max(1, round(length(recipe.epochs, default_unit="epochs")))
-        if total > MAX_STEPS:
-            raise InputError(f"--epochs {recipe.epochs} are {total:.0e} steps: give fewer than {MAX_STEPS:.0e}")
-        if recipe.profile and recipe.profile[1] > total:
-            first, last = recipe.profile
-            raise InputError(f"--profile {first} {last} goes beyond the run of {total} steps: give steps up to {total}")
-
-        def every(duration: float | str) -> frozenset[int]:
-            interval = max(1.0, length(duration, default_unit="epochs", total=total))
-            return frozenset({max(1, round(k * interval)) for k in range(1, int(total / interval) + 1)} | {total})
-
-        return cls(
-            total,
-            images / recipe.batch_size,
-            length(recipe.warmup, default_unit="share", total=total),
-            length(recipe.cooldown, default_unit="share", total=total),
-            every(recipe.eval_every),
-            every(recipe.save_every),
-        )
-
-    @property
-    def single_step(self) -> Self:
-        """The schedule of a dry run: one step at the peak learning rate, then an evaluation and a checkpoint."""
-        return replace(self, total=1, warmup=0.0, cooldown=0.0, eval_steps=frozenset({1}), save_steps=frozenset({1}))
-
-    def learning_rate(self, recipe: Recipe, step: Any) -> Any:
-        """Return the learning rate of the update after `step` others; see `train.recipes.schedule.learning_rate`."""
-        return learning_rate(
-            step,
-            peak=recipe.optimizer.lr,
-            warmup=self.warmup,
-            total=self.total,
-            shape=recipe.decay,
-            cooldown=self.cooldown,
-        )
 
 
 @dataclass
@@ -136,9 +70,8 @@ class Loop:
         self.skipped = 0
         self._recent_metrics: list[dict[str, float]] = []  # one of each step since the last record in metrics.jsonl
         self._mean_metrics: dict[str, float] = {}  # the last record
-        self._best_files: dict[str, dict[str, Any]] = {}  # by the name of a file of best weights: its "step" and "sha256"
+        self._weight_files = WeightFiles(self.engine, self.run, self.display)
         self._saved_step = -1  # of the newest checkpoint
-        self._has_checkpoint = False  # whether a checkpoint of this run is complete
         self._is_evaluated = False  # whether `last` belongs to the current weights
 
     def fit(self) -> None:
@@ -201,7 +134,7 @@ class Loop:
                 if is_profiling:
                     self.engine.profile(None)
                 self.engine.close()
-        self._set_has_checkpoint()
+        self._weight_files.set_has_checkpoint()
 
     # Metrics of a step -------------------------------------------------------------------------------------------
 
@@ -240,7 +173,8 @@ class Loop:
     def _remedy(self) -> str:
         where = f"the weights of step {self._saved_step} are in {self.run.weights}"
         if self._saved_step < 0:
-            self._write_weights()  # they are those before this step: from such a step on, the engine changes nothing
+            # These are the weights before this step: from such a step on, the engine changes nothing.
+            self._weight_files.write_newest()
             where = f"the last good weights are in {self.run.weights}"
         return f"check the images, resume with --non-finite skip, or start again with a lower --optimizer.lr; {where}"
 
@@ -278,10 +212,10 @@ class Loop:
             maps = patch_attention(self.engine.attention_maps(first_images), self.train.config)
             self.run.log_image("attention", self.done, image_grid(overlay_attention(first_images, maps)))
         if self._is_better(self.last, self.best):
-            self._write_best(self.run.best, self.done)
+            self._weight_files.write_best(self.run.best, self.done)
             self.best = self.last  # after the file: the checkpoint that follows a failed write does not claim it
         if self.engine.has_ema and self._is_better(self.last_raw, self.best_raw):
-            self._write_best(self.run.best_raw, self.done, raw=True)
+            self._weight_files.write_best(self.run.best_raw, self.done, raw=True)
             self.best_raw = self.last_raw
         return True
 
@@ -299,24 +233,6 @@ class Loop:
         name = PRIMARY_METRIC[self.task]
         return not best or is_better(name, metrics[name], than=best[name])
 
-    def _write_weights(self) -> None:
-        """Write the newest weights; if there is an EMA, write it and the weights themselves."""
-        self._write_file(self.run.weights)
-        if self.engine.has_ema:
-            self._write_file(self.run.weights_raw, raw=True)
-
-    def _write_best(self, path: Path, step: int, *, raw: bool = False) -> None:
-        """Write the engine's weights, those of `step`, as the best weights."""
-        self._write_file(path, raw=raw)
-        # Only the main process knows that the file is complete.  Its state is the one that a checkpoint stores.
-        self._best_files[path.name] = {"step": step, "sha256": file_sha256(path) if self.engine.is_main else None}
-
-    def _write_file(self, path: Path, *, raw: bool = False) -> None:
-        if not self._has_checkpoint:
-            self.run.mark_first_checkpoint_unfinished()
-        with convert_write_errors(path):
-            self.engine.save_weights(path, raw=raw)
-
     def _save_checkpoint(self) -> None:
         """Start to write a checkpoint of the engine's state and the loop's, and write the weights."""
         if self._saved_step == self.done:
@@ -329,7 +245,7 @@ class Loop:
             "best": self.best,
             "last_raw": self.last_raw,
             "best_raw": self.best_raw,
-            "best_files": dict(self._best_files),
+            "best_files": dict(self._weight_files.recorded),
             "window": list(self._recent_metrics),  # a copy: the engine may write it after the list has changed
             "mean": self._mean_metrics,
             "unread": sorted(self.unreadable),
@@ -338,19 +254,14 @@ class Loop:
         }
         self.engine.save_checkpoint(self.done, state)
         if not is_first:
-            self._set_has_checkpoint()  # the previous checkpoint is complete when this one begins
-        self._write_weights()
-
-    def _set_has_checkpoint(self) -> None:
-        if not self._has_checkpoint:
-            self._has_checkpoint = True
-            self.run.mark_first_checkpoint_finished()
+            self._weight_files.set_has_checkpoint()  # the previous checkpoint is complete when this one begins
+        self._weight_files.write_newest()
 
     def _resume(self) -> None:
         if (restored := self.engine.restore_checkpoint()) is None:
             self.run.resume_at(0, 0.0, is_evaluated=False)
             return
-        self._set_has_checkpoint()
+        self._weight_files.set_has_checkpoint()
         self.done, state = restored
         # Checkpoints of older versions lack these keys.
         missing: LoopState = {"last_raw": {}, "best_raw": {}, "best_files": {}}
@@ -364,46 +275,27 @@ class Loop:
         self.last, self.best = state["last"], state["best"]
         self._recent_metrics, self._mean_metrics = state["window"], state["mean"]
         self.last_raw, self.best_raw, self._is_evaluated = state["last_raw"], state["best_raw"], state["looked"]
-        self._best_files = state["best_files"]
+        self._weight_files.recorded = state["best_files"]
         self.run.resume_at(self.done, state["seconds"], is_evaluated=self._is_evaluated)
         self.display.print_line(f"resuming from step {self.done:,} of {self.schedule.total:,}")
         if "remark" in state:
             self.display.print_line(state["remark"])
         # The run may have ended between the checkpoint and the weights, or resume from an older checkpoint than its newest.
-        self._write_weights()
+        self._weight_files.write_newest()
         self.best = self._restore_best(self.run.best, self.best, self.last)
         self.best_raw = self._restore_best(self.run.best_raw, self.best_raw, self.last_raw, raw=True)
 
     def _restore_best(
         self, path: Path, best: dict[str, float], last: dict[str, float], *, raw: bool = False
     ) -> dict[str, float]:
-        """Rewrite a file of best weights that is missing or has other weights than those of the best metrics.
-
-        All processes must decide the same: no process writes the file before all have read it.
+        """Return the best metrics if a file has their weights or they can be restored, else none.
 
         best, last: the best metrics, and the newest.
-
-        Returns:
-            The best metrics; none if their weights cannot be restored.
         """
-        if not best:
+        is_newest = self._is_evaluated and best == last
+        if best and self._weight_files.restore_best(path, self.done, is_newest=is_newest, raw=raw):
             return best
-        # Checkpoints of older versions do not have the step and the checksum.
-        file = self._best_files.get(path.name, {"step": self.done if self._is_evaluated and best == last else -1})
-        if file["step"] == self.done:
-            self._write_best(path, self.done, raw=raw)
-            return best
-        sha256 = file_sha256(path)
-        if sha256 is not None and file.get("sha256", sha256) == sha256:
-            return best
-        if self.engine.restore_checkpoint(file["step"]) is None:
-            self.display.print_line(f"the best weights, of {path}, are lost: neither that file nor a checkpoint has them")
-            return {}
-        self._write_best(path, file["step"], raw=raw)
-        self.display.print_line(f"{path} is restored from the checkpoint of step {file['step']:,}")
-        if self.engine.restore_checkpoint(self.done) is None:
-            raise InputError(f"the checkpoint of step {self.done} changed while it was read: give the same --run again")
-        return best
+        return {}
 
     @property
     def _epoch(self) -> float:

@@ -29,11 +29,12 @@ from train.loop import curves, init_from
 from train.loop.engine import EngineFactory
 from train.loop.interruption import Interruption
 from train.loop.lock import create_run_folder
-from train.loop.loop import Diverged, Loop, Schedule
+from train.loop.loop import Diverged, Loop
 from train.loop.metrics import PRIMARY_METRIC, format_metric, is_better
 from train.loop.progress import ProgressDisplay
 from train.loop.request import Request
 from train.loop.run_folder import CHECKPOINTS, RunFolder, convert_write_errors, saved_model_config
+from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
 from train.recipes import IMAGENET, RECIPES, DataInfo, Recipe, Task, flatten_fields, model_config
 from vit_spec import InputError, ViTConfig

@@ -38,9 +38,9 @@ from train.jax.runtime import memory_errors
 from train.loop import session
 from train.loop.curves import draw_curves
 from train.loop.interruption import Interruption
-from train.loop.loop import Schedule
 from train.loop.request import Request
 from train.loop.run_folder import RunFolder
+from train.loop.schedule import Schedule
 from train.loop.session import train
 from train.loop.start_warnings import start_warnings
 from train.loop.tensorboard import EventWriter
