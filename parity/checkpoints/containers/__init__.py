@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from parity.checkpoints.containers import dcp, folders, msgpack, npz, orbax, pth, safetensors, shards
-from parity.checkpoints.containers.budget import Budget
+from parity.checkpoints.containers.budget import Budget, max_array_bytes
 from parity.checkpoints.containers.container import ArraySpec, Container, Contents, StoredArray, Writer
 from vit_spec import InputError, bounded_json, nearest
 
 __all__ = [
-    "MAX_EXPANSION",
-    "UNCHECKED_BYTES",
     "ArraySpec",
     "Container",
     "Contents",
@@ -27,13 +25,12 @@ __all__ = [
     "choose",
     "find",
     "get",
+    "max_array_bytes",
     "names",
     "open",
 ]
 
 _MODULES = (safetensors, pth, npz, msgpack, orbax, dcp)
-UNCHECKED_BYTES = 1 << 28  # up to this sum of bytes, arrays are accepted whatever their size on disk
-MAX_EXPANSION = 64  # above it, arrays may take in addition this many times the bytes on disk
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CONTAINERS: dict[str, Container] = {module.CONTAINER.name: module.CONTAINER for module in _MODULES}
 
@@ -174,10 +171,10 @@ def _check_size(path: Path, contents: Contents, budget: Budget) -> None:
     """
     arrays = contents.arrays.values()
     total = max(sum(array.nbytes for array in arrays), *(array.span_bytes for array in arrays), 0)
-    if total <= UNCHECKED_BYTES:
+    if total <= max_array_bytes(0):  # spares the search of a large folder
         return
     stored = _stored_bytes(path.parent if shards.is_index(path) else path, budget)
-    if total > UNCHECKED_BYTES + MAX_EXPANSION * stored:
+    if total > max_array_bytes(stored):
         raise InputError(
             f"{path} has {stored:,} bytes but describes {total:,} bytes of arrays, too many for a checkpoint of this size: "
             "save each array whole"

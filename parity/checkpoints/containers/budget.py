@@ -11,6 +11,13 @@ from vit_spec import InputError
 MAX_OBJECTS = 1 << 21  # creating so many takes about two seconds and at most 256 MiB
 MAX_TEXT_BYTES = 1 << 26
 MAX_COMPARISONS = 1 << 27
+_UNCHECKED_BYTES = 1 << 28  # arrays may take so many bytes whatever their size on disk
+_MAX_EXPANSION = 64  # and in addition this many times their bytes on disk
+
+
+def max_array_bytes(stored_bytes: int) -> int:
+    """Return the number of bytes that arrays may take in memory if they take `stored_bytes` on disk."""
+    return _UNCHECKED_BYTES + _MAX_EXPANSION * stored_bytes
 
 
 class Budget:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.containers import header_checks, npy, zip_directory
-from parity.checkpoints.containers.budget import Budget
+from parity.checkpoints.containers.budget import Budget, max_array_bytes
 from parity.checkpoints.containers.checksum import Checksum
 from parity.checkpoints.containers.container import (
     ArraySpec,
@@ -36,8 +36,6 @@ _METADATA_PREFIX = "__metadata__/"  # prefix of the members with metadata
 _MAX_TEXT_BYTES = 2**24  # of all text in a file
 _ARRAY_COST = 16  # objects charged to the budget
 _MAX_DEFLATE_RATIO = 1032  # deflate cannot compress more: https://zlib.net/zlib_tech.html
-_UNCHECKED_BYTES = 2**28  # smaller arrays may have any compression ratio
-_MAX_EXPANSION = 64  # largest compression ratio of larger arrays
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same arrays give the same file
 _EMPTY_SPEC = ArraySpec((0,), np.dtype(bool))
 
@@ -85,7 +83,7 @@ def _open_member(member: zip_directory.Member, max_text_bytes: int) -> StoredArr
     file_slice, compressed_size = member.file_slice, member.file_slice.length
     if member.size > _MAX_DEFLATE_RATIO * compressed_size + _MAX_DEFLATE_RATIO:
         raise InputError(f"{compressed_size} compressed bytes cannot decompress to {member.size}")
-    if member.size > max(_UNCHECKED_BYTES, _MAX_EXPANSION * compressed_size):
+    if member.size > max_array_bytes(compressed_size):
         raise InputError(
             f"{compressed_size:,} bytes decompress to {member.size:,}, too many for weights: save it uncompressed"
         )

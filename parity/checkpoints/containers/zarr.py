@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.containers.budget import Budget
+from parity.checkpoints.containers.budget import Budget, max_array_bytes
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, bounded_json
@@ -31,8 +31,6 @@ _METADATA_KEYS = {"zarr": ".zarray", "zarr3": "zarr.json"}
 _CACHE_BYTES = 1 << 26  # of chunks in memory, in addition to the largest chunk
 _CHUNK_COST = 16  # objects charged to the budget for looking up a chunk that may be missing
 _INDEX_ENTRY_BYTES = 16  # for each chunk, in the index of a shard
-_UNCHECKED_BYTES = 1 << 28  # smaller chunks and files are accepted whatever the size on disk
-_MAX_EXPANSION = 64  # larger ones may have in addition this many times the bytes on disk
 _MIN_HOLE_FILE_BYTES = 1 << 20  # smaller files are not searched for holes
 _MAX_EXTENTS = 1 << 16  # extents between holes that are searched in a file
 _MANIFEST_NAME = "manifest.ocdbt"  # of an OCDBT store
@@ -71,7 +69,7 @@ def scan_files(folder: Path, budget: Budget) -> DiskUsage:
             elif entry.is_file():  # also a symbolic link to a file: hub caches consist of links
                 size = entry.stat().st_size
                 stored_bytes = _allocated_bytes(entry.path, size)
-                if size > _UNCHECKED_BYTES + _MAX_EXPANSION * stored_bytes:
+                if size > max_array_bytes(stored_bytes):
                     what = f"{size:,} bytes, of which only {stored_bytes:,} are on disk"
                     raise InputError(f"{entry.path} is {what}: do not trust this checkpoint, or write it again")
                 if entry.name == _MANIFEST_NAME and size > _MAX_MANIFEST_BYTES:
@@ -130,7 +128,7 @@ def open_arrays(
                 f"{name} cannot be opened ({_first_line(error)}): it is incomplete, so write it again"
             ) from None
         if (
-            array.chunk_bytes > min(max(array.nbytes, 1), _UNCHECKED_BYTES + _MAX_EXPANSION * disk_usage.stored_bytes)
+            array.chunk_bytes > min(max(array.nbytes, 1), max_array_bytes(disk_usage.stored_bytes))
             or array.nbytes > 1 << 62
         ):
             what = "chunks larger than the array, or an impossible shape"

@@ -113,7 +113,7 @@ def _check_size(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse arrays that take far more bytes as float64 than the file has: compressed zeros could fill the memory."""
     sizes = {name: math.prod(shape) * np.dtype(np.float64).itemsize for name, shape in shapes.items()}
     total, stored = sum(sizes.values()), containers.bytes_on_disk(path.stat())
-    if total > containers.UNCHECKED_BYTES + containers.MAX_EXPANSION * stored:
+    if total > containers.max_array_bytes(stored):
         largest = max(sizes, key=lambda name: sizes[name])
         raise InputError(
             f"{path} has {stored:,} bytes, but its arrays take {total:,} bytes as float64, most of them {largest!r}: give "
