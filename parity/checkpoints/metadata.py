@@ -2,8 +2,8 @@
 
 They are read from this project's own metadata in a file, from the config.json of a run, or from the JSON files of timm,
 transformers and OpenCLIP.  They are written to our own metadata and to the JSON files of timm and transformers.  Metadata
-that cannot be read or written is reported in one line, and does not prevent weights from being read; only metadata that
-contradicts other metadata does.
+that cannot be read or written is reported in one line, and does not prevent weights from being read.  The exception is a
+file that this project wrote: if the library's files beside it contradict our metadata, or cannot be read, it is refused.
 
 In this module `notes` are the metadata of a file together with the parsed JSON files beside it, by their names.
 """
@@ -61,7 +61,8 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
         own: whether this project wrote the file.
 
     Raises:
-        InputError: our own metadata has one value, and the library's files beside it another.
+        InputError: this project wrote the file, and the library's files beside it contradict its metadata, or cannot be
+            read.
     """
     of_open_clip = open_clip_config.FILE in notes and get(checkpoint.format).config_file == open_clip_config.FILE
     from_library = (_from_open_clip,) if of_open_clip else _FROM_LIBRARIES
@@ -72,7 +73,7 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
             if name in fields:
                 raise InputError(
                     f"its {name} in the library's files beside the weights ({shorten(str(value))}) and the {name} stored "
-                    f"with the weights ({shorten(str(fields[name]))}) differ: correct those files, or remove them"
+                    f"with the weights ({shorten(str(fields[name]))}) differ: correct the library's files, or remove them"
                 )
             fields[name] = value
     if preprocessing := fields.get("preprocessing"):
@@ -82,12 +83,12 @@ def attach_metadata(checkpoint: Checkpoint, notes: Mapping[str, Any], given: Fie
 
 
 def _edited_fields(checkpoint: Checkpoint, notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields in the library's files beside a checkpoint of ours that are not those that we wrote there.
+    """Return the fields whose values in the library's files beside a checkpoint of ours are not those that we wrote there.
 
-    What we write for an unknown preprocessing is an assumption, which is thus not taken for a fact.
+    A value that we wrote is not read: if the preprocessing was unknown, it is an assumption.
 
     Raises:
-        InputError: a field there cannot be read.
+        InputError: a field in these files cannot be read.
     """
     format = get(checkpoint.format)
     if not format.matches_config_file(notes):
@@ -107,7 +108,7 @@ def _edited_fields(checkpoint: Checkpoint, notes: Mapping[str, Any]) -> dict[str
 def _read_fields(
     sources: Iterable[FieldSource], notes: Mapping[str, Any], config: ViTConfig
 ) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Return the first value of each field that a source can read, a line for each that cannot be read, and remarks."""
+    """Return field -> value from the first source that has it, a line for each value that cannot be read, and remarks."""
     fields: dict[str, Any] = {}
     failed: list[str] = []
     remarks: list[str] = []

@@ -23,7 +23,7 @@ WEIGHTS_FILE = folders.RUN_FILE  # the weights in a run folder
 # Our metadata if the container cannot store it: this file in a folder, or NAME.parity.json beside the file NAME.
 SIDECAR_FILE = "parity.json"
 FLAX_FILE = "flax_model.msgpack"  # the weights of a Flax model in a folder of transformers
-_FOLDER_FILES = ("model.safetensors", FLAX_FILE)  # the weights in a folder that we write for a library
+_FOLDER_FILES = ("model.safetensors", FLAX_FILE)  # names of the weights in a folder that we write for a library
 # JSON files that libraries put beside weights.
 COMPANION_FILES = ("config.json", *hf_processor.FILES, open_clip_config.FILE)
 ADAPTER_FILE = "adapter_config.json"  # PEFT writes it with an adapter, which transformers adds to the weights
@@ -127,10 +127,10 @@ def _is_own(notes: Mapping[str, Any]) -> bool:
 
 
 def _check_config_of_folder(weights: Path, name: str, notes: Mapping[str, Any]) -> list[Assumption]:
-    """Return the assumption that a config.json applies to a file other than the one that its library opens, or [].
+    """Return the assumption that config.json describes a file that its library does not open, or [] if it opens the file.
 
     Raises:
-        InputError: the file that a library opens is ours, but the config.json beside it is that of another model.
+        InputError: this project wrote the file that a library opens, but the config.json beside it is of another model.
     """
     format, folder, config = get_format(name), weights.parent, notes.get("config.json") or {}
     if not config or not weights.is_file():
@@ -139,8 +139,8 @@ def _check_config_of_folder(weights: Path, name: str, notes: Mapping[str, Any]) 
         is_opened = weights.name in (*_FOLDER_FILES, f"{_FOLDER_FILES[0]}{INDEX}")
         if is_opened and format.json_files is not no_files and not format.matches_config_file(notes):
             raise InputError(
-                f"its config.json is not one of format {name!r}, in which {weights.name} is: give the config.json of these "
-                f"weights, or remove it"
+                f"its config.json is not one of format {name!r}, the format of {weights.name}: give the config.json of "
+                f"these weights, or remove it"
             )
         return []
     opened = folders.library_file([entry.name for entry in folder.iterdir() if entry.is_file()], config)

@@ -18,7 +18,7 @@ deviates from it:
 - "use of positions": a stored table that is not used (ScaleMAE in torchgeo, models/scale_mae.py), or a class token at the
   end of the sequence.
 - "activation of pre_logits": none, in early versions of google-research/big_vision (a note in models/vit.py).
-- "code around the model": images or outputs normalized, or a sigmoid, in a module that contains the library's model.
+- "code around the model": normalization of images or outputs, or a sigmoid, in a module that contains the library's model.
 - "outputs": logits divided by a temperature (temperature in google-research/l2p, models/vit.py), those of one of two
   classifiers, or other tokens (CLIPForImageClassification in transformers without its classifier).
 - "attention pooling": other heads or tokens (attn_pool_num_heads and pool_include_prefix in timm).
@@ -33,11 +33,11 @@ from parity.checkpoints.formats.format import Evidence
 
 
 def behaviour_of_module(evidence: Evidence, module: str) -> Mapping[str, str]:
-    """Return the assumed behaviour, by property, of a model inside another module, of which no config file tells.
+    """Return the assumed behaviour, by property, of a model inside another module, which no config file describes.
 
-    module: the path of the model in that module, such as "backbone".
+    module: the path of the model in the other module, such as "backbone".
     """
-    around = f"none: the module with {module!r} returns its output unchanged"
+    around = f"none: the module that contains {module!r} returns its output unchanged"
     return {**common_behaviour(evidence), "code around the model": around}
 
 

@@ -57,22 +57,23 @@ def read_config(evidence: Evidence) -> Fields:
     """Return the fields that open_clip_config.json states, or the activation if the file is OpenAI's own.
 
     Raises:
-        InputError: as `open_clip_config.config_fields`.
+        InputError: as `open_clip_config.config_fields`, or open_clip_config.json contradicts a file of OpenAI.
     """
     own: Fields = {"mlp.activation": "quick_gelu"} if _OPENAI_ENTRIES & evidence.ignored_arrays.keys() else {}
     stated = open_clip_config.config_fields(evidence.notes)
     if own and stated.get("mlp.activation", "quick_gelu") != "quick_gelu":
         raise InputError(
-            f"its {open_clip_config.FILE} says mlp.activation={stated['mlp.activation']!r}, but it is a file of OpenAI, "
-            f"whose models have 'quick_gelu': move it away from {open_clip_config.FILE}, or correct that"
+            f"its {open_clip_config.FILE} says mlp.activation={stated['mlp.activation']!r}, but the weights are a file of "
+            f"OpenAI, whose models have 'quick_gelu': correct {open_clip_config.FILE}, or move the weights away from it"
         )
     return stated or own
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return `common_behaviour`, unless the file is OpenAI's own or open_clip_config.json lies beside it.
+    """Return the assumptions about what no tensor shows.
 
-    A whole CLIP has a text tower.  Without one, "visual" is the image tower in another module, and arrays with names of the
+    They are those of `common_behaviour`, unless the file is OpenAI's own or open_clip_config.json lies beside it.  A whole
+    CLIP has a text tower.  If there is none, "visual" is an image tower in another module, and arrays with names of the
     text tower are layers of that module.
     """
     found = {} if read_config(evidence) else common_behaviour(evidence)

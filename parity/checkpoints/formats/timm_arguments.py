@@ -79,13 +79,13 @@ def fields_of_notes(notes: Mapping[str, Any], channels: int) -> Fields:
         if _architecture_of_train_py(notes) not in architectures():
             raise InputError(
                 f"its arch {notes['arch']!r} is no ViT of timm 1.0.31, so it may be another model than that of the "
-                f"config.json beside it: move the file away from it"
+                f"config.json beside it: move the weights to another folder"
             )
         for name, value in _train_py_fields(notes, channels).items():
             if found.get(name, value) != value:
                 raise InputError(
                     f"its arch and args say {name}={value!r}, but the config.json beside it says {found[name]!r}: correct "
-                    f"config.json, or move the file away from it"
+                    f"config.json, or move the weights to another folder"
                 )
     return found
 
@@ -106,7 +106,7 @@ def _train_py_fields(notes: Mapping[str, Any], channels: int) -> Fields:
     classes and the input channels.
 
     Raises:
-        InputError: as `fields_of_notes`.
+        InputError: as `config_fields`, or gp contradicts model_kwargs.
     """
     prefix = "args/model_kwargs/"
     given: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def config_fields(whole: Mapping[str, Any], channels: int) -> Fields:
         )
     effective_data = {**timm_data.data_config(whole), "num_classes": data["num_classes"]}
     found = timm_constructors.config_fields(cls, name, {**_arguments_of_data(effective_data), **fixed, **given})
-    pool = whole.get("global_pool") if data is not whole else None  # that of the saved model; timm does not read it
+    pool = whole.get("global_pool") if data is not whole else None  # timm writes it and does not read it
     if pool and timm_constructors.POOLS.get(pool) != found["head.pool"]:
         raise InputError(
             f"its config.json says global_pool {pool!r}, but its model_args and architecture give another pool: add "

@@ -161,7 +161,7 @@ def _diagnose(
     layer = _suspect(search, result) if is_wrong and (expected.intermediates or not matched) else differing
     hints = _hints(trial, expected, result) if is_wrong and not matched else ()
     if differing:
-        hints = ("the outputs do not show this difference, or this intermediate is of another point of the model",)
+        hints = ("this difference does not change the outputs, or the intermediate is from another point of the model",)
     return Diagnosis(
         matched=matched,
         before=result.baseline.error,
@@ -204,7 +204,7 @@ def _uncompared(search: Search) -> Iterator[str]:
 
 
 def _possible_rounding(expected: Expected, result: SearchResult) -> str:
-    """Return the rounding that may cause the remaining difference, in words; "" if the difference is negligible."""
+    """Describe the rounding that may cause the remaining difference; return "" if the difference is negligible."""
     if result.rounding:
         return result.rounding.what
     return f"the rounding to {expected.dtype_text}" if result.baseline.error > FLOAT32_TOLERANCE else ""
@@ -250,8 +250,8 @@ def _hints(trial: Trial, expected: Expected, result: SearchResult) -> tuple[str,
     if different := _images_that_differ(expected, result):
         numbers = ", ".join(map(str, different[:MAX_IMAGES])) + (", ..." if different[MAX_IMAGES:] else "")
         hints.append(
-            f"only the outputs of {len(different)} of {len(expected)} images differ (counted from 0: {numbers}); the "
-            "others agree: these outputs may be of other images or be prepared differently"
+            f"only the outputs of {len(different)} of {len(expected)} images differ (counted from 0: {numbers}): they may "
+            "come from other images, or from images that were preprocessed differently"
         )
     if equal := _equal_images_that_differ(expected):
         pair = f"images {equal[0]} and {equal[1]} are equal but their outputs differ"

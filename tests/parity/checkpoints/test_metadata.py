@@ -133,7 +133,7 @@ def test_an_edited_file_of_the_library_beside_our_metadata_is_obeyed_or_refused(
     assert (as_written.labels, as_written.preprocessing) == (how.get("labels"), how.get("preprocessing"))
     edit_json(tmp_path / "folder" / file, changes)
     if known:
-        with pytest.raises(InputError, match=rf"its {what} in the library's files .* differ: correct those files"):
+        with pytest.raises(InputError, match=rf"its {what} in the library's files .* differ: correct the library's files"):
             parity.load(tmp_path / "folder")
     else:
         found = parity.load(tmp_path / "folder")
@@ -159,7 +159,7 @@ def test_files_of_another_model_or_processor_beside_our_metadata_are_refused(tmp
     processor.unlink()
     edit_json(config, {"model_type": "vit_msn", "architectures": ["ViTMSNForImageClassification"]})
     with pytest.raises(
-        InputError, match=r"its config\.json is not one of format 'hf-vit.*', in which model\.safetensors is"
+        InputError, match=r"its config\.json is not one of format 'hf-vit.*', the format of model\.safetensors: give"
     ):
         parity.load(tmp_path / "folder")
     config.write_text(json.dumps({"compilerOptions": {}}))  # a file of another program

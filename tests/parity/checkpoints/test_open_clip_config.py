@@ -79,7 +79,7 @@ def test_layers_with_names_of_the_text_tower_are_an_assumption_without_a_text_to
 def test_a_file_of_openai_beside_another_activation_is_refused(tmp_path: Path) -> None:
     weights = folder(tmp_path, {"act_kwargs": None}) / "open_clip_model.safetensors"
     save_file({**load_file(weights), "vocab_size": np.ones((), np.int64)}, weights)
-    with pytest.raises(InputError, match=r"says mlp\.activation='gelu', but it is a file of OpenAI"):
+    with pytest.raises(InputError, match=r"says mlp\.activation='gelu', but the weights are a file of OpenAI"):
         parity.load(tmp_path)
 
 
