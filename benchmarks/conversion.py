@@ -58,7 +58,7 @@ def write_source(path: Path, config: ViTConfig) -> None:
 
 
 def write_sparse_source(path: Path, config: ViTConfig) -> None:
-    """Write a safetensors file whose weights are holes but for a page in 32; readers refuse a file with fewer."""
+    """Write a sparse safetensors file: of the weights, one page in 32 is on disk, as readers refuse less than one in 64."""
     header: dict[str, Any] = {"__metadata__": {"config": config.to_json(), "format": "torch"}}
     end = 0
     for layout in get_format("torch").layouts(config).values():

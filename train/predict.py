@@ -187,7 +187,7 @@ def _read_class_names(path: Path, config: ViTConfig) -> tuple[str, ...]:
 
 
 def _check_maps_path(path: Path, inputs: list[Path], *, force: bool) -> None:
-    """Refuse a path that cannot be written to, that is an input, or, without `force`, that exists."""
+    """Raise InputError if a path cannot be written to, is one of the inputs, or exists and `force` is False."""
     if path.suffix.lower() != ".png":
         raise InputError(f"--maps {path}: the picture is a PNG; give a name that ends in .png")
     if not path.parent.is_dir():

@@ -136,7 +136,7 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
     except InputError as error:
         raise FormatMismatch(str(error)) from None
     behaviour = dict(format.assumed_behaviour(evidence))
-    if evidence.module:  # the files of a library describe its own classes, and not a module that contains one
+    if evidence.module:  # the files of a library describe its own class, and not a module that contains it
         behaviour = {**behaviour_of_module(evidence, evidence.module), **behaviour}
     if (rotary := config.positions.rotary) != "none" and "positions.rotary" not in {**required, **stated}:
         behaviour["rotation"], _ = ROTARY_KINDS[rotary]

@@ -203,7 +203,7 @@ class _LineMatch:
 
 
 def _match_format(format: Format, index: _KeyIndex, other_keys: frozenset[str], notes: Mapping[str, Any]) -> Match | None:
-    """Match keys with one variant of a format; None without a whole patch projection or any second MLP layer."""
+    """Match keys with one variant of a format; None without a whole patch projection or without any second MLP layer."""
     table, arrays = format.table_layouts(format.variant), index.arrays
     layouts = [layout for found in table.values() for layout in found]
     if not any(layout.key in arrays for layout in table["patch_embed.proj.weight"]):

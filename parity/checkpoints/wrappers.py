@@ -35,8 +35,8 @@ WRAPPERS = (
     "student",
 )
 
-# Wrappers that add nothing to the function of a model: DistributedDataParallel, torch.compile, and dictionaries of training
-# loops.  In front of a key of PyTorch's state dict, the names of these dictionaries are names of modules.
+# Wrappers that do not change the function of a model: modules of DistributedDataParallel and torch.compile, and, by
+# separator, dictionaries of training loops.  Within a key of PyTorch, a word such as "model" names a module, no dictionary.
 _LOOP_MODULES = ("module", "_orig_mod")
 _LOOP_DICTIONARIES = {
     ".": ("state_dict_ema", "state_dict", "params", "opt", "optimizer", "target", "model", "net", "model_ema", "ema"),
@@ -106,15 +106,16 @@ def find_prefixes(keys: Mapping[str, Any], separator: str) -> list[str]:
 
 
 def enclosing_module(prefix: str, path: KeyPath, separator: str) -> str:
-    """Return the part of a prefix that names modules around the model, such as "backbone"; "" if there is none.
+    """Return the path of the model in a module that contains it, such as "backbone"; "" if the prefix shows no such module.
 
     Args:
-        prefix: the prefix of the keys of the model's weights.
-        path: a key path that begins with the prefix: its words are the keys of nested dictionaries.
+        prefix: the prefix of the keys of the model's weights, such as "state_dict.module.backbone.".
+        path: a key path that begins with the prefix, such as ("state_dict", "module.backbone.cls_token"); its entries are
+            the keys of nested dictionaries.
         separator: the separator of the words of a key.
     """
     words = prefix.split(separator)[:-1]
-    # A Flax pytree consists of dictionaries only.
+    # The first `count` words are keys of dictionaries.  A Flax pytree consists of dictionaries only.
     count = len(words) if separator == "/" else sum(len(key.split(separator)) for key in path[:-1])
     names = [word for word in words[:count] if word not in (*_LOOP_MODULES, *_LOOP_DICTIONARIES[separator])]
     names += [word for word in words[count:] if word not in _LOOP_MODULES]

@@ -26,7 +26,7 @@ WARMED_UP_EMA = 2  # the version from which the EMA is warmed up and contains no
 class CheckpointStore:
     """Orbax checkpoints of the training state and of the loop's state, a JSON object, in a folder.
 
-    The training state is a pytree with the number of steps done as `step`.
+    The training state is a pytree whose attribute `step` is the number of steps done.
 
     keep: number of the newest checkpoints to keep; the best one is kept too.
     rank: returns the number that is largest for the best checkpoint, given the loop's state; None if it has none.
@@ -41,7 +41,7 @@ class CheckpointStore:
         self._preservation_policy = policies.AnyPreservationPolicy(
             [
                 policies.LatestN(keep),
-                # The earliest of several best, as the loop does.  Checkpoints of older versions lack "step".
+                # Of equal ranks the earliest is best, as in the loop.  Checkpoints of older versions lack "step".
                 policies.BestN(
                     get_metric_fn=lambda metrics: (metrics["rank"], -metrics.get("step", 0)),
                     n=1,
@@ -135,7 +135,13 @@ class CheckpointStore:
         return None
 
     def restore(self, step: int, target: Tree) -> tuple[int, Tree, LoopState, int] | None:
-        """Return the same as `restore_newest` of the checkpoint of a step; None if it is missing or damaged."""
+        """Return what `restore_newest` returns, of the checkpoint of a step; None if it is missing or damaged.
+
+        target: see `restore_newest`.
+
+        Raises:
+            InputError: it is of a newer version of this package, or cannot be read for a reason other than its content.
+        """
         if step not in [each.step for each in self._checkpointer.checkpoints]:
             return None
         restored, _ = self._read(step, target)

@@ -44,7 +44,7 @@ def draw_attention_maps(
     force: replace an existing file.
 
     Raises:
-        InputError: the file exists, or cannot be written; an existing file then stays as it is.
+        InputError: the file exists and `force` is False, or it cannot be written.  An existing file then stays as it is.
     """
     height, width = images.shape[1:3]
     image_height = (CELL_SIDE - GAP) * min(height / width, 3)

@@ -7,7 +7,8 @@ devices, and the checkpoint files.  The loop knows no framework and calls nothin
 A run calls an engine in this order, in every process of the run:
 
 1. The factory makes the engine, with fresh or given weights.  It must write no file: the run folder is checked later.
-2. `restore_checkpoint`.
+2. `restore_checkpoint`; to restore a file of best weights, again with their step, then with the first step again.
+   `save_weights` for each file that is restored.
 3. `step` for each training step, and after each step `should_stop`.  Metrics of a step are read up to
    `train.loop.loop.METRICS_DELAY` steps later, so `step` should return before the devices have finished.
 4. Every `eval_every`: `evaluate` for each batch of the held-out set (with an EMA twice, the second time with `raw`), and
@@ -176,8 +177,8 @@ class Engine(Protocol):
 
         Of the checkpoints, the newest `recipe.keep` stay, and besides them the one with the best
         `loop_state["last"][train.loop.metrics.PRIMARY_METRIC[task]]` among those with a true `loop_state["looked"]`: their
-        weights were evaluated.  NaN is never best; the earliest of equal ones is.  A checkpoint for a step that has one
-        replaces it.
+        weights were evaluated.  NaN is never best; of equal values, the earliest is best.  A checkpoint for a step that
+        already has one replaces it.
 
         Args:
             step: the number of steps done.
@@ -187,13 +188,13 @@ class Engine(Protocol):
         """
 
     def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
-        """Restore the newest checkpoint that can be read, written by any number of devices and any mesh.
+        """Restore the newest checkpoint that can be read, or that of a step, written by any number of devices and any mesh.
 
-        A damaged checkpoint is moved to the folder `checkpoints-damaged` beside `folder`, a printed line says so, and the
-        previous checkpoint is read.
+        If `step` is None, a damaged checkpoint is moved to the folder `checkpoints-damaged` beside `folder`, a printed line
+        says so, and the previous checkpoint is read.
 
         Args:
-            step: restore the checkpoint of this step and no other.
+            step: the step whose checkpoint to restore; None for the newest that can be read.
 
         Returns:
             The number of steps done and the loop's state; None if there is no checkpoint, or if that of `step` is missing

@@ -173,7 +173,7 @@ class Loop:
     def _remedy(self) -> str:
         where = f"the weights of step {self._saved_step} are in {self.run.weights}"
         if self._saved_step < 0:
-            # These are the weights before this step: from such a step on, the engine changes nothing.
+            # The engine still has the weights before this step: neither this step nor a later one changes them.
             self._weight_files.write_newest()
             where = f"the last good weights are in {self.run.weights}"
         return f"check the images, resume with --non-finite skip, or start again with a lower --optimizer.lr; {where}"
@@ -182,7 +182,7 @@ class Loop:
 
     def _evaluate(self) -> bool:
         """Evaluate the weights on the held-out set and save the best; return False if a signal cut it short."""
-        self._is_evaluated = False  # until all is written
+        self._is_evaluated = False  # stays False if a file cannot be written: the resumed run evaluates again
         raw_flags = (False, True) if self.engine.has_ema else (False,)  # values of `raw`
         pending = deque[list[EvalOutput]]()  # results that the devices may still compute
         results: list[list[Arrays]] = [[] for _ in raw_flags]
@@ -213,7 +213,7 @@ class Loop:
             self.run.log_image("attention", self.done, image_grid(overlay_attention(first_images, maps)))
         if self._is_better(self.last, self.best):
             self._weight_files.write_best(self.run.best, self.done)
-            self.best = self.last  # after the file: the checkpoint that follows a failed write does not claim it
+            self.best = self.last  # set last, so that the checkpoint saved after a failed write does not name these as best
         if self.engine.has_ema and self._is_better(self.last_raw, self.best_raw):
             self._weight_files.write_best(self.run.best_raw, self.done, raw=True)
             self.best_raw = self.last_raw
@@ -280,7 +280,7 @@ class Loop:
         self.display.print_line(f"resuming from step {self.done:,} of {self.schedule.total:,}")
         if "remark" in state:
             self.display.print_line(state["remark"])
-        # The run may have ended between the checkpoint and the weights, or resume from an older checkpoint than its newest.
+        # The files may have other weights: the run ended before they were written, or it resumes from an older checkpoint.
         self._weight_files.write_newest()
         self.best = self._restore_best(self.run.best, self.best, self.last)
         self.best_raw = self._restore_best(self.run.best_raw, self.best_raw, self.last_raw, raw=True)
@@ -288,9 +288,10 @@ class Loop:
     def _restore_best(
         self, path: Path, best: dict[str, float], last: dict[str, float], *, raw: bool = False
     ) -> dict[str, float]:
-        """Return the best metrics if a file has their weights or they can be restored, else none.
+        """Return the best metrics, or {} if their weights are neither in their file nor in a checkpoint.
 
-        best, last: the best metrics, and the newest.
+        path, raw: see `WeightFiles.restore_best`.
+        best, last: the best and the newest metrics.
         """
         is_newest = self._is_evaluated and best == last
         if best and self._weight_files.restore_best(path, self.done, is_newest=is_newest, raw=raw):

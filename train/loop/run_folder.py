@@ -29,7 +29,7 @@ CHECKPOINTS = "checkpoints"
 DATA_FILE = "data.json"
 BEST_WEIGHTS = "best.safetensors"
 WEIGHTS = ("weights.safetensors", BEST_WEIGHTS, "weights_raw.safetensors", "best_raw.safetensors")
-UNFINISHED_FILE = ".first-checkpoint-unfinished"  # there are weights, and maybe no complete checkpoint yet
+UNFINISHED_FILE = ".first-checkpoint-unfinished"  # exists while there are weights and perhaps no complete checkpoint
 MAX_CONFIG_BYTES = 1 << 24  # of config.json: the names of 21,843 classes take 3 MB
 MAX_METRICS_BYTES, MAX_RECORDS = 1 << 27, 1 << 20  # of metrics.jsonl: more than any run writes
 
@@ -53,7 +53,7 @@ class RunFolder:
     weights_raw.safetensors, best_raw.safetensors    with --ema: the newest and the best weights themselves
     checkpoints/            the checkpoints from which the run can resume
     curves.png              the metrics as a picture
-    .first-checkpoint-unfinished    only while there are weights and maybe no complete checkpoint
+    .first-checkpoint-unfinished    only while there are weights and perhaps no complete checkpoint
 
     The folder is new, or has a run with the same recipe, model and data, which resumes.  It is locked until the context is
     left.  If a run has several processes, only the main one locks and writes.
@@ -203,16 +203,24 @@ class RunFolder:
         return time.monotonic() - self._began
 
     def mark_first_checkpoint_unfinished(self) -> None:
-        """Call this before weights are written while the run has no complete checkpoint.
+        """Mark the folder before weights are written to a run that has no complete checkpoint.
 
-        A run with weights and without a checkpoint starts again only with this mark, because its weights are replaced.
+        Starting again replaces the weights.  Therefore a run with weights and without checkpoints starts again only if it
+        is marked.
+
+        Raises:
+            InputError: the mark cannot be written.
         """
         if self._is_main:
             with convert_write_errors(self.path / UNFINISHED_FILE):
                 (self.path / UNFINISHED_FILE).touch()
 
     def mark_first_checkpoint_finished(self) -> None:
-        """Remove the mark of `mark_first_checkpoint_unfinished` if it is there."""
+        """Remove the mark of `mark_first_checkpoint_unfinished` if it exists.
+
+        Raises:
+            InputError: the mark cannot be removed.
+        """
         if self._is_main:
             with convert_write_errors(self.path / UNFINISHED_FILE):
                 (self.path / UNFINISHED_FILE).unlink(missing_ok=True)
@@ -220,7 +228,8 @@ class RunFolder:
     def resume_at(self, step: int, seconds: float, *, is_evaluated: bool) -> None:
         """Continue the records after `step` steps and `seconds`, and drop those of later steps; (0, 0) starts a run.
 
-        is_evaluated: False drops the records of the evaluation after `step` steps too, because it is repeated.
+        is_evaluated: whether the evaluation after `step` steps is complete.  If not, its records are dropped too, because
+            it is repeated.
         """
         self._began = time.monotonic() - seconds
         metrics = self.path / "metrics.jsonl"
@@ -294,7 +303,12 @@ def _has_checkpoints(path: Path) -> bool:
 
 
 def _refuse_missing_checkpoints(path: Path) -> None:
-    """Refuse a run whose checkpoints are gone: it would start again, and replace its weights and metrics."""
+    """Refuse a run whose checkpoints are missing: it would start again, and replace its weights and metrics.
+
+    Raises:
+        InputError: the checkpoints are not a folder, or there are weights and no checkpoint.
+        OSError: the folder of checkpoints cannot be listed.
+    """
     checkpoints = path / CHECKPOINTS
     if os.path.lexists(checkpoints) and not checkpoints.is_dir():
         raise InputError(f"{checkpoints} is not a folder: put the run's checkpoints back, or give --run a new folder")
@@ -307,7 +321,7 @@ def _refuse_missing_checkpoints(path: Path) -> None:
 
 
 def file_sha256(path: Path) -> str | None:
-    """Return the SHA-256 of a file in hexadecimal; None if it is not a file or cannot be read."""
+    """Return the SHA-256 of a file in hexadecimal; None if the path is not a file or cannot be read."""
     try:
         if not path.is_file():
             return None

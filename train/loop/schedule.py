@@ -1,4 +1,4 @@
-"""When a run evaluates, saves checkpoints and changes its learning rate."""
+"""The schedule of a run: the steps at which it evaluates, saves checkpoints and changes its learning rate."""
 
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""The files of weights in a run folder: the newest and the best, right after every interruption and failed write."""
+"""The weight files of a run folder, the newest and the best: kept correct after interruptions and failed writes."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +12,10 @@ from vit_spec import InputError
 
 @dataclass
 class WeightFiles:
-    """Writes the engine's weights to the files of a run.
+    """Writes the engine's weights to the weight files of a run, and restores files of best weights.
 
-    recorded: by the name of a file of best weights, its "step" and its "sha256".  Each checkpoint stores it.
+    recorded: by the name of a file of best weights, the "step" of its weights and the file's "sha256".  Each checkpoint
+        stores it.
     """
 
     engine: Engine
@@ -24,13 +25,13 @@ class WeightFiles:
     _has_checkpoint: bool = False  # whether a checkpoint of this run is complete
 
     def set_has_checkpoint(self) -> None:
-        """Call this when a checkpoint of the run is complete."""
+        """Record that a checkpoint of the run is complete."""
         if not self._has_checkpoint:
             self._has_checkpoint = True
             self.run.mark_first_checkpoint_finished()
 
     def write_newest(self) -> None:
-        """Write the newest weights; if there is an EMA, write it and the weights themselves.
+        """Write the engine's weights as the newest; if there is an EMA, write it and, separately, the weights themselves.
 
         Raises:
             InputError: a file cannot be written.
@@ -40,28 +41,30 @@ class WeightFiles:
             self._write(self.run.weights_raw, raw=True)
 
     def write_best(self, path: Path, step: int, *, raw: bool = False) -> None:
-        """Write the engine's weights, those of `step`, as the best weights.
+        """Write the engine's weights to a file of best weights, and record the file.
 
+        path: `best` or `best_raw` of the run folder.
+        step: number of steps after which the engine has these weights.
         raw: if there is an EMA, write the weights themselves.
 
         Raises:
             InputError: the file cannot be written.
         """
         self._write(path, raw=raw)
-        # Only the main process knows that the file is complete.  Its record is the one that a checkpoint stores.
+        # Only the main process knows that the file is complete, and only its record is stored in checkpoints.
         self.recorded[path.name] = {"step": step, "sha256": file_sha256(path) if self.engine.is_main else None}
 
     def restore_best(self, path: Path, done: int, *, is_newest: bool, raw: bool = False) -> bool:
-        """Rewrite a file of best weights that is missing or has other weights than those recorded.
+        """Rewrite a file of best weights if it is missing or its weights are not those recorded.
 
-        All processes must decide the same: no process writes the file before all have read it.
+        All processes must decide the same, so no process writes the file before all have read it.
 
-        done: number of steps done; the engine has the weights after them, also afterwards.
-        is_newest: whether these are the best weights.  Used for checkpoints of older versions, which record no step.
-        raw: see `write_best`.
+        path, raw: see `write_best`.
+        done: number of steps done.  The engine has the weights after these steps, before and after this call.
+        is_newest: whether the engine's weights are the best.  Used for checkpoints of older versions, which record no step.
 
         Returns:
-            False if the weights are lost: neither the file nor a checkpoint has them.
+            True if the file has the best weights; False if they are lost: neither the file nor a checkpoint has them.
 
         Raises:
             InputError: the file cannot be written, or the checkpoint of step `done` cannot be read again.

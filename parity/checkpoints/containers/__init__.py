@@ -167,11 +167,11 @@ def _check_size(path: Path, contents: Contents, budget: Budget) -> None:
 
     Such a file could fill a disk when it is converted, or the memory when it is read.  There are several ways to make one:
     tensors that share one storage, chunks that share one byte range, compressed members that are long runs of zeros,
-    missing chunks, which are read as zeros, sparse files, and tensors with large strides in these.
+    missing chunks, which are read as zeros, sparse files, and tensors with large strides in sparse files.
     """
     arrays = contents.arrays.values()
     total = max(sum(array.nbytes for array in arrays), *(array.span_bytes for array in arrays), 0)
-    if total <= max_array_bytes(0):  # spares the search of a large folder
+    if total <= max_array_bytes(0):  # accepted for any size on disk, so large folders need not be searched
         return
     stored = _stored_bytes(path.parent if shards.is_index(path) else path, budget)
     if total > max_array_bytes(stored):
@@ -198,6 +198,6 @@ def _stored_bytes(path: Path, budget: Budget) -> int:
 
 
 def bytes_on_disk(status: os.stat_result) -> int:
-    """Return the size of a file without its holes; some network file systems report no blocks, as for an empty file."""
-    blocks = getattr(status, "st_blocks", 0)
+    """Return the size of a file in bytes, without its holes where the file system reports them."""
+    blocks = getattr(status, "st_blocks", 0)  # missing on some systems, and 0 on some network file systems
     return min(status.st_size, 512 * blocks) if blocks else status.st_size

@@ -4,6 +4,8 @@ A small file can describe very large contents: a pickle can repeat parts of itse
 one member a million times.  Limits on the size of the file and on the size of the result would stop neither.  Therefore
 every reader charges the objects that it creates to one budget.  The budget is created when a path is opened, and is
 shared by all files that belong to that path.
+
+Arrays are limited in another way: by their bytes on disk, see `max_array_bytes`.
 """
 
 from vit_spec import InputError
@@ -11,12 +13,12 @@ from vit_spec import InputError
 MAX_OBJECTS = 1 << 21  # creating so many takes about two seconds and at most 256 MiB
 MAX_TEXT_BYTES = 1 << 26
 MAX_COMPARISONS = 1 << 27
-_UNCHECKED_BYTES = 1 << 28  # arrays may take so many bytes whatever their size on disk
+_UNCHECKED_BYTES = 1 << 28  # arrays may take this many bytes whatever their size on disk
 _MAX_EXPANSION = 64  # and in addition this many times their bytes on disk
 
 
 def max_array_bytes(stored_bytes: int) -> int:
-    """Return the number of bytes that arrays may take in memory if they take `stored_bytes` on disk."""
+    """Return how many bytes arrays may take in memory if they take `stored_bytes` on disk."""
     return _UNCHECKED_BYTES + _MAX_EXPANSION * stored_bytes
 
 

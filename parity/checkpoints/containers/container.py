@@ -43,7 +43,7 @@ class StoredArray(ABC):
 
     @property
     def span_bytes(self) -> int:
-        """Number of bytes of the file from the first to the last element."""
+        """Number of bytes in the file from the first to the last element: more than `nbytes` if there are gaps."""
         return self.nbytes
 
     @abstractmethod

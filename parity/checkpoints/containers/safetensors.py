@@ -139,9 +139,10 @@ def _open(path: Path, budget: Budget | None = None) -> Contents:
 
 
 def _restore_shared(contents: Contents) -> Contents:
-    """Return the contents with the keys that share the array of another key, as the metadata says.
+    """Return the contents with the omitted keys of shared tensors, which the metadata lists.
 
-    `safetensors.torch.save_model` stores a shared tensor once, and adds an entry "omitted key": "stored key".
+    `safetensors.torch.save_model` stores a shared tensor once.  For each other key of the tensor it adds an entry to the
+    metadata, "omitted key": "stored key".
     """
     arrays = contents.arrays
     shared = {key: kept for key, kept in contents.metadata.items() if (kept,) in arrays and (key,) not in arrays}

@@ -32,7 +32,7 @@ class Evidence:
         sizes: axis -> its length, as far as the shapes determine it.  Two entries are lengths of merged axes: "inner" is
             the number of heads times their width, "patch" is the number of values in a flattened patch.
         variant: the variant of the format that the keys belong to.
-        module: the path of the module that contains the model, such as "backbone"; "" if the keys show none.
+        module: the path of the model in a module that contains it, such as "backbone"; "" if the keys show no such module.
     """
 
     notes: Fields

@@ -46,7 +46,7 @@ MODELS = {  # model_type -> the beginning of the names of its classes
 }
 
 
-# Classes whose keys do not begin with the name of their model, and the beginning of the keys of classes that contain it.
+# Classes whose own keys have no prefix -> the prefix of these keys in classes that contain them.
 _BARE_CLASSES = {
     "DeiTModel": "deit",
     "Dinov2Backbone": "dinov2",
@@ -60,10 +60,10 @@ _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection", "SiglipVi
 
 
 def unread_layers(evidence: Evidence, name: str = "") -> Mapping[str, str]:
-    """Return the layers after the model that are not read, with the assumption that they do not change its output.
+    """Return layers that are not read, each with the assumption that it does not change the output of the model.
 
-    The classes of transformers do not use these layers for their output.  Custom classes have layers with the same names
-    and use them.  Nothing is assumed of a layer that the class in config.json has.
+    The classes of transformers do not use these layers for their output.  Custom classes may have layers with the same
+    names and use them.  Nothing is assumed about a layer that the class in config.json has.
 
     Args:
         evidence: what the checkpoint shows about the model.
@@ -77,9 +77,10 @@ def unread_layers(evidence: Evidence, name: str = "") -> Mapping[str, str]:
 
 
 def _module_around(evidence: Evidence, name: str) -> str:
-    """Return the path of the model in a module that is not of the class in config.json, as the keys show; "" if none.
+    """Return the path of the class in config.json within another module, as the keys show it; "" if there is none.
 
-    transformers 5 writes CLIP's and SigLIP's image towers without the beginning vision_model, unless it has read them so.
+    Without another module, transformers 5 writes the image towers of CLIP and SigLIP without the prefix "vision_model",
+    except for weights that it has read with this prefix.
     """
     if name in _BARE_CLASSES and not evidence.variant.endswith("-bare"):
         return _BARE_CLASSES[name]
@@ -91,7 +92,8 @@ def _module_around(evidence: Evidence, name: str) -> str:
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
     """Return the assumptions about what no tensor shows.
 
-    A config.json leaves one: the vector that is the output, if it names no class, or one that returns no single vector.
+    With a config.json, up to three kinds remain: the vector that is the output, if config.json names no class, or one that
+    returns no single vector; layers that this class lacks; and the code of a module around the class.
     """
     outputs = _outputs(evidence)
     if not model_type(evidence):

@@ -258,9 +258,9 @@ def read_config_json(evidence: Evidence, name: str, types: tuple[str, ...], defa
             f"give the config.json of these weights"
         )
     named = stated_class(evidence)
-    # Configs with two towers have no fields of the image tower outside of the tower's config.
+    # In a config of two towers, fields outside of vision_config do not describe the image tower.
     content = {} if kind in ("clip", "siglip") else dict(whole)
-    for part in ("vision_config", "vision_config_dict"):  # the second replaces the first, with defaults (CLIPConfig)
+    for part in ("vision_config", "vision_config_dict"):  # the second replaces the whole first (CLIPConfig)
         if whole.get(part) is not None and part in _TOWER_CONFIGS.get(kind, ()):
             if not isinstance(whole[part], dict):
                 raise InputError(f"its config.json says {part} {whole[part]!r}: an object was expected")

@@ -69,7 +69,7 @@ _SIMPLE_FIELDS: Fields = {
     "head.pool": "mean",
 }
 _CLASSES = {"vit": _VIT_FIELDS, "simple": _SIMPLE_FIELDS}
-_ASSUMED = ("head.pool", "positions.table")
+_ASSUMED = ("head.pool", "positions.table")  # other classes with the same keys have other values
 
 
 def read_config(evidence: Evidence) -> Fields:
@@ -79,9 +79,9 @@ def read_config(evidence: Evidence) -> Fields:
 
 
 def infer_assumed(evidence: Evidence) -> Fields:
-    """Return the fields of the variant's class in which other classes with the same keys differ.
+    """Return the fields of the variant's class that other classes with the same keys set differently.
 
-    SimpleViT of simple_vit_3d.py has the keys of simple_vit.py and another table of positions.
+    For example, SimpleViT of simple_vit_3d.py has the keys of simple_vit.py, but another table of positions.
     """
     return {name: value for name, value in _CLASSES[evidence.variant].items() if name in _ASSUMED}
 

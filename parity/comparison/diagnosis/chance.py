@@ -1,8 +1,9 @@
 """The probability that a wrong cause reproduces the expected outputs by chance.
 
-Equal images, images that hardly differ and classes with equal weights give many outputs but little information.  So outputs
-are not counted.  The changes of the outputs by all known causes show in how many independent directions the outputs can
-move, and how far; a wrong cause is assumed to move them in a random direction of this distribution.
+Equal images, images that hardly differ and classes with equal weights give many outputs but little information, so the
+number of outputs says little.  Instead, the effects of all known causes on the outputs show in how many independent
+directions the outputs can move, and how far.  The effect of a wrong cause is assumed to be a random sample of a normal
+distribution with these directions and sizes.
 """
 
 import math
@@ -14,17 +15,17 @@ import numpy as np
 from parity.checkpoints.layout import Array
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 
-FEW_OUTPUTS = 8  # with so few independent outputs, no number is solved for and no layer is named
-MAX_OUTPUTS = 1_000  # of more outputs, evenly spaced ones represent all
-MAX_CHANCE = 1e-2  # largest probability that any of the models that were run matches by chance
+FEW_OUTPUTS = 8  # with so few independent outputs, no number is solved for and no layer is named as the likeliest
+MAX_OUTPUTS = 1_000  # if there are more outputs, evenly spaced ones represent all of them
+MAX_CHANCE = 1e-2  # largest accepted probability that any of the models that were run matches by chance
 
 
 @dataclass(frozen=True)
 class EffectDistribution:
     """The distribution of the effects of wrong causes on the outputs.
 
-    deviations: the standard deviation of an effect along each principal direction, as a share of the size of the effect,
-        the largest first.
+    deviations: (independent directions,), the root mean square of an effect along each principal direction, as a share of
+        the size (2-norm) of the effect, the largest first.
     """
 
     deviations: Array = field(repr=False)
@@ -33,7 +34,7 @@ class EffectDistribution:
     def of(cls, effects: Iterable[Array]) -> "EffectDistribution":
         """Return the distribution of these effects, each of which is scaled to size 1.
 
-        effects: the outputs with one cause applied, minus those of the unchanged model.
+        effects: arrays of equal size, the outputs with one cause applied minus those of the unchanged model.
         """
         rows = [effect.ravel()[:: 1 + (effect.size - 1) // MAX_OUTPUTS] for effect in effects]
         sizes = [float(np.linalg.norm(row)) for row in rows]
@@ -44,15 +45,15 @@ class EffectDistribution:
         return cls(deviations[deviations > FLOAT64_TOLERANCE])  # smaller ones are rounding errors
 
     def independent_outputs(self, resolution: float) -> int:
-        """Return in how many directions effects are larger than `resolution`, as a share of the size of an effect."""
+        """Return the number of directions in which effects exceed `resolution`, a share of the size of an effect."""
         return int((self.deviations > resolution).sum())
 
     def chance(self, remaining: float, numbers: int = 0, models: int = 1) -> float:
         """Return an upper bound on the probability that one of several wrong causes leaves so small an error.
 
-        For a normal distribution, the probability that a point is within a distance of the expected one is at most the
-        volume of that ball times the largest density.  Every number of leading directions gives such a bound; the smallest
-        is returned.
+        A sample of a normal distribution is within some distance of a given point with at most this probability: the volume
+        of the ball with this radius, times the largest density.  Each number of leading directions gives such a bound, and
+        the smallest bound is used.
 
         Args:
             remaining: the error that remains, as a share of the error of the unchanged model.

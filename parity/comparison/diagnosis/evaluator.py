@@ -63,7 +63,7 @@ class Evaluator:
     baseline: the result of the unchanged model.
     tolerance: the relRMS within which outputs match.
     effects: the distribution of the effects of wrong causes; see `set_effects`.
-    roundings: how many of the causes that were run first are roundings.
+    roundings: how many of the single causes that were run are roundings.
     discarded: causes that raised an exception, each with the exception.
     """
 
@@ -137,7 +137,10 @@ class Evaluator:
         return results
 
     def set_effects(self, results: Iterable[Result]) -> None:
-        """Set `effects` from results of single causes; roundings change each output separately and do not count."""
+        """Set `effects` and `roundings` from the results of single causes.
+
+        Effects of roundings are left out, because a rounding changes each output separately.
+        """
         results = list(results)
         self.roundings = sum(all(cause.is_rounding for cause in result.causes) for result in results)
         self.effects = EffectDistribution.of(
@@ -150,19 +153,19 @@ class Evaluator:
 
     @property
     def independent_outputs(self) -> int:
-        """How many independent outputs there are: directions in which a wrong cause has an effect that rounding leaves."""
+        """Number of independent outputs: directions in which the effects of wrong causes exceed rounding errors."""
         resolution = self.tolerance / TOLERANCE_IN_ROUNDOFFS
         return self.effects.independent_outputs(resolution / self.baseline.error) if self.baseline.error else 0
 
     def is_by_chance(self, result: Result) -> bool:
-        """Return whether one of the models that were run may have so small an error by chance, although it is wrong."""
+        """Return whether one of the models that were run may be wrong and have an error as small as this one by chance."""
         numbers = sum(cause.solved_numbers for cause in result.causes)
         models = self.roundings if all(cause.is_rounding for cause in result.causes) else self.runner.run_count
         remaining = result.error / self.baseline.error if self.baseline.error else 1.0
         return self.effects.chance(remaining, numbers, models) > MAX_CHANCE
 
     def solve_each(self, families: Iterable[NumericHypothesis]) -> list[Result]:
-        """Return the best result of each family; an empty list if there are too few outputs to solve for numbers."""
+        """Return the best result of each family; an empty list if too few outputs are independent to solve for numbers."""
         if self.independent_outputs <= FEW_OUTPUTS:
             return []
         results: list[Result] = []

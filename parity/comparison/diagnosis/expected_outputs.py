@@ -64,7 +64,7 @@ class Expected:
         return max(of_dtype, self.rounding.error)
 
     def tolerance_of(self, name: str) -> float:
-        """The largest relRMS at which an intermediate matches: that of the logits, or more if it is stored less exactly."""
+        """Return the largest relRMS at which an intermediate matches: that of logits, or more if it has fewer digits."""
         array = self.intermediates[name]
         dtype, rounding = narrowest_dtype(array), detect_decimal_rounding(array.ravel()[:MAX_SAMPLE])
         return max(self.tolerance, replace(self, dtype=dtype, rounding=rounding).tolerance)
@@ -75,7 +75,7 @@ class Expected:
         return f"{self.rounding.digits} of {self.dtype}" if self.rounding.digits else self.dtype
 
     def select(self, indices: list[int]) -> "Expected":
-        """Return the expected outputs of some of the images; constants of the model are kept."""
+        """Return the expected outputs of the images with these indices; intermediates that are constants are kept."""
         intermediates = {name: array if len(array) == 1 else array[indices] for name, array in self.intermediates.items()}
         return replace(self, images=self.images[indices], logits=self.logits[indices], intermediates=intermediates)
 
@@ -110,7 +110,11 @@ def read_expected_outputs(path: str | Path, config: ViTConfig) -> Expected:
 
 
 def _check_size(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse arrays that take far more bytes as float64 than the file has: compressed zeros could fill the memory."""
+    """Refuse arrays that take far more bytes as float64 than the file has: compressed zeros could fill the memory.
+
+    Raises:
+        InputError: the arrays exceed `containers.max_array_bytes`; the message names the largest.
+    """
     sizes = {name: math.prod(shape) * np.dtype(np.float64).itemsize for name, shape in shapes.items()}
     total, stored = sum(sizes.values()), containers.bytes_on_disk(path.stat())
     if total > containers.max_array_bytes(stored):

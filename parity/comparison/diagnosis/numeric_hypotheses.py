@@ -18,8 +18,8 @@ Numbers = tuple[float, ...]
 STEP = 1e-4  # of the finite differences
 MAX_ITERATIONS = 12  # of the Gauss-Newton method
 EXACT_DIGITS = 12  # significant digits while a number is solved for
-MAX_DEVIATIONS = 5  # standard deviations by which a number may differ from the solved one and fits the outputs as well
-MIN_INTERVAL = 1e-3  # relative; if the numbers that fit as well are nearer to each other, they are not printed
+MAX_DEVIATIONS = 5  # a number that differs from the solved one by at most this many standard deviations fits as well
+MIN_INTERVAL = 1e-3  # a relative width; narrower intervals of numbers that fit as well are not printed
 
 
 class Measurement(Protocol):
@@ -93,7 +93,7 @@ def solve(
     expected: the expected outputs.
     independent_outputs: how many of the expected outputs are independent; the precision of the numbers follows from it.
 
-    Returns the result, and the interval of numbers that fit as well in words, or "" if it is narrow.
+    Returns the result; and in words the interval of numbers that fit as well, or "" if it is narrow.
     """
     point, jacobian = start, np.zeros((expected.size, len(start)))
     for _ in range(MAX_ITERATIONS):
@@ -117,7 +117,7 @@ def solve(
         if result is None or not result.error < best.error:
             break
         point, best = candidate, result
-    # Numbers within so many standard deviations increase the squared error by this factor.
+    # A number that is k standard deviations away increases the squared error by a factor of 1 + k^2 / freedom.
     freedom = max(1, independent_outputs - len(point))
     distance = MAX_DEVIATIONS * float(np.linalg.norm(expected - best.outputs)) / math.sqrt(freedom)
     limit = max(best.error * math.sqrt(1 + MAX_DEVIATIONS**2 / freedom), FLOAT64_TOLERANCE)
@@ -130,7 +130,10 @@ def solve(
 
 
 def _interval(family: NumericHypothesis, point: Numbers, distance: float, jacobian: Array) -> str:
-    """Return the numbers at which the outputs move by `distance`, in words; "" if there are several numbers."""
+    """Return in words the interval of numbers that move the outputs by at most `distance`, in the 2-norm.
+
+    Return "" if the interval is narrow, the family has several numbers, or the outputs do not depend on the number.
+    """
     if len(point) != 1 or not (slope := float(np.linalg.norm(jacobian))):
         return ""
     ends = [point[0] - distance / slope, point[0] + distance / slope]

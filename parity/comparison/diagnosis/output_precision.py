@@ -76,7 +76,7 @@ def half_precision_dtype(weights: Iterable[Array]) -> str:
 def detect_decimal_rounding(outputs: Array) -> DecimalRounding:
     """Detect whether outputs were rounded to a number of decimal digits, as printed numbers are."""
     rms = float(np.sqrt(np.mean(np.square(outputs.astype(np.float64))))) if outputs.size else 0.0
-    values = np.unique(outputs.astype(np.float64))  # equal entries, as of equal images, say nothing more
+    values = np.unique(outputs.astype(np.float64))  # equal entries, such as those of equal images, are no further evidence
     if values.size < MIN_ENTRIES or not rms or not np.isfinite(values).all():
         return DecimalRounding()
     unit = UNIT_ROUNDOFF["float32"] if narrowest_dtype(values) == "float32" else UNIT_ROUNDOFF["float64"]

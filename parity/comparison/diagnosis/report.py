@@ -79,7 +79,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """The answer in one line: MATCH, FOUND with the cause, or UNKNOWN with the nearest cause."""
+        """The answer in one line: MATCH, FOUND with the cause, or UNKNOWN with the nearest cause or the layer."""
         tolerance = f"tolerance {self.tolerance:.0e}, expected outputs are {self.dtype}"
         agreement = f"{self.outputs} outputs agree to {self.before:.1e}"
         if self.before <= self.tolerance and self.suspect:

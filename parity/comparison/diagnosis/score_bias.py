@@ -14,8 +14,8 @@ from parity.comparison.diagnosis.patches import patch_intermediate
 from parity.comparison.diagnosis.suspects import intermediates, match_layout
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 
-# Largest relative variation of a bias between images, as a share of the relative variation of the scores themselves.  An
-# error that depends on queries or keys varies with them; the share also excludes images that are equal or nearly equal.
+# Largest relative variation of a bias between images, as a share of the relative variation of the scores.  An error of
+# queries or keys varies as the scores do, and is no bias.  If images are nearly equal, it varies little, as the scores do.
 MAX_VARIATION = 1e-1
 MANUAL_FIX = (
     "this checkpoint has no such bias, and the twins cannot add one: remove it from the model that made the expected "

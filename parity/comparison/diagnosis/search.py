@@ -31,13 +31,13 @@ from vit_spec import flops
 # error.  Machines do not round every operation alike, so such a cause is not reproduced bit for bit.
 MAX_REMAINING_ROUNDING = 1 / 3
 # Share of the error that may remain if rounding explains the remainder; the cause then explains 99% of the squared error.
-# An error just above the tolerance of a half-precision type is within it after many wrong changes.  The limit also applies
+# Without this limit, many wrong causes would bring an error just above a large tolerance below it.  The limit also applies
 # to a single operation in lower precision: a value near the middle of two representable numbers may be rounded up on one
 # machine and down on another.
 MAX_REMAINING_COARSE = 1 / 10
 SEARCH_OUTPUTS = 64  # about how many outputs the search compares; a match is confirmed on all of them
-# The error that decimal rounding leaves, as a share of the largest: 1 / sqrt(3) if digits are uniform, and a quarter more,
-# because the mean of a few squares varies.
+# The error that decimal rounding leaves, as a share of the largest: 1 / sqrt(3) if rounding errors are uniform, and a
+# quarter more, because the mean of few squares varies.
 DECIMAL_ROUNDING_RMS = 1.25 / math.sqrt(3)
 MAX_OTHERS = 5  # causes that do not match and are reported
 PAIR_FLOPS = 4e11  # FLOPs that the search for pairs may cost, unless MIN_PAIRS cost more
@@ -51,7 +51,7 @@ class SearchResult:
     baseline: the unchanged model.
     tolerance: the relRMS within which outputs match.
     matches: the causes that explain the difference equally well, the likeliest first.
-    others: the causes with the smallest errors that do not match, the smallest first; errors are those on all images.
+    others: the causes with the smallest errors that do not match, the smallest first.  The errors are those on all images.
     tried: how many models were run.
     pairs: how many pairs of causes there are.
     rounding: the rounding that explains the remaining error of the first match or of the baseline.
@@ -90,7 +90,7 @@ class Search:
         self.rounding_errors = self._measure_rounding_errors()
 
     def _most_different_images(self) -> list[int]:
-        """Return the indices of all images by the difference of their outputs, the largest first and equal images last."""
+        """Return the indices of all images: those whose outputs differ most first, and repetitions of an image last."""
         differences = np.linalg.norm((self.full.outputs - self.expected.logits).reshape(len(self.expected), -1), axis=1)
         order = [int(index) for index in np.argsort(-differences, kind="stable")]
         first = {self.full_trial.images[index].tobytes(): index for index in reversed(order)}
@@ -194,7 +194,10 @@ class Search:
         return next((rounding for rounding in self.rounding_errors if rounding.explains(error)), None)
 
     def changed_outputs(self) -> list[tuple[str, Array]]:
-        """Return (layer, outputs) of the changes in one layer that explain most; the outputs are those for all images."""
+        """Return (layer, outputs for all images) of models with one layer changed, those that explain most first.
+
+        If the search compares only some images, the best `MAX_OTHERS` of these models are run on all images.
+        """
         missing = (self.subset.logits - self.baseline.outputs).ravel()
         changed = [each for each in self.layers.results if each.causes[0].layer and each.outputs.size == missing.size]
         changed.sort(key=lambda each: -explained_share((each.outputs - self.baseline.outputs).ravel(), missing))

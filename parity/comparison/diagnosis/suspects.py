@@ -67,9 +67,9 @@ def find_likeliest_suspect(
     models: int,
     independent_outputs: int,
 ) -> Suspect:
-    """Return the layer of which a change explains most of the difference of the logits.
+    """Return the layer whose change explains most of the difference of the logits.
 
-    logits, expected: the logits of the unchanged model, and the expected ones.
+    logits, expected: (B, outputs), the logits of the unchanged model, and the expected ones.
     changed_outputs: (layer, logits) of models with one layer changed.
     effects: the distribution of the effects of wrong causes on the logits.
     models: how many models were run.
@@ -89,10 +89,11 @@ def find_likeliest_suspect(
 
 
 def first_differing_intermediate(trial: Trial, expected: Expected, tolerance: float) -> Suspect | None:
-    """Return the first layer whose expected intermediate differs on the images, or None if they all agree.
+    """Return the first layer whose expected intermediate differs, or None if none differs or none can be compared.
 
-    Run one image after another, because the intermediates of many images take much memory.  An intermediate in a lower
-    precision may differ by more than the logits do: its rounding error is measured for the first image.
+    The images are run one after another, because the intermediates of many images take much memory.  If the expected
+    outputs were computed in low precision, intermediates may differ by more than the logits.  Their rounding errors are
+    measured on the first image.
 
     tolerance: the largest relRMS at which the logits match.
     """
@@ -123,12 +124,11 @@ def _ratio(error: float, reference: float) -> float:
 
 
 def _rounding_errors(trial: Trial, dtype: str) -> dict[str, float]:
-    """Return relRMS of each intermediate of a trial that is computed in a dtype, by name."""
+    """Return the relRMS, by name, between intermediates that are computed in a dtype and those of the trial."""
     if dtype == "float64":
         return {}
-    explicit = replace(
-        trial, patches=(*trial.patches, lambda model: None), rounding=dtype
-    )  # a patch makes attention explicit
+    # A patch, here one that changes nothing, makes the model compute attention explicitly.
+    explicit = replace(trial, patches=(*trial.patches, lambda model: None), rounding=dtype)
     exact, rounded = intermediates(trial), intermediates(explicit)
     return {name: ErrorNorms.of(rounded[name], exact[name]).relative_rms() for name in exact if name in rounded}
 
@@ -143,6 +143,8 @@ def _first_above(errors: list[tuple[str, float]], logits_error: float, tolerance
     """Return the first layer whose error exceeds the tolerance, or the logits if none does.
 
     errors: (name, relRMS) in the order of computation.
+    tolerance: the largest relRMS at which the logits match.
+    expected: the expected outputs, whose intermediates may have larger tolerances.
     """
     agrees = ""
     for name, error in [*errors, ("logits", logits_error)]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from parity.comparison.html_report.attention import AttentionMaps
 
 GENERATOR = "twin-vision-transformers: report of parity check"  # marks the files of a report
-_HEAD_BYTES = 4096  # of a file, in which the mark must be
+_HEAD_BYTES = 4096  # at the start of a file, in which the mark is expected
 REQUIRED_PACKAGES = ("jinja2", "matplotlib")
 
 
@@ -45,7 +45,7 @@ def check_output_path(path: str | Path) -> Path:
 
 
 def _is_of_a_report(path: Path) -> bool:
-    """Return whether a file begins as the page or the plot of an earlier report, which may be replaced."""
+    """Return whether a file is the page or the plot of an earlier report, and may be replaced."""
     with path.open("rb") as file:
         return GENERATOR.encode() in file.read(_HEAD_BYTES)
 

@@ -28,8 +28,8 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 _OFFSET_TAGS = (273, 324)  # TIFF tags: StripOffsets, TileOffsets
 _GREY_MODES = ("1", "L", "LA", "La")
 
-# Pillow warns of each damaged tag of an image, up to 80,000 lines for a small file.  What matters is an error of `decode`.
-# The filter is set once: `warnings.catch_warnings` is not safe in threads, and images are decoded in several.
+# Pillow warns about each damaged tag of an image: up to 80,000 lines for a small file.  `decode` raises an error for damage
+# that matters.  The filter is global: images are decoded in threads, and `warnings.catch_warnings` is not thread-safe.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 

@@ -25,9 +25,12 @@ def open_splits() -> DatasetSplits:
 
 @cache
 def _read_rows() -> NDArray[np.uint8]:
-    """Return the pixels of each digit, from 0 to 16, and its class, (1797, 65).
+    """Return 64 pixels from 0 to 16 and then the class of each digit, (1797, 65) uint8.
 
-    They are those of `sklearn.datasets.load_digits`, read without its import, which would delay the start of every run.
+    The file is that of `sklearn.datasets.load_digits`.  scikit-learn is not imported, because that takes long.
+
+    Raises:
+        ModuleNotFoundError: scikit-learn is not installed.
     """
     package = find_spec("sklearn")
     if package is None or package.origin is None:
