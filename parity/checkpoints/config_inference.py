@@ -83,10 +83,10 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
         name: value for name, value in format.constraints.items() if not isinstance(value, tuple) and not callable(value)
     }
     from_library = format.matches_config_file(evidence.notes)
-    if from_library:  # a constraint to one value applies to the format's library, and not to others with the same keys
-        required |= {
-            name: value[0] for name, value in format.constraints.items() if isinstance(value, tuple) and len(value) == 1
-        }
+    hidden: dict[str, Any] = {}  # what other code with the same keys may have different
+    if not from_library:
+        hidden = {name: required.pop(name) for name in DEFAULTS if name in required and name not in shown}
+        likely = {name: value for name, value in likely.items() if name not in hidden}
     given = {name: coerce_field(name, value) for name, value in given.items()}
     stated = format.stated_fields(evidence)
     source = format.config_file if from_library else "file"
@@ -104,7 +104,7 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
                 f"models of format {format.name!r} have {name}={required[name]!r}, but its tensors show {shown[name]!r}"
             )
     known = {**shown, **required, **stated, **given}
-    guessed = {**format.assumed, **likely, **format.infer_assumed(evidence)}
+    guessed = {**format.assumed, **likely, **format.infer_assumed(evidence), **hidden}
     # The published pixel statistics are those of red, green and blue: they do not apply to other numbers of channels.
     channels = (1, known.get("in_channels", guessed.get("in_channels", 3)))
     published = {n: v for n, v in guessed.items() if not n.startswith("pixels.") or len(v) in channels}
@@ -324,6 +324,13 @@ def _infer_grid(format: Format, known: Fields, evidence: Evidence) -> list[Assum
         for name, count in covers.items():
             if rows == cells + count:
                 return [Assumption("positions.covers", name, "")]
+        kept = height // ph * ph, width // pw * pw
+        if rows - kept[0] // ph * (kept[1] // pw) in covers.values():
+            raise InputError(
+                f"an image of {height}x{width} is no whole number of patches of {ph}x{pw}, and its library drops the "
+                f"remainder, which ViTConfig cannot express: give --set image_size={kept[0]}x{kept[1]}, and images of "
+                f"{height}x{width} without their last {height - kept[0]} rows and {width - kept[1]} columns"
+            )
         raise InputError(
             f"an image of {height}x{width} has {cells} patches of {ph}x{pw}, the position table {rows} rows: "
             f"give the size that it was trained at with --set image_size=HxW"

@@ -29,6 +29,7 @@ from parity.checkpoints.writing import write
 from tests.goldens.golden import noise
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from tests.peers.proof import record_block_outputs, prove, relrms, torch_logits
+import vit_torch
 from vit_spec import InputError, ViTConfig, get
 
 PEER = f"timm {timm.__version__}"
@@ -133,7 +134,8 @@ def config_fields(name: str) -> dict[str, Any] | None:
     """Return the config fields that parity reads for an architecture; None if it is refused."""
     data = json.loads(json.dumps(timm.get_pretrained_cfg(name).to_dict()))
     try:
-        return dict(timm_arguments.config_fields({"architecture": name, "pretrained_cfg": data}, 3))
+        config = {"architecture": name, "pretrained_cfg": data}
+        return {**timm_arguments.config_fields(config, 3), **timm_arguments.changed_fields({"config.json": config})}
     except InputError:
         return None
 
@@ -258,6 +260,20 @@ def test_gp_of_train_py_overrides_the_pooling_of_the_architecture(
     assert {each.field for each in found.assumed} <= {"pixels.mean", "pixels.std", "image_size"}
     ours = torch_logits(found, images)
     assert ours.shape == logits.shape and relrms(ours, logits) < FLOAT64_TOLERANCE
+
+
+@pytest.mark.parametrize("architecture", ["vit_base_patch16_radio_v3", "vit_large_patch16_radio_v3"])
+def test_positions_of_radio_are_resampled_as_timm_does(tmp_path: Path, architecture: str) -> None:
+    """timm aligns the corners for C-RADIOv3's base and huge models, and not for its large one."""
+    arguments = {"img_size": 64, "embed_dim": 192, "depth": 1, "num_heads": 3}
+    model = timm.create_model(architecture, num_classes=7, **arguments)
+    with torch.no_grad():
+        fill(model, rng_for(architecture))
+    save_for_hf(model, tmp_path / "timm", model_config={"model_args": arguments, "num_classes": 7})
+    larger = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True, img_size=112)
+    with pytest.warns(parity.SurgeryWarning):
+        ours = vit_torch.load(tmp_path / "timm", image_size=112).pos_embed.detach().numpy()
+    assert relrms(ours, larger.state_dict()["pos_embed"].numpy()) < 1e-6  # timm resamples in float32
 
 
 # Written folders ----------------------------------------------------------------------------------------------------

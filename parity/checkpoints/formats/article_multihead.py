@@ -5,11 +5,11 @@ Its MLP registers each layer twice, by name and in an nn.Sequential, so a state 
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from parity.checkpoints.formats.article import article_format
+from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Evidence
 from parity.checkpoints.layout import Array
 from vit_spec import ViTConfig
@@ -55,20 +55,24 @@ def uncalled_norm(value: float) -> Callable[[ViTConfig], Array]:
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return that the norm is never called, if its values are not the initial ones.
+    """Return the assumptions about what no tensor shows.
 
-    The keys do not show it, because a model that calls the norm has the same keys.
+    One is that a norm is never called, if its values are not the initial ones: a model that calls it has the same keys.
     """
+    found = dict(common_behaviour(evidence))
     norms = {key: array for key, array in evidence.ignored_arrays.items() if re.fullmatch(_UNCALLED_NORM, key)}
     trained = any(np.any(array.read(0, array.size) != key.endswith("weight")) for key, array in norms.items())
-    return {"vit.{block}.norm": "never called, although its values differ from the initial ones"} if trained else {}
+    if trained:
+        found["vit.{block}.norm"] = "never called, although its values differ from the initial ones"
+    return found
 
 
 _UNCALLED_NORM = r"vit\.\d+\.norm\.(weight|bias)"
-_ARTICLE = article_format(
+FORMAT = article_format(
     "article_multihead",
     "the article with torch's MultiheadAttention",
     {"linear": TABLE, "seq": TABLE.replace("linear1", "seq.0").replace("linear2", "seq.3")},
+    assumed_behaviour=assumed_behaviour,
     duplicates=DUPLICATES,
     constants={
         "vit.{block}.norm.weight | width": uncalled_norm(1.0),
@@ -79,4 +83,3 @@ _ARTICLE = article_format(
         _UNCALLED_NORM: "a norm that the model never calls",
     },
 )
-FORMAT = replace(_ARTICLE, assumed_behaviour=assumed_behaviour)

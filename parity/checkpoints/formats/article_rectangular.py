@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 import vit_spec
+from parity.checkpoints.formats import torch
 from parity.checkpoints.formats.article import article_format
 from parity.checkpoints.formats.format import Evidence, Fields
 from parity.checkpoints.layout import Array
@@ -57,13 +58,16 @@ def read_config(evidence: Evidence) -> Fields:
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
-    """Return that the position table is recomputed, if the file's table has a lower precision than its dtype."""
+    """Return the assumptions about what no tensor shows.
+
+    One is that the position table is recomputed, if the file's table has a lower precision than its dtype.
+    """
+    found = dict(torch.assumed_behaviour(evidence))
     stored = evidence.ignored_arrays.get("backbone.pos_embed")
-    if stored is None or _is_within_rounding(evidence, stored.dtype.name):
-        return {}
-    return {
-        "position table": f"exact sinusoids; in the file, they are rounded by up to {_table_errors(evidence).max():.0e}"
-    }
+    if stored is not None and not _is_within_rounding(evidence, stored.dtype.name):
+        error = _table_errors(evidence).max()
+        found["position table"] = f"exact sinusoids; in the file, they are rounded by up to {error:.0e}"
+    return found
 
 
 def _is_within_rounding(evidence: Evidence, dtype: str) -> bool:
@@ -91,8 +95,9 @@ _ARTICLE = article_format(
     "the article that predicts one number from a wide image",
     {"": TABLE},
     ("in_channels", "image_size"),
+    assumed_behaviour=assumed_behaviour,
     ignored_keys={r"backbone\.pos_embed": "the fixed position table, which is computed"},
     constants={"backbone.pos_embed | 1 token width": position_table},
 )
 
-FORMAT = replace(_ARTICLE, read_config=read_config, assumed_behaviour=assumed_behaviour)
+FORMAT = replace(_ARTICLE, read_config=read_config)

@@ -4,6 +4,7 @@ Attention and MLP of a block share one norm.
 """
 
 from parity.checkpoints.formats.article import article_format
+from parity.checkpoints.formats.behaviour import common_behaviour
 
 TABLE = """
     patch_embed.proj.weight | patchemb.projection.0.weight         | width rgb ph pw
@@ -27,5 +28,6 @@ FORMAT = article_format(
     "the article with positions that start as sinusoids",
     {"": TABLE},
     ("attention.scale",),
+    assumed_behaviour=common_behaviour,
     spellings={"qkv": ("query", "key", "value")},
 )

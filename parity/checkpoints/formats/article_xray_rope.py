@@ -9,6 +9,7 @@ import numpy as np
 
 from parity.checkpoints.formats.article import article_format
 from parity.checkpoints.formats.format import Evidence, Fields
+from parity.checkpoints.formats.torch import assumed_behaviour
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, get
 from vit_spec.positions import rotary_axial
@@ -92,6 +93,7 @@ _ARTICLE = article_format(
     "the article on chest x-rays, with rotary positions",
     {"": TABLE},
     ("in_channels", "image_size", "positions.rotary_base"),
+    assumed_behaviour=assumed_behaviour,
     ignored_keys={r"transformer_blocks\.\d+\.attn\.rope\.[xy]_(cos|sin)": "a rotary table, which is computed"},
 )
 

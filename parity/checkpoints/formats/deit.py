@@ -56,7 +56,7 @@ FORMAT = Format(
         **CONSTRAINTS,
         "norms.after_blocks": True,
         "norms.after_pool": False,
-        "head.pool": ("token",),
+        "head.pool": "token",
         "head.bias": True,
     },
     unsupported=unsupported,

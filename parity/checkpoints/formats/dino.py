@@ -51,7 +51,7 @@ FORMAT = Format(
         "norms.layer_scale": None,
         "norms.after_blocks": True,
         "norms.after_pool": False,
-        "head.pool": ("token",),
+        "head.pool": "token",
     },
     unsupported=lambda config, variant: unsupported_head_width(config),
     assumed={**ASSUMED, **BICUBIC_WITH_OFFSET},

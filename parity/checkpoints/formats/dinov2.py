@@ -63,7 +63,7 @@ FORMAT = Format(
         "num_classes": 0,
         "norms.after_blocks": True,
         "norms.after_pool": False,
-        "head.pool": ("token",),
+        "head.pool": "token",
     },
     unsupported=unsupported,
     assumed={**ASSUMED, **BICUBIC_WITH_OFFSET},

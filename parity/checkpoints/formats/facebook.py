@@ -12,8 +12,8 @@ from vit_spec.models import DINO_BICUBIC, IMAGENET, PLAIN_BICUBIC
 CONSTRAINTS: Fields = {
     **PLAIN_VIT_CONSTRAINTS,
     "head.hidden": None,
-    "positions.rotary": ("none",),
-    "attention.scale": (None,),
+    "positions.rotary": "none",
+    "attention.scale": None,
 }
 
 # eps 1e-6 and exact GELU; the data loaders normalize by ImageNet's mean and standard deviation.

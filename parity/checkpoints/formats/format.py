@@ -54,7 +54,7 @@ _SURGERY_FLAGS = {
 
 
 def no_fields(evidence: Evidence) -> Fields:
-    """Return no fields: the default of a format that reads nothing besides the tensors."""
+    """Return no fields, as for a format that reads nothing besides the tensors."""
     return {}
 
 
@@ -119,10 +119,10 @@ class Format:
 
     constraints: field -> the values that it may have.  A config with another value is not written, and a checkpoint with
         another value is not of this format.  When a checkpoint is read, some of these values are taken as known:
-        - A value: every model with these keys has it, so it is known.
-        - A tuple of several values: a model has one of them, so the tensors or the attributes below must determine which.
-        - A tuple of one value: models of the format's library have it, but other code with the same keys may not.  It is
-          known if `config_file` beside the weights describes a model of the format.  Otherwise it is an assumption.
+        - A value: every model of the format's library has it, so it is known.  But no tensor shows a field of
+          `config_inference.DEFAULTS`, and other code with the same keys may have another value.  Such a field is known only
+          if `config_file` beside the weights describes a model of the format.  Otherwise it is an assumption.
+        - A tuple of values: a model has one of them, so the tensors or the attributes below must determine which.
         - A function from the config to one of these: not known.
     unsupported: (config, variant) -> the values that the variant cannot store together, although each field satisfies
         `constraints`; "" if it can store the config.  The text completes the sentence "format X cannot store ...", as in
@@ -170,7 +170,7 @@ class Format:
     unsupported: Callable[[ViTConfig, str], str] = nothing_unsupported
     assumed: Fields = field(default_factory=dict)
     infer_assumed: Callable[[Evidence], Fields] = no_fields
-    assumed_behaviour: Callable[[Evidence], Mapping[str, str]] = no_fields
+    assumed_behaviour: Callable[[Evidence], Mapping[str, str]] = field(kw_only=True)
     read_config: Callable[[Evidence], Fields] = no_fields
     written_fields: frozenset[str] = frozenset()
     json_files: Callable[[ViTConfig], Mapping[str, Any]] = no_files

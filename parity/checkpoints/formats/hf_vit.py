@@ -34,7 +34,7 @@ CONSTRAINTS: Fields = {
     "positions.covers": ("all", "class"),
     "attention.proj_bias": True,
     "mlp.activation": UNGATED_ACTIVATIONS,
-    "head.pool": ("token",),  # a tuple: custom classifiers after a ViTModel have these keys too and may pool differently
+    "head.pool": "token",  # an assumption without config.json: custom classifiers after a ViTModel may pool differently
     "head.bias": True,
 }
 ASSUMED: Fields = {**hf.BICUBIC, "norms.eps": 1e-12, "mlp.activation": "gelu", "pixels.mean": (0.5,), "pixels.std": (0.5,)}

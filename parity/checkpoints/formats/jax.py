@@ -1,5 +1,6 @@
 """The parameters of vit_jax: weights are (inputs, outputs), heads are an axis, blocks are stacked on a leading axis."""
 
+from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import Format
 
 TABLE = """
@@ -67,4 +68,5 @@ FORMAT = Format(
     description="parameters of vit_jax, a Flax linen tree",
     separator="/",
     tables={"": TABLE},
+    assumed_behaviour=common_behaviour,
 )

@@ -78,12 +78,12 @@ def _allowed_head_dims(config: ViTConfig) -> tuple[int | None, ...]:
 
 CONSTRAINTS: Fields = {
     "tokens.patch_bias": True,
-    "positions.rotary": ("none",),  # a tuple, as for attention.scale: no key shows it, and other code may differ
+    "positions.rotary": "none",
     "attention.head_dim": _allowed_head_dims,
     "attention.qkv_bias": "qkv",
     "attention.proj": True,
     "attention.proj_bias": True,
-    "attention.scale": (None,),
+    "attention.scale": None,
     "attention.value_skip": False,
     "mlp.activation": ("gelu_tanh", "gelu", "quick_gelu", "relu", "none"),
     "norms.after_blocks": True,

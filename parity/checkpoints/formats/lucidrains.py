@@ -122,8 +122,8 @@ FORMAT = Format(
         **COMMON_CONSTRAINTS,
         "tokens.patch_bias": True,
         "positions.kind": ("learned", "fixed"),
-        "positions.rotary": ("none",),
-        "attention.scale": (None,),  # code that copies these names often scales by the model's width, not the head's
+        "positions.rotary": "none",
+        "attention.scale": None,  # code that copies these names often scales by the model's width, not the head's
         "attention.qkv_bias": "none",
         "attention.qk_norm": False,
         "mlp.activation": UNGATED_ACTIVATIONS,

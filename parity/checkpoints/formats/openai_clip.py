@@ -98,13 +98,13 @@ FORMAT = Format(
     strict_variants=("tower",),  # the image tower has keys that the text tower has too, so none can be ignored
     constraints={
         **PLAIN_VIT_CONSTRAINTS,
-        "positions.rotary": ("none",),  # a tuple: Perception Encoders have these keys, and no key for rotary positions
+        "positions.rotary": "none",  # an assumption: Perception Encoders have these keys, and no key for rotary positions
         "tokens.patch_bias": False,
         "positions.covers": "all",
         "norms.before_blocks": True,
         "norms.after_blocks": True,
         "norms.after_pool": False,
-        "head.pool": ("token",),
+        "head.pool": "token",
         "head.hidden": None,
         "head.bias": False,
     },

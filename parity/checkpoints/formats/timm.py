@@ -12,6 +12,8 @@ Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer
 timm/models/vision_transformer.py for the legacy names.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from parity.checkpoints.formats import timm_arguments, timm_config, torch
@@ -60,7 +62,8 @@ def read_config(evidence: Evidence) -> Fields:
 def infer_assumed(evidence: Evidence) -> Fields:
     """Return the positions, eps, pooling and number of heads that most models with these tensors have.
 
-    An `Eva` model without a position table is a DINOv3, whose heads are 64 wide, and 128 wide in the 7B model.
+    An `Eva` model without a position table is a DINOv3, whose heads are 64 wide, and 128 wide in the 7B model.  A fork
+    of train.py names an architecture in its checkpoints, which is likely to be timm's.
     """
     axes, width = evidence.axes, evidence.sizes["width"]
     fields: dict[str, object] = {}
@@ -70,7 +73,19 @@ def infer_assumed(evidence: Evidence) -> Fields:
         fields |= {"num_heads": 32 if width == 4096 else width // 64} if width % 64 == 0 else {}
     elif width == 1536 and "glu" in axes["blocks.mlp.fc1.weight"]:
         fields["num_heads"] = 24  # DINOv2's giant model; SigLIP 2's has this width and depth too, but 16 heads and no gate
-    return fields
+    likely = timm_arguments.likely_fields(evidence.notes, evidence.sizes["rgb"])
+    return {**fields, **timm_arguments.changed_fields(evidence.notes), **likely}
+
+
+def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
+    """Return the assumptions about what no tensor shows; none if the files name an architecture of timm."""
+    if timm_arguments.names_architecture(evidence.notes):
+        return {}
+    found = dict(torch.assumed_behaviour(evidence))
+    if foreign := timm_arguments.foreign_arguments(evidence.notes):
+        names = ", ".join(foreign[:5]) + ", ..." * (len(foreign) > 5)
+        found["arguments"] = f"without effect on the model: {names}, which timm's train.py does not have"
+    return found
 
 
 def unsupported(config: ViTConfig, variant: str) -> str:
@@ -129,7 +144,7 @@ FORMAT = Format(
     constants={"head.bias | label": _zero_bias},
     constraints={
         **COMMON_CONSTRAINTS,
-        "attention.scale": (None,),  # a tuple: models derived from timm 0.3's small ViT have another (qk_scale)
+        "attention.scale": None,  # an assumption: models derived from timm 0.3's small ViT have another (qk_scale)
         "positions.kind": ("learned", "none"),
         "positions.rotary": ("none", "dinov3"),
         "attention.proj_bias": True,
@@ -138,9 +153,7 @@ FORMAT = Format(
     unsupported=unsupported,
     assumed={"norms.eps": 1e-6, "mlp.activation": "gelu", "resampling.kernel": "bicubic", "resampling.antialias": True},
     infer_assumed=infer_assumed,
-    assumed_behaviour=lambda evidence: (
-        {} if timm_arguments.names_architecture(evidence.notes) else torch.assumed_behaviour(evidence)
-    ),
+    assumed_behaviour=assumed_behaviour,
     read_config=read_config,
     written_fields=timm_config.WRITTEN_FIELDS,
     json_files=timm_config.json_files,

@@ -22,9 +22,40 @@ from vit_spec import InputError, nearest
 from vit_spec.models import IMAGENET
 
 _RESAMPLING = ("bilinear", False), ("bicubic", True)  # (kernel, antialias) of FlexiViT and RADIO, then of all others
+_ALIGNED_CORNERS = r"(base|huge)_patch16_radio_v3"  # of _RADIO_ALIGN_CORNERS in vision_transformer.py
+
+# Until timm 1.0.14 the MLPs of these architectures had the exact GELU, and no file tells which version trained it.
+_ACTIVATION_CHANGED = ("vit_so400m_patch16_siglip_256", "vit_so400m_patch16_siglip_gap_256")
 
 # Arguments that have a value in every checkpoint of train.py.
 _TRAIN_PY_ARGUMENTS = ("model", "eval_metric", "checkpoint_hist", "recovery_interval", "train_interpolation")
+# All arguments of train.py, in every version of timm until 1.0.31.  Those that act on the model are read.
+_KNOWN_ARGUMENTS = frozenset(
+    "aa alpha_kd amp amp_dtype amp_impl aot_autograd apex_amp aug_repeat aug_repeats aug_splits base_scale batch_size "
+    "bce_loss bce_pos_weight bce_sum bce_target_thresh bn_eps bn_momentum bn_tf channels_last checkpoint_hist class_map "
+    "clip_grad clip_mode color_jitter color_jitter_prob config cooldown_epochs crop_pct cutmix cutmix_minmax data "
+    "data_dir dataset dataset_download dataset_trust_remote_code decay_epochs decay_milestones decay_rate device "
+    "device_modules dist_bn distill_loss_weight distributed drop drop_block drop_connect drop_path dynamo "
+    "dynamo_backend epoch_repeats epochs eval_metric experiment fast_norm fuser gaussian_blur_prob gp grad_accum_steps "
+    "grad_checkpointing grayscale_prob head_init_bias head_init_scale hflip img_size in_chans initial_batch_size "
+    "initial_checkpoint input_img_mode input_key input_size interpolation iters_to_accum jsd jsd_loss kd_distill_type "
+    "kd_loss_type kd_model_name kd_student_feature_dim kd_teacher_feature_dim kd_temperature kd_token_distill_type "
+    "layer_decay layer_decay_min_scale layer_decay_no_opt_scale local_rank log_interval log_wandb lr lr_base "
+    "lr_base_scale lr_base_size lr_cycle_decay lr_cycle_limit lr_cycle_mul lr_k_decay lr_noise lr_noise_pct "
+    "lr_noise_std mean milestones min_lr mixup mixup_elem mixup_mode mixup_off_epoch mixup_prob mixup_switch_prob model "
+    "model_dtype model_ema model_ema_decay model_ema_force_cpu model_ema_warmup model_kwargs momentum naflex_loader "
+    "naflex_loss_scale naflex_max_seq_len naflex_patch_size_probs naflex_patch_sizes naflex_patchify_channels_first "
+    "naflex_train_seq_lens native_amp no_aug no_ddp_bb no_prefetcher no_resume_opt num_classes num_gpu opt opt_betas "
+    "opt_eps opt_kwargs output patience_epochs pin_mem prefetcher pretrained pretrained_path rank ratio recount "
+    "recovery_interval reduce_bn remode repp reprob resplit resume save_images scale sched sched_on_updates seed "
+    "smoothing split_bn start_epoch std sync_bn synchronize_step target_key task_loss_weight torchcompile "
+    "torchcompile_mode torchscript train_batch_sizes train_batches_per_epoch train_crop_mode train_img_sizes "
+    "train_interpolation train_num_samples train_size_probs train_size_random_mix train_size_schedule "
+    "train_size_schedule_spread train_split tta use_kd_only_loss use_multi_epochs_loader use_wandb val_interval "
+    "val_num_samples val_split validation_batch_size validation_batch_size_multiplier variable_batch_loss_scale vflip "
+    "wandb_project wandb_project_name wandb_resume_id wandb_tags warmup_epochs warmup_lr warmup_prefix weight_decay "
+    "worker_seeding workers world_size".split()
+)
 
 # Keys of config.json that are read, or that do not change the function.
 _ROOT_KEYS = frozenset("architecture num_classes num_features global_pool label_names label_descriptions labels model_args "
@@ -51,7 +82,15 @@ def names_architecture(notes: Mapping[str, Any]) -> bool:
     """
     if config := notes.get("config.json"):
         return "architecture" in config
-    return _is_of_train_py(notes) and _architecture_of_train_py(notes) in architectures()
+    return _is_of_train_py(notes) and _architecture_of_train_py(notes) in architectures() and not foreign_arguments(notes)
+
+
+def foreign_arguments(notes: Mapping[str, Any]) -> list[str]:
+    """Return the arguments in the checkpoint of a train.py that timm's does not have: a fork may build another model."""
+    if not _is_of_train_py(notes):
+        return []
+    names = {name.split("/")[1] for name in notes if name.startswith("args/")}
+    return sorted(names - _KNOWN_ARGUMENTS)
 
 
 def _is_of_train_py(notes: Mapping[str, Any]) -> bool:
@@ -88,6 +127,30 @@ def fields_of_notes(notes: Mapping[str, Any], channels: int) -> Fields:
                     f"config.json, or move the weights to another folder"
                 )
     return found
+
+
+def likely_fields(notes: Mapping[str, Any], channels: int) -> Fields:
+    """Return the fields that the checkpoint of a fork of train.py states, if timm's train.py reads its arguments so.
+
+    Args:
+        notes: see `fields_of_notes`.
+        channels: see `fields_of_notes`.
+
+    Raises:
+        InputError: as `fields_of_notes`.
+    """
+    if "config.json" in notes or not foreign_arguments(notes) or _architecture_of_train_py(notes) not in architectures():
+        return {}
+    return _train_py_fields(notes, channels)
+
+
+def changed_fields(notes: Mapping[str, Any]) -> Fields:
+    """Return the fields that follow from the architecture, but had another value in earlier versions of timm."""
+    if not names_architecture(notes):
+        return {}
+    config = notes.get("config.json")
+    name = config["architecture"] if config else _architecture_of_train_py(notes)
+    return {"mlp.activation": "gelu_tanh"} if name in _ACTIVATION_CHANGED else {}
 
 
 def _architecture_of_train_py(notes: Mapping[str, Any]) -> str:
@@ -165,7 +228,10 @@ def config_fields(whole: Mapping[str, Any], channels: int) -> Fields:
             f"global_pool to model_args"
         )
     kernel, antialias = _RESAMPLING[not re.search(r"flexivit|radio", name)]
-    resampling = {"resampling.kernel": kernel, "resampling.antialias": antialias, "resampling.align_corners": False}
+    aligned = re.search(_ALIGNED_CORNERS, name) is not None
+    resampling = {"resampling.kernel": kernel, "resampling.antialias": antialias, "resampling.align_corners": aligned}
+    if name in _ACTIVATION_CHANGED and "act_layer" not in given:  # see `changed_fields`
+        found = {field: value for field, value in found.items() if field != "mlp.activation"}
     return {**found, **resampling, "resampling.offset": 0.0, **_pixels(data, channels)}
 
 

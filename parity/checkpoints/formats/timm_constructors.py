@@ -258,6 +258,7 @@ def _common(given: _Arguments, a: Mapping[str, Any]) -> Fields:
     size, patch = a["img_size"], a["patch_size"]
     return {
         "attention.scale": None,
+        "attention.value_skip": False,
         "image_size": tuple(size) if isinstance(size, list | tuple) else (size, size),
         "patch_size": tuple(patch) if isinstance(patch, list | tuple) else (patch, patch),
         "in_channels": a["in_chans"],

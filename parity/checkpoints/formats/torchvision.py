@@ -58,7 +58,7 @@ FORMAT = Format(
         "norms.after_blocks": True,
         "norms.after_pool": False,
         "norms.layer_scale": None,
-        "head.pool": ("token",),
+        "head.pool": "token",
         "head.bias": True,
     },
     unsupported=unsupported,

@@ -16,7 +16,7 @@ import parity
 import vit_spec
 from parity.checkpoints.config_inference import Assumption
 from parity.checkpoints.containers.container import StoredArray
-from parity.checkpoints.formats import get
+from parity.checkpoints.formats import formats, get
 from parity.checkpoints.recognition import recognise
 from parity.checkpoints.weights import converted_arrays
 from parity.comparison import reproducible_init
@@ -95,6 +95,53 @@ ASSUMED_FIELDS = {
 def test_every_property_that_tensors_do_not_show_is_an_assumption(bare_file: Path) -> None:
     found = parity.load(bare_file, given={"image_size": CONFIG.image_size})
     assert ASSUMED_FIELDS <= {each.field for each in found.assumed}
+
+
+# Models that formats which cannot store a plain ViT are made for, or changes of one.
+MODELS: dict[str, str | dict[str, Any]] = {
+    "hf-deit": "deit_ti16_distilled",
+    "hf-dinov2": "dinov2_s14",
+    "hf-dinov2-reg": {
+        "tokens": {"registers": 4},
+        "positions": {"covers": "class"},
+        "norms": {"layer_scale": 1.0},
+        "num_classes": 0,
+    },
+    "hf-dinov3": "dinov3_s16",
+    "hf-siglip": "siglip_b32",
+    "hf-clip": "clip_b32",
+    "hf-vit-mae": "mae_b16",
+    "dino": "dino_s16",
+    "dinov2": "dinov2_s14",
+    "dinov3": "dinov3_s16",
+    "openai-clip": "clip_b32",
+    "lucidrains": {"attention": {"qkv_bias": "none"}, "norms": {"after_blocks": False, "after_pool": True}},
+    "big_vision": "vit_s16_plain",
+    "hf-flax-dinov2": "dinov2_s14",
+    "hf-flax-clip": "clip_b32",
+}
+# Fields that no tensor shows: other code with the same keys may have other values.
+HIDDEN = {"positions.rotary", "attention.scale", "attention.value_skip", "norms.eps", "mlp.activation", "head.pool"}
+SHOWN = {"hf-siglip": {"head.pool"}, "dinov3": {"positions.rotary"}}  # by further tensors of a format
+BEHAVIOUR = {
+    "order of a block",
+    "norms without weights",
+    "attention pattern",
+    "patch extraction",
+    "use of blocks",
+    "further operations",
+}
+
+
+@pytest.mark.parametrize("format", formats())
+def test_in_every_format_weights_alone_prove_no_property_that_tensors_do_not_show(tmp_path: Path, format: str) -> None:
+    model = MODELS.get(format, format if format.startswith("article") else {})
+    config = vit_spec.get(model, depth=1) if isinstance(model, str) else vit_spec.get("vit_ti16", depth=1, **model)
+    arrays = converted_arrays(reproducible_init.weights(config, 0), format)
+    save_file({key: np.ascontiguousarray(array) for key, array in arrays}, tmp_path / "a.safetensors")
+    given = {"num_heads": config.num_heads, "image_size": config.image_size}
+    found = {each.field for each in parity.load(tmp_path / "a.safetensors", format=format, given=given).assumed}
+    assert (HIDDEN - SHOWN.get(format, set())) | BEHAVIOUR <= found
 
 
 @pytest.mark.parametrize("load", [vit_torch.load, vit_jax.load], ids=["torch", "jax"])
@@ -265,6 +312,38 @@ def test_arguments_in_a_checkpoint_of_timms_training_go_into_the_config(tmp_path
     torch.save(content, tmp_path / "b.pth")
     with pytest.raises(InputError, match="act_layer='mish'"):
         parity.load(tmp_path / "b.pth")
+
+
+def test_arguments_of_a_fork_of_timms_training_make_the_architecture_an_assumption(
+    tmp_path: Path, state: dict[str, Any]
+) -> None:
+    """A fork may pass its own arguments to create_model, or change the model by them."""
+    sizes = {"img_size": [48, 64], "embed_dim": 192, "depth": 1, "num_heads": 3}
+    given = {**TRAIN_PY, "model": "vit_base_patch16_siglip_224", "gp": "avg", "model_kwargs": sizes | {"fc_norm": False}}
+    content = {"arch": given["model"], "state_dict": state, "args": {**given, "relu_mlp": True}, "epoch": 3, "version": 2}
+    torch.save(content, tmp_path / "a.pth")
+    found = parity.load(tmp_path / "a.pth")
+    assumed = {each.field: each.value for each in found.assumed}
+    assert HIDDEN | BEHAVIOUR | {"num_heads"} <= assumed.keys()
+    assert assumed["arguments"] == "without effect on the model: relu_mlp, which timm's train.py does not have"
+    assert (found.config.num_heads, found.config.head.pool) == (3, "mean")
+
+
+def test_an_activation_that_a_version_of_timm_changed_is_an_assumption(folder: Path) -> None:
+    """Until timm 1.0.14 this architecture had the exact GELU."""
+    arguments = json.loads((folder / "config.json").read_text())["model_args"]
+    unstated = {name: value for name, value in arguments.items() if name != "act_layer"}
+    edit_config_json(folder, architecture="vit_so400m_patch16_siglip_gap_256", model_args={**unstated, "class_token": True})
+    assert Assumption("mlp.activation", "gelu_tanh", "as in models of format timm") in parity.load(folder).assumed
+    assert parity.load(folder, given={"mlp.activation": "gelu"}).config.mlp.activation == "gelu"
+    assert not parity.load(edit_model_args(folder, act_layer="gelu_tanh")).assumed
+
+
+def test_an_image_size_whose_remainder_the_library_drops_is_refused_with_the_size_to_give(folder: Path) -> None:
+    message = "an image of 50x70 is no whole number of patches of 16x16, and its library drops the remainder"
+    with pytest.raises(InputError, match=f"{message}.* give --set image_size=48x64, and .* last 2 rows and 6 columns"):
+        parity.load(edit_model_args(folder, img_size=[50, 70]))
+    assert parity.load(folder, given={"image_size": (48, 64)}).config.image_size == (48, 64)
 
 
 @pytest.mark.parametrize(

@@ -350,11 +350,22 @@ def _base(model: nn.Module) -> Any:
     return float(getattr(vision_config(model), "rope_theta", 100.0))
 
 
+def _rotary(model: nn.Module) -> Any:
+    names = {type(module).__name__ for module in model.modules()}
+    if "DINOv3ViTRopePositionEmbedding" in names:
+        return "dinov3"
+    others = [name for name in names if re.search("Rope|Rotary", name)]
+    return NotInConfig(others[0]) if others else "none"
+
+
 PROPERTIES = {
     "norms.eps": Property(_eps, _assume_eps),
     "mlp.activation": Property(_activation, _assume_activation),
     "num_heads": Property(lambda model: vision_config(model).num_attention_heads),
+    "positions.kind": Property(lambda model: "none" if _rotary(model) == "dinov3" else "learned"),
+    "positions.rotary": Property(_rotary),
     "positions.rotary_base": Property(_base),
+    "rotation": Property(lambda model: AS_ASSUMED),  # `_rotary` reports the difference
     "head.pool": Property(_pool),
     "attention.scale": Property(lambda model: None),
     "attention.value_skip": Property(lambda model: False),
