@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.containers import ocdbt
 from parity.checkpoints.containers.budget import Budget, max_array_bytes
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.layout import Array
@@ -33,7 +34,6 @@ _CHUNK_COST = 16  # objects charged to the budget for looking up a chunk that ma
 _INDEX_ENTRY_BYTES = 16  # for each chunk, in the index of a shard
 _MIN_HOLE_FILE_BYTES = 1 << 20  # smaller files are not searched for holes
 _MAX_EXTENTS = 1 << 16  # extents between holes that are searched in a file
-_MANIFEST_NAME = "manifest.ocdbt"  # of an OCDBT store
 _MAX_MANIFEST_BYTES = 1 << 24  # the manifest is read whole
 _CHUNK_SLACK_BYTES = 1 << 16  # a compressed chunk may be larger than the chunk by this and an eighth
 _CHUNK_KEY = re.compile(rb"c|(c[/.])?\d+([/.]\d+)*")  # names of chunks
@@ -72,7 +72,7 @@ def scan_files(folder: Path, budget: Budget) -> DiskUsage:
                 if size > max_array_bytes(stored_bytes):
                     what = f"{size:,} bytes, of which only {stored_bytes:,} are on disk"
                     raise InputError(f"{entry.path} is {what}: do not trust this checkpoint, or write it again")
-                if entry.name == _MANIFEST_NAME and size > _MAX_MANIFEST_BYTES:
+                if entry.name == ocdbt.MANIFEST_NAME and size > _MAX_MANIFEST_BYTES:
                     raise InputError(
                         f"{entry.path} has {size:,} bytes, at most {_MAX_MANIFEST_BYTES:,} are read: write it again"
                     )
