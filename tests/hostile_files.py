@@ -793,6 +793,103 @@ def large_entries(folder):
     return write_orbax(folder, zarray=json.dumps({**described, "order": "C", "shape": [2], "zarr_format": 2}).encode())
 
 
+# The B+trees of OCDBT stores: https://google.github.io/tensorstore/kvstore/ocdbt/index.html#storage-format
+
+OCDBT_CONFIG = bytes(16) + b"\0\x64" + b"\x80\xc2\xd7\x2f" + b"\4\0"  # inline values of 100 bytes, nodes of 100,000,000
+
+
+def varint(value):
+    """Return an unsigned integer in groups of seven bits, the lowest first."""
+    groups = [value >> shift & 127 for shift in range(0, max(value.bit_length(), 1), 7)]
+    return bytes([*(group | 128 for group in groups[:-1]), groups[-1]])
+
+
+def crc32c(data):
+    """Return the CRC-32C of bytes."""
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        table.append(value)
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 255] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+def zstd_with_zeros(data, count):
+    """Return a zstd frame of `data` and then about `count` zeros, in blocks that repeat a byte."""
+    size = 1 << 17
+    blocks = ((size << 3 | 2).to_bytes(3, "little") + b"\0") * (count // size)
+    return struct.pack("<I", 0xFD2FB528) + b"\0\x58" + (len(data) << 3).to_bytes(3, "little") + data + blocks + b"\3\0\0\0"
+
+
+def ocdbt_node(magic, body, compressed=False):
+    """Return a manifest or a node of a tree, with its header and its checksum."""
+    body = b"\0" + bytes([compressed]) + body
+    data = struct.pack(">I", magic) + struct.pack("<Q", 12 + len(body) + 4) + body
+    return data + struct.pack("<I", crc32c(data))
+
+
+def write_ocdbt(folder, manifest, node=b""):
+    """Write an Orbax folder whose array is in an OCDBT store with this manifest, and a file `node` beside it."""
+    path = write_orbax(folder)
+    tree = json.loads((path / "params" / "_METADATA").read_text())
+    (path / "params" / "_METADATA").write_text(json.dumps(tree | {"use_ocdbt": True}))
+    (path / "params" / "manifest.ocdbt").write_bytes(manifest)
+    (path / "params" / "node").write_bytes(node)
+    return path
+
+
+def manifest_of_tree(length, height):
+    """Return a manifest of one version, whose tree has its root in the file `node`."""
+    files = varint(1) + varint(4) + varint(0) + b"node"  # number; lengths of the name and of its folder
+    root = varint(0) + varint(0) + varint(length) + varint(1) + varint(1) + varint(0)  # file, range, statistics
+    version = varint(1) + varint(1) + bytes([height]) + root + bytes(8)
+    return ocdbt_node(0x0CDB3A2A, OCDBT_CONFIG + files + version + varint(0))
+
+
+@register("orbax: a compressed OCDBT manifest of 2**28 files")
+def ocdbt_files(folder):
+    body = zstd_with_zeros(OCDBT_CONFIG + varint(2**28), 3 * 2**28)
+    return write_ocdbt(folder, ocdbt_node(0x0CDB3A2A, body, compressed=True))
+
+
+@register("orbax: a compressed OCDBT node of 2**28 files")
+def ocdbt_node_files(folder):
+    node = ocdbt_node(0x0CDB20DE, zstd_with_zeros(b"\0" + varint(2**28), 3 * 2**28), compressed=True)
+    return write_ocdbt(folder, manifest_of_tree(len(node), 0), node)
+
+
+@register("orbax: OCDBT keys of 60,000 bytes, stored as differences")
+def ocdbt_keys(folder):
+    length, count = 60_000, 2**15
+    prefixes = varint(length) * (count - 1) + varint(0)  # of all keys but the first
+    suffixes = varint(length) + varint(3) * (count - 1) + varint(1)
+    keys = bytes(length) + b"".join(i.to_bytes(3, "big") for i in range(1, count)) + b"\1"
+    values = bytes(2 * (count + 1))  # lengths and kinds
+    node = ocdbt_node(0x0CDB20DE, b"\0\0" + varint(count + 1) + prefixes + suffixes + keys + values)
+    return write_ocdbt(folder, manifest_of_tree(len(node), 0), node)
+
+
+@register("orbax: an OCDBT tree of 2**60 keys")
+def ocdbt_tree(folder):
+    def reference(offset, length):
+        """Return the entries "a" and "b" of a node, both with the same child, whose keys are relative to theirs."""
+        return varint(0) * 2 + varint(offset) * 2 + varint(length) * 2 + varint(1) * 4 + varint(0) * 2
+
+    files = varint(1) + varint(4) + varint(0) + b"node"
+    data = leaf = ocdbt_node(0x0CDB20DE, b"\0\0" + varint(1) + varint(1) + b"a" + bytes(2))
+    offset, length = 0, len(leaf)
+    for height in range(1, 60):
+        keys = varint(2) + varint(0) + varint(1) * 2 + varint(1) * 2 + b"ab"  # number, prefix, suffixes, common prefixes
+        node = ocdbt_node(0x0CDB20DE, bytes([height]) + files + keys + reference(offset, length))
+        offset, length, data = len(data), len(node), data + node
+    root = varint(0) + varint(offset) + varint(length) + varint(1) + varint(1) + varint(0)
+    version = varint(1) + varint(1) + bytes([59]) + root + bytes(8)
+    return write_ocdbt(folder, ocdbt_node(0x0CDB3A2A, OCDBT_CONFIG + files + version + varint(0)), data)
+
+
 # msgpack ---------------------------------------------------------------------------------------------------------------
 
 

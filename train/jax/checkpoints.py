@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from orbax.checkpoint import v1 as ocp
 
+from parity.checkpoints.containers import ocdbt, zarr
+from parity.checkpoints.containers.budget import Budget
 from parity.terminal import print_note
 from vit_spec import InputError, bounded_json
 
@@ -65,16 +67,14 @@ class CheckpointStore:
     def _move_unreadable_aside(self) -> None:
         """Move checkpoints with unreadable metadata aside, such as files that a power failure left empty.
 
-        Orbax parses these JSON files without limits on their length or depth.
+        Orbax parses these JSON files without limits on their length or depth.  It also opens pipes, and waits for a writer.
 
         Raises:
             InputError: all checkpoints are unreadable.
         """
-        readable = {
-            int(path.name): _has_readable_metadata(path) for path in self._folder.glob("*") if path.name.isdecimal()
-        }
-        damaged = {step: "its metadata cannot be read" for step, is_readable in readable.items() if not is_readable}
-        if damaged and len(damaged) == len(readable):
+        damages = {int(path.name): _find_damage(path) for path in self._folder.glob("*") if path.name.isdecimal()}
+        damaged = {step: damage for step, damage in damages.items() if damage}
+        if damaged and len(damaged) == len(damages):
             raise self._none_readable_error(damaged)
         if damaged:
             self._move_aside(damaged)
@@ -150,6 +150,7 @@ class CheckpointStore:
     def _read(self, step: int, target: Tree) -> tuple[tuple[Tree, LoopState, int] | None, str]:
         """Return training state, loop state and version of a checkpoint; or None, and why it is damaged."""
         try:
+            _check_tree(self._folder / str(step))
             metadata = self._checkpointer.metadata(step).custom_metadata
             if not isinstance(metadata, dict) or not {"version", "note", "digest"} <= metadata.keys():
                 raise ValueError("its metadata is not that of a run")
@@ -198,8 +199,8 @@ class CheckpointStore:
         )
 
 
-def _has_readable_metadata(path: Path) -> bool:
-    """Whether the JSON files of a checkpoint can be parsed."""
+def _find_damage(path: Path) -> str:
+    """Return why a checkpoint must not be opened: damaged JSON files, pipes, devices or holes; "" if there is no reason."""
     state = path / "state"
     files = (path / "_CHECKPOINT_METADATA", path / "metrics" / "metrics", state / "_METADATA", state / "_sharding")
     for file in (*files, *(state / "array_metadatas").glob("process_*")):
@@ -208,8 +209,27 @@ def _has_readable_metadata(path: Path) -> bool:
         except OSError:  # missing, or no permission: reported when the state is read
             continue
         except InputError:
-            return False
-    return True
+            return "its metadata cannot be read"
+    try:
+        zarr.scan_files(path, Budget())
+    except OSError:  # as above
+        pass
+    except InputError as error:
+        return _shorten(error, path)
+    return ""
+
+
+def _check_tree(path: Path) -> None:
+    """Raise ValueError if the arrays of a checkpoint are damaged, or their description takes too much memory or time."""
+    try:
+        ocdbt.check_tree(path / "state")
+    except InputError as error:
+        raise ValueError(_shorten(error, path)) from None
+
+
+def _shorten(error: InputError, path: Path) -> str:
+    """Return the message of an error without its remedy and with paths below that of the checkpoint."""
+    return str(error).rpartition(": ")[0].replace(f"{path}/", "")
 
 
 def _is_environment_error(error: BaseException | None) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.containers import zarr
+from parity.checkpoints.containers import ocdbt, zarr
 from parity.checkpoints.containers.budget import Budget
 from parity.checkpoints.containers.container import ArraySpec, Container, Contents, KeyPath, Writer
 from parity.checkpoints.containers.scratch import ScratchFile
@@ -66,6 +66,8 @@ def open_(path: Path, budget: Budget | None = None) -> Contents:
         **custom_metadata,
         **{"/".join(key_path): text for key_path, text in _read_strings(folder, string_paths).items()},
     }
+    if _uses_ocdbt(tree):
+        ocdbt.check_tree(folder)
     arrays = zarr.open_arrays(folder, ts_specs, disk_usage, budget)
     for key_path, value_type in leaves:
         if value_type == "scalar":
@@ -169,7 +171,7 @@ def _ts_spec(folder: Path, key_path: KeyPath, tree: dict[str, Any]) -> zarr.Tens
     If the checkpoint says that it stores all chunks, a missing chunk is an error; otherwise it is read as the fill value.
     """
     name, base = ".".join(key_path), folder.absolute()
-    if tree.get("use_ocdbt", True):
+    if _uses_ocdbt(tree):
         base_store = {"driver": "file", "path": f"{base}/"}  # not a URL, in which "%" or "?" has a special meaning
         store: dict[str, Any] = {"driver": "ocdbt", "base": base_store, "path": f"{name}/"}
     else:
@@ -181,6 +183,10 @@ def _ts_spec(folder: Path, key_path: KeyPath, tree: dict[str, Any]) -> zarr.Tens
     is_complete = bool(tree.get("store_array_data_equal_to_fill_value", False))
     driver = "zarr3" if tree.get("use_zarr3", False) else "zarr"
     return {"driver": driver, "kvstore": store, "fill_missing_data_reads": not is_complete}
+
+
+def _uses_ocdbt(tree: dict[str, Any]) -> bool:
+    return bool(tree.get("use_ocdbt", True))
 
 
 def _find_item(path: Path) -> Path:

@@ -7,7 +7,6 @@ See https://google.github.io/tensorstore/driver/zarr3 and, for the headers of ch
 https://www.blosc.org/c-blosc/c-blosc.html.
 """
 
-import errno
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.containers import ocdbt, sparse_files
 from parity.checkpoints.containers.budget import Budget, max_array_bytes
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.layout import Array
@@ -31,9 +31,6 @@ _METADATA_KEYS = {"zarr": ".zarray", "zarr3": "zarr.json"}
 _CACHE_BYTES = 1 << 26  # of chunks in memory, in addition to the largest chunk
 _CHUNK_COST = 16  # objects charged to the budget for looking up a chunk that may be missing
 _INDEX_ENTRY_BYTES = 16  # for each chunk, in the index of a shard
-_MIN_HOLE_FILE_BYTES = 1 << 20  # smaller files are not searched for holes
-_MAX_EXTENTS = 1 << 16  # extents between holes that are searched in a file
-_MANIFEST_NAME = "manifest.ocdbt"  # of an OCDBT store
 _MAX_MANIFEST_BYTES = 1 << 24  # the manifest is read whole
 _CHUNK_SLACK_BYTES = 1 << 16  # a compressed chunk may be larger than the chunk by this and an eighth
 _CHUNK_KEY = re.compile(rb"c|(c[/.])?\d+([/.]\d+)*")  # names of chunks
@@ -62,42 +59,30 @@ def scan_files(folder: Path, budget: Budget) -> DiskUsage:
     """
     total, max_file_bytes, folders = 0, 0, [folder]
     while folders:
-        for entry in os.scandir(folders.pop()):
-            budget.spend()
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(Path(entry.path))
-            elif entry.is_file():  # also a symbolic link to a file: hub caches consist of links
-                size = entry.stat().st_size
-                stored_bytes = _allocated_bytes(entry.path, size)
-                if size > max_array_bytes(stored_bytes):
-                    what = f"{size:,} bytes, of which only {stored_bytes:,} are on disk"
-                    raise InputError(f"{entry.path} is {what}: do not trust this checkpoint, or write it again")
-                if entry.name == _MANIFEST_NAME and size > _MAX_MANIFEST_BYTES:
-                    raise InputError(
-                        f"{entry.path} has {size:,} bytes, at most {_MAX_MANIFEST_BYTES:,} are read: write it again"
-                    )
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                budget.spend()
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                    continue
+                size, stored_bytes = _check_file(entry)
                 total, max_file_bytes = total + stored_bytes, max(max_file_bytes, size)
-            else:
-                what = "a link to a folder" if entry.is_dir() else "neither a file nor a folder"
-                raise InputError(f"{entry.path} is {what}: do not trust this checkpoint, or write it again")
     return DiskUsage(total, max_file_bytes)
 
 
-def _allocated_bytes(path: str, size: int) -> int:
-    """Return the bytes of a file that are not in holes."""
-    if size <= _MIN_HOLE_FILE_BYTES:
-        return size
-    allocated = position = 0
-    try:
-        with open(path, "rb", buffering=0) as file:
-            for _ in range(_MAX_EXTENTS):
-                start = file.seek(position, os.SEEK_DATA)
-                position = file.seek(start, os.SEEK_HOLE)
-                allocated += position - start
-    except OSError as error:
-        # ENXIO: no more data.  Other errors: the file system does not report holes.
-        return allocated if error.errno == errno.ENXIO else size
-    return allocated
+def _check_file(entry: os.DirEntry[str]) -> tuple[int, int]:
+    """Return the size of a file in bytes, with its holes and without them; raise InputError as in `scan_files`."""
+    if not entry.is_file():  # also a symbolic link to a file is one: hub caches consist of links
+        what = "a link to a folder" if entry.is_dir() else "neither a file nor a folder"
+        raise InputError(f"{entry.path} is {what}: do not trust this checkpoint, or write it again")
+    size = entry.stat().st_size
+    stored_bytes = sparse_files.stored_bytes(entry.path, size)
+    if size > max_array_bytes(stored_bytes):
+        what = f"{size:,} bytes, of which only {stored_bytes:,} are on disk"
+        raise InputError(f"{entry.path} is {what}: do not trust this checkpoint, or write it again")
+    if entry.name == ocdbt.MANIFEST_NAME and size > _MAX_MANIFEST_BYTES:
+        raise InputError(f"{entry.path} has {size:,} bytes, at most {_MAX_MANIFEST_BYTES:,} are read: write it again")
+    return size, stored_bytes
 
 
 def open_arrays(

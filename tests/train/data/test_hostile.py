@@ -22,6 +22,8 @@ from parity.comparison.golden.inputs import read_model
 from tests import ROOT
 from train.data import fingerprint
 from train.data.sources import open_dataset, read_image, stratified_split
+from train.data.sources.files import read_range
+from train.data.sources.parquet_chunks import ChunkValues, ColumnChunk, UnreadableChunk
 from train.loop.run_folder import CHECKPOINTS, RunFolder, saved_model_config
 from train.recipes import Recipe
 from vit_spec import InputError
@@ -40,6 +42,18 @@ def assert_refused():
     finally:
         tracemalloc.stop()
     assert "\n" not in str(error.value) and str(error.value).isprintable()
+
+
+@contextmanager
+def assert_refused_chunk(message):
+    """Check that the block raises UnreadableChunk and uses less than 300 MB."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnreadableChunk, match=message):
+            yield
+        assert tracemalloc.get_traced_memory()[1] < 3e8
+    finally:
+        tracemalloc.stop()
 
 
 def refusal_message(spec):
@@ -358,6 +372,71 @@ def test_sparse_files_in_a_tar_file_are_refused(tmp_path):
     info.size, info.pax_headers = 10, {"GNU.sparse.map": "0,10", "GNU.sparse.size": "10"}
     (tmp_path / "a.tar").write_bytes(info.tobuf(tarfile.PAX_FORMAT) + bytes(2048))
     assert "a sparse file" in refusal_message(f"tar:{tmp_path / 'a.tar'}")
+
+
+def write_tar_with_hole(path, size):
+    """Write a tar file of 20 small images and one of `size` bytes, which are a hole."""
+    image = io.BytesIO()
+    Image.new("L", (8, 8)).save(image, "PNG")
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as file:
+        for i in range(21):
+            for name, content in ((f"{i:02}.cls", b"%d" % (i % 2)), (f"{i:02}.png", image.getvalue())):
+                info = tarfile.TarInfo(name)
+                info.size = len(content) if name != "20.png" else size
+                file.addfile(info, io.BytesIO(content) if name != "20.png" else None)
+        end = file.offset
+    os.truncate(path, end)  # addfile wrote no data for the last image
+    os.truncate(path, end + -(-size // 512) * 512 + 1024)
+
+
+def test_a_tar_file_of_holes_is_refused(tmp_path):
+    write_tar_with_hole(tmp_path / "a.tar", 6 << 30)
+    assert "are on disk: fetch or write" in refusal_message(f"tar:{tmp_path / 'a.tar'}")
+
+
+def test_an_image_of_gigabytes_in_a_tar_file_is_damaged(tmp_path, monkeypatch):
+    monkeypatch.setattr("train.data.sources.tar.refuse_holes", lambda path: None)  # as for a file of real bytes
+    write_tar_with_hole(tmp_path / "a.tar", 6 << 30)
+    source = open_dataset(f"tar:{tmp_path / 'a.tar'}", 0.1)
+    damaged = next(i for i, name in enumerate(source.train.names) if name == "a.tar 20.png")
+    with assert_refused() as error:
+        source.train.read(damaged)
+    assert "a.tar 20.png cannot be read (it has 6,442,450,944 bytes, and at most" in str(error.value)
+
+
+def test_ranges_longer_than_one_call_reads_are_read(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(bytes(range(100)))
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda file, size, offset: pread(file, min(size, 7), offset))  # Linux: 2 GiB
+    assert read_range(str(tmp_path / "a"), 10, 80) == bytes(range(10, 90))
+
+
+def test_idx_files_of_holes_are_refused(tmp_path):
+    count = 2**32 - 1
+    write_idx_pair(tmp_path, ((count, 1, 1), b""), ((count,), b""))
+    os.truncate(tmp_path / "train-images-idx3-ubyte", 16 + count)
+    os.truncate(tmp_path / "train-labels-idx1-ubyte", 8 + count)
+    assert "are on disk: fetch or write" in refusal_message(f"idx:{tmp_path}")
+
+
+def test_an_npz_file_of_holes_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", train_images=np.zeros((20, 8, 8), np.uint8), train_labels=np.arange(20) % 2)
+    os.truncate(tmp_path / "a.npz", 2**36)
+    assert "are on disk: fetch or write" in refusal_message(f"npz:{tmp_path / 'a.npz'}")
+
+
+def test_a_column_of_holes_in_parquet_is_refused_without_reading_it(tmp_path):
+    path = tmp_path / "a"
+    with path.open("wb") as file:
+        file.truncate(6 << 30)
+    with assert_refused_chunk("page headers are damaged"):
+        ChunkValues(ColumnChunk(str(path), 0, 6 << 30, 6 << 30, 2, "UNCOMPRESSED", 0))
+
+
+def test_a_page_header_with_an_endless_number_is_refused(tmp_path):
+    (tmp_path / "a").write_bytes(b"\x15" + b"\xff" * 10**6)
+    with assert_refused_chunk("a number of more than 64 bits"):
+        ChunkValues(ColumnChunk(str(tmp_path / "a"), 0, 10**6, 10**6, 2, "UNCOMPRESSED", 0))
 
 
 @pytest.mark.parametrize("pattern", ["{0..99999999}.tar", "{0..1048575}{0..1048575}.tar"])

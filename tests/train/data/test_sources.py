@@ -554,7 +554,7 @@ def test_splits_with_different_numbers_of_labels_are_refused(tmp_path: Path, col
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 1), (6, 5, 3)])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_compressed_and_mapped_keras_arrays_are_read(tmp_path: Path, save: Any, shape: tuple[int, ...], order: Any) -> None:
+def test_compressed_and_uncompressed_keras_arrays_are_read(tmp_path: Path, save: Any, shape: tuple[int, ...], order: Any) -> None:
     images = np.array(RNG.integers(0, 256, (12, *shape), np.uint8), order=order)
     save(tmp_path / "a.npz", x_train=images, y_train=np.arange(12) % 2, x_test=images, y_test=np.arange(12) % 2)
     source = open_dataset(f"npz:{tmp_path / 'a.npz'}")
@@ -756,6 +756,21 @@ def test_arrays_that_become_unreadable_are_an_access_error(
     deny_access(monkeypatch, tmp_path / "a.npz")
     with pytest.raises(FileAccessError, match="let this user read it"):
         source.train.read(0)
+
+
+@pytest.mark.parametrize("kind", ["idx", "npz"])
+def test_arrays_that_are_cut_short_during_training_are_damaged_images(tmp_path: Path, kind: str) -> None:
+    images, labels = np.full((40, 64, 64), 7, np.uint8), np.arange(40, dtype=np.uint8) % 2
+    if kind == "idx":
+        write_idx(tmp_path / "train-images-idx3-ubyte", images)
+        write_idx(tmp_path / "train-labels-idx1-ubyte", labels)
+    else:
+        np.savez(tmp_path / "a.npz", y_train=labels, x_train=images)
+    source = open_dataset(f"idx:{tmp_path}" if kind == "idx" else f"npz:{tmp_path / 'a.npz'}", 0.1)
+    assert np.asarray(source.train.read(0)).min() == 7
+    os.truncate(tmp_path / ("train-images-idx3-ubyte" if kind == "idx" else "a.npz"), 10_000)
+    with pytest.raises(InputError, match=r"(ubyte image|x_train) \d+ cannot be read \(the file is cut short\): fetch"):
+        source.train.read(len(source.train) - 1)
 
 
 def test_a_folder_without_cifar_files_is_refused_with_the_expected_files(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ import jax
 
 import parity
 from tests import ROOT
+from tests.hostile_files import FILES
 from train.cli import BAD_INPUT, run_command
 from train.data.batches import Batch
 from train.data.sources import Dataset, open_dataset
@@ -579,6 +580,42 @@ def test_a_checkpoint_under_the_name_of_another_step_is_moved_away(
     assert run_training(replace(RECIPE, run=str(copy))) == 0
     printed = capsys.readouterr()
     assert "the checkpoint of step 9999 is damaged (its content is that of step 45)" in printed.err
+    assert "resuming from step 45 of 45" in printed.out and (copy / "checkpoints-damaged" / "9999").is_dir()
+
+
+def put_pipe(state: Path) -> None:
+    (state / "manifest.ocdbt").unlink()
+    os.mkfifo(state / "manifest.ocdbt")
+
+
+def put_hole(state: Path) -> None:
+    os.truncate(next((state / "d").iterdir()), 2**36)
+
+
+def put_hostile_tree(state: Path) -> None:
+    hostile = FILES["orbax: a compressed OCDBT manifest of 2**28 files"](state.parent)
+    shutil.copy(hostile / "params" / "manifest.ocdbt", state / "manifest.ocdbt")
+    shutil.rmtree(hostile)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (put_pipe, "state/manifest.ocdbt is neither a file nor a folder"),
+        (put_hole, "68,719,476,736 bytes, of which only"),
+        (put_hostile_tree, "state/manifest.ocdbt describes a tree that takes more than 1 GiB of memory"),
+    ],
+)
+def test_a_checkpoint_that_orbax_cannot_open_safely_is_moved_away(
+    damage: Any, message: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    shutil.copytree(copy / "checkpoints" / "45", copy / "checkpoints" / "9999")
+    damage(copy / "checkpoints" / "9999" / "state")
+    assert run_training(replace(RECIPE, run=str(copy))) == 0
+    printed = capsys.readouterr()
+    assert "the checkpoint of step 9999 is damaged (" in printed.err and message in printed.err, printed.err
     assert "resuming from step 45 of 45" in printed.out and (copy / "checkpoints-damaged" / "9999").is_dir()
 
 

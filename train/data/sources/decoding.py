@@ -12,13 +12,12 @@ from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from train.data.sources.files import raise_if_inaccessible
+from train.data.sources.files import MAX_IMAGE_BYTES, raise_if_inaccessible
 from vit_spec import InputError, bounded_json
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # Only formats of photographs.  Pillow opens many more, and EPS would start another program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-_MAX_FILE_BYTES = 1 << 29  # a file is read whole; the largest image takes three quarters of this as raw pixels
 _MAX_SCANS = 100  # of a JPEG; each scan covers all pixels, and encoders write ten
 _MAX_TIFF_PARTS = 1 << 16  # strips, tiles or tags of a TIFF; Pillow makes an object of each, a hundred times its size
 _MAX_EXIF_SEGMENTS = 16  # of a JPEG, up to 64 KiB each; Pillow copies all of them for each
@@ -47,7 +46,7 @@ def decode(source: bytes | str | os.PathLike[str], name: object) -> Image.Image:
             `FileAccessError` if the system does not give the file.
     """
     try:
-        data = source if isinstance(source, bytes) else bounded_json.read_bytes(Path(source), max_bytes=_MAX_FILE_BYTES)
+        data = source if isinstance(source, bytes) else bounded_json.read_bytes(Path(source), max_bytes=MAX_IMAGE_BYTES)
         _refuse_expensive_headers(data)
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             high_depth = _high_bit_depth(image)

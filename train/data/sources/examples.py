@@ -24,8 +24,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from train.data.sources.decoding import decode
+from train.data.sources.decoding import decode, error_text
+from train.data.sources.files import raise_if_inaccessible
 from train.recipes import Task
+from vit_spec import InputError
 
 Targets = NDArray[np.int64] | NDArray[np.float32]
 NamedFiles = Sequence[tuple[str, str]]
@@ -126,6 +128,12 @@ class ImageReader(Protocol):
     def __call__(self, i: int) -> Image.Image: ...
 
     def name(self, i: int) -> str: ...
+
+
+class ImageRows(Protocol):
+    """Images (H, W) or (H, W, 3) uint8 by index: an array, or `files.FileRows`."""
+
+    def __getitem__(self, i: int, /) -> NDArray[np.uint8]: ...
 
 
 class LazyName:
@@ -273,18 +281,25 @@ class _NamedImageFiles(Sequence[tuple[str, str]]):
 
 
 class ArrayImages:
-    """An `ImageReader` of the rows of an array, (N, H, W) or (N, H, W, 3) uint8.
+    """An `ImageReader` of the rows of an array, (N, H, W) or (N, H, W, 3) uint8, in memory or in a file.
 
-    load: returns the array; called once in each process, and only when an image is read.
+    load: returns the array or its rows; called once in each process, and only when an image is read.
     label: precedes an image's number in its name.
     files: see `Examples`.
     """
 
-    def __init__(self, load: Callable[[], NDArray[np.uint8]], label: str, files: NamedFiles = ()) -> None:
-        self._array, self._label, self.files = LazyValue(load), label, files
+    def __init__(self, load: Callable[[], ImageRows], label: str, files: NamedFiles = ()) -> None:
+        self._rows, self._label, self.files = LazyValue(load), label, files
 
     def __call__(self, i: int) -> Image.Image:
-        return Image.fromarray(self._array()[i])
+        rows = self._rows()
+        try:
+            return Image.fromarray(rows[i])
+        except (OSError, EOFError) as error:
+            raise_if_inaccessible(error, self.name(i))
+            raise InputError(
+                f"{self.name(i)} cannot be read ({error_text(error)}): fetch or write the file again"
+            ) from None
 
     def name(self, i: int) -> str:
         return f"{self._label} {i}"

@@ -3,9 +3,18 @@
 import errno
 import os
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from parity.checkpoints.containers import sparse_files
+from parity.checkpoints.containers.budget import max_array_bytes
+from parity.checkpoints.containers.container import File
 from vit_spec import InputError, bounded_json
+
+MAX_IMAGE_BYTES = 1 << 29  # an image's file is read whole; the largest image takes three quarters of this as raw pixels
 
 _REMEDIES = {
     errno.EACCES: "let this user read it",
@@ -113,19 +122,65 @@ def read_file(path: Path, max_bytes: int = 1 << 20) -> bytes:
         raise
 
 
-def read_range(path: str, offset: int, size: int) -> bytes:
+def refuse_holes(path: Path) -> None:
+    """Refuse a file that consists mostly of holes, which take no disk space, but memory when they are read.
+
+    Raises:
+        InputError: such a file.
+        OSError: it is missing or not accessible.
+    """
+    size = path.stat().st_size
+    stored_bytes = sparse_files.stored_bytes(path, size)
+    if size > max_array_bytes(stored_bytes):
+        raise InputError(
+            f"{path} is {size:,} bytes, of which only {stored_bytes:,} are on disk: fetch or write the file again"
+        )
+
+
+def read_range(path: str, offset: int, size: int, max_bytes: int = MAX_IMAGE_BYTES) -> bytes:
     """Read `size` bytes of a file from `offset` on.
 
     Raises:
+        InputError: more than `max_bytes`; the caller adds the name.
         EOFError: the file ends before.
     """
+    if size > max_bytes:
+        raise InputError(f"it has {size:,} bytes, and at most {max_bytes:,} are read")
     file = os.open(path, os.O_RDONLY)
     try:
         if offset + size > os.fstat(file).st_size:  # checked before memory is allocated
             raise EOFError("it is cut short")
         data = os.pread(file, size, offset)
+        while 0 < len(data) < size and (more := os.pread(file, size - len(data), offset + len(data))):
+            data += more  # one call reads at most 2 GiB
     finally:
         os.close(file)
     if len(data) != size:
         raise EOFError("it is cut short")
     return data
+
+
+class FileRows:
+    """The rows of a uint8 array in a file, in C order: `rows[i]` reads row i.
+
+    They are read and not memory-mapped: if another process truncates a mapped file, its reader is killed by SIGBUS.
+
+    shape: of the array; the first dimension counts the rows.
+    """
+
+    def __init__(self, path: Path, offset: int, shape: tuple[int, ...]) -> None:
+        self._file, self._offset, self.shape = File(path), offset, shape
+
+    def __getitem__(self, i: int) -> NDArray[np.uint8]:
+        """Return a row; raise EOFError if the file ends before."""
+        size = prod(self.shape[1:])
+        data = self._file.read(self._offset + i * size, size)
+        if len(data) != size:
+            raise EOFError("the file is cut short")
+        return np.frombuffer(data, np.uint8).reshape(self.shape[1:])
+
+    def read_all(self) -> NDArray[np.uint8]:
+        """Return the array; raise InputError if the file was changed since it was opened."""
+        array = np.empty(self.shape, np.uint8)
+        self._file.read_into(array, self._offset)
+        return array

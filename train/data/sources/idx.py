@@ -5,8 +5,8 @@ the splits may be absent.  EMNIST's files have a prefix, emnist-letters-train-..
 columns exchanged, which is undone here.
 
 The format is described on Yann LeCun's page of MNIST: two zero bytes, the type of number (8: uint8), the number of
-dimensions, each dimension as four big-endian bytes, then the numbers.  Plain files are memory-mapped and so shared by all
-processes; .gz files are decompressed into the memory of each process that reads images.
+dimensions, each dimension as four big-endian bytes, then the numbers.  Of a plain file one image at a
+time is read; .gz files are decompressed into the memory of each process that reads images.
 """
 
 import re
@@ -14,20 +14,23 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from parity.checkpoints.containers import header_checks
 from train.data.sources.decoding import check_image_size, error_text
-from train.data.sources.examples import ArrayImages, DatasetSplits, Examples, make_examples, name_files
-from train.data.sources.files import raise_if_inaccessible
+from train.data.sources.examples import ArrayImages, DatasetSplits, Examples, ImageRows, make_examples, name_files
+from train.data.sources.files import FileRows, raise_if_inaccessible, read_range, refuse_holes
 from train.data.sources.splitting import numbered_classes
 from vit_spec import InputError
 
 _IMAGES = re.compile(r"(?:(.+)-)?(train|t10k|test)-images[-.]idx3-ubyte(\.gz)?")
 _MAX_BYTES, _MAX_RATIO = 1 << 24, 64  # limit of decompressed bytes: the first, plus the second times the compressed size
 _MAX_MEMBERS = 1 << 16  # of a .gz file; bgzip makes one for each 64 KB
+_MAX_HEADER_BYTES = 4 + 4 * 255
 _READ_BYTES, _DECOMPRESS_BYTES = 1 << 16, 1 << 20  # at once
 _GZIP = zlib.MAX_WBITS | 16  # zlib's code for the gzip format
 _EXPECTED = "train-images-idx3-ubyte and train-labels-idx1-ubyte, or the same with t10k, as they are or as .gz"
@@ -62,19 +65,19 @@ def open_splits(place: str) -> DatasetSplits:
 
 
 def _load_split(file: Path, transposed: bool) -> Examples:
-    targets = _read_idx(_labels_file(file))
-    images, size = _read_images(file, transposed), file.stat().st_size
-    if images.ndim != 3 or targets.ndim != 1 or len(images) != len(targets):
+    targets = _read_labels(_labels_file(file))
+    shape, size = _open_array(file).shape, file.stat().st_size
+    if len(shape) != 3 or targets.ndim != 1 or shape[0] != len(targets):
         raise InputError(
-            f"{file} has images {images.shape} and {_labels_file(file).name} {targets.shape}: one label for each is needed"
+            f"{file} has images {shape} and {_labels_file(file).name} {targets.shape}: one label for each is needed"
         )
-    if not len(images):
+    if not shape[0]:
         raise InputError(f"{file} holds no images: fetch it again")
-    check_image_size(images.shape[1], images.shape[2], file)
-    if len(images) > size:  # blank images compress so well, and each label takes eight times as much in memory
-        raise InputError(f"{file} has {len(images):,} images in {size:,} bytes, too few for as many: fetch it again")
+    check_image_size(shape[1], shape[2], file)
+    if shape[0] > size:  # blank images compress so well, and each label takes eight times as much in memory
+        raise InputError(f"{file} has {shape[0]:,} images in {size:,} bytes, too few for as many: fetch it again")
     files = name_files([file], file.name.removesuffix(".gz"))
-    reader = ArrayImages(partial(_read_images, file, transposed), f"{file} image", files)
+    reader = ArrayImages(partial(_load_images, file, transposed), f"{file} image", files)
     return make_examples(reader, targets.astype(np.int64))
 
 
@@ -87,29 +90,52 @@ def _labels_file(file: Path) -> Path:
     raise InputError(f"{file} has no labels beside it: expected {name} or {name}.gz")
 
 
-def _read_images(file: Path, transposed: bool) -> NDArray[np.uint8]:
-    images = _read_idx(file)
-    return images.swapaxes(1, 2) if transposed and images.ndim == 3 else images
+class _Transposed:
+    """Images whose rows and columns are exchanged."""
+
+    def __init__(self, rows: ImageRows) -> None:
+        self._rows = rows
+
+    def __getitem__(self, i: int) -> NDArray[np.uint8]:
+        return self._rows[i].T
 
 
-def _read_idx(file: Path) -> NDArray[np.uint8]:
-    """Return the array of an idx file, memory-mapped if the file is not compressed."""
+def _load_images(file: Path, transposed: bool) -> ImageRows:
+    images = _open_array(file)
+    return _Transposed(images) if transposed else images
+
+
+def _read_labels(file: Path) -> NDArray[np.uint8]:
+    labels = _open_array(file)
+    return labels.read_all() if isinstance(labels, FileRows) else labels
+
+
+def _open_array(file: Path) -> NDArray[np.uint8] | FileRows:
+    """Return the array of an idx file, in memory if the file is compressed."""
     if not file.is_file():  # opening a pipe would wait for its writer
         raise InputError(f"{file} is not a file: fetch it again")
     try:
-        data = _decompress(file) if file.suffix == ".gz" else np.memmap(file, np.uint8, "r")
+        refuse_holes(file)
+        data, size = (_decompress(file), 0) if file.suffix == ".gz" else (None, file.stat().st_size)
+        start = read_range(str(file), 0, min(size, _MAX_HEADER_BYTES)) if data is None else bytes(data[:_MAX_HEADER_BYTES])
     except InputError:
         raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise_if_inaccessible(error, file)
         raise InputError(f"{file} cannot be read ({error_text(error)}): fetch it again") from None
-    start = bytes(data[:4])
-    dimensions = start[3] if len(start) == 4 and start[:3] == b"\0\0\x08" else 0
-    end = 4 + 4 * dimensions
-    shape = np.frombuffer(bytes(data[4:end]), ">u4") if dimensions and len(data) >= end else None
-    if shape is not None and len(data) - end == np.prod(shape, dtype=np.float64):
-        with suppress(ValueError):  # numpy refuses the shape: too many dimensions, or 2**64 entries times zero
-            return data[end:].reshape(tuple(map(int, shape)))
+    offset, shape = _parse_header(start, size if data is None else len(data), file)
+    return FileRows(file, offset, shape) if data is None else data[offset:].reshape(shape)
+
+
+def _parse_header(start: bytes, size: int, file: Path) -> tuple[int, tuple[int, ...]]:
+    """Return the offset and the shape of the array of an idx file, given its first bytes and its size in bytes."""
+    dimensions = start[3] if len(start) >= 4 and start[:3] == b"\0\0\x08" else 0
+    offset = 4 + 4 * dimensions
+    if dimensions and len(start) >= offset:
+        with suppress(InputError):  # an impossible shape
+            shape = header_checks.parse_shape(np.frombuffer(start, ">u4", dimensions, 4).tolist(), 1)
+            if size - offset == prod(shape):
+                return offset, shape
     raise InputError(f"{file} is not an idx file of uint8, or is cut short: fetch it again")
 
 

@@ -4,8 +4,8 @@ MedMNIST (https://medmnist.com): train_images, train_labels, and the same with v
 numbers, labels (N, K) are 0 or 1 for each of K labels.  Keras (its mnist.npz): x_train, y_train, x_test, y_test.  Images
 are (N, H, W) or (N, H, W, 3), uint8.
 
-Uncompressed arrays (numpy.savez) are memory-mapped and so shared by all processes.  Compressed arrays
-(numpy.savez_compressed) are decompressed into the memory of each process that reads images.
+Of uncompressed arrays (numpy.savez) one image at a time is read.  Compressed arrays (numpy.savez_compressed), and arrays in
+Fortran order, are read into the memory of each process that reads images.
 """
 
 import math
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from parity.checkpoints.containers import npy, zip_directory
 from parity.checkpoints.containers.budget import Budget
@@ -24,8 +23,8 @@ from parity.checkpoints.containers.checksum import Checksum
 from parity.checkpoints.containers.container import File, FileSlice
 from parity.checkpoints.containers.inflate import DeflatedFile
 from train.data.sources.decoding import check_image_size, error_text
-from train.data.sources.examples import ArrayImages, DatasetSplits, Examples, Targets, make_examples, name_files
-from train.data.sources.files import raise_if_inaccessible
+from train.data.sources.examples import ArrayImages, DatasetSplits, Examples, ImageRows, Targets, make_examples, name_files
+from train.data.sources.files import FileRows, raise_if_inaccessible, refuse_holes
 from train.data.sources.splitting import numbered_classes
 from train.recipes import Task
 from vit_spec import InputError
@@ -62,11 +61,12 @@ def open_splits(place: str) -> DatasetSplits:
     """Open a file; its images are not read yet.
 
     Raises:
-        InputError: a missing or damaged file, or arrays of other names or shapes.
+        InputError: a missing, damaged or sparse file, or arrays of other names or shapes.
     """
     path = Path(place).expanduser()
     if not path.is_file():
         raise InputError(f"{path} is not a file: give npz:FILE with {_EXPECTED}")
+    refuse_holes(path)
     names = {name.removesuffix(".npy") for name in _read_members(path)}
     for images, labels in _LAYOUTS:
         splits = [split for split in ("train", "val", "test") if {images.format(split), labels.format(split)} <= names]
@@ -122,21 +122,16 @@ def _load_targets(path: Path, name: str) -> Targets:
     return labels.reshape(-1).astype(np.int64)
 
 
-def _load_images(path: Path, name: str) -> NDArray[np.uint8]:
-    """Return an array, memory-mapped if it is not compressed."""
+def _load_images(path: Path, name: str) -> ImageRows:
+    """Return the images of an array, (H, W) or (H, W, 3) each."""
     array = _open_array(path, name)
     header = array.header
     with _named_errors(path, name):
-        if array.is_compressed:
-            data = array.source.array(header.length, (header.nbytes,), np.dtype(np.uint8)).read(0, header.nbytes)
-        else:
-            data = np.memmap(path, np.uint8, "r", array.offset + header.length, (header.nbytes,))
-    return _drop_grey_axis(data.reshape(header.shape, order="F" if header.is_fortran else "C"))
-
-
-def _drop_grey_axis(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return (N, H, W, 1) as (N, H, W), and other shapes unchanged."""
-    return array[..., 0] if array.ndim == 4 and array.shape[3] == 1 else array
+        shape = header.shape[:3] if header.shape[3:] == (1,) else header.shape
+        if not array.is_compressed and not header.is_fortran:
+            return FileRows(path, array.offset + header.length, shape)
+        data = array.source.array(header.length, (header.nbytes,), np.dtype(np.uint8)).read(0, header.nbytes)
+    return data.reshape(shape, order="F" if header.is_fortran else "C")
 
 
 class _MemberBudget(Budget):

@@ -21,7 +21,7 @@ from PIL import Image
 
 from train.data.sources.decoding import decode, error_text
 from train.data.sources.examples import DatasetSplits, Examples, LazyName, LazyValue, make_examples, name_files
-from train.data.sources.files import raise_if_inaccessible, walk_files
+from train.data.sources.files import raise_if_inaccessible, refuse_holes, walk_files
 from train.data.sources.parquet_chunks import ChunkValues, ColumnChunk, check_page_sizes
 from train.data.sources.shards import common_folder, group_by_split
 from train.data.sources.splitting import numbered_classes
@@ -69,6 +69,8 @@ def _list_files(place: str) -> tuple[Path, list[Path]]:
         raise InputError(
             f"{place} has no Parquet files: give parquet:PATH with PATH/train-00000-of-00001.parquet and the like inside"
         )
+    for file in files:
+        refuse_holes(file)
     return root, files
 
 

@@ -24,6 +24,9 @@ from train.data.sources.files import read_range
 _SMALL_PAGE = 4 << 20  # bytes of a page up to which it is decompressed whole and cached
 _CACHE_BYTES = 256 << 20  # of decompressed pages, in each process
 _MAX_RATIO = 64  # of decompressed to compressed size, beyond _CACHE_BYTES
+_MAX_PAGE_BYTES = (1 << 31) - 1  # Parquet's limit; writers often put all images of a row group into one page
+_HEADER_BYTES = (1 << 14, 1 << 24)  # of a page header, which may quote values: read at first, and at most
+_MAX_VARINT_SHIFT = 63  # offset of the last seven bits
 _SNAPPY_BLOCK = 1 << 16  # bytes that Snappy compresses independently
 
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # parquet.thrift, PageType
@@ -77,8 +80,7 @@ class ChunkValues:
         locations: list[NDArray[np.int64]] = []  # of each row: page, offset in it, size; size -1 for a null
         dictionary = np.zeros((0, 3), np.int64)
         _limit_expansion(chunk.size, chunk.uncompressed_size)
-        data = read_range(chunk.path, chunk.offset, chunk.size)
-        for page in _iterate_pages(data):
+        for page in _iterate_pages(chunk):
             if (
                 page.count > chunk.rows
                 or page.uncompressed_size > chunk.uncompressed_size
@@ -86,18 +88,18 @@ class ChunkValues:
             ):
                 raise UnreadableChunk("its page headers are damaged")
             codec = chunk.codec if page.compressed else "UNCOMPRESSED"
-            levels = data[page.start : page.start + page.levels_size]
-            packed = data[page.start + page.levels_size : page.end]
+            data = read_range(chunk.path, page.start, page.end - page.start, _MAX_PAGE_BYTES)
+            levels, packed = data[: page.levels_size], data[page.levels_size :]
             body = _decompress(packed, page.uncompressed_size - page.levels_size, codec)
             if page.kind == _DICTIONARY_PAGE:
                 dictionary = self._index_plain_values(body, 0, page.count)
-                self._add_page(chunk.offset + page.start, packed, body, codec)
+                self._add_page(page.start, packed, body, codec)
                 continue
             present, offset = _rows_with_value(levels, body, page, chunk.max_level)
             rows = np.full((page.count, 3), -1, np.int64)
             if page.encoding == _PLAIN:
                 rows[present] = self._index_plain_values(body, offset, int(present.sum()))
-                self._add_page(chunk.offset + page.start + page.levels_size, packed, body, codec)
+                self._add_page(page.start + page.levels_size, packed, body, codec)
             elif page.encoding in (_PLAIN_DICTIONARY, _RLE_DICTIONARY):
                 rows[present] = dictionary[_decode_hybrid(body, offset + 1, body[offset], int(present.sum()))]
             else:
@@ -143,7 +145,9 @@ class ChunkValues:
         return _decompress(packed, size, "SNAPPY")[start - first * _SNAPPY_BLOCK : end - first * _SNAPPY_BLOCK]
 
     def _read_page(self, page: _Page) -> bytes:
-        return _decompress(read_range(self._path, page.offset, page.size), page.uncompressed_size, page.codec)
+        return _decompress(
+            read_range(self._path, page.offset, page.size, _MAX_PAGE_BYTES), page.uncompressed_size, page.codec
+        )
 
 
 class _PageCache:
@@ -178,8 +182,7 @@ def check_page_sizes(chunk: ColumnChunk) -> None:
     Raises:
         UnreadableChunk, EOFError, OSError: such a chunk, or a damaged one.
     """
-    pages = _iterate_pages(read_range(chunk.path, chunk.offset, chunk.size))
-    _limit_expansion(chunk.size, sum(max(page.uncompressed_size, 0) for page in pages))
+    _limit_expansion(chunk.size, sum(max(page.uncompressed_size, 0) for page in _iterate_pages(chunk)))
 
 
 def _limit_expansion(size: int, uncompressed_size: int) -> None:
@@ -192,7 +195,7 @@ def _limit_expansion(size: int, uncompressed_size: int) -> None:
 
 @dataclass(frozen=True)
 class _PageHeader:
-    """A page header, with the page's range of bytes in its chunk.
+    """A page header, with the page's range of bytes in its file.
 
     kind: the page type.
     count: values, with nulls.
@@ -209,16 +212,26 @@ class _PageHeader:
     compressed: bool
 
 
-def _iterate_pages(data: bytes) -> Iterator[_PageHeader]:
-    """Yield the headers of the pages of a chunk that contain values or a dictionary."""
-    offset = 0
-    while offset < len(data):
-        try:
-            fields, offset = _read_thrift_struct(data, offset)
-        except IndexError:
-            raise UnreadableChunk("its page headers are damaged") from None
+def _iterate_pages(chunk: ColumnChunk) -> Iterator[_PageHeader]:
+    """Yield the headers of the pages of a chunk that contain values or a dictionary, without reading the pages."""
+    offset, chunk_end = chunk.offset, chunk.offset + chunk.size
+    window, window_start = b"", offset
+    while offset < chunk_end:
+        for size in (0, *_HEADER_BYTES):  # 0: small pages may all be in the window of the last header
+            if size:
+                window, window_start = read_range(chunk.path, offset, min(size, chunk_end - offset)), offset
+            try:
+                fields, position = _read_thrift_struct(window, offset - window_start)
+                break
+            except IndexError:  # the header does not end in the window
+                continue
+        else:
+            raise UnreadableChunk("its page headers are damaged")
+        if not {1, 3} <= fields.keys():  # kind and size of the page
+            raise UnreadableChunk("its page headers are damaged")
+        offset = window_start + position
         end = offset + fields[3]
-        if end > len(data) or fields[3] < 0:
+        if end > chunk_end or fields[3] < 0:
             raise UnreadableChunk("its pages are cut short")
         if (kind := fields[1]) in (_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2):
             detail = fields[{_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}[kind]]
@@ -323,6 +336,8 @@ def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[offset]
+        if shift > _MAX_VARINT_SHIFT:
+            raise UnreadableChunk("it has a number of more than 64 bits")
         value, shift, offset = value | (byte & 127) << shift, shift + 7, offset + 1
         if byte < 128:
             return value, offset

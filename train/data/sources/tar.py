@@ -24,7 +24,7 @@ from PIL import Image
 
 from train.data.sources.decoding import SUFFIXES, decode, error_text
 from train.data.sources.examples import DatasetSplits, Examples, LazyName, PackedStrings, make_examples, name_files
-from train.data.sources.files import raise_if_inaccessible, read_range, walk_files
+from train.data.sources.files import raise_if_inaccessible, read_range, refuse_holes, walk_files
 from train.data.sources.shards import common_folder, group_by_split
 from train.data.sources.splitting import MAX_CLASSES, numbered_classes
 from vit_spec import InputError, bounded_json
@@ -118,7 +118,7 @@ class _TarImages:
         number, offset, size = self._ranges[i].tolist()
         try:
             data = read_range(self._files[number], offset, size)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, InputError) as error:
             raise_if_inaccessible(error, LazyName(self, i))
             raise InputError(f"{self.name(i)} cannot be read ({error_text(error)}): fetch the file again") from None
         return decode(data, LazyName(self, i))
@@ -208,7 +208,7 @@ def _list_members(path: Path) -> list[_Member]:
     """Return the files in a tar file.
 
     Raises:
-        InputError: images or labels that are links and so have no data, or a file that is damaged or cut short.
+        InputError: images or labels that are links and so have no data, or a file that is damaged, cut short or sparse.
     """
     members: list[_Member] = []
     links: list[str] = []
@@ -231,6 +231,7 @@ def _list_members(path: Path) -> list[_Member]:
         # RecursionError, MemoryError: nested extension headers
         raise_if_inaccessible(error, path)
         raise InputError(f"{path} cannot be read as a tar file ({error_text(error)}): replace it") from None
+    refuse_holes(path)
     with path.open("rb") as file:  # tarfile takes a damaged header for the end of the archive
         file.seek(end)
         if any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")):
