@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from train.data import fingerprint
 from train.data.sources import Dataset
+from train.loop.engine import replaced_folder
 from train.loop.lock import LOCK_FILE, Lock
 from train.loop.tensorboard import EventWriter
 from train.recipes import Recipe
@@ -298,8 +299,10 @@ def saved_model_config(path: Path) -> ViTConfig | None:
 
 
 def _has_checkpoints(path: Path) -> bool:
+    """Whether a run has a complete checkpoint, be it under its name or set aside while another replaced it."""
     checkpoints = path / CHECKPOINTS
-    return checkpoints.is_dir() and any(checkpoint.name.isdecimal() for checkpoint in checkpoints.iterdir())
+    folders = [folder for folder in (checkpoints, replaced_folder(checkpoints)) if folder.is_dir()]
+    return any(checkpoint.name.isdecimal() for folder in folders for checkpoint in folder.iterdir())
 
 
 def _refuse_missing_checkpoints(path: Path) -> None:

@@ -87,7 +87,8 @@ class FakeEngine:
     def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
         folder = self.__folder / str(step)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "state.json").write_text(json.dumps(loop_state))
+        (folder / "new.json").write_text(json.dumps(loop_state))
+        (folder / "new.json").replace(folder / "state.json")
 
     def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
         steps = [int(path.name) for path in self.__folder.glob("*")]
