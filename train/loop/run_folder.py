@@ -54,6 +54,8 @@ class RunFolder:
     best.safetensors        the weights with the best held-out metric; with --ema the best moving average
     weights_raw.safetensors, best_raw.safetensors    with --ema: the newest and the best weights themselves
     checkpoints/            the checkpoints from which the run can resume
+    checkpoints-replaced/   only while one of them is being replaced: the old one
+    best-unverified.safetensors    only if a resume found other weights in place of the best ones, see `move_aside`
     curves.png              the metrics as a picture
     .first-checkpoint-unfinished    only while there are weights and perhaps no complete checkpoint
 
