@@ -20,7 +20,7 @@ from parity.__main__ import Parser
 from parity.checkpoints.surgery import drop_head
 from parity.checkpoints.weights import Checkpoint
 from parity.commands.printing import make_table
-from parity.terminal import console, print_lines
+from parity.terminal import console, print_lines, print_note
 from train.cli import run_command
 from train.data.batches import DataLoader, default_workers, targets_for_task
 from train.data.sources import Dataset, open_dataset
@@ -73,6 +73,8 @@ def evaluate(args: argparse.Namespace) -> int:
     checkpoint = model.checkpoint
     if checkpoint.config.num_classes:
         checkpoint, _ = drop_head(checkpoint)
+    if model.newest_note:
+        print_note(f"note: {model.newest_note}")
     if not args.json:
         print_lines(*_overview(args.weights, checkpoint, evaluation))
     predictor, workers, sets = load_predictor(checkpoint, args.twin), default_workers(source), []

@@ -19,7 +19,6 @@ from parity.checkpoints.atomic_write import check_replaceable
 from parity.checkpoints.metadata import shorten
 from parity.checkpoints.preprocessing import center_crop
 from parity.checkpoints.reading import resolve_path
-from parity.checkpoints.weights import Checkpoint
 from parity.terminal import print_error, print_lines, print_note
 from train.cli import BAD_INPUT, run_command
 from train.data.batches import Batch, DataLoader
@@ -59,7 +58,7 @@ def predict(args: argparse.Namespace) -> int:
     if not config.num_classes:
         raise InputError(f"{args.weights} has no head: evaluate its features with python -m train.evaluate")
     names = _read_class_names(Path(args.classes), config) if args.classes else model.names
-    for line in _assumption_notes(model.checkpoint):
+    for line in _notes(model):
         print_note(line)
     predictor, shown_images, maps = load_predictor(model.checkpoint, args.twin), [], []
 
@@ -147,8 +146,11 @@ def _print_predictions(image: str, task: Task, predictions: Predictions, as_json
         print_lines("  no label with a probability above 0.5")
 
 
-def _assumption_notes(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield a line for each assumption that changes the predictions."""
+def _notes(model: TrainedModel) -> Iterator[str]:
+    """Yield a line for each assumption that changes the predictions, and for weights that are not a run's best."""
+    checkpoint = model.checkpoint
+    if model.newest_note:
+        yield f"note: {model.newest_note}"
     if checkpoint.assumed:
         fields = ", ".join(f"{each.field}={each.value!r}" for each in checkpoint.assumed)
         yield f"note: the file does not have these config fields, assumed: {fields}; --set FIELD=VALUE changes them"

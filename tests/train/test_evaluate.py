@@ -257,7 +257,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, digits: Dataset) -> Path:
     """A run folder for the digits with random weights."""
     path = tmp_path_factory.mktemp("runs") / "drawn"
     RunFolder(path, Recipe(batch_size=256), CONFIG, {"task": "classes", "classes": list(digits.classes)})
-    write(reproducible_init.weights(CONFIG, 0), path / "weights.safetensors", "jax")
+    for name in ("weights", "best"):
+        write(reproducible_init.weights(CONFIG, 0), path / f"{name}.safetensors", "jax")
     return path
 
 
@@ -342,10 +343,21 @@ def make_run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
         path = tmp_path_factory.mktemp("runs") / "drawn"
         recipe = Recipe(data=f"folder:{photos}", batch_size=4, corrupt=corrupt)
         RunFolder(path, recipe, CONFIG, {"task": "classes", "classes": list(CLASS_NAMES)})
-        write(reproducible_init.weights(CONFIG, 0), path / "weights.safetensors", "jax")
+        for name in ("weights", "best"):
+            write(reproducible_init.weights(CONFIG, 0), path / f"{name}.safetensors", "jax")
         return path
 
     return make
+
+
+def test_the_newest_weights_used_in_place_of_the_best_are_reported(
+    make_run: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    run = make_run("skip")
+    (run / "best.safetensors").unlink()
+    assert main([str(run), "--k", "1", "--twin", "torch", "--json"]) == 0
+    assert f"note: {run} has no best.safetensors: its newest weights are used" in capsys.readouterr().err
 
 
 def test_an_undefined_metric_is_null_in_json(make_run: Callable[[str], Path], evaluate: Main) -> None:

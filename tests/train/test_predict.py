@@ -43,7 +43,8 @@ def make_run(path: Path, config: ViTConfig = CONFIG, task: str = "classes", reci
     classes = list(CLASS_NAMES) if config.num_classes == 3 else [str(i) for i in range(10)]
     data = {"task": task, "train": 8, "held_out": 2, "classes": classes}
     RunFolder(path, recipe or Recipe(data="folder:fruit"), config, data)
-    write(reproducible_init.weights(config, 0), path / "weights.safetensors", "jax")
+    for name in ("weights", "best"):
+        write(reproducible_init.weights(config, 0), path / f"{name}.safetensors", "jax")
     return path
 
 
@@ -140,7 +141,7 @@ def test_an_image_without_any_label_is_reported(tmp_path: Path, photos: list[str
     checkpoint = replace_parameters(
         reproducible_init.weights(CONFIG, 0), CONFIG, {"head.bias": np.full(3, -30, np.float32)}
     )
-    write(checkpoint, run / "best.safetensors", "jax")
+    write(checkpoint, run / "best.safetensors", "jax", force=True)
     assert predict(run, photos[0]) == f"{photos[0]}\n  no label with a probability above 0.5\n"
 
 
@@ -166,12 +167,24 @@ def test_images_of_several_batches_have_the_predictions_of_single_images(
 
 def test_the_best_weights_of_a_run_are_used(run: Path, photos: list[str], predict: Main) -> None:
     newest = predict(run, photos[0])
-    write(reproducible_init.weights(CONFIG, 1), run / "best.safetensors", "jax")
+    write(reproducible_init.weights(CONFIG, 1), run / "best.safetensors", "jax", force=True)
     assert predict(run, photos[0]) == predict(run / "best.safetensors", photos[0]) != newest
 
 
+@pytest.mark.parametrize("place", ["", "weights.safetensors", "best.safetensors"])
+def test_the_newest_weights_used_in_place_of_the_best_are_reported(
+    place: str, run: Path, photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    if place != "best.safetensors":
+        (run / "best.safetensors").unlink()
+    assert main([str(run / place), photos[0], "--twin", "torch"]) == 0
+    line = f"note: {run} has no best.safetensors: its newest weights are used, {run / 'weights.safetensors'}\n"
+    assert capsys.readouterr().err == ("" if place else line)
+
+
 def test_a_file_in_a_run_folder_has_the_class_names_of_the_run(run: Path, photos: list[str], predict: Main) -> None:
-    write(reproducible_init.weights(CONFIG, 1), run / "best.safetensors", "jax")
+    write(reproducible_init.weights(CONFIG, 1), run / "best.safetensors", "jax", force=True)
     [printed] = parse_json_lines(predict(run / "weights.safetensors", photos[0], "--json"))
     assert {each["name"] for each in printed["classes"]} == set(CLASS_NAMES)
 
@@ -390,7 +403,7 @@ def test_weights_without_a_head_are_refused(tmp_path: Path, photos: list[str], r
 def test_outputs_that_are_not_finite_are_refused(run: Path, photos: list[str], refused: Main) -> None:
     checkpoint = reproducible_init.weights(CONFIG, 0)
     broken = {name: np.full_like(array, np.nan) for name, array in checkpoint.arrays.items()}
-    write(replace(checkpoint, arrays=broken), run / "best.safetensors", "jax")
+    write(replace(checkpoint, arrays=broken), run / "best.safetensors", "jax", force=True)
     assert f"the outputs for {photos[0]} are not finite" in refused(run, *photos)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +17,14 @@ from parity.checkpoints.formats import Fields
 from parity.checkpoints.preprocessing import Preprocessing, center_crop
 from parity.checkpoints.reading import WEIGHTS_FILE
 from parity.checkpoints.weights import Checkpoint
-from train.loop.run_folder import best_weights
+from train.loop.run_folder import best_weights, read_run_config
 from train.recipes import Recipe, Task
-from vit_spec import InputError, ViTConfig, bounded_json
+from vit_spec import InputError, ViTConfig
 
 if TYPE_CHECKING:
     from train.data.batches import Batch, DataLoader
 
 TWINS = ("jax", "torch")  # by default the first one that is installed
-MAX_CONFIG_BYTES = 1 << 24  # of a run's config.json: the names of 21,843 classes take 3 MB
 
 Array = NDArray[np.float32]
 
@@ -40,6 +39,7 @@ class TrainedModel:
     batch_size: the run's; the default recipe's for a file outside of a run folder.
     data, held_out: the run's `--data` and `--held-out`; None for a file outside of a run folder.
     corrupt: what the run does with an image that cannot be read.
+    newest_note: a line that says so if a run's newest weights were loaded because it has no best ones; else "".
     """
 
     checkpoint: Checkpoint
@@ -50,6 +50,7 @@ class TrainedModel:
     data: str | None = None
     held_out: float | str | None = None
     corrupt: Literal["stop", "skip"] = "stop"
+    newest_note: str = ""
 
     @property
     def input_config(self) -> ViTConfig:
@@ -95,7 +96,8 @@ def load_from_arguments(args: argparse.Namespace) -> TrainedModel:
 def load_trained_model(place: str, format: str | None = None, given: Fields | None = None) -> TrainedModel:
     """Load a run folder's best weights, or anything else that `parity.load` reads.
 
-    A file in a run folder gets the metadata of the run too; RUN/weights.safetensors has its newest weights.
+    A file in a run folder gets the metadata of the run too; RUN/weights.safetensors has its newest weights.  If the run has
+    no best weights, these are loaded.
 
     place: a path, or a name on the hub.
     format, given: as for `parity.load`.
@@ -105,32 +107,25 @@ def load_trained_model(place: str, format: str | None = None, given: Fields | No
     """
     path = Path(place)
     run = path if path.is_dir() else path.parent
-    run_config = None if place.startswith("hf://") else _read_run_config(run / "config.json")
+    run_config = None if place.startswith("hf://") else read_run_config(run)
     if run_config is not None and run == path and not (path / WEIGHTS_FILE).exists():
         raise InputError(f"{path} is a run without weights yet: it saves them with its first evaluation")
-    checkpoint = parity.load(best_weights(place), format=format, given=given)
+    name, newest_note = best_weights(place)
+    checkpoint = parity.load(name, format=format, given=given)
     outputs, task = checkpoint.config.num_classes, checkpoint.task
     numbers = ("value",) if (outputs, task) == (1, "values") else tuple(map(str, range(outputs)))
     preprocessing = checkpoint.preprocessing or center_crop(checkpoint.config.image_size)
     fields = (checkpoint, task, checkpoint.labels or numbers, preprocessing)
     if run_config is None:
-        return TrainedModel(*fields, Recipe().batch_size)
+        return TrainedModel(*fields, Recipe().batch_size, newest_note=newest_note)
     try:
         recipe = run_config["recipe"]
-        return TrainedModel(*fields, *(recipe[name] for name in ("batch_size", "data", "held_out", "corrupt")))
+        settings = {name: recipe[name] for name in ("batch_size", "data", "held_out", "corrupt")}
+        return TrainedModel(*fields, **settings, newest_note=newest_note)
     except (KeyError, TypeError) as error:
         raise InputError(
             f"{run / 'config.json'} is of another version ({error}): copy the weights out of the folder to use them alone"
         ) from None
-
-
-def _read_run_config(path: Path) -> dict[str, Any] | None:
-    """Return the content of a run's config.json; None if there is no such file, or it is another program's."""
-    try:
-        found = bounded_json.read_object(path, max_bytes=MAX_CONFIG_BYTES) if path.is_file() else {}
-    except (OSError, InputError):
-        return None
-    return found if {"recipe", "data"} <= found.keys() else None
 
 
 def require_pooling(checkpoint: Checkpoint) -> None:

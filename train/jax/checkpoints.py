@@ -15,6 +15,7 @@ from orbax.checkpoint import v1 as ocp
 from parity.checkpoints.containers import ocdbt, zarr
 from parity.checkpoints.containers.budget import Budget
 from parity.terminal import print_note
+from train.loop.engine import replaced_folder
 from vit_spec import InputError, bounded_json
 
 Tree = Any
@@ -52,6 +53,10 @@ class CheckpointStore:
             ]
         )
         self._rank = rank
+        try:
+            self._settle_replaced()
+        except OSError as error:
+            raise self._write_error(error) from error
         self._open()
 
     def _open(self) -> None:
@@ -82,6 +87,9 @@ class CheckpointStore:
     def save(self, step: int, state: Tree, loop_state: LoopState) -> None:
         """Start to write a checkpoint.  The previous one is complete when this one begins.
 
+        An old checkpoint of the same step stays, under another name, until the new one is complete: Orbax's own `overwrite`
+        deletes it first.
+
         Raises:
             InputError: this or the previous checkpoint cannot be written, for example because the disk is full.
         """
@@ -89,7 +97,11 @@ class CheckpointStore:
         metadata = {"version": VERSION, "note": loop_state, "digest": _checksums(state)}
         try:
             metrics = None if rank is None else {"rank": rank, "step": step}
-            self._checkpointer.save_async(step, state, metrics=metrics, custom_metadata=metadata, overwrite=True)
+            self._checkpointer.wait()
+            self._settle_replaced_once()
+            if step in self._steps():
+                self._set_aside_for_replacement(step)
+            self._checkpointer.save_async(step, state, metrics=metrics, custom_metadata=metadata)
         except Exception as error:  # an OSError, or whatever the libraries below convert it to
             raise self._write_error(error) from error
 
@@ -101,8 +113,42 @@ class CheckpointStore:
         """
         try:
             self._checkpointer.close()
+            self._settle_replaced_once()
         except Exception as error:
             raise self._write_error(error) from error
+
+    def _steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints, the newest first."""
+        return [each.step for each in reversed(self._checkpointer.checkpoints)]
+
+    def _set_aside_for_replacement(self, step: int) -> None:
+        """Rename the checkpoint of a step, so that a new one can get its name; see `_settle_replaced`."""
+        replaced_folder(self._folder).mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):  # another process has moved it already
+            (self._folder / str(step)).rename(replaced_folder(self._folder) / str(step))
+        self._checkpointer.reload()
+
+    def _settle_replaced(self) -> None:
+        """Remove each replaced checkpoint whose replacement is complete, and give each other one its name back.
+
+        Orbax gives a checkpoint its name when it is complete.  Several processes may do this at once.
+        """
+        aside = [path for path in replaced_folder(self._folder).glob("*") if path.name.isdecimal()]
+        for old in aside:
+            if (self._folder / old.name).exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                self._folder.mkdir(exist_ok=True)
+                with suppress(FileNotFoundError):  # another process has moved it already
+                    old.rename(self._folder / old.name)
+        if aside:  # an empty folder may be one that another process has just made
+            with suppress(OSError):
+                replaced_folder(self._folder).rmdir()
+
+    def _settle_replaced_once(self) -> None:
+        """Call `_settle_replaced` in the main process, where Orbax renames: others may see the folder too late."""
+        if not jax.process_index():
+            self._settle_replaced()
 
     def restore_newest(self, target: Tree) -> tuple[int, Tree, LoopState, int] | None:
         """Return step, training state, loop state and version of the newest checkpoint that can be read, or None.
@@ -117,7 +163,7 @@ class CheckpointStore:
                 has several processes, which all have to restart because the others may have read it.
         """
         damaged: dict[int, str] = {}
-        steps = [each.step for each in reversed(self._checkpointer.checkpoints)]
+        steps = self._steps()
         for step in steps:
             restored, reason = self._read(step, target)
             if restored is not None:
@@ -142,7 +188,7 @@ class CheckpointStore:
         Raises:
             InputError: it is of a newer version of this package, or cannot be read for a reason other than its content.
         """
-        if step not in [each.step for each in self._checkpointer.checkpoints]:
+        if step not in self._steps():
             return None
         restored, _ = self._read(step, target)
         return None if restored is None else (step, *restored)

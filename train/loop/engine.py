@@ -38,6 +38,11 @@ from vit_spec import ViTConfig
 LoopState = dict[str, Any]
 
 
+def replaced_folder(folder: Path) -> Path:
+    """Return the folder, beside that of the checkpoints, for a checkpoint whose replacement is not complete yet."""
+    return folder.with_name(f"{folder.name}-replaced")
+
+
 class EvalOutput(NamedTuple):
     """Results for the B images of a whole batch, from all processes, in the order of the batch.
 
@@ -177,8 +182,11 @@ class Engine(Protocol):
 
         Of the checkpoints, the newest `recipe.keep` stay, and besides them the one with the best
         `loop_state["last"][train.loop.metrics.PRIMARY_METRIC[task]]` among those with a true `loop_state["looked"]`: their
-        weights were evaluated.  NaN is never best; of equal values, the earliest is best.  A checkpoint for a step that
-        already has one replaces it.
+        weights were evaluated.  NaN is never best; of equal values, the earliest is best.
+
+        A checkpoint for a step that already has one replaces it.  The old one stays until the new one is complete, whenever
+        the process is killed: if it needs another name meanwhile, it is in `replaced_folder(folder)`, and
+        `restore_checkpoint` finds it if the new one is not complete.
 
         Args:
             step: the number of steps done.

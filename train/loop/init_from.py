@@ -27,13 +27,17 @@ def load_initial_weights(recipe: Recipe, *, num_outputs: int, in_channels: int) 
     Raises:
         InputError: there is nothing to load, the format is unknown, or a change does not fit the weights.
     """
-    name = best_weights(recipe.init or "")
+    name, newest_note = best_weights(recipe.init or "")
     path = f"hf://timm/{name.removeprefix(TIMM_PREFIX)}" if name.startswith(TIMM_PREFIX) else name
     try:
         checkpoint = parity.load(path, given=parse_overrides(recipe.init_set))
     except InputError as error:
         raise type(error)(str(error).replace("--set ", "--init-set ")) from None  # the trainer's name of that flag
-    notes = [f"initial weights are from {name}", *(f"{each.field} is {each.value}" for each in checkpoint.assumed)]
+    notes = [
+        f"initial weights are from {name}",
+        *filter(None, [newest_note]),
+        *(f"{each.field} is {each.value}" for each in checkpoint.assumed),
+    ]
     before, wanted = checkpoint.config, recipe.model.in_channels or in_channels
     operations: dict[str, Any] = {}
     if recipe.model.image_size and recipe.model.image_size != before.image_size:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 import numpy as np
 
@@ -251,6 +251,7 @@ class Loop:
             "unread": sorted(self.unreadable),
             "skipped": self.skipped,
             "seconds": self.run.seconds,
+            "records": self.run.count_records(self.done, is_evaluated=self._is_evaluated),
         }
         self.engine.save_checkpoint(self.done, state)
         if not is_first:
@@ -263,9 +264,7 @@ class Loop:
             return
         self._weight_files.set_has_checkpoint()
         self.done, state = restored
-        # Checkpoints of older versions lack these keys.
-        missing: LoopState = {"last_raw": {}, "best_raw": {}, "best_files": {}}
-        state = missing | state if isinstance(state, dict) else {}
+        state = _with_missing_keys(state)
         if not _is_loop_state(state, PRIMARY_METRIC[self.task]):
             raise InputError(
                 f"the checkpoint of step {self.done} in {self.run.path / CHECKPOINTS} has metadata that no run writes: "
@@ -278,6 +277,11 @@ class Loop:
         self._weight_files.recorded = state["best_files"]
         self.run.resume_at(self.done, state["seconds"], is_evaluated=self._is_evaluated)
         self.display.print_line(f"resuming from step {self.done:,} of {self.schedule.total:,}")
+        if (missing := state["records"] - len(self.run.records)) > 0:
+            self.display.print_line(
+                f"{self.run.path / 'metrics.jsonl'} lacks {missing:,} of the {state['records']:,} records up to this step: "
+                "it was cut or replaced, and the curves lack them too"
+            )
         if "remark" in state:
             self.display.print_line(state["remark"])
         # The files may have other weights: the run ended before they were written, or it resumes from an older checkpoint.
@@ -293,14 +297,37 @@ class Loop:
         path, raw: see `WeightFiles.restore_best`.
         best, last: the best and the newest metrics.
         """
-        is_newest = self._is_evaluated and best == last
-        if best and self._weight_files.restore_best(path, self.done, is_newest=is_newest, raw=raw):
-            return best
-        return {}
+        if not best:
+            return {}
+
+        def is_best(state: LoopState) -> bool:
+            state = _with_missing_keys(state)
+            return (
+                _is_loop_state(state, PRIMARY_METRIC[self.task])
+                and state["looked"]
+                and _equal_metrics(state["last_raw" if raw else "last"], best)
+            )
+
+        is_newest = self._is_evaluated and _equal_metrics(best, last)
+        is_kept = self._weight_files.restore_best(path, self.done, is_newest=is_newest, is_best=is_best, raw=raw)
+        return best if is_kept else {}
 
     @property
     def _epoch(self) -> float:
         return self.done / self.schedule.steps_per_epoch
+
+
+def _equal_metrics(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Whether metrics are equal; an undefined metric, NaN, equals itself."""
+    return one.keys() == other.keys() and all(
+        value == other[name] or (math.isnan(value) and math.isnan(other[name])) for name, value in one.items()
+    )
+
+
+def _with_missing_keys(state: Any) -> LoopState:
+    """Return a loop state with the keys that checkpoints of older versions lack; {} if it is no JSON object."""
+    missing: LoopState = {"last_raw": {}, "best_raw": {}, "best_files": {}, "records": 0}
+    return missing | state if isinstance(state, dict) else {}
 
 
 def _is_loop_state(state: LoopState, primary_metric: str) -> bool:
@@ -320,7 +347,7 @@ def _is_loop_state(state: LoopState, primary_metric: str) -> bool:
         len(dicts) == len(metric_dicts) + len(window)
         and all(type(value) in (int, float) for each in dicts for value in each.values())
         and all(primary_metric in each for each in (state["best"], state["best_raw"]) if each)
-        and (type(state.get("skipped")), type(state.get("looked"))) == (int, bool)
+        and (type(state.get("skipped")), type(state.get("records")), type(state.get("looked"))) == (int, int, bool)
         and type(state.get("seconds")) in (int, float)
         and math.isfinite(state["seconds"])
     )

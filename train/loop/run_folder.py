@@ -7,8 +7,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Self
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from train.data import fingerprint
 from train.data.sources import Dataset
+from train.loop.engine import replaced_folder
 from train.loop.lock import LOCK_FILE, Lock
 from train.loop.tensorboard import EventWriter
 from train.recipes import Recipe
@@ -52,6 +54,8 @@ class RunFolder:
     best.safetensors        the weights with the best held-out metric; with --ema the best moving average
     weights_raw.safetensors, best_raw.safetensors    with --ema: the newest and the best weights themselves
     checkpoints/            the checkpoints from which the run can resume
+    checkpoints-replaced/   only while one of them is being replaced: the old one
+    best-unverified.safetensors    only if a resume found other weights in place of the best ones, see `move_aside`
     curves.png              the metrics as a picture
     .first-checkpoint-unfinished    only while there are weights and perhaps no complete checkpoint
 
@@ -104,6 +108,7 @@ class RunFolder:
             raise InputError(f"cannot make the folder {path} ({error.strerror}): give another with --run") from None
         self._lock = Lock(path)
         try:
+            _refuse_other_than_files(path)
             if not self._lock.is_supported:
                 self.warnings.append(f"{path} is on a file system without locks: make sure that no other trainer uses it")
             self._write_description(path, source, recipe)
@@ -233,11 +238,7 @@ class RunFolder:
         """
         self._began = time.monotonic() - seconds
         metrics = self.path / "metrics.jsonl"
-        self.records = [
-            record
-            for record in _read_records(metrics)
-            if record["step"] < step + (is_evaluated or record.get("set") == "train")
-        ]
+        self.records = _records_until(_read_records(metrics), step, is_evaluated=is_evaluated)
         if not self._is_main:
             return
         _write_text(metrics, "".join(_json_line(record) for record in self.records))
@@ -249,6 +250,26 @@ class RunFolder:
 
             name = self.path.name  # a run that resumes keeps its id
             self._wandb = wandb.init(project=self._project, id=name, name=name, resume="allow", config=self._config)
+
+    def count_records(self, step: int, *, is_evaluated: bool) -> int:
+        """Return the number of records that `resume_at` keeps; see there."""
+        return len(_records_until(self.records, step, is_evaluated=is_evaluated))
+
+    def move_aside(self, path: Path) -> Path | None:
+        """Rename a file of the run that has other content than the run's; return its new path, None if there is no file.
+
+        Raises:
+            InputError: it cannot be renamed.
+        """
+        if not os.path.lexists(path):
+            return None
+        numbers = chain([""], (f"-{i}" for i in count(2)))
+        names = (path.with_name(f"{path.stem}-unverified{number}{path.suffix}") for number in numbers)
+        new = next(name for name in names if not os.path.lexists(name))
+        if self._is_main:
+            with convert_write_errors(path):
+                path.rename(new)
+        return new
 
     def log(self, set_name: str, step: int, epoch: float, metrics: dict[str, float]) -> None:
         """Append a record to metrics.jsonl, and to TensorBoard and Weights & Biases if they are used.
@@ -282,6 +303,15 @@ class RunFolder:
             self._events.add_image(step, name, pixels)
 
 
+def read_run_config(path: Path) -> Record | None:
+    """Return the content of config.json of the run in a folder; None if there is none, or it is another program's."""
+    try:
+        found = bounded_json.read_object(path / "config.json", max_bytes=MAX_CONFIG_BYTES)
+    except (OSError, InputError):
+        return None
+    return found if {"recipe", "data"} <= found.keys() else None
+
+
 def saved_model_config(path: Path) -> ViTConfig | None:
     """Return the model config of the run in a folder; None if it has no checkpoints or no readable config.
 
@@ -298,8 +328,10 @@ def saved_model_config(path: Path) -> ViTConfig | None:
 
 
 def _has_checkpoints(path: Path) -> bool:
+    """Whether a run has a complete checkpoint, be it under its name or set aside while another replaced it."""
     checkpoints = path / CHECKPOINTS
-    return checkpoints.is_dir() and any(checkpoint.name.isdecimal() for checkpoint in checkpoints.iterdir())
+    folders = [folder for folder in (checkpoints, replaced_folder(checkpoints)) if folder.is_dir()]
+    return any(checkpoint.name.isdecimal() for folder in folders for checkpoint in folder.iterdir())
 
 
 def _refuse_missing_checkpoints(path: Path) -> None:
@@ -318,6 +350,13 @@ def _refuse_missing_checkpoints(path: Path) -> None:
             f"{path} has trained weights ({', '.join(weights)}) and no checkpoints to resume from: put {checkpoints} back, "
             "or give --run a new folder"
         )
+
+
+def _refuse_other_than_files(path: Path) -> None:
+    """Raise InputError if a weight file of a run has the name of a folder or a device, which no file replaces."""
+    for name in WEIGHTS:
+        if (path / name).exists() and not (path / name).is_file():
+            raise InputError(f"{path / name} is not a file: move it out of the run's folder, then give the same --run")
 
 
 def file_sha256(path: Path) -> str | None:
@@ -366,6 +405,11 @@ def _json_line(record: Record) -> str:
     return json.dumps(record | undefined) + "\n"
 
 
+def _records_until(records: Iterable[Record], step: int, *, is_evaluated: bool) -> list[Record]:
+    """Return the records of the first `step` steps; see `RunFolder.resume_at`."""
+    return [record for record in records if record["step"] < step + (is_evaluated or record.get("set") == "train")]
+
+
 def _read_records(metrics: Path) -> Iterator[Record]:
     """Yield the records of metrics.jsonl; skip lines that are no record, such as one that was cut off.
 
@@ -398,7 +442,15 @@ def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def best_weights(place: str) -> str:
-    """Return the path of a run's best weights if `place` is the folder of a run that has them; else `place` itself."""
+def best_weights(place: str) -> tuple[str, str]:
+    """Return the path of a run's best weights if `place` is the folder of a run that has them, else `place` itself.
+
+    The second value is a line that says so if the run has weights and no best weights, else "".
+    """
     path = Path(place) / BEST_WEIGHTS
-    return str(path) if path.is_file() else place
+    if path.is_file():
+        return str(path), ""
+    newest = path.with_name(WEIGHTS[0])
+    if newest.is_file() and read_run_config(Path(place)) is not None:
+        return place, f"{place} has no {BEST_WEIGHTS}: its newest weights are used, {newest}"
+    return place, ""

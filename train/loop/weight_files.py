@@ -1,10 +1,11 @@
 """The weight files of a run folder, the newest and the best: kept correct after interruptions and failed writes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from train.loop.engine import Engine
+from train.loop.engine import Engine, LoopState
 from train.loop.progress import ProgressDisplay
 from train.loop.run_folder import RunFolder, convert_write_errors, file_sha256
 from vit_spec import InputError
@@ -54,14 +55,19 @@ class WeightFiles:
         # Only the main process knows that the file is complete, and only its record is stored in checkpoints.
         self.recorded[path.name] = {"step": step, "sha256": file_sha256(path) if self.engine.is_main else None}
 
-    def restore_best(self, path: Path, done: int, *, is_newest: bool, raw: bool = False) -> bool:
+    def restore_best(
+        self, path: Path, done: int, *, is_newest: bool, is_best: Callable[[LoopState], bool], raw: bool = False
+    ) -> bool:
         """Rewrite a file of best weights if it is missing or its weights are not those recorded.
+
+        If no checkpoint has the recorded weights either, the file is moved aside: it has other weights.
 
         All processes must decide the same, so no process writes the file before all have read it.
 
         path, raw: see `write_best`.
         done: number of steps done.  The engine has the weights after these steps, before and after this call.
         is_newest: whether the engine's weights are the best.  Used for checkpoints of older versions, which record no step.
+        is_best: whether a checkpoint has the best weights, given its loop state.
 
         Returns:
             True if the file has the best weights; False if they are lost: neither the file nor a checkpoint has them.
@@ -76,14 +82,21 @@ class WeightFiles:
         sha256 = file_sha256(path)
         if sha256 is not None and file.get("sha256", sha256) == sha256:
             return True
-        if self.engine.restore_checkpoint(file["step"]) is None:
-            self.display.print_line(f"the best weights, of {path}, are lost: neither that file nor a checkpoint has them")
-            return False
-        self.write_best(path, file["step"], raw=raw)
-        self.display.print_line(f"{path} is restored from the checkpoint of step {file['step']:,}")
-        if self.engine.restore_checkpoint(done) is None:
-            raise InputError(f"the checkpoint of step {done} changed while it was read: give the same --run again")
-        return True
+        # The checkpoint may be another run's: its arrays and its step do not tell.
+        is_restored = False
+        if (restored := self.engine.restore_checkpoint(file["step"])) is not None:
+            if is_restored := is_best(restored[1]):
+                self.write_best(path, file["step"], raw=raw)
+                self.display.print_line(f"{path} is restored from the checkpoint of step {file['step']:,}")
+            if self.engine.restore_checkpoint(done) is None:
+                raise InputError(f"the checkpoint of step {done} changed while it was read: give the same --run again")
+        if not is_restored:
+            moved = self.run.move_aside(path)
+            what = f"; {path.name} has other weights and is moved to {moved}" if moved else ""
+            self.display.print_line(
+                f"the best weights, of {path}, are lost: neither that file nor a checkpoint has them{what}"
+            )
+        return is_restored
 
     def _write(self, path: Path, *, raw: bool = False) -> None:
         if not self._has_checkpoint:

@@ -10,8 +10,9 @@ It contains neither dates nor paths: the same recording on the same machine give
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parity.checkpoints import containers
-from parity.checkpoints.atomic_write import atomic_replace
+from parity.checkpoints.atomic_write import atomic_replace, check_replaceable, lock_folder
 from parity.checkpoints.containers import ArraySpec, header_checks
 from parity.checkpoints.formats import get
 from parity.checkpoints.reading import StrPath, resolve_path
@@ -104,9 +105,40 @@ class Golden:
         Raises:
             InputError: the file exists, and `overwrite` is false.
         """
+        with lock_folder(Path(path).parent):
+            self._write(Path(path), overwrite, check_replaceable)
+
+    def append(self, path: StrPath, record: Record) -> None:
+        """Append a record to the file at `path`, from which this golden was read, and keep records appended since then.
+
+        Raises:
+            InputError: the file is missing, damaged or another golden file by now; nothing is changed.
+        """
+        with lock_folder(Path(path).parent):
+            identity = _file_identity(path)
+            now = Golden.read(path)
+            if not self._has_reference_of(now):
+                raise _replaced_error(path)
+
+            def check_unchanged(found: Path) -> None:  # other programs, and systems without locks, ignore the lock
+                if _file_identity(found) != identity:
+                    raise _replaced_error(path)
+
+            replace(now, records=(*now.records, record))._write(Path(path), True, check_unchanged)
+
+    def _has_reference_of(self, other: Self) -> bool:
+        """Return whether two golden files are equal except for their records."""
+        one, two = (replace(each, records=())._arrays() for each in (self, other))
+        return all(np.array_equal(one[key], two[key]) for key in one)
+
+    def _write(self, path: Path, overwrite: bool, check: Callable[[Path], None]) -> None:
+        """Write the file; `check` is called with its path immediately before it is replaced, see `atomic_replace`."""
         arrays = self._arrays()
         specs = {key: ArraySpec(array.shape, array.dtype) for key, array in arrays.items()}
-        with atomic_replace(Path(path), replace=overwrite) as new, containers.get("npz").create(new, specs, {}) as writer:
+        with (
+            atomic_replace(path, replace=overwrite, check=check) as new,
+            containers.get("npz").create(new, specs, {}) as writer,
+        ):
             for key, array in arrays.items():
                 writer.write(key, 0, np.ascontiguousarray(array).reshape(-1))
 
@@ -189,6 +221,19 @@ def check_writable(path: StrPath, force: bool) -> None:
         raise InputError(f"no folder {path.parent}: create it first")
     if path.exists() and not (force and path.is_file()):
         raise InputError(f"{path} exists: give another name, or --force (force=True) to replace it, or verify it")
+
+
+def _file_identity(path: StrPath) -> tuple[int, ...] | None:
+    """Return numbers that change when a file is replaced or written; None if there is no file."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _replaced_error(path: StrPath) -> InputError:
+    return InputError(f"{path} was replaced during the verification, and no record is appended: verify it again")
 
 
 # Validation ------------------------------------------------------------------------------------------------------------

@@ -84,11 +84,12 @@ def verify(
     Args:
         weights: the weights that the file was recorded with, in any format; None if they are drawn from the seed.
         only: "jax" or "torch": verify only this one.
-        append: append the results to the file as another record.
+        append: append the results to the file as another record, after those that others appended meanwhile.
         progress: called with a description of each step.
 
     Raises:
-        InputError: the file is no golden file, the weights are missing or have other values, or no framework is installed.
+        InputError: the file is no golden file, the weights are missing or have other values, no framework is installed,
+            or the file to append to was replaced during the verification.
     """
     golden = Golden.read(path)
     frameworks, absent = installed_frameworks()
@@ -105,7 +106,7 @@ def verify(
     inputs = recorded_inputs(golden, weights, str(path))
     now = _measure(golden, inputs, frameworks, progress)
     if append:
-        replace(golden, records=(*golden.records, now)).write(path)
+        golden.append(path, now)
     return Verification(str(path), golden, now, changed_tensors(golden, now), absent)
 
 

@@ -37,11 +37,16 @@ def check_output_path(path: str | Path) -> Path:
     if not path.parent.is_dir():
         raise InputError(f"the folder {path.parent} does not exist: create it, or write the report elsewhere")
     for each in _output_paths(path):
-        if each.exists() and not each.is_file():
-            raise InputError(f"{each} is not a file: write the report elsewhere")
-        if each.exists() and not _is_of_a_report(each):
-            raise InputError(f"{each} exists and is not part of a report: give another name, or remove the file")
+        _check_replaceable(each)
     return path
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raise InputError if something that is not the page or the plot of an earlier report has a path."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a file: write the report elsewhere")
+    if path.exists() and not _is_of_a_report(path):
+        raise InputError(f"{path} exists and is not part of a report: give another name, or remove the file")
 
 
 def _is_of_a_report(path: Path) -> bool:
@@ -76,7 +81,7 @@ def write(
     title = f"{verdict}: {view.describe_model(report.config)}, {len(report.measures)} tensors, level {report.level}"
     contents = (page.encode(), plot.error_png(report, title, GENERATOR))
     for each, content in zip(_output_paths(path), contents, strict=True):
-        with atomic_replace(each) as partial:
+        with atomic_replace(each, check=_check_replaceable) as partial:  # it may be new since `check_output_path`
             partial.write_bytes(content)
     return _output_paths(path)
 

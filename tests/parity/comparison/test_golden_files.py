@@ -6,7 +6,9 @@
 
 import hashlib
 import json
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from parity.comparison import framework_settings, golden, reproducible_init
 from parity.comparison.forward_backward import PassInputs, TorchTwin
 from parity.comparison.golden import verification
 from parity.comparison.golden.drift import changed_tensors
-from parity.comparison.golden.file import Golden
+from parity.comparison.golden.file import Golden, Record
 from parity.comparison.golden.inputs import checksums, make_inputs
 from parity.comparison.golden.sketch import SKETCH_SIZE, sketch
 from parity.comparison.tolerances import RMS_ERROR_RATIO, five_sigma_factor
@@ -252,6 +254,51 @@ def test_an_appended_record_does_not_change_the_reference(path: Path, monkeypatc
     plant_fault(monkeypatch, vit_torch, norms={"eps": 1e-5})
     golden.verify(path, only="torch", append=True)
     assert not golden.verify(path, only="torch").passed
+
+
+def during_verification(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Make the next verification call `action` after its measurement."""
+    measure = verification._measure
+
+    def measure_and_act(*arguments: Any) -> Record:
+        monkeypatch.setattr(verification, "_measure", measure)
+        measured = measure(*arguments)
+        action()
+        return measured
+
+    monkeypatch.setattr(verification, "_measure", measure_and_act)
+
+
+def test_a_record_appended_during_a_verification_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    during_verification(monkeypatch, lambda: golden.verify(path, only="jax", append=True))
+    golden.verify(path, only="torch", append=True)
+    assert [list(each.float64_errors) for each in Golden.read(path).records] == [["jax", "torch"], ["jax"], ["torch"]]
+
+
+def test_nothing_is_appended_to_a_golden_file_that_was_replaced_during_the_verification(
+    path: Path, golden_file: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    during_verification(monkeypatch, lambda: replace(golden_file, seed=7).write(path))
+    with pytest.raises(InputError, match=r"plain.npz was replaced during the verification, and no record is appended"):
+        golden.verify(path, only="torch", append=True)
+    assert len(Golden.read(path).records) == 1 and Golden.read(path).seed == 7
+
+
+def test_a_golden_file_replaced_while_a_record_is_written_is_not_overwritten(
+    path: Path, golden_file: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Golden._write
+
+    def replace_and_write(self: Golden, path: Path, *arguments: Any) -> None:  # as mv does, without the lock
+        write(golden_file, other, True, lambda path: None)
+        os.replace(other, path)
+        write(self, path, *arguments)
+
+    other = path.with_name("other.npz")
+    monkeypatch.setattr(Golden, "_write", replace_and_write)
+    with pytest.raises(InputError, match="was replaced during the verification"):
+        golden_file.append(path, golden_file.records[0])
+    assert len(Golden.read(path).records) == 1
 
 
 # Random numbers and sketches ------------------------------------------------------------------------------------------

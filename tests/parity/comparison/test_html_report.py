@@ -242,6 +242,20 @@ def test_a_file_that_is_not_part_of_a_report_is_not_replaced(name, tmp_path):
     assert (tmp_path / name).read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("name", ["report.html", "report.png"])
+def test_a_file_that_appears_while_the_report_is_made_is_not_replaced(name, tmp_path, monkeypatch):
+    error_png = plot.error_png
+
+    def write_and_plot(*arguments):
+        (tmp_path / name).write_text("mine")
+        return error_png(*arguments)
+
+    monkeypatch.setattr(plot, "error_png", write_and_plot)
+    with pytest.raises(InputError, match=rf"{name} exists and is not part of a report: give another name"):
+        html_report.write(passing_report(), checkpoint(), tmp_path / "report.html")
+    assert (tmp_path / name).read_text() == "mine"
+
+
 def test_the_users_matplotlib_style_changes_nothing():
     import matplotlib
 

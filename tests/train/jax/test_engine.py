@@ -342,6 +342,13 @@ def test_a_run_folder_as_init_means_its_best_weights(checkpoint_path: Path) -> N
     assert np.array_equal(np.asarray(found), np.asarray(expected))
 
 
+def test_a_run_folder_without_best_weights_as_init_is_noted(checkpoint_path: Path) -> None:
+    newest = checkpoint_path.rename(checkpoint_path.with_name("weights.safetensors"))
+    (newest.parent / "config.json").write_text('{"recipe": {}, "data": {}}')
+    _, notes = load_initial_weights(Recipe(init=str(newest.parent)), num_outputs=5, in_channels=3)
+    assert notes[1] == f"{newest.parent} has no best.safetensors: its newest weights are used, {newest}"
+
+
 def test_a_field_that_cannot_be_inferred_is_asked_for_with_init_set(checkpoint_path: Path) -> None:
     bare = checkpoint_path.with_name("bare.safetensors")
     parity.convert(checkpoint_path, bare, "torch")

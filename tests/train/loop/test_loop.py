@@ -25,7 +25,7 @@ from tests import ROOT
 from train.data.batches import Batch
 from train.data.sources import open_dataset
 from train.loop.engine import Engine, EvalOutput, LoopState
-from train.loop.loop import METRICS_DELAY
+from train.loop.loop import METRICS_DELAY, _equal_metrics
 from train.loop.request import Request
 from train.loop.session import train
 from train.recipes import Model, Recipe
@@ -87,7 +87,8 @@ class FakeEngine:
     def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
         folder = self.__folder / str(step)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "state.json").write_text(json.dumps(loop_state))
+        (folder / "new.json").write_text(json.dumps(loop_state))
+        (folder / "new.json").replace(folder / "state.json")
 
     def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
         steps = [int(path.name) for path in self.__folder.glob("*")]
@@ -169,6 +170,9 @@ def finished(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+RECORDED = {"step": 3, "sha256": "0" * 64}  # of a file of best weights
+
+
 class FailingEngine(FakeEngine):
     """An engine that cannot write one file after some steps."""
 
@@ -226,6 +230,80 @@ def test_best_weights_that_nothing_has_any_more_are_not_in_the_summary(
     printed = capsys.readouterr().out
     assert f"the best weights, of {finished / 'best.safetensors'}, are lost" in printed
     assert not re.search(r"^best  ", printed, re.MULTILINE) and re.search(r"^best raw  ", printed, re.MULTILINE)
+
+
+def test_best_weights_are_not_restored_from_a_checkpoint_with_another_evaluation(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state_file, before = finished / "checkpoints" / "3" / "state.json", weight_files(finished)
+    state = json.loads(state_file.read_text())
+    state["last"]["loss"] += 0.5  # as in a run with another seed
+    state_file.write_text(json.dumps(state))
+    (finished / "best.safetensors").unlink()
+    (finished / "best_raw.safetensors").unlink()
+    capsys.readouterr()
+    assert run_training(replace(RECIPE, run=str(finished))) == 0
+    printed = capsys.readouterr().out
+    assert "best.safetensors, are lost" in printed and "best_raw.safetensors is restored" in printed
+    assert weight_files(finished) == {name: before[name] for name in before if name != "best.safetensors"}
+
+
+def test_the_metrics_of_a_best_checkpoint_may_be_undefined() -> None:
+    assert _equal_metrics({"auroc": math.nan, "loss": 1.0}, {"auroc": float("nan"), "loss": 1.0})
+    assert not _equal_metrics({"auroc": math.nan, "loss": 1.0}, {"auroc": 0.5, "loss": 1.0})
+    assert not _equal_metrics({"loss": 1.0}, {"auroc": 0.5, "loss": 1.0})
+
+
+def test_a_file_with_other_weights_than_the_lost_best_ones_is_moved_aside(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(finished / "checkpoints" / "3")
+    config = parity.load(finished / "best.safetensors").config
+    contents = []
+    for seed, name in ((7, "best-unverified.safetensors"), (8, "best-unverified-2.safetensors")):
+        for path in (finished / "checkpoints").glob("*/state.json"):  # the state of a run whose best weights are not lost
+            state = json.loads(path.read_text())
+            state |= {"best": state["last"], "best_files": state["best_files"] | {"best.safetensors": RECORDED}}
+            path.write_text(json.dumps(state))
+        parity.write(weights(config, seed), finished / "best.safetensors", "jax", force=True)
+        contents.append((finished / "best.safetensors").read_bytes())
+        capsys.readouterr()
+        assert run_training(replace(RECIPE, run=str(finished))) == 0
+        printed = capsys.readouterr().out
+        assert f"has them; best.safetensors has other weights and is moved to {finished / name}" in printed
+        assert (finished / name).read_bytes() == contents[-1]
+    assert not (finished / "best.safetensors").exists()
+    assert (finished / "best-unverified.safetensors").read_bytes() == contents[0]
+
+
+# Files that are not those of the run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["weights", "best", "weights_raw", "best_raw"])
+def test_a_folder_with_the_name_of_a_weight_file_is_refused_before_the_run_resumes(name: str, finished: Path) -> None:
+    path = finished / f"{name}.safetensors"
+    path.unlink()
+    path.mkdir()
+    before = records(finished)
+    with pytest.raises(InputError, match=rf"{path} is not a file: move it out of the run's folder, then give the same"):
+        run_training(replace(RECIPE, run=str(finished)))
+    assert records(finished) == before and path.is_dir()
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_missing_records_are_reported(left: int, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = finished / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:left]))
+    capsys.readouterr()
+    assert run_training(replace(RECIPE, run=str(finished))) == 0
+    missing = f"{path} lacks {len(lines) - left} of the {len(lines)} records up to this step"
+    assert missing in capsys.readouterr().out
+
+
+def test_a_complete_history_is_not_reported_as_cut(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_training(replace(RECIPE, run=str(finished))) == 0
+    assert "lacks" not in capsys.readouterr().out
 
 
 # Runs without checkpoints ---------------------------------------------------------------------------------------------

@@ -698,6 +698,50 @@ def test_an_evaluation_cut_short_by_a_signal_is_repeated_on_resume(
     assert records(tmp_path / "run") == reference
 
 
+@pytest.mark.parametrize("moment", ["before the write", "a full disk", "before the old one is removed"])
+def test_the_only_checkpoint_is_replaced_without_a_moment_at_which_there_is_none(
+    moment: str, reference: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    recipe, evaluate = replace(LONG_RECIPE, run=str(run), save_every="100steps", keep=1), JaxEngine.evaluate
+
+    def interrupt_and_evaluate(self: JaxEngine, batch: Batch, *, raw: bool = False) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return evaluate(self, batch, raw=raw)
+
+    class KilledEngine(JaxEngine):
+        def save_checkpoint(self, step: int, loop_state: dict[str, Any]) -> None:
+            super().save_checkpoint(step, loop_state)
+            raise Killed
+
+        def close(self) -> None:
+            if moment == "before the old one is removed":
+                self._checkpoint_store._checkpointer.close()
+
+    def kill(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JaxEngine, "evaluate", interrupt_and_evaluate)
+        assert run_training(recipe) == 128 + signal.SIGTERM
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["22"]
+    with monkeypatch.context() as patch:
+        if moment == "before the write":
+            patch.setattr(checkpoints.ocp.training.Checkpointer, "save_async", kill)
+        if moment == "a full disk":
+            with max_file_size(130_000), pytest.raises(InputError, match="cannot write a checkpoint"):
+                run_training(recipe)
+        else:
+            with pytest.raises((Killed, KeyboardInterrupt)):
+                run_training(recipe, KilledEngine)
+    # After a failed write, the old checkpoint has its name again at once.
+    assert (run / "checkpoints" / "22").exists() == (moment != "before the write")
+    assert (run / "checkpoints-replaced" / "22").exists() == (moment != "a full disk")
+    assert run_training(recipe) == 0
+    assert records(run) == reference
+    assert not (run / "checkpoints-replaced").exists()
+
+
 @pytest.mark.parametrize(("each", "best"), [((0.5, 0.7, 0.6), 20), ((0.7, 0.7, 0.6), 10)])
 def test_the_checkpoint_of_the_best_evaluation_is_kept_and_restores_the_best_weights(
     each: tuple[float, ...], best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
