@@ -554,7 +554,9 @@ def test_splits_with_different_numbers_of_labels_are_refused(tmp_path: Path, col
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 1), (6, 5, 3)])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_compressed_and_uncompressed_keras_arrays_are_read(tmp_path: Path, save: Any, shape: tuple[int, ...], order: Any) -> None:
+def test_compressed_and_uncompressed_keras_arrays_are_read(
+    tmp_path: Path, save: Any, shape: tuple[int, ...], order: Any
+) -> None:
     images = np.array(RNG.integers(0, 256, (12, *shape), np.uint8), order=order)
     save(tmp_path / "a.npz", x_train=images, y_train=np.arange(12) % 2, x_test=images, y_test=np.arange(12) % 2)
     source = open_dataset(f"npz:{tmp_path / 'a.npz'}")
