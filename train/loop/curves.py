@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
-from train.loop.run_folder import Record, atomic_write
+from train.loop.metrics_file import Record
+from train.loop.write_files import atomic_write
 from train.recipes import Task
 
 INK, GRID, TRAIN, HELD_OUT, RAW, RATE = "#2b2f36", "#e6e8ec", "#8fb4e3", "#1b4f9c", "#5aa9a1", "#b5651d"

@@ -1,14 +1,10 @@
 """A run's folder: its config, metrics, curves, weights and checkpoints."""
 
 import dataclasses
-import errno
-import hashlib
 import json
-import math
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from textwrap import shorten
@@ -21,11 +17,11 @@ from train.data import fingerprint
 from train.data.sources import Dataset
 from train.loop.engine import replaced_folder
 from train.loop.lock import LOCK_FILE, Lock
+from train.loop.metrics_file import Record, json_line, read_records, records_until
 from train.loop.tensorboard import EventWriter
+from train.loop.write_files import atomic_write, convert_write_errors, temporary_path
 from train.recipes import Recipe
 from vit_spec import InputError, ViTConfig, bounded_json
-
-Record = dict[str, Any]
 
 CHECKPOINTS = "checkpoints"
 DATA_FILE = "data.json"
@@ -33,7 +29,6 @@ BEST_WEIGHTS = "best.safetensors"
 WEIGHTS = ("weights.safetensors", BEST_WEIGHTS, "weights_raw.safetensors", "best_raw.safetensors")
 UNFINISHED_FILE = ".first-checkpoint-unfinished"  # exists while there are weights and perhaps no complete checkpoint
 MAX_CONFIG_BYTES = 1 << 24  # of config.json: the names of 21,843 classes take 3 MB
-MAX_METRICS_BYTES, MAX_RECORDS = 1 << 27, 1 << 20  # of metrics.jsonl: more than any run writes
 
 # Fields of the recipe that may differ when a run resumes: they do not decide what is learnt.
 CHANGEABLE = (
@@ -123,7 +118,7 @@ class RunFolder:
         """Refuse a folder with files other than those of a run, or of a run that ended before it wrote its config."""
         files = (path / "config.json", path / DATA_FILE)
         if not files[0].exists():
-            allowed = {LOCK_FILE, DATA_FILE, *(_temporary_path(file).name for file in files)}
+            allowed = {LOCK_FILE, DATA_FILE, *(temporary_path(file).name for file in files)}
             if not {entry.name for entry in path.iterdir()} <= allowed:
                 raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it")
 
@@ -238,10 +233,10 @@ class RunFolder:
         """
         self._began = time.monotonic() - seconds
         metrics = self.path / "metrics.jsonl"
-        self.records = _records_until(_read_records(metrics), step, is_evaluated=is_evaluated)
+        self.records = records_until(read_records(metrics), step, is_evaluated=is_evaluated)
         if not self._is_main:
             return
-        _write_text(metrics, "".join(_json_line(record) for record in self.records))
+        _write_text(metrics, "".join(json_line(record) for record in self.records))
         if self._tensorboard:
             with convert_write_errors(self.path):
                 self._events = EventWriter(self.path, after=step)
@@ -253,7 +248,7 @@ class RunFolder:
 
     def count_records(self, step: int, *, is_evaluated: bool) -> int:
         """Return the number of records that `resume_at` keeps; see there."""
-        return len(_records_until(self.records, step, is_evaluated=is_evaluated))
+        return len(records_until(self.records, step, is_evaluated=is_evaluated))
 
     def move_aside(self, path: Path) -> Path | None:
         """Rename a file of the run that has other content than the run's; return its new path, None if there is no file.
@@ -283,7 +278,7 @@ class RunFolder:
             return
         file = self.path / "metrics.jsonl"
         with convert_write_errors(file), file.open("a") as lines:
-            lines.write(_json_line(record))
+            lines.write(json_line(record))
         scalars = {f"{set_name}/{name}": value for name, value in metrics.items()}
         if self._events is not None:
             with convert_write_errors(self.path):
@@ -301,6 +296,10 @@ class RunFolder:
         assert self._events is not None
         with convert_write_errors(self.path):
             self._events.add_image(step, name, pixels)
+
+
+def _write_text(path: Path, text: str) -> None:
+    atomic_write(path, text.encode())
 
 
 def read_run_config(path: Path) -> Record | None:
@@ -357,80 +356,6 @@ def _refuse_other_than_files(path: Path) -> None:
     for name in WEIGHTS:
         if (path / name).exists() and not (path / name).is_file():
             raise InputError(f"{path / name} is not a file: move it out of the run's folder, then give the same --run")
-
-
-def file_sha256(path: Path) -> str | None:
-    """Return the SHA-256 of a file in hexadecimal; None if the path is not a file or cannot be read."""
-    try:
-        if not path.is_file():
-            return None
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None
-
-
-@contextmanager
-def convert_write_errors(path: Path) -> Iterator[None]:
-    """Convert an OSError from writing a file, or a file in this folder, into an InputError of one line."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "correct that"
-        why = error.strerror or error
-        raise InputError(f"cannot write {path} ({why}): {remedy}, then give the same --run to resume") from None
-
-
-def atomic_write(path: Path, content: bytes) -> None:
-    """Replace a file atomically: it has the old or the new content.  A link is replaced, not its target."""
-    temporary = _temporary_path(path)
-    with convert_write_errors(path):
-        temporary.unlink(missing_ok=True)
-        with temporary.open("xb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-
-
-def _write_text(path: Path, text: str) -> None:
-    atomic_write(path, text.encode())
-
-
-def _temporary_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.new")
-
-
-def _json_line(record: Record) -> str:
-    """Return a record as a line of JSON, which has no NaN: undefined metrics are null."""
-    undefined = {name: None for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
-    return json.dumps(record | undefined) + "\n"
-
-
-def _records_until(records: Iterable[Record], step: int, *, is_evaluated: bool) -> list[Record]:
-    """Return the records of the first `step` steps; see `RunFolder.resume_at`."""
-    return [record for record in records if record["step"] < step + (is_evaluated or record.get("set") == "train")]
-
-
-def _read_records(metrics: Path) -> Iterator[Record]:
-    """Yield the records of metrics.jsonl; skip lines that are no record, such as one that was cut off.
-
-    Raises:
-        InputError: the file cannot be read, or is longer than that of any run.
-    """
-    try:
-        data = bounded_json.read_bytes(metrics, max_bytes=MAX_METRICS_BYTES)
-        if (count := data.count(b"\n")) > MAX_RECORDS:
-            raise InputError(f"it has {count:,} lines")
-    except FileNotFoundError:
-        return
-    except (OSError, InputError) as error:
-        raise InputError(f"{metrics} cannot be read ({error}): move it out of the folder to resume without it") from None
-    for line in data.splitlines():
-        try:
-            record = bounded_json.parse_object(line)
-        except InputError:
-            continue
-        if isinstance(record.get("step"), int):
-            yield record
 
 
 def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:

@@ -33,9 +33,10 @@ from train.loop.loop import Diverged, Loop
 from train.loop.metrics import PRIMARY_METRIC, format_metric, is_better
 from train.loop.progress import ProgressDisplay
 from train.loop.request import Request
-from train.loop.run_folder import CHECKPOINTS, RunFolder, convert_write_errors, saved_model_config
+from train.loop.run_folder import CHECKPOINTS, RunFolder, saved_model_config
 from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
+from train.loop.write_files import convert_write_errors
 from train.recipes import IMAGENET, RECIPES, DataInfo, Recipe, Task, flatten_fields, model_config
 from vit_spec import InputError, ViTConfig
 from vit_spec.printable import printable

@@ -7,7 +7,8 @@ from typing import Any
 
 from train.loop.engine import Engine, LoopState
 from train.loop.progress import ProgressDisplay
-from train.loop.run_folder import RunFolder, convert_write_errors, file_sha256
+from train.loop.run_folder import RunFolder
+from train.loop.write_files import convert_write_errors, file_sha256
 from vit_spec import InputError
 
 
