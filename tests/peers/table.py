@@ -55,6 +55,8 @@ is an error.
    is interpreted, or known not to change the function. An unknown architecture, class, argument, field or value is an
    error that names it. So is a class whose output the twins cannot compute. If a class of transformers returns no single
    vector (all tokens, feature maps, a reconstruction), or `architectures` names no class, the output is an assumption.
+   A checkpoint of timm's train.py names its architecture too; if it has arguments that train.py lacks, a fork wrote it,
+   and what the architecture implies is an assumption.
    If the keys show a module around the model (`backbone.`, `model.`), `config.json` does not describe that module. It is
    then an assumption that the module adds nothing, and so is what step 3 assumes and no field of the config states.
 3. **By its tensors,** if there is nothing else. Everything that changes the function without changing a tensor is an

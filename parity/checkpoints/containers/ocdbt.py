@@ -37,5 +37,5 @@ def check_tree(folder: Path) -> None:
         limits = f"{_MAX_BYTES >> 30} GiB of memory or {_MAX_SECONDS} s of processor time"
         raise InputError(f"{manifest} describes a tree that takes more than {limits}: write it again")
     if child.returncode:
-        lines = (child.stdout or child.stderr).decode(errors="replace").strip().splitlines() or [f"code {child.returncode}"]
+        lines = child.stderr.decode(errors="replace").strip().splitlines() or [f"code {child.returncode}"]
         raise InputError(f"{manifest} cannot be read ({lines[-1][:200]}): it is incomplete, so write it again")

@@ -1,7 +1,7 @@
 """Program that reads all nodes of an OCDBT store within limits; `ocdbt.check_tree` runs it.
 
-It exits with 0; with 1, after a line with the error; or it is ended by a signal when it exceeds a limit.  tensorstore ends
-the process when it cannot allocate memory.
+It exits with 0; with 1, after a line on stderr with the error; or it is ended by a signal when it exceeds a limit.
+tensorstore ends the process when it cannot allocate memory.
 
     python -I ocdbt_child.py FOLDER MAX_BYTES MAX_SECONDS [ENTRY_OF_SYS_PATH ...]
 """
@@ -35,8 +35,7 @@ def main(folder: str, max_bytes: int, max_seconds: int) -> None:
     except MemoryError:
         os.kill(os.getpid(), signal.SIGABRT)
     except Exception as error:  # tensorstore raises one type of error for damage and several for missing files
-        print(str(error).split("\n")[0].split(" [")[0])
-        sys.exit(1)
+        sys.exit(str(error).split("\n")[0].split(" [")[0])
 
 
 def _limit(kind: Any, value: int) -> None:
