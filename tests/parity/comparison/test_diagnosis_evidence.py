@@ -16,7 +16,7 @@ from parity.checkpoints.weights import parameter
 from parity.comparison.diagnosis import diagnose, diagnose_against, expected_outputs, read_expected_outputs
 from parity.comparison.diagnosis.chance import EffectDistribution
 from parity.comparison.diagnosis.evaluator import Result
-from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial
+from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.score_bias import score_biases
 from parity.comparison.diagnosis.search import Search
 from tests.parity.comparison.test_diagnosis import PLAIN, State, checkpoint, float64_outputs, model_outputs, uint8_images
@@ -73,6 +73,19 @@ def test_another_checkpoint_with_other_intermediates_may_compute_the_same_functi
         other.arrays[name][:32] *= -1  # queries and keys
     diagnosis = diagnose_against(checkpoint(), other, pairs=0)
     assert diagnosis.passed and any("attn.qkv.weight" in line for line in diagnosis.evidence)
+
+
+# Images in another order ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [[1, 0], [0, 0]])
+def test_the_outputs_of_other_images_with_the_same_corners_are_not_reused(order: list[int]) -> None:
+    images = uint8_images()[:2].transpose(0, 3, 1, 2) / 255
+    images[:, :, 0, 0] = 0.0
+    runner = Runner()
+    runner.run(trial_of(PLAIN, images))
+    reordered = runner.run(trial_of(PLAIN, images[order]))
+    assert np.array_equal(reordered, Runner().run(trial_of(PLAIN, images[order])))
 
 
 # Few independent outputs ----------------------------------------------------------------------------------------------
