@@ -174,7 +174,7 @@ def _diagnose(
         apart=_how_to_distinguish(result) if len(matched) > 1 else "",
         suspect=layer,
         precision=_describe_precision(expected, result),
-        remarks=(*expected.remarks, *_uncompared(search), *hints),
+        remarks=(*expected.remarks, *_uncompared(search), *_second_fault(result), *hints),
         discarded=result.discarded,
         possible_rounding=_possible_rounding(expected, result),
     )
@@ -203,16 +203,31 @@ def _uncompared(search: Search) -> Iterator[str]:
         yield f"{quote_names(names)}: ignored, because this model has no intermediate of that name and shape"
 
 
+def _second_fault(result: SearchResult) -> Iterator[str]:
+    """Yield a remark if the first match leaves more than rounding errors."""
+    if not result.matches or result.rounding or all(cause.is_rounding for cause in result.matches[0].causes):
+        return
+    remaining, explained = result.matches[0].error, result.rounding_tolerance
+    if remaining > explained:
+        yield (
+            f"the cause leaves a difference of {remaining:.1e}, but rounding errors of this model explain only "
+            f"{explained:.1e}: there may be a second, smaller fault"
+        )
+
+
 def _possible_rounding(expected: Expected, result: SearchResult) -> str:
     """Describe the rounding that may cause the remaining difference; return "" if the difference is negligible."""
     if result.rounding:
         return result.rounding.what
-    return f"the rounding to {expected.dtype_text}" if result.baseline.error > FLOAT32_TOLERANCE else ""
+    limit = min(FLOAT32_TOLERANCE, result.rounding_tolerance)
+    return f"the rounding to {expected.dtype_text}" if result.baseline.error > limit else ""
 
 
 def _describe_precision(expected: Expected, result: SearchResult) -> str:
     """Describe the precision of the expected outputs and the tolerance that follows from it."""
     text = f"the expected outputs are {expected.dtype_text}"
+    if not result.rounding and result.tolerance < expected.tolerance:
+        return f"{text}; tolerance {result.tolerance:.0e}, from the rounding errors of this model, which the cause leaves"
     if not result.rounding:
         return f"{text}; tolerance {result.tolerance:.0e}"
     remaining = result.matches[0].error if result.matches else result.baseline.error

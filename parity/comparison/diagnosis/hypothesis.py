@@ -194,7 +194,7 @@ class Runner:
         """Return the output of the last block, (B, T, width), from the cache if another trial shares it."""
         if len(trial.blocks_key) > 1:  # two causes change the blocks: such a pair is run once
             return _run_blocks(model, trial)
-        key = (trial.blocks_key, trial.images.shape, sha256(np.ascontiguousarray(trial.images)).digest())
+        key = (trial.blocks_key, trial.images.shape, sha256(trial.images.tobytes()).digest())
         if key in self._cache:
             cached: torch.Tensor = self._cache[key]
             return cached

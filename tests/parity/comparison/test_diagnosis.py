@@ -579,6 +579,36 @@ def test_a_small_cause_is_distinguished_from_rounding_of_exact_outputs() -> None
     assert diagnosis.before < 5e-6 and diagnosis.matched[0].names == ("LayerNorm eps is 1.1e-06",), diagnosis.verdict
 
 
+SMALL_EPS = PLAIN.replace(norms={"eps": 1e-7})
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_a_fault_within_the_float32_tolerance_is_named(activation: str) -> None:
+    """Alone, or as a second fault beside a larger one; eps differs by 3e-6, and the rounding errors are 1e-7."""
+    diagnosis = diagnose_with(SMALL_EPS, SMALL_EPS.replace(norms={"eps": 1e-12}, mlp={"activation": activation}))
+    families = ("LayerNorm eps",) if activation == "gelu" else ("activation", "LayerNorm eps")
+    assert not diagnosis.passed and diagnosis.matched[0].families == families, diagnosis.verdict
+    assert "LayerNorm eps is 1e-12" in diagnosis.matched[0].names and diagnosis.after < 2e-7
+
+
+def test_a_difference_above_the_rounding_errors_is_not_called_right() -> None:
+    logits = model_outputs(PLAIN, checkpoint().arrays, uint8_images())
+    noise = np.random.default_rng(0).standard_normal(logits.shape)
+    logits = (logits + 2e-6 * noise * np.linalg.norm(logits) / np.linalg.norm(noise)).astype(np.float32)
+    diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN))
+    assert diagnosis.passed and not diagnosis.matched and "the rounding to float32 could cause" in diagnosis.verdict
+
+
+def test_a_cause_that_leaves_more_than_rounding_errors_suggests_a_second_fault() -> None:
+    def scale_head(state: State) -> None:
+        state["head.weight"] = state["head.weight"] * (1 + 3e-6)
+        state["head.weight"][0] *= 1 + 3e-6
+
+    diagnosis = diagnose_with(PLAIN, PLAIN.replace(mlp={"activation": "relu"}), scale_head)
+    assert diagnosis.matched[0].names == ("activation is relu",)
+    assert any("there may be a second, smaller fault" in remark for remark in diagnosis.remarks)
+
+
 @pytest.mark.parametrize(
     ("change", "digits"), [(lambda x: x.round(4), "4 decimals"), (round_to_5_digits, "5 significant digits")]
 )

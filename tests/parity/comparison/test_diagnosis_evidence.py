@@ -151,6 +151,37 @@ def test_a_change_that_removes_half_of_the_error_does_not_match() -> None:
     assert not search.matches(halved, search.full.error) and search.matches(explained, search.full.error)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rounding_that_a_model_amplifies_is_not_a_fault(seed: int) -> None:
+    config = PLAIN.replace(depth=4, num_classes=100)
+    file = checkpoint(config, seed)
+    for tensor in file.arrays.values():
+        tensor *= 3
+    generator = torch.Generator().manual_seed(0)  # each weight gets a rounding error that the search cannot reproduce
+    rounded = {
+        name: tensor * (1 + 2.0**-9 * (2 * torch.rand(tensor.shape, generator=generator) - 1))
+        for name, tensor in file.arrays.items()
+    }
+    execution = vit_torch.Execution(dtype=torch.bfloat16)
+    logits = model_outputs(config, rounded, uint8_images(config)[:4], execution)
+    diagnosis = diagnose(file, expected_outputs(uint8_images(config)[:4], logits, config), pairs=100)
+    assert diagnosis.before > 2e-2 and diagnosis.passed and not diagnosis.matched, diagnosis.verdict
+    assert "the rounding to bfloat16 could cause" in diagnosis.verdict
+
+
+def test_a_pair_of_roundings_is_no_single_rounding() -> None:
+    expected = expected_outputs(uint8_images(), model_outputs(PLAIN, checkpoint().arrays, uint8_images()) * 1.5, PLAIN)
+    search = Search(trial_of(PLAIN, expected.images), expected)
+    rounding = Hypothesis("weights and activations are bfloat16", "dtype rounding")
+    one, two = (Result(causes, search.full_trial, search.full.outputs, 0.1) for causes in ((rounding,), (rounding,) * 2))
+    assert search.matches(one, search.full.error) and not search.matches(two, search.full.error)
+
+
+def test_numbers_of_half_precision_are_not_printed_numbers() -> None:
+    logits = torch.linspace(0.5, 1.0, 40).bfloat16().double().numpy().reshape(8, 5)
+    assert expected_outputs(uint8_images(), logits, PLAIN).rounding.digits == ""
+
+
 def test_a_solved_number_has_the_digits_that_the_outputs_determine() -> None:
     right = PLAIN.replace(norms={"eps": 2e-2})
     noise = 1 + 1e-2 * np.random.default_rng(0).standard_normal((8, 5))
