@@ -323,6 +323,7 @@ def _add_noise(state: State) -> None:
 def test_a_cause_outside_the_catalogue_is_unknown() -> None:
     diagnosis = diagnose_with(PLAIN, PLAIN, _add_noise, pairs=20)
     assert (diagnosis.matched, diagnosis.verdict[:8], diagnosis.passed) == ((), "UNKNOWN:", False)
+    assert "noise" not in str(diagnosis)  # the difference is the same in every run
 
 
 def test_the_logits_alone_give_a_suspect_layer() -> None:
@@ -388,6 +389,12 @@ def test_causes_that_no_image_distinguishes_are_all_named() -> None:
     diagnosis = diagnose(file, expected_outputs(uint8_images(), model_outputs(PLAIN, state, uint8_images()), PLAIN))
     assert len(diagnosis.matched) > 1 and {cause.families for cause in diagnosis.matched} == {("order of q, k, v",)}
     assert diagnosis.apart.startswith("no image of this size tells these causes apart")
+
+
+def test_causes_that_differ_by_less_than_the_tolerance_are_not_called_the_same_function() -> None:
+    diagnosis = diagnose_with(PLAIN, PLAIN.replace(norms={"eps": 1e-12}))
+    assert len(diagnosis.matched) > 1 and "same function" not in diagnosis.apart
+    assert re.fullmatch(r"on images of noise their outputs differ by \d\.\de-\d\d, .* float64 would tell.*", diagnosis.apart)
 
 
 def test_a_diagnosis_is_deterministic() -> None:
