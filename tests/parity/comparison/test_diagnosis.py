@@ -394,7 +394,9 @@ def test_causes_that_no_image_distinguishes_are_all_named() -> None:
 def test_causes_that_differ_by_less_than_the_tolerance_are_not_called_the_same_function() -> None:
     diagnosis = diagnose_with(PLAIN, PLAIN.replace(norms={"eps": 1e-12}))
     assert len(diagnosis.matched) > 1 and "same function" not in diagnosis.apart
-    assert re.fullmatch(r"on images of noise their outputs differ by \d\.\de-\d\d, .* float64 would tell.*", diagnosis.apart)
+    assert re.fullmatch(
+        r"on images of noise their outputs differ by \d\.\de-\d\d, .* float64 would tell.*", diagnosis.apart
+    )
 
 
 def test_a_diagnosis_is_deterministic() -> None:

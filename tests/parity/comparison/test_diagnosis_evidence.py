@@ -19,6 +19,7 @@ from parity.comparison.diagnosis.evaluator import Result
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.score_bias import score_biases
 from parity.comparison.diagnosis.search import Search
+from parity.comparison.diagnosis.suspects import find_likeliest_suspect
 from tests.parity.comparison.test_diagnosis import PLAIN, State, checkpoint, float64_outputs, model_outputs, uint8_images
 from vit_spec import InputError, ViTConfig, rows
 
@@ -134,6 +135,19 @@ def test_equal_and_nearly_equal_images_give_no_bias_of_the_scores(distance: floa
 def test_equal_entries_are_no_evidence_of_decimal_rounding() -> None:
     logits = np.tile([[0.25, 1.5, -2.5, 3.25, 0.75]], (8, 1))
     assert expected_outputs(uint8_images(), logits, PLAIN).rounding.digits == ""
+
+
+def test_every_layer_that_explains_the_difference_is_named() -> None:
+    rng = np.random.default_rng(0)
+    before, missing, other = rng.standard_normal((3, 8, 5))
+    effects = EffectDistribution.of(rng.standard_normal((100, 40)))
+    changed = [("head", before + 2 * missing), ("norm", before + missing + 0.1 * other), ("blocks.0", before + other)]
+    suspect = find_likeliest_suspect(before, before + missing, changed, effects, 100, 40)
+    assert str(suspect).startswith(
+        "head, norm or an earlier layer: a change of one of these outputs alone would"
+    )
+    alone = find_likeliest_suspect(before, before + missing, changed[:1], effects, 100, 40)
+    assert str(alone).startswith("head or an earlier layer: a change of this output alone would explain 100%")
 
 
 # Half precision -------------------------------------------------------------------------------------------------------
