@@ -16,8 +16,9 @@ from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.output_precision import half_precision_dtype, narrowest_dtype
 from parity.comparison.diagnosis.remedy import CommandLineSource, remedy
 from parity.comparison.diagnosis.report import Cause, Diagnosis
-from parity.comparison.diagnosis.search import Search, SearchResult
+from parity.comparison.diagnosis.search import MAX_REMAINING_COARSE, Search, SearchResult
 from parity.comparison.diagnosis.suspects import (
+    Suspect,
     find_likeliest_suspect,
     find_measured_suspect,
     first_differing_intermediate,
@@ -26,7 +27,7 @@ from parity.comparison.diagnosis.suspects import (
     uncompared_intermediates,
 )
 from parity.comparison.forward_backward import noise_images
-from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, ErrorNorms
+from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, MAX_ERROR_RATIO, ErrorNorms
 from vit_spec import InputError, count, rows
 from vit_spec.config import FIELDS
 
@@ -156,7 +157,13 @@ def _diagnose(
     is_wrong = result.baseline.error > result.tolerance
     is_compared = must_intermediates_match and not is_wrong
     differing = str(first_differing_intermediate(trial, expected, result.tolerance) or "") if is_compared else ""
-    matched = () if differing else tuple(_make_cause(match, checkpoint, source, is_match=True) for match in result.matches)
+    matches, others, disagreement = result.matches, result.others, ""
+    if must_intermediates_match and is_wrong and matches and (left := _remaining_disagreement(trial, expected, result)):
+        suspect, is_repaired = left
+        disagreement = str(suspect)
+        if not is_repaired:
+            matches, others = (), (*matches, *others)
+    matched = () if differing else tuple(_make_cause(match, checkpoint, source, is_match=True) for match in matches)
     layer = _suspect(search, result) if is_wrong and (expected.intermediates or not matched) else differing
     hints = _hints(trial, expected, result) if is_wrong and not matched else ()
     if differing:
@@ -169,14 +176,36 @@ def _diagnose(
         outputs=expected.logits.size,
         tried=result.tried,
         pairs=result.pairs,
-        runners_up=tuple(_make_cause(other, checkpoint, source, is_match=False) for other in result.others),
+        runners_up=tuple(_make_cause(other, checkpoint, source, is_match=False) for other in others),
         apart=_how_to_distinguish(result) if len(matched) > 1 else "",
         suspect=layer,
+        disagreement=disagreement,
         precision=_describe_precision(expected, result),
         remarks=(*expected.remarks, *_uncompared(search), *_second_fault(result), *hints),
         discarded=result.discarded,
         possible_rounding=_possible_rounding(expected, result),
     )
+
+
+def _remaining_disagreement(trial: Trial, expected: Expected, result: SearchResult) -> tuple[Suspect, bool] | None:
+    """Return the first layer whose expected intermediate contradicts the first match, or None if none does.
+
+    Also return whether the match repairs the first layer that differs without it: only then may it be one of two causes.
+    """
+    match = result.matches[0]
+    if not expected.intermediates or any(cause.is_rounding for cause in match.causes):  # rounding cannot be reproduced
+        return None
+    tolerance = max(result.tolerance, MAX_ERROR_RATIO * match.error)
+    after = first_differing_intermediate(match.trial, expected, tolerance)
+    if after is None:
+        return None
+    before = first_differing_intermediate(trial, expected, tolerance)
+    if before is None:
+        return after, False
+    order = list(intermediates(replace(trial, images=trial.images[:1])))
+    if after.name == before.name:
+        return after, after.value <= before.value * MAX_REMAINING_COARSE
+    return after, order.index(after.name) > order.index(before.name)
 
 
 def _suspect(search: Search, result: SearchResult) -> str:

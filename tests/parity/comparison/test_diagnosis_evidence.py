@@ -13,7 +13,7 @@ import vit_torch
 from parity import Checkpoint
 from parity.checkpoints.surgery.edit import to_float64
 from parity.checkpoints.weights import parameter
-from parity.comparison.diagnosis import diagnose, diagnose_against, expected_outputs, read_expected_outputs
+from parity.comparison.diagnosis import Diagnosis, diagnose, diagnose_against, expected_outputs, read_expected_outputs
 from parity.comparison.diagnosis.chance import EffectDistribution
 from parity.comparison.diagnosis.evaluator import Result
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
@@ -59,6 +59,27 @@ def test_an_intermediate_that_differs_is_no_match_although_the_logits_are_right(
     diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN, inner), pairs=0)
     assert not diagnosis.passed and diagnosis.verdict.startswith("UNKNOWN: 40 outputs agree")
     assert f"the first layer that differs is {name}, by" in diagnosis.verdict
+
+
+def diagnose_relu(wrong: str) -> Diagnosis:
+    """Diagnose outputs of a model with relu, given intermediates of which one, `wrong`, has another fault."""
+    logits, values = float64_intermediates(PLAIN.replace(mlp={"activation": "relu"}), checkpoint().arrays, uint8_images())
+    inner = {name: values[name].copy() for name in ("patch_embed", "blocks.0", "blocks.1")}
+    inner[wrong][:, 1:] *= 1.7
+    return diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN, inner), pairs=0)
+
+
+def test_a_difference_that_a_cause_leaves_in_a_later_layer_is_said() -> None:
+    diagnosis = diagnose_relu("blocks.1")
+    assert diagnosis.verdict.startswith("FOUND: activation is relu;") and "differs is blocks.0, by" in diagnosis.suspect
+    assert "but intermediates still differ, by another fault: the first layer that differs is blocks.1" in diagnosis.verdict
+
+
+@pytest.mark.parametrize("wrong", ["patch_embed", "blocks.0"])
+def test_a_cause_that_leaves_the_first_layer_that_differs_is_not_found(wrong: str) -> None:
+    diagnosis = diagnose_relu(wrong)
+    assert diagnosis.matched == () and diagnosis.verdict.startswith("UNKNOWN: activation is relu would explain the outputs")
+    assert f"with it, the first layer that differs is {wrong}, by" in diagnosis.verdict and wrong in diagnosis.suspect
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32", "float16"])
@@ -143,9 +164,7 @@ def test_every_layer_that_explains_the_difference_is_named() -> None:
     effects = EffectDistribution.of(rng.standard_normal((100, 40)))
     changed = [("head", before + 2 * missing), ("norm", before + missing + 0.1 * other), ("blocks.0", before + other)]
     suspect = find_likeliest_suspect(before, before + missing, changed, effects, 100, 40)
-    assert str(suspect).startswith(
-        "head, norm or an earlier layer: a change of one of these outputs alone would"
-    )
+    assert str(suspect).startswith("head, norm or an earlier layer: a change of one of these outputs alone would")
     alone = find_likeliest_suspect(before, before + missing, changed[:1], effects, 100, 40)
     assert str(alone).startswith("head or an earlier layer: a change of this output alone would explain 100%")
 
