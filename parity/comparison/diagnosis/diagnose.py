@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from parity.checkpoints.containers.header_checks import quote_names
+from parity.checkpoints.layout import Array
 from parity.checkpoints.surgery.edit import to_float64
 from parity.checkpoints.weights import Checkpoint, parameter
 from parity.comparison.diagnosis.catalogue import catalogue
@@ -28,7 +29,7 @@ from parity.comparison.diagnosis.suspects import (
 )
 from parity.comparison.forward_backward import noise_images
 from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, MAX_ERROR_RATIO, ErrorNorms
-from vit_spec import InputError, count, rows
+from vit_spec import InputError, ViTConfig, count, rows
 from vit_spec.config import FIELDS
 
 MAX_FLOAT64_PARAMETERS = 20_000_000  # models with more parameters are run in float32, others in float64
@@ -180,6 +181,7 @@ def _diagnose(
         apart=_how_to_distinguish(result) if len(matched) > 1 else "",
         suspect=layer,
         disagreement=disagreement,
+        caveat=_caveat(trial, expected, result),
         precision=_describe_precision(expected, result),
         remarks=(*expected.remarks, *_uncompared(search), *_second_fault(result), *hints),
         discarded=result.discarded,
@@ -223,6 +225,37 @@ def _suspect(search: Search, result: SearchResult) -> str:
             evaluator.independent_outputs,
         )
     )
+
+
+def _caveat(trial: Trial, expected: Expected, result: SearchResult) -> str:
+    """Return why the images may mislead: they have no detail, or may not be the pixels that they are taken for."""
+    if untested := _untested_orders(expected.images, trial.config):
+        return (
+            f"these images have no detail to show faults in {' or '.join(untested)}, or to tell causes in the first layers "
+            "apart: give other images"
+        )
+    causes = [cause for match in result.matches for cause in match.causes]
+    unnormalized = {"pixels.mean": (0.0,), "pixels.std": (1.0,)}
+    if expected.is_range_assumed and any(cause.fields == unnormalized for cause in causes):
+        return (
+            "the images were taken for pixels because all are in [0, 1]: if the model was given them as they are, this is "
+            "no fault; to test the normalization too, save the pixels before it"
+        )
+    return ""
+
+
+def _untested_orders(images: Array, c: ViTConfig) -> list[str]:
+    """Return the orders and values that these images, (B, C, H, W), cannot test."""
+    b, channels, height, width = images.shape
+    ph, pw = c.patch_size
+    whole = images[:, :, : height // ph * ph, : width // pw * pw]  # a model may pad the rest
+    patches = whole.reshape(b, channels, height // ph, ph, width // pw, pw)
+    patches = patches.transpose(0, 1, 2, 4, 3, 5).reshape(b, channels, -1, ph * pw)
+    if not patches.shape[2]:
+        return []
+    is_uniform, is_repeated = (bool((patches == patches.take([0], axis)).all()) for axis in (3, 2))
+    untested = ["the pixels of a patch"] if is_uniform and patches.shape[3] > 1 else []
+    return [*untested, *(["the order of patches"] if is_repeated and patches.shape[2] > 1 else [])]
 
 
 def _uncompared(search: Search) -> Iterator[str]:

@@ -41,6 +41,7 @@ class Diagnosis:
     suspect: a sentence that names the first layer that differs, or the likeliest.
     disagreement: a sentence that names the first intermediate that still differs once the first match is applied; if there
         is no match, the first of `runners_up`, whose outputs match but not its intermediates.
+    caveat: why these images may mislead, or "".
     evidence: a line for each field and parameter that differs from the other checkpoint.
     precision: the precision of the expected outputs, and the rounding that explains the remaining difference.
     remarks: notes on how the expected outputs were read, and hints.
@@ -59,6 +60,7 @@ class Diagnosis:
     apart: str = ""
     suspect: str = ""
     disagreement: str = ""
+    caveat: str = ""
     evidence: tuple[str, ...] = ()
     precision: str = ""
     remarks: tuple[str, ...] = ()
@@ -83,6 +85,9 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """The answer in one line: MATCH, FOUND with the cause, or UNKNOWN with the nearest cause or the layer."""
+        return f"{self._answer()}; but {self.caveat}" if self.caveat and (self.passed or self.matched) else self._answer()
+
+    def _answer(self) -> str:
         tolerance = f"tolerance {self.tolerance:.0e}, expected outputs are {self.dtype}"
         agreement = f"{self.outputs} outputs agree to {self.before:.1e}"
         if self.before <= self.tolerance and self.suspect:
@@ -93,7 +98,7 @@ class Diagnosis:
                 "fault could too: float64 outputs and intermediates such as patch_embed and blocks.0 would decide"
             )
         if self.passed and not self.matched:
-            return f"MATCH: nothing is wrong, {agreement} ({tolerance})"
+            return f"MATCH: {'' if self.caveat else 'nothing is wrong, '}{agreement} ({tolerance})"
         if self.passed:
             return (
                 f"MATCH: the outputs agree to {self.before:.1e} ({tolerance}); the remaining difference: {self.matched[0]}"

@@ -110,6 +110,29 @@ def test_the_outputs_of_other_images_with_the_same_corners_are_not_reused(order:
     assert np.array_equal(reordered, Runner().run(trial_of(PLAIN, images[order])))
 
 
+# Images that may mislead ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_images_without_detail_do_not_show_that_nothing_is_wrong(activation: str) -> None:
+    images = np.zeros((4, *PLAIN.image_size, 3), np.uint8) + np.array([30, 90, 160, 220], np.uint8)[:, None, None, None]
+    logits = float64_outputs(PLAIN.replace(mlp={"activation": activation}), checkpoint().arrays, images)
+    diagnosis = diagnose(checkpoint(), expected_outputs(images, logits, PLAIN), pairs=0)
+    assert "nothing is wrong" not in diagnosis.verdict and diagnosis.passed == (activation == "gelu")
+    assert "have no detail to show faults in the pixels of a patch or the order of patches" in diagnosis.verdict
+
+
+def test_floats_in_the_range_of_pixels_may_be_inputs_of_the_model() -> None:
+    images = uint8_images() / 255
+    unnormalized = PLAIN.replace(pixels={"mean": (0.0,), "std": (1.0,)})
+    logits = float64_outputs(unnormalized, checkpoint().arrays, 255 * images)
+    diagnosis = diagnose(checkpoint(), expected_outputs(images, logits, PLAIN), pairs=0)
+    assert "images are taken for pixels, because all are in [0, 1]" in diagnosis.remarks
+    assert diagnosis.matched and "if the model was given them as they are" in diagnosis.verdict
+    diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN), pairs=0)
+    assert diagnosis.matched and "; but" not in diagnosis.verdict
+
+
 # Few independent outputs ----------------------------------------------------------------------------------------------
 
 
