@@ -339,7 +339,7 @@ class Search:
         return distinct
 
     def _try_pairs(self, singles: list[Result]) -> list[Result]:
-        """Try pairs, the likeliest first, until one matches; return all results, with the match last."""
+        """Try pairs, the likeliest first, until one matches; return all results, the variants of the match last."""
         results: list[Result] = []
         causes = [result.causes[0] for result in singles]
         outputs, families = [result.outputs for result in singles], [cause.family for cause in causes]
@@ -352,7 +352,15 @@ class Search:
             result = self.evaluator.try_causes((first, second))
             if result is None:
                 continue
-            results.append(result)
             if self.matches(result, self.baseline.error):
-                break
+                return [*results, *self._variants(result, singles)]
+            results.append(result)
         return results
+
+    def _variants(self, match: Result, singles: list[Result]) -> list[Result]:
+        """Return the results of a pair, and of those with another cause of the same family in place of one of its two."""
+        first, second = match.causes
+        causes = [result.causes[0] for result in singles]
+        pairs = [(first, other) for other in causes if other.family == second.family]
+        pairs += [(other, second) for other in causes if other.family == first.family and other is not first]
+        return list(filter(None, (self.evaluator.try_causes(pair) for pair in pairs)))

@@ -314,6 +314,12 @@ def test_two_causes_are_named(families: tuple[str, str]) -> None:
     assert diagnosis.matched and sorted(diagnosis.matched[0].families) == sorted(families), diagnosis.verdict
 
 
+def test_pairs_that_the_outputs_do_not_distinguish_are_all_named() -> None:
+    diagnosis = diagnose_with(PLAIN, PLAIN.replace(norms={"eps": 1e-12}, mlp={"activation": "gelu_tanh"}), pairs=1000)
+    numbers = [cause.names[1].removeprefix("LayerNorm eps is ") for cause in diagnosis.matched]
+    assert numbers[0] == "1e-12" and {"1e-09", "1e-10"} < set(numbers), diagnosis.verdict
+
+
 def _add_noise(state: State) -> None:
     generator = torch.Generator().manual_seed(0)
     name = "blocks.1.mlp.fc2.weight"
