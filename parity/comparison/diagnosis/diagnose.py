@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from parity.checkpoints.containers.header_checks import quote_names
+from parity.checkpoints.layout import Array
 from parity.checkpoints.surgery.edit import to_float64
 from parity.checkpoints.weights import Checkpoint, parameter
 from parity.comparison.diagnosis.catalogue import catalogue
@@ -16,8 +17,9 @@ from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.output_precision import half_precision_dtype, narrowest_dtype
 from parity.comparison.diagnosis.remedy import CommandLineSource, remedy
 from parity.comparison.diagnosis.report import Cause, Diagnosis
-from parity.comparison.diagnosis.search import Search, SearchResult
+from parity.comparison.diagnosis.search import MAX_REMAINING_COARSE, Search, SearchResult
 from parity.comparison.diagnosis.suspects import (
+    Suspect,
     find_likeliest_suspect,
     find_measured_suspect,
     first_differing_intermediate,
@@ -26,14 +28,13 @@ from parity.comparison.diagnosis.suspects import (
     uncompared_intermediates,
 )
 from parity.comparison.forward_backward import noise_images
-from parity.comparison.tolerances import FLOAT32_TOLERANCE, ErrorNorms
-from vit_spec import InputError, count, rows
+from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, MAX_ERROR_RATIO, ErrorNorms
+from vit_spec import InputError, ViTConfig, count, rows
 from vit_spec.config import FIELDS
 
 MAX_FLOAT64_PARAMETERS = 20_000_000  # models with more parameters are run in float32, others in float64
 NOISE_IMAGES = 4  # number of images that `diagnose_against` compares
 MAX_IMAGES = 8  # indices of images that a remark lists
-MAX_REMAINING_NEAREST_CAUSE = 1 / 2  # share of the error; if more remains, the difference looks like noise
 
 
 def diagnose(
@@ -157,7 +158,13 @@ def _diagnose(
     is_wrong = result.baseline.error > result.tolerance
     is_compared = must_intermediates_match and not is_wrong
     differing = str(first_differing_intermediate(trial, expected, result.tolerance) or "") if is_compared else ""
-    matched = () if differing else tuple(_make_cause(match, checkpoint, source, is_match=True) for match in result.matches)
+    matches, others, disagreement = result.matches, result.others, ""
+    if must_intermediates_match and is_wrong and matches and (left := _remaining_disagreement(trial, expected, result)):
+        suspect, is_repaired = left
+        disagreement = str(suspect)
+        if not is_repaired:
+            matches, others = (), (*matches, *others)
+    matched = () if differing else tuple(_make_cause(match, checkpoint, source, is_match=True) for match in matches)
     layer = _suspect(search, result) if is_wrong and (expected.intermediates or not matched) else differing
     hints = _hints(trial, expected, result) if is_wrong and not matched else ()
     if differing:
@@ -170,14 +177,37 @@ def _diagnose(
         outputs=expected.logits.size,
         tried=result.tried,
         pairs=result.pairs,
-        runners_up=tuple(_make_cause(other, checkpoint, source, is_match=False) for other in result.others),
+        runners_up=tuple(_make_cause(other, checkpoint, source, is_match=False) for other in others),
         apart=_how_to_distinguish(result) if len(matched) > 1 else "",
         suspect=layer,
+        disagreement=disagreement,
+        caveat=_caveat(trial, expected, result),
         precision=_describe_precision(expected, result),
-        remarks=(*expected.remarks, *_uncompared(search), *hints),
+        remarks=(*expected.remarks, *_uncompared(search), *_second_fault(result), *hints),
         discarded=result.discarded,
         possible_rounding=_possible_rounding(expected, result),
     )
+
+
+def _remaining_disagreement(trial: Trial, expected: Expected, result: SearchResult) -> tuple[Suspect, bool] | None:
+    """Return the first layer whose expected intermediate contradicts the first match, or None if none does.
+
+    Also return whether the match repairs the first layer that differs without it: only then may it be one of two causes.
+    """
+    match = result.matches[0]
+    if not expected.intermediates or any(cause.is_rounding for cause in match.causes):  # rounding cannot be reproduced
+        return None
+    tolerance = max(result.tolerance, MAX_ERROR_RATIO * match.error)
+    after = first_differing_intermediate(match.trial, expected, tolerance)
+    if after is None:
+        return None
+    before = first_differing_intermediate(trial, expected, tolerance)
+    if before is None:
+        return after, False
+    order = list(intermediates(replace(trial, images=trial.images[:1])))
+    if after.name == before.name:
+        return after, after.value <= before.value * MAX_REMAINING_COARSE
+    return after, order.index(after.name) > order.index(before.name)
 
 
 def _suspect(search: Search, result: SearchResult) -> str:
@@ -197,22 +227,68 @@ def _suspect(search: Search, result: SearchResult) -> str:
     )
 
 
+def _caveat(trial: Trial, expected: Expected, result: SearchResult) -> str:
+    """Return why the images may mislead: they have no detail, or may not be the pixels that they are taken for."""
+    if untested := _untested_orders(expected.images, trial.config):
+        return (
+            f"these images have no detail to show faults in {' or '.join(untested)}, or to tell causes in the first layers "
+            "apart: give other images"
+        )
+    causes = [cause for match in result.matches for cause in match.causes]
+    unnormalized = {"pixels.mean": (0.0,), "pixels.std": (1.0,)}
+    if expected.is_range_assumed and any(cause.fields == unnormalized for cause in causes):
+        return (
+            "the images were taken for pixels because all are in [0, 1]: if the model was given them as they are, this is "
+            "no fault; to test the normalization too, save the pixels before it"
+        )
+    return ""
+
+
+def _untested_orders(images: Array, c: ViTConfig) -> list[str]:
+    """Return the orders and values that these images, (B, C, H, W), cannot test."""
+    b, channels, height, width = images.shape
+    ph, pw = c.patch_size
+    whole = images[:, :, : height // ph * ph, : width // pw * pw]  # a model may pad the rest
+    patches = whole.reshape(b, channels, height // ph, ph, width // pw, pw)
+    patches = patches.transpose(0, 1, 2, 4, 3, 5).reshape(b, channels, -1, ph * pw)
+    if not patches.shape[2]:
+        return []
+    is_uniform, is_repeated = (bool((patches == patches.take([0], axis)).all()) for axis in (3, 2))
+    untested = ["the pixels of a patch"] if is_uniform and patches.shape[3] > 1 else []
+    return [*untested, *(["the order of patches"] if is_repeated and patches.shape[2] > 1 else [])]
+
+
 def _uncompared(search: Search) -> Iterator[str]:
     """Yield a remark that lists the expected intermediates that the model lacks, if there are any."""
     if names := uncompared_intermediates(search.trial, search.subset):
         yield f"{quote_names(names)}: ignored, because this model has no intermediate of that name and shape"
 
 
+def _second_fault(result: SearchResult) -> Iterator[str]:
+    """Yield a remark if the first match leaves more than rounding errors."""
+    if not result.matches or result.rounding or all(cause.is_rounding for cause in result.matches[0].causes):
+        return
+    remaining, explained = result.matches[0].error, result.rounding_tolerance
+    if remaining > explained:
+        yield (
+            f"the cause leaves a difference of {remaining:.1e}, but rounding errors of this model explain only "
+            f"{explained:.1e}: there may be a second, smaller fault"
+        )
+
+
 def _possible_rounding(expected: Expected, result: SearchResult) -> str:
     """Describe the rounding that may cause the remaining difference; return "" if the difference is negligible."""
     if result.rounding:
         return result.rounding.what
-    return f"the rounding to {expected.dtype_text}" if result.baseline.error > FLOAT32_TOLERANCE else ""
+    limit = min(FLOAT32_TOLERANCE, result.rounding_tolerance)
+    return f"the rounding to {expected.dtype_text}" if result.baseline.error > limit else ""
 
 
 def _describe_precision(expected: Expected, result: SearchResult) -> str:
     """Describe the precision of the expected outputs and the tolerance that follows from it."""
     text = f"the expected outputs are {expected.dtype_text}"
+    if not result.rounding and result.tolerance < expected.tolerance:
+        return f"{text}; tolerance {result.tolerance:.0e}, from the rounding errors of this model, which the cause leaves"
     if not result.rounding:
         return f"{text}; tolerance {result.tolerance:.0e}"
     remaining = result.matches[0].error if result.matches else result.baseline.error
@@ -239,9 +315,14 @@ def _how_to_distinguish(result: SearchResult) -> str:
         if trial is not None:
             outputs.append(runner.run(trial))
     largest = max(ErrorNorms.of(output, outputs[0]).relative_rms() for output in outputs)
+    differ = f"on images of noise their outputs differ by {largest:.1e}"
     if not math.isfinite(largest) or largest > result.tolerance:
-        return f"other images would tell these causes apart: on images of noise their outputs differ by {largest:.1e}"
-    return "no image of this size tells these causes apart: with these weights they are the same function"
+        return f"other images would tell these causes apart: {differ}"
+    if largest <= FLOAT64_TOLERANCE:
+        return "no image of this size tells these causes apart: with these weights they are the same function"
+    if result.baseline.trial.weights["patch_embed.proj.weight"].dtype == np.float32:
+        return f"{differ}, which may be rounding: these causes are the same function, or nearly so"
+    return f"{differ}, less than the tolerance: expected outputs in float64 would tell these causes apart"
 
 
 def _hints(trial: Trial, expected: Expected, result: SearchResult) -> tuple[str, ...]:
@@ -256,8 +337,6 @@ def _hints(trial: Trial, expected: Expected, result: SearchResult) -> tuple[str,
     if equal := _equal_images_that_differ(expected):
         pair = f"images {equal[0]} and {equal[1]} are equal but their outputs differ"
         hints.append(f"{pair}: dropout was left on, or the outputs are of other images")
-    elif not result.others or result.others[0].error > MAX_REMAINING_NEAREST_CAUSE * result.baseline.error:
-        hints.append("the difference looks like noise: if the expected outputs change from run to run, dropout was left on")
     dtype = half_precision_dtype(trial.weights.values())
     if dtype:
         hints.append(f"all weights are {dtype} numbers: the expected outputs may come from weights of higher precision")

@@ -13,17 +13,22 @@ from parity.comparison.diagnosis.expected_outputs import Expected
 from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.numeric_hypotheses import NumericHypothesis
 from parity.comparison.diagnosis.patches import Inapplicable
+from parity.comparison.diagnosis.precision_hypotheses import HALF_DTYPES
 from parity.comparison.tolerances import (
     FLOAT32_OVER_FLOAT64_ROUNDOFF,
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
     MAX_ERROR_RATIO,
+    MAX_TOLERANCE,
     TOLERANCE_IN_ROUNDOFFS,
+    UNIT_ROUNDOFF,
     ErrorNorms,
 )
 from vit_spec import InputError, flops
 
 MULTITHREADING_FLOPS = 1e9  # FLOPs of a forward pass from which several threads are faster than one
+
+HALF_PRECISION_RUNS = 4  # runs that measure the rounding errors of a model in half precision
 
 Progress = Callable[[str, int, int], None]  # description, number done, total
 
@@ -52,6 +57,11 @@ class Result:
         """The names of the causes."""
         return ", and ".join(cause.name for cause in self.causes)
 
+    @property
+    def is_single_rounding(self) -> bool:
+        """Whether the only cause is a lower precision."""
+        return len(self.causes) == 1 and self.causes[0].is_rounding
+
 
 class Evaluator:
     """An evaluator that applies hypotheses to one model and compares the outputs with the expected ones.
@@ -62,6 +72,7 @@ class Evaluator:
 
     baseline: the result of the unchanged model.
     tolerance: the relRMS within which outputs match.
+    rounding_tolerance: the relRMS that the measured rounding errors of this model explain, at most `tolerance`.
     effects: the distribution of the effects of wrong causes; see `set_effects`.
     roundings: how many of the single causes that were run are roundings.
     discarded: causes that raised an exception, each with the exception.
@@ -74,18 +85,25 @@ class Evaluator:
         self.progress = progress or (lambda what, done, total: None)
         self.discarded: list[str] = []
         self.baseline = self.measure((), self.trial)
-        self.tolerance = self._tolerance()
+        self.tolerance, self.rounding_tolerance = self._tolerances()
         self.effects, self.roundings = EffectDistribution.of([]), 0
 
-    def _tolerance(self) -> float:
-        """Return the tolerance of the expected dtype, or a larger one if this model amplifies float32 rounding errors."""
-        if self.expected.dtype == "float64" and self.is_float64():
-            return self.expected.tolerance
-        return max(
-            self.expected.tolerance,
-            FLOAT32_TOLERANCE,
-            MAX_ERROR_RATIO * min(self.float32_error(), FLOAT32_OVER_FLOAT64_ROUNDOFF * FLOAT64_TOLERANCE),
-        )
+    def _tolerances(self) -> tuple[float, float]:
+        """Return `tolerance` and `rounding_tolerance`.
+
+        The tolerance is that of the expected dtype, or a larger one if this model amplifies rounding errors.
+        """
+        expected = self.expected
+        if expected.dtype == "float64" and self.is_float64():
+            return expected.tolerance, expected.tolerance
+        base = max(expected.tolerance, FLOAT32_TOLERANCE)
+        if expected.dtype in HALF_DTYPES:
+            amplified = MAX_ERROR_RATIO * self._half_precision_error(expected.dtype)
+            return max(base, min(amplified, MAX_TOLERANCE[expected.dtype])), base
+        error = self.float32_error()
+        amplified = MAX_ERROR_RATIO * min(error, FLOAT32_OVER_FLOAT64_ROUNDOFF * FLOAT64_TOLERANCE)
+        tolerance = max(base, amplified)
+        return tolerance, min(tolerance, max(MAX_ERROR_RATIO * error, expected.rounding.error))
 
     def is_float64(self) -> bool:
         """Return whether the weights are float64."""
@@ -93,7 +111,30 @@ class Evaluator:
 
     def float32_error(self) -> float:
         """Return the relRMS between the outputs in float32 and in float64."""
-        return self.difference(replace(self.trial, rounding="float32", blocks_key=("float32",)))
+        return self._rounding_error(self.trial, "float32")
+
+    def _rounding_error(self, trial: Trial, rounding: str) -> float:
+        """Return the relRMS between the outputs of a trial with a rounding, as in `Trial`, and those of the baseline."""
+        return self.difference(replace(trial, rounding=rounding, blocks_key=(f"{rounding} {trial.blocks_key}",)))
+
+    def _half_precision_error(self, dtype: str) -> float:
+        """Return the largest relRMS between the outputs in half precision and those of the baseline.
+
+        Amplified rounding errors point in few directions, so one run may have a small error by chance.  Others run with
+        other rounding errors of the weights.
+        """
+        perturbed = (self.perturb_weights(dtype, seed) for seed in range(HALF_PRECISION_RUNS - 1))
+        return max(self._rounding_error(trial, f"all {dtype}") for trial in (self.trial, *perturbed))
+
+    def perturb_weights(self, dtype: str, seed: int = 0) -> Trial:
+        """Return the trial with every weight changed by up to one rounding error of a dtype."""
+        rng = np.random.default_rng(seed)
+        roundoff = UNIT_ROUNDOFF[dtype]
+        weights = {
+            name: array * (1 + rng.uniform(-roundoff, roundoff, array.shape)).astype(array.dtype)
+            for name, array in self.trial.weights.items()
+        }
+        return replace(self.trial, weights=weights, blocks_key=(f"weights perturbed by {dtype}, seed {seed}",))
 
     def difference(self, trial: Trial) -> float:
         """Return the relRMS between the outputs of a trial and those of the baseline; 0 if they are not finite."""
@@ -157,11 +198,15 @@ class Evaluator:
         resolution = self.tolerance / TOLERANCE_IN_ROUNDOFFS
         return self.effects.independent_outputs(resolution / self.baseline.error) if self.baseline.error else 0
 
-    def is_by_chance(self, result: Result) -> bool:
-        """Return whether one of the models that were run may be wrong and have an error as small as this one by chance."""
+    def is_by_chance(self, result: Result, before: float | None = None) -> bool:
+        """Return whether one of the models that were run may be wrong and have an error as small as this one by chance.
+
+        before: the error without the cause; by default that of the unchanged model.
+        """
+        before = self.baseline.error if before is None else before
         numbers = sum(cause.solved_numbers for cause in result.causes)
-        models = self.roundings if all(cause.is_rounding for cause in result.causes) else self.runner.run_count
-        remaining = result.error / self.baseline.error if self.baseline.error else 1.0
+        models = self.roundings if result.is_single_rounding else self.runner.run_count
+        remaining = result.error / before if before else 1.0
         return self.effects.chance(remaining, numbers, models) > MAX_CHANCE
 
     def solve_each(self, families: Iterable[NumericHypothesis]) -> list[Result]:

@@ -40,6 +40,7 @@ class Expected:
     intermediates: expected intermediates, float64, by their names in `vit_torch.intermediates`.
     remarks: notes about how the file was read.
     rounding: the number of decimal digits that the logits were rounded to.
+    is_range_assumed: whether the images are floats that are taken for pixels because all are in [0, 1].
     """
 
     images: Array = field(repr=False)
@@ -49,6 +50,7 @@ class Expected:
     intermediates: dict[str, Array] = field(default_factory=dict, repr=False)
     remarks: tuple[str, ...] = ()
     rounding: DecimalRounding = field(default_factory=DecimalRounding)
+    is_range_assumed: bool = False
 
     def __len__(self) -> int:
         return len(self.images)
@@ -183,10 +185,11 @@ def expected_outputs(images: Any, logits: Any, config: ViTConfig, intermediates:
     Raises:
         InputError: images or outputs that do not fit this config or are not finite.
     """
-    pixels, remarks = _prepare_images(_as_real(images, IMAGES), config)
+    array = _as_real(images, IMAGES)
+    pixels, remarks = _prepare_images(array, config)
     outputs = _as_real(logits, LOGITS)
-    for name, array in {IMAGES: pixels, LOGITS: outputs}.items():
-        _check_finite(name, array)
+    _check_finite(IMAGES, pixels)
+    _check_finite(LOGITS, outputs)
     if not outputs.ndim or len(outputs) != len(pixels):
         rows = len(outputs) if outputs.ndim else "no"
         raise InputError(f"{len(pixels)} images and {rows} rows of logits: give one row for each image")
@@ -196,7 +199,10 @@ def expected_outputs(images: Any, logits: Any, config: ViTConfig, intermediates:
         raise InputError("logits are all zero, so no comparison is possible: give the outputs of a model")
     is_normalized = not (pixels.min(initial=0) >= 0 and pixels.max(initial=0) <= 1)
     checked = {name: _check_intermediate(name, array, len(pixels)) for name, array in (intermediates or {}).items()}
-    kind = "normalized" if is_normalized else "pixels"
+    is_range_assumed = not is_normalized and array.dtype.kind == "f"
+    kind = (
+        "taken for pixels, because all are in [0, 1]" if is_range_assumed else "normalized" if is_normalized else "pixels"
+    )
     all_remarks = (f"images are {kind}", *remarks)
     return Expected(
         pixels,
@@ -206,6 +212,7 @@ def expected_outputs(images: Any, logits: Any, config: ViTConfig, intermediates:
         checked,
         all_remarks,
         detect_decimal_rounding(outputs.astype(np.float64)),
+        is_range_assumed,
     )
 
 

@@ -77,9 +77,11 @@ def detect_decimal_rounding(outputs: Array) -> DecimalRounding:
     """Detect whether outputs were rounded to a number of decimal digits, as printed numbers are."""
     rms = float(np.sqrt(np.mean(np.square(outputs.astype(np.float64))))) if outputs.size else 0.0
     values = np.unique(outputs.astype(np.float64))  # equal entries, such as those of equal images, are no further evidence
-    if values.size < MIN_ENTRIES or not rms or not np.isfinite(values).all():
+    dtype = narrowest_dtype(values)
+    # Half-precision numbers are short decimal fractions themselves.
+    if values.size < MIN_ENTRIES or not rms or not np.isfinite(values).all() or dtype in NARROW_DTYPES[:2]:
         return DecimalRounding()
-    unit = UNIT_ROUNDOFF["float32"] if narrowest_dtype(values) == "float32" else UNIT_ROUNDOFF["float64"]
+    unit = UNIT_ROUNDOFF[dtype]
     largest = float(np.abs(values).max())
     decimals, significant = DecimalRounding(), DecimalRounding()
     for count in DIGIT_COUNTS:

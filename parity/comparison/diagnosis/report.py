@@ -39,6 +39,9 @@ class Diagnosis:
     runners_up: the causes with the smallest errors that do not match.
     apart: if several causes match, a sentence that says whether other images would distinguish them.
     suspect: a sentence that names the first layer that differs, or the likeliest.
+    disagreement: a sentence that names the first intermediate that still differs once the first match is applied; if there
+        is no match, the first of `runners_up`, whose outputs match but not its intermediates.
+    caveat: why these images may mislead, or "".
     evidence: a line for each field and parameter that differs from the other checkpoint.
     precision: the precision of the expected outputs, and the rounding that explains the remaining difference.
     remarks: notes on how the expected outputs were read, and hints.
@@ -56,6 +59,8 @@ class Diagnosis:
     runners_up: tuple[Cause, ...]
     apart: str = ""
     suspect: str = ""
+    disagreement: str = ""
+    caveat: str = ""
     evidence: tuple[str, ...] = ()
     precision: str = ""
     remarks: tuple[str, ...] = ()
@@ -80,6 +85,9 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """The answer in one line: MATCH, FOUND with the cause, or UNKNOWN with the nearest cause or the layer."""
+        return f"{self._answer()}; but {self.caveat}" if self.caveat and (self.passed or self.matched) else self._answer()
+
+    def _answer(self) -> str:
         tolerance = f"tolerance {self.tolerance:.0e}, expected outputs are {self.dtype}"
         agreement = f"{self.outputs} outputs agree to {self.before:.1e}"
         if self.before <= self.tolerance and self.suspect:
@@ -90,22 +98,30 @@ class Diagnosis:
                 "fault could too: float64 outputs and intermediates such as patch_embed and blocks.0 would decide"
             )
         if self.passed and not self.matched:
-            return f"MATCH: nothing is wrong, {agreement} ({tolerance})"
+            return f"MATCH: {'' if self.caveat else 'nothing is wrong, '}{agreement} ({tolerance})"
         if self.passed:
             return (
                 f"MATCH: the outputs agree to {self.before:.1e} ({tolerance}); the remaining difference: {self.matched[0]}"
             )
+        if not self.matched and self.disagreement:
+            nearest = self.runners_up[0]
+            return (
+                f"UNKNOWN: {nearest} would explain the outputs, relRMS {self.before:.1e} before and "
+                f"{nearest.error:.1e} after ({tolerance}), but not the intermediates: with it, {self.disagreement}"
+            )
         if not self.matched:
-            nearest = (
+            hint = (
                 f"; nearest cause: {self.runners_up[0]} (relRMS {self.runners_up[0].error:.1e})" if self.runners_up else ""
             )
-            return f"UNKNOWN: no known cause makes the outputs match; relRMS {self.before:.1e} ({tolerance}){nearest}"
+            return f"UNKNOWN: no known cause makes the outputs match; relRMS {self.before:.1e} ({tolerance}){hint}"
         others = (
             f", or one of {len(self.matched) - 1} others that these images cannot tell apart from it"
             if self.matched[1:]
             else ""
         )
-        return f"FOUND: {self.matched[0]}{others}; relRMS {self.before:.1e} before, {self.after:.1e} after ({tolerance})"
+        errors = f"relRMS {self.before:.1e} before, {self.after:.1e} after ({tolerance})"
+        left = f"; but intermediates still differ, by another fault: {self.disagreement}" if self.disagreement else ""
+        return f"FOUND: {self.matched[0]}{others}; {errors}{left}"
 
     def facts(self) -> dict[str, Any]:
         """Return all fields, and `passed`, `after` and `verdict`, as a dictionary for JSON."""

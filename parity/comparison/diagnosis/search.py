@@ -22,7 +22,6 @@ from parity.comparison.tolerances import (
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
     MAX_ERROR_RATIO,
-    UNIT_ROUNDOFF,
     five_sigma_factor,
 )
 from vit_spec import flops
@@ -56,6 +55,7 @@ class SearchResult:
     pairs: how many pairs of causes there are.
     rounding: the rounding that explains the remaining error of the first match or of the baseline.
     discarded: causes that could not be run, each with the exception.
+    rounding_tolerance: the relRMS that the measured rounding errors of this model explain, at most the tolerance.
     """
 
     baseline: Result
@@ -66,6 +66,7 @@ class SearchResult:
     pairs: int = 0
     rounding: RoundingError | None = None
     discarded: tuple[str, ...] = ()
+    rounding_tolerance: float = math.inf
 
 
 class Search:
@@ -108,30 +109,27 @@ class Search:
             return []
         errors = []
         if self.expected.dtype == "float64" and self.evaluator.is_float64():
-            error = max(self.evaluator.float32_error(), self.evaluator.difference(self._perturb_weights("float32")))
+            error = max(
+                self.evaluator.float32_error(), self.evaluator.difference(self.evaluator.perturb_weights("float32"))
+            )
             errors.append(RoundingError("rounding to float32 (of weights, of tables or during the computation)", error))
         if dtype := half_precision_dtype(self.trial.weights.values()):
-            error = self.evaluator.difference(self._perturb_weights(dtype))
+            error = self.evaluator.difference(self.evaluator.perturb_weights(dtype))
             errors.append(RoundingError(f"the rounding of the weights to {dtype}", error, error / MAX_ERROR_RATIO))
         return [rounding for rounding in errors if rounding.tolerance > self.tolerance]
-
-    def _perturb_weights(self, dtype: str) -> Trial:
-        """Return the trial with every weight changed by up to one rounding error of a dtype."""
-        rng = np.random.default_rng(0)
-        weights = {
-            name: array * (1 + rng.uniform(-UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF[dtype], array.shape)).astype(array.dtype)
-            for name, array in self.trial.weights.items()
-        }
-        return replace(self.trial, weights=weights, blocks_key=("perturbed", dtype))
 
     def run(self) -> SearchResult:
         """Run the stages in order until causes match, and return the result."""
         full = self.full
-        if full.error <= self.tolerance:
+        if full.error <= self.evaluator.rounding_tolerance:
             return self._result(full, self._nearest_rounding(full), [])
-        rounding = self._explaining_rounding(full.error)
         tried = self._try_single_causes()
         self.evaluator.set_effects(tried)
+        if full.error <= self.tolerance:
+            if matches := self._confirm_improvements(tried, self.baseline.error, full.error):
+                return self._result(full, matches, tried, tolerance=self.evaluator.rounding_tolerance)
+            return self._result(full, [], [])
+        rounding = self._explaining_rounding(full.error)
         singles = self._distinct_results(tried)
         matches, total = self._confirm(tried), 0
         stages: list[Callable[[], list[Result]]] = [
@@ -143,11 +141,13 @@ class Search:
             total = len(singles) * (len(singles) - 1) // 2
         for stage in stages:
             if matches:
-                return self._result(full, matches, tried)
+                break
             results = stage()
             tried += results
             matches = self._confirm(results)
-        if not matches and rounding is None:
+        if matches:
+            return self._result(full, self._add_second_cause(matches, singles), tried)
+        if rounding is None:
             matches, rounding = self._match_within_rounding(full, tried, singles)
         return self._result(
             full, matches, tried, total, rounding if not matches or matches[0].error > self.tolerance else None
@@ -160,6 +160,7 @@ class Search:
         tried: list[Result],
         pairs: int = 0,
         rounding: RoundingError | None = None,
+        tolerance: float | None = None,
     ) -> SearchResult:
         chosen = {match.name for match in matches}
         others = {result.name: result for result in tried if result.causes and result.name not in chosen}
@@ -168,7 +169,8 @@ class Search:
             full_results = (self.evaluator.try_causes(each.causes, self.full_trial, self.expected) for each in nearest)
             nearest = sorted(filter(None, full_results), key=lambda result: result.error)
         nearest = [result for result in nearest if result.error < full.error]
-        tolerance = rounding.tolerance if rounding else self.tolerance
+        if tolerance is None:
+            tolerance = rounding.tolerance if rounding else self.tolerance
         lists = tuple(matches), tuple(nearest)
         return SearchResult(
             full,
@@ -178,6 +180,7 @@ class Search:
             pairs,
             rounding,
             tuple(dict.fromkeys(self.evaluator.discarded)),
+            self.evaluator.rounding_tolerance,
         )
 
     def matches(self, result: Result, baseline_error: float) -> bool:
@@ -185,9 +188,9 @@ class Search:
         decimals = DECIMAL_ROUNDING_RMS * self.expected.rounding.error
         if result.error <= min(self.tolerance, max(MAX_REMAINING_COARSE * baseline_error, decimals)):
             return True
-        if not all(cause.is_rounding for cause in result.causes):
+        if not result.is_single_rounding:
             return False
-        is_whole_model = all(cause.family in ROUNDING_FAMILIES for cause in result.causes)
+        is_whole_model = result.causes[0].family in ROUNDING_FAMILIES
         return result.error <= (MAX_REMAINING_ROUNDING if is_whole_model else MAX_REMAINING_COARSE) * baseline_error
 
     def _explaining_rounding(self, error: float) -> RoundingError | None:
@@ -240,7 +243,44 @@ class Search:
             full = self.evaluator.try_causes(result.causes, self.full_trial, self.expected)
             if full is not None and self.matches(full, self.full.error):
                 confirmed.append(full)
-        confirmed = [result for result in confirmed if result.error <= self.tolerance] or confirmed
+        return self._best([result for result in confirmed if result.error <= self.tolerance] or confirmed)
+
+    def _confirm_improvements(self, results: list[Result], subset_error: float, full_error: float) -> list[Result]:
+        """Return the results that bring an error that is already within the tolerance down to rounding errors.
+
+        The tolerance has a margin in which a small fault may hide.  A cause that explains the error shows this fault.
+
+        subset_error, full_error: the error to explain, on the images that the search compares and on all images.
+        """
+
+        def improves(result: Result, error: float) -> bool:
+            return result.error <= min(self.evaluator.rounding_tolerance, MAX_REMAINING_COARSE * error)
+
+        candidates = [
+            result
+            for result in results
+            if result.causes and improves(result, subset_error) and not self.evaluator.is_by_chance(result, subset_error)
+        ]
+        full = (self.evaluator.try_causes(result.causes, self.full_trial, self.expected) for result in candidates)
+        return self._best([result for result in full if result is not None and improves(result, full_error)])
+
+    def _add_second_cause(self, matches: list[Result], singles: list[Result]) -> list[Result]:
+        """Return pairs of the best match and a second cause that explains what it leaves; the matches if there are none."""
+        first = min(matches, key=lambda result: result.error)
+        if len(first.causes) > 1 or first.is_single_rounding or first.error <= self.evaluator.rounding_tolerance:
+            return matches
+        on_subset = self.evaluator.try_causes(first.causes)
+        pairs = self._pairs_with(first, singles)
+        better = self._confirm_improvements(pairs, on_subset.error, first.error) if on_subset is not None else []
+        return better or matches
+
+    def _pairs_with(self, first: Result, singles: list[Result]) -> list[Result]:
+        """Return the results of pairs of a single cause and each cause of another family."""
+        others = [result.causes[0] for result in singles if result.causes[0].family != first.causes[0].family]
+        return list(filter(None, (self.evaluator.try_causes((first.causes[0], other)) for other in others)))
+
+    def _best(self, confirmed: list[Result]) -> list[Result]:
+        """Return the best of the results that match on all images, and others that are as good, each name once."""
         best = min((result.error for result in confirmed), default=0.0)
         limit = max(FLOAT64_TOLERANCE, MAX_ERROR_RATIO * five_sigma_factor(self.expected.logits.size) * best)
         confirmed = [result for result in confirmed if result.error <= limit]
@@ -266,11 +306,8 @@ class Search:
         if not candidates:
             return [], None
         best = min(candidates, key=lambda result: result.error)
-        others = [result.causes[0] for result in singles if result.causes[0].family not in {c.family for c in best.causes}]
-        if len(best.causes) == 1:
-            pairs = filter(None, (self.evaluator.try_causes((best.causes[0], other)) for other in others))
-            if exact := self._confirm(list(pairs)):
-                return exact, None
+        if len(best.causes) == 1 and (exact := self._confirm(self._pairs_with(best, singles))):
+            return exact, None
         full_results = [
             self.evaluator.try_causes(result.causes, self.full_trial, self.expected)
             for result in candidates
@@ -302,7 +339,7 @@ class Search:
         return distinct
 
     def _try_pairs(self, singles: list[Result]) -> list[Result]:
-        """Try pairs, the likeliest first, until one matches; return all results, with the match last."""
+        """Try pairs, the likeliest first, until one matches; return all results, the variants of the match last."""
         results: list[Result] = []
         causes = [result.causes[0] for result in singles]
         outputs, families = [result.outputs for result in singles], [cause.family for cause in causes]
@@ -315,7 +352,15 @@ class Search:
             result = self.evaluator.try_causes((first, second))
             if result is None:
                 continue
-            results.append(result)
             if self.matches(result, self.baseline.error):
-                break
+                return [*results, *self._variants(result, singles)]
+            results.append(result)
         return results
+
+    def _variants(self, match: Result, singles: list[Result]) -> list[Result]:
+        """Return the results of a pair, and of those with another cause of the same family in place of one of its two."""
+        first, second = match.causes
+        causes = [result.causes[0] for result in singles]
+        pairs = [(first, other) for other in causes if other.family == second.family]
+        pairs += [(other, second) for other in causes if other.family == first.family and other is not first]
+        return list(filter(None, (self.evaluator.try_causes(pair) for pair in pairs)))

@@ -15,6 +15,7 @@ from parity.comparison.tolerances import FLOAT64_TOLERANCE, MAX_ERROR_RATIO, Err
 from vit_spec import rows
 
 EARLY_INTERMEDIATES = ("tokens", "positions", "cosines", "sines")  # they depend on few weights or none
+SIMILAR_SHARE = 0.9  # a layer that explains this part of what the likeliest explains is as likely
 MIN_SHARE = 0.9  # of the squared difference that a layer must explain to be named from the logits alone
 
 
@@ -27,6 +28,7 @@ class Suspect:
     agrees: if measured, the last layer before it whose output agrees.
     is_by_chance: if not measured, whether the change of a wrong layer may explain as much by chance.
     independent_outputs: if not measured, how many independent outputs were compared.
+    others: if not measured, other layers whose changes explain nearly as much.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Suspect:
     agrees: str = ""
     is_by_chance: bool = False
     independent_outputs: int = 0
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.is_measured:
@@ -46,7 +49,12 @@ class Suspect:
                 f"the logits alone do not identify the layer{likeliest if self.independent_outputs > FEW_OUTPUTS else ''}. "
                 "To identify it, add intermediates such as blocks.0 (the output of the first block) to the expected outputs"
             )
-        return f"{self.name}: a change of its output alone would explain {self.value:.0%} of the difference"
+        names = ", ".join((self.name, *self.others))
+        output = "one of these outputs" if self.others else "this output"
+        return (
+            f"{names} or an earlier layer: a change of {output} alone would explain "
+            f"{'up to ' if self.others else ''}{self.value:.0%} of the difference"
+        )
 
 
 def find_measured_suspect(trial: Trial, expected: Expected, tolerance: float) -> Suspect | None:
@@ -85,7 +93,11 @@ def find_likeliest_suspect(
     likeliest = max(shares, key=lambda name: shares[name])
     remaining = math.sqrt(max(0.0, 1 - shares[likeliest]))  # after a change of the fitted size
     is_by_chance = effects.chance(remaining, numbers=1, models=models) > MAX_CHANCE
-    return Suspect(likeliest, False, shares[likeliest], "", is_by_chance, independent_outputs)
+    if is_by_chance or shares[likeliest] < MIN_SHARE:
+        return Suspect(likeliest, False, shares[likeliest], "", is_by_chance, independent_outputs)
+    others = [name for name, share in shares.items() if share >= SIMILAR_SHARE * shares[likeliest] and name != likeliest]
+    others.sort(key=lambda name: -shares[name])
+    return Suspect(likeliest, False, shares[likeliest], "", is_by_chance, independent_outputs, tuple(others))
 
 
 def first_differing_intermediate(trial: Trial, expected: Expected, tolerance: float) -> Suspect | None:

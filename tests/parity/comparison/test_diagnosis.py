@@ -314,6 +314,12 @@ def test_two_causes_are_named(families: tuple[str, str]) -> None:
     assert diagnosis.matched and sorted(diagnosis.matched[0].families) == sorted(families), diagnosis.verdict
 
 
+def test_pairs_that_the_outputs_do_not_distinguish_are_all_named() -> None:
+    diagnosis = diagnose_with(PLAIN, PLAIN.replace(norms={"eps": 1e-12}, mlp={"activation": "gelu_tanh"}), pairs=1000)
+    numbers = [cause.names[1].removeprefix("LayerNorm eps is ") for cause in diagnosis.matched]
+    assert numbers[0] == "1e-12" and {"1e-09", "1e-10"} < set(numbers), diagnosis.verdict
+
+
 def _add_noise(state: State) -> None:
     generator = torch.Generator().manual_seed(0)
     name = "blocks.1.mlp.fc2.weight"
@@ -323,6 +329,7 @@ def _add_noise(state: State) -> None:
 def test_a_cause_outside_the_catalogue_is_unknown() -> None:
     diagnosis = diagnose_with(PLAIN, PLAIN, _add_noise, pairs=20)
     assert (diagnosis.matched, diagnosis.verdict[:8], diagnosis.passed) == ((), "UNKNOWN:", False)
+    assert "noise" not in str(diagnosis)  # the difference is the same in every run
 
 
 def test_the_logits_alone_give_a_suspect_layer() -> None:
@@ -388,6 +395,14 @@ def test_causes_that_no_image_distinguishes_are_all_named() -> None:
     diagnosis = diagnose(file, expected_outputs(uint8_images(), model_outputs(PLAIN, state, uint8_images()), PLAIN))
     assert len(diagnosis.matched) > 1 and {cause.families for cause in diagnosis.matched} == {("order of q, k, v",)}
     assert diagnosis.apart.startswith("no image of this size tells these causes apart")
+
+
+def test_causes_that_differ_by_less_than_the_tolerance_are_not_called_the_same_function() -> None:
+    diagnosis = diagnose_with(PLAIN, PLAIN.replace(norms={"eps": 1e-12}))
+    assert len(diagnosis.matched) > 1 and "same function" not in diagnosis.apart
+    assert re.fullmatch(
+        r"on images of noise their outputs differ by \d\.\de-\d\d, .* float64 would tell.*", diagnosis.apart
+    )
 
 
 def test_a_diagnosis_is_deterministic() -> None:
@@ -577,6 +592,36 @@ def test_a_small_cause_is_distinguished_from_rounding_of_exact_outputs() -> None
     logits = float64_outputs(right, checkpoint().arrays, uint8_images())
     diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN), pairs=20)
     assert diagnosis.before < 5e-6 and diagnosis.matched[0].names == ("LayerNorm eps is 1.1e-06",), diagnosis.verdict
+
+
+SMALL_EPS = PLAIN.replace(norms={"eps": 1e-7})
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_a_fault_within_the_float32_tolerance_is_named(activation: str) -> None:
+    """Alone, or as a second fault beside a larger one; eps differs by 3e-6, and the rounding errors are 1e-7."""
+    diagnosis = diagnose_with(SMALL_EPS, SMALL_EPS.replace(norms={"eps": 1e-12}, mlp={"activation": activation}))
+    families = ("LayerNorm eps",) if activation == "gelu" else ("activation", "LayerNorm eps")
+    assert not diagnosis.passed and diagnosis.matched[0].families == families, diagnosis.verdict
+    assert "LayerNorm eps is 1e-12" in diagnosis.matched[0].names and diagnosis.after < 2e-7
+
+
+def test_a_difference_above_the_rounding_errors_is_not_called_right() -> None:
+    logits = model_outputs(PLAIN, checkpoint().arrays, uint8_images())
+    noise = np.random.default_rng(0).standard_normal(logits.shape)
+    logits = (logits + 2e-6 * noise * np.linalg.norm(logits) / np.linalg.norm(noise)).astype(np.float32)
+    diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN))
+    assert diagnosis.passed and not diagnosis.matched and "the rounding to float32 could cause" in diagnosis.verdict
+
+
+def test_a_cause_that_leaves_more_than_rounding_errors_suggests_a_second_fault() -> None:
+    def scale_head(state: State) -> None:
+        state["head.weight"] = state["head.weight"] * (1 + 3e-6)
+        state["head.weight"][0] *= 1 + 3e-6
+
+    diagnosis = diagnose_with(PLAIN, PLAIN.replace(mlp={"activation": "relu"}), scale_head)
+    assert diagnosis.matched[0].names == ("activation is relu",)
+    assert any("there may be a second, smaller fault" in remark for remark in diagnosis.remarks)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ import vit_torch
 from parity import Checkpoint
 from parity.checkpoints.surgery.edit import to_float64
 from parity.checkpoints.weights import parameter
-from parity.comparison.diagnosis import diagnose, diagnose_against, expected_outputs, read_expected_outputs
+from parity.comparison.diagnosis import Diagnosis, diagnose, diagnose_against, expected_outputs, read_expected_outputs
 from parity.comparison.diagnosis.chance import EffectDistribution
 from parity.comparison.diagnosis.evaluator import Result
-from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial
+from parity.comparison.diagnosis.hypothesis import Hypothesis, Runner, Trial
 from parity.comparison.diagnosis.score_bias import score_biases
 from parity.comparison.diagnosis.search import Search
+from parity.comparison.diagnosis.suspects import find_likeliest_suspect
 from tests.parity.comparison.test_diagnosis import PLAIN, State, checkpoint, float64_outputs, model_outputs, uint8_images
 from vit_spec import InputError, ViTConfig, rows
 
@@ -60,6 +61,27 @@ def test_an_intermediate_that_differs_is_no_match_although_the_logits_are_right(
     assert f"the first layer that differs is {name}, by" in diagnosis.verdict
 
 
+def diagnose_relu(wrong: str) -> Diagnosis:
+    """Diagnose outputs of a model with relu, given intermediates of which one, `wrong`, has another fault."""
+    logits, values = float64_intermediates(PLAIN.replace(mlp={"activation": "relu"}), checkpoint().arrays, uint8_images())
+    inner = {name: values[name].copy() for name in ("patch_embed", "blocks.0", "blocks.1")}
+    inner[wrong][:, 1:] *= 1.7
+    return diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN, inner), pairs=0)
+
+
+def test_a_difference_that_a_cause_leaves_in_a_later_layer_is_said() -> None:
+    diagnosis = diagnose_relu("blocks.1")
+    assert diagnosis.verdict.startswith("FOUND: activation is relu;") and "differs is blocks.0, by" in diagnosis.suspect
+    assert "but intermediates still differ, by another fault: the first layer that differs is blocks.1" in diagnosis.verdict
+
+
+@pytest.mark.parametrize("wrong", ["patch_embed", "blocks.0"])
+def test_a_cause_that_leaves_the_first_layer_that_differs_is_not_found(wrong: str) -> None:
+    diagnosis = diagnose_relu(wrong)
+    assert diagnosis.matched == () and diagnosis.verdict.startswith("UNKNOWN: activation is relu would explain the outputs")
+    assert f"with it, the first layer that differs is {wrong}, by" in diagnosis.verdict and wrong in diagnosis.suspect
+
+
 @pytest.mark.parametrize("kind", ["float64", "float32", "float16"])
 def test_intermediates_may_be_less_precise_than_the_logits(kind: str) -> None:
     logits, values = float64_intermediates(PLAIN, checkpoint().arrays, uint8_images())
@@ -73,6 +95,42 @@ def test_another_checkpoint_with_other_intermediates_may_compute_the_same_functi
         other.arrays[name][:32] *= -1  # queries and keys
     diagnosis = diagnose_against(checkpoint(), other, pairs=0)
     assert diagnosis.passed and any("attn.qkv.weight" in line for line in diagnosis.evidence)
+
+
+# Images in another order ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [[1, 0], [0, 0]])
+def test_the_outputs_of_other_images_with_the_same_corners_are_not_reused(order: list[int]) -> None:
+    images = uint8_images()[:2].transpose(0, 3, 1, 2) / 255
+    images[:, :, 0, 0] = 0.0
+    runner = Runner()
+    runner.run(trial_of(PLAIN, images))
+    reordered = runner.run(trial_of(PLAIN, images[order]))
+    assert np.array_equal(reordered, Runner().run(trial_of(PLAIN, images[order])))
+
+
+# Images that may mislead ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_images_without_detail_do_not_show_that_nothing_is_wrong(activation: str) -> None:
+    images = np.zeros((4, *PLAIN.image_size, 3), np.uint8) + np.array([30, 90, 160, 220], np.uint8)[:, None, None, None]
+    logits = float64_outputs(PLAIN.replace(mlp={"activation": activation}), checkpoint().arrays, images)
+    diagnosis = diagnose(checkpoint(), expected_outputs(images, logits, PLAIN), pairs=0)
+    assert "nothing is wrong" not in diagnosis.verdict and diagnosis.passed == (activation == "gelu")
+    assert "have no detail to show faults in the pixels of a patch or the order of patches" in diagnosis.verdict
+
+
+def test_floats_in_the_range_of_pixels_may_be_inputs_of_the_model() -> None:
+    images = uint8_images() / 255
+    unnormalized = PLAIN.replace(pixels={"mean": (0.0,), "std": (1.0,)})
+    logits = float64_outputs(unnormalized, checkpoint().arrays, 255 * images)
+    diagnosis = diagnose(checkpoint(), expected_outputs(images, logits, PLAIN), pairs=0)
+    assert "images are taken for pixels, because all are in [0, 1]" in diagnosis.remarks
+    assert diagnosis.matched and "if the model was given them as they are" in diagnosis.verdict
+    diagnosis = diagnose(checkpoint(), expected_outputs(uint8_images(), logits, PLAIN), pairs=0)
+    assert diagnosis.matched and "; but" not in diagnosis.verdict
 
 
 # Few independent outputs ----------------------------------------------------------------------------------------------
@@ -123,6 +181,17 @@ def test_equal_entries_are_no_evidence_of_decimal_rounding() -> None:
     assert expected_outputs(uint8_images(), logits, PLAIN).rounding.digits == ""
 
 
+def test_every_layer_that_explains_the_difference_is_named() -> None:
+    rng = np.random.default_rng(0)
+    before, missing, other = rng.standard_normal((3, 8, 5))
+    effects = EffectDistribution.of(rng.standard_normal((100, 40)))
+    changed = [("head", before + 2 * missing), ("norm", before + missing + 0.1 * other), ("blocks.0", before + other)]
+    suspect = find_likeliest_suspect(before, before + missing, changed, effects, 100, 40)
+    assert str(suspect).startswith("head, norm or an earlier layer: a change of one of these outputs alone would")
+    alone = find_likeliest_suspect(before, before + missing, changed[:1], effects, 100, 40)
+    assert str(alone).startswith("head or an earlier layer: a change of this output alone would explain 100%")
+
+
 # Half precision -------------------------------------------------------------------------------------------------------
 
 
@@ -136,6 +205,37 @@ def test_a_change_that_removes_half_of_the_error_does_not_match() -> None:
     )
     assert search.tolerance > 1.7e-2 and search.full.error > search.tolerance
     assert not search.matches(halved, search.full.error) and search.matches(explained, search.full.error)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_rounding_that_a_model_amplifies_is_not_a_fault(seed: int) -> None:
+    config = PLAIN.replace(depth=4, num_classes=100)
+    file = checkpoint(config, seed)
+    for tensor in file.arrays.values():
+        tensor *= 3
+    generator = torch.Generator().manual_seed(0)  # each weight gets a rounding error that the search cannot reproduce
+    rounded = {
+        name: tensor * (1 + 2.0**-9 * (2 * torch.rand(tensor.shape, generator=generator) - 1))
+        for name, tensor in file.arrays.items()
+    }
+    execution = vit_torch.Execution(dtype=torch.bfloat16)
+    logits = model_outputs(config, rounded, uint8_images(config)[:4], execution)
+    diagnosis = diagnose(file, expected_outputs(uint8_images(config)[:4], logits, config), pairs=100)
+    assert diagnosis.before > 2e-2 and diagnosis.passed and not diagnosis.matched, diagnosis.verdict
+    assert "the rounding to bfloat16 could cause" in diagnosis.verdict
+
+
+def test_a_pair_of_roundings_is_no_single_rounding() -> None:
+    expected = expected_outputs(uint8_images(), model_outputs(PLAIN, checkpoint().arrays, uint8_images()) * 1.5, PLAIN)
+    search = Search(trial_of(PLAIN, expected.images), expected)
+    rounding = Hypothesis("weights and activations are bfloat16", "dtype rounding")
+    one, two = (Result(causes, search.full_trial, search.full.outputs, 0.1) for causes in ((rounding,), (rounding,) * 2))
+    assert search.matches(one, search.full.error) and not search.matches(two, search.full.error)
+
+
+def test_numbers_of_half_precision_are_not_printed_numbers() -> None:
+    logits = torch.linspace(0.5, 1.0, 40).bfloat16().double().numpy().reshape(8, 5)
+    assert expected_outputs(uint8_images(), logits, PLAIN).rounding.digits == ""
 
 
 def test_a_solved_number_has_the_digits_that_the_outputs_determine() -> None:
