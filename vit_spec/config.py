@@ -253,8 +253,10 @@ def coerce_field(name: str, value: Any) -> Any:
     A single integer for image_size or patch_size becomes a square.
 
     Raises:
-        InputError: the value has another type.
+        InputError: there is no such field, or the value has another type.
     """
+    if name not in FIELDS:
+        raise InputError(f"unknown config field {name}{nearest(name, FIELDS) or ': `python -m parity inspect` lists them'}")
     part, _, field_name = name.rpartition(".")
     annotation = typing.get_type_hints(PARTS[part] if part else ViTConfig)[field_name]
     if name in ("image_size", "patch_size") and isinstance(value, numbers.Integral):

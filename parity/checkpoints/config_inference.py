@@ -11,7 +11,7 @@ from typing import Any
 from parity.checkpoints.formats import Evidence, Fields, Format
 from parity.checkpoints.formats.behaviour import behaviour_of_module
 from vit_spec import InputError, ViTConfig
-from vit_spec.config import PARTS, coerce_field
+from vit_spec.config import FIELDS, PARTS, coerce_field
 from vit_spec.models import SIZES
 
 # Fields that change what is computed and that no tensor shows, with the values that most models have.  A field that neither
@@ -143,6 +143,24 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
     for what, value in behaviour.items():
         assumed.append(Assumption(what, value, f"as in models of format {format.name}"))
     return config, tuple(assumed)
+
+
+def override_fields(config: ViTConfig, given: Fields) -> tuple[ViTConfig, tuple[Assumption, ...]]:
+    """Return a config with some fields replaced, and the assumptions about what these fields newly depend on.
+
+    Args:
+        config: the config of a file that states one.
+        given: config overrides of the user, by dotted field name.
+
+    Raises:
+        InputError: an unknown field or an invalid value.
+    """
+    given = {name: coerce_field(name, value) for name, value in given.items()}
+    rotary, assumed = given.get("positions.rotary", "none"), list[Assumption]()
+    if rotary != config.positions.rotary and rotary in ROTARY_KINDS:
+        assumed = [*_infer_rotary_base(given, None), Assumption("rotation", ROTARY_KINDS[rotary][0], "as published")]
+    fields = {each.field: each.value for each in assumed if each.field in FIELDS}
+    return config.replace(**nest_fields({**fields, **given})), tuple(assumed)
 
 
 def _is_valid(fields: Fields) -> bool:
@@ -293,7 +311,7 @@ def _infer_heads(known: Fields, evidence: Evidence) -> list[Assumption]:
     return found
 
 
-def _infer_rotary_base(known: Fields, evidence: Evidence) -> list[Assumption]:
+def _infer_rotary_base(known: Fields, evidence: Evidence | None) -> list[Assumption]:
     """Return the base of rotary positions, also if a config override of the user chose them."""
     rotary = known.get("positions.rotary", "none")
     if rotary not in ROTARY_KINDS or "positions.rotary_base" in known:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.checkpoints import containers, hub, metadata
-from parity.checkpoints.config_inference import Assumption, FormatMismatch, infer_config, nest_fields
+from parity.checkpoints.config_inference import Assumption, FormatMismatch, infer_config, override_fields
 from parity.checkpoints.containers import Contents, folders
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.containers.shards import INDEX
@@ -91,8 +91,9 @@ def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str |
         config = ViTConfig.from_json(notes["config"])
         _check_companion_config(config, name, contents, notes)
         arrays = join_keys(contents.arrays, get_format(name).separator)
-        config = config.replace(**nest_fields(given))
-        found = Checkpoint(config, name, arrays, contents.container, metadata.read_assumptions(notes, config, given))
+        config, assumed = override_fields(config, given)
+        assumed = (*metadata.read_assumptions(notes, config, given), *assumed)
+        found = Checkpoint(config, name, arrays, contents.container, assumed)
     else:
         _check_extra_state(notes)
         match, config, assumed = _first_valid_match(recognise(contents.arrays, notes, format), given)

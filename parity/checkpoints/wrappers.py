@@ -21,6 +21,7 @@ WRAPPERS = (
     "teacher",
     "ema",
     "state_dict",
+    "model_state_dict",
     "model",
     "module",
     "_orig_mod",
@@ -39,7 +40,19 @@ WRAPPERS = (
 # separator, dictionaries of training loops.  Within a key of PyTorch, a word such as "model" names a module, no dictionary.
 _LOOP_MODULES = ("module", "_orig_mod")
 _LOOP_DICTIONARIES = {
-    ".": ("state_dict_ema", "state_dict", "params", "opt", "optimizer", "target", "model", "net", "model_ema", "ema"),
+    ".": (
+        "state_dict_ema",
+        "state_dict",
+        "model_state_dict",
+        "params",
+        "opt",
+        "optimizer",
+        "target",
+        "model",
+        "net",
+        "model_ema",
+        "ema",
+    ),
     "/": ("params", "opt", "optimizer", "target"),
 }
 

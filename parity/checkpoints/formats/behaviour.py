@@ -15,6 +15,7 @@ deviates from it:
 - "use of blocks": blocks that run several times, or weights that are rounded or normalized before they are used.
 - "further operations": a GELU after the last layer of the MLP (keras.io's example of a ViT), an activation after the patch
   projection, normalized rows of the classifier, values added to the output of attention, or scaled embeddings.
+- "MLP gate": the second half (the argument mlp_layer in timm).
 - "use of positions": a stored table that is not used (ScaleMAE in torchgeo, models/scale_mae.py), or a class token at the
   end of the sequence.
 - "activation of pre_logits": none, in early versions of google-research/big_vision (a note in models/vit.py).
@@ -53,6 +54,8 @@ def common_behaviour(evidence: Evidence) -> Mapping[str, str]:
         "use of blocks": "each once, with its weights unchanged",
         "further operations": "none: no activation, norm, scale or sum besides those above",
     }
+    if "glu" in axes["blocks.mlp.fc1.weight"]:
+        found["MLP gate"] = "SiLU of the first half"
     if "pos_embed" in axes:
         found["use of positions"] = "the table of the file, a class token's row first, added once before the blocks"
     if "pre_logits.weight" in axes:

@@ -113,7 +113,8 @@ class Format:
         the model has none.  If a key has braced axes, as in `{block}`, the array has one entry for each key, or one for all
         keys.  A line `variant: key | axes` applies to that variant only.  `ignored_keys` must match the keys, because
         reading refuses unknown keys.
-    duplicates: a table of second keys under which parameters are also written.  `ignored_keys` must match these keys.
+    duplicates: a table of second keys under which parameters are also written, except in a variant whose table has the same
+        key.  `ignored_keys` must match these keys.
 
     Which configs the format can store:
 
@@ -271,10 +272,12 @@ class Format:
 
     def duplicate_layouts(self, config: ViTConfig) -> Column:
         """Return the second layout of each parameter in `duplicates`."""
-        lines = [line.partition("|") for line in filter(str.strip, self.duplicates.splitlines())]
-        return {
-            name.strip(): self._fitting_layout(rows(config)[name.strip()], [Layout.parse(line)]) for name, _, line in lines
-        }
+        found = {}
+        for line in filter(str.strip, self.duplicates.splitlines()):
+            name, _, layout = (part.strip() for part in line.partition("|"))
+            found[name] = self._fitting_layout(rows(config)[name], [Layout.parse(layout)])
+        first = self.layouts(config) if found else {}
+        return {name: layout for name, layout in found.items() if layout.key != first[name].key}
 
     def _variant_for(self, config: ViTConfig) -> str:
         return self.variant or (self.default_variant(config) if self.default_variant else next(iter(self.tables)))

@@ -97,9 +97,7 @@ def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
     """
     outputs = _outputs(evidence)
     if not model_type(evidence):
-        gated = "glu" in evidence.axes["blocks.mlp.fc1.weight"]
-        gate = {"MLP gate": "SiLU of the first half"} if gated else {}
-        return {"outputs": outputs, **common_behaviour(evidence), **gate, **unread_layers(evidence)}
+        return {"outputs": outputs, **common_behaviour(evidence), **unread_layers(evidence)}
     name = stated_class(evidence)
     found = dict(unread_layers(evidence, name))
     if module := _module_around(evidence, name):

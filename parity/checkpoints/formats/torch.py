@@ -72,13 +72,9 @@ TABLE = """
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
     """Return the assumptions about what no tensor shows, and in which libraries with these keys differ.
 
-    Queries, keys and values are one array, and other code with these names may interleave them in it.  timm's argument
-    mlp_layer decides which half of a gated MLP is the gate.
+    Queries, keys and values are one array, and other code with these names may interleave them in it.
     """
-    found = {**common_behaviour(evidence), "queries, keys and values": "all queries, then all keys, then all values"}
-    if "glu" in evidence.axes["blocks.mlp.fc1.weight"]:
-        found["MLP gate"] = "SiLU of the first half"
-    return found
+    return {**common_behaviour(evidence), "queries, keys and values": "all queries, then all keys, then all values"}
 
 
 FORMAT = Format(

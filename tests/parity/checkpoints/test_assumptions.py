@@ -133,6 +133,37 @@ BEHAVIOUR = {
 }
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_rotary_positions_that_are_given_have_the_same_assumptions_in_every_file(
+    tmp_path: Path, bare_file: Path, own: bool
+) -> None:
+    """The base of their kind is not the default of `ViTConfig`."""
+    given: dict[str, Any] = {"image_size": CONFIG.image_size, "positions.rotary": "dinov3"}
+    if own:
+        parity.convert(bare_file, tmp_path / "own.safetensors", "torch", given={"image_size": CONFIG.image_size})
+    found = parity.load(tmp_path / "own.safetensors" if own else bare_file, given=given)
+    assert found.config.positions.rotary_base == 100.0
+    assert {"positions.rotary_base", "rotation"} <= {each.field for each in found.assumed}
+    assert parity.load(bare_file, given={**given, "positions.rotary_base": 50.0}).config.positions.rotary_base == 50.0
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_given_field_that_does_not_exist_is_refused(tmp_path: Path, bare_file: Path, own: bool) -> None:
+    if own:
+        parity.convert(bare_file, tmp_path / "own.safetensors", "torch", given={"image_size": CONFIG.image_size})
+    path = tmp_path / "own.safetensors" if own else bare_file
+    for name, value in {"norms.epss": 1e-5, "num_head": 3, "norms": {"eps": 1e-5}}.items():
+        with pytest.raises(InputError, match=f"unknown config field {name}"):
+            parity.load(path, given={name: value})
+
+
+def test_weights_in_the_dictionary_of_pytorchs_tutorial_are_read(tmp_path: Path, state: dict[str, Any]) -> None:
+    """https://docs.pytorch.org/tutorials/recipes/recipes/saving_and_loading_a_general_checkpoint.html"""
+    torch.save({"epoch": 5, "model_state_dict": state, "optimizer_state_dict": {}, "loss": 0.4}, tmp_path / "a.pth")
+    found = parity.load(tmp_path / "a.pth", given={"image_size": CONFIG.image_size})
+    assert parity.to_torch(found).keys() == state.keys()
+
+
 @pytest.mark.parametrize("format", formats())
 def test_in_every_format_weights_alone_prove_no_property_that_tensors_do_not_show(tmp_path: Path, format: str) -> None:
     model = MODELS.get(format, format if format.startswith("article") else {})

@@ -311,3 +311,13 @@ def test_a_patch_size_that_the_projection_cannot_have_is_refused(tmp_path):
 def test_a_config_that_the_format_cannot_store_is_refused_by_field(name, changes, what):
     with pytest.raises(InputError, match=re.escape(what)):
         parity.checkpoints.formats.get(name).layouts(vit_spec.get(name).replace(**changes))
+
+
+def test_the_variant_whose_first_keys_are_the_second_ones_is_written_once(tmp_path):
+    path = save_article(tmp_path, "article_multihead")
+    given = GIVEN["article_multihead"]
+    parity.convert(path, tmp_path / "seq.safetensors", "article_multihead:seq", given=given)
+    found = parity.load(tmp_path / "seq.safetensors")
+    assert not [key for key in found.arrays if "linear" in key]
+    first, second = parity.to_torch(parity.load(path, given=given)), parity.to_torch(found)
+    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
