@@ -37,3 +37,12 @@ def _escape(character: str) -> str:
     if unicodedata.category(character) not in _ESCAPED_CATEGORIES:  # a space other than U+0020
         return character
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be written as UTF-8; names of files that are not have lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -8,6 +8,7 @@ they show whether contents outside of the sample may have changed.
 
 import json
 import os
+import stat
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -67,12 +68,12 @@ class Fingerprint:
         sizes, times, names = array("q"), array("q"), blake2b(digest_size=16)
         for name, path in chain(*file_lists):
             try:
-                stat = os.stat(path)
+                status = os.stat(path)
             except OSError as error:
                 raise _access_error(error, path) from None
             names.update(os.fsencode(name) + b"\0")
-            sizes.append(stat.st_size)
-            times.append(stat.st_mtime_ns)
+            sizes.append(status.st_size)
+            times.append(status.st_mtime_ns)
         total, count = sum(sizes), len(sizes)
         chosen = (
             np.unique(np.linspace(0, count - 1, MAX_SAMPLED_FILES).round().astype(int)).tolist()
@@ -182,7 +183,7 @@ def _hash_contents(path: str, size: int, max_bytes: int) -> bytes:
     """
     digest = blake2b(digest_size=16)
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=_open_regular) as file:
             if size <= max_bytes:
                 while block := file.read(READ_BYTES):
                     digest.update(block)
@@ -191,6 +192,15 @@ def _hash_contents(path: str, size: int, max_bytes: int) -> bytes:
     except OSError as error:
         raise _access_error(error, path) from None
     return digest.digest()
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a regular file and return its descriptor: a pipe would wait for its writer, and a device may never end."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{path} is not a regular file: move it out of the data")
+    return descriptor
 
 
 def _sample_offsets(size: int, max_bytes: int) -> Iterator[int]:

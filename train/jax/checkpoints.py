@@ -53,6 +53,7 @@ class CheckpointStore:
             ]
         )
         self._rank = rank
+        zarr.check_path(folder)
         try:
             self._settle_replaced()
         except OSError as error:

@@ -22,6 +22,7 @@ from train.loop.tensorboard import EventWriter
 from train.loop.write_files import atomic_write, convert_write_errors, temporary_path
 from train.recipes import Recipe
 from vit_spec import InputError, ViTConfig, bounded_json
+from vit_spec.printable import is_utf8
 
 CHECKPOINTS = "checkpoints"
 DATA_FILE = "data.json"
@@ -124,6 +125,7 @@ class RunFolder:
 
     def _write_description(self, path: Path, source: Dataset | None, recipe: Recipe) -> None:
         """Write config.json and data.json; refuse a folder with another run."""
+        _refuse_other_than_utf8(self._config)
         saved = self._read_config(path)
         if saved is not None:
             self._refuse_other_config(saved, "recipe.")
@@ -356,6 +358,14 @@ def _refuse_other_than_files(path: Path) -> None:
     for name in WEIGHTS:
         if (path / name).exists() and not (path / name).is_file():
             raise InputError(f"{path / name} is not a file: move it out of the run's folder, then give the same --run")
+
+
+def _refuse_other_than_utf8(config: Record) -> None:
+    """Raise InputError for text that config.json cannot hold: names of classes and paths come from the file system."""
+    for field, value in _flatten(config).items():
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str) and not is_utf8(text):
+                raise InputError(f"{field} has {text!r}, which is not UTF-8: rename that file or folder")
 
 
 def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:

@@ -40,9 +40,11 @@ def open_(path: Path, budget: Budget | None = None) -> Contents:
         budget: limits on what opening may cost.
 
     Raises:
-        InputError: the folder is damaged, or has several steps or items; the message lists them.
+        InputError: the folder is damaged; it has several steps or items, which the message lists; or tensorstore cannot
+            open the path.
     """
     _check_tensorstore(path)
+    zarr.check_path(path)
     budget, folder = budget or Budget(), _find_item(path)
     disk_usage = zarr.scan_files(folder, budget)
     tree, custom_metadata = _read_json(folder / _TREE_FILE), _read_custom_metadata(folder)
@@ -110,8 +112,9 @@ def create(path: Path, specs: Mapping[str, ArraySpec], metadata: Mapping[str, st
 
     Raises:
         InputError: an array has no elements, and Orbax does not store such arrays; a key is both an array and a group of
-            arrays; or the disk has too few inodes for the files.
+            arrays; the disk has too few inodes for the files; or tensorstore cannot open the path.
     """
+    zarr.check_path(path)
     if empty_keys := [key for key, spec in specs.items() if 0 in spec.shape]:
         raise InputError(
             f"Orbax does not store arrays without elements: leave out {', '.join(empty_keys)}, or write safetensors"
@@ -179,6 +182,7 @@ def _ts_spec(folder: Path, key_path: KeyPath, tree: dict[str, Any]) -> zarr.Tens
             raise InputError(
                 f"{folder / _TREE_FILE} names the array {name!r}, which may be outside of the folder: do not trust it"
             )
+        zarr.check_path(base / name)
         store = {"driver": "file", "path": f"{base}/{name}/"}
     is_complete = bool(tree.get("store_array_data_equal_to_fill_value", False))
     driver = "zarr3" if tree.get("use_zarr3", False) else "zarr"

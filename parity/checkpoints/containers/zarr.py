@@ -24,6 +24,7 @@ from parity.checkpoints.containers.budget import Budget, max_array_bytes
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, bounded_json
+from vit_spec.printable import is_utf8
 
 TensorStoreSpec = Mapping[str, Any]  # https://google.github.io/tensorstore/spec.html
 
@@ -83,6 +84,18 @@ def _check_file(entry: os.DirEntry[str]) -> tuple[int, int]:
     if entry.name == ocdbt.MANIFEST_NAME and size > _MAX_MANIFEST_BYTES:
         raise InputError(f"{entry.path} has {size:,} bytes, at most {_MAX_MANIFEST_BYTES:,} are read: write it again")
     return size, stored_bytes
+
+
+def check_path(path: Path) -> None:
+    """Refuse a path that tensorstore takes for another one: it reads a backslash as a slash, also on Linux.
+
+    Raises:
+        InputError: the absolute path has a backslash, or is not UTF-8, which tensorstore does not accept.
+    """
+    text = str(path.absolute())
+    what = "a backslash" if "\\" in text else "" if is_utf8(text) else "characters that are not UTF-8"
+    if what:
+        raise InputError(f"{text} has {what}, and tensorstore cannot open such a path: rename the folder")
 
 
 def open_arrays(

@@ -333,3 +333,21 @@ def test_changed_or_truncated_files_are_refused_or_read_with_their_shapes(writte
                 assert np.asarray(array).shape == array.shape
     except InputError as error:
         assert str(folder) in str(error) and "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("a\\b", "a backslash"), (os.fsdecode(b"a\xe9"), "characters that are not UTF-8")]
+)
+def test_a_path_that_tensorstore_takes_for_another_is_refused(name, what, tmp_path):
+    """tensorstore reads a backslash as a slash, so it would read and write another folder."""
+    for folder in (tmp_path / "a/b", tmp_path / "source"):
+        ocp.save(folder, {"w": np.float32([len(str(folder))])})
+    shutil.copytree(tmp_path / "source", tmp_path / name)
+    with pytest.raises(InputError, match=f"{what}, and tensorstore cannot open such a path"):
+        CONTAINER.open(tmp_path / name)
+    with (
+        pytest.raises(InputError, match=what),
+        CONTAINER.create(tmp_path / name / "new", {"w": ArraySpec(np.dtype(np.float32), (2,))}, {}),
+    ):
+        raise AssertionError("nothing may be written")
+    assert not (tmp_path / name / "new").exists()

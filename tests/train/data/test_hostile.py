@@ -662,6 +662,17 @@ def test_a_pipe_instead_of_an_image_is_refused(tmp_path):
     assert "a.png cannot be read" in str(error.value)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "endless"])
+def test_a_pipe_or_a_device_among_images_has_no_fingerprint(tmp_path, make):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "0.png")
+    make(tmp_path / "b/1.png")
+    dataset = open_dataset(f"folder:{tmp_path}", 0.5)
+    with pytest.raises(InputError, match=r"b/1\.png is not a regular file: move it out of the data"):
+        fingerprint.Fingerprint.compute(dataset)
+
+
 # Run folders ----------------------------------------------------------------------------------------------------------
 
 
@@ -735,3 +746,11 @@ def test_a_hostile_config_for_a_golden_file_is_refused(tmp_path, bomb):
     BOMBS[bomb](tmp_path / "config.json")
     with assert_refused():
         read_model(str(tmp_path / "config.json"))
+
+
+def test_a_class_whose_name_is_not_utf8_is_refused_before_anything_is_written(tmp_path):
+    """Nothing could read config.json afterwards."""
+    data = {"classes": ["cat", os.fsdecode(b"d\xe9g")]}
+    with pytest.raises(InputError, match=r"data\.classes has 'd.*g', which is not UTF-8: rename that file or folder"):
+        RunFolder(tmp_path / "run", Recipe(), CONFIG, data)
+    assert not (tmp_path / "run/config.json").exists()
