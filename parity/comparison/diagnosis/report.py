@@ -94,8 +94,8 @@ class Diagnosis:
             return f"UNKNOWN: {agreement} ({tolerance}), but intermediates differ: {self.suspect}"
         if self.passed and not self.matched and self.possible_rounding:
             return (
-                f"MATCH: {agreement}, which is within what {self.possible_rounding} could cause ({tolerance}); a small "
-                "fault could too: float64 outputs and intermediates such as patch_embed and blocks.0 would decide"
+                f"MATCH: {agreement}, which is within what {self.possible_rounding} could cause ({tolerance}); a fault of "
+                "this size could too: float64 outputs and intermediates such as patch_embed and blocks.0 would decide"
             )
         if self.passed and not self.matched:
             return f"MATCH: {'' if self.caveat else 'nothing is wrong, '}{agreement} ({tolerance})"

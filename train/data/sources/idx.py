@@ -5,8 +5,8 @@ the splits may be absent.  EMNIST's files have a prefix, emnist-letters-train-..
 columns exchanged, which is undone here.
 
 The format is described on Yann LeCun's page of MNIST: two zero bytes, the type of number (8: uint8), the number of
-dimensions, each dimension as four big-endian bytes, then the numbers.  Of a plain file one image at a
-time is read; .gz files are decompressed into the memory of each process that reads images.
+dimensions, each dimension as four big-endian bytes, then the numbers.  Images of a plain file are read one at a time;
+.gz files are decompressed into the memory of each process that reads images.
 """
 
 import re

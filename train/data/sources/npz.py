@@ -4,8 +4,8 @@ MedMNIST (https://medmnist.com): train_images, train_labels, and the same with v
 numbers, labels (N, K) are 0 or 1 for each of K labels.  Keras (its mnist.npz): x_train, y_train, x_test, y_test.  Images
 are (N, H, W) or (N, H, W, 3), uint8.
 
-Of uncompressed arrays (numpy.savez) one image at a time is read.  Compressed arrays (numpy.savez_compressed), and arrays in
-Fortran order, are read into the memory of each process that reads images.
+Images of uncompressed arrays (numpy.savez) are read one at a time.  Compressed arrays (numpy.savez_compressed), and
+arrays in Fortran order, are read into the memory of each process that reads images.
 """
 
 import math
