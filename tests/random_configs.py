@@ -17,6 +17,8 @@ RESAMPLING: dict[str, dict[str, Any]] = {
     "big_vision": {"kernel": "bilinear", "antialias": False, "align_corners": True},
 }
 
+ROTARY = ("none", "axial", "dinov3", "eva", "rope_vit", "mixed")
+
 
 @st.composite
 def configs(draw: st.DrawFn) -> ViTConfig:
@@ -29,6 +31,9 @@ def configs(draw: st.DrawFn) -> ViTConfig:
     heads, dim, patch, class_token = one(1, 2, 3), one(4, 8), (one(2, 3), one(2, 4)), flag()
     pool = one("mean", "attention", "none", *(["token", "token_mean"] if class_token else []))
     kind, proj, value_skip = one("learned", "fixed", "none"), flag(), flag()
+    pads, order, rotary = one("refuse", "pad", "crop"), one("pre", "post", "res_post", "parallel"), one(*ROTARY)
+    layer_scale = one(None, 0.1) if order != "res_post" else None
+    norm_kind = one("layer", "rms")
     has_free_head_dim = proj and not value_skip and flag()  # num_heads * head_dim may differ from width
     return ViTConfig(
         image_size=(patch[0] * one(1, 3), patch[1] * one(2, 3)),
@@ -44,13 +49,16 @@ def configs(draw: st.DrawFn) -> ViTConfig:
             registers=one(0, 2),
             distillation=class_token and pool == "token" and flag(),
             patch_bias=flag(),
-            pad=flag(),
+            pad=pads == "pad",
+            crop=pads == "crop",
         ),
         positions=Positions(
             kind=kind,
             table=one("sincos_1d", *(("normal(0.02)", "uniform(0, 1)") if kind == "learned" else ())),
             covers=one("all", "none", *(["class"] if class_token else [])),
-            rotary=one("none", "axial", "dinov3"),
+            rotary=rotary,
+            rotary_start=one(0.0, 1.0) if rotary in ("eva", "rope_vit") else 0.0,
+            rotary_grid=one(None, (3, 5)) if rotary in ("eva", "rope_vit") else None,
         ),
         resampling=Resampling(**RESAMPLING[one(*RESAMPLING)]),
         attention=Attention(
@@ -60,16 +68,32 @@ def configs(draw: st.DrawFn) -> ViTConfig:
             proj_bias=flag(),
             scale=one(None, 0.3),
             qk_norm=flag(),
+            out_norm=flag(),
             value_skip=value_skip,
         ),
-        mlp=Mlp(activation=one("gelu", "gelu_tanh", "quick_gelu", "relu", "none", "swiglu")),
+        mlp=Mlp(
+            activation=one("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none", "swiglu"),
+            bias=flag(),
+            norm=flag(),
+        ),
         norms=Norms(
+            kind=norm_kind,
+            bias=norm_kind == "layer" and flag(),
             eps=one(1e-12, 1e-6, 1e-5),
+            order=order,
+            after_patches=flag(),
             before_blocks=flag(),
             after_blocks=flag(),
             after_pool=flag(),
-            shared_norm=flag(),
-            layer_scale=one(None, 0.1),
+            shared_norm=order != "parallel" and flag(),
+            layer_scale=layer_scale,
+            mlp_layer_scale=layer_scale is None or order == "parallel" or flag(),
         ),
-        head=Head(pool=pool, hidden=one(None, 6), bias=flag()),
+        head=Head(
+            pool=pool,
+            pool_prefix=pool in ("mean", "attention") and flag(),
+            pool_heads=one(None, 1, 2) if pool == "attention" else None,
+            hidden=one(None, 6),
+            bias=flag(),
+        ),
     )

@@ -19,7 +19,14 @@ from vit_spec import InputError, Row, ViTConfig, nearest, rows
 
 AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = ("data", "fsdp")  # they shard a batch
-SHARDING_RULES = {"width": "fsdp", "pooled": "fsdp", "feature": "fsdp", "head": "tensor", "ff": "tensor"}
+SHARDING_RULES = {
+    "width": "fsdp",
+    "pooled": "fsdp",
+    "feature": "fsdp",
+    "head": "tensor",
+    "ff": "tensor",
+    "pool_head": "tensor",
+}
 
 MIN_REPORTED_FRACTION = 0.02  # of all parameters: if more of them stay replicated, a note says so
 

@@ -17,6 +17,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from vit_jax.execution import Execution
 from vit_spec import InputError, Law, Row, ViTConfig, position_table, rows
 from vit_spec.initialisation import TRUNCATED_STD
+from vit_spec.positions import rotary_frequencies
 
 Shape = tuple[int, ...]
 Tables = tuple[np.ndarray, ...]
@@ -95,30 +96,31 @@ class PatchProjection(ViTModule):
         return x if self.bias is None else x + self.bias.astype(x.dtype)
 
 
-class LayerNorm(ViTModule):
-    """Layer normalization of the last axis, in at least float32: (..., dim) -> (..., dim).
+class Norm(ViTModule):
+    """Layer or RMS normalization of the trailing axes together, in at least float32: (..., *dims) -> (..., *dims).
 
     The variance is the mean of squared deviations; flax's default, E[x^2] - E[x]^2, loses digits where the mean is large.
     """
 
-    dim: int
+    dims: Shape
 
     def setup(self) -> None:
-        self.scale = self.declare("scale", (self.dim,))
-        self.bias = self.declare("bias", (self.dim,))
+        self.scale = self.declare("scale", self.dims)
+        self.bias = self.declare("bias", self.dims) if self.config.norms.bias else None
 
     def __call__(self, x: Array) -> Array:
-        return _layer_norm(x, self.scale, self.bias, self.config.norms.eps)
+        norms, axes = self.config.norms, tuple(range(-len(self.dims), 0))
+        return _normalize(x, self.scale, self.bias, norms.eps, norms.kind == "layer", axes)
 
 
-@partial(_recompute_in_backward, static_argnums=3)
-def _layer_norm(x: Array, scale: Array, bias: Array, eps: float) -> Array:
+@partial(_recompute_in_backward, static_argnums=(3, 4, 5))
+def _normalize(x: Array, scale: Array, bias: Array | None, eps: float, centre: bool, axes: tuple[int, ...]) -> Array:
     wide = x.astype(at_least_float32(x))
-    centred = wide - wide.mean(-1, keepdims=True)
-    variance = jnp.square(centred).mean(-1, keepdims=True)
+    centred = wide - wide.mean(axes, keepdims=True) if centre else wide
+    variance = jnp.square(centred).mean(axes, keepdims=True)
     # Not lax.rsqrt: its derivative, a power of -3/2, underflows in float32 for deviations above about 4e12.
-    y = centred * (1 / jnp.sqrt(variance + eps))
-    return (y * scale.astype(y.dtype) + bias.astype(y.dtype)).astype(x.dtype)
+    y = centred * (1 / jnp.sqrt(variance + eps)) * scale.astype(wide.dtype)
+    return (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
 
 
 class LayerScale(ViTModule):
@@ -143,6 +145,10 @@ def activation(x: Array, kind: str) -> Array:
             return x * nn.sigmoid(1.702 * x)
         case "relu":
             return nn.relu(x)
+        case "silu":
+            return nn.silu(x)
+        case "mish":
+            return x * jnp.tanh(nn.softplus(x))
         case "swiglu":
             gate, value = jnp.unstack(x, axis=-2)
             return nn.silu(gate) * value
@@ -172,21 +178,22 @@ def _default_device() -> jax.Device:
     return jax.local_devices(backend=device)[0] if device is None or isinstance(device, str) else device
 
 
-def attention(module: ViTModule, q: Array, k: Array, v: Array, rate: float, train: bool) -> Array:
+def attention(module: ViTModule, q: Array, k: Array, v: Array, scale: float, rate: float, train: bool) -> Array:
     """Compute softmax(scale q k^T) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D).
 
     Args:
-        module: the module that records the intermediates; its config and execution options are used.
+        module: the module that records the intermediates; its execution options are used.
         q: queries, (B, T, H, D).
         k: keys, (B, S, H, D).
         v: values, (B, S, H, D).
+        scale: factor of the scores.
         rate: dropout rate of the attention weights.
         train: whether dropout is enabled.
 
     Raises:
         InputError: the fused kernel is requested together with attention dropout.
     """
-    scale, kind, d = module.config.scale, module.execution.attention, q.shape[-1]
+    kind, d = module.execution.attention, q.shape[-1]
     if kind == "cudnn" and rate and train:
         raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
     is_half = q.dtype in (jnp.bfloat16, jnp.float16)
@@ -232,21 +239,34 @@ def _cudnn_attention(q: Array, k: Array, v: Array, scale: float) -> Array:
     return fused(q, k, v, query_seq_lengths=lengths, key_value_seq_lengths=lengths)[:, :tokens]
 
 
+def mix_rotary(coordinates: tuple[Array, ...], freqs: Array) -> tuple[Array, ...]:
+    """Return cosines and sines of rotary embeddings with learned frequencies, (B or 1, T, H, D) each.
+
+    Args:
+        coordinates: columns x and rows y, (B or 1, T, 1, 1) each.
+        freqs: frequencies for x and y of each pair of entries of each head, (2, H, D / 2).
+    """
+    x, y = coordinates
+    fx, fy = freqs.astype(x.dtype)
+    angle = jnp.repeat(x * fx + y * fy, 2, axis=-1)  # (B or 1, T, H, D)
+    return jnp.cos(angle), jnp.sin(angle)
+
+
 def apply_rotary(x: Array, tables: tuple[Array, ...], kind: str) -> Array:
     """Rotate queries or keys by their position: (B, T, H, D) -> (B, T, H, D).
 
     Args:
         x: queries or keys, (B, T, H, D).
-        tables: cosines and sines, (B or 1, T, 1, D) each.
-        kind: "axial" or "dinov3".
+        tables: cosines and sines, (B or 1, T, H or 1, D) each.
+        kind: `positions.rotary` of the config.
     """
     cos, sin = tables
     wide = x.astype(cos.dtype)
-    if kind == "axial":  # interleaved pairs
-        rotated = jnp.stack([-wide[..., 1::2], wide[..., ::2]], -1).reshape(x.shape)
-    else:  # pairs are half a head apart
+    if kind == "dinov3":  # pairs are half a head apart
         first, second = jnp.split(wide, 2, -1)
         rotated = jnp.concatenate([-second, first], -1)
+    else:  # interleaved pairs
+        rotated = jnp.stack([-wide[..., 1::2], wide[..., ::2]], -1).reshape(x.shape)
     return (wide * cos + rotated * sin).astype(x.dtype)
 
 
@@ -338,4 +358,8 @@ def _sample(law: Law, key: Array, shape: Shape) -> Array:
             return law.std * jax.random.normal(key, shape, jnp.float32)
         case "uniform":
             return jax.random.uniform(key, shape, jnp.float32, *law.arguments)
+        case "rotary":
+            magnitude, angle = (jnp.asarray(each, jnp.float32) for each in rotary_frequencies(shape[2], *law.arguments))
+            angle = angle + jax.random.uniform(key, (shape[1], 1), jnp.float32, 0, 2 * np.pi)
+            return magnitude * jnp.stack([jnp.cos(angle), jnp.sin(angle)])
     return law.std / TRUNCATED_STD * jax.random.truncated_normal(key, -2, 2, shape, jnp.float32)

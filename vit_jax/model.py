@@ -7,13 +7,13 @@ Shapes: B images, T tokens (prefix and patches), H heads of dimension D.
 """
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from vit_jax.execution import Execution
 from vit_jax.layers import (
-    LayerNorm,
     LayerScale,
     Linear,
+    Norm,
     PatchProjection,
     ViTModule,
     activation,
@@ -23,6 +23,7 @@ from vit_jax.layers import (
     check_images,
     drop_path,
     dropout,
+    mix_rotary,
     row_major,
     sample_kept_tokens,
     scan_blocks,
@@ -36,13 +37,17 @@ class PatchEmbed(ViTModule):
     """The patch embedding, from images to patch tokens: (B, H, W, C) -> (B, rows * columns, width)."""
 
     def setup(self) -> None:
-        self.proj = PatchProjection(self.config, self.execution, self.config.tokens.patch_bias)
+        config, execution = self.config, self.execution
+        self.proj = PatchProjection(config, execution, config.tokens.patch_bias)
+        self.norm = Norm(config, execution, (config.width,)) if config.norms.after_patches else None
 
     def __call__(self, images: Array) -> Array:
         (height, width), (ph, pw) = images.shape[1:3], self.config.patch_size
         rows, columns = self.config.grid_of(height, width)
-        images = jnp.pad(images, ((0, 0), (0, rows * ph - height), (0, columns * pw - width), (0, 0)))
-        return self.proj(images)
+        padding = ((0, 0, 0), (0, rows * ph - height, 0), (0, columns * pw - width, 0), (0, 0, 0))  # crops if negative
+        images = lax.pad(images, jnp.zeros((), images.dtype), padding)
+        x = self.proj(images)
+        return self.norm(x) if self.norm is not None else x
 
 
 class Attention(ViTModule):
@@ -55,8 +60,11 @@ class Attention(ViTModule):
         self.qkv = Linear(config, execution, (width,), (3, heads, dim), options.qkv_bias == "qkv")
         self.q_bias = self.declare("q_bias", (heads, dim)) if options.qkv_bias == "qv" else None
         self.v_bias = self.declare("v_bias", (heads, dim)) if options.qkv_bias == "qv" else None
-        self.q_norm = LayerNorm(config, execution, dim) if options.qk_norm else None
-        self.k_norm = LayerNorm(config, execution, dim) if options.qk_norm else None
+        self.q_norm = Norm(config, execution, (dim,)) if options.qk_norm else None
+        self.k_norm = Norm(config, execution, (dim,)) if options.qk_norm else None
+        mixed = config.positions.rotary == "mixed"
+        self.freqs = self.declare("freqs", (2, heads, dim // 2)) if mixed else None
+        self.norm = Norm(config, execution, (heads, dim)) if options.out_norm else None
         self.proj = Linear(config, execution, (heads, dim), (width,), options.proj_bias) if options.proj else None
 
     def __call__(self, x: Array, tables: Tables, train: bool) -> Array:
@@ -70,13 +78,15 @@ class Attention(ViTModule):
             q = self.q_norm(q)
             k = self.k_norm(k)
         if tables is not None:
+            tables = mix_rotary(tables, self.freqs) if self.freqs is not None else tables
             q = apply_rotary(q, tables, config.positions.rotary)
             k = apply_rotary(k, tables, config.positions.rotary)
         q = self.intermediate("q", q)
         k = self.intermediate("k", k)
         v = self.intermediate("v", v)
-        x = attention(self, q, k, v, noise.attn_drop, train)  # (B, T, H, D)
+        x = attention(self, q, k, v, config.scale, noise.attn_drop, train)  # (B, T, H, D)
         x = self.intermediate("heads", x)
+        x = self.norm(x) if self.norm is not None else x
         x = self.proj(x) if self.proj is not None else x.reshape(*x.shape[:2], -1)
         return x + v.reshape(x.shape) if config.attention.value_skip else x
 
@@ -87,8 +97,9 @@ class Mlp(ViTModule):
     def setup(self) -> None:
         config, execution = self.config, self.execution
         hidden = (2, config.mlp_dim) if config.mlp.activation == "swiglu" else (config.mlp_dim,)
-        self.fc1 = Linear(config, execution, (config.width,), hidden)
-        self.fc2 = Linear(config, execution, (config.mlp_dim,), (config.width,))
+        self.fc1 = Linear(config, execution, (config.width,), hidden, config.mlp.bias)
+        self.norm = Norm(config, execution, (config.mlp_dim,)) if config.mlp.norm else None
+        self.fc2 = Linear(config, execution, (config.mlp_dim,), (config.width,), config.mlp.bias)
 
     def __call__(self, x: Array, train: bool) -> Array:
         config, noise = self.config, self.config.regularisation
@@ -96,35 +107,48 @@ class Mlp(ViTModule):
         x = activation(x, config.mlp.activation)  # (..., mlp_dim)
         x = self.intermediate("activation", x)
         x = dropout(self, x, noise.mlp_drop, train)
+        x = self.norm(x) if self.norm is not None else x
         x = self.fc2(x)
         return dropout(self, x, noise.mlp_drop, train)
 
 
 class Block(ViTModule):
-    """Pre-norm attention and MLP, each with a residual connection: (B, T, width) -> (B, T, width)."""
+    """Attention and MLP with norms and residual connections, in the order of `config.norms`: (B, T, width) -> the same."""
 
     def setup(self) -> None:
         config, execution = self.config, self.execution
         norms = config.norms
-        self.norm1 = LayerNorm(config, execution, config.width)
+        width, parallel = (config.width,), norms.order == "parallel"
+        self.norm1 = Norm(config, execution, width)
         self.attn = Attention(config, execution)
         self.ls1 = LayerScale(config, execution) if norms.layer_scale is not None else None
-        self.norm2 = LayerNorm(config, execution, config.width) if not norms.shared_norm else None
+        self.norm2 = Norm(config, execution, width) if not norms.shared_norm and not parallel else None
         self.mlp = Mlp(config, execution)
-        self.ls2 = LayerScale(config, execution) if norms.layer_scale is not None else None
+        scaled = norms.layer_scale is not None and norms.mlp_layer_scale and not parallel
+        self.ls2 = LayerScale(config, execution) if scaled else None
 
     def __call__(self, x: Array, rate: Array, tables: Tables, train: bool) -> tuple[Array, None]:
-        noise = self.config.regularisation
+        order = self.config.norms.order
         norm2 = self.norm2 if self.norm2 is not None else self.norm1
-        y = self.attn(self.norm1(x), tables, train)
-        y = self.ls1(y) if self.ls1 is not None else y
-        y = drop_path(self, y, rate, train) if noise.drop_path else y
-        x = self.intermediate("sum", x + y)
-        y = self.mlp(norm2(x), train)
-        y = self.ls2(y) if self.ls2 is not None else y
-        y = drop_path(self, y, rate, train) if noise.drop_path else y
-        x = x + y
+        if order == "parallel":
+            y = self.norm1(x)
+            y = self.attn(y, tables, train) + self.mlp(y, train)
+            return self.add(x, y, self.ls1, rate, train), None
+        y = self.attn(self.norm1(x) if order == "pre" else x, tables, train)
+        y = self.norm1(y) if order == "res_post" else y
+        x = self.intermediate("sum", self.add(x, y, self.ls1, rate, train))
+        x = self.norm1(x) if order == "post" else x
+        y = self.mlp(norm2(x) if order == "pre" else x, train)
+        y = norm2(y) if order == "res_post" else y
+        x = self.add(x, y, self.ls2, rate, train)
+        x = norm2(x) if order == "post" else x
         return x, None
+
+    def add(self, x: Array, y: Array, scale: LayerScale | None, rate: Array, train: bool) -> Array:
+        """Return x plus an output y of attention or the MLP, to which layer scale and stochastic depth apply."""
+        y = scale(y) if scale is not None else y
+        y = drop_path(self, y, rate, train) if self.config.regularisation.drop_path else y
+        return x + y
 
 
 class AttentionPool(ViTModule):
@@ -132,20 +156,20 @@ class AttentionPool(ViTModule):
 
     def setup(self) -> None:
         config, execution = self.config, self.execution
-        width, heads, dim = config.width, config.num_heads, config.head_dim
+        width, heads, dim = config.width, config.pool_heads, config.pool_head_dim
         self.latent = self.declare("latent", (1, 1, width))
         self.q = Linear(config, execution, (width,), (heads, dim))
         self.kv = Linear(config, execution, (width,), (2, heads, dim))
         self.proj = Linear(config, execution, (heads, dim), (width,))
-        self.norm = LayerNorm(config, execution, width)
+        self.norm = Norm(config, execution, (width,))
         self.mlp = Mlp(config, execution)
 
     def __call__(self, x: Array, train: bool) -> Array:
-        noise = self.config.regularisation
+        config, noise = self.config, self.config.regularisation
         latent = jnp.broadcast_to(self.latent.astype(x.dtype), (x.shape[0], 1, x.shape[2]))
         q = self.q(latent)  # (B, 1, H, D)
         k, v = jnp.unstack(self.kv(x), axis=2)  # (B, S, H, D)
-        x = attention(self, q, k, v, noise.attn_drop, train)  # (B, 1, H, D)
+        x = attention(self, q, k, v, config.pool_scale, noise.attn_drop, train)  # (B, 1, H, D)
         x = self.intermediate("heads", x)
         x = self.proj(x)  # (B, 1, width)
         x = x + self.mlp(self.norm(x), train)
@@ -174,12 +198,12 @@ class ViT(ViTModule):
         self.reg_token = self.declare("reg_token", (1, tokens.registers, width)) if tokens.registers else None
         learned, rows = config.positions.kind == "learned", config.sizes["token"]
         self.pos_embed = self.declare("pos_embed", (1, rows, width)) if learned else None
-        self.norm_pre = LayerNorm(config, execution, width) if norms.before_blocks else None
+        self.norm_pre = Norm(config, execution, (width,)) if norms.before_blocks else None
         self.blocks = scan_blocks(Block, config, execution)
-        self.norm = LayerNorm(config, execution, width) if norms.after_blocks else None
+        self.norm = Norm(config, execution, (width,)) if norms.after_blocks else None
         pooled, feature = config.sizes["pooled"], config.sizes["feature"]
         self.attn_pool = AttentionPool(config, execution) if config.head.pool == "attention" else None
-        self.fc_norm = LayerNorm(config, execution, pooled) if norms.after_pool else None
+        self.fc_norm = Norm(config, execution, (pooled,)) if norms.after_pool else None
         self.pre_logits = Linear(config, execution, (pooled,), (feature,)) if config.head.hidden else None
         self.head = Linear(config, execution, (feature,), (labels,), config.head.bias) if labels else None
         second = labels and tokens.distillation
@@ -204,8 +228,9 @@ class ViT(ViTModule):
         x = dropout(self, x, noise.pos_drop, train)
         tables = None
         if config.positions.rotary != "none":
-            cos, sin = self.constants(rotary_tables, grid, x)
-            tables = self.intermediate("cosines", cos), self.intermediate("sines", sin)  # (1, T, 1, D) each
+            first, second = self.constants(rotary_tables, grid, x)  # (1, T, 1, D) each, or (1, T, 1, 1)
+            names = ("columns", "rows") if config.positions.rotary == "mixed" else ("cosines", "sines")
+            tables = self.intermediate(names[0], first), self.intermediate(names[1], second)
         if noise.patch_drop and train:
             kept = sample_kept_tokens(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
             x = jnp.take_along_axis(x, kept[..., None], axis=1)
@@ -250,7 +275,8 @@ class ViT(ViTModule):
 
     def pool(self, x: Array, train: bool) -> Array:
         """Pool tokens to one feature per image, (B, T, width) -> (B, pooled), or return all tokens without pooling."""
-        kind, patches = self.config.head.pool, x[:, self.config.num_prefix :]
+        kind, start = self.config.head.pool, 0 if self.config.head.pool_prefix else self.config.num_prefix
+        patches = x[:, start:]
         if kind == "token":
             x = x[:, 0]
         if kind == "mean":

@@ -93,7 +93,7 @@ class ViTConfig:
         self.positions.check(width=self.width, head_dim=self.head_dim, class_token=class_token)
         self.resampling.check()
         self.norms.check()
-        self.head.check(class_token=class_token, distillation=self.tokens.distillation)
+        self.head.check(width=self.width, class_token=class_token, distillation=self.tokens.distillation)
         self.regularisation.check()
 
     # Derived sizes ---------------------------------------------------------------------------------------------------
@@ -107,6 +107,21 @@ class ViTConfig:
     def scale(self) -> float:
         """Factor of the attention scores."""
         return self.head_dim**-0.5 if self.attention.scale is None else self.attention.scale
+
+    @property
+    def pool_heads(self) -> int:
+        """Number of heads of attention pooling."""
+        return self.head.pool_heads or self.num_heads
+
+    @property
+    def pool_head_dim(self) -> int:
+        """Dimension of one head of attention pooling."""
+        return self.width // self.head.pool_heads if self.head.pool_heads else self.head_dim
+
+    @property
+    def pool_scale(self) -> float:
+        """Factor of the attention scores of attention pooling."""
+        return self.pool_head_dim**-0.5 if self.attention.scale is None else self.attention.scale
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -150,6 +165,10 @@ class ViTConfig:
             "pooled": 2 * self.width if self.head.pool == "token_mean" else self.width,
             "feature": self.feature_dim,
             "label": self.num_classes,
+            "pool_head": self.pool_heads,
+            "pool_dim": self.pool_head_dim,
+            "pair": self.head_dim // 2,
+            "xy": 2,
             "qkv": 3,
             "kv": 2,
             "glu": 2,
@@ -163,14 +182,18 @@ class ViTConfig:
             width: width of the image in pixels.
 
         Raises:
-            InputError: the size is not a multiple of the patch size, and `tokens.pad` is False.
+            InputError: the size is not a multiple of the patch size, and neither `tokens.pad` nor `tokens.crop` is True; or
+                the image is smaller than a patch.
         """
-        (ph, pw), pad = self.patch_size, self.tokens.pad
-        if height < 1 or width < 1 or (not pad and (height % ph or width % pw)):
+        (ph, pw), tokens = self.patch_size, self.tokens
+        is_multiple = not (height % ph or width % pw)
+        if tokens.crop and height >= ph and width >= pw:
+            return height // ph, width // pw
+        if height < 1 or width < 1 or not (is_multiple or tokens.pad):
             nearby = tuple(max(1, round(size / patch)) * patch for size, patch in ((height, ph), (width, pw)))
             raise InputError(
                 f"image size {height}x{width} is not a multiple of the patch size {ph}x{pw}: "
-                f"resize images to {nearby[0]}x{nearby[1]}, or set tokens.pad=True"
+                f"resize images to {nearby[0]}x{nearby[1]}, or set tokens.pad=True or tokens.crop=True"
             )
         return -(-height // ph), -(-width // pw)
 

@@ -62,7 +62,7 @@ def flops(config: ViTConfig, image_size: ImageSize | None = None) -> int:
     )
     attention = config.depth * 4 * tokens * tokens * inner
     if config.head.pool == "attention":
-        attention += 4 * patches * inner  # one query over the patches
+        attention += 4 * _count_pooled_tokens(config, patches, tokens) * config.pool_heads * config.pool_head_dim
     return matrices + attention
 
 
@@ -76,10 +76,11 @@ def memory(
 
     For each token, a block stores for the backward pass (entries; inner = heads * head_dim)::
 
-        4 width     inputs and outputs of the two norms
-        4 inner     queries, keys, values and the outputs of the heads
-        2 mlp_dim   input and output of the activation (4 mlp_dim if it is gated, 1 if there is no activation)
-        2 width     inputs of layer scale (0 without layer scale)
+        4 width     inputs and outputs of the two norms (2 width for one norm, in parallel blocks)
+        4 inner     queries, keys, values and the outputs of the heads (5 inner with `attention.out_norm`)
+        2 mlp_dim   input and output of the activation (4 mlp_dim if it is gated, 1 if there is no activation; 1 more with
+                    `mlp.norm`)
+        2 width     inputs of layer scale (width for one layer scale, 0 without)
 
     For mlp_dim = 4 width in 16 bits, this is the 32 bytes * width of "Reducing Activation Recomputation in Large
     Transformer Models" (arXiv 2205.05198, section 4.1) without its dropout masks.  Attention that is not fused also stores
@@ -103,15 +104,17 @@ def memory(
     patches, tokens = _count_patches_and_tokens(config, image_size)
     width, inner, mlp_dim = config.width, config.num_heads * config.head_dim, config.mlp_dim
 
-    hidden = {"swiglu": 4, "none": 1}.get(config.mlp.activation, 2)
-    block = tokens * (4 * width + 4 * inner + hidden * mlp_dim)
-    if config.norms.layer_scale is not None:
-        block += tokens * 2 * width
+    hidden = {"swiglu": 4, "none": 1}.get(config.mlp.activation, 2) + config.mlp.norm
+    norms = 2 if config.norms.order == "parallel" else 4
+    scales = sum(name in rows(config) for name in ("blocks.ls1.gamma", "blocks.ls2.gamma"))
+    block = tokens * ((norms + scales) * width + (4 + config.attention.out_norm) * inner + hidden * mlp_dim)
     if not fused_attention:
         block += config.num_heads * tokens * tokens
 
     ph, pw = config.patch_size
     activations = patches * config.in_channels * ph * pw + config.depth * block
+    if config.norms.after_patches:
+        activations += patches * 2 * width
     if config.norms.after_blocks:
         activations += tokens * 2 * width
 
@@ -137,10 +140,17 @@ def _is_matrix(row: Row) -> bool:
     return row.name.endswith(".weight") and len(set(row.axes) - {"block"}) > 1
 
 
+def _count_pooled_tokens(config: ViTConfig, patches: int, tokens: int) -> int:
+    """Return the number of tokens over which the one query of attention pooling runs."""
+    return tokens if config.head.pool_prefix else patches
+
+
 def _count_multiplied_tokens(row: Row, config: ViTConfig, patches: int, tokens: int) -> int:
     """Return the number of tokens that a matrix multiplies."""
     if row.name.startswith("blocks."):
         return tokens
-    if row.name in ("patch_embed.proj.weight", "attn_pool.kv.weight"):
+    if row.name == "patch_embed.proj.weight":
         return patches
+    if row.name == "attn_pool.kv.weight":
+        return _count_pooled_tokens(config, patches, tokens)
     return tokens if config.head.pool == "none" else 1  # layers after pooling multiply one token

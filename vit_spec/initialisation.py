@@ -17,13 +17,14 @@ _ARGUMENTS = {"zeros": 0, "ones": 0, "constant": 1, "normal": 1, "trunc_normal":
 
 @dataclass(frozen=True)
 class Law:
-    """The initial distribution of a parameter, whose entries are independent.
+    """The initial distribution of a parameter, whose entries are independent except in "rotary".
 
     A "trunc_normal" is a normal distribution truncated at two of its standard deviations.  Its `std` is the standard
     deviation after truncation, which the samples have.  Frameworks differ in both conventions.
 
     Attributes:
-        kind: "constant" (value), "normal" (std), "trunc_normal" (std) or "uniform" (low, high).
+        kind: "constant" (value), "normal" (std), "trunc_normal" (std), "uniform" (low, high) or "rotary" (base), the
+            frequencies of `positions.rotary_frequencies` with a random angle of each head.
         arguments: the numbers in parentheses.
     """
 
@@ -66,7 +67,7 @@ class Law:
 
     @property
     def std(self) -> float:
-        """Standard deviation of an entry."""
+        """Standard deviation of an entry; not for "rotary", whose entries differ in it."""
         if self.kind == "uniform":
             low, high = self.arguments
             return (high - low) / math.sqrt(12)

@@ -86,11 +86,11 @@ def _vit_s16_plain() -> ViTConfig:
 
 
 def _vit_22b14() -> ViTConfig:
-    """ "Scaling Vision Transformers to 22 Billion Parameters" (arXiv 2302.05442), an approximation.
+    """ "Scaling Vision Transformers to 22 Billion Parameters" (arXiv 2302.05442).
 
-    The paper's blocks compute attention and MLP in parallel, x + attention(norm(x)) + mlp(norm(x)); here the MLP follows
-    attention and has its own norm.  The paper's norms do not subtract the mean and have no bias, and its classifier is
-    JFT's.  The matrices of the blocks have the same size: 21,743 million parameters, as in table 1.
+    Attention and MLP are parallel, norms neither subtract the mean nor have a bias, and queries, keys and values have no
+    bias (section 2).  The matrices of the blocks have 21,743 million parameters, as in table 1; the paper's classifier is
+    that of JFT.
     """
     return _config(
         SIZES["22b"],
@@ -98,6 +98,7 @@ def _vit_22b14() -> ViTConfig:
         tokens=Tokens(class_token=False),
         attention=Attention(qkv_bias="none", qk_norm=True),
         mlp=Mlp(activation="gelu_tanh"),
+        norms=Norms(kind="rms", bias=False, order="parallel"),
         head=Head(pool="attention"),
     )
 
@@ -247,6 +248,136 @@ def _siglip(size: str, patch: int, image: int = 224) -> ViTConfig:
     )
 
 
+def _eva02(size: str, patch: int) -> ViTConfig:
+    """EVA-02 (arXiv 2303.11331): baaivision/EVA, EVA-02/asuka; the models that are fine-tuned on ImageNet.
+
+    The base and large models have norms between the gate and the second layer of the MLP, the smaller ones have none.
+    """
+    width, depth, heads, _ = SIZES[size]
+    large = size in ("b", "l")
+    return _config(
+        Size(width, depth, heads, int(width * 8 / 3)),
+        patch,
+        image=448 if large else 336,
+        pixels=CLIP,
+        tokens=Tokens(init=NORMAL),
+        positions=Positions(rotary="eva", rotary_grid=(16, 16)),
+        attention=Attention(qkv_bias="qv"),
+        mlp=Mlp(activation="swiglu", norm=large),
+        norms=Norms(after_blocks=False, after_pool=True),
+        head=Head(pool="mean"),
+    )
+
+
+def _eva02_e14_clip() -> ViTConfig:
+    """The enormous image encoder of EVA-02-CLIP (arXiv 2303.15389), whose norms come after attention and MLP."""
+    return _config(
+        Size(1792, 64, 16, 15360),
+        14,
+        num_classes=1024,
+        pixels=CLIP,
+        tokens=Tokens(init=NORMAL),
+        attention=Attention(qkv_bias="qv"),
+        norms=Norms(order="res_post"),
+    )
+
+
+def _beit3(size: str, patch: int) -> ViTConfig:
+    """The vision expert of BEiT-3 (arXiv 2208.10442) with a classifier: microsoft/unilm, beit3; torchscale's sub-LN."""
+    return _config(
+        SIZES[size],
+        patch,
+        pixels=IMAGENET,
+        tokens=Tokens(init=NORMAL),
+        attention=Attention(out_norm=True),
+        mlp=Mlp(norm=True),
+        norms=Norms(eps=1e-5, after_blocks=False, after_pool=True),
+        head=Head(pool="mean"),
+    )
+
+
+def _aimv2(size: str, patch: int) -> ViTConfig:
+    """AIMv2 (arXiv 2411.14402): apple/ml-aim, aim-v2.  The feature is the mean of the tokens, as in timm."""
+    sizes = {"l": Size(1024, 24, 8, 2816), "h": Size(1536, 24, 12, 4096)}
+    return _config(
+        sizes[size],
+        patch,
+        num_classes=0,
+        pixels=CLIP,
+        tokens=Tokens(class_token=False),
+        attention=Attention(qkv_bias="none", proj_bias=False),
+        mlp=Mlp(activation="swiglu", bias=False),
+        norms=Norms(kind="rms", bias=False, eps=1e-5, after_patches=True),
+        head=Head(pool="mean"),
+    )
+
+
+def _pe(size: str, patch: int, image: int, **fields: Any) -> ViTConfig:
+    """The Perception Encoder (arXiv 2504.13181): facebookresearch/perception_models, core/vision_encoder/pe.py.
+
+    Coordinates of rotary positions are scaled to the grid of the published resolution, and count from 1.
+    """
+    grid = image // patch
+    config = _config(
+        SIZES[size],
+        patch,
+        image=image,
+        num_classes=0,
+        tokens=Tokens(patch_bias=False),
+        positions=Positions(rotary="rope_vit", rotary_start=1.0, rotary_grid=(grid, grid)),
+        norms=Norms(eps=1e-5, before_blocks=True),
+    )
+    return config.replace(**fields)
+
+
+def _pe_core(size: str, patch: int, image: int, embedding: int) -> ViTConfig:
+    """PE core, the image encoder of a CLIP model: attention pooling over all tokens, and a projection without a bias."""
+    head = Head(pool="attention", pool_prefix=True, pool_heads=8, bias=False)
+    return _pe(size, patch, image, num_classes=embedding, head=head)
+
+
+def _pe_spatial(size: str, patch: int, image: int) -> ViTConfig:
+    """PE spatial, for dense prediction, without a norm after the blocks; the feature is the mean of the patch tokens."""
+    return _pe(size, patch, image, norms={"after_blocks": False}, head={"pool": "mean"})
+
+
+def _pe_lang_l14() -> ViTConfig:
+    """PE lang, aligned with a language model: 23 blocks with layer scale, and no norm after them."""
+    config = _pe_spatial("l", 14, 448)
+    return config.replace(depth=23, norms={"layer_scale": 0.1})
+
+
+def _rope_vit(size: str, patch: int, mixed: bool = False, absolute: bool = False) -> ViTConfig:
+    """RoPE-ViT (arXiv 2403.13298): naver-ai/rope-vit.  Axial or mixed rotary positions, with or without learned ones."""
+    rotary: Literal["mixed", "rope_vit"] = "mixed" if mixed else "rope_vit"
+    return _config(
+        SIZES[size],
+        patch,
+        pixels=IMAGENET,
+        tokens=Tokens(init=NORMAL),
+        positions=Positions(
+            kind="learned" if absolute else "none", covers="none", rotary=rotary, rotary_base=10.0 if mixed else 100.0
+        ),
+        norms=Norms(layer_scale=1e-4),
+    )
+
+
+def _sapiens2_b16() -> ViTConfig:
+    """Sapiens2 (arXiv 2604.21681), the base model: facebookresearch/sapiens2.  Layer scale applies to attention only."""
+    return _config(
+        SIZES["b"],
+        16,
+        image=(1024, 768),
+        num_classes=0,
+        pixels=IMAGENET,
+        tokens=Tokens(init=NORMAL, registers=8),
+        positions=Positions(kind="none", rotary="dinov3", rotary_base=100.0),
+        attention=Attention(qk_norm=True),
+        mlp=Mlp(activation="swiglu"),
+        norms=Norms(kind="rms", bias=False, layer_scale=1.0, mlp_layer_scale=False),
+    )
+
+
 # Five articles that implement a ViT from scratch ------------------------------------------------------------
 # Choices that an article leaves open are big_vision's: 224 pixels, patch size 16, mlp_dim = 4 * width, pixels from
 # -1 to 1.  The articles use torch's nn.LayerNorm, whose eps is 1e-5.
@@ -368,6 +499,24 @@ _MODELS: dict[str, ConfigBuilder] = {
     "siglip_so400m16": partial(_siglip, "so400m", 16, image=256),
     "siglip_so400m14": partial(_siglip, "so400m", 14),
     "siglip_gopt16": partial(_siglip, "gopt", 16, image=256),
+    **_family("eva02_{}", _eva02, "ti14 s14 b14 l14"),
+    "eva02_e14_clip": _eva02_e14_clip,
+    **_family("beit3_{}", _beit3, "b16 l16"),
+    **_family("aimv2_{}", _aimv2, "l14 h14"),
+    "pe_core_ti16": partial(_pe_core, "ti", 16, 384, 512),
+    "pe_core_s16": partial(_pe_core, "s", 16, 384, 512),
+    "pe_core_b16": partial(_pe_core, "b", 16, 224, 1024),
+    "pe_core_l14": partial(_pe_core, "l", 14, 336, 1024),
+    "pe_lang_l14": _pe_lang_l14,
+    "pe_spatial_ti16": partial(_pe_spatial, "ti", 16, 512),
+    "pe_spatial_s16": partial(_pe_spatial, "s", 16, 512),
+    "pe_spatial_b16": partial(_pe_spatial, "b", 16, 512),
+    "pe_spatial_l14": partial(_pe_spatial, "l", 14, 448),
+    **_family("rope_{}", _rope_vit, "s16 b16 l16"),
+    **_family("rope_{}_ape", partial(_rope_vit, absolute=True), "s16 b16 l16"),
+    **_family("rope_{}_mixed", partial(_rope_vit, mixed=True), "s16 b16 l16"),
+    **_family("rope_{}_mixed_ape", partial(_rope_vit, mixed=True, absolute=True), "s16 b16 l16"),
+    "sapiens2_b16": _sapiens2_b16,
     "article_xray_rope": _article_xray_rope,
     "article_multihead": _article_multihead,
     "article_sincos": _article_sincos,

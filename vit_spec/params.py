@@ -64,6 +64,8 @@ def _rows(c: ViTConfig) -> Iterator[Declaration]:
     yield "patch_embed.proj.weight", "width rgb ph pw", lecun_normal(c.in_channels * prod(c.patch_size)), True
     if c.tokens.patch_bias:
         yield "patch_embed.proj.bias", "width", ZEROS, False
+    if c.norms.after_patches:
+        yield from _norm_rows("patch_embed.norm", "width", c)
     if c.tokens.class_token:
         yield "cls_token", "width", token_law, False
     if c.tokens.distillation:
@@ -74,9 +76,9 @@ def _rows(c: ViTConfig) -> Iterator[Declaration]:
         law = None if c.positions.table in TABLES else Law.parse(c.positions.table, "positions.table")
         yield "pos_embed", "token width", law, False
     if c.norms.before_blocks:
-        yield from _norm_rows("norm_pre", "width")
+        yield from _norm_rows("norm_pre", "width", c)
 
-    yield from _norm_rows("blocks.norm1", "block width")
+    yield from _norm_rows("blocks.norm1", "block width", c)
     yield "blocks.attn.qkv.weight", "block qkv head dim width", xavier_uniform(width, inner), True
     if c.attention.qkv_bias == "qkv":
         yield "blocks.attn.qkv.bias", "block qkv head dim", ZEROS, False
@@ -84,34 +86,39 @@ def _rows(c: ViTConfig) -> Iterator[Declaration]:
         yield "blocks.attn.q_bias", "block head dim", ZEROS, False
         yield "blocks.attn.v_bias", "block head dim", ZEROS, False
     if c.attention.qk_norm:
-        yield from _norm_rows("blocks.attn.q_norm", "block dim")
-        yield from _norm_rows("blocks.attn.k_norm", "block dim")
+        yield from _norm_rows("blocks.attn.q_norm", "block dim", c)
+        yield from _norm_rows("blocks.attn.k_norm", "block dim", c)
+    if c.positions.rotary == "mixed":
+        yield "blocks.attn.freqs", "block xy head pair", Law("rotary", (c.positions.rotary_base,)), False
+    if c.attention.out_norm:
+        yield from _norm_rows("blocks.attn.norm", "block head dim", c)
     if c.attention.proj:
         yield "blocks.attn.proj.weight", "block width head dim", xavier_uniform(inner, width), True
         if c.attention.proj_bias:
             yield "blocks.attn.proj.bias", "block width", ZEROS, False
     if c.norms.layer_scale is not None:
         yield "blocks.ls1.gamma", "block width", Law("constant", (c.norms.layer_scale,)), False
-    if not c.norms.shared_norm:
-        yield from _norm_rows("blocks.norm2", "block width")
+    if not c.norms.shared_norm and c.norms.order != "parallel":
+        yield from _norm_rows("blocks.norm2", "block width", c)
     yield from _mlp_rows("blocks.mlp", "block ", c)
-    if c.norms.layer_scale is not None:
+    if c.norms.layer_scale is not None and c.norms.mlp_layer_scale and c.norms.order != "parallel":
         yield "blocks.ls2.gamma", "block width", Law("constant", (c.norms.layer_scale,)), False
 
     if c.norms.after_blocks:
-        yield from _norm_rows("norm", "width")
+        yield from _norm_rows("norm", "width", c)
     if c.head.pool == "attention":
+        inner = c.pool_heads * c.pool_head_dim
         yield "attn_pool.latent", "width", xavier_uniform(1, width), False
-        yield "attn_pool.q.weight", "head dim width", xavier_uniform(width, inner), True
-        yield "attn_pool.q.bias", "head dim", ZEROS, False
-        yield "attn_pool.kv.weight", "kv head dim width", xavier_uniform(width, inner), True
-        yield "attn_pool.kv.bias", "kv head dim", ZEROS, False
-        yield "attn_pool.proj.weight", "width head dim", xavier_uniform(inner, width), True
+        yield "attn_pool.q.weight", "pool_head pool_dim width", xavier_uniform(width, inner), True
+        yield "attn_pool.q.bias", "pool_head pool_dim", ZEROS, False
+        yield "attn_pool.kv.weight", "kv pool_head pool_dim width", xavier_uniform(width, inner), True
+        yield "attn_pool.kv.bias", "kv pool_head pool_dim", ZEROS, False
+        yield "attn_pool.proj.weight", "width pool_head pool_dim", xavier_uniform(inner, width), True
         yield "attn_pool.proj.bias", "width", ZEROS, False
-        yield from _norm_rows("attn_pool.norm", "width")
+        yield from _norm_rows("attn_pool.norm", "width", c)
         yield from _mlp_rows("attn_pool.mlp", "", c)
     if c.norms.after_pool:
-        yield from _norm_rows("fc_norm", "pooled")
+        yield from _norm_rows("fc_norm", "pooled", c)
     if c.head.hidden is not None:
         yield "pre_logits.weight", "feature pooled", lecun_normal(c.sizes["pooled"]), True
         yield "pre_logits.bias", "feature", ZEROS, False
@@ -122,14 +129,19 @@ def _rows(c: ViTConfig) -> Iterator[Declaration]:
                 yield f"{head}.bias", "label", ZEROS, False
 
 
-def _norm_rows(name: str, axes: str) -> Iterator[Declaration]:
+def _norm_rows(name: str, axes: str, c: ViTConfig) -> Iterator[Declaration]:
     yield f"{name}.weight", axes, ONES, False
-    yield f"{name}.bias", axes, ZEROS, False
+    if c.norms.bias:
+        yield f"{name}.bias", axes, ZEROS, False
 
 
 def _mlp_rows(name: str, block: str, c: ViTConfig) -> Iterator[Declaration]:
     glu = "glu " if c.mlp.activation == "swiglu" else ""
     yield f"{name}.fc1.weight", f"{block}{glu}ff width", xavier_uniform(c.width, c.mlp_dim), True
-    yield f"{name}.fc1.bias", f"{block}{glu}ff", MLP_BIAS, False
+    if c.mlp.bias:
+        yield f"{name}.fc1.bias", f"{block}{glu}ff", MLP_BIAS, False
+    if c.mlp.norm:
+        yield from _norm_rows(f"{name}.norm", f"{block}ff", c)
     yield f"{name}.fc2.weight", f"{block}width ff", xavier_uniform(c.mlp_dim, c.width), True
-    yield f"{name}.fc2.bias", f"{block}width", MLP_BIAS, False
+    if c.mlp.bias:
+        yield f"{name}.fc2.bias", f"{block}width", MLP_BIAS, False

@@ -42,7 +42,9 @@ class Tokens:
         distillation: prepend DeiT's distillation token, which has its own classifier (arXiv 2012.12877).
         patch_bias: whether the patch projection has a bias (CLIP's has none).
         init: initial distribution of the class, distillation and register tokens, such as "trunc_normal(0.02)".
-        pad: zero-pad images at the right and the bottom to a multiple of the patch size; if False, such images are refused.
+        pad: zero-pad images at the right and the bottom to a multiple of the patch size.
+        crop: leave out the last rows and columns of images that are not a multiple of the patch size.  Without `pad` or
+            `crop`, such images are refused.
     """
 
     class_token: bool = True
@@ -51,9 +53,11 @@ class Tokens:
     patch_bias: bool = True
     init: str = "zeros"
     pad: bool = False
+    crop: bool = False
 
     def check(self) -> None:
         """Raise InputError for a negative number of registers, distillation without a class token, or a bad init."""
+        require(not (self.pad and self.crop), "tokens.pad and tokens.crop cannot be combined: set one of them to False")
         require(self.registers >= 0, f"tokens.registers is {self.registers}: give 0 or more")
         require(
             self.class_token or not self.distillation,
@@ -71,16 +75,23 @@ class Positions:
         table: the fixed table, or the initial value of the learned one: the name of a sine-cosine table, or for a learned
             table also a distribution such as "normal(0.02)".
         covers: which prefix tokens have a row in the table; these rows come before those of the patches.
-        rotary: 2-D rotary embedding (RoPE, arXiv 2104.09864) of queries and keys: "axial" as in
-            s-chh/2D-Positional-Encoding-Vision-Transformer, "dinov3" as in arXiv 2508.10104.
+        rotary: 2-D rotary embedding (RoPE, arXiv 2104.09864) of queries and keys; `vit_spec.positions` has the formulas.
+            "axial" is that of s-chh/2D-Positional-Encoding-Vision-Transformer, "dinov3" of arXiv 2508.10104, "eva" of
+            EVA-02 (arXiv 2303.11331), "rope_vit" of arXiv 2403.13298 with fixed frequencies, also in the Perception Encoder
+            (arXiv 2504.13181), and "mixed" of arXiv 2403.13298 with learned frequencies of each head.
         rotary_base: base of the rotary frequencies.
+        rotary_start: coordinate of the first row and column, for "eva" and "rope_vit".
+        rotary_grid: the grid (rows, columns) to whose size coordinates are scaled, for "eva" and "rope_vit"; None means
+            that they are not scaled.
     """
 
     kind: Literal["learned", "fixed", "none"] = "learned"
     table: str = "normal(0.02)"
     covers: Literal["all", "class", "none"] = "all"
-    rotary: Literal["none", "axial", "dinov3"] = "none"
+    rotary: Literal["none", "axial", "dinov3", "eva", "rope_vit", "mixed"] = "none"
     rotary_base: float = 10000.0
+    rotary_start: float = 0.0
+    rotary_grid: tuple[int, int] | None = None
 
     def check(self, *, width: int, head_dim: int, class_token: bool) -> None:
         """Raise InputError for an unknown table, or for options that do not fit the width, the head_dim or the tokens."""
@@ -103,6 +114,15 @@ class Positions:
             "positions.covers='class' needs a class token: set tokens.class_token=True, or positions.covers='none'",
         )
         require(self.rotary_base > 0, f"positions.rotary_base is {self.rotary_base}: give a positive number")
+        require(
+            self.rotary in ("eva", "rope_vit") or (self.rotary_start == 0 and self.rotary_grid is None),
+            f"positions.rotary_start and positions.rotary_grid are only for positions.rotary='eva' and 'rope_vit': with "
+            f"{self.rotary!r}, leave them out",
+        )
+        require(
+            self.rotary_grid is None or min(self.rotary_grid) > 0,
+            f"positions.rotary_grid is {self.rotary_grid}: give a positive number of rows and columns, or None",
+        )
         require(
             self.rotary == "none" or head_dim % 4 == 0,
             f"head_dim is {head_dim}: positions.rotary needs a multiple of 4; change num_heads, or set attention.head_dim",
@@ -151,7 +171,9 @@ class Attention:
         proj: whether there is an output projection.
         proj_bias: whether the output projection has a bias.
         scale: factor of the attention scores; None means head_dim ** -0.5.
-        qk_norm: layer normalization of the queries and keys of each head (arXiv 2302.05442).
+        qk_norm: norms of the queries and keys of each head (arXiv 2302.05442).
+        out_norm: a norm of the outputs of all heads together, before the output projection (NormFormer, arXiv 2110.09456;
+            EVA-02's sub-LN).
         value_skip: add the values to the output (T2T-ViT, arXiv 2101.11986: class Attention of its token transformer).
     """
 
@@ -161,6 +183,7 @@ class Attention:
     proj_bias: bool = True
     scale: float | None = None
     qk_norm: bool = False
+    out_norm: bool = False
     value_skip: bool = False
 
     def check(self, *, width: int, num_heads: int) -> None:
@@ -186,38 +209,70 @@ class Mlp:
     """The MLP of a block: fc2(activation(fc1(x))).
 
     Attributes:
-        activation: "gelu" is exact (erf), "gelu_tanh" its tanh approximation, "quick_gelu" x * sigmoid(1.702 x), "none" the
-            identity.  "swiglu" is gated: fc1 has two outputs of mlp_dim entries, and fc2 reads silu(first) * second (arXiv
-            2002.05202).
+        activation: "gelu" is exact (erf), "gelu_tanh" its tanh approximation, "quick_gelu" x * sigmoid(1.702 x), "silu"
+            x * sigmoid(x), "mish" x * tanh(log(1 + exp(x))) (arXiv 1908.08681), "none" the identity.  "swiglu" is gated:
+            fc1 has two outputs of mlp_dim entries, and fc2 reads silu(first) * second (arXiv 2002.05202).
+        bias: whether the two layers have biases.
+        norm: a norm between the activation and fc2 (NormFormer, arXiv 2110.09456; EVA-02's sub-LN).
     """
 
-    activation: Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "none", "swiglu"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none", "swiglu"] = "gelu"
+    bias: bool = True
+    norm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norms:
-    """Layer normalization and layer scale.
+    """The norms, their place in a block, and layer scale.
 
     Attributes:
+        kind: "layer" is layer normalization, "rms" divides by the root mean square, without a mean (arXiv 1910.07467).
+        bias: whether norms have a bias; RMS norms have none.
         eps: epsilon of all norms.
+        order: the order of operations in a block, where f is attention or the MLP: "pre" is x + f(norm(x)), "post"
+            norm(x + f(x)) (arXiv 1706.03762), "res_post" x + norm(f(x)) (Swin V2, arXiv 2111.09883).  "parallel" is
+            x + attention(norm(x)) + mlp(norm(x)), with one norm (ViT-22B, arXiv 2302.05442).
+        after_patches: a norm of the patch embeddings, before tokens and positions are added (AIMv2).
         before_blocks: a norm before the first block (CLIP).
         after_blocks: the final norm, over all tokens.
         after_pool: a norm of the pooled feature.
         shared_norm: attention and MLP of a block share one norm and its parameters.
         layer_scale: initial value of a learned factor per channel of the outputs of attention and MLP (arXiv 2103.17239);
-            None means no layer scale.
+            None means no layer scale.  Parallel blocks scale the sum of both outputs.
+        mlp_layer_scale: whether layer scale also applies to the MLP; if not, it applies to attention only (Sapiens2).
     """
 
+    kind: Literal["layer", "rms"] = "layer"
+    bias: bool = True
     eps: float = 1e-6
+    order: Literal["pre", "post", "res_post", "parallel"] = "pre"
+    after_patches: bool = False
     before_blocks: bool = False
     after_blocks: bool = True
     after_pool: bool = False
     shared_norm: bool = False
     layer_scale: float | None = None
+    mlp_layer_scale: bool = True
 
     def check(self) -> None:
-        """Raise InputError unless eps is positive."""
+        """Raise InputError unless eps is positive, and for options that cannot be combined."""
         require(self.eps > 0, f"norms.eps is {self.eps}: give a positive number such as 1e-6")
+        require(
+            self.kind == "layer" or not self.bias,
+            "norms.kind='rms' with norms.bias=True: RMS norms have no bias; set norms.bias=False",
+        )
+        require(
+            self.order != "parallel" or not self.shared_norm,
+            "norms.order='parallel' has one norm in each block: leave norms.shared_norm out",
+        )
+        require(
+            self.order != "res_post" or self.layer_scale is None,
+            "norms.order='res_post' with norms.layer_scale: the weights of the norms scale already; set layer_scale=None",
+        )
+        require(
+            self.mlp_layer_scale or (self.layer_scale is not None and self.order != "parallel"),
+            "norms.mlp_layer_scale=False needs norms.layer_scale, and an order other than 'parallel': leave it out",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,18 +282,22 @@ class Head:
     Attributes:
         pool: "token" is the class token, "mean" the mean of the patch tokens, "token_mean" the concatenation of both,
             "attention" a learned query over the patch tokens (MAP, arXiv 2106.04560), "none" no pooling: every token.
+        pool_prefix: "mean" and "attention" also pool the prefix tokens: class, distillation and register tokens.
+        pool_heads: number of heads of "attention"; None means num_heads.
         hidden: dimension of a tanh layer before the classifier (pre-logits, arXiv 2010.11929); None means no such layer.
         bias: whether the classifier has a bias.
         init: initial distribution of the classifier's weight, such as "zeros" or "trunc_normal(0.02)".
     """
 
     pool: Literal["token", "mean", "token_mean", "attention", "none"] = "token"
+    pool_prefix: bool = False
+    pool_heads: int | None = None
     hidden: int | None = None
     bias: bool = True
     init: str = "trunc_normal(0.02)"
 
-    def check(self, *, class_token: bool, distillation: bool) -> None:
-        """Raise InputError if the pooling needs a token that does not exist, or if hidden or init is invalid."""
+    def check(self, *, width: int, class_token: bool, distillation: bool) -> None:
+        """Raise InputError if the pooling needs a token that does not exist, or if a size or init is invalid."""
         require(
             self.pool not in ("token", "token_mean") or class_token,
             f"head.pool={self.pool!r} needs a class token: set tokens.class_token=True, or head.pool='mean'",
@@ -246,6 +305,16 @@ class Head:
         require(
             not distillation or self.pool == "token",
             "tokens.distillation=True needs head.pool='token': set head.pool='token'",
+        )
+        require(
+            not self.pool_prefix or self.pool in ("mean", "attention"),
+            f"head.pool_prefix=True with head.pool={self.pool!r}: it is only for 'mean' and 'attention'; leave it out",
+        )
+        heads = self.pool_heads
+        require(
+            heads is None or (heads > 0 and width % heads == 0 and self.pool == "attention"),
+            f"head.pool_heads is {heads}: give a number of heads that divides the width {width}, for head.pool='attention' "
+            "only, or None",
         )
         require(self.hidden is None or self.hidden > 0, f"head.hidden is {self.hidden}: give a positive integer, or None")
         Law.parse(self.init, "head.init")

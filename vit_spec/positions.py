@@ -93,6 +93,67 @@ def rotary_axial(grid: tuple[int, int], head_dim: int, prefix: int, base: float)
 
 
 @cache
+def rotary_rows_columns(
+    grid: tuple[int, int],
+    head_dim: int,
+    prefix: int,
+    base: float,
+    start: float = 0.0,
+    reference: tuple[int, int] | None = None,
+    columns_first: bool = False,
+) -> tuple[Table, Table]:
+    """Return cos and sin of the rotary embeddings of EVA-02 and of RoPE-ViT, each (prefix + gh * gw, head_dim).
+
+    With d = head_dim / 2 and theta_i = base^(-2i / d), i = 0..d/2-1, where each theta_i occurs twice:
+
+        y = (row + start) rows / gh,   x = (column + start) columns / gw
+        angle = [y theta_0, y theta_0, .., y theta_{d/2-1}, y theta_{d/2-1},  x theta_0, x theta_0, ..]
+
+    for a reference grid of (rows, columns); without one, y = row + start and x = column + start.  With `columns_first`, the
+    angles of x come before those of y.  Prefix tokens have angle 0, so they are not rotated.  Apply to queries and keys in
+    interleaved pairs, as for `rotary_axial`.
+
+    EVA-02 (arXiv 2303.11331): rows first, start 0, a reference grid of 16 x 16.  RoPE-ViT (arXiv 2403.13298, "axial"):
+    columns first, start 0, no reference, base 100.  Perception Encoder (arXiv 2504.13181): columns first, start 1 (0 in G),
+    and the grid of its own resolution.  timm 1.0.31, RotaryEmbeddingCat in layers/pos_embed_sincos.py.
+
+    Raises:
+        ValueError: head_dim is not a multiple of 4.
+    """
+    _check_head_dim(head_dim)
+    d = head_dim // 2
+    theta = np.repeat(base ** (-2 * np.arange(d // 2) / d), 2)
+    coordinates = np.indices(grid).reshape(2, -1) + start
+    if reference is not None:
+        coordinates = coordinates / np.array(grid)[:, None] * np.array(reference)[:, None]
+    y, x = (np.outer(position, theta) for position in coordinates)
+    return _cos_sin(np.concatenate([x, y] if columns_first else [y, x], axis=1), prefix)
+
+
+@cache
+def grid_coordinates(grid: tuple[int, int], prefix: int) -> tuple[Table, Table]:
+    """Return the columns x and the rows y of all tokens, each (prefix + gh * gw); both are 0 for prefix tokens."""
+    y, x = (np.pad(coordinate.astype(np.float64), (prefix, 0)) for coordinate in np.indices(grid).reshape(2, -1))
+    return _read_only(x), _read_only(y)
+
+
+def rotary_frequencies(pairs: int, base: float) -> tuple[Table, Table]:
+    """Return magnitudes m and angles t, each (pairs,), of the initial frequencies of learned rotary embeddings.
+
+    The frequencies of a head for x and y are m cos(a + t) and m sin(a + t), where the angle a of the head is random.  With
+    d = pairs / 2, m is base^(-i / d), i = 0..d-1, twice; t is 0 for the first d pairs and pi / 2 for the others.
+
+    arXiv 2403.13298; naver-ai/rope-vit, init_random_2d_freqs in models/vit_rope.py.
+
+    Args:
+        pairs: number of pairs of entries of a head: head_dim / 2.
+        base: the base of the frequencies.
+    """
+    d = pairs // 2
+    return np.tile(base ** (-np.arange(d) / d), 2), np.repeat([0, np.pi / 2], d)
+
+
+@cache
 def rotary_dinov3(grid: tuple[int, int], head_dim: int, prefix: int, base: float) -> tuple[Table, Table]:
     """Return cos and sin of DINOv3's rotary embedding, each (prefix + gh * gw, head_dim).
 

@@ -29,10 +29,20 @@ def position_table(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table]:
 
 
 def rotary_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Table]:
-    """Return cosines and sines, each (1, prefix + rows * columns, 1, head_dim); prefix tokens are not rotated."""
-    rotary = {"axial": positions.rotary_axial, "dinov3": positions.rotary_dinov3}[config.positions.rotary]
-    cos, sin = rotary(grid, config.head_dim, config.num_prefix, config.positions.rotary_base)
-    return cos[None, :, None], sin[None, :, None]
+    """Return cosines and sines, each (1, prefix + rows * columns, 1, head_dim); prefix tokens are not rotated.
+
+    For "mixed", whose frequencies are parameters, return columns x and rows y, each (1, prefix + rows * columns, 1, 1).
+    """
+    p = config.positions
+    if p.rotary == "mixed":
+        first, second = (table[:, None] for table in positions.grid_coordinates(grid, config.num_prefix))
+    elif p.rotary in ("eva", "rope_vit"):
+        arguments = p.rotary_base, p.rotary_start, p.rotary_grid, p.rotary == "rope_vit"
+        first, second = positions.rotary_rows_columns(grid, config.head_dim, config.num_prefix, *arguments)
+    else:
+        rotary = {"axial": positions.rotary_axial, "dinov3": positions.rotary_dinov3}[p.rotary]
+        first, second = rotary(grid, config.head_dim, config.num_prefix, p.rotary_base)
+    return first[None, :, None], second[None, :, None]
 
 
 def resampling_matrices(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Table]:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vit_spec import InputError, Law, ViTConfig, position_table, rows
 from vit_spec.initialisation import TRUNCATED_STD
+from vit_spec.positions import rotary_frequencies
 from vit_torch.execution import Execution
 
 Shape = tuple[int, ...]
@@ -87,16 +88,23 @@ class PatchProjection(nn.Conv2d):
         return F.linear(x, self.weight.to(x.dtype).flatten(1), None if self.bias is None else self.bias.to(x.dtype))
 
 
-class LayerNorm(nn.LayerNorm):
-    """Layer normalization of the last axis, in at least float32: (..., dim) -> (..., dim)."""
+class Norm(nn.LayerNorm):
+    """Layer or RMS normalization of the trailing axes together, in at least float32: (..., *dims) -> (..., *dims)."""
 
-    def __init__(self, config: ViTConfig, dim: int) -> None:
-        super().__init__(dim, config.norms.eps)
+    def __init__(self, config: ViTConfig, dims: Shape) -> None:
+        super().__init__(prod(dims), config.norms.eps, bias=config.norms.bias)
+        self.dims = dims
+        self.kind = config.norms.kind
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = at_least_float32(x)
-        y = F.layer_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.bias.to(dtype), self.eps)
-        return y.to(x.dtype)
+        wide, weight = x.flatten(-len(self.dims)).to(dtype), self.weight.to(dtype)
+        if self.kind == "rms":
+            y = F.rms_norm(wide, self.normalized_shape, weight, self.eps)
+        else:
+            bias = None if self.bias is None else self.bias.to(dtype)
+            y = F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps)
+        return y.to(x.dtype).view_as(x)
 
 
 class LayerScale(nn.Module):
@@ -121,23 +129,28 @@ def activation(x: Tensor, kind: str) -> Tensor:
             return x * torch.sigmoid(1.702 * x)
         case "relu":
             return F.relu(x)
+        case "silu":
+            return F.silu(x)
+        case "mish":
+            return F.mish(x)
         case "swiglu":
             gate, value = x.unbind(-2)
             return F.silu(gate) * value
     return x
 
 
-def attention(module: ViTModule, q: Tensor, k: Tensor, v: Tensor, rate: float) -> Tensor:
+def attention(module: ViTModule, q: Tensor, k: Tensor, v: Tensor, scale: float, rate: float) -> Tensor:
     """Compute softmax(scale q k^T) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D).
 
     Args:
-        module: the module that records the intermediates; its config and execution options are used.
+        module: the module that records the intermediates; its execution options are used.
         q: queries, (B, T, H, D).
         k: keys, (B, S, H, D).
         v: values, (B, S, H, D).
+        scale: factor of the scores.
         rate: dropout rate of the attention weights.
     """
-    scale, rate = module.config.scale, rate if module.training else 0.0
+    rate = rate if module.training else 0.0
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D)
     if module.execution.attention == "fused":
         x = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, scale=scale)
@@ -150,21 +163,34 @@ def attention(module: ViTModule, q: Tensor, k: Tensor, v: Tensor, rate: float) -
     return x.transpose(1, 2)
 
 
+def mix_rotary(coordinates: tuple[Tensor, ...], freqs: Tensor) -> tuple[Tensor, ...]:
+    """Return cosines and sines of rotary embeddings with learned frequencies, (B or 1, T, H, D) each.
+
+    Args:
+        coordinates: columns x and rows y, (B or 1, T, 1, 1) each.
+        freqs: frequencies for x and y of each pair of entries of each head, (2, H, D / 2).
+    """
+    x, y = coordinates
+    fx, fy = freqs.to(x.dtype)
+    angle = (x * fx + y * fy).repeat_interleave(2, -1)  # (B or 1, T, H, D)
+    return angle.cos(), angle.sin()
+
+
 def apply_rotary(x: Tensor, tables: tuple[Tensor, ...], kind: str) -> Tensor:
     """Rotate queries or keys by their position: (B, T, H, D) -> (B, T, H, D).
 
     Args:
         x: queries or keys, (B, T, H, D).
-        tables: cosines and sines, (B or 1, T, 1, D) each.
-        kind: "axial" or "dinov3".
+        tables: cosines and sines, (B or 1, T, H or 1, D) each.
+        kind: `positions.rotary` of the config.
     """
     cos, sin = tables
     wide = x.to(cos.dtype)
-    if kind == "axial":  # interleaved pairs
-        rotated = torch.stack([-wide[..., 1::2], wide[..., ::2]], -1).reshape(x.shape)
-    else:  # pairs are half a head apart
+    if kind == "dinov3":  # pairs are half a head apart
         first, second = wide.chunk(2, -1)
         rotated = torch.cat([-second, first], -1)
+    else:  # interleaved pairs
+        rotated = torch.stack([-wide[..., 1::2], wide[..., ::2]], -1).reshape(x.shape)
     return (wide * cos + rotated * sin).to(x.dtype)
 
 
@@ -244,6 +270,10 @@ def _sample(law: Law, parameter: Tensor) -> None:
             parameter.normal_(0, law.std)
         case "uniform":
             parameter.uniform_(*law.arguments)
+        case "rotary":
+            magnitude, angle = map(torch.tensor, rotary_frequencies(parameter.shape[2], *law.arguments))
+            angle = angle + torch.rand(parameter.shape[1], 1).mul(2 * np.pi)
+            parameter.copy_(magnitude * torch.stack([angle.cos(), angle.sin()]))
         case "trunc_normal":
             parent = law.std / TRUNCATED_STD
             nn.init.trunc_normal_(parameter, 0, parent, -2 * parent, 2 * parent)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from vit_spec import ViTConfig, position_table, resampling_matrices, rotary_tables
 from vit_torch.execution import Execution
 from vit_torch.layers import (
-    LayerNorm,
     LayerScale,
     Linear,
+    Norm,
     PatchProjection,
     ViTModule,
     activation,
@@ -26,6 +26,7 @@ from vit_torch.layers import (
     drop_path,
     dropout,
     initialise,
+    mix_rotary,
     run_block,
     sample_kept_tokens,
 )
@@ -39,12 +40,15 @@ class PatchEmbed(ViTModule):
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
         self.proj = PatchProjection(config, execution, config.tokens.patch_bias)
+        self.norm = Norm(config, (config.width,)) if config.norms.after_patches else None
 
     def forward(self, images: Tensor) -> Tensor:
         (height, width), (ph, pw) = images.shape[2:4], self.config.patch_size
         rows, columns = self.config.grid_of(height, width)
-        images = F.pad(images, (0, columns * pw - width, 0, rows * ph - height))
-        return self.proj(images)
+        padding = (0, columns * pw - width, 0, rows * ph - height)  # crops if negative
+        images = F.pad(images, padding)
+        x = self.proj(images)
+        return self.norm(x) if self.norm is not None else x
 
 
 class Attention(ViTModule):
@@ -57,8 +61,11 @@ class Attention(ViTModule):
         self.qkv = Linear((width,), (3, heads, dim), options.qkv_bias == "qkv")
         self.q_bias = nn.Parameter(torch.empty(heads * dim)) if options.qkv_bias == "qv" else None
         self.v_bias = nn.Parameter(torch.empty(heads * dim)) if options.qkv_bias == "qv" else None
-        self.q_norm = LayerNorm(config, dim) if options.qk_norm else None
-        self.k_norm = LayerNorm(config, dim) if options.qk_norm else None
+        self.q_norm = Norm(config, (dim,)) if options.qk_norm else None
+        self.k_norm = Norm(config, (dim,)) if options.qk_norm else None
+        mixed = config.positions.rotary == "mixed"
+        self.freqs = nn.Parameter(torch.empty(2, heads, dim // 2)) if mixed else None
+        self.norm = Norm(config, (heads, dim)) if options.out_norm else None
         self.proj = Linear((heads, dim), (width,), options.proj_bias) if options.proj else None
 
     def forward(self, x: Tensor, tables: Tables) -> Tensor:
@@ -72,13 +79,15 @@ class Attention(ViTModule):
             q = self.q_norm(q)
             k = self.k_norm(k)
         if tables is not None:
+            tables = mix_rotary(tables, self.freqs) if self.freqs is not None else tables
             q = apply_rotary(q, tables, config.positions.rotary)
             k = apply_rotary(k, tables, config.positions.rotary)
         q = self.intermediate("q", q)
         k = self.intermediate("k", k)
         v = self.intermediate("v", v)
-        x = attention(self, q, k, v, noise.attn_drop)  # (B, T, H, D)
+        x = attention(self, q, k, v, config.scale, noise.attn_drop)  # (B, T, H, D)
         x = self.intermediate("heads", x)
+        x = self.norm(x) if self.norm is not None else x
         x = self.proj(x) if self.proj is not None else x.flatten(2)
         return x + v.flatten(2) if config.attention.value_skip else x
 
@@ -89,8 +98,9 @@ class Mlp(ViTModule):
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
         hidden = (2, config.mlp_dim) if config.mlp.activation == "swiglu" else (config.mlp_dim,)
-        self.fc1 = Linear((config.width,), hidden)
-        self.fc2 = Linear((config.mlp_dim,), (config.width,))
+        self.fc1 = Linear((config.width,), hidden, config.mlp.bias)
+        self.norm = Norm(config, (config.mlp_dim,)) if config.mlp.norm else None
+        self.fc2 = Linear((config.mlp_dim,), (config.width,), config.mlp.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         config, noise = self.config, self.config.regularisation
@@ -98,35 +108,48 @@ class Mlp(ViTModule):
         x = activation(x, config.mlp.activation)  # (..., mlp_dim)
         x = self.intermediate("activation", x)
         x = dropout(self, x, noise.mlp_drop)
+        x = self.norm(x) if self.norm is not None else x
         x = self.fc2(x)
         return dropout(self, x, noise.mlp_drop)
 
 
 class Block(ViTModule):
-    """Pre-norm attention and MLP, each with a residual connection: (B, T, width) -> (B, T, width)."""
+    """Attention and MLP with norms and residual connections, in the order of `config.norms`: (B, T, width) -> the same."""
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
         norms = config.norms
-        self.norm1 = LayerNorm(config, config.width)
+        width, parallel = (config.width,), norms.order == "parallel"
+        self.norm1 = Norm(config, width)
         self.attn = Attention(config, execution)
         self.ls1 = LayerScale(config) if norms.layer_scale is not None else None
-        self.norm2 = LayerNorm(config, config.width) if not norms.shared_norm else None
+        self.norm2 = Norm(config, width) if not norms.shared_norm and not parallel else None
         self.mlp = Mlp(config, execution)
-        self.ls2 = LayerScale(config) if norms.layer_scale is not None else None
+        scaled = norms.layer_scale is not None and norms.mlp_layer_scale and not parallel
+        self.ls2 = LayerScale(config) if scaled else None
 
     def forward(self, x: Tensor, rate: float, tables: Tables) -> Tensor:
-        noise = self.config.regularisation
+        order = self.config.norms.order
         norm2 = self.norm2 if self.norm2 is not None else self.norm1
-        y = self.attn(self.norm1(x), tables)
-        y = self.ls1(y) if self.ls1 is not None else y
-        y = drop_path(self, y, rate) if noise.drop_path else y
-        x = self.intermediate("sum", x + y)
-        y = self.mlp(norm2(x))
-        y = self.ls2(y) if self.ls2 is not None else y
-        y = drop_path(self, y, rate) if noise.drop_path else y
-        x = x + y
+        if order == "parallel":
+            y = self.norm1(x)
+            y = self.attn(y, tables) + self.mlp(y)
+            return self.add(x, y, self.ls1, rate)
+        y = self.attn(self.norm1(x) if order == "pre" else x, tables)
+        y = self.norm1(y) if order == "res_post" else y
+        x = self.intermediate("sum", self.add(x, y, self.ls1, rate))
+        x = self.norm1(x) if order == "post" else x
+        y = self.mlp(norm2(x) if order == "pre" else x)
+        y = norm2(y) if order == "res_post" else y
+        x = self.add(x, y, self.ls2, rate)
+        x = norm2(x) if order == "post" else x
         return x
+
+    def add(self, x: Tensor, y: Tensor, scale: LayerScale | None, rate: float) -> Tensor:
+        """Return x plus an output y of attention or the MLP, to which layer scale and stochastic depth apply."""
+        y = scale(y) if scale is not None else y
+        y = drop_path(self, y, rate) if self.config.regularisation.drop_path else y
+        return x + y
 
 
 class AttentionPool(ViTModule):
@@ -134,20 +157,20 @@ class AttentionPool(ViTModule):
 
     def __init__(self, config: ViTConfig, execution: Execution) -> None:
         super().__init__(config, execution)
-        width, heads, dim = config.width, config.num_heads, config.head_dim
+        width, heads, dim = config.width, config.pool_heads, config.pool_head_dim
         self.latent = nn.Parameter(torch.empty(1, 1, width))
         self.q = Linear((width,), (heads, dim))
         self.kv = Linear((width,), (2, heads, dim))
         self.proj = Linear((heads, dim), (width,))
-        self.norm = LayerNorm(config, width)
+        self.norm = Norm(config, (width,))
         self.mlp = Mlp(config, execution)
 
     def forward(self, x: Tensor) -> Tensor:
-        noise = self.config.regularisation
+        config, noise = self.config, self.config.regularisation
         latent = self.latent.to(x.dtype).expand(x.shape[0], 1, x.shape[2])
         q = self.q(latent)  # (B, 1, H, D)
         k, v = self.kv(x).unbind(2)  # (B, S, H, D)
-        x = attention(self, q, k, v, noise.attn_drop)  # (B, 1, H, D)
+        x = attention(self, q, k, v, config.pool_scale, noise.attn_drop)  # (B, 1, H, D)
         x = self.intermediate("heads", x)
         x = self.proj(x)  # (B, 1, width)
         x = x + self.mlp(self.norm(x))
@@ -174,12 +197,12 @@ class ViT(ViTModule):
         self.reg_token = nn.Parameter(torch.empty(1, tokens.registers, width)) if tokens.registers else None
         learned, rows = config.positions.kind == "learned", config.sizes["token"]
         self.pos_embed = nn.Parameter(torch.empty(1, rows, width)) if learned else None
-        self.norm_pre = LayerNorm(config, width) if norms.before_blocks else None
+        self.norm_pre = Norm(config, (width,)) if norms.before_blocks else None
         self.blocks = nn.ModuleList(Block(config, execution) for _ in range(config.depth))
-        self.norm = LayerNorm(config, width) if norms.after_blocks else None
+        self.norm = Norm(config, (width,)) if norms.after_blocks else None
         pooled, feature = config.sizes["pooled"], config.sizes["feature"]
         self.attn_pool = AttentionPool(config, execution) if config.head.pool == "attention" else None
-        self.fc_norm = LayerNorm(config, pooled) if norms.after_pool else None
+        self.fc_norm = Norm(config, (pooled,)) if norms.after_pool else None
         self.pre_logits = Linear((pooled,), (feature,)) if config.head.hidden else None
         self.head = Linear((feature,), (labels,), config.head.bias) if labels else None
         second = labels and tokens.distillation
@@ -205,8 +228,9 @@ class ViT(ViTModule):
         x = dropout(self, x, noise.pos_drop)
         tables = None
         if config.positions.rotary != "none":
-            cos, sin = self.constants(rotary_tables, grid, x)
-            tables = self.intermediate("cosines", cos), self.intermediate("sines", sin)  # (1, T, 1, D) each
+            first, second = self.constants(rotary_tables, grid, x)  # (1, T, 1, D) each, or (1, T, 1, 1)
+            names = ("columns", "rows") if config.positions.rotary == "mixed" else ("cosines", "sines")
+            tables = self.intermediate(names[0], first), self.intermediate(names[1], second)
         if noise.patch_drop and self.training:
             kept = sample_kept_tokens(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
             x = x.take_along_dim(kept[..., None], dim=1)
@@ -252,7 +276,8 @@ class ViT(ViTModule):
 
     def pool(self, x: Tensor) -> Tensor:
         """Pool tokens to one feature per image, (B, T, width) -> (B, pooled), or return all tokens without pooling."""
-        kind, patches = self.config.head.pool, x[:, self.config.num_prefix :]
+        kind, start = self.config.head.pool, 0 if self.config.head.pool_prefix else self.config.num_prefix
+        patches = x[:, start:]
         if kind == "token":
             x = x[:, 0]
         if kind == "mean":

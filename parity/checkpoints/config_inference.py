@@ -21,6 +21,8 @@ DEFAULTS: Fields = {
     "positions.rotary": "none",
     "attention.scale": None,
     "attention.value_skip": False,
+    "norms.kind": "layer",
+    "norms.order": "pre",
     "norms.eps": 1e-6,
     "mlp.activation": "gelu",
     "head.pool": "token",
@@ -32,11 +34,17 @@ DEFAULTS: Fields = {
     "resampling.offset": 0.0,
 }
 
+# `DEFAULTS`, and fields of pooling, which only matter for some models; `_infer_pooling` has their defaults.
+HIDDEN_FIELDS = (*DEFAULTS, "head.pool_prefix", "head.pool_heads")
+
 
 # Kind of rotary positions -> what it rotates, in words, and the base that it was published with.
 ROTARY_KINDS: dict[str, tuple[str, float]] = {
     "axial": ("of neighbouring pairs, over columns and rows of patches counted from one", 10000.0),
     "dinov3": ("of halves, over rows and columns of patches about the centre", 100.0),
+    "eva": ("of neighbouring pairs, over rows and columns of patches", 10000.0),
+    "rope_vit": ("of neighbouring pairs, over columns and rows of patches", 100.0),
+    "mixed": ("of neighbouring pairs, by learned frequencies times columns and rows of patches counted from zero", 10.0),
 }
 
 
@@ -85,7 +93,7 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
     from_library = format.matches_config_file(evidence.notes)
     hidden: dict[str, Any] = {}  # what other code with the same keys may have different
     if not from_library:
-        hidden = {name: required.pop(name) for name in DEFAULTS if name in required and name not in shown}
+        hidden = {name: required.pop(name) for name in HIDDEN_FIELDS if name in required and name not in shown}
         likely = {name: value for name, value in likely.items() if name not in hidden}
     given = {name: coerce_field(name, value) for name, value in given.items()}
     stated = format.stated_fields(evidence)
@@ -118,7 +126,8 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
     ]
     initial = {"norms.layer_scale": published.get("norms.layer_scale", 1e-5)}
     known = {**initial, **{each.field: each.value for each in assumed}, **known}
-    for infer_fields in (_infer_patch, _infer_heads, _infer_rotary_base, partial(_infer_grid, format)):
+    infer_pooling, infer_grid = partial(_infer_pooling, published), partial(_infer_grid, format)
+    for infer_fields in (_infer_patch, _infer_heads, _infer_rotary, infer_pooling, infer_grid):
         found = infer_fields(known, evidence)
         assumed += [each for each in found if each.why]
         known = {**{each.field: each.value for each in found}, **known}
@@ -158,7 +167,7 @@ def override_fields(config: ViTConfig, given: Fields) -> tuple[ViTConfig, tuple[
     given = {name: coerce_field(name, value) for name, value in given.items()}
     rotary, assumed = given.get("positions.rotary", "none"), list[Assumption]()
     if rotary != config.positions.rotary and rotary in ROTARY_KINDS:
-        assumed = [*_infer_rotary_base(given, None), Assumption("rotation", ROTARY_KINDS[rotary][0], "as published")]
+        assumed = [*_infer_rotary(given, None), Assumption("rotation", ROTARY_KINDS[rotary][0], "as published")]
     fields = {each.field: each.value for each in assumed if each.field in FIELDS}
     return config.replace(**nest_fields({**fields, **given})), tuple(assumed)
 
@@ -199,6 +208,7 @@ def _fields_from_tensors(evidence: Evidence) -> tuple[dict[str, Any], dict[str, 
     """Return the fields that the presence and shapes of tensors prove, and those that they make likely."""
     axes, sizes = evidence.axes, evidence.sizes
     qkv = "qkv" if "blocks.attn.qkv.bias" in axes else "qv" if "blocks.attn.q_bias" in axes else "none"
+    likely: dict[str, Any] = {}
     shown: dict[str, Any] = {
         "width": sizes["width"],
         "depth": sizes["block"],
@@ -211,20 +221,32 @@ def _fields_from_tensors(evidence: Evidence) -> tuple[dict[str, Any], dict[str, 
         "attention.qkv_bias": qkv,
         "attention.proj": "blocks.attn.proj.weight" in axes,
         "attention.qk_norm": "blocks.attn.q_norm.weight" in axes,
-        "norms.shared_norm": "blocks.norm2.weight" not in axes,
+        "attention.out_norm": "blocks.attn.norm.weight" in axes,
+        "mlp.bias": "blocks.mlp.fc1.bias" in axes,
+        "mlp.norm": "blocks.mlp.norm.weight" in axes,
+        "norms.bias": "blocks.norm1.bias" in axes,
+        "norms.after_patches": "patch_embed.norm.weight" in axes,
         "norms.before_blocks": "norm_pre.weight" in axes,
         "norms.after_blocks": "norm.weight" in axes,
         "norms.after_pool": "fc_norm.weight" in axes,
     }
-    likely: dict[str, Any] = {}
     if "patch" not in sizes:
         shown |= {"in_channels": sizes["rgb"], "patch_size": (sizes["ph"], sizes["pw"])}
     if shown["attention.proj"]:
         shown["attention.proj_bias"] = "blocks.attn.proj.bias" in axes
     if "pos_embed" in axes:
         shown["positions.kind"] = "learned"
+    if "blocks.attn.freqs" in axes:
+        shown["positions.rotary"] = "mixed"
     if "blocks.ls1.gamma" not in axes:
         shown["norms.layer_scale"] = None
+    if "blocks.norm2.weight" in axes:
+        shown["norms.shared_norm"] = False
+        shown["norms.mlp_layer_scale"] = "blocks.ls1.gamma" not in axes or "blocks.ls2.gamma" in axes
+    else:  # or attention and MLP are parallel
+        likely["norms.shared_norm"] = True
+    if not shown["norms.bias"]:
+        likely["norms.kind"] = "rms"
     if "glu" in axes["blocks.mlp.fc1.weight"]:
         likely["mlp.activation"] = "swiglu"
     if "attn_pool.latent" in axes:
@@ -260,6 +282,8 @@ def _affects_model(name: str, known: Fields, evidence: Evidence) -> bool:
     """Return whether an assumed field changes the function of this model."""
     if name.startswith("resampling."):
         return "pos_embed" in evidence.axes
+    if name.startswith("head.pool_"):
+        return False  # see `_infer_pooling`
     return name != "norms.layer_scale"  # only the initial value of parameters that are in the file
 
 
@@ -311,13 +335,30 @@ def _infer_heads(known: Fields, evidence: Evidence) -> list[Assumption]:
     return found
 
 
-def _infer_rotary_base(known: Fields, evidence: Evidence | None) -> list[Assumption]:
-    """Return the base of rotary positions, also if a config override of the user chose them."""
+def _infer_rotary(known: Fields, evidence: Evidence | None) -> list[Assumption]:
+    """Return base and coordinates of rotary positions, also if a config override of the user chose them."""
     rotary = known.get("positions.rotary", "none")
-    if rotary not in ROTARY_KINDS or "positions.rotary_base" in known:
+    if rotary not in ROTARY_KINDS or rotary == "mixed":  # its base only matters for initial values
         return []
-    _, base = ROTARY_KINDS[rotary]
-    return [Assumption("positions.rotary_base", base, f"as published with rotary positions of kind {rotary!r}")]
+    values: dict[str, Any] = {"positions.rotary_base": ROTARY_KINDS[rotary][1]}
+    if rotary in ("eva", "rope_vit"):
+        values |= {"positions.rotary_start": 0.0, "positions.rotary_grid": (16, 16) if rotary == "eva" else None}
+    why = f"as published with rotary positions of kind {rotary!r}"
+    return [Assumption(name, value, why) for name, value in values.items() if name not in known]
+
+
+def _infer_pooling(published: Fields, known: Fields, evidence: Evidence) -> list[Assumption]:
+    """Return which tokens are pooled, and the number of heads of attention pooling."""
+    pool, prefix = known["head.pool"], sum(known[f"tokens.{name}"] for name in ("class_token", "distillation", "registers"))
+    values: dict[str, Any] = {}
+    if pool in ("mean", "attention") and prefix:
+        values["head.pool_prefix"] = published.get("head.pool_prefix", False)
+    if pool == "attention":
+        values["head.pool_heads"] = published.get("head.pool_heads")
+    found = {name: Assumption(name, value, "as in most models") for name, value in values.items() if name not in known}
+    if "head.pool_heads" in found and (heads := evidence.sizes.get("pool_head")):
+        found["head.pool_heads"] = Assumption("head.pool_heads", None if heads == known["num_heads"] else heads, "")
+    return list(found.values())
 
 
 def _infer_grid(format: Format, known: Fields, evidence: Evidence) -> list[Assumption]:
@@ -342,13 +383,9 @@ def _infer_grid(format: Format, known: Fields, evidence: Evidence) -> list[Assum
         for name, count in covers.items():
             if rows == cells + count:
                 return [Assumption("positions.covers", name, "")]
-        kept = height // ph * ph, width // pw * pw
-        if rows - kept[0] // ph * (kept[1] // pw) in covers.values():
-            raise InputError(
-                f"an image of {height}x{width} is no whole number of patches of {ph}x{pw}, and its library drops the "
-                f"remainder, which ViTConfig cannot express: give --set image_size={kept[0]}x{kept[1]}, and images of "
-                f"{height}x{width} without their last {height - kept[0]} rows and {width - kept[1]} columns"
-            )
+        for name, count in covers.items():  # as in a convolution, which leaves out the remainder
+            if rows == (height // ph) * (width // pw) + count and not known.get("tokens.pad"):
+                return [Assumption("positions.covers", name, ""), Assumption("tokens.crop", True, "")]
         raise InputError(
             f"an image of {height}x{width} has {cells} patches of {ph}x{pw}, the position table {rows} rows: "
             f"give the size that it was trained at with --set image_size=HxW"

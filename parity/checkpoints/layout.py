@@ -18,6 +18,7 @@ The notation:
     {block}         an axis in the key: one array for each index, written 0, 1, 2, ... or as the words in `spellings`
     qkv=2           the parameter is index 2 of the array's axis qkv; other parameters are stored in the rest of the array
     qkv=1:kv        the parameter's axis kv is stored on the array's axis qkv, from index 1 on
+    [~ff (kv dim)]  the first dimension of the array: ff entries of other parameters, then the parameter's entries (kv dim)
 
 The layouts of all parameters in one format are its column.  Two layouts with the same axes store the same numbers, so a
 conversion is a strided copy from one to the other.  It computes nothing, it is lossless in every dtype, and its inverse is
@@ -25,7 +26,7 @@ the same copy with the two layouts swapped.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -43,6 +44,7 @@ Spellings = Mapping[str, tuple[str, ...]]  # axis -> the word for each of its in
 ReadRange = Callable[[str, int, int], Array]  # (key, start, stop) -> entries start to stop of its array in C order, 1-d
 
 _NAME = r"[a-z]\w*"
+_SEGMENT = re.compile(r"(~?)(\([^()]*\)|[^\s()]+)")
 _AXIS = re.compile(rf"({_NAME})(?:=(\d+)(?::({_NAME}))?)?")
 
 READ_CHUNK = 16 << 20  # bytes to read at a time where the order of entries allows it
@@ -87,11 +89,15 @@ class Layout:
         key: the key, or the pattern of the keys, with axes in {braces}.
         dims: for each dimension of the array, the axes merged into it; empty for a dimension of length one.
         spellings: the words for the indices of axes in the key.
+        before: the merged axes of each segment of other parameters that precedes this one on the array's first dimension.
+        after: the same for the segments that follow.
     """
 
     key: str
     dims: tuple[tuple[Axis, ...], ...]
     spellings: Spellings = field(default_factory=dict)
+    before: tuple[tuple[str, ...], ...] = ()
+    after: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def parse(cls, line: str, spellings: Spellings | None = None) -> Self:
@@ -109,6 +115,17 @@ class Layout:
             raise error("write it as `key | axes`, with one bar")
         if re.search(r"\s", key) or re.search(r"[{}]", re.sub(rf"{{{_NAME}}}", "", key)):
             raise error("a key has no blanks, and braces only around one axis, as in blocks.{block}.norm1.weight")
+        segments, bracket = [("", "")], re.fullmatch(r"\[([^\[\]]*)\](.*)", axes)
+        if bracket:
+            segments = _SEGMENT.findall(bracket[1])
+            own = [text for mark, text in segments if not mark]
+            if len(own) != 1 or _SEGMENT.sub("", bracket[1]).strip():
+                raise error(
+                    "write [segments], each an axis or (axes to merge), with ~ before each but one, the parameter's"
+                )
+            axes = f"{own[0]} {bracket[2]}"
+        own_at = next(n for n, (mark, _) in enumerate(segments) if not mark)
+        others = [tuple(text.strip("()").split()) for _, text in segments]
         dims = []
         for dim in re.findall(r"\([^()]*\)|\S+", axes):
             texts = dim[1:-1].split() if dim[0] == "(" and dim[-1] == ")" else [dim]
@@ -117,7 +134,7 @@ class Layout:
                 raise error(f"{dim!r} is not an axis: write a name, (names to merge), 1, name=index or name=index:axis")
             found = [match.groups() for match in matches if match]
             dims.append(tuple(Axis(a, part or (None if n else a), int(n or 0)) for a, n, part in found))
-        layout = cls(key, tuple(dims), spellings or {})
+        layout = cls(key, tuple(dims), spellings or {}, tuple(others[:own_at]), tuple(others[own_at + 1 :]))
         if repeated := sorted({axis for axis in layout.parameter_axes if layout.parameter_axes.count(axis) > 1}):
             raise error(f"{', '.join(repeated)} appears more than once")
         return layout
@@ -140,20 +157,30 @@ class Layout:
     @property
     def is_part(self) -> bool:
         """Whether the arrays have room for more than this parameter."""
-        return any(axis.parameter_axis != axis.name for axis in self.array_axes)
+        return bool(self.before or self.after) or any(axis.parameter_axis != axis.name for axis in self.array_axes)
 
     @property
     def axes_text(self) -> str:
         """The right-hand side of the line, e.g. "(qkv head dim) width"."""
-        dims = (" ".join(map(str, dim)) or "1" for dim in self.dims)
-        return " ".join(f"({text})" if " " in text else text for text in dims)
+        texts = [_merged_text(map(str, dim)) for dim in self.dims]
+        if self.before or self.after:
+            others = [[f"~{_merged_text(segment)}" for segment in segments] for segments in (self.before, self.after)]
+            texts[0] = f"[{' '.join([*others[0], texts[0], *others[1]])}]"
+        return " ".join(texts)
 
     def __str__(self) -> str:
         return f"{self.key} | {self.axes_text}"
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """Return the shape of each array."""
-        return tuple(prod(sizes[axis.name] for axis in dim) for dim in self.dims)
+        shape = [prod(sizes[axis.name] for axis in dim) for dim in self.dims]
+        if self.before or self.after:
+            shape[0] += _count_entries(self.before, sizes) + _count_entries(self.after, sizes)
+        return tuple(shape)
+
+    def offset(self, sizes: Sizes) -> int:
+        """Return the number of entries of each array that precede this parameter on the first dimension."""
+        return _count_entries(self.before, sizes) * prod(self.shape(sizes)[1:])
 
     def keys(self, sizes: Sizes) -> list[str]:
         """Return every key, in order."""
@@ -178,8 +205,22 @@ class Layout:
             indices: the index on each axis that is not in `axes`.
             axes: the axes of the parameter, in the order of the dimensions of the view.
         """
+        if self.before or self.after:
+            start = _count_entries(self.before, sizes)
+            array = array[start : start + prod(sizes[axis.name] for axis in self.dims[0])]
         split = array.reshape([sizes[axis.name] for axis in self.array_axes])
         return _view(split, self.array_axes, sizes, indices, axes)
+
+
+def _merged_text(axes: Iterable[str]) -> str:
+    """Return merged axes as they are written: "1", "width" or "(head dim)"."""
+    text = " ".join(axes) or "1"
+    return f"({text})" if " " in text else text
+
+
+def _count_entries(segments: Iterable[tuple[str, ...]], sizes: Sizes) -> int:
+    """Return the number of entries of segments on the first dimension."""
+    return sum(prod(sizes[axis] for axis in segment) for segment in segments)
 
 
 Column = Mapping[str, Layout]  # parameter -> its layout in one format
@@ -274,7 +315,7 @@ def _read_views(
 ) -> Iterator[tuple[int, Array]]:
     """Yield views of the entries at `indices` in the array of a key, a range of the first axis at a time."""
     array_axes, lengths = source.array_axes, [sizes[axis.name] for axis in source.array_axes]
-    offset = depth = 0
+    offset, depth = source.offset(sizes), 0
     while depth < len(array_axes) and (n := array_axes[depth].fixed_index(indices)) is not None:
         offset += n * prod(lengths[depth + 1 :])  # fixed outermost axes select one contiguous range
         depth += 1

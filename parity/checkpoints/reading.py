@@ -178,21 +178,34 @@ def _check_companion_config(config: ViTConfig, name: str, contents: Contents, no
 def _first_valid_match(matches: list[Match], given: Fields) -> tuple[Match, ViTConfig, tuple[Assumption, ...]]:
     """Return the first match from which a config can be inferred, the config, and its assumptions.
 
-    After a mismatch, the next match is tried, unless the format recognises the file or its library's config.json is beside
-    the file: then the mismatch is final.
+    After a mismatch, the next match is tried.  If the format recognises the file, or its library's config.json is beside
+    the file, only its other variants are tried.
 
     Raises:
         InputError: no match has a config (the error is that of the likeliest), or a required field is not given.
     """
     errors: list[InputError] = []
+    final = ""  # the format that recognises the file
     for match in matches:
+        if final not in ("", match.format.name):
+            continue
         try:
             return match, *infer_config(match.format, match.evidence, given)
         except FormatMismatch as error:
             errors.append(error)
-            if match.format.recognises(match.evidence) or match.format.matches_config_file(match.evidence.notes):
-                break
+            recognised = match.format.recognises(match.evidence) and not _fits_without(match, given)
+            if recognised or match.format.matches_config_file(match.evidence.notes):
+                final = match.format.name
     raise errors[0]
+
+
+def _fits_without(match: Match, given: Fields) -> bool:
+    """Return whether a match would have a config if the user gave no fields: then these fields show another format."""
+    try:
+        infer_config(match.format, match.evidence, {})
+    except InputError:
+        return False
+    return bool(given)
 
 
 def _check_extra_state(notes: Mapping[str, Any]) -> None:

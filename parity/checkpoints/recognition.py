@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
+from math import prod
 from typing import Any
 
 from parity.checkpoints.containers.container import KeyPath, StoredArray
@@ -23,7 +24,13 @@ Shape = tuple[int, ...]
 _MAX_MISSING_SHOWN = 20  # missing keys of one table line that a message lists
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
 
-FIXED_SIZES = {"qkv": 3, "kv": 2, "glu": 2}  # axes whose length is the same in every model
+FIXED_SIZES = {"qkv": 3, "kv": 2, "glu": 2, "xy": 2}  # axes whose length is the same in every model
+# Axes that most formats merge -> the name of the length of the merged axis.
+_MERGED_SIZES = {
+    frozenset(("head", "dim")): "inner",
+    frozenset(("pool_head", "pool_dim")): "pool_inner",
+    frozenset(("rgb", "ph", "pw")): "patch",
+}
 
 
 @dataclass(frozen=True)
@@ -278,8 +285,7 @@ def _solve_sizes(
     """Return the length of each axis, the axes of each parameter, and a line for each contradictory shape.
 
     A dimension with one unknown axis gives the length of that axis.  Table lines that do not fit these lengths are dropped.
-    Two more entries are lengths of merged axes: "inner" of head and dim, which most formats merge, and "patch" of a
-    flattened patch.
+    More entries are lengths of merged axes: see `_MERGED_SIZES`.
 
     Args:
         shapes: parameter -> its possible layouts, each with the shape of one of its arrays.
@@ -299,13 +305,13 @@ def _solve_sizes(
                 for length, unknown in _unknown_axes(*fitting[0], sizes):
                     if len(unknown) == 1:
                         sizes[unknown[0]] = length
-                    elif set(unknown) == {"head", "dim"}:
-                        sizes["inner"] = length
-                    elif set(unknown) == {"rgb", "ph", "pw"}:
-                        sizes["patch"] = length
+                    elif merged := _MERGED_SIZES.get(frozenset(unknown)):
+                        sizes[merged] = length
         open_lines = {name: lines for name, lines in open_lines.items() if lines}
         if (len(sizes), sum(map(len, open_lines.values()))) == before or contradictions:
             break
+    if "pair" in sizes:
+        sizes.setdefault("dim", 2 * sizes["pair"])
     if "head" in sizes and "dim" in sizes:
         sizes["inner"] = sizes["head"] * sizes["dim"]
     axes = {name: frozenset(lines[0][0].parameter_axes) for name, lines in open_lines.items()}
@@ -314,8 +320,13 @@ def _solve_sizes(
 
 def _unknown_axes(layout: Layout, shape: Shape, sizes: Mapping[str, int]) -> Iterator[tuple[int, list[str]]]:
     """Yield for each dimension its length divided by the known lengths (-1 if not divisible), and the unknown axes."""
-    for length, dim in zip(shape, layout.dims, strict=True):
+    for number, (length, dim) in enumerate(zip(shape, layout.dims, strict=True)):
         unknown = []
+        if number == 0 and (layout.before or layout.after):
+            others = [_count_if_known(segment, sizes) for segment in (*layout.before, *layout.after)]
+            if None in others:
+                continue
+            length -= sum(count for count in others if count is not None)
         for axis in dim:
             if axis.name not in sizes:
                 unknown.append(axis.name)
@@ -326,6 +337,13 @@ def _unknown_axes(layout: Layout, shape: Shape, sizes: Mapping[str, int]) -> Ite
         yield length, unknown
 
 
+def _count_if_known(axes: tuple[str, ...], sizes: Mapping[str, int]) -> int | None:
+    """Return the product of the lengths of merged axes; None if it is not known."""
+    missing = frozenset(axis for axis in axes if axis not in sizes)
+    rest = sizes.get(_MERGED_SIZES.get(missing, "")) if missing else 1
+    return None if rest is None else rest * prod(sizes[axis] for axis in axes if axis not in missing)
+
+
 def _shape_fits(layout: Layout, shape: Shape, sizes: Mapping[str, int]) -> bool:
     """Return whether a layout can have this shape with the lengths that are known."""
     if len(shape) != len(layout.dims):
@@ -333,7 +351,7 @@ def _shape_fits(layout: Layout, shape: Shape, sizes: Mapping[str, int]) -> bool:
     return all(
         length >= 1
         and (length == 1 or bool(unknown))
-        and (set(unknown) != {"head", "dim"} or sizes.get("inner", length) == length)
+        and sizes.get(_MERGED_SIZES.get(frozenset(unknown), ""), length) == length
         for length, unknown in _unknown_axes(layout, shape, sizes)
     )
 

@@ -50,8 +50,8 @@ FAULTS = [
     ),
     _torch(
         name="rows of the pooling's kv as (head kv dim)",
-        old="attn_pool.kv.weight      | (kv head dim) width",
-        new="attn_pool.kv.weight      | (head kv dim) width",
+        old="attn_pool.kv.weight       | (kv pool_head pool_dim) width",
+        new="attn_pool.kv.weight       | (pool_head kv pool_dim) width",
         model="siglip_b16",
         part=r"attn_pool\.kv",
     ),

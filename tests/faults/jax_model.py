@@ -44,52 +44,45 @@ FAULTS = [
     ),
     _fault(
         name="MLP without its norm",
-        old="y = self.mlp(norm2(x), train)",
+        old='y = self.mlp(norm2(x) if order == "pre" else x, train)',
         new="y = self.mlp(x, train)",
         part=r"blocks\.0\.norm2",
         cause="the MLP reads tokens without a norm",
     ),
     _fault(
         name="no residual around attention",
-        old='x = self.intermediate("sum", x + y)',
-        new='x = self.intermediate("sum", y)',
+        old='x = self.intermediate("sum", self.add(x, y, self.ls1, rate, train))',
+        new='x = self.intermediate("sum", self.add(0 * x, y, self.ls1, rate, train))',
         part=r"blocks\.0: sum",
         cause="attention has no residual connection",
     ),
     _fault(
         name="residual stream detached",
-        old="        x = x + y\n        return x, None\n",
-        new="        x = __import__('jax').lax.stop_gradient(x) + y\n        return x, None\n",
+        old="x = self.add(x, y, self.ls2, rate, train)",
+        new="x = self.add(lax.stop_gradient(x), y, self.ls2, rate, train)",
         part=r"blocks\.1: output in the backward pass",
         ambiguity="the sum feeds both the norm and the residual stream; the check cannot tell which gradient is too small",
     ),
     _fault(
         name="norms after the sums",
-        old="y = self.attn(self.norm1(x), tables, train)\n"
-        "        y = self.ls1(y) if self.ls1 is not None else y\n"
-        "        y = drop_path(self, y, rate, train) if noise.drop_path else y\n"
-        '        x = self.intermediate("sum", x + y)\n'
-        "        y = self.mlp(norm2(x), train)\n"
-        "        y = self.ls2(y) if self.ls2 is not None else y\n"
-        "        y = drop_path(self, y, rate, train) if noise.drop_path else y\n"
-        "        x = x + y\n",
-        new='x = self.intermediate("sum", self.norm1(x + self.attn(x, tables, train)))\n'
-        "        x = norm2(x + self.mlp(x, train))\n",
+        old="order = self.config.norms.order\n",
+        new='order = "post"\n',
         part=r"blocks\.0\.(norm1|attn\.qkv)",
         cause=r"norms come after the sums \(post-norm\)",
     ),
     _fault(
         name="layer scale applied twice",
-        old='x = self.intermediate("sum", x + y)',
-        new='x = self.intermediate("sum", x + (y if self.ls1 is None else self.ls1.gamma * y))',
+        old='x = self.intermediate("sum", self.add(x, y, self.ls1, rate, train))',
+        new="y = y if self.ls1 is None else self.ls1(y)\n"
+        '        x = self.intermediate("sum", self.add(x, y, self.ls1, rate, train))',
         model="dinov2_s14",
         part=r"blocks\.0: sum",
         cause="layer scale is applied twice after attention",
     ),
     _fault(
         name="padding at the top and the left",
-        old="((0, 0), (0, rows * ph - height), (0, columns * pw - width), (0, 0))",
-        new="((0, 0), (rows * ph - height, 0), (columns * pw - width, 0), (0, 0))",
+        old="((0, 0, 0), (0, rows * ph - height, 0), (0, columns * pw - width, 0), (0, 0, 0))",
+        new="((0, 0, 0), (rows * ph - height, 0, 0), (columns * pw - width, 0, 0), (0, 0, 0))",
         changes={"tokens": {"pad": True}},
         size=(37, 50),
         part=r"patch_embed.*",
@@ -130,15 +123,15 @@ FAULTS = [
     ),
     _fault(
         name="rotary grid transposed",
-        old="cos, sin = self.constants(rotary_tables, grid, x)",
-        new="cos, sin = self.constants(rotary_tables, grid[::-1], x)",
+        old="first, second = self.constants(rotary_tables, grid, x)",
+        new="first, second = self.constants(rotary_tables, grid[::-1], x)",
         model="article_xray_rope",
         part="cosines",
     ),
     _fault(
         name="final norm applied twice",
-        old="return self.norm(x) if self.norm is not None else x",
-        new="return self.norm(self.norm(x)) if self.norm is not None else x",
+        old="x, _ = self.blocks(row_major(x), rates, tables, train)\n        return self.norm(x) if",
+        new="x, _ = self.blocks(row_major(x), rates, tables, train)\n        return self.norm(self.norm(x)) if",
         part=r"norm.*",
     ),
     _fault(

@@ -9,16 +9,16 @@ _fault = partial(Fault, file="vit_torch/layers.py")
 FAULTS = [
     _fault(
         name="eps left at PyTorch's 1e-5",
-        old="super().__init__(dim, config.norms.eps)",
-        new="super().__init__(dim)",
+        old="super().__init__(prod(dims), config.norms.eps, bias=config.norms.bias)",
+        new="super().__init__(prod(dims), bias=config.norms.bias)",
         part=r"blocks\.0\.norm1",
         cause="LayerNorm eps is 1e-05",
     ),
     _fault(
         name="variance divided by n - 1",
-        old="y = F.layer_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.bias.to(dtype), self.eps)",
-        new="variance, mean = torch.var_mean(x.to(dtype), -1, keepdim=True)\n"
-        "        y = (x.to(dtype) - mean) / (variance + self.eps).sqrt() * self.weight.to(dtype) + self.bias.to(dtype)",
+        old="y = F.layer_norm(wide, self.normalized_shape, weight, bias, self.eps)",
+        new="variance, mean = torch.var_mean(wide, -1, keepdim=True)\n"
+        "            y = (wide - mean) / (variance + self.eps).sqrt() * weight + bias",
         part=r"blocks\.0\.norm1",
         cause="the variance is divided by n - 1",
     ),
@@ -170,8 +170,8 @@ FAULTS = [
     ),
     _fault(
         name="neighbours rotated where halves are pairs",
-        old='if kind == "axial":',
-        new='if kind != "none":',
+        old='if kind == "dinov3":',
+        new='if kind == "none":',
         model="dinov3_s16",
         part=r"blocks\.0\.attn: q",
     ),

@@ -17,8 +17,7 @@ for package in ("torch", "torchvision", "timm", "jax"):
 from tests.goldens.peers import fill, float64, rng_for  # noqa: I001  # first: it makes torchvision importable
 import timm
 import torch
-from safetensors.torch import save_file
-from timm.layers import GELUTanh, QuickGELU
+from timm.layers import GELUTanh, QuickGELU, RmsNorm
 from timm.models import save_for_hf
 
 import parity
@@ -74,6 +73,41 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dinov3_qkvb": ("vit_base_patch16_dinov3_qkvb", {**ROTARY, "global_pool": "token", "num_classes": 0}),
     "dinov3_plus": ("vit_small_plus_patch16_dinov3_qkvb", {**ROTARY, "global_pool": "token"}),
     "dinov3_map": ("vit_base_patch16_dinov3", {**ROTARY, **MAP}),
+    "eva02": ("eva02_base_patch14_224", {**ROTARY, "ref_feat_shape": (2, 7)}),
+    "eva02_clip": ("eva02_base_patch16_clip_224", ROTARY),
+    "eva02_packed": ("eva02_tiny_patch14_224", ROTARY),
+    "eva02_enormous": ("eva02_enormous_patch14_clip_224", {}),
+    "pe_core": ("vit_pe_core_base_patch16_224", {**ROTARY, "attn_pool_num_heads": 4, "attn_pool_mlp_ratio": 1.5}),
+    "pe_lang": ("vit_pe_lang_large_patch14_448", {**ROTARY, "num_classes": 0}),
+    "pe_spatial": ("vit_pe_spatial_base_patch16_512", {**ROTARY, "num_classes": 0}),
+    "rope": ("vit_small_patch16_rope_224", ROTARY),
+    "rope_ape": ("vit_small_patch16_rope_ape_224", ROTARY),
+    "rope_mixed": ("vit_small_patch16_rope_mixed_224", ROTARY),
+    "rope_mixed_ape": ("vit_small_patch16_rope_mixed_ape_224", ROTARY),
+    "rope_reg_gap": ("vit_medium_patch16_rope_reg1_gap_256", ROTARY),
+    "sapiens2": ("vit_base_patch16_sapiens2", {**ROTARY, "num_kv_heads": (2, 2)}),
+    "rms": ("test_vit4", {}),
+    "pooled_prefix": ("test_vit3", {}),
+    "beit3": ("beit3_base_patch16_224", {}),
+    "res_post": ("vit_base_patch16_rpn_224", {}),
+    "parallel": ("vit_pwee_patch16_reg1_gap_256", {}),
+    "parallel_rms": ("vit_base_patch16_xp_224", {}),
+    "aimv2": ("aimv2_large_patch14_224", {}),
+    "no_biases": ("vit_base_patch16_224", {"proj_bias": False, "act_layer": "silu", "embed_norm_layer": "layernorm"}),
+    "mish": ("vit_base_patch16_224", {"act_layer": "mish"}),
+    "cropped": ("vit_base_patch16_224", {"img_size": (14, 22)}),
+}
+
+# The variant of each case whose keys are not those of the plain `VisionTransformer`.
+VARIANTS = {
+    **dict.fromkeys(("eva", "rope_none", "eva02_enormous"), "eva"),
+    **{name: "eva" for name in CASES if name.startswith(("dinov3", "pe_", "rope"))},
+    **dict.fromkeys(("eva02", "eva02_clip"), "eva-split-qkv"),
+    "eva02_packed": "eva-packed-gate",
+    "sapiens2": "eva-split-qkv-packed-gate",
+    "parallel": "parallel",
+    "parallel_rms": "parallel-no-qkv-bias",
+    "aimv2": "vit-split-gate",
 }
 
 
@@ -103,8 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_the_twins_compute_timms_outputs_from_its_folder(folder: Path, name: str) -> None:
     path, images, logits = saved_by_timm(folder, name)
-    format = "timm:eva" if "dinov3" in name or name in ("eva", "rope_none") else "timm:vit"
-    prove(path, images, logits, format=format, peer=PEER, hidden=HIDDEN[name])
+    prove(path, images, logits, format=f"timm:{VARIANTS.get(name, 'vit')}", peer=PEER, hidden=HIDDEN[name])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -128,6 +161,15 @@ def test_a_written_state_dict_has_exactly_timms_keys(folder: Path, name: str, tm
 
 
 # config.json --------------------------------------------------------------------------------------------------------
+
+
+def rotary(model: torch.nn.Module) -> str:
+    """Return the kind of rotary positions of a model of timm, as in `ViTConfig`."""
+    rope = getattr(model, "rope", None)
+    if rope is None:
+        return "none"
+    kinds = {"RotaryEmbeddingDinoV3": "dinov3", "RotaryEmbeddingMixed": "mixed"}
+    return kinds.get(type(rope).__name__) or {"ij": "eva", "xy": "rope_vit"}[rope.grid_indexing]
 
 
 def config_fields(name: str) -> dict[str, Any] | None:
@@ -156,20 +198,26 @@ def test_the_recorded_architectures_are_those_of_timm() -> None:
 def test_the_fields_of_each_architecture_are_those_of_timms_model(part: int) -> None:
     activations = {torch.nn.GELU: "gelu", GELUTanh: "gelu_tanh", QuickGELU: "quick_gelu", torch.nn.SiLU: "swiglu"}
     pools = {"token": "token", "avg": "mean", "map": "attention"}
+    orders = {"Block": "pre", "EvaBlock": "pre", "ResPostBlock": "res_post", "EvaBlockPostNorm": "res_post"}
+    orders["ParallelScalingBlock"] = "parallel"
     for name in VITS[part::8]:
-        model = timm.create_model(name, depth=1, device="meta")
-        [block], act = model.blocks, next(m for m in model.blocks.modules() if type(m) in activations)
+        heads = {"num_kv_heads": (12,)} if "sapiens2" in name else {}
+        model = timm.create_model(name, depth=1, device="meta", **heads)
+        [block], norms = model.blocks, (torch.nn.LayerNorm, RmsNorm)
+        parallel, act = hasattr(block, "in_norm"), next(m for m in model.blocks.modules() if type(m) in activations)
         prefixed = model.pos_embed is not None and model.num_prefix_tokens > 0
         expected = {
             "image_size": model.patch_embed.img_size,
             "patch_size": model.patch_embed.patch_size,
             "width": model.embed_dim,
-            "num_heads": block.attn.num_heads,
-            "mlp_dim": block.mlp.fc2.in_features,
-            "norms.eps": block.norm1.eps,
-            "norms.before_blocks": isinstance(model.norm_pre, torch.nn.LayerNorm),
-            "norms.after_blocks": isinstance(model.norm, torch.nn.LayerNorm),
-            "norms.after_pool": isinstance(model.fc_norm, torch.nn.LayerNorm),
+            "num_heads": getattr(block, "attn", block).num_heads,
+            "mlp_dim": (block.mlp_out_proj if parallel else block.mlp.fc2).in_features,
+            "norms.eps": (block.in_norm if parallel else block.norm1).eps,
+            "norms.kind": "rms" if isinstance(block.in_norm if parallel else block.norm1, RmsNorm) else "layer",
+            "norms.order": orders[type(block).__name__],
+            "norms.before_blocks": isinstance(model.norm_pre, norms),
+            "norms.after_blocks": isinstance(model.norm, norms),
+            "norms.after_pool": isinstance(model.fc_norm, norms),
             "head.pool": pools[model.global_pool],
             "mlp.activation": activations[type(act)],
             "tokens.registers": 0
@@ -178,7 +226,7 @@ def test_the_fields_of_each_architecture_are_those_of_timms_model(part: int) -> 
             if model.reg_token is not None
             else 0,
             "positions.kind": "none" if model.pos_embed is None else "learned",
-            "positions.rotary": "dinov3" if getattr(model, "rope", None) is not None else "none",
+            "positions.rotary": rotary(model),
         }
         if prefixed:
             expected["positions.covers"] = "none" if model.no_embed_class else "all"
@@ -190,14 +238,14 @@ def test_the_fields_of_each_architecture_are_those_of_timms_model(part: int) -> 
     ("architecture", "arguments", "names"),
     [
         ("resnet50", {}, "resnet50"),
-        ("vit_base_patch16_rpn_224", {}, "vit_base_patch16_rpn_224"),
-        ("vit_base_patch16_224", {"norm_layer": "rmsnorm"}, "norm_layer"),
-        ("vit_base_patch16_224", {"act_layer": "mish"}, "act_layer"),
+        ("vit_small_patch16_18x2_224", {}, "block_fn='ParallelThingsBlock'"),
+        ("vit_base_patch16_224", {"norm_layer": "simplenorm"}, "norm_layer"),
+        ("vit_base_patch16_224", {"norm_layer": "rmsnorm"}, "norms.bias=False, but its tensors show True"),
+        ("vit_base_patch16_224", {"act_layer": "hard_mish"}, "act_layer"),
         ("vit_base_patch16_224", {"global_pool": "avgmax"}, "global_pool"),
-        ("vit_base_patch16_224", {"pool_include_prefix": True, "global_pool": "avg"}, "pool_include_prefix"),
-        ("vit_base_patch16_224", {"act_layer": "silu"}, "act_layer"),
+        ("vit_base_patch16_224", {"act_layer": "gelu_10"}, "act_layer"),
         ("vit_base_patch16_224", {"an_argument_of_next_year": 1}, "an_argument_of_next_year"),
-        ("vit_small_patch16_rope_ape_224", {}, "use_rot_pos_emb|rope_type"),
+        ("vit_large_patch16_sapiens2", {}, "num_kv_heads"),
         ("vit_base_patch16_of_next_year", {}, "no ViT of timm 1.0.31"),
     ],
 )
@@ -212,13 +260,6 @@ def test_a_config_json_of_another_function_is_refused_by_name(
     (tmp_path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes())
     with pytest.raises(InputError, match=names):
         parity.load(tmp_path)
-
-
-def test_projections_without_biases_are_refused_with_the_reason(tmp_path: Path) -> None:
-    model = timm.create_model("vit_base_patch16_224", **SMALL, proj_bias=False)
-    save_file(model.state_dict(), tmp_path / "no_biases.safetensors")
-    with pytest.raises(InputError, match="proj_bias=False"):
-        parity.load(tmp_path / "no_biases.safetensors")
 
 
 # Checkpoints of train.py ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import vit_jax
 import vit_spec
 from tests.extreme_weights import draw_example
 from tests.twins import random_images, small_config
-from vit_jax.layers import _layer_norm, supports_cudnn_attention
+from vit_jax.layers import _normalize, supports_cudnn_attention
 from vit_spec import InputError, ViTConfig
 
 PLAIN = small_config(vit_spec.get("vit_s16"))
@@ -266,7 +266,9 @@ def test_the_gradient_of_a_norm_is_precise_where_float32_nearly_overflows() -> N
 
     def gradient(dtype: Any) -> np.ndarray:
         arrays = [jnp.asarray(each, dtype) for each in (1e13 * x, np.ones(8), np.zeros(8), cotangent)]
-        return np.asarray(jax.grad(lambda x, scale, bias, y: jnp.vdot(_layer_norm(x, scale, bias, 1e-6), y))(*arrays))
+        return np.asarray(
+            jax.grad(lambda x, scale, bias, y: jnp.vdot(_normalize(x, scale, bias, 1e-6, True, (-1,)), y))(*arrays)
+        )
 
     with jax.enable_x64(True):
         exact = gradient(np.float64)

@@ -133,13 +133,46 @@ TIMM = [
     ("vit_so400m_patch14_siglip_224", 427.68, 110.26, "siglip_so400m14", {}),
     ("vit_so400m_patch14_siglip_378", 428.23, 335.40, "siglip_so400m14", {"image_size": 378}),
     ("vit_giantopt_patch16_siglip_256", 1163.17, 299.66, "siglip_gopt16", {}),
+    ("eva02_tiny_patch14_336", 5.76, 4.68, "eva02_ti14", {}),
+    ("eva02_small_patch14_336", 22.13, 15.48, "eva02_s14", {}),
+    ("eva02_base_patch14_448", 87.12, 107.11, "eva02_b14", {}),
+    ("eva02_large_patch14_448", 305.08, 362.33, "eva02_l14", {}),
+    ("beit3_base_patch16_224", 86.66, 17.63, "beit3_b16", {}),
+    ("vit_pe_core_tiny_patch16_384", 6.14, 4.74, "pe_core_ti16", HEAD_BIAS),
+    ("vit_pe_core_small_patch16_384", 23.78, 15.69, "pe_core_s16", HEAD_BIAS),
+    ("vit_pe_core_base_patch16_224", 93.67, 17.82, "pe_core_b16", HEAD_BIAS),
+    ("vit_pe_core_large_patch14_336", 317.15, 192.33, "pe_core_l14", HEAD_BIAS),
+    ("vit_pe_lang_large_patch14_448", 291.42, 346.99, "pe_lang_l14", {}),
+    ("vit_pe_spatial_tiny_patch16_512", 5.68, 10.46, "pe_spatial_ti16", {}),
+    ("vit_pe_spatial_small_patch16_512", 21.98, 31.80, "pe_spatial_s16", {}),
+    ("vit_pe_spatial_base_patch16_512", 86.43, 107.13, "pe_spatial_b16", {}),
+    ("vit_pe_spatial_large_patch14_448", 303.96, 362.05, "pe_spatial_l14", {}),
+    ("vit_small_patch16_rope_224", 21.98, 4.61, "rope_s16", {}),
+    ("vit_base_patch16_rope_224", 86.43, 17.58, "rope_b16", {}),
+    ("vit_large_patch16_rope_224", 304.17, 61.60, "rope_l16", {}),
+    ("vit_small_patch16_rope_ape_224", 22.06, 4.61, "rope_s16_ape", {}),
+    ("vit_base_patch16_rope_ape_224", 86.59, 17.58, "rope_b16_ape", {}),
+    ("vit_large_patch16_rope_ape_224", 304.37, 61.60, "rope_l16_ape", {}),
+    ("vit_small_patch16_rope_mixed_224", 21.99, 4.61, "rope_s16_mixed", {}),
+    ("vit_base_patch16_rope_mixed_224", 86.44, 17.58, "rope_b16_mixed", {}),
+    ("vit_large_patch16_rope_mixed_224", 304.20, 61.60, "rope_l16_mixed", {}),
+    ("vit_small_patch16_rope_mixed_ape_224", 22.06, 4.61, "rope_s16_mixed_ape", {}),
+    ("vit_base_patch16_rope_mixed_ape_224", 86.59, 17.58, "rope_b16_mixed_ape", {}),
+    ("vit_large_patch16_rope_mixed_ape_224", 304.40, 61.60, "rope_l16_mixed_ape", {}),
 ]
 # fmt: on
 
 # Exact counts from other sources.
 OTHERS = {
     "vit_s16_plain": 22122472,  # big_vision models/vit.py, variant S/16, rep_size, sincos2d, gap
-    "dinov3_7b16": 6716030976,  # the parameters of timm 1.0.31's vit_7b_patch16_dinov3
+    # The parameters of the classes of timm 1.0.31: vit_7b_patch16_dinov3, aimv2_*_patch14_224, vit_base_patch16_sapiens2,
+    # and eva02_enormous_patch14_clip_224.
+    "dinov3_7b16": 6716030976,
+    "beit3_l16": 304572392,  # timm publishes 61.72 GMACs; counted as for the base model, its layers have 61.73
+    "aimv2_l14": 309197824,
+    "aimv2_h14": 680851968,
+    "sapiens2_b16": 113993472,
+    "eva02_e14_clip": 4350556928,
 }
 
 # No published count exists.
@@ -201,7 +234,8 @@ def test_the_plain_s16_without_its_hidden_layer_has_21974632_parameters():
 
 def test_all_models_of_a_family_have_its_published_eps():
     published = {"vit": 1e-6, "deit": 1e-6, "deit3": 1e-6, "dino": 1e-6, "dinov2": 1e-6, "dinov3": 1e-5}
-    published |= {"mae": 1e-6, "clip": 1e-5, "siglip": 1e-6, "article": 1e-5}
+    published |= {"mae": 1e-6, "clip": 1e-5, "siglip": 1e-6, "article": 1e-5, "eva02": 1e-6, "beit3": 1e-5, "aimv2": 1e-5}
+    published |= {"pe": 1e-5, "rope": 1e-6, "sapiens2": 1e-6}
     found = {}
     for name in names():
         if name != "article_dino":  # a model of DINO, with DINO's eps

@@ -163,13 +163,15 @@ def _block_bytes(s: _Step, remat: str) -> int:
     """
     c, t, tensor = s.config, s.tokens, s.sizes["tensor"]
     inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
-    scales, gates = 2 * (c.norms.layer_scale is not None), 2 if c.mlp.activation == "swiglu" else 1
+    names, gates = {parameter.row.name for parameter in s.parameters}, 2 if c.mlp.activation == "swiglu" else 1
+    scales = sum(name in names for name in ("blocks.ls1.gamma", "blocks.ls2.gamma"))
     if remat == "full":
         return t * c.width * s.compute_bytes
     if remat == "dots":
-        return t * ((2 + scales // 2) * c.width + 3 * inner + gates * ff) * s.compute_bytes
-    drop = c.regularisation
-    compute = (4 + scales) * c.width + (6 if c.attention.qk_norm else 4) * inner + (gates + 1) * ff
+        return t * ((2 + bool(scales)) * c.width + 3 * inner + gates * ff) * s.compute_bytes
+    drop, norms = c.regularisation, 2 if c.norms.order == "parallel" else 4
+    heads = (6 if c.attention.qk_norm else 4) + c.attention.out_norm
+    compute = (norms + scales) * c.width + heads * inner + (gates + 1 + c.mlp.norm) * ff
     masks = (2 * c.width if drop.drop_path else 0) + (ff + c.width if drop.mlp_drop else 0)
     return t * (inner * _wide_bytes(s) + compute * s.compute_bytes + masks)
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import vit_spec
 from parity.checkpoints.formats.format import Format
+from parity.checkpoints.formats.tables import PLAIN_BLOCK
 from vit_spec.config import FIELDS
 
 FIXED_FIELDS = (
+    *PLAIN_BLOCK,
     "tokens.class_token",
     "tokens.patch_bias",
     "positions.kind",

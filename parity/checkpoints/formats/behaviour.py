@@ -3,8 +3,7 @@
 Libraries use the same parameter names for models that compute different functions.  For each assumption, some code that
 deviates from it:
 
-- "order of a block": norms after attention and MLP (block_fn in timm), or both divided by a constant (skip_lam in
-  zihangJiang/TokenLabeling, tlt/models/lvvit.py).
+- "residual connections": both sums divided by a constant (skip_lam in zihangJiang/TokenLabeling, tlt/models/lvvit.py).
 - "norms without weights": a norm of the pooled token (Qwen3's vision tower in timm), or its division by its length
   (norm_pre_logits in google-research/l2p, models/vit.py).
 - "attention pattern": windows (ViT in facebookresearch/detectron2, modeling/backbone/vit.py; RF-DETR's backbones, which
@@ -22,10 +21,8 @@ deviates from it:
 - "code around the model": normalization of images or outputs, or a sigmoid, in a module that contains the library's model.
 - "outputs": logits divided by a temperature (temperature in google-research/l2p, models/vit.py), those of one of two
   classifiers, or other tokens (CLIPForImageClassification in transformers without its classifier).
-- "attention pooling": other heads or tokens (attn_pool_num_heads and pool_include_prefix in timm).
-- "mean pooling": other tokens (pool_include_prefix in timm), or a mean before the last norm (USE_MEAN_POOLING in
-  facebookresearch/SlowFast, models/video_model_builder.py; final_ln_after_pool in mlfoundations/open_clip,
-  src/open_clip/transformer.py).
+- "mean pooling": a mean before the last norm (USE_MEAN_POOLING in facebookresearch/SlowFast,
+  models/video_model_builder.py; final_ln_after_pool in mlfoundations/open_clip, src/open_clip/transformer.py).
 """
 
 from collections.abc import Mapping
@@ -46,7 +43,7 @@ def common_behaviour(evidence: Evidence) -> Mapping[str, str]:
     """Return the assumed behaviour, by property, of a model of which only the tensors are known."""
     axes = evidence.axes
     found = {
-        "order of a block": "each norm before its attention or MLP, whose output is added unscaled",
+        "residual connections": "the outputs of attention and MLP are added unscaled",
         "norms without weights": "none",
         "attention pattern": "every token to every token, in every block, by a softmax of scores without a bias; "
         "the entries of a head are adjacent",
@@ -63,9 +60,6 @@ def common_behaviour(evidence: Evidence) -> Mapping[str, str]:
     if "head.weight" in axes:
         both = "head_dist.weight" in axes
         found["outputs"] = "the mean of both classifiers, unscaled" if both else "those of the classifier, unscaled"
-    if "attn_pool.latent" in axes:
-        found["attention pooling"] = "with as many heads as the blocks, over the patch tokens only"
-    else:
-        last = ", after the last norm" if "norm.weight" in axes else ""
-        found["mean pooling"] = f"if any, over the patch tokens only{last}"
+    if "attn_pool.latent" not in axes and "norm.weight" in axes:
+        found["mean pooling"] = "if any, after the last norm"
     return found

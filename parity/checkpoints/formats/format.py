@@ -29,8 +29,9 @@ class Evidence:
         other_keys: keys that do not belong to the model: other towers, optimizer state, a second set of weights.
         ignored_arrays: arrays of the model that are not parameters, by key; their keys match `Format.ignored_keys`.
         axes: for each parameter that is present, the names of its axes, as in `vit_spec.rows`.
-        sizes: axis -> its length, as far as the shapes determine it.  Two entries are lengths of merged axes: "inner" is
-            the number of heads times their width, "patch" is the number of values in a flattened patch.
+        sizes: axis -> its length, as far as the shapes determine it.  Three entries are lengths of merged axes: "inner"
+            is the number of heads times their width, "pool_inner" the same of attention pooling, "patch" the number of
+            values in a flattened patch.
         variant: the variant of the format that the keys belong to.
         module: the path of the model in a module that contains it, such as "backbone"; "" if the keys show no such module.
     """

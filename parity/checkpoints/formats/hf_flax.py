@@ -15,7 +15,13 @@ from parity.checkpoints.formats.format import Evidence, Fields
 from vit_spec import ViTConfig
 
 NAME = "hf-flax"
-FLAX_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu")  # ACT2FN in modeling_flax_utils.py, without gated MLPs
+FLAX_ACTIVATIONS = (
+    "gelu",
+    "gelu_tanh",
+    "quick_gelu",
+    "relu",
+    "silu",
+)  # ACT2FN in modeling_flax_utils.py
 SQUARE: Fields = {name: hf.square_only(name) for name in ("image_size", "patch_size")}
 
 

@@ -28,11 +28,11 @@ TEXT = (
     + """
     patch_embed.proj.bias    | @embeddings.patch_embedding.bias | width
     attn_pool.latent         | @head.probe                      | 1 1 width
-    attn_pool.q.weight       | @head.attention.in_proj_weight   | (qkv=0 head dim) width
-    attn_pool.q.bias         | @head.attention.in_proj_bias     | (qkv=0 head dim)
-    attn_pool.kv.weight      | @head.attention.in_proj_weight   | (qkv=1:kv head dim) width
-    attn_pool.kv.bias        | @head.attention.in_proj_bias     | (qkv=1:kv head dim)
-    attn_pool.proj.weight    | @head.attention.out_proj.weight  | width (head dim)
+    attn_pool.q.weight       | @head.attention.in_proj_weight   | (qkv=0 pool_head pool_dim) width
+    attn_pool.q.bias         | @head.attention.in_proj_bias     | (qkv=0 pool_head pool_dim)
+    attn_pool.kv.weight      | @head.attention.in_proj_weight   | (qkv=1:kv pool_head pool_dim) width
+    attn_pool.kv.bias        | @head.attention.in_proj_bias     | (qkv=1:kv pool_head pool_dim)
+    attn_pool.proj.weight    | @head.attention.out_proj.weight  | width (pool_head pool_dim)
     attn_pool.proj.bias      | @head.attention.out_proj.bias    | width
     attn_pool.norm.weight    | @head.layernorm.weight           | width
     attn_pool.norm.bias      | @head.layernorm.bias             | width

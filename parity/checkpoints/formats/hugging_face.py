@@ -17,6 +17,7 @@ import numpy as np
 from parity.checkpoints.formats import hf_processor
 from parity.checkpoints.formats.format import Evidence, Fields
 from parity.checkpoints.formats.hf_classes import BACKBONE_FIELDS, check_class, stated_class
+from parity.checkpoints.formats.tables import PLAIN_BLOCK
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
 
@@ -178,6 +179,9 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "mish": "mish",
     "linear": "none",
 }
 SIZE_FIELDS = {  # in config.json -> in `ViTConfig`: fields that tensors show too
@@ -214,6 +218,7 @@ _TOWER_CONFIGS = {  # model_type -> fields with the config of the vision tower
 UNSET_FIELDS = ("add_cross_attention", "is_decoder", "pruned_heads")  # change the function unless they are false or empty
 
 COMMON_CONSTRAINTS: Fields = {  # of all models in these formats
+    **PLAIN_BLOCK,
     "positions.rotary": "none",
     "attention.head_dim": None,
     "attention.proj": True,
@@ -300,6 +305,8 @@ def config_fields(evidence: Evidence, content: Mapping[str, Any]) -> dict[str, A
     fields["norms.eps"] = content["layer_norm_eps"]
     fields["image_size"] = parse_size(content["image_size"], "image_size")
     fields["patch_size"] = parse_size(content["patch_size"], "patch_size")
+    pairs = zip(fields["image_size"], fields["patch_size"], strict=True)
+    fields["tokens.crop"] = any(patch and size % patch for size, patch in pairs)  # a convolution leaves out the remainder
     if "glu" not in evidence.axes["blocks.mlp.fc1.weight"]:
         fields["mlp.activation"] = parse_activation(content["hidden_act"])
     return fields

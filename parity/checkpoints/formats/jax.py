@@ -6,6 +6,8 @@ from parity.checkpoints.formats.format import Format
 TABLE = """
     patch_embed.proj.weight | patch_embed/proj/kernel | ph pw rgb width
     patch_embed.proj.bias   | patch_embed/proj/bias   | width
+    patch_embed.norm.weight | patch_embed/norm/scale  | width
+    patch_embed.norm.bias   | patch_embed/norm/bias   | width
     cls_token               | cls_token               | 1 1 width
     dist_token              | dist_token              | 1 1 width
     reg_token               | reg_token               | 1 register width
@@ -23,6 +25,9 @@ TABLE = """
     blocks.attn.q_norm.bias   | blocks/attn/q_norm/bias  | block dim
     blocks.attn.k_norm.weight | blocks/attn/k_norm/scale | block dim
     blocks.attn.k_norm.bias   | blocks/attn/k_norm/bias  | block dim
+    blocks.attn.freqs         | blocks/attn/freqs        | block xy head pair
+    blocks.attn.norm.weight   | blocks/attn/norm/scale   | block head dim
+    blocks.attn.norm.bias     | blocks/attn/norm/bias    | block head dim
     blocks.attn.proj.weight   | blocks/attn/proj/kernel  | block head dim width
     blocks.attn.proj.bias     | blocks/attn/proj/bias    | block width
     blocks.ls1.gamma          | blocks/ls1/gamma         | block width
@@ -32,35 +37,39 @@ TABLE = """
     blocks.mlp.fc1.weight     | blocks/mlp/fc1/kernel    | block width glu ff
     blocks.mlp.fc1.bias       | blocks/mlp/fc1/bias      | block ff
     blocks.mlp.fc1.bias       | blocks/mlp/fc1/bias      | block glu ff
+    blocks.mlp.norm.weight    | blocks/mlp/norm/scale    | block ff
+    blocks.mlp.norm.bias      | blocks/mlp/norm/bias     | block ff
     blocks.mlp.fc2.weight     | blocks/mlp/fc2/kernel    | block ff width
     blocks.mlp.fc2.bias       | blocks/mlp/fc2/bias      | block width
     blocks.ls2.gamma          | blocks/ls2/gamma         | block width
 
-    norm.weight              | norm/scale               | width
-    norm.bias                | norm/bias                | width
-    attn_pool.latent         | attn_pool/latent         | 1 1 width
-    attn_pool.q.weight       | attn_pool/q/kernel       | width head dim
-    attn_pool.q.bias         | attn_pool/q/bias         | head dim
-    attn_pool.kv.weight      | attn_pool/kv/kernel      | width kv head dim
-    attn_pool.kv.bias        | attn_pool/kv/bias        | kv head dim
-    attn_pool.proj.weight    | attn_pool/proj/kernel    | head dim width
-    attn_pool.proj.bias      | attn_pool/proj/bias      | width
-    attn_pool.norm.weight    | attn_pool/norm/scale     | width
-    attn_pool.norm.bias      | attn_pool/norm/bias      | width
-    attn_pool.mlp.fc1.weight | attn_pool/mlp/fc1/kernel | width ff
-    attn_pool.mlp.fc1.weight | attn_pool/mlp/fc1/kernel | width glu ff
-    attn_pool.mlp.fc1.bias   | attn_pool/mlp/fc1/bias   | ff
-    attn_pool.mlp.fc1.bias   | attn_pool/mlp/fc1/bias   | glu ff
-    attn_pool.mlp.fc2.weight | attn_pool/mlp/fc2/kernel | ff width
-    attn_pool.mlp.fc2.bias   | attn_pool/mlp/fc2/bias   | width
-    fc_norm.weight           | fc_norm/scale            | pooled
-    fc_norm.bias             | fc_norm/bias             | pooled
-    pre_logits.weight        | pre_logits/kernel        | pooled feature
-    pre_logits.bias          | pre_logits/bias          | feature
-    head.weight              | head/kernel              | feature label
-    head.bias                | head/bias                | label
-    head_dist.weight         | head_dist/kernel         | feature label
-    head_dist.bias           | head_dist/bias           | label
+    norm.weight               | norm/scale               | width
+    norm.bias                 | norm/bias                | width
+    attn_pool.latent          | attn_pool/latent         | 1 1 width
+    attn_pool.q.weight        | attn_pool/q/kernel       | width pool_head pool_dim
+    attn_pool.q.bias          | attn_pool/q/bias         | pool_head pool_dim
+    attn_pool.kv.weight       | attn_pool/kv/kernel      | width kv pool_head pool_dim
+    attn_pool.kv.bias         | attn_pool/kv/bias        | kv pool_head pool_dim
+    attn_pool.proj.weight     | attn_pool/proj/kernel    | pool_head pool_dim width
+    attn_pool.proj.bias       | attn_pool/proj/bias      | width
+    attn_pool.norm.weight     | attn_pool/norm/scale     | width
+    attn_pool.norm.bias       | attn_pool/norm/bias      | width
+    attn_pool.mlp.fc1.weight  | attn_pool/mlp/fc1/kernel | width ff
+    attn_pool.mlp.fc1.weight  | attn_pool/mlp/fc1/kernel | width glu ff
+    attn_pool.mlp.fc1.bias    | attn_pool/mlp/fc1/bias   | ff
+    attn_pool.mlp.fc1.bias    | attn_pool/mlp/fc1/bias   | glu ff
+    attn_pool.mlp.norm.weight | attn_pool/mlp/norm/scale | ff
+    attn_pool.mlp.norm.bias   | attn_pool/mlp/norm/bias  | ff
+    attn_pool.mlp.fc2.weight  | attn_pool/mlp/fc2/kernel | ff width
+    attn_pool.mlp.fc2.bias    | attn_pool/mlp/fc2/bias   | width
+    fc_norm.weight            | fc_norm/scale            | pooled
+    fc_norm.bias              | fc_norm/bias             | pooled
+    pre_logits.weight         | pre_logits/kernel        | pooled feature
+    pre_logits.bias           | pre_logits/bias          | feature
+    head.weight               | head/kernel              | feature label
+    head.bias                 | head/bias                | label
+    head_dist.weight          | head_dist/kernel         | feature label
+    head_dist.bias            | head_dist/bias           | label
 """
 
 FORMAT = Format(

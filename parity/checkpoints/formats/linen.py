@@ -5,6 +5,7 @@ google-research/scenic:scenic/projects/baselines/vit.py.
 """
 
 from parity.checkpoints.formats.format import Fields
+from parity.checkpoints.formats.tables import PLAIN_BLOCK
 from vit_spec import ViTConfig
 
 SPELLINGS = {"qkv": ("query", "key", "value"), "kv": ("key", "value")}
@@ -41,11 +42,11 @@ LOOP = STACKED.replace("encoderblock/", "encoderblock_{block}/").replace("| bloc
 
 MAP_HEAD = """
     attn_pool.latent         | MAPHead_0/probe                                         | 1 1 width
-    attn_pool.q.weight       | MAPHead_0/MultiHeadDotProductAttention_0/query/kernel   | width head dim
-    attn_pool.q.bias         | MAPHead_0/MultiHeadDotProductAttention_0/query/bias     | head dim
-    attn_pool.kv.weight      | MAPHead_0/MultiHeadDotProductAttention_0/{kv}/kernel    | width head dim
-    attn_pool.kv.bias        | MAPHead_0/MultiHeadDotProductAttention_0/{kv}/bias      | head dim
-    attn_pool.proj.weight    | MAPHead_0/MultiHeadDotProductAttention_0/out/kernel     | head dim width
+    attn_pool.q.weight       | MAPHead_0/MultiHeadDotProductAttention_0/query/kernel   | width pool_head pool_dim
+    attn_pool.q.bias         | MAPHead_0/MultiHeadDotProductAttention_0/query/bias     | pool_head pool_dim
+    attn_pool.kv.weight      | MAPHead_0/MultiHeadDotProductAttention_0/{kv}/kernel    | width pool_head pool_dim
+    attn_pool.kv.bias        | MAPHead_0/MultiHeadDotProductAttention_0/{kv}/bias      | pool_head pool_dim
+    attn_pool.proj.weight    | MAPHead_0/MultiHeadDotProductAttention_0/out/kernel     | pool_head pool_dim width
     attn_pool.proj.bias      | MAPHead_0/MultiHeadDotProductAttention_0/out/bias       | width
     attn_pool.norm.weight    | MAPHead_0/LayerNorm_0/scale                             | width
     attn_pool.norm.bias      | MAPHead_0/LayerNorm_0/bias                              | width
@@ -77,6 +78,7 @@ def _allowed_head_dims(config: ViTConfig) -> tuple[int | None, ...]:
 
 
 CONSTRAINTS: Fields = {
+    **PLAIN_BLOCK,
     "tokens.patch_bias": True,
     "positions.rotary": "none",
     "attention.head_dim": _allowed_head_dims,
@@ -85,7 +87,7 @@ CONSTRAINTS: Fields = {
     "attention.proj_bias": True,
     "attention.scale": None,
     "attention.value_skip": False,
-    "mlp.activation": ("gelu_tanh", "gelu", "quick_gelu", "relu", "none"),
+    "mlp.activation": ("gelu_tanh", "gelu", "quick_gelu", "relu", "silu", "mish", "none"),
     "norms.after_blocks": True,
     "norms.shared_norm": False,
     "head.bias": True,

@@ -5,14 +5,28 @@ from collections.abc import Mapping
 from parity.checkpoints.formats.format import Fields
 from vit_spec import ViTConfig
 
+# The block of "An Image is Worth 16x16 Words" (arXiv 2010.11929), which almost every library has.
+PLAIN_BLOCK: Fields = {
+    "attention.out_norm": False,
+    "mlp.bias": True,
+    "mlp.norm": False,
+    "norms.kind": "layer",
+    "norms.bias": True,
+    "norms.order": "pre",
+    "norms.after_patches": False,
+    "norms.mlp_layer_scale": True,
+    "head.pool_prefix": False,
+    "head.pool_heads": None,
+}
 # Fields of `ViTConfig` that have these values in the models of almost every library.
 COMMON_CONSTRAINTS: Fields = {
+    **PLAIN_BLOCK,
     "attention.proj": True,
     "attention.scale": None,
     "attention.value_skip": False,
     "norms.shared_norm": False,
 }
-UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")  # values of mlp.activation
+UNGATED_ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none")  # values of mlp.activation
 
 # The ViT of most libraries: a class token, learned positions, biases in all layers, MLPs without a gate.
 PLAIN_VIT_CONSTRAINTS: Fields = {

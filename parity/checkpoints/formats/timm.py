@@ -16,65 +16,69 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from parity.checkpoints.formats import timm_arguments, timm_config, torch
+from parity.checkpoints.formats import timm_arguments, timm_config, timm_tables, torch
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import COMMON_CONSTRAINTS, replace_keys, ungated, unsupported_head_width
+from parity.checkpoints.formats.tables import unsupported_head_width
 from parity.checkpoints.layout import Array
 from vit_spec import InputError, ViTConfig
-
-_POOL_MLP = ("attn_pool.mlp.fc1", "attn_pool.mlp.fc2")
-_VIT = replace_keys(torch.TABLE, {}, ("pre_logits", "blocks.attn.q_bias", "blocks.attn.v_bias", *_POOL_MLP))
-_POOL_MLP_LINES = "\n".join(line for line in ungated(torch.TABLE).splitlines() if line.strip().startswith(_POOL_MLP))
-_EVA = replace_keys(
-    ungated(torch.TABLE),
-    {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"},
-    ("pre_logits", "dist_token", "head_dist"),
-)
-_GATE = """
-    blocks.mlp.fc1.weight | blocks.{block}.mlp.{glu}.weight | ff width
-    blocks.mlp.fc1.bias   | blocks.{block}.mlp.{glu}.bias   | ff
-"""
-_HIDDEN = """
-    pre_logits.weight | pre_logits.fc.weight | feature pooled
-    pre_logits.bias   | pre_logits.fc.bias   | feature
-"""
 
 
 def read_config(evidence: Evidence) -> Fields:
     """Return the fields that config.json states, or that follow from the arguments in a checkpoint of timm's train.py.
 
     Raises:
-        InputError: MLPs without biases, an architecture that computes another function, or a hidden layer beside a
-            config.json.
+        InputError: an architecture that computes another function, or a hidden layer beside a config.json.
     """
     if "architecture" in evidence.notes.get("config.json", {}) and "pre_logits.weight" in evidence.axes:
         raise InputError(
             "its pre_logits.fc is a layer of timm before 0.6, which timm 1.0 drops if it opens a folder with config.json: "
             "remove pre_logits.* for the function in timm 1.0, or remove config.json for the function in older versions"
         )
-    if "blocks.mlp.fc1.bias" not in evidence.axes:
-        raise InputError(
-            "its MLPs have no biases (timm's proj_bias=False), which ViTConfig cannot express: it cannot be read"
-        )
     return timm_arguments.fields_of_notes(evidence.notes, evidence.sizes["rgb"])
 
 
 def infer_assumed(evidence: Evidence) -> Fields:
-    """Return the positions, eps, pooling and number of heads that most models with these tensors have.
+    """Return the positions, norms, pooling and number of heads that the published models with these tensors have.
 
-    An `Eva` model without a position table is a DINOv3, whose heads are 64 wide, and 128 wide in the 7B model.  A fork
-    of train.py names an architecture in its checkpoints, which is likely to be timm's.
+    A fork of train.py names an architecture in its checkpoints, which is likely to be timm's.
     """
-    axes, width = evidence.axes, evidence.sizes["width"]
     fields: dict[str, object] = {}
-    if evidence.variant == "eva" and "pos_embed" not in axes:
-        fields |= {"positions.rotary": "dinov3", "norms.eps": 1e-5}
-        fields |= {} if "attn_pool.latent" in axes else {"head.pool": "mean"}
-        fields |= {"num_heads": 32 if width == 4096 else width // 64} if width % 64 == 0 else {}
-    elif width == 1536 and "glu" in axes["blocks.mlp.fc1.weight"]:
+    if evidence.variant.startswith("eva"):
+        fields = _assumed_of_eva(evidence)
+    elif evidence.variant.startswith("parallel"):
+        fields = {"norms.order": "parallel", "norms.shared_norm": False}
+    elif evidence.sizes["width"] == 1536 and "glu" in evidence.axes["blocks.mlp.fc1.weight"]:
         fields["num_heads"] = 24  # DINOv2's giant model; SigLIP 2's has this width and depth too, but 16 heads and no gate
     likely = timm_arguments.likely_fields(evidence.notes, evidence.sizes["rgb"])
     return {**fields, **timm_arguments.changed_fields(evidence.notes), **likely}
+
+
+def _assumed_of_eva(evidence: Evidence) -> dict[str, object]:
+    """Return the assumptions about a model of the class `Eva`.
+
+    A norm before the blocks is that of a Perception Encoder, which alone pools by attention, too.  EVA-02 alone has
+    separate queries, keys and values or a packed gate together with positions.  A model without positions is a DINOv3,
+    whose heads are 64 wide, and 128 wide in the 7B model.
+    """
+    axes, width = evidence.axes, evidence.sizes["width"]
+    if "norm_pre.weight" in axes:
+        fields: dict[str, object] = {"positions.rotary": "rope_vit", "positions.rotary_start": 1.0, "norms.eps": 1e-5}
+        fields |= {"positions.rotary_base": 10000.0, "head.pool": "mean"}
+        if "attn_pool.latent" in axes:
+            fields |= {"head.pool": "attention", "head.pool_heads": 8, "head.pool_prefix": "cls_token" in axes}
+        return fields
+    if "blocks.attn.freqs" in axes:
+        return {"head.pool": "token"}
+    if "pos_embed" in axes:
+        is_eva02 = evidence.variant != "eva"
+        return {
+            "positions.rotary": "eva" if is_eva02 else "none",
+            **({} if "norm.weight" in axes else {"head.pool": "mean"}),
+        }
+    heads = {"num_heads": 32 if width == 4096 else width // 64} if width % 64 == 0 else {}
+    pool = {} if "attn_pool.latent" in axes else {"head.pool": "mean"}
+    eps = {} if "blocks.norm1.bias" not in axes else {"norms.eps": 1e-5}
+    return {"positions.rotary": "dinov3", **eps, **pool, **heads}
 
 
 def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
@@ -93,37 +97,64 @@ def unsupported(config: ViTConfig, variant: str) -> str:
     c, pool = config, config.head.pool
     if what := unsupported_head_width(c):
         return what
-    if variant != "eva" and (c.positions.rotary == "dinov3" or c.attention.qkv_bias == "qv"):
-        fields = f"positions.rotary={c.positions.rotary!r} with attention.qkv_bias={c.attention.qkv_bias!r}"
-        return f"{fields} in its variant {variant!r}"
+    if c.norms.kind == "layer" and not c.norms.bias:
+        return "norms.bias=False with norms.kind='layer'"
     if c.tokens.patch_bias == c.norms.before_blocks:
         return (
             f"norms.before_blocks={c.norms.before_blocks} with tokens.patch_bias={c.tokens.patch_bias}, only one of the two"
         )
-    if c.mlp.activation == "swiglu" and pool == "attention":
-        return "head.pool='attention' with mlp.activation='swiglu'"
+    if pool == "attention":  # its MLP always has biases, and neither a gate nor a norm
+        for name, value in (("activation", "swiglu"), ("bias", False), ("norm", True)):
+            if getattr(c.mlp, name) == value:
+                return f"head.pool='attention' with mlp.{name}={value!r}"
     if c.tokens.pad and c.image_size != tuple(n * p for n, p in zip(c.grid, c.patch_size, strict=True)):
         return f"image_size={c.image_size} with tokens.pad=True, only multiples of the patch size"
-    return _unsupported_eva(c) if variant == "eva" else _unsupported_vit(c)
-
-
-def _unsupported_vit(c: ViTConfig) -> str:
-    if c.norms.after_blocks and c.norms.after_pool:
-        return "norms.after_blocks=True with norms.after_pool=True"
     if c.positions.kind == "learned" and c.num_covered not in (0, c.num_prefix):
         return f"positions.covers={c.positions.covers!r} with {c.tokens.registers} registers"
+    if variant.startswith("parallel") != (c.norms.order == "parallel"):
+        return f"norms.order={c.norms.order!r} in its variant {variant!r}"
+    what = _unsupported_eva(c, variant) if variant.startswith("eva") else _unsupported_vit(c, variant)
+    return f"{what} in its variant {variant!r}" if what else ""
+
+
+def _unsupported_vit(c: ViTConfig, variant: str) -> str:
+    if timm_tables.is_eva(c):
+        return (
+            f"positions.rotary={c.positions.rotary!r} with attention.qkv_bias={c.attention.qkv_bias!r} and "
+            f"norms.mlp_layer_scale={c.norms.mlp_layer_scale}"
+        )
+    if c.norms.after_blocks and c.norms.after_pool:
+        return "norms.after_blocks=True with norms.after_pool=True"
     if c.tokens.distillation and (c.tokens.registers or c.num_covered != 2 or c.positions.kind != "learned"):
         return "tokens.distillation=True with registers, or without a position for each token"
+    if c.head.pool_heads not in (None, c.num_heads):
+        return f"head.pool_heads={c.head.pool_heads} with num_heads={c.num_heads}"
+    if c.attention.proj_bias != c.mlp.bias:
+        return f"attention.proj_bias={c.attention.proj_bias} with mlp.bias={c.mlp.bias}"
+    if variant.startswith("parallel"):
+        values = {"attention.out_norm": False, "attention.proj_bias": True, "mlp.norm": False}
+        for name, value in values.items():
+            if c.at(name) != value:
+                return f"{name}={c.at(name)}"
+        if c.mlp.activation == "swiglu" or (c.attention.qkv_bias == "qkv") != (variant == "parallel"):
+            return f"mlp.activation={c.mlp.activation!r} with attention.qkv_bias={c.attention.qkv_bias!r}"
     return ""
 
 
-def _unsupported_eva(c: ViTConfig) -> str:
+def _unsupported_eva(c: ViTConfig, variant: str) -> str:
     if c.mlp.activation not in ("gelu", "swiglu"):
-        return f"mlp.activation={c.mlp.activation!r} in its variant 'eva'"
-    if c.head.pool == "attention" and c.num_prefix:  # timm's Eva pools over these tokens too
-        return f"head.pool='attention' with {c.num_prefix} tokens before the patches in its variant 'eva'"
-    if c.positions.kind == "learned" and c.num_covered not in (0, c.num_prefix):
-        return f"positions.covers={c.positions.covers!r} with {c.tokens.registers} registers"
+        return f"mlp.activation={c.mlp.activation!r}"
+    values = {"attention.proj_bias": True, "mlp.bias": True, "norms.after_patches": False}
+    for name, value in values.items():
+        if c.at(name) != value:
+            return f"{name}={c.at(name)}"
+    pools_prefix = c.head.pool == "attention" and c.num_prefix > 0
+    if c.head.pool_prefix != pools_prefix and c.num_prefix:
+        return f"head.pool={c.head.pool!r} with head.pool_prefix={c.head.pool_prefix}"
+    if c.mlp.norm and c.mlp.activation == "swiglu" and variant.endswith("packed-gate"):
+        return "mlp.norm=True with mlp.activation='swiglu'"
+    if c.norms.order == "res_post" and c.attention.qk_norm:
+        return "norms.order='res_post' with attention.qk_norm=True"
     return ""
 
 
@@ -135,19 +166,19 @@ FORMAT = Format(
     name="timm",
     description="timm's state_dict, or the folder that timm.create_model opens",
     separator=".",
-    tables={"vit": f"{_VIT}\n{_POOL_MLP_LINES}", "eva": _EVA + _GATE, "legacy": f"{_VIT}\n{_POOL_MLP_LINES}{_HIDDEN}"},
-    default_variant=lambda config: (
-        "eva" if config.positions.rotary == "dinov3" or config.attention.qkv_bias == "qv" else "vit"
-    ),
-    spellings={"glu": ("fc1_g", "fc1_x")},
+    tables=timm_tables.TABLES,
+    default_variant=timm_tables.default_variant,
+    spellings={"glu": ("fc1_g", "fc1_x"), "qkv": ("q", "k", "v")},
     ignored_keys={r"head\.bias": "zeros, for a classifier without a bias"},
     constants={"head.bias | label": _zero_bias},
     constraints={
-        **COMMON_CONSTRAINTS,
+        "attention.proj": True,
         "attention.scale": None,  # an assumption: models derived from timm 0.3's small ViT have another (qk_scale)
+        "attention.value_skip": False,
         "positions.kind": ("learned", "none"),
-        "positions.rotary": ("none", "dinov3"),
-        "attention.proj_bias": True,
+        "positions.rotary": ("none", "dinov3", "eva", "rope_vit", "mixed"),
+        "norms.order": ("pre", "res_post", "parallel"),
+        "norms.shared_norm": False,
         "head.pool": ("token", "mean", "attention", "none"),
     },
     unsupported=unsupported,

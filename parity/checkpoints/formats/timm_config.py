@@ -10,11 +10,15 @@ each architecture), _hub.py and _factory.py (how config.json is read).
 from collections.abc import Mapping
 from typing import Any
 
+from parity.checkpoints.formats import timm_tables
 from parity.checkpoints.formats.format import Fields
 from parity.checkpoints.formats.timm_constructors import ACTIVATIONS, POOLS
 from vit_spec import InputError, ViTConfig
 
-WRITTEN_FIELDS = frozenset({"norms.eps", "mlp.activation", "head.pool", "num_heads", "norms.layer_scale", "image_size"})
+WRITTEN_FIELDS = frozenset(
+    "norms.eps norms.kind norms.order mlp.activation head.pool head.pool_prefix head.pool_heads num_heads "
+    "norms.layer_scale image_size".split()
+)
 
 
 def json_files(config: ViTConfig) -> Mapping[str, Any]:
@@ -23,7 +27,7 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
     Raises:
         InputError: the config has a value that no architecture and no argument in JSON expresses.
     """
-    c, eva = config, config.positions.rotary == "dinov3" or config.attention.qkv_bias == "qv"
+    c, eva = config, timm_tables.is_eva(config)
     if c.head.hidden is not None:
         raise InputError(f"timm has no layer for head.hidden={c.head.hidden}: choose another format")
     pool_names = {ours: theirs for theirs, ours in POOLS.items()}
@@ -34,7 +38,7 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
         "embed_dim": c.width,
         "depth": c.depth,
         "num_heads": c.num_heads,
-        "mlp_ratio": _mlp_ratio(c, 1 if eva or c.mlp.activation != "swiglu" else 2),
+        "mlp_ratio": _mlp_ratio(c, 1 if eva or _kind(c) != "gated" else 2),
         "qkv_bias": c.attention.qkv_bias != "none",
         "qk_norm": c.attention.qk_norm,
         "init_values": c.norms.layer_scale,
@@ -45,7 +49,7 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
     data = {
         "num_classes": c.num_classes,
         "input_size": [c.in_channels, *c.image_size],
-        "fixed_input_size": not (eva or c.tokens.pad),
+        "fixed_input_size": c.tokens.crop or not (eva or c.tokens.pad),
         "mean": list(c.pixels.mean * (c.in_channels // len(c.pixels.mean))),
         "std": list(c.pixels.std * (c.in_channels // len(c.pixels.std))),
         "first_conv": "patch_embed.proj",
@@ -57,32 +61,56 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
     }
 
 
-# Architectures that fix what JSON cannot express: the class, the gated layer and eps.
+# Architectures that fix what JSON cannot express: the class, the classes of layers and blocks, and kind and eps of norms.
 _BASE_ARCHITECTURES = {
-    "plain": {1e-6: "vit_base_patch16_224", 1e-5: "vit_base_patch16_clip_224"},
-    "gated": {1e-6: "vit_giant_patch14_dinov2"},
-    "distilled": {1e-6: "deit_base_distilled_patch16_224"},
-    "eva": {1e-5: "vit_base_patch16_dinov3", 1e-6: "eva_giant_patch14_224"},
+    "plain": {("layer", 1e-6): "vit_base_patch16_224", ("layer", 1e-5): "vit_base_patch16_clip_224"},
+    "gated": {("layer", 1e-6): "vit_giant_patch14_dinov2"},
+    "split gate": {("rms", 1e-5): "aimv2_large_patch14_224"},
+    "distilled": {("layer", 1e-6): "deit_base_distilled_patch16_224"},
+    "res_post": {("layer", 1e-6): "vit_base_patch16_rpn_224"},
+    "parallel": {("layer", 1e-6): "vit_pwee_patch16_reg1_gap_256"},
+    "eva": {
+        ("layer", 1e-5): "vit_base_patch16_dinov3",
+        ("layer", 1e-6): "eva_giant_patch14_224",
+        ("rms", 1e-6): "vit_base_patch16_sapiens2",
+    },
 }
+
+
+def _kind(c: ViTConfig) -> str:
+    """Return the kind of a config's architecture: a key of `_BASE_ARCHITECTURES`."""
+    if timm_tables.is_eva(c):
+        return "eva"
+    if c.tokens.distillation:
+        return "distilled"
+    if c.norms.order != "pre":
+        return c.norms.order
+    gated = "split gate" if timm_tables.default_variant(c) == "vit-split-gate" else "gated"
+    return gated if c.mlp.activation == "swiglu" else "plain"
 
 
 def _architecture(c: ViTConfig) -> str:
     """Return the architecture whose arguments the written ones override.
 
     Raises:
-        InputError: no architecture of the config's class has its eps.
+        InputError: no architecture of the config's kind has its norms or its combination of layers.
     """
-    plain = "gated" if c.mlp.activation == "swiglu" else "plain"
-    eva = c.positions.rotary == "dinov3" or c.attention.qkv_bias == "qv"
-    kind = "eva" if eva else "distilled" if c.tokens.distillation else plain
-    bases = _BASE_ARCHITECTURES[kind]
-    if c.norms.eps not in bases:
+    kind, norm = _kind(c), (c.norms.kind, c.norms.eps)
+    if c.mlp.activation == "swiglu" and kind in ("distilled", "res_post"):
         raise InputError(
-            f"timm's config.json cannot express norms.eps={c.norms.eps} for such a model, only "
-            f"{' or '.join(map(str, bases))}: write a file (weights.safetensors) instead of a folder, or set "
-            f"norms.eps={next(iter(bases))}"
+            "timm's config.json cannot express mlp.activation='swiglu' with such blocks: write a file "
+            "(weights.safetensors) instead of a folder"
         )
-    return bases[c.norms.eps]
+    bases = dict(_BASE_ARCHITECTURES[kind])
+    if ("layer", 1e-6) in bases and kind != "eva":  # whose norm_layer can be a name, for the kind with timm's own eps
+        bases.setdefault(("rms", 1e-6), bases["layer", 1e-6])
+    if norm not in bases:
+        known = " or ".join(f"{eps} with norms.kind={name!r}" for name, eps in bases)
+        raise InputError(
+            f"timm's config.json cannot express norms.eps={c.norms.eps} with norms.kind={c.norms.kind!r} for such a model, "
+            f"only {known}: write a file (weights.safetensors) instead of a folder, or set norms.eps={next(iter(bases))[1]}"
+        )
+    return bases[norm]
 
 
 def _vit_arguments(c: ViTConfig) -> Fields:
@@ -96,27 +124,63 @@ def _vit_arguments(c: ViTConfig) -> Fields:
         "final_norm": c.norms.after_blocks or c.norms.after_pool,
         "fc_norm": c.norms.after_pool,
         "act_layer": activations[c.mlp.activation],
+        "proj_bias": c.attention.proj_bias,
+        "scale_attn_norm": c.attention.out_norm,
+        "scale_mlp_norm": c.mlp.norm,
+        "pool_include_prefix": c.head.pool_prefix,
+        **({"norm_layer": "rmsnorm"} if c.norms.kind == "rms" and c.norms.eps == 1e-6 else {}),
+        **_embed_norm(c),
         **({"dynamic_img_size": True, "dynamic_img_pad": True} if c.tokens.pad else {}),
     }
 
 
+def _embed_norm(c: ViTConfig) -> Fields:
+    """Return the argument for a norm of the patch embeddings.  A name means timm's own eps.
+
+    Raises:
+        InputError: no name expresses this norm.
+    """
+    if c.norms.after_patches == (_kind(c) == "split gate"):  # as the base architecture has it
+        return {}
+    if c.norms.after_patches and c.norms.eps != 1e-6:
+        raise InputError(
+            f"timm's config.json cannot express norms.after_patches=True with norms.eps={c.norms.eps}: write a file "
+            f"(weights.safetensors) instead of a folder, or set norms.eps=1e-06"
+        )
+    names = {"layer": "layernorm", "rms": "rmsnorm"}
+    return {"embed_norm_layer": names[c.norms.kind] if c.norms.after_patches else ""}
+
+
 def _eva_arguments(c: ViTConfig) -> Fields:
     """Return the arguments of `Eva` besides those that `json_files` gives to both classes."""
+    variant, rotary = timm_tables.default_variant(c), c.positions.rotary
+    scaled = rotary in ("eva", "rope_vit")
     return {
         "num_reg_tokens": c.tokens.registers,
+        **({} if c.norms.kind == "layer" else {"num_kv_heads": [c.num_heads] * c.depth}),  # the base architecture has 12
+        "qkv_fused": "split-qkv" not in variant,
         "swiglu_mlp": c.mlp.activation == "swiglu",
-        "swiglu_align_to": 1,  # gate and value are two layers, and the hidden width is not rounded up
+        # With an alignment, gate and value are two layers; a multiple of 1 does not round the hidden width up.
+        "swiglu_align_to": 0 if c.mlp.norm or variant.endswith("packed-gate") else 1,
+        "scale_mlp": c.mlp.norm,
+        "scale_attn_inner": c.attention.out_norm,
         "attn_type": "rope" if c.attention.qkv_bias == "qkv" else "eva",
+        "attn_only_layer_scale": not c.norms.mlp_layer_scale,
+        "attn_pool_num_heads": c.head.pool_heads,
         "use_abs_pos_emb": c.positions.kind == "learned",
         "no_embed_class": c.positions.kind == "learned" and c.num_covered == 0 and c.num_prefix > 0,
-        "use_rot_pos_emb": c.positions.rotary == "dinov3",
-        "rope_type": "dinov3",
+        "use_rot_pos_emb": rotary != "none",
+        "rope_type": {"dinov3": "dinov3", "mixed": "mixed"}.get(rotary, "cat"),
         "rope_temperature": c.positions.rotary_base,
-        "rope_rotate_half": True,
+        "rope_rotate_half": rotary == "dinov3",
+        "rope_grid_indexing": "xy" if rotary in ("rope_vit", "mixed") else "ij",
+        "rope_grid_offset": c.positions.rotary_start,
+        "ref_feat_shape": list(c.positions.rotary_grid) if scaled and c.positions.rotary_grid else None,
+        "use_post_norm": c.norms.order == "res_post",
         "use_pre_transformer_norm": c.norms.before_blocks,
         "use_post_transformer_norm": c.norms.after_blocks,
         "use_fc_norm": c.norms.after_pool,
-        "dynamic_img_size": True,
+        "dynamic_img_size": not c.tokens.crop,
         "dynamic_img_pad": c.tokens.pad,
     }
 

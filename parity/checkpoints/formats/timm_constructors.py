@@ -8,13 +8,24 @@ Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from parity.checkpoints.formats.format import Fields
 from vit_spec import InputError
 
 POOLS = {"token": "token", "avg": "mean", "map": "attention", "": "none"}
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu", "identity": "none"}
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "swish": "silu",
+    "silu": "silu",
+    "mish": "mish",
+    "identity": "none",
+}
+_GATES = ("GluMlp(act_layer=SiLU, gate_last=False)", "SwiGLU")  # whose gate is the SiLU of the first half
+_BLOCKS = {None: "pre", "Block": "pre", "ResPostBlock": "res_post", "ParallelScalingBlock": "parallel"}
 
 # Arguments that act in training only, or that only allow other image sizes.
 _NEUTRAL_ARGUMENTS = frozenset(
@@ -52,6 +63,10 @@ _VIT: Fields = {
     "pool_include_prefix": False,
     "act_layer": None,
     "mlp_layer": None,
+    "block_fn": None,
+    "embed_norm_layer": None,
+    "scale_attn_norm": False,
+    "scale_mlp_norm": False,
 }
 _EVA: Fields = {
     **_COMMON,
@@ -59,12 +74,21 @@ _EVA: Fields = {
     "qkv_fused": True,
     "swiglu_mlp": False,
     "swiglu_align_to": 0,
+    "scale_mlp": False,
+    "scale_attn_inner": False,
+    "use_post_norm": False,
+    "attn_only_layer_scale": False,
     "attn_type": "eva",
     "num_reg_tokens": 0,
     "use_abs_pos_emb": True,
     "use_rot_pos_emb": False,
     "rope_type": "cat",
     "rope_temperature": 10000.0,
+    "rope_grid_offset": 0.0,
+    "rope_grid_indexing": "ij",
+    "rope_rotate_half": False,
+    "ref_feat_shape": None,
+    "num_kv_heads": None,
     "use_pre_transformer_norm": False,
     "use_post_transformer_norm": None,
     "use_fc_norm": None,
@@ -74,27 +98,18 @@ _EVA: Fields = {
 
 # Arguments for which only these values are supported; any other value changes the function.
 _VIT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "block_fn": (None, "Block"),
     "attn_layer": (None, "", "Attention"),
     "embed_layer": (None, "PatchEmbed"),
-    "embed_norm_layer": (None, ""),
-    "scale_attn_norm": (False,),
-    "scale_mlp_norm": (False,),
     "use_naflex": (None, False),
 }
-_EVA_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "scale_mlp": (False,),
-    "scale_attn_inner": (False,),
-    "use_post_norm": (False,),
-    "attn_only_layer_scale": (False,),
-    "use_naflex": (None, False),
+_EVA_SUPPORTED: Mapping[str, tuple[Any, ...]] = {"use_naflex": (None, False)}
+# For each rope_type, only these values are supported.
+_ROTARY_SUPPORTED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "dinov3": {"rope_grid_offset": (0, 0.0), "rope_grid_indexing": ("ij",), "rope_rotate_half": (True,)},
+    "cat": {"rope_grid_indexing": ("ij", "xy"), "rope_rotate_half": (False,)},
+    "mixed": {"rope_grid_indexing": ("xy",), "rope_rotate_half": (False,)},
 }
-_ROTARY_SUPPORTED: Mapping[str, tuple[Any, ...]] = {  # for rope_type="dinov3", the only type that ViTConfig has
-    "rope_grid_offset": (0, 0.0),
-    "rope_grid_indexing": ("ij",),
-    "rope_rotate_half": (True,),
-}
-_ROTARY_ARGUMENTS = frozenset({*_ROTARY_SUPPORTED, "rope_type", "rope_temperature", "ref_feat_shape", "rope_mrope_section"})
+_ROTARY_ARGUMENTS = frozenset({"rope_mrope_section"})
 
 
 def config_fields(cls: str, architecture: str, values: Fields) -> Fields:
@@ -151,7 +166,7 @@ class _Arguments:
         if unknown := [name for name in self.values if not any(name in names for names in (_NEUTRAL_ARGUMENTS, *known))]:
             self.refuse(unknown[0], and_more(unknown))
 
-    def refuse(self, name: str, more: str = "") -> None:
+    def refuse(self, name: str, more: str = "") -> NoReturn:
         """Raise InputError for an argument, with its value and `more`."""
         raise InputError(
             f"it is timm's {self.architecture} with {name}={self.values.get(name, self._defaults.get(name))!r}{more}, "
@@ -171,10 +186,22 @@ def _vit(given: _Arguments) -> Fields:
     pool, prefix = a["global_pool"], a["class_token"] + a["reg_tokens"]
     if pool not in POOLS:
         given.refuse("global_pool")
-    if a["pool_include_prefix"] and prefix and pool in ("avg", "map"):
-        given.refuse("pool_include_prefix")
-    if not a["proj_bias"]:
-        given.refuse("proj_bias")
+    if a["block_fn"] not in _BLOCKS:
+        given.refuse("block_fn")
+    order = _BLOCKS[a["block_fn"]]
+    if order == "parallel":  # these arguments have another effect on its blocks, or none
+        for name, allowed in {
+            "proj_bias": True,
+            "mlp_layer": None,
+            "scale_attn_norm": False,
+            "scale_mlp_norm": False,
+        }.items():
+            if a[name] != allowed:
+                given.refuse(name)
+    if pool == "map" and (a["scale_mlp_norm"] or not a["proj_bias"]):  # the MLP of the pool has biases and no norm
+        given.refuse("proj_bias" if not a["proj_bias"] else "scale_mlp_norm")
+    if a["embed_norm_layer"] and _norm_kind(given, "embed_norm_layer") != _norm_kind(given, "norm_layer"):
+        given.refuse("embed_norm_layer")
     if a["pos_embed"] not in ("", "none", "learn"):
         given.refuse("pos_embed")
     after_pool = pool == "avg" if a["fc_norm"] is None else bool(a["fc_norm"])
@@ -187,13 +214,29 @@ def _vit(given: _Arguments) -> Fields:
         "positions.rotary": "none",
         **({"positions.covers": _covers(a)} if a["pos_embed"] == "learn" else {}),
         "attention.qkv_bias": "qkv" if a["qkv_bias"] else "none",
+        "attention.proj_bias": bool(a["proj_bias"]),
+        "attention.out_norm": bool(a["scale_attn_norm"]),
         "mlp.activation": _activation(given, a, pool),
-        "mlp_dim": int(a["embed_dim"] * a["mlp_ratio"]) // (2 if _is_gated(a) else 1),
+        "mlp.bias": bool(a["proj_bias"]),
+        "mlp.norm": bool(a["scale_mlp_norm"]),
+        "mlp_dim": int(a["embed_dim"] * a["mlp_ratio"]) // (2 if str(a["mlp_layer"]).startswith("GluMlp") else 1),
+        "norms.order": order,
+        "norms.mlp_layer_scale": True,
+        "norms.after_patches": bool(a["embed_norm_layer"]),
         "norms.before_blocks": bool(a["pre_norm"]),
         "norms.after_blocks": bool(a["final_norm"]) and not after_pool,
         "norms.after_pool": bool(a["final_norm"]) and after_pool,
-        "norms.layer_scale": a["init_values"] or None,
+        "norms.layer_scale": _layer_scale(a["init_values"], order),
+        "head.pool_prefix": bool(a["pool_include_prefix"] and prefix and pool in ("avg", "map")),
+        "head.pool_heads": None,
     }
+
+
+def _layer_scale(initial: float | None, order: str) -> float | None:
+    """Return norms.layer_scale.  Blocks have none for 0, except parallel ones; res-post-norm blocks scale their norms."""
+    if order == "res_post":
+        return None
+    return initial if order == "parallel" else initial or None
 
 
 def _distilled(given: _Arguments) -> Fields:
@@ -211,56 +254,81 @@ def _distilled(given: _Arguments) -> Fields:
 def _eva(given: _Arguments) -> Fields:
     """Return the fields of `Eva`."""
     given.require_values(_EVA_SUPPORTED)
-    given.require_known_names(_EVA, _EVA_SUPPORTED, _ROTARY_ARGUMENTS, {"num_kv_heads": None})
+    given.require_known_names(_EVA, _EVA_SUPPORTED, _ROTARY_ARGUMENTS)
     a = given.read(_EVA)
     pool, prefix = a["global_pool"], a["class_token"] + a["num_reg_tokens"]
-    if pool not in POOLS or (pool == "map" and prefix):  # Eva's pool includes the tokens before the patches
+    if pool not in POOLS:
         given.refuse("global_pool")
     if a["attn_type"] not in ("eva", "rope"):
         given.refuse("attn_type")
-    if not a["qkv_fused"]:
-        given.refuse("qkv_fused")
-    if given.values.get("num_kv_heads") not in (None, a["num_heads"]):
+    kv_heads = a["num_kv_heads"] if isinstance(a["num_kv_heads"], list | tuple) else [a["num_kv_heads"]]
+    if any(heads not in (None, a["num_heads"]) for heads in kv_heads):
         given.refuse("num_kv_heads")
     if pool == "map":
         _refuse_other_pooling(given, a)
-    if a["use_rot_pos_emb"]:
-        if a["rope_type"] != "dinov3":
-            given.refuse("rope_type")
-        for name, values in _ROTARY_SUPPORTED.items():
-            defaults = {"rope_grid_offset": 0.0, "rope_grid_indexing": "ij", "rope_rotate_half": False}
-            if given.values.get(name, defaults[name]) not in values:
-                given.refuse(name)
     after_pool = pool == "avg" if a["use_fc_norm"] is None else bool(a["use_fc_norm"])
-    after_blocks = a["use_post_transformer_norm"]
+    after_blocks, post = a["use_post_transformer_norm"], bool(a["use_post_norm"])
     bias = ("qv" if a["attn_type"] == "eva" else "qkv") if a["qkv_bias"] else "none"
     hidden, align = int(a["embed_dim"] * a["mlp_ratio"]), a["swiglu_align_to"]
     return {
         **_common(given, a),
+        **_rotary(given, a),
         "tokens.registers": a["num_reg_tokens"],
         "tokens.patch_bias": not a["use_pre_transformer_norm"],
         "positions.kind": "learned" if a["use_abs_pos_emb"] else "none",
         **({"positions.covers": _covers(a)} if a["use_abs_pos_emb"] else {}),
-        "positions.rotary": "dinov3" if a["use_rot_pos_emb"] else "none",
-        "positions.rotary_base": float(a["rope_temperature"]),
         "attention.qkv_bias": bias,
+        "attention.proj_bias": True,
+        "attention.out_norm": bool(a["scale_attn_inner"]),
         "mlp.activation": "swiglu" if a["swiglu_mlp"] else "gelu",
-        "mlp_dim": hidden + (-hidden % align if a["swiglu_mlp"] and align else 0),
+        "mlp.bias": True,
+        "mlp.norm": bool(a["scale_mlp"]),
+        "mlp_dim": hidden + (-hidden % align if a["swiglu_mlp"] and align and not (post and not a["scale_mlp"]) else 0),
+        "norms.order": "res_post" if post else "pre",
+        "norms.after_patches": False,
         "norms.before_blocks": bool(a["use_pre_transformer_norm"]),
         "norms.after_blocks": not after_pool if after_blocks is None else bool(after_blocks),
         "norms.after_pool": after_pool,
-        "norms.layer_scale": a["init_values"],
+        "norms.layer_scale": None if post else a["init_values"],
+        "norms.mlp_layer_scale": a["init_values"] is None or post or not a["attn_only_layer_scale"],
+        "head.pool_prefix": pool == "map" and prefix > 0,  # Eva's pool includes the tokens before the patches
+        "head.pool_heads": None if pool != "map" else a["attn_pool_num_heads"],
+    }
+
+
+def _rotary(given: _Arguments, a: Mapping[str, Any]) -> Fields:
+    """Return the fields of rotary positions of `Eva`."""
+    if not a["use_rot_pos_emb"]:
+        return {"positions.rotary": "none"}
+    kind = a["rope_type"]
+    if kind not in _ROTARY_SUPPORTED:
+        given.refuse("rope_type")
+    for name, values in _ROTARY_SUPPORTED[kind].items():
+        if a[name] not in values:
+            given.refuse(name)
+    found: Fields = {"positions.rotary": kind, "positions.rotary_base": float(a["rope_temperature"])}
+    if kind != "cat":
+        return found
+    grid = a["ref_feat_shape"]
+    return {
+        **found,
+        "positions.rotary": "eva" if a["rope_grid_indexing"] == "ij" else "rope_vit",
+        "positions.rotary_start": float(a["rope_grid_offset"]),
+        "positions.rotary_grid": (grid, grid) if isinstance(grid, int) else grid,
     }
 
 
 def _common(given: _Arguments, a: Mapping[str, Any]) -> Fields:
     """Return the fields for the arguments that all classes have."""
-    size, patch = a["img_size"], a["patch_size"]
+    size, patch = (
+        tuple(each) if isinstance(each, list | tuple) else (each, each) for each in (a["img_size"], a["patch_size"])
+    )
+    kind, eps = _norm_kind(given, "norm_layer")
     return {
         "attention.scale": None,
         "attention.value_skip": False,
-        "image_size": tuple(size) if isinstance(size, list | tuple) else (size, size),
-        "patch_size": tuple(patch) if isinstance(patch, list | tuple) else (patch, patch),
+        "image_size": size,
+        "patch_size": patch,
         "in_channels": a["in_chans"],
         "num_classes": a["num_classes"],
         "width": a["embed_dim"],
@@ -268,8 +336,11 @@ def _common(given: _Arguments, a: Mapping[str, Any]) -> Fields:
         "num_heads": a["num_heads"],
         "tokens.class_token": bool(a["class_token"]),
         "tokens.pad": bool(a["dynamic_img_pad"]),
+        "tokens.crop": not a["dynamic_img_pad"] and any(n % p for n, p in zip(size, patch, strict=True)),
         "attention.qk_norm": bool(a["qk_norm"]),
-        "norms.eps": _eps(given),
+        "norms.kind": kind,
+        "norms.bias": kind == "layer",
+        "norms.eps": eps,
         "head.pool": POOLS[a["global_pool"]],
     }
 
@@ -278,24 +349,24 @@ def _covers(a: Mapping[str, Any]) -> str:
     return "none" if a["no_embed_class"] else "all"
 
 
-def _eps(given: _Arguments) -> float:
-    """Return eps of the norms; any norm but LayerNorm is refused.  timm's LayerNorm has 1e-6 (layers/norm.py)."""
-    name = given.values.get("norm_layer")
-    found = re.fullmatch(r"(\w+)(?:\(eps=([\d.e-]+)\))?", str(name or "layernorm"))
-    if not found or found[1].replace("_", "").lower() != "layernorm":
-        given.refuse("norm_layer")
-    return float(found[2] or 1e-6) if found else 0.0
+def _norm_kind(given: _Arguments, name: str) -> tuple[str, float]:
+    """Return kind and eps of a norm; other norms are refused.  timm's LayerNorm and RmsNorm have 1e-6 (layers/norm.py)."""
+    found = re.fullmatch(r"(\w+)(?:\(eps=([\d.e-]+)\))?", str(given.values.get(name) or "layernorm"))
+    kinds = {"layernorm": "layer", "rmsnorm": "rms"}
+    if not found or found[1].replace("_", "").lower() not in kinds:
+        given.refuse(name)
+    return kinds[found[1].replace("_", "").lower()], float(found[2] or 1e-6)
 
 
 def _is_gated(a: Mapping[str, Any]) -> bool:
-    return str(a["mlp_layer"] or "").startswith(("GluMlp", "SwiGLUPacked"))
+    return str(a["mlp_layer"] or "").startswith(("GluMlp", "SwiGLU"))
 
 
 def _activation(given: _Arguments, a: Mapping[str, Any], pool: str) -> str:
     """Return the activation of the MLPs.  Blocks pass act_layer to the constructor of mlp_layer."""
     name = str(a["act_layer"] or "gelu").lower()
     if _is_gated(a):
-        if name != "silu" or a["mlp_layer"] != "GluMlp(act_layer=SiLU, gate_last=False)":
+        if name != "silu" or a["mlp_layer"] not in _GATES:
             given.refuse("act_layer" if name != "silu" else "mlp_layer")
         if pool == "map":
             given.refuse("mlp_layer")
@@ -308,11 +379,12 @@ def _activation(given: _Arguments, a: Mapping[str, Any], pool: str) -> str:
 
 
 def _refuse_other_pooling(given: _Arguments, a: Mapping[str, Any]) -> None:
-    """Refuse attention pooling whose heads or MLP differ from those of the blocks."""
-    if (a["attn_pool_num_heads"] or a["num_heads"]) != a["num_heads"]:
-        given.refuse("attn_pool_num_heads")
-    if (a["attn_pool_mlp_ratio"] or a["mlp_ratio"]) != a["mlp_ratio"] or a["swiglu_mlp"]:
-        given.refuse("attn_pool_mlp_ratio" if not a["swiglu_mlp"] else "swiglu_mlp")
+    """Refuse attention pooling whose MLP, which has no gate and no norm, differs from that of the blocks."""
+    for name in ("swiglu_mlp", "scale_mlp"):
+        if a[name]:
+            given.refuse(name)
+    if (a["attn_pool_mlp_ratio"] or a["mlp_ratio"]) != a["mlp_ratio"]:
+        given.refuse("attn_pool_mlp_ratio")
 
 
 _CLASSES: dict[str, Callable[[_Arguments], Fields]] = {

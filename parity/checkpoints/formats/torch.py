@@ -11,6 +11,8 @@ from parity.checkpoints.formats.format import Evidence, Format
 TABLE = """
     patch_embed.proj.weight | patch_embed.proj.weight | width rgb ph pw
     patch_embed.proj.bias   | patch_embed.proj.bias   | width
+    patch_embed.norm.weight | patch_embed.norm.weight | width
+    patch_embed.norm.bias   | patch_embed.norm.bias   | width
     cls_token               | cls_token               | 1 1 width
     dist_token              | dist_token              | 1 1 width
     reg_token               | reg_token               | 1 register width
@@ -28,6 +30,9 @@ TABLE = """
     blocks.attn.q_norm.bias   | blocks.{block}.attn.q_norm.bias   | dim
     blocks.attn.k_norm.weight | blocks.{block}.attn.k_norm.weight | dim
     blocks.attn.k_norm.bias   | blocks.{block}.attn.k_norm.bias   | dim
+    blocks.attn.freqs         | blocks.{block}.attn.freqs         | xy head pair
+    blocks.attn.norm.weight   | blocks.{block}.attn.norm.weight   | (head dim)
+    blocks.attn.norm.bias     | blocks.{block}.attn.norm.bias     | (head dim)
     blocks.attn.proj.weight   | blocks.{block}.attn.proj.weight   | width (head dim)
     blocks.attn.proj.bias     | blocks.{block}.attn.proj.bias     | width
     blocks.ls1.gamma          | blocks.{block}.ls1.gamma          | width
@@ -37,35 +42,39 @@ TABLE = """
     blocks.mlp.fc1.weight     | blocks.{block}.mlp.fc1.weight     | (glu ff) width
     blocks.mlp.fc1.bias       | blocks.{block}.mlp.fc1.bias       | ff
     blocks.mlp.fc1.bias       | blocks.{block}.mlp.fc1.bias       | (glu ff)
+    blocks.mlp.norm.weight    | blocks.{block}.mlp.norm.weight    | ff
+    blocks.mlp.norm.bias      | blocks.{block}.mlp.norm.bias      | ff
     blocks.mlp.fc2.weight     | blocks.{block}.mlp.fc2.weight     | width ff
     blocks.mlp.fc2.bias       | blocks.{block}.mlp.fc2.bias       | width
     blocks.ls2.gamma          | blocks.{block}.ls2.gamma          | width
 
-    norm.weight              | norm.weight              | width
-    norm.bias                | norm.bias                | width
-    attn_pool.latent         | attn_pool.latent         | 1 1 width
-    attn_pool.q.weight       | attn_pool.q.weight       | (head dim) width
-    attn_pool.q.bias         | attn_pool.q.bias         | (head dim)
-    attn_pool.kv.weight      | attn_pool.kv.weight      | (kv head dim) width
-    attn_pool.kv.bias        | attn_pool.kv.bias        | (kv head dim)
-    attn_pool.proj.weight    | attn_pool.proj.weight    | width (head dim)
-    attn_pool.proj.bias      | attn_pool.proj.bias      | width
-    attn_pool.norm.weight    | attn_pool.norm.weight    | width
-    attn_pool.norm.bias      | attn_pool.norm.bias      | width
-    attn_pool.mlp.fc1.weight | attn_pool.mlp.fc1.weight | ff width
-    attn_pool.mlp.fc1.weight | attn_pool.mlp.fc1.weight | (glu ff) width
-    attn_pool.mlp.fc1.bias   | attn_pool.mlp.fc1.bias   | ff
-    attn_pool.mlp.fc1.bias   | attn_pool.mlp.fc1.bias   | (glu ff)
-    attn_pool.mlp.fc2.weight | attn_pool.mlp.fc2.weight | width ff
-    attn_pool.mlp.fc2.bias   | attn_pool.mlp.fc2.bias   | width
-    fc_norm.weight           | fc_norm.weight           | pooled
-    fc_norm.bias             | fc_norm.bias             | pooled
-    pre_logits.weight        | pre_logits.weight        | feature pooled
-    pre_logits.bias          | pre_logits.bias          | feature
-    head.weight              | head.weight              | label feature
-    head.bias                | head.bias                | label
-    head_dist.weight         | head_dist.weight         | label feature
-    head_dist.bias           | head_dist.bias           | label
+    norm.weight               | norm.weight               | width
+    norm.bias                 | norm.bias                 | width
+    attn_pool.latent          | attn_pool.latent          | 1 1 width
+    attn_pool.q.weight        | attn_pool.q.weight        | (pool_head pool_dim) width
+    attn_pool.q.bias          | attn_pool.q.bias          | (pool_head pool_dim)
+    attn_pool.kv.weight       | attn_pool.kv.weight       | (kv pool_head pool_dim) width
+    attn_pool.kv.bias         | attn_pool.kv.bias         | (kv pool_head pool_dim)
+    attn_pool.proj.weight     | attn_pool.proj.weight     | width (pool_head pool_dim)
+    attn_pool.proj.bias       | attn_pool.proj.bias       | width
+    attn_pool.norm.weight     | attn_pool.norm.weight     | width
+    attn_pool.norm.bias       | attn_pool.norm.bias       | width
+    attn_pool.mlp.fc1.weight  | attn_pool.mlp.fc1.weight  | ff width
+    attn_pool.mlp.fc1.weight  | attn_pool.mlp.fc1.weight  | (glu ff) width
+    attn_pool.mlp.fc1.bias    | attn_pool.mlp.fc1.bias    | ff
+    attn_pool.mlp.fc1.bias    | attn_pool.mlp.fc1.bias    | (glu ff)
+    attn_pool.mlp.norm.weight | attn_pool.mlp.norm.weight | ff
+    attn_pool.mlp.norm.bias   | attn_pool.mlp.norm.bias   | ff
+    attn_pool.mlp.fc2.weight  | attn_pool.mlp.fc2.weight  | width ff
+    attn_pool.mlp.fc2.bias    | attn_pool.mlp.fc2.bias    | width
+    fc_norm.weight            | fc_norm.weight            | pooled
+    fc_norm.bias              | fc_norm.bias              | pooled
+    pre_logits.weight         | pre_logits.weight         | feature pooled
+    pre_logits.bias           | pre_logits.bias           | feature
+    head.weight               | head.weight               | label feature
+    head.bias                 | head.bias                 | label
+    head_dist.weight          | head_dist.weight          | label feature
+    head_dist.bias            | head_dist.bias            | label
 """
 
 

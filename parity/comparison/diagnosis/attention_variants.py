@@ -103,9 +103,15 @@ def patch_coordinates(grid: Grid) -> tuple[Array, Array]:
 def angles_at(c: ViTConfig, grid: Grid, y: Array, x: Array) -> Array:
     """Return the rotary angles (n, head_dim) at rows y and columns x, counted from 0; fractions are allowed.
 
-    The formulas are the same as in `vit_spec.positions.rotary_axial` and `rotary_dinov3`.
+    The formulas are the same as in `vit_spec.positions`: `rotary_axial`, `rotary_rows_columns` and `rotary_dinov3`.
     """
     d, base = c.head_dim // 2, c.positions.rotary_base
+    if c.positions.rotary in ("eva", "rope_vit"):
+        theta = np.repeat(base ** (-2 * np.arange(d // 2) / d), 2)
+        reference = c.positions.rotary_grid or grid
+        coordinates = ((y, grid[0], reference[0]), (x, grid[1], reference[1]))
+        rows, columns = (np.outer((at + c.positions.rotary_start) / n * to, theta) for at, n, to in coordinates)
+        return np.concatenate([columns, rows] if c.positions.rotary == "rope_vit" else [rows, columns], axis=1)
     if c.positions.rotary == "axial":
         theta = np.repeat(base ** (-2 * np.arange(1, d // 2 + 1) / d), 2)
         return np.concatenate([np.outer(x + 1, theta), np.outer(y + 1, theta)], axis=1)
@@ -233,7 +239,7 @@ def rotate_only(names: str) -> Callable[..., Any]:
 
 def rotate_other_pairs(name: str, x: Any, cos: Any, sin: Any, layout: str) -> Any:
     """Rotate pairs of neighbours instead of halves, or halves instead of neighbours, with the same cosines and sines."""
-    return x if name == "v" else _rotate(x, cos, sin, "dinov3" if layout == "axial" else "axial")
+    return x if name == "v" else _rotate(x, cos, sin, "axial" if layout == "dinov3" else "dinov3")
 
 
 def rotate_in_dtype(dtype: str) -> Callable[..., Any]:

@@ -28,6 +28,7 @@ def config_hypotheses(c: ViTConfig, size: tuple[int, int], normalized: bool) -> 
     normalized: whether the images were given normalized; otherwise they were given as pixels.
     """
     yield from _activation_eps_scale(c)
+    yield from _norms(c)
     yield from _pixels(c, normalized)
     yield from _heads(c)
     yield from _pooling(c)
@@ -48,7 +49,7 @@ def _field_values(family: str, field: str, values: dict[str, Any], blocks_unchan
 def _activation_eps_scale(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other activations, LayerNorm eps and scales of the attention scores."""
     if c.mlp.activation != "swiglu":
-        kinds = ("gelu", "gelu_tanh", "quick_gelu", "relu", "none")
+        kinds = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none")
         yield from _field_values("activation", "mlp.activation", {kind: kind for kind in kinds})
     yield from _field_values("LayerNorm eps", "norms.eps", {f"{eps:g}": eps for eps in EPS})
     inner = c.num_heads * c.head_dim
@@ -62,6 +63,23 @@ def _activation_eps_scale(c: ViTConfig) -> Iterator[Hypothesis]:
         "head_dim ** -0.25": c.head_dim**-0.25,
     }
     yield from _field_values("score scale", "attention.scale", scales)
+
+
+NORM_ORDERS = {  # value of norms.order -> the cause in words
+    "pre": "norms come before attention and MLP (pre-norm)",
+    "post": "norms come after the sums (post-norm)",
+    "res_post": "norms come after attention and MLP, before the sums (res-post-norm)",
+}
+
+
+def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield other orders of norms in a block, and norms without a bias of the other kind."""
+    for order, name in NORM_ORDERS.items() if c.norms.order != "parallel" else ():
+        if order != c.norms.order and (order != "res_post" or c.norms.layer_scale is None):
+            yield Hypothesis(name, "norms of a block", fields={"norms.order": order})
+    if not c.norms.bias:
+        kind, what = ("layer", "subtract the mean (LayerNorm)") if c.norms.kind == "rms" else ("rms", "are RMSNorm")
+        yield Hypothesis(f"norms {what}", "LayerNorm formula", fields={"norms.kind": kind})
 
 
 def _pixels(c: ViTConfig, normalized: bool) -> Iterator[Hypothesis]:
@@ -126,6 +144,14 @@ def _pooling(c: ViTConfig) -> Iterator[Hypothesis]:
     tokens = {kind: kind for kind in (("token", "mean") if c.tokens.class_token else ())}
     if c.head.pool in tokens and not c.tokens.distillation:
         yield from _field_values("pooling", "head.pool", tokens, blocks_unchanged=True)
+    if c.num_prefix and c.head.pool in ("token", "mean", "attention") and not c.tokens.distillation:
+        what = "the patch tokens alone" if c.head.pool_prefix else "all tokens"
+        fields = {"head.pool_prefix": not c.head.pool_prefix, "head.pool": c.head.pool.replace("token", "mean")}
+        yield Hypothesis(f"pooling takes {what}", "pooling", fields=fields, blocks_unchanged=True)
+    if c.head.pool == "attention":
+        for heads in (n for n in (1, 2, 4, 6, 8, 12, 16) if c.width % n == 0 and n != c.pool_heads):
+            name = f"attention pooling has {heads} heads"
+            yield Hypothesis(name, "heads of the pooling", fields={"head.pool_heads": heads}, blocks_unchanged=True)
     family = "norm around the pooling"
     if c.norms.after_blocks:
         yield Hypothesis("there is no final norm", family, fields={"norms.after_blocks": False}, blocks_unchanged=True)
@@ -136,7 +162,8 @@ def _pooling(c: ViTConfig) -> Iterator[Hypothesis]:
     if c.norms.after_blocks != c.norms.after_pool and c.head.pool != "token_mean":
         old, new = ("norm", "fc_norm") if c.norms.after_blocks else ("fc_norm", "norm")
         fields = {"norms.after_blocks": new == "norm", "norms.after_pool": new == "fc_norm"}
-        edits = tuple(Edit(f"{new}.{kind}", f"p('{old}.{kind}')") for kind in ("weight", "bias"))
+        kinds = ("weight", "bias") if c.norms.bias else ("weight",)
+        edits = tuple(Edit(f"{new}.{kind}", f"p('{old}.{kind}')") for kind in kinds)
         what = "after the pooling, not before it" if new == "fc_norm" else "before the pooling, not after it"
         yield Hypothesis(f"the norm comes {what}", family, fields=fields, edits=edits, blocks_unchanged=True)
 
@@ -151,14 +178,30 @@ def _positions(c: ViTConfig, size: tuple[int, int]) -> Iterator[Hypothesis]:
         )
         yield Hypothesis("positions are not added", "position table", fields={"positions.kind": "none"})
     if p.rotary != "none":
-        yield from _field_values("rotary layout", "positions.rotary", {kind: kind for kind in ("axial", "dinov3", "none")})
-        bases = (100.0, 10000.0, 1000.0, 10.0, 500000.0, 1000000.0)
-        yield from _field_values("rotary base", "positions.rotary_base", {f"{base:g}": base for base in bases})
+        yield from _rotary(c)
     if p.kind == "learned" and c.grid_of(*size) != c.grid:
         for mode, name in {mode: name for name, mode in reversed(MODES.items())}.items():
             values = vars(mode)
             fields = {f"resampling.{field}": value for field, value in values.items()}
             yield Hypothesis(f"positions are resampled as {name} does", "resampling", fields=fields)
+
+
+def _rotary(c: ViTConfig) -> Iterator[Hypothesis]:
+    """Yield other kinds of rotary embeddings, other bases, and other coordinates of patches."""
+    if c.positions.rotary == "mixed":  # learned frequencies are parameters
+        return
+    scaled = ("eva", "rope_vit")
+    for kind in ("axial", "dinov3", *scaled, "none"):
+        fields: dict[str, Any] = {"positions.rotary": kind}
+        if kind not in scaled:
+            fields |= {"positions.rotary_start": 0.0, "positions.rotary_grid": None}
+        yield Hypothesis(f"rotary layout is {kind}", "rotary layout", fields=fields)
+    bases = (100.0, 10000.0, 1000.0, 10.0, 500000.0, 1000000.0)
+    yield from _field_values("rotary base", "positions.rotary_base", {f"{base:g}": base for base in bases})
+    if c.positions.rotary in scaled:
+        yield from _field_values("first rotary coordinate", "positions.rotary_start", {"0": 0.0, "1": 1.0, "0.5": 0.5})
+        grids = {"that of the images": c.grid, "none": None, "16 x 16": (16, 16), "14 x 14": (14, 14), "24 x 24": (24, 24)}
+        yield from _field_values("reference grid of rotary positions", "positions.rotary_grid", grids)
 
 
 def _removable_parts(c: ViTConfig) -> Iterator[Hypothesis]:
@@ -168,7 +211,7 @@ def _removable_parts(c: ViTConfig) -> Iterator[Hypothesis]:
     if c.norms.before_blocks:
         fields = {"norms.before_blocks": False}
         yield Hypothesis("there is no norm ahead of the blocks", "norm ahead of the blocks", fields=fields)
-    if not c.norms.shared_norm:
+    if not c.norms.shared_norm and c.norms.order != "parallel":
         yield Hypothesis("one norm serves both halves", "shared norm", fields={"norms.shared_norm": True})
     fields = {"attention.value_skip": not c.attention.value_skip}
     what = "not added" if c.attention.value_skip else "added"

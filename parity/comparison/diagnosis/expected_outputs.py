@@ -24,7 +24,7 @@ MAX_SAMPLE = 4096  # entries of an intermediate that are examined for decimal ro
 MAX_MAGNITUDE = 1e100  # largest absolute value that is accepted; products of a few larger numbers overflow float64
 SIZE_OF_EXPECTED_IMAGES = "the size of the expected images"  # the reason that is printed for the assumed image size
 INTERMEDIATE_NAME = re.compile(
-    r"(patch_embed|tokens|positions|cosines|sines|embed|blocks\.\d+|norm_pre|norm|pool|attn_pool|fc_norm|pre_logits|"
+    r"(patch_embed|tokens|positions|cosines|sines|columns|rows|embed|blocks\.\d+|norm_pre|norm|pool|attn_pool|fc_norm|pre_logits|"
     r"hidden|head|head_dist)\b.*"
 )
 

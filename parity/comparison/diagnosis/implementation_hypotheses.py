@@ -5,6 +5,7 @@ from typing import Any
 
 from parity.comparison.diagnosis import attention_variants as attention
 from parity.comparison.diagnosis import patches, roundings, variants
+from parity.comparison.diagnosis.config_hypotheses import NORM_ORDERS
 from parity.comparison.diagnosis.hypothesis import FIX_REFERENCE_CODE, Hypothesis
 from parity.comparison.diagnosis.patches import Patch
 from parity.comparison.diagnosis.precision_hypotheses import HALF_DTYPES, precision_hypotheses
@@ -27,9 +28,9 @@ def _hypothesis(
 
 def _blocks(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield blocks with other norms or residual additions, in another order, or with a part left out."""
+    if c.norms.order != "pre":
+        return
     forwards = {
-        "norms come after the sums (post-norm)": variants.post_norm,
-        "norms come after attention and MLP, before the sums (res-post-norm)": variants.res_post_norm,
         "attention and MLP read the same input": variants.parallel,
         "the MLP comes before attention": variants.swapped_halves,
         "the MLP comes before attention, each with its own norm": variants.swapped_halves_with_norms,
@@ -55,6 +56,8 @@ def _blocks(c: ViTConfig) -> Iterator[Hypothesis]:
 
 def _norms(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other formulas of all norms, of the norms of queries and keys, and of the norms after the blocks."""
+    if c.norms.kind != "layer":
+        return
     forwards = {
         "the variance is divided by n - 1": variants.unbiased_variance,
         "eps is added to the standard deviation": variants.std_plus_eps,
@@ -150,11 +153,11 @@ CONFIG_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {  # by their names in `Ml
     "gelu_tanh": _functional("gelu", approximate="tanh"),
     "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
     "relu": _functional("relu"),
+    "silu": _functional("silu"),
+    "mish": _functional("mish"),
     "none": lambda x: x,
 }
 OTHER_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "silu": _functional("silu"),
-    "mish": _functional("mish"),
     "sigmoid": _functional("sigmoid"),
     "tanh": _functional("tanh"),
     "elu": _functional("elu"),
@@ -186,6 +189,10 @@ def block_field_hypotheses(c: ViTConfig) -> Iterator[Hypothesis]:
     for eps in (1e-5, 1e-6, 1e-12, 1e-3):
         if eps != c.norms.eps:
             yield _hypothesis(f"LayerNorm eps is {eps:g}", "LayerNorm eps", _block_eps(eps), per_block=True)
+    for order, forward in {"post": variants.post_norm, "res_post": variants.res_post_norm}.items():
+        if order != c.norms.order and c.norms.order != "parallel":
+            patch = variants.replace_blocks(forward)
+            yield _hypothesis(NORM_ORDERS[order], "norms of a block", patch, per_block=True)
 
 
 def _block_eps(eps: float) -> Patch:
@@ -218,7 +225,7 @@ def _attention(c: ViTConfig) -> Iterator[Hypothesis]:
 
 def _rotary(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other angles and pairs of rotary positions."""
-    if c.positions.rotary == "none":
+    if c.positions.rotary in ("none", "mixed"):  # learned frequencies are parameters
         return
     is_axial, family = c.positions.rotary == "axial", "rotary angles"
     patch_by_name: dict[str, Patch] = {
@@ -244,7 +251,7 @@ def _rotary(c: ViTConfig) -> Iterator[Hypothesis]:
         patch_by_name["the fastest rotary pair rotates by one radian per patch"] = attention.replace_rotary_angles(
             attention.roformer_angles
         )
-    else:
+    elif c.positions.rotary == "dinov3":
         patch_by_name["rotary positions are scaled by the larger side"] = attention.replace_rotary_angles(
             attention.angles_scaled_by(max)
         )
@@ -310,7 +317,6 @@ def _pooling(c: ViTConfig) -> Iterator[Hypothesis]:
     if c.head.pool in ("attention", "none", "token_mean") or c.tokens.distillation:
         return
     pools: dict[str, Callable[..., Any]] = {
-        "all tokens": lambda x, n: x.mean(1),
         "all tokens but the first": lambda x, n: x[:, 1:].mean(1),
         "the maximum of each channel": lambda x, n: x[:, n:].amax(1),
         "the maximum of each channel, prefix tokens included": lambda x, n: x.amax(1),

@@ -53,7 +53,7 @@ def config_numbers(trial: Trial) -> Iterator[NumericHypothesis]:
     c = trial.config
     yield _field("norms.eps", "LayerNorm eps", c.norms.eps)
     yield _field("attention.scale", "score scale", c.scale)
-    if c.positions.rotary != "none":
+    if c.positions.rotary not in ("none", "mixed"):
         yield _field("positions.rotary_base", "rotary base", c.positions.rotary_base)
         yield NumericHypothesis(((1.0,), (0.5,), (2.0,)), _angle_factor)
         if c.num_prefix:

@@ -46,7 +46,7 @@ def _single_operations(c: ViTConfig) -> Iterator[Hypothesis]:
             yield _hypothesis(
                 f"positions are rounded to {dtype}", "precision of positions", patches.patch_intermediate("positions", cast)
             )
-        if c.positions.rotary != "none":
+        if c.positions.rotary not in ("none", "mixed"):
             family = "precision of rotary positions"
             rotation = attention.replace_rotation(attention.rotate_in_dtype(dtype))
             yield _hypothesis(f"rotary positions are applied in {dtype}", family, rotation)

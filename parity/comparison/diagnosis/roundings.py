@@ -25,7 +25,7 @@ def layer_norm_in_dtype(dtype: str) -> Callable[[Any, Any], Any]:
         import torch.nn.functional as F
 
         low_dtype = getattr(torch, dtype)
-        weight, bias = norm.weight.to(low_dtype), norm.bias.to(low_dtype)
+        weight, bias = norm.weight.to(low_dtype), None if norm.bias is None else norm.bias.to(low_dtype)
         return F.layer_norm(x.to(low_dtype), norm.normalized_shape, weight, bias, norm.eps).to(x.dtype)
 
     return forward

@@ -14,7 +14,7 @@ from parity.comparison.diagnosis.hypothesis import Hypothesis, Trial, build_mode
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, MAX_ERROR_RATIO, ErrorNorms
 from vit_spec import rows
 
-EARLY_INTERMEDIATES = ("tokens", "positions", "cosines", "sines")  # they depend on few weights or none
+EARLY_INTERMEDIATES = ("tokens", "positions", "cosines", "sines", "columns", "rows")  # they depend on few weights or none
 SIMILAR_SHARE = 0.9  # a layer that explains this part of what the likeliest explains is as likely
 MIN_SHARE = 0.9  # of the squared difference that a layer must explain to be named from the logits alone
 

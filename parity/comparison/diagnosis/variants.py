@@ -123,20 +123,29 @@ def replace_norm_statistics(forward: Callable[[Any, Any], Any], suffix: str | tu
 
     def patch(model: Any) -> None:
         for norm in _layer_norms(model, suffix):
-            norm.forward = partial(_affine_norm, forward, norm)
+            norm.forward = partial(_on_last_axis, partial(_affine_norm, forward), norm)
 
     return patch
 
 
 def _layer_norms(model: Any, suffix: str | tuple[str, ...]) -> list[Any]:
-    from vit_torch.layers import LayerNorm
+    from vit_torch.layers import Norm
 
-    norms = [module for name, module in model.named_modules() if isinstance(module, LayerNorm) and name.endswith(suffix)]
+    norms = [module for name, module in model.named_modules() if isinstance(module, Norm) and name.endswith(suffix)]
     return require(norms or None, f"norm {suffix}")  # type: ignore[no-any-return]
 
 
+def _on_last_axis(forward: Callable[[Any, Any], Any], norm: Any, x: Any) -> Any:
+    """Apply forward(norm, x) to x with the axes that the norm normalizes merged into one."""
+    return forward(norm, x.flatten(-len(norm.dims))).view_as(x)
+
+
 def _affine_norm(forward: Callable[[Any, Any], Any], norm: Any, x: Any) -> Any:
-    return forward(norm, x).to(x.dtype) * norm.weight.to(x.dtype) + norm.bias.to(x.dtype)
+    return forward(norm, x).to(x.dtype) * norm.weight.to(x.dtype) + _bias(norm, x)
+
+
+def _bias(norm: Any, x: Any) -> Any:
+    return 0 if norm.bias is None else norm.bias.to(x.dtype)
 
 
 def replace_norm_forward(forward: Callable[[Any, Any], Any], suffix: str | tuple[str, ...] = "") -> Patch:
@@ -144,7 +153,7 @@ def replace_norm_forward(forward: Callable[[Any, Any], Any], suffix: str | tuple
 
     def patch(model: Any) -> None:
         for norm in _layer_norms(model, suffix):
-            norm.forward = partial(forward, norm)
+            norm.forward = partial(_on_last_axis, forward, norm)
 
     return patch
 
@@ -183,7 +192,7 @@ def weight_plus_one(norm: Any, x: Any) -> Any:
     """Multiply by 1 + weight."""
     import torch.nn.functional as F
 
-    return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype) + 1, norm.bias.to(x.dtype), norm.eps)
+    return F.layer_norm(x, norm.normalized_shape, norm.weight.to(x.dtype) + 1, None, norm.eps) + _bias(norm, x)
 
 
 def bias_before_weight(norm: Any, x: Any) -> Any:
@@ -191,7 +200,7 @@ def bias_before_weight(norm: Any, x: Any) -> Any:
     import torch.nn.functional as F
 
     plain = F.layer_norm(x, norm.normalized_shape, None, None, norm.eps)
-    return (plain + norm.bias.to(x.dtype)) * norm.weight.to(x.dtype)
+    return (plain + _bias(norm, x)) * norm.weight.to(x.dtype)
 
 
 def fast_variance(norm: Any, x: Any) -> Any:

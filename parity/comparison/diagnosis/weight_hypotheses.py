@@ -119,8 +119,8 @@ def _transposed(c: ViTConfig) -> Iterator[Hypothesis]:
         "pre_logits.weight": "pooled feature",
         "head.weight": "feature label",
         "head_dist.weight": "feature label",
-        "attn_pool.q.weight": "width head dim",
-        "attn_pool.proj.weight": "head dim width",
+        "attn_pool.q.weight": "width pool_head pool_dim",
+        "attn_pool.proj.weight": "pool_head pool_dim width",
         PATCH_KERNEL: "rgb ph pw width",
     }
     for name, axes in stored.items():
@@ -218,7 +218,9 @@ def _layer_scale_and_norms(c: ViTConfig) -> Iterator[Hypothesis]:
     pairs = [("norm1", "norm2"), ("attn.q_norm", "attn.k_norm")]
     for a, b in pairs:
         if f"blocks.{a}.weight" in rows(c) and f"blocks.{b}.weight" in rows(c):
-            kinds = [(f"blocks.{a}.{kind}", f"blocks.{b}.{kind}") for kind in ("weight", "bias")]
+            kinds = [
+                (f"blocks.{a}.{kind}", f"blocks.{b}.{kind}") for kind in ("weight", *(["bias"] if c.norms.bias else []))
+            ]
             edits = tuple(edit for pair in kinds for edit in _swap(*pair))
             yield Hypothesis(f"{a} and {b} are swapped", f"{a} and {b}", edits=edits)
 
@@ -231,7 +233,7 @@ def _swiglu_halves(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other orders of the gate and the value of a gated MLP."""
     if c.mlp.activation != "swiglu":
         return
-    names = (FC1, FC1.replace("weight", "bias"))
+    names = (FC1, FC1.replace("weight", "bias")) if c.mlp.bias else (FC1,)
     swapped = tuple(Edit(name, "{w}[:, ::-1]") for name in names)
     yield Hypothesis("gate and value of the MLP are swapped", "halves of swiglu", edits=swapped)
     for make_edit, what in ((edit_from_axes, "are interleaved"), (_edit_to_axes, "were rearranged to be interleaved")):

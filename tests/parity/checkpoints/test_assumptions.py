@@ -79,7 +79,9 @@ ASSUMED_FIELDS = {
     "pixels.std",
     "resampling.kernel",
     "resampling.antialias",
-    "order of a block",
+    "norms.kind",
+    "norms.order",
+    "residual connections",
     "norms without weights",
     "queries, keys and values",
     "attention pattern",
@@ -121,10 +123,13 @@ MODELS: dict[str, str | dict[str, Any]] = {
     "hf-flax-clip": "clip_b32",
 }
 # Fields that no tensor shows: other code with the same keys may have other values.
-HIDDEN = {"positions.rotary", "attention.scale", "attention.value_skip", "norms.eps", "mlp.activation", "head.pool"}
+HIDDEN = {
+    *("positions.rotary", "attention.scale", "attention.value_skip", "mlp.activation", "norms.kind", "norms.order"),
+    *("norms.eps", "head.pool"),
+}
 SHOWN = {"hf-siglip": {"head.pool"}, "dinov3": {"positions.rotary"}}  # by further tensors of a format
 BEHAVIOUR = {
-    "order of a block",
+    "residual connections",
     "norms without weights",
     "attention pattern",
     "patch extraction",
@@ -291,12 +296,11 @@ def test_giving_the_head_and_image_size_of_the_file_causes_no_warning(folder: Pa
 
 UNSUPPORTED_ARGUMENTS = [
     {"global_pool": "avgmax"},
-    {"global_pool": "avg", "pool_include_prefix": True},
-    {"act_layer": "mish"},
-    {"act_layer": "silu"},
-    {"norm_layer": "rmsnorm"},
-    {"block_fn": "ResPostBlock"},
-    {"scale_attn_norm": True},
+    {"act_layer": "hard_mish"},
+    {"norm_layer": "simplenorm"},
+    {"embed_norm_layer": "rmsnorm"},
+    {"block_fn": "ParallelThingsBlock"},
+    {"attn_layer": "diff"},
     {"use_naflex": True},
     {"an_unknown_argument": 1},
     {"num_heads": "three"},
@@ -339,9 +343,9 @@ def test_arguments_in_a_checkpoint_of_timms_training_go_into_the_config(tmp_path
     found = parity.load(tmp_path / "a.pth")
     assert (found.config.norms.eps, found.config.mlp.activation, found.config.num_heads) == (1e-6, "quick_gelu", 3)
     assert {each.field for each in found.assumed} <= {"pixels.mean", "pixels.std"}
-    given["model_kwargs"]["act_layer"] = "mish"
+    given["model_kwargs"]["act_layer"] = "hard_mish"
     torch.save(content, tmp_path / "b.pth")
-    with pytest.raises(InputError, match="act_layer='mish'"):
+    with pytest.raises(InputError, match="act_layer='hard_mish'"):
         parity.load(tmp_path / "b.pth")
 
 
@@ -370,11 +374,16 @@ def test_an_activation_that_a_version_of_timm_changed_is_an_assumption(folder: P
     assert not parity.load(edit_model_args(folder, act_layer="gelu_tanh")).assumed
 
 
-def test_an_image_size_whose_remainder_the_library_drops_is_refused_with_the_size_to_give(folder: Path) -> None:
-    message = "an image of 50x70 is no whole number of patches of 16x16, and its library drops the remainder"
-    with pytest.raises(InputError, match=f"{message}.* give --set image_size=48x64, and .* last 2 rows and 6 columns"):
-        parity.load(edit_model_args(folder, img_size=[50, 70]))
-    assert parity.load(folder, given={"image_size": (48, 64)}).config.image_size == (48, 64)
+def test_an_image_size_whose_remainder_the_library_drops_is_cropped(folder: Path) -> None:
+    found = parity.load(edit_model_args(folder, img_size=[50, 70]))
+    assert (found.config.image_size, found.config.tokens.crop, found.config.grid) == ((50, 70), True, (3, 4))
+    assert not found.assumed
+    assert parity.load(folder, given={"image_size": (48, 64), "tokens.crop": False}).config.image_size == (48, 64)
+
+
+def test_a_position_table_shows_that_the_remainder_of_an_image_is_cropped(bare_file: Path) -> None:
+    found = parity.load(bare_file, given={"image_size": (50, 70)})
+    assert (found.config.tokens.crop, found.config.grid) == (True, (3, 4))
 
 
 @pytest.mark.parametrize(
@@ -438,7 +447,7 @@ def test_a_config_json_is_an_assumption_for_a_file_that_its_library_does_not_ope
     assert not parity.load(folder / "other.pth").assumed
 
 
-AROUND = ("code around the model", "further operations", "order of a block", "mean pooling", "outputs")
+AROUND = ("code around the model", "further operations", "residual connections", "mean pooling", "outputs")
 MODULES = {  # wrapped weights, and the module that they show
     "attribute": (lambda state: {f"model.{key}": tensor for key, tensor in state.items()}, "model"),
     "distributed": (

@@ -30,6 +30,12 @@ UNNAMED = (  # published models that have no name in vit_spec
         norms=NORM_AFTER_POOL_ONLY,
         head={"pool": "mean"},
     ),
+    PLAIN.replace(norms={"order": "parallel", "layer_scale": 0.1}),  # timm's vit_pwee_patch16_reg1_gap_256
+    PLAIN.replace(  # timm's vit_base_patch16_xp_224
+        tokens={"patch_bias": False},
+        attention={"qkv_bias": "none", "qk_norm": True},
+        norms={"order": "parallel", "kind": "rms", "bias": False, "before_blocks": True},
+    ),
 )
 # On the grid of `small_config`, and on a square grid, because some formats can store no other.
 STRUCTURES = (

@@ -288,6 +288,8 @@ CONFIGS = [
     TINY.replace(**OPTIONS, attention={"qk_norm": True, "qkv_bias": "qv"}, head={"hidden": 5}),
     TINY.replace(norms={"after_pool": True}, head={"pool": "attention"}),
     TINY.replace(mlp={"activation": "swiglu"}, head={"pool": "attention"}),
+    TINY.replace(positions={"rotary": "mixed"}, attention={"out_norm": True}, norms={"after_patches": True}),
+    TINY.replace(mlp={"norm": True}, head={"pool": "attention"}),
 ]
 
 

@@ -150,7 +150,7 @@ class Temperature(LookAlike):
 NO_CLASS_TOKEN = {"tokens": {"class_token": False}, "head": {"pool": "mean"}}
 # Class -> fields of the config, the field of the assumption, and words of its value.
 DIFFERENCES: dict[type[LookAlike], tuple[dict[str, Any], str, str]] = {
-    ScaledResidual: ({}, "order of a block", "added unscaled"),
+    ScaledResidual: ({}, "residual connections", "added unscaled"),
     InterleavedQKV: ({}, "queries, keys and values", "all queries, then all keys"),
     DistanceBias: ({}, "attention pattern", "scores without a bias"),
     ColumnMajorPatches: ({}, "patch extraction", "row by row"),
@@ -247,7 +247,7 @@ def test_openclips_pooling_is_an_assumption_without_its_json_file(tmp_path: Path
     arrays = dict(converted_arrays(Checkpoint(config, "torch", perturbed_state(config)), "openai-clip:tower"))
     np.savez(tmp_path / "a.npz", **arrays)
     found = {each.field: each.value for each in parity.load(tmp_path / "a.npz").assumed}
-    assert found["mean pooling"] == "if any, over the patch tokens only, after the last norm"  # final_ln_after_pool
+    assert found["mean pooling"] == "if any, after the last norm"  # final_ln_after_pool
 
 
 def test_the_scale_of_rotary_coordinates_is_an_assumption(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_the_scale_of_rotary_coordinates_is_an_assumption(tmp_path: Path) -> Non
     np.savez(tmp_path / "a.npz", **fixed | arrays)
     found = {each.field: each.value for each in parity.load(tmp_path / "a.npz").assumed}
     assert found["rotary coordinates"] == "rows divided by the number of rows, columns by the number of columns"
-    assert {"order of a block", "attention pattern", "use of blocks", "queries, keys and values"} <= found.keys()
+    assert {"norms.order", "attention pattern", "use of blocks", "queries, keys and values"} <= found.keys()
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -290,7 +290,8 @@ def test_each_difference_of_modified_copies_of_a_library_is_an_assumption(tmp_pa
     found = parity.load(tmp_path / "a.npz")
     assert found.format == format or found.format.startswith(f"{format}:")
     names = {each.field for each in found.assumed}
-    assert {"order of a block", "attention pattern", "use of blocks", "mean pooling", "head.pool"} <= names
+    assert {"norms.order", "attention pattern", "use of blocks", "head.pool"} <= names
+    assert ("mean pooling" in names) == config.norms.after_blocks  # a mean after the pooled feature's norm is another shape
     if format != "torchvision":  # whose class calls torch.nn.MultiheadAttention
         assert {"attention.scale", "positions.rotary", "queries, keys and values"} <= names
 

@@ -245,7 +245,7 @@ def test_help_names_every_command():
         ("check nowhere/a", "no file nowhere/a"),
         ("inspect a --set eps", "--set 'eps' sets nothing: write it as norms.eps=1e-5"),
         ("inspect a --set norms.esp=1", "--set norms.esp is not a field of the config; did you mean 'norms.eps'?"),
-        ("inspect a --set kind=1 --set bias=0", "no file a"),
+        ("inspect a --set covers=1 --set table=0", "no file a"),
         ("inspect a --set norms.eps={[]:1}", "no file a"),
         (f"inspect a --set image_size={'9' * 5000}x1", "no file a"),
         (f"inspect a --set width=0x{'f' * 5000}", "no file a"),

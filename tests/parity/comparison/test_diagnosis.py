@@ -222,7 +222,7 @@ def test_a_wrong_layout_of_the_weights_is_named(case: str) -> None:
 # Other implementations ------------------------------------------------------------------------------------------------
 
 
-def _softmax_over_queries(part: Any, q: Any, k: Any, v: Any, rate: float) -> Any:
+def _softmax_over_queries(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float) -> Any:
     weights = torch.softmax(torch.einsum("bthd,bshd->bhts", q, k) * part.config.scale, dim=2)
     return torch.einsum("bhts,bshd->bthd", weights, v)
 
@@ -265,7 +265,7 @@ def _tf32_linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 MISTAKES: dict[str, tuple[str, ViTConfig, Any, str, Any]] = {
     "softmax axis": ("softmax", PLAIN, vit_torch.model, "attention", _softmax_over_queries),
-    "variance formula": ("LayerNorm formula", PLAIN, vit_torch.layers.LayerNorm, "forward", _unbiased),
+    "variance formula": ("LayerNorm formula", PLAIN, vit_torch.layers.Norm, "forward", _unbiased),
     "post-norm": ("norms of a block", PLAIN, vit_torch.model.Block, "forward", _post_norm),
     "missing residual": ("sums of a block", PLAIN, vit_torch.model.Block, "forward", _no_residual),
     "all tokens pooled": ("pooling", MEAN, vit_torch.model.ViT, "pool", _all_tokens),

@@ -104,9 +104,18 @@ def test_seeded_weights_have_the_recorded_checksums_on_every_machine(golden_file
     assert checksums(make_inputs(reproducible_init.weights(PLAIN, 0), 0)) == golden_file.checksums
 
 
-def test_reading_and_writing_returns_the_same_bytes(golden_file: Golden, tmp_path: Path, path: Path) -> None:
+def test_reading_and_writing_returns_the_same_bytes(golden_file: Golden, tmp_path: Path) -> None:
+    """The stored files lack the config fields that were added later, so they are written once before the comparison."""
+    golden_file.write(tmp_path / "first.npz")
+    Golden.read(tmp_path / "first.npz").write(tmp_path / "second.npz")
+    assert (tmp_path / "second.npz").read_bytes() == (tmp_path / "first.npz").read_bytes()
+
+
+def test_reading_and_writing_keeps_every_recorded_array(golden_file: Golden, tmp_path: Path, path: Path) -> None:
     golden_file.write(tmp_path / "copy.npz")
-    assert (tmp_path / "copy.npz").read_bytes() == path.read_bytes()
+    with np.load(path) as before, np.load(tmp_path / "copy.npz") as after:
+        assert before.files == after.files
+        assert all(before[name].tobytes() == after[name].tobytes() for name in before.files if name != "header")
 
 
 def test_a_golden_file_has_every_intermediate_and_every_gradient(golden_file: Golden) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from timm.layers import GELUTanh, QuickGELU
+from timm.layers import GELUTanh, Mish, QuickGELU, RmsNorm, Swish
 from timm.layers.create_act import _ACT_LAYER_DEFAULT
-from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
+from timm.layers.pos_embed_sincos import RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed
 from timm.models import list_models, save_for_hf
 from timm.models import vision_transformer as vit
 from timm.models.qwen3_vit import Qwen3VitEncoder
@@ -110,6 +110,8 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu_tanh": GELUTanh,
     "quick_gelu": QuickGELU,
     "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "mish": nn.Mish,
     "none": nn.Identity,
 }
 _POOLS = {"token": "token", "avg": "mean", "map": "attention", "": "none"}
@@ -119,23 +121,51 @@ def _attention(model: nn.Module) -> nn.Module:
     return _encoder(model).blocks[0].attn
 
 
+_NORM_CLASSES = {"layer": nn.LayerNorm, "rms": RmsNorm}
+
+
+def _norm_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the norms of a model, of any class."""
+    return [module for module in model.modules() if hasattr(module, "eps") and hasattr(module, "normalized_shape")]
+
+
 def _eps(model: nn.Module) -> Any:
-    found = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}
+    found = {module.eps for module in _norm_modules(model)}
     return found.pop() if len(found) == 1 else NotInConfig(f"eps of {found}")
 
 
 def _assume_eps(model: nn.Module, value: float) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = value
+    for module in _norm_modules(model):
+        module.eps = value
+
+
+def _norm_kind(model: nn.Module) -> Any:
+    found = {type(module) for module in _norm_modules(model)}
+    names = [name for name, kind in _NORM_CLASSES.items() if all(issubclass(each, kind) for each in found)]
+    return names[0] if names else NotInConfig(", ".join(sorted(each.__name__ for each in found)))
+
+
+def _assume_norm_kind(model: nn.Module, value: str) -> None:
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if child in _norm_modules(model) and not isinstance(child, _NORM_CLASSES[value]):
+                changed = (
+                    nn.RMSNorm(child.normalized_shape, child.eps)
+                    if value == "rms"
+                    else nn.LayerNorm(child.normalized_shape)
+                )
+                changed.weight = child.weight
+                setattr(module, name, changed)
 
 
 def _activation(model: nn.Module) -> Any:
-    mlp = _encoder(model).blocks[0].mlp
-    kind = type(mlp.act)
+    block = _encoder(model).blocks[0]
+    mlp = getattr(block, "mlp", block)
+    act = mlp.act if hasattr(mlp, "act") else mlp.mlp_act
+    kind = {Swish: nn.SiLU, Mish: nn.Mish}.get(type(act), type(act))
     if type(mlp).__name__ in ("GluMlp", "SwiGLU"):
         return "swiglu"
-    if getattr(mlp.act, "approximate", "none") == "tanh":
+    if getattr(act, "approximate", "none") == "tanh":
         return "gelu_tanh"
     names = [name for name, layer in _ACTIVATIONS.items() if issubclass(kind, layer)]
     return names[0] if names else NotInConfig(kind.__name__)
@@ -145,10 +175,14 @@ def _assume_activation(model: nn.Module, value: str) -> None:
     for name, module in model.named_modules():
         if name.endswith("mlp"):
             module.act = _ACTIVATIONS[value]()
+        elif hasattr(module, "mlp_act"):
+            module.mlp_act = _ACTIVATIONS[value]()
 
 
 def _gate(model: nn.Module) -> Any:
-    mlp = _encoder(model).blocks[0].mlp
+    mlp = getattr(_encoder(model).blocks[0], "mlp", None)
+    if mlp is None:
+        return AS_ASSUMED
     usual = _activation(model) != "swiglu" or (type(mlp.act) is nn.SiLU and not getattr(mlp, "gate_last", False))
     return AS_ASSUMED if usual else NotInConfig(f"{type(mlp.act).__name__}, gate_last={getattr(mlp, 'gate_last', False)}")
 
@@ -168,68 +202,94 @@ def _assume_pool(model: nn.Module, value: str) -> None:
     model.pool_include_prefix = False
 
 
-def _mean(model: nn.Module) -> Any:
-    prefix = getattr(model, "pool_include_prefix", False) and model.num_prefix_tokens and model.global_pool != "token"
-    return NotInConfig("the mean includes the prefix tokens") if prefix else AS_ASSUMED
+def _pool_prefix(model: nn.Module) -> bool:
+    if model.global_pool not in ("avg", "map") or not model.num_prefix_tokens:
+        return False
+    is_eva = type(model).__name__ == "Eva"
+    return model.global_pool == "map" if is_eva else bool(model.pool_include_prefix)
 
 
-def _assume_mean(model: nn.Module, value: str) -> None:
-    model.pool_include_prefix = False
-
-
-def _latent(model: nn.Module) -> Any:
-    heads = model.attn_pool.num_heads
-    prefix = model.num_prefix_tokens if getattr(model, "pool_include_prefix", type(model).__name__ == "Eva") else 0
-    usual = heads == _attention(model).num_heads and not prefix and hasattr(model.attn_pool, "latent")
-    return (
-        AS_ASSUMED
-        if usual
-        else NotInConfig(f"{type(model.attn_pool).__name__} of {heads} heads, over {prefix} prefix tokens")
+def _assume_pool_prefix(model: nn.Module, value: bool) -> None:
+    first = 0 if value else model.num_prefix_tokens
+    model.pool = lambda x, pool_type=None: (
+        model.attn_pool(x[:, first:]) if model.attn_pool is not None else x[:, first:].mean(1)
     )
 
 
-def _assume_latent(model: nn.Module, value: str) -> None:
-    pool, prefix = model.attn_pool, model.num_prefix_tokens
-    pool.num_heads, pool.head_dim = _attention(model).num_heads, model.embed_dim // _attention(model).num_heads
+def _pool_heads(model: nn.Module) -> Any:
+    if not hasattr(model.attn_pool, "latent"):
+        return NotInConfig(type(model.attn_pool).__name__)
+    heads = model.attn_pool.num_heads
+    return None if heads == _attention(model).num_heads else heads
+
+
+def _assume_pool_heads(model: nn.Module, value: int | None) -> None:
+    pool = model.attn_pool
+    pool.num_heads = value or _attention(model).num_heads
+    pool.head_dim = model.embed_dim // pool.num_heads
     pool.scale = pool.head_dim**-0.5
-    model.pool = lambda x, pool_type=None: pool(x[:, prefix:])
+
+
+_ROTARY = {RotaryEmbeddingDinoV3: "dinov3", RotaryEmbeddingMixed: "mixed"}
 
 
 def _rotary(model: nn.Module) -> Any:
     rope = getattr(_encoder(model), "rope", None)
-    return (
-        "none"
-        if rope is None
-        else "dinov3"
-        if isinstance(rope, RotaryEmbeddingDinoV3)
-        else NotInConfig(type(rope).__name__)
-    )
+    if isinstance(rope, RotaryEmbeddingCat):
+        return "eva" if rope.grid_indexing == "ij" else "rope_vit"
+    return "none" if rope is None else _ROTARY.get(type(rope), NotInConfig(type(rope).__name__))
 
 
 def _rotation(model: nn.Module) -> Any:
     rope = getattr(_encoder(model), "rope", None)
-    if not isinstance(rope, RotaryEmbeddingDinoV3):
+    if rope is None or isinstance(_rotary(model), NotInConfig):
         return AS_ASSUMED  # `_rotary` reports the difference
-    settings = (rope.rotate_half, _attention(model).rotate_half, rope.grid_offset, rope.grid_indexing)
-    return (
-        AS_ASSUMED
-        if settings == (True, True, 0, "ij")
-        else NotInConfig(f"rotate_half, grid_offset, grid_indexing = {settings[1:]}")
-    )
+    half = _attention(model).rotate_half
+    settings, usual = (half,), (False,)
+    if isinstance(rope, RotaryEmbeddingDinoV3):
+        settings, usual = (half, rope.rotate_half, rope.grid_offset, rope.grid_indexing), (True, True, 0, "ij")
+    if isinstance(rope, RotaryEmbeddingMixed):
+        settings, usual = (half, rope.grid_indexing), (False, "xy")
+    if isinstance(rope, RotaryEmbeddingCat):
+        settings, usual = (half, rope.rotate_half, rope.in_pixels), (False, False, False)
+    return AS_ASSUMED if settings == usual else NotInConfig(f"rotation {settings}")
 
 
 def _assume_rotary(model: nn.Module, value: str) -> None:
-    model.rope_mixed, base = False, _base(model)
+    base, was_mixed = _base(model), getattr(model, "rope_mixed", False)
     if isinstance(_encoder(model), Qwen3VitEncoder):
         _encoder(model).rope.get_embed = lambda shape: None  # called even without rotary positions
         return
+    if value == "mixed":  # its frequencies are parameters, so only its rotation may be an assumption
+        model.rope.grid_indexing = "xy"
+        model.rope._init_buffers()
+        for block in model.blocks:
+            block.attn.rotate_half = False
+        return
+    assert not was_mixed
     model.rope = None
     if value == "none":
         return
     grid, width = model.patch_embed.grid_size, model.embed_dim // _attention(model).num_heads
-    model.rope = RotaryEmbeddingDinoV3(width, temperature=base, feat_shape=None if model.dynamic_img_size else grid)
+    shape = None if model.dynamic_img_size else grid
+    if value == "dinov3":
+        model.rope = RotaryEmbeddingDinoV3(width, temperature=base, feat_shape=shape)
+    else:
+        indexing = "ij" if value == "eva" else "xy"
+        options = {"grid_indexing": indexing, "in_pixels": False, "feat_shape": shape}
+        model.rope = RotaryEmbeddingCat(width, temperature=base, **options)
     for block in model.blocks:
-        block.attn.rotate_half = True
+        block.attn.rotate_half = value == "dinov3"
+
+
+def _assume_rotation(model: nn.Module, value: str) -> None:
+    """Give the kind of rotary positions its usual pairs and coordinates."""
+    rope = _encoder(model).rope
+    start, grid = getattr(rope, "grid_offset", 0.0), getattr(rope, "ref_feat_shape", None)
+    _assume_rotary(model, _rotary(model))
+    if isinstance(_encoder(model).rope, RotaryEmbeddingCat):
+        _assume_start(model, start)
+        _assume_grid(model, grid)
 
 
 def _base(model: nn.Module) -> Any:
@@ -237,8 +297,29 @@ def _base(model: nn.Module) -> Any:
 
 
 def _assume_base(model: nn.Module, value: float) -> None:
-    if isinstance(rope := getattr(model, "rope", None), RotaryEmbeddingDinoV3):
+    if isinstance(rope := getattr(model, "rope", None), RotaryEmbeddingDinoV3 | RotaryEmbeddingCat):
         rope.temperature = value
+        rope.reset_parameters()
+
+
+def _start(model: nn.Module) -> Any:
+    return float(getattr(getattr(_encoder(model), "rope", None), "grid_offset", 0.0))
+
+
+def _assume_start(model: nn.Module, value: float) -> None:
+    if isinstance(rope := getattr(model, "rope", None), RotaryEmbeddingCat):
+        rope.grid_offset = value
+        rope.reset_parameters()
+
+
+def _grid(model: nn.Module) -> Any:
+    grid = getattr(getattr(_encoder(model), "rope", None), "ref_feat_shape", None)
+    return tuple(grid) if grid else None
+
+
+def _assume_grid(model: nn.Module, value: Any) -> None:
+    if isinstance(rope := getattr(model, "rope", None), RotaryEmbeddingCat):
+        rope.ref_feat_shape = value
         rope.reset_parameters()
 
 
@@ -249,12 +330,16 @@ def _assume_heads(model: nn.Module, value: int) -> None:
             module.scale = module.head_dim**-0.5
 
 
+_ORDERS = {"Block": "pre", "EvaBlock": "pre", "ResPostBlock": "res_post", "EvaBlockPostNorm": "res_post"}
+
+
 def _order(model: nn.Module) -> Any:
     kind = type(_encoder(model).blocks[0]).__name__
-    return AS_ASSUMED if kind in ("Block", "EvaBlock") else NotInConfig(kind)
+    return {**_ORDERS, "ParallelScalingBlock": "parallel"}.get(kind, NotInConfig(kind))
 
 
 def _assume_order(model: nn.Module, value: str) -> None:
+    assert value == "pre"
     for block in _encoder(model).blocks:
         block.forward = lambda x, rope=None, attn_mask=None, is_causal=False, block=block: _pre_norm(block, x, rope)
 
@@ -291,12 +376,17 @@ PROPERTIES = {
     "num_heads": Property(lambda model: _attention(model).num_heads, _assume_heads),
     "positions.rotary": Property(_rotary, _assume_rotary),
     "positions.rotary_base": Property(_base, _assume_base),
-    "rotation": Property(_rotation, _assume_rotary),
-    "order of a block": Property(_order, _assume_order),
+    "positions.rotary_start": Property(_start, _assume_start),
+    "positions.rotary_grid": Property(_grid, _assume_grid),
+    "rotation": Property(_rotation, _assume_rotation),
+    "norms.kind": Property(_norm_kind, _assume_norm_kind),
+    "norms.order": Property(_order, _assume_order),
+    "residual connections": Property(lambda model: AS_ASSUMED),
     "norms without weights": Property(_bare_norms, _assume_no_bare_norms),
     "MLP gate": Property(_gate, _assume_gate),
-    "attention pooling": Property(_latent, _assume_latent),
-    "mean pooling": Property(_mean, _assume_mean),
+    "head.pool_prefix": Property(_pool_prefix, _assume_pool_prefix),
+    "head.pool_heads": Property(_pool_heads, _assume_pool_heads),
+    "mean pooling": Property(lambda model: AS_ASSUMED),
     "attention pattern": Property(lambda model: AS_ASSUMED),
     "queries, keys and values": Property(lambda model: AS_ASSUMED),
     "use of blocks": Property(lambda model: AS_ASSUMED),
