@@ -3,6 +3,7 @@
 import importlib.metadata
 from typing import Any
 
+import torch
 import torchvision
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
@@ -140,3 +141,56 @@ def lucidrains_simple_vit() -> Golden:
 def logits(model: Any, images: Tensor) -> Outputs:
     """Return the logits as the only output."""
     return {"logits": model(images)}
+
+
+class EncoderViT(nn.Module):
+    """A ViT around `torch.nn.TransformerEncoder`, as many tutorials write it."""
+
+    def __init__(self, config: ViTConfig, **options: Any) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(config.in_channels, config.width, config.patch_size, config.patch_size)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, config.num_tokens, config.width))
+        layer = nn.TransformerEncoderLayer(config.width, config.num_heads, config.mlp_dim, batch_first=True, **options)
+        self.encoder = nn.TransformerEncoder(layer, config.depth, enable_nested_tensor=False)
+        self.head = nn.Linear(config.width, config.num_classes)
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """Return the output of the encoder, (B, T, width)."""
+        patches = self.proj(images).flatten(2).transpose(1, 2)
+        return self.encoder(torch.cat([self.cls_token.expand(len(images), -1, -1), patches], 1) + self.pos_embed)
+
+
+def encoder(name: str, config: ViTConfig, **options: Any) -> Golden:
+    """Return the golden file of a ViT around `torch.nn.TransformerEncoder`."""
+
+    def rename(state: State) -> State:
+        rules = {
+            r"^proj": "patch_embed.proj",
+            r"^encoder\.layers\.": "blocks.",
+            r"self_attn\.in_proj_": "attn.qkv.",
+            r"self_attn\.out_proj": "attn.proj",
+            r"linear(\d)": r"mlp.fc\1",
+        }
+        return rename_keys(state, rules)
+
+    def run(model: Any, images: Tensor) -> Outputs:
+        tokens = model.tokens(images)
+        return {"logits": model.head(tokens[:, 0]), f"blocks.{config.depth - 1}": tokens}
+
+    with float64():
+        return golden(name, EncoderViT(config, **options), config, rename, run, peer=f"torch {torch.__version__}")
+
+
+@case
+def torch_encoder_post_norm() -> Golden:
+    """`torch.nn.TransformerEncoder` with its defaults: norms after the sums, ReLU, eps 1e-5."""
+    config = tiny_config(mlp={"activation": "relu"}, norms={"eps": 1e-5, "order": "post", "after_blocks": False})
+    return encoder("torch_encoder_post_norm", config)
+
+
+@case
+def torch_encoder_pre_norm() -> Golden:
+    """`torch.nn.TransformerEncoder` with norm_first=True and GELU."""
+    config = tiny_config(norms={"eps": 1e-5, "after_blocks": False})
+    return encoder("torch_encoder_pre_norm", config, norm_first=True, activation="gelu")

@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.goldens.golden import write
 from tests.goldens.peers import CASES, CLONES
 
-for peers in ("timm", "transformers", "transformers_flax", "packages", "clones", "google", "articles"):
+for peers in ("timm", "timm_blocks", "transformers", "transformers_flax", "packages", "clones", "google", "articles"):
     with contextlib.suppress(ImportError):  # no environment has all peers
         importlib.import_module(f"tests.goldens.from_{peers}")  # registers its cases
 
