@@ -23,6 +23,9 @@ Shape = tuple[int, ...]
 _MAX_MISSING_SHOWN = 20  # missing keys of one table line that a message lists
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
 
+# What checkpoints of an NNX state have behind the key of each variable, by version of flax.
+_NNX_VALUES = ("value", "raw_value")
+
 FIXED_SIZES = {"qkv": 3, "kv": 2, "glu": 2}  # axes whose length is the same in every model
 
 
@@ -153,11 +156,22 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
 def join_keys(arrays: Mapping[KeyPath, StoredArray], separator: str) -> dict[str, StoredArray]:
     """Return arrays by key, with nested keys joined by a format's separator, and without empty arrays.
 
-    A Flax pytree in a safetensors file may have keys joined by dots; they are replaced by slashes.
+    A Flax pytree in a safetensors file may have keys joined by dots; they are replaced by slashes.  A saved NNX state may
+    have each array under the key "value" of its variable, which is removed.
     """
     flat = {separator.join(words): array for words, array in arrays.items() if array.size}
-    dotted = separator == "/" and not any("/" in key for key in flat)
-    return {key.replace(".", "/"): array for key, array in flat.items()} if dotted else flat
+    if separator != "/":
+        return flat
+    if not any("/" in key for key in flat):
+        flat = {key.replace(".", "/"): array for key, array in flat.items()}
+    shorter = {key: variable for key in flat if (variable := _without_nnx_value(key)) and variable not in flat}
+    return {shorter.get(key, key): array for key, array in flat.items()}
+
+
+def _without_nnx_value(key: str) -> str:
+    """Return the key of the NNX variable whose array has this key; "" if it is not that of such an array."""
+    variable, _, last = key.rpartition("/")
+    return variable if last in _NNX_VALUES else ""
 
 
 def _replace_aliases(arrays: dict[str, StoredArray], aliases: Mapping[str, str]) -> dict[str, StoredArray]:
