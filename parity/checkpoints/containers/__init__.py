@@ -32,6 +32,12 @@ __all__ = [
 
 _MODULES = (safetensors, pth, npz, msgpack, orbax, dcp)
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_EQUINOX_SUFFIX = ".eqx"  # equinox.tree_serialise_leaves writes the arrays one after another; Equimo's is weights.eqx
+_EQUINOX_REMEDY = (
+    "load it into its model, and save the arrays by the names that jax.tree_util.tree_leaves_with_path gives, with "
+    "safetensors or numpy.savez"
+)
 _CONTAINERS: dict[str, Container] = {module.CONTAINER.name: module.CONTAINER for module in _MODULES}
 
 
@@ -151,9 +157,13 @@ def _detect_and_open(path: Path, budget: Budget) -> Contents:
     else:
         with path.open("rb") as file:
             head = file.read(4096)
+    if path.suffix == _EQUINOX_SUFFIX or (path / f"weights{_EQUINOX_SUFFIX}").is_file():
+        raise InputError(f"{path} has arrays without names, as Equinox writes them: {_EQUINOX_REMEDY}")
     for container in _CONTAINERS.values():
         if container.recognises(path, head):
             return container.open(path, budget)
+    if head.startswith(_LZ4_MAGIC):
+        raise InputError(f"{path} is an LZ4 archive; those of Equimo have arrays without names: {_EQUINOX_REMEDY}")
     if head.startswith(_HDF5_SIGNATURE):
         raise InputError(f"{path} is an HDF5 file, which is not a known container: save its arrays with numpy.savez")
     if not path.is_dir() and (expected := by_suffix(Path(path.name.removesuffix(shards.INDEX)))):
