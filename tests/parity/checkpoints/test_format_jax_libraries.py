@@ -51,3 +51,48 @@ def test_files_of_equinox_and_equimo_are_refused_with_what_to_do(tmp_path: Path)
         with pytest.raises(InputError, match=r"without names.*tree_leaves_with_path") as raised:
             parity.load(tmp_path / name)
         assert "\n" not in str(raised.value)
+
+
+KERAS = CONFIG.replace(mlp={"activation": "gelu"})
+BLOCK = "vit_encoder/transformer_block"
+
+
+def keras_arrays() -> dict[str, np.ndarray]:
+    found = converted_arrays(reproducible_init.weights(KERAS, 0), "keras-hub")
+    return {key: np.ascontiguousarray(each) for key, each in found}
+
+
+def test_blocks_of_keras_hub_are_numbered_from_one() -> None:
+    assert {key.split("/")[1] for key in keras_arrays() if "block" in key} == {"transformer_block_1", "transformer_block_2"}
+
+
+@pytest.mark.parametrize("frozen", [(), ("vit_patching_and_embedding", "vit_encoder"), ("predictions",)])
+def test_groups_of_a_keras_state_tree_are_read_as_one(frozen: tuple[str, ...], tmp_path: Path) -> None:
+    arrays = keras_arrays()
+    stored = {f"{'non_' if key.startswith(frozen) else ''}trainable_variables/{key}": each for key, each in arrays.items()}
+    stored["optimizer_variables/adam/iteration"] = np.ones(1, np.int64)
+    stored["non_trainable_variables/vit_encoder/dropout/seed_generator/seed_generator_state"] = np.ones(2, np.uint32)
+    np.savez(tmp_path / "state.npz", **stored)
+    found = parity.load(tmp_path / "state.npz", given=GIVEN)
+    assert found.format == "keras-hub" and len(found.left) == 2
+    read = dict(converted_arrays(found, "keras-hub"))
+    assert read.keys() == arrays.keys() and all((read[key] == arrays[key]).all() for key in arrays)
+
+
+def test_a_missing_array_of_keras_is_named_by_its_key(tmp_path: Path) -> None:
+    arrays = keras_arrays()
+    np.savez(tmp_path / "x.npz", **{key: each for key, each in arrays.items() if key != f"{BLOCK}_2/ln_1/gamma"})
+    with pytest.raises(InputError, match=f"missing {BLOCK}_2/ln_1/gamma"):
+        parity.load(tmp_path / "x.npz", given=GIVEN)
+    np.savez(tmp_path / "y.npz", **arrays, **{f"{BLOCK}_0/ln_1/gamma": arrays[f"{BLOCK}_1/ln_1/gamma"]})
+    with pytest.raises(InputError, match=f"unexpected {BLOCK}_0/ln_1/gamma"):
+        parity.load(tmp_path / "y.npz", given=GIVEN)
+
+
+def test_files_of_keras_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "model.weights.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(64))
+    (tmp_path / "model.keras").write_bytes(b"PK\x03\x04" + bytes(64))
+    for name in ("model.weights.h5", "model.keras"):
+        with pytest.raises(InputError, match=r"HDF5.*variable\.path") as raised:
+            parity.load(tmp_path / name)
+        assert "\n" not in str(raised.value)
