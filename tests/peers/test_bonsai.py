@@ -1,6 +1,7 @@
 """The formats of jax-ml/bonsai compared with its own NNX classes, from a clone (see `jax_libraries`)."""
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from safetensors.numpy import save_file
 
 import parity
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
+from tests import ROOT
 from tests.goldens.golden import noise
 from tests.goldens.peers import rng_for
 from tests.peers.jax_libraries import assert_gradients, clone, draw, flat, float64, load_module, nested
 from tests.peers.proof import jax_logits, prove, relrms
 from vit_spec import InputError
 
+GUIDE = ROOT / "docs" / "guides" / "convert.md"
 SOURCE, PEER = clone("jax-ml/bonsai")
 VIT = load_module(SOURCE / "bonsai/models/vit/modeling.py", "bonsai_vit_modeling")
 DINOV3 = load_module(SOURCE / "bonsai/models/dinov3/modeling.py", "bonsai_dinov3_modeling")
@@ -196,3 +199,17 @@ def test_what_no_tensor_shows_is_an_assumption(tmp_path: Path) -> None:
     assert "bfloat16" in found["rotary rounding"]
     found = {each.field: each.value for each in parity.load(save("vit", tmp_path / "y"), given=GIVEN["vit"]).assumed}
     assert found["mlp.activation"] == "gelu_tanh" and found["norms.eps"] == 1e-12
+
+
+def test_the_example_in_the_guide_saves_and_loads_a_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_example, load_example = re.findall(r"```python\n(.*?)```", GUIDE.read_text().partition("### NNX")[2], re.DOTALL)[
+        :2
+    ]
+    source = {"model": VIT.ViTClassificationModel(CONFIGS["vit"], rngs=nnx.Rngs(0))}
+    exec(save_example, source)
+    parity.convert("bonsai-state", "bonsai-vit", "bonsai-vit", given=GIVEN["vit"], container="orbax")
+    target = {"model": VIT.ViTClassificationModel(CONFIGS["vit"], rngs=nnx.Rngs(1))}
+    exec(load_example, target)
+    theirs, ours = (flat(nnx.to_pure_dict(nnx.state(each["model"]))) for each in (source, target))
+    assert ours.keys() == theirs.keys() and all((ours[key] == theirs[key]).all() for key in theirs)
