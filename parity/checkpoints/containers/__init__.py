@@ -39,6 +39,7 @@ _EQUINOX_REMEDY = (
     "safetensors or numpy.savez"
 )
 _KERAS_SUFFIX = ".keras"  # a zip archive with an HDF5 file
+_KERAS_PRESET_FILE = "model.weights.h5"
 _KERAS_REMEDY = (
     "save its arrays by their names with numpy.savez; in Keras, "
     "numpy.savez(FILE, **{variable.path: variable.numpy() for variable in model.weights})"
@@ -164,7 +165,7 @@ def _detect_and_open(path: Path, budget: Budget) -> Contents:
             head = file.read(4096)
     if path.suffix == _EQUINOX_SUFFIX or (path / f"weights{_EQUINOX_SUFFIX}").is_file():
         raise InputError(f"{path} has arrays without names, as Equinox writes them: {_EQUINOX_REMEDY}")
-    if path.suffix == _KERAS_SUFFIX:
+    if path.suffix == _KERAS_SUFFIX or (path / _KERAS_PRESET_FILE).is_file():
         raise InputError(f"{path} contains an HDF5 file, which is not a known container: {_KERAS_REMEDY}")
     for container in _CONTAINERS.values():
         if container.recognises(path, head):

@@ -92,7 +92,9 @@ def test_a_missing_array_of_keras_is_named_by_its_key(tmp_path: Path) -> None:
 def test_files_of_keras_are_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "model.weights.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(64))
     (tmp_path / "model.keras").write_bytes(b"PK\x03\x04" + bytes(64))
-    for name in ("model.weights.h5", "model.keras"):
+    (tmp_path / "preset").mkdir()
+    (tmp_path / "preset" / "model.weights.h5").write_bytes((tmp_path / "model.weights.h5").read_bytes())
+    for name in ("model.weights.h5", "model.keras", "preset"):
         with pytest.raises(InputError, match=r"HDF5.*variable\.path") as raised:
             parity.load(tmp_path / name)
         assert "\n" not in str(raised.value)
