@@ -98,3 +98,13 @@ def test_files_of_keras_are_refused_with_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"HDF5.*variable\.path") as raised:
             parity.load(tmp_path / name)
         assert "\n" not in str(raised.value)
+
+
+def test_another_activation_is_written_only_if_it_is_set(tmp_path: Path) -> None:
+    config = vit_spec.get("dinov3_s16", depth=1)
+    parity.write(reproducible_init.weights(config, 0), f"{tmp_path / 'published'}/", "hf-dinov3")
+    with pytest.raises(InputError, match=r"cannot store mlp\.activation='gelu', only 'gelu_tanh'"):
+        parity.convert(tmp_path / "published", tmp_path / "x.safetensors", "bonsai-dinov3")
+    accepted = {"mlp.activation": "gelu_tanh"}
+    parity.convert(tmp_path / "published", tmp_path / "x.safetensors", "bonsai-dinov3", given=accepted)
+    assert parity.load(tmp_path / "x.safetensors").config.mlp.activation == "gelu_tanh"
