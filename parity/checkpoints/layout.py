@@ -16,6 +16,7 @@ The notation:
     (head dim)      a dimension of the array: these axes merged, the last one varying fastest
     1               a dimension of the array of length one
     {block}         an axis in the key: one array for each index, written 0, 1, 2, ... or as the words in `spellings`
+    {block+1}       the same, written 1, 2, 3, ...
     qkv=2           the parameter is index 2 of the array's axis qkv; other parameters are stored in the rest of the array
     qkv=1:kv        the parameter's axis kv is stored on the array's axis qkv, from index 1 on
     [~ff (kv dim)]  the first dimension of the array: ff entries of other parameters, then the parameter's entries (kv dim)
@@ -46,6 +47,7 @@ ReadRange = Callable[[str, int, int], Array]  # (key, start, stop) -> entries st
 _NAME = r"[a-z]\w*"
 _SEGMENT = re.compile(r"(~?)(\([^()]*\)|[^\s()]+)")
 _AXIS = re.compile(rf"({_NAME})(?:=(\d+)(?::({_NAME}))?)?")
+_KEY_AXIS = re.compile(rf"{{({_NAME})(?:\+(\d+))?}}")
 
 READ_CHUNK = 16 << 20  # bytes to read at a time where the order of entries allows it
 COPY_CHUNK = 2 << 20  # bytes to reorder at a time: few enough to stay in the CPU cache until they are used
@@ -113,19 +115,19 @@ class Layout:
         key, bar, axes = (part.strip() for part in line.partition("|"))
         if not bar or not key or not axes or "|" in axes:
             raise error("write it as `key | axes`, with one bar")
-        if re.search(r"\s", key) or re.search(r"[{}]", re.sub(rf"{{{_NAME}}}", "", key)):
+        if re.search(r"\s", key) or re.search(r"[{}]", _KEY_AXIS.sub("", key)):
             raise error("a key has no blanks, and braces only around one axis, as in blocks.{block}.norm1.weight")
         segments, bracket = [("", "")], re.fullmatch(r"\[([^\[\]]*)\](.*)", axes)
         if bracket:
             segments = _SEGMENT.findall(bracket[1])
             own = [text for mark, text in segments if not mark]
             if len(own) != 1 or _SEGMENT.sub("", bracket[1]).strip():
-                raise error(
-                    "write [segments], each an axis or (axes to merge), with ~ before each but one, the parameter's"
-                )
+                raise error("write [segments], each an axis or (axes to merge), with ~ before all but the parameter's")
             axes = f"{own[0]} {bracket[2]}"
         own_at = next(n for n, (mark, _) in enumerate(segments) if not mark)
         others = [tuple(text.strip("()").split()) for _, text in segments]
+        if spelled := [axis for axis, first in _KEY_AXIS.findall(key) if first and axis in (spellings or {})]:
+            raise error(f"{spelled[0]} is written as words, so that no number can be added to it")
         dims = []
         for dim in re.findall(r"\([^()]*\)|\S+", axes):
             texts = dim[1:-1].split() if dim[0] == "(" and dim[-1] == ")" else [dim]
@@ -142,7 +144,7 @@ class Layout:
     @property
     def key_axes(self) -> list[str]:
         """The axes in the key, in order."""
-        return re.findall(rf"{{({_NAME})}}", self.key)
+        return [axis for axis, _ in _KEY_AXIS.findall(self.key)]
 
     @property
     def array_axes(self) -> list[Axis]:
@@ -188,10 +190,15 @@ class Layout:
 
     def indexed_keys(self, sizes: Sizes, indices: Indices) -> Iterator[tuple[str, Indices]]:
         """Yield the keys that agree with `indices`, each with its index on every axis in the key."""
-        key_axes = self.key_axes
+        key_axes, starts = self.key_axes, re.findall(rf"{{({_NAME})((?:\+\d+)?)}}", self.key)
         for numbers in product(*([indices[axis]] if axis in indices else range(sizes[axis]) for axis in key_axes)):
             key_indices = dict(zip(key_axes, numbers, strict=True))
-            words = {axis: self.spellings[axis][n] if axis in self.spellings else n for axis, n in key_indices.items()}
+            words = {
+                axis + first: self.spellings[axis][key_indices[axis]]
+                if axis in self.spellings
+                else key_indices[axis] + int(first or 0)
+                for axis, first in starts
+            }
             yield self.key.format_map(words), key_indices
 
     def view(self, array: Array, sizes: Sizes, indices: Indices, axes: list[str]) -> Array:

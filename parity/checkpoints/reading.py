@@ -39,7 +39,8 @@ _CONFIG_FIELDS = frozenset(("image_size", "patch_size", "width", "depth", "num_h
 # A config.json that describes a model has at least one of these keys.
 _MODEL_KEYS = frozenset(
     "model_type architecture architectures hidden_size embed_dim num_heads num_attention_heads n_heads num_hidden_layers "
-    "layer_norm_eps hidden_act patch_size image_size img_size qkv_bias mlp_ratio global_pool model_args".split()
+    "layer_norm_eps hidden_act patch_size image_size img_size qkv_bias mlp_ratio global_pool model_args "
+    "registered_name".split()  # of Keras
 )
 
 

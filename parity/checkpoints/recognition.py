@@ -23,6 +23,12 @@ Shape = tuple[int, ...]
 
 _MAX_MISSING_SHOWN = 20  # missing keys of one table line that a message lists
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
+_BLOCK = re.compile(r"\{block(?:\+(\d+))?\}")
+_BlockField = tuple[str, str, int]  # what is before the number of a block in keys, its field, and the number of the first
+
+# What checkpoints of an NNX state have behind the key of each variable, by version of flax.
+_NNX_VALUES = ("value", "raw_value")
+_KERAS_GROUPS = ("trainable_variables/", "non_trainable_variables/")  # of `keras.Model.get_state_tree`; a frozen part moves
 
 FIXED_SIZES = {"qkv": 3, "kv": 2, "glu": 2, "xy": 2}  # axes whose length is the same in every model
 # Axes that most formats merge -> the name of the length of the merged axis.
@@ -160,11 +166,26 @@ def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
 def join_keys(arrays: Mapping[KeyPath, StoredArray], separator: str) -> dict[str, StoredArray]:
     """Return arrays by key, with nested keys joined by a format's separator, and without empty arrays.
 
-    A Flax pytree in a safetensors file may have keys joined by dots; they are replaced by slashes.
+    A Flax pytree in a safetensors file may have keys joined by dots; they are replaced by slashes.  A saved NNX state may
+    have each array under the key "value" of its variable, and Keras groups variables; neither is a part of the key.
     """
     flat = {separator.join(words): array for words, array in arrays.items() if array.size}
-    dotted = separator == "/" and not any("/" in key for key in flat)
-    return {key.replace(".", "/"): array for key, array in flat.items()} if dotted else flat
+    if separator != "/":
+        return flat
+    if not any("/" in key for key in flat):
+        flat = {key.replace(".", "/"): array for key, array in flat.items()}
+    shorter = {key: variable for key in flat if (variable := _variable_of(key)) not in flat}
+    unambiguous = len(set(shorter.values())) == len(shorter)
+    return {shorter.get(key, key) if unambiguous else key: array for key, array in flat.items()}
+
+
+def _variable_of(key: str) -> str:
+    """Return the key of the variable of NNX or Keras whose array has this key; other keys unchanged."""
+    for group in _KERAS_GROUPS:
+        if key.startswith(group):
+            return key.removeprefix(group)
+    variable, _, last = key.rpartition("/")
+    return variable if last in _NNX_VALUES and variable else key
 
 
 def _replace_aliases(arrays: dict[str, StoredArray], aliases: Mapping[str, str]) -> dict[str, StoredArray]:
@@ -180,18 +201,18 @@ class _KeyIndex:
 
     def __init__(self, arrays: dict[str, StoredArray]) -> None:
         self.arrays = arrays
-        self._by_block: dict[frozenset[str], dict[str, dict[int, str]]] = {}
+        self._by_block: dict[frozenset[_BlockField], dict[str, dict[int, str]]] = {}
 
-    def by_block(self, prefixes: frozenset[str]) -> dict[str, dict[int, str]]:
-        """Return the keys that begin with one of `prefixes` and a number: pattern -> block -> key."""
-        if prefixes not in self._by_block:
+    def by_block(self, fields: frozenset[_BlockField]) -> dict[str, dict[int, str]]:
+        """Return the keys with a number at one of `fields`: pattern -> block -> key."""
+        if fields not in self._by_block:
             found: dict[str, dict[int, str]] = {}
-            for prefix in prefixes:
+            for prefix, field, first in fields:
                 for key in self.arrays:
-                    if key.startswith(prefix) and (number := _NUMBER.match(key, len(prefix))):
-                        found.setdefault(f"{prefix}{{block}}{key[number.end() :]}", {})[int(number[0])] = key
-            self._by_block[prefixes] = found
-        return self._by_block[prefixes]
+                    if key.startswith(prefix) and (number := _NUMBER.match(key, len(prefix))) and int(number[0]) >= first:
+                        found.setdefault(f"{prefix}{field}{key[number.end() :]}", {})[int(number[0]) - first] = key
+            self._by_block[fields] = found
+        return self._by_block[fields]
 
 
 @dataclass(frozen=True)
@@ -215,7 +236,8 @@ def _match_format(format: Format, index: _KeyIndex, other_keys: frozenset[str], 
     layouts = [layout for found in table.values() for layout in found]
     if not any(layout.key in arrays for layout in table["patch_embed.proj.weight"]):
         return None
-    blocks = index.by_block(frozenset(each.key.partition("{block}")[0] for each in layouts if "{block}" in each.key))
+    fields = [(each.key[: field.start()], field) for each in layouts if (field := _BLOCK.search(each.key))]
+    blocks = index.by_block(frozenset((prefix, field[0], int(field[1] or 0)) for prefix, field in fields))
     numbers = {n for layout in layouts for pattern in _key_patterns(layout) for n in blocks.get(pattern, ())}
     depth = min(max(numbers) + 1, len(numbers) + _MAX_MISSING_SHOWN) if numbers else 0
     lines = {name: [_match_line(layout, arrays, blocks, depth) for layout in found] for name, found in table.items()}
@@ -257,7 +279,8 @@ def _key_patterns(layout: Layout) -> tuple[str, ...]:
 @cache
 def _expand_pattern(key: str, spellings: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[str, ...]:
     """Return the result of `_key_patterns`; the cache needs hashable arguments."""
-    layout = Layout(key, (), {**dict(spellings), "block": ("{block}",)})
+    field = _BLOCK.search(key)
+    layout = Layout(_BLOCK.sub("{block}", key), (), {**dict(spellings), "block": (field[0] if field else "",)})
     return tuple(layout.keys({**dict.fromkeys(layout.key_axes, 0), **FIXED_SIZES, "block": 1}))
 
 
@@ -268,14 +291,16 @@ def _match_line(
     present: list[str] = []
     missing: list[str] = []
     for pattern in _key_patterns(layout):
-        if "{block}" not in pattern:
+        field = _BLOCK.search(pattern)
+        if not field:
             (present if pattern in arrays else missing).append(pattern)
             continue
         found = blocks.get(pattern, {})
         present += [found[number] for number in sorted(found) if number < depth]
         if len(found) < depth:
             absent = (number for number in range(depth) if number not in found)
-            missing += [pattern.replace("{block}", str(number)) for number in islice(absent, _MAX_MISSING_SHOWN)]
+            first = int(field[1] or 0)
+            missing += [pattern.replace(field[0], str(first + n)) for n in islice(absent, _MAX_MISSING_SHOWN)]
     return _LineMatch(layout, tuple(present), tuple(missing))
 
 

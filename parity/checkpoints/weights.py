@@ -161,7 +161,10 @@ def flatten(tree: Tree, format: Format) -> dict[str, Any]:
         InputError: the tree is not a mapping, a key is not a string, or two entries have the same joined key.
     """
     if not isinstance(tree, Mapping):
-        raise InputError(f"weights are a {type(tree).__name__}: give a mapping of names to arrays, such as a state dict")
+        raise InputError(
+            f"weights are a {type(tree).__name__}: give a mapping of names to arrays, such as a state dict or "
+            "nnx.state(model, nnx.Param)"
+        )
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if not isinstance(name, str):

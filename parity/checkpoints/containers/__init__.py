@@ -32,6 +32,18 @@ __all__ = [
 
 _MODULES = (safetensors, pth, npz, msgpack, orbax, dcp)
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_EQUINOX_SUFFIX = ".eqx"  # equinox.tree_serialise_leaves writes the arrays one after another; Equimo's is weights.eqx
+_EQUINOX_REMEDY = (
+    "load it into its model, and save the arrays by the names that jax.tree_util.tree_leaves_with_path gives, with "
+    "safetensors or numpy.savez"
+)
+_KERAS_SUFFIX = ".keras"  # a zip archive with an HDF5 file
+_KERAS_PRESET_FILE = "model.weights.h5"
+_KERAS_REMEDY = (
+    "save its arrays by their names with numpy.savez; in Keras, "
+    "numpy.savez(FILE, **{variable.path: variable.numpy() for variable in model.weights})"
+)
 _CONTAINERS: dict[str, Container] = {module.CONTAINER.name: module.CONTAINER for module in _MODULES}
 
 
@@ -151,11 +163,17 @@ def _detect_and_open(path: Path, budget: Budget) -> Contents:
     else:
         with path.open("rb") as file:
             head = file.read(4096)
+    if path.suffix == _EQUINOX_SUFFIX or (path / f"weights{_EQUINOX_SUFFIX}").is_file():
+        raise InputError(f"{path} has arrays without names, as Equinox writes them: {_EQUINOX_REMEDY}")
+    if path.suffix == _KERAS_SUFFIX or (path / _KERAS_PRESET_FILE).is_file():
+        raise InputError(f"{path} contains an HDF5 file, which is not a known container: {_KERAS_REMEDY}")
     for container in _CONTAINERS.values():
         if container.recognises(path, head):
             return container.open(path, budget)
+    if head.startswith(_LZ4_MAGIC):
+        raise InputError(f"{path} is an LZ4 archive; those of Equimo have arrays without names: {_EQUINOX_REMEDY}")
     if head.startswith(_HDF5_SIGNATURE):
-        raise InputError(f"{path} is an HDF5 file, which is not a known container: save its arrays with numpy.savez")
+        raise InputError(f"{path} is an HDF5 file, which is not a known container: {_KERAS_REMEDY}")
     if not path.is_dir() and (expected := by_suffix(Path(path.name.removesuffix(shards.INDEX)))):
         return expected.open(path, budget)  # raises an error that says what is wrong
     what = "folder" if path.is_dir() else "file"

@@ -13,10 +13,13 @@ from parity.checkpoints.formats import (
     article_xray_rope,
     big_vision,
     big_vision_old,
+    bonsai_dinov3,
+    bonsai_vit,
     deit,
     dino,
     dinov2,
     dinov3,
+    equimo,
     google,
     hf_clip,
     hf_deit,
@@ -30,6 +33,7 @@ from parity.checkpoints.formats import (
     hf_vit,
     hf_vit_mae,
     jax,
+    keras_hub,
     lucidrains,
     mae,
     openai_clip,
@@ -48,8 +52,9 @@ _TWINS = (torch, jax)
 _HUGGING_FACE = (hf_vit, hf_deit, hf_dinov2, hf_dinov2_reg, hf_dinov3, hf_siglip, hf_clip, hf_vit_mae)
 _PYTORCH = (deit, dino, dinov2, dinov3, mae, openai_clip, torchvision, lucidrains, tutorial)
 _FLAX = (big_vision, google, scenic, big_vision_old, hf_flax, hf_flax_dinov2, hf_flax_clip)
+_JAX_LIBRARIES = (bonsai_vit, bonsai_dinov3, equimo, keras_hub)
 _ARTICLES = (article_xray_rope, article_multihead, article_sincos, article_rectangular, article_dino)
-_MODULES = (timm, *_TWINS, *_HUGGING_FACE, *_PYTORCH, *_FLAX, *_ARTICLES)
+_MODULES = (timm, *_TWINS, *_HUGGING_FACE, *_PYTORCH, *_FLAX, *_JAX_LIBRARIES, *_ARTICLES)
 _FORMATS: dict[str, Format] = {module.FORMAT.name: module.FORMAT for module in _MODULES}
 
 

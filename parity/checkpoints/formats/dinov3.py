@@ -60,7 +60,7 @@ def read_config(evidence: Evidence) -> Fields:
     fields: dict[str, object] = {"positions.rotary": "dinov3", "positions.rotary_base": DEFAULT_BASE}
     if _PERIODS in evidence.ignored_arrays:
         found = _read(evidence.ignored_arrays[_PERIODS])
-        fields["positions.rotary_base"], _ = _find_base(found)
+        fields["positions.rotary_base"], _ = find_base(found)
         if evidence.sizes["inner"] % (4 * len(found)) == 0:
             fields["num_heads"] = evidence.sizes["inner"] // (4 * len(found))
     return fields
@@ -81,12 +81,12 @@ def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
         "rotary coordinates": "rows divided by the number of rows, columns by the number of columns",
     }
     if _PERIODS in evidence.ignored_arrays:
-        _, kind = _find_base(_read(evidence.ignored_arrays[_PERIODS]))
+        _, kind = find_base(_read(evidence.ignored_arrays[_PERIODS]))
         found |= {"rotary periods": f"exact; in the file, they are rounded to {kind}"} if kind else {}
     return found
 
 
-def _find_base(found: Array) -> tuple[float, str]:
+def find_base(found: Array) -> tuple[float, str]:
     """Return the base that yields these periods, and the dtype to which they are rounded; "" if float32 or none."""
     candidates = [DEFAULT_BASE]
     if len(found) > 1:

@@ -77,5 +77,6 @@ FORMAT = Format(
     description="parameters of vit_jax, a Flax linen tree",
     separator="/",
     tables={"": TABLE},
+    ignored_keys={r"to_nnx__rngs/.*": "random number generators of vit_jax.nnx"},
     assumed_behaviour=common_behaviour,
 )

@@ -121,6 +121,13 @@ MODELS: dict[str, str | dict[str, Any]] = {
     "big_vision": "vit_s16_plain",
     "hf-flax-dinov2": "dinov2_s14",
     "hf-flax-clip": "clip_b32",
+    "bonsai-vit": {"mlp": {"activation": "gelu_tanh"}},
+    "bonsai-dinov3": {
+        "positions": {"kind": "none", "rotary": "dinov3"},
+        "mlp": {"activation": "gelu_tanh"},
+        "norms": {"layer_scale": 1.0},
+        "num_classes": 0,
+    },
 }
 # Fields that no tensor shows: other code with the same keys may have other values.
 HIDDEN = {

@@ -17,6 +17,8 @@ DINOV2 = small_config(vit_spec.get("dinov2_b14_reg4", positions={"covers": "clas
 PLAIN = small_config(vit_spec.get("vit_b16"))
 NORM_AFTER_POOL_ONLY = {"after_blocks": False, "after_pool": True}
 UNNAMED = (  # published models that have no name in vit_spec
+    PLAIN.replace(mlp={"activation": "gelu_tanh"}),
+    small_config(vit_spec.get("dinov3_s16", mlp={"activation": "gelu_tanh"})),
     DINOV2,
     DINOV2.replace(mlp={"activation": "swiglu"}),
     DINOV2.replace(num_classes=5, head={"pool": "token_mean"}),

@@ -362,3 +362,12 @@ def test_an_unknown_variant_suggests_the_nearest():
 def test_an_unknown_format_suggests_the_nearest():
     with pytest.raises(InputError, match="unknown format 'pytorch'; did you mean 'torch'"):
         get("pytorch")
+
+
+def test_numbers_in_keys_may_begin_at_another_number():
+    layout = Layout.parse("layer_{block+1}/{qkv}/kernel | width", {"qkv": ("query", "key", "value")})
+    keys = layout.keys({"block": 2, "qkv": 3, "width": 4})
+    assert keys == [f"layer_{n}/{word}/kernel" for n in (1, 2) for word in ("query", "key", "value")]
+    assert layout.key_axes == ["block", "qkv"] and str(layout) == "layer_{block+1}/{qkv}/kernel | width"
+    with pytest.raises(InputError, match="qkv is written as words"):
+        Layout.parse("layer/{qkv+1}/kernel | width", {"qkv": ("query", "key", "value")})
