@@ -72,7 +72,8 @@ def given(name: str) -> dict[str, Any]:
     if name == "vit_base":
         return {}
     epsilon = {"norms.eps": backbone["layer_norm_epsilon"]} if "layer_norm_epsilon" in backbone else {}
-    return {"image_size": (12, 20), **epsilon}
+    pool = {"head.pool": "mean", "head.pool_prefix": True} if name == "gap_with_class_token" else {}
+    return {"image_size": (12, 20), **epsilon, **pool}
 
 
 def images(name: str) -> np.ndarray:
@@ -183,7 +184,7 @@ def test_checkpoints_of_keras_orbax_callback_are_read(frozen: bool, weights_only
     assert written.keys() == expected.keys() and all((written[key] == expected[key]).all() for key in expected)
 
 
-@pytest.mark.parametrize("name", ["hidden", "gap", "backbone"])
+@pytest.mark.parametrize("name", ["hidden", "gap", "gap_with_class_token", "backbone"])
 def test_the_json_file_of_a_preset_determines_the_model(name: str, tmp_path: Path) -> None:
     model(name).save_to_preset(tmp_path / "preset")
     (tmp_path / "folder").mkdir()
