@@ -10,13 +10,14 @@ from typing import Any
 from parity.checkpoints import containers, hub, metadata
 from parity.checkpoints.config_inference import Assumption, FormatMismatch, infer_config, override_fields
 from parity.checkpoints.containers import Contents, folders
-from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.containers.container import LFS_START, StoredArray, refuse_lfs_pointer
 from parity.checkpoints.containers.shards import INDEX
 from parity.checkpoints.formats import Fields, hf_processor, open_clip_config
 from parity.checkpoints.formats import get as get_format
 from parity.checkpoints.formats.format import no_files
 from parity.checkpoints.recognition import Match, join_keys, recognise
-from parity.checkpoints.weights import Checkpoint, validate
+from parity.checkpoints.unreadable import describe_unreadable
+from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, validate
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
 
 WEIGHTS_FILE = folders.RUN_FILE  # the weights in a run folder
@@ -26,6 +27,7 @@ FLAX_FILE = "flax_model.msgpack"  # the weights of a Flax model in a folder of t
 _FOLDER_FILES = ("model.safetensors", FLAX_FILE)  # names of the weights in a folder that we write for a library
 # JSON files that libraries put beside weights.
 COMPANION_FILES = ("config.json", *hf_processor.FILES, open_clip_config.FILE)
+_ADAPTER_WEIGHTS = "adapter_model."  # begins the name of the file of an adapter
 ADAPTER_FILE = "adapter_config.json"  # PEFT writes it with an adapter, which transformers adds to the weights
 
 StrPath = str | PathLike[str]
@@ -103,6 +105,10 @@ def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str |
             why = f"not {', '.join(match.alternatives)}, of the same file: save that alone to read it"
             assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", why))
         found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.unread)
+    if any(array.dtype.name not in FLOAT_DTYPES for array in found.arrays.values()) and (
+        what := describe_unreadable({(key,): array for key, array in found.arrays.items()})
+    ):
+        raise InputError(what)
     validate(found)
     return metadata.attach_metadata(found, notes, given, own)
 
@@ -255,9 +261,14 @@ def _read_companions(path: Path) -> dict[str, Any]:
     """
     folder = path if path.is_dir() else path.parent
     if (folder / ADAPTER_FILE).is_file():
+        if path.name.startswith(_ADAPTER_WEIGHTS):
+            raise InputError(
+                f"{path.name} is an adapter (LoRA, PEFT), not a whole model: merge it into its base model, in PEFT by "
+                f"merge_and_unload(), and save that model"
+            )
         raise InputError(
             f"{folder / ADAPTER_FILE} says that these weights have an adapter, without which they compute another "
-            f"function: merge the adapter into the weights, or remove the file"
+            f"function: merge it into them, in PEFT by merge_and_unload(), or remove the file"
         )
     notes: dict[str, Any] = {}
     for name in COMPANION_FILES:
@@ -334,4 +345,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return bounded_json.read_object(path, max_bytes=folders.MAX_JSON_BYTES)
     except InputError as error:
+        with path.open("rb") as file:
+            refuse_lfs_pointer(path, file.read(len(LFS_START)))
         raise InputError(f"{path} cannot be read as JSON ({error}): correct it or remove it") from None

@@ -15,6 +15,7 @@ from typing import Any
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.formats import Evidence, Format, formats, get
 from parity.checkpoints.layout import Layout
+from parity.checkpoints.unreadable import describe_unreadable
 from parity.checkpoints.wrappers import classify_other_keys, enclosing_module, find_prefixes
 from vit_spec import InputError
 
@@ -103,6 +104,8 @@ def recognise(arrays: Mapping[KeyPath, StoredArray], notes: Mapping[str, Any], n
                         )
     fitting = [match for match in matches if not match.mismatches]
     if not fitting:
+        if what := describe_unreadable(arrays):
+            raise InputError(what)
         _raise_if_unsupported(candidates, arrays)
         for match in matches[:1]:
             if match.format.matches_config_file(notes) and "blocks.mlp.fc1.weight" in match.evidence.axes:
