@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a run's folder (its best weights), a file or folder of weights, or hf://owner/name"
     parser.add_argument("weights", metavar="RUN_OR_FILE", help=text)
     parser.add_argument("--from", dest="format", metavar="FORMAT", help="format of RUN_OR_FILE; by default it is detected")
-    text = "set a config field that RUN_OR_FILE does not have, e.g. num_heads=4; can be repeated"
+    text = "set config fields that RUN_OR_FILE does not have, e.g. num_heads=4 norms.eps=1e-5; can be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
     parser.add_argument("--twin", choices=TWINS, help="the framework; by default the one that is installed, jax first")
     parser.add_argument("--json", action="store_true", help="print a JSON object per line")
