@@ -74,6 +74,7 @@ def _build_parser() -> Parser:
         sub.add_argument("--from", dest="format", metavar="FORMAT", help="the format of SRC; by default it is detected")
         text = "override config fields of SRC, such as norms.eps=1e-5 num_heads=6; repeatable"
         sub.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
+        add_key_options(sub, "SRC")
 
     sub = command("convert")
     source(sub)
@@ -130,6 +131,17 @@ def _build_parser() -> Parser:
     return parser
 
 
+def add_key_options(parser: argparse.ArgumentParser, source: str) -> None:
+    """Add the options that say which keys of a checkpoint are its model's: --strip and --ignore.
+
+    source: what the help calls the checkpoint, such as "SRC".
+    """
+    text = f"the beginning of the model's keys in {source}, such as net.vit., if it is not a known wrapper"
+    parser.add_argument("--strip", metavar="PREFIX", help=text)
+    text = f"ignore the keys of {source} that match this regular expression as a whole, and are not parameters; repeatable"
+    parser.add_argument("--ignore", action="append", default=[], metavar="REGEX", help=text)
+
+
 def _add_golden_actions(sub: argparse.ArgumentParser) -> None:
     actions = sub.add_subparsers(dest="what", required=True, metavar="record | verify | table", parser_class=Parser)
 
@@ -153,6 +165,7 @@ def _add_golden_actions(sub: argparse.ArgumentParser) -> None:
         metavar="FIELD=VALUE",
         help="override config fields of the checkpoint; repeatable",
     )
+    add_key_options(record, "the checkpoint")
     record.add_argument(
         "--seed",
         type=_parse_seed,

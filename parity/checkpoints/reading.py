@@ -1,7 +1,7 @@
 """Read checkpoints from disk: any container and any format, validated against their config."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -45,7 +45,14 @@ _MODEL_KEYS = frozenset(
 )
 
 
-def load(path: StrPath, *, format: str | None = None, given: Fields | None = None) -> Checkpoint:
+def load(
+    path: StrPath,
+    *,
+    format: str | None = None,
+    given: Fields | None = None,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
+) -> Checkpoint:
     """Open a checkpoint: a file or folder in any container and format, a run folder, or "hf://owner/name".
 
     Arrays are read when they are used.  A config that is not stored with the weights is inferred; `Checkpoint.assumed`
@@ -55,9 +62,14 @@ def load(path: StrPath, *, format: str | None = None, given: Fields | None = Non
         path: the path, or the name on the Hugging Face hub.
         format: the name of the format; by default it is recognised.
         given: config overrides by dotted field name, such as {"norms.eps": 1e-5}; they replace the values in the file.
+        strip: a wrapper that is not known: the beginning of the keys of the model, such as "net.vit.".  It may be after or
+            before known wrappers, and selects one of several models in a file.
+        ignore: regular expressions for whole keys, with or without wrappers, that are not parameters of the model, such as
+            "criterion[.].*".  `Checkpoint.left` lists these keys.
 
     Raises:
-        InputError: the file does not exist or is damaged, the format is unknown, or the weights do not match their config.
+        InputError: the file does not exist or is damaged, the format is unknown, the weights do not match their config, no
+            key begins with `strip`, or an expression of `ignore` is invalid, or matches no key or a parameter.
     """
     path = resolve_path(path)
     try:
@@ -67,29 +79,39 @@ def load(path: StrPath, *, format: str | None = None, given: Fields | None = Non
         notes = {name: note for name, note in contents.metadata.items() if name not in COMPANION_FILES}
         own, remarks = _read_own_notes(weights, contents.container)
         notes |= _read_companions(weights) | own
-        checkpoint = build_checkpoint(contents, notes, format, given or {})
+        checkpoint = build_checkpoint(contents, notes, format, given or {}, strip, ignore)
         assumed = (*checkpoint.assumed, *_check_config_of_folder(weights, checkpoint.format, notes))
         return replace(checkpoint, assumed=assumed, left=(*checkpoint.left, *remarks))
     except InputError as error:
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
-def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None, given: Fields) -> Checkpoint:
+def build_checkpoint(
+    contents: Contents,
+    notes: Mapping[str, Any],
+    format: str | None,
+    given: Fields,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
+) -> Checkpoint:
     """Return the checkpoint in a container, validated against the config in `notes` or an inferred one.
 
     Args:
         contents: the arrays and the metadata of the container.
         notes: the metadata of the container, and the parsed JSON files beside it, by their names.
-        format: see `load`.
-        given: see `load`.
+        format, given, strip, ignore: see `load`.
 
     Raises:
         InputError: for the reasons given in `load`.
     """
+    if isinstance(ignore, str):
+        raise InputError(f"ignore is the text {ignore!r}, but a list of expressions was expected: give [{ignore!r}]")
     name = _stated_format(notes)
     if own := _is_own(notes):
         if format not in (None, name, get_format(name).name):
             raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from out")
+        if strip is not None or ignore:
+            raise InputError(f"it has only the keys of its config, in format {name!r}: leave --strip and --ignore out")
         config = ViTConfig.from_json(notes["config"])
         _check_companion_config(config, name, contents, notes)
         arrays = join_keys(contents.arrays, get_format(name).separator)
@@ -98,12 +120,14 @@ def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str |
         found = Checkpoint(config, name, arrays, contents.container, assumed)
     else:
         _check_extra_state(notes)
-        match, config, assumed = _first_valid_match(recognise(contents.arrays, notes, format), given)
+        match, config, assumed = _first_valid_match(recognise(contents.arrays, notes, format, strip, ignore), given)
         name = match.format.full_name(config)
         _check_duplicates(match, config)
         if match.alternatives:
             why = f"not {', '.join(match.alternatives)}, of the same file: save that alone to read it"
             assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", why))
+        texts = match.ignored_texts
+        assumed = (*assumed, *(Assumption("ignored keys", texts[each], f"--ignore {each!r}") for each in texts))
         found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.unread)
     if any(array.dtype.name not in FLOAT_DTYPES for array in found.arrays.values()) and (
         what := describe_unreadable({(key,): array for key, array in found.arrays.items()})

@@ -250,6 +250,18 @@ def test_float8_without_a_scale_is_named_with_the_dtype_that_keeps_it(
     assert torch.equal(every.to(torch.float32).to(dtype).view(torch.uint8)[:120], every.view(torch.uint8)[:120])
 
 
+def test_float8_whose_scales_are_ignored_is_still_refused(tmp_path: Path, state: State) -> None:
+    torch.save(quantized(state, float8("weight_scale")), tmp_path / "a.pth")
+    with pytest.raises(InputError, match="is float8_e4m3fn"):
+        parity.load(tmp_path / "a.pth", ignore=[r".*\.weight_scale"])
+
+
+def test_int8_whose_scales_are_ignored_is_still_refused(tmp_path: Path, state: State) -> None:
+    torch.save(quantized(state, bnb_int8), tmp_path / "a.pth")
+    with pytest.raises(InputError, match="int8"):
+        parity.load(tmp_path / "a.pth", ignore=[r".*\.SCB", r".*\.weight_format"])
+
+
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
 def test_dynamically_quantized_layers_of_pytorch_are_named(tmp_path: Path) -> None:
     model = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
