@@ -63,10 +63,10 @@ def matched_keys(patterns: Sequence[str], keys: Iterable[str]) -> Mapping[str, f
     for pattern in dict.fromkeys(patterns):
         answer = _match(pattern, names)
         if answer.error:
-            raise InputError(f"--ignore {pattern!r} is not a regular expression ({answer.error}): correct it")
+            raise InputError(f"--ignore '{pattern}' is not a regular expression ({answer.error}): correct it")
         if not answer.matches:
             example = f", and of {names[answer.part]} only a part: match a whole key" if answer.part is not None else ""
-            raise InputError(f"--ignore {pattern!r} matches no key{example or ': leave it out, or correct it'}")
+            raise InputError(f"--ignore '{pattern}' matches no key{example or ': leave it out, or correct it'}")
         found[pattern] = frozenset(names[n] for n in answer.matches)
     return found
 
@@ -93,9 +93,9 @@ def _match(pattern: str, names: list[str]) -> _Answer:
         child = subprocess.run(command, input=request, capture_output=True, check=False, timeout=_MAX_SECONDS)
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"--ignore {pattern!r} takes more than {_MAX_SECONDS} s for the keys of this file: write it without repeated "
+            f"--ignore '{pattern}' takes more than {_MAX_SECONDS} s for the keys of this file: write it without repeated "
             f"repetition, such as (a*)*"
         ) from None
     if child.returncode:
-        raise InputError(f"--ignore {pattern!r} takes too much memory, or nests too deeply: write a simpler expression")
+        raise InputError(f"--ignore '{pattern}' takes too much memory, or nests too deeply: write a simpler expression")
     return _Answer(**json.loads(child.stdout))

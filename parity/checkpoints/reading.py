@@ -127,7 +127,7 @@ def build_checkpoint(
             why = f"not {', '.join(match.alternatives)}, of the same file: save that alone to read it"
             assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", why))
         texts = match.ignored_texts
-        assumed = (*assumed, *(Assumption("ignored keys", texts[each], f"--ignore {each!r}") for each in texts))
+        assumed = (*assumed, *(Assumption("ignored keys", texts[each], f"--ignore '{each}'") for each in texts))
         found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.unread)
     if any(array.dtype.name not in FLOAT_DTYPES for array in found.arrays.values()) and (
         what := describe_unreadable({(key,): array for key, array in found.arrays.items()})

@@ -24,6 +24,7 @@ from parity.checkpoints.wrappers import (
     find_prefixes,
     is_prefix,
     nearest_prefix,
+    unknown_prefix,
     without_common_path,
 )
 from vit_spec import InputError
@@ -75,7 +76,7 @@ class Match:
         for pattern, reason in self.format.ignored_keys.items():
             if keys := sorted(key for key in self.evidence.ignored_arrays if re.fullmatch(pattern, key)):
                 lines.append(f"{keys[0] if len(keys) == 1 else f'{keys[0]} and {len(keys) - 1} more'}: {reason}")
-        lines += [f"{text}: ignored by --ignore {pattern!r}" for pattern, text in self.ignored_texts.items()]
+        lines += [f"{text}: ignored by --ignore '{pattern}'" for pattern, text in self.ignored_texts.items()]
         groups = Counter(map(self._group, self.evidence.other_keys))
         lines += [f"{word} ({n} array{'s' * (n > 1)}): beside the weights" for word, n in sorted(groups.items())]
         return tuple(lines)
@@ -121,8 +122,11 @@ def recognise(
             path = next((path for path in arrays if prefix and separator.join(path).startswith(prefix)), ())
             wrapped = _WrappedWeights(stored, prefix, separator, enclosing_module(prefix, path, separator), ignored)
             is_any_wanted |= wrapped.is_wanted
+            # transformers has a module "vit" too, which is in the tables of its formats: as a wrapper, it would make layers
+            # that are beside it in the model those of another one.
+            is_vit = strip is None and prefix.removesuffix(separator).rpartition(separator)[2] == "vit"
             for format in candidates if wrapped.is_wanted else ():
-                if format.separator == separator:
+                if format.separator == separator and not (is_vit and format.model_types):
                     variants = [format.variant] if format.variant else format.tables
                     found = (wrapped.match(format.with_variant(variant), notes) for variant in variants)
                     matches += [match for match in found if match]
@@ -484,6 +488,9 @@ def _no_format_message(
                 what = f"is of {kind} {config[kind]!r}, which" if kind else "describes a model that"
                 return f"its {file} {what} has other keys than {some}: give the {file} of these weights"
         which = f"format {name!r} has no such keys" if name else "no format has such keys"
+        for separator in dict.fromkeys(get(each).separator for each in ([name] if name else formats())):
+            if prefix := unknown_prefix(join_keys(arrays, separator), separator):
+                return f"{which}: {some}; --strip {prefix} reads the model that begins there"
         return f"{which}: {some or 'there are none'}; `python -m parity formats` lists the formats and where their keys are"
     best = min(matches, key=lambda match: (len(match.mismatches), -len(match.arrays)))
     shown = "; ".join(best.mismatches[:20]) + (

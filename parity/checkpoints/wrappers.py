@@ -155,6 +155,17 @@ def is_prefix(keys: Iterable[str], separator: str, strip: str) -> bool:
     return any(_wrapped_prefixes(keys, separator, text) for text in _spellings_of_strip(strip, separator))
 
 
+def unknown_prefix(keys: Iterable[str], separator: str) -> str:
+    """Return the beginning of a key that ends like the key of a patch projection, such as "net.vit."; "" if none does."""
+    projections = _patch_projection_keys(separator)
+    for key in keys:
+        words = key.rsplit(separator, _MAX_KEY_WORDS)
+        for first in range(1, len(words)):
+            if separator.join(words[first:]) in projections:
+                return "".join(f"{word}{separator}" for word in words[:first])
+    return ""
+
+
 def nearest_prefix(keys: Iterable[str], strip: str) -> str:
     """Return "; did you mean 'x.'?" for the prefix of a key that is most similar to `strip`, or "" if none is similar."""
     found: dict[str, None] = {}
