@@ -130,7 +130,7 @@ def build_checkpoint(
         assumed = (*assumed, *(Assumption("ignored keys", texts[each], f"--ignore '{each}'") for each in texts))
         found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.unread)
     if any(array.dtype.name not in FLOAT_DTYPES for array in found.arrays.values()) and (
-        what := describe_unreadable({(key,): array for key, array in found.arrays.items()})
+        what := describe_unreadable(contents.arrays)
     ):
         raise InputError(what)
     validate(found)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 
 _ADAPTER = re.compile(r"(.*\.)?(lora_(A|B|embedding_A|embedding_B|magnitude_vector)(\..*)?|base_model\.model\..*)")
-# The end of a key -> the library that writes it beside or instead of a weight, whose dtype is an integer.
+# The end of a key -> the library that writes it beside or instead of a weight of integers or float8.
 _QUANTIZED = {
     "SCB": "bitsandbytes (int8)",
     "weight.absmax": "bitsandbytes (4 bits)",
@@ -41,17 +41,19 @@ def describe_unreadable(arrays: Mapping[KeyPath, StoredArray]) -> str:
             f"{key} belongs to an adapter (LoRA, PEFT), not to a whole model: merge the adapter into its base model, in "
             f"PEFT by merge_and_unload(), and save that model"
         )
-    integers = {key for key, array in by_key.items() if array.dtype.kind in "iu"}
+    narrow = {key for key, array in by_key.items() if array.dtype.kind in "iu" or array.dtype.name.startswith("float8")}
     for key in by_key:
         for end, library in _QUANTIZED.items():
             layer = key.removesuffix(end)
-            if layer != key and layer[-1:] in ("", ".") and not integers.isdisjoint((key, f"{layer}weight")):
+            if layer != key and layer[-1:] in ("", ".") and not narrow.isdisjoint((key, f"{layer}weight")):
                 return f"{key} shows weights that are quantized by {library}: {_DEQUANTIZE}"
     for key, array in by_key.items():
         if array.dtype.name.startswith("float8") or (array.dtype.kind == "i" and array.dtype.itemsize == 1):
             layer = key.removesuffix("weight")
             if scale := next((f"{layer}{end}" for end in _SCALES if f"{layer}{end}" in by_key), ""):
                 return f"{key} is quantized to {array.dtype.name}, with the scale {scale}: {_DEQUANTIZE}"
+            if array.dtype.kind != "i" and any("scale" in other for other in by_key):
+                return f"{key} is {array.dtype.name}, and the file has scales: {_DEQUANTIZE}"
             if array.dtype.kind != "i":
                 return f"{key} is {array.dtype.name}, without a scale: save it as float32, which loses nothing of it"
     return ""

@@ -102,7 +102,7 @@ _AGGREGATES = frozenset(
 )
 _AGGREGATES_OR_SCALES = _AGGREGATES | {"weight", "total"}
 # A loss, and its buffers: weights of the classes, or the mean output of DINO's teacher.
-_LOSS = re.compile(r"(\w+_)?(criterion|loss(es)?|loss_(fn|func|function))")
+_LOSS = re.compile(r"(\w+_)?(criterion|loss(es)?|loss_(fn|func|function)|bce|cross_entropy)")
 _LOSS_BUFFERS = frozenset(("weight", "pos_weight", "weights", "class_weights", "alpha", "center"))
 
 _CLASSIFIERS = ("head", "classifier", "fc")  # modules beside a backbone that are read as its classifier
@@ -283,7 +283,11 @@ def _states_of_metrics_and_losses(
             certain |= keys
         elif parent and group.keys() <= _AGGREGATES_OR_SCALES and group.keys() & _AGGREGATES:
             probable |= keys if all(array.size == 1 for array in values) else set()
-        elif any(map(_LOSS.fullmatch, parent.split(separator))) and group.keys() <= _LOSS_BUFFERS:
+        elif (
+            parent
+            and group.keys() <= _LOSS_BUFFERS
+            and ("pos_weight" in group or any(map(_LOSS.fullmatch, parent.split(separator))))
+        ):
             probable |= keys if all(array.size == max(array.shape, default=1) for array in values) else set()
     return frozenset(certain), frozenset(probable)
 

@@ -201,6 +201,11 @@ def int8(layer: str, w: Tensor) -> State:
     return {f"{layer}.weight": w.to(torch.int8), f"{layer}.weight_scale": ones(torch.float32, len(w), 1)}
 
 
+def torchao_float8(layer: str, w: Tensor) -> State:
+    scale = ones(torch.float32, len(w), 1)
+    return {f"{layer}._weight_qdata": w.to(torch.float8_e4m3fn), f"{layer}._weight_scale": scale}
+
+
 def float8(scale: str) -> Quantize:
     return lambda layer, w: {f"{layer}.weight": w.to(torch.float8_e4m3fn), f"{layer}.{scale}": ones(torch.float32)}
 
@@ -211,7 +216,9 @@ QUANTIZED: dict[str, tuple[Quantize, str]] = {
     "GPTQ": (gptq, "quantized by GPTQ or AWQ"),
     "AWQ": (lambda layer, w: {k: v for k, v in gptq(layer, w).items() if "g_idx" not in k}, "quantized by GPTQ or AWQ"),
     "HQQ": (hqq, "quantized by HQQ"),
-    "torchao": (torchao, "quantized by torchao"),
+    "torchao int8": (torchao, "quantized by torchao"),
+    "torchao float8": (torchao_float8, "quantized by torchao"),
+    "float8 with another scale": (float8("my_scale"), "is float8_e4m3fn, and the file has scales"),
     "compressed-tensors": (int8, "quantized to int8, with the scale"),
     **{
         f"float8 with {scale}": (float8(scale), f"quantized to float8_e4m3fn, with the scale blocks.0.attn.qkv.{scale}")
@@ -252,7 +259,7 @@ def test_float8_without_a_scale_is_named_with_the_dtype_that_keeps_it(
 
 def test_float8_whose_scales_are_ignored_is_still_refused(tmp_path: Path, state: State) -> None:
     torch.save(quantized(state, float8("weight_scale")), tmp_path / "a.pth")
-    with pytest.raises(InputError, match="is float8_e4m3fn"):
+    with pytest.raises(InputError, match=r"quantized to float8_e4m3fn, with the scale .*weight_scale"):
         parity.load(tmp_path / "a.pth", ignore=[r".*\.weight_scale"])
 
 

@@ -241,6 +241,8 @@ BUFFERS: dict[str, State] = {
     "MeanSquaredError": {"mse.sum_squared_error": torch.ones(1), "mse.total": torch.tensor(3)},
     "CrossEntropyLoss": {"criterion.weight": torch.ones(7)},
     "BCEWithLogitsLoss": {"loss_fn.pos_weight": torch.ones(7)},
+    "BCEWithLogitsLoss of another name": {"objective.pos_weight": torch.ones(7)},
+    "CrossEntropyLoss of another name": {"cross_entropy.weight": torch.ones(7)},
     "DINOLoss": {"criterion.center": torch.ones(1, 64)},
     "a loss in a loss": {"train_loss.ce.weight": torch.ones(7)},
 }
@@ -259,6 +261,8 @@ LAYERS: dict[str, State] = {  # layers of a model that have the names of metrics
     "criterion is a norm": {"criterion.weight": torch.ones(64), "criterion.bias": torch.ones(64)},
     "loss is an MLP": {"loss.0.weight": torch.ones(7, 64), "loss.0.bias": torch.ones(7)},
     "prototypes of ArcFace": {"loss_fn.weight": torch.ones(7, 64)},
+    "a matrix of this name": {"gate.pos_weight": torch.ones(7, 64)},
+    "a layer of positions": {"gate.pos_weight": torch.ones(64), "gate.bias": torch.ones(64)},
     "a layer scale": {"criterion.gamma": torch.ones(64)},
     "learned counts": {f"gate.{word}": torch.ones(10) for word in ("tp", "fp", "tn", "fn")},
     "counts and a weight": {"gate.correct": COUNTS, "gate.total": COUNTS, "gate.weight": torch.ones(64, 64)},
