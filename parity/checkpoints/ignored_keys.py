@@ -34,7 +34,7 @@ class IgnoredKeys:
         Raises:
             InputError: see `matched_keys`.
         """
-        pairs = [(key, prefix) for separator in keys for prefix in ("", *prefixes[separator]) for key in keys[separator]]
+        pairs = ((key, prefix) for separator in keys for prefix in ("", *prefixes[separator]) for key in keys[separator])
         self._matched = matched_keys(patterns, (key.removeprefix(prefix) for key, prefix in pairs)) if patterns else {}
 
     def matches(self, key: str, prefix: str) -> bool:

@@ -34,6 +34,7 @@ def load_initial_weights(recipe: Recipe, *, num_outputs: int, in_channels: int) 
     except InputError as error:
         message = str(error).replace("--set ", "--init-set ")  # the trainer's name of that flag
         message = message.replace("(with --ignore REGEX,", "(by `python -m parity convert --ignore REGEX`,")
+        message = message.replace("; --strip ", "; `python -m parity convert` with --strip ")
         raise type(error)(message) from None
     notes = [
         f"initial weights are from {name}",
