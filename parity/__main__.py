@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
+from parity.checkpoints.config_overrides import split_overrides
 from parity.commands import checks, files
 from parity.terminal import print_error
 from vit_spec import InputError, nearest
@@ -25,8 +26,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
 
-    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
-        args, unknown = super().parse_known_args(*arguments, **options)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        arguments = list(sys.argv[1:] if args is None else args)
+        args, unknown = super().parse_known_args(split_overrides(arguments), namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(unknown[0], self._option_string_actions)}")
         return args, unknown
@@ -70,8 +72,9 @@ def _build_parser() -> Parser:
     def source(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("source", metavar="SRC", help="a checkpoint file or folder, a run folder, or hf://owner/name")
         sub.add_argument("--from", dest="format", metavar="FORMAT", help="the format of SRC; by default it is detected")
-        text = "override a config field of SRC, such as norms.eps=1e-5; repeatable"
+        text = "override config fields of SRC, such as norms.eps=1e-5 num_heads=6; repeatable"
         sub.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
+        add_key_options(sub, "SRC")
 
     sub = command("convert")
     source(sub)
@@ -128,6 +131,17 @@ def _build_parser() -> Parser:
     return parser
 
 
+def add_key_options(parser: argparse.ArgumentParser, source: str) -> None:
+    """Add the options that say which keys of a checkpoint are its model's: --strip and --ignore.
+
+    source: what the help calls the checkpoint, such as "SRC".
+    """
+    text = f"the beginning of the model's keys in {source}, such as net.vit., if it is not a known wrapper"
+    parser.add_argument("--strip", metavar="PREFIX", help=text)
+    text = f"ignore the keys of {source} that match this regular expression as a whole, and are not parameters; repeatable"
+    parser.add_argument("--ignore", action="append", default=[], metavar="REGEX", help=text)
+
+
 def _add_golden_actions(sub: argparse.ArgumentParser) -> None:
     actions = sub.add_subparsers(dest="what", required=True, metavar="record | verify | table", parser_class=Parser)
 
@@ -149,8 +163,9 @@ def _add_golden_actions(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="override a config field of the checkpoint; repeatable",
+        help="override config fields of the checkpoint; repeatable",
     )
+    add_key_options(record, "the checkpoint")
     record.add_argument(
         "--seed",
         type=_parse_seed,

@@ -1,7 +1,7 @@
 """Public functions of the PyTorch twin: load a model, read its intermediates and attention maps."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -21,6 +21,8 @@ def load(
     *,
     format: str | None = None,
     given: Mapping[str, Any] | None = None,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
     num_classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
 ) -> ViT:
@@ -31,6 +33,8 @@ def load(
         execution: execution options of the model.
         format: the name of the checkpoint's format; by default it is detected.
         given: config overrides by dotted field name, such as {"norms.eps": 1e-5}.
+        strip: the beginning of the model's keys if it is not a known wrapper, such as "net.vit."; see `parity.load`.
+        ignore: regular expressions for whole keys that are not parameters of the model; see `parity.load`.
         num_classes: replace the classifier by a new one with this number of outputs; 0 removes it.
         image_size: (height, width) in pixels, or the side of a square; positions are resampled to it.
 
@@ -45,7 +49,13 @@ def load(
     import parity.checkpoints.loading  # the only import of a higher layer: parity reads all formats
 
     checkpoint = parity.checkpoints.loading.load_for_model(
-        path, format=format, given=given, num_classes=num_classes, image_size=image_size
+        path,
+        format=format,
+        given=given,
+        strip=strip,
+        ignore=ignore,
+        num_classes=num_classes,
+        image_size=image_size,
     )
     with torch.device("meta"):  # do not initialize parameters that are replaced below
         model = ViT(checkpoint.config, execution)

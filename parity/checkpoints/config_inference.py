@@ -320,7 +320,8 @@ def _infer_heads(known: Fields, evidence: Evidence) -> list[Assumption]:
         # A norm of the whole width may belong to a single head or to all heads together: tensors do not show which.
         found.append(Assumption("num_heads", heads, "as wide as the norm of queries" if heads == 1 else ""))
     else:
-        sizes = [s for s in SIZES.values() if (s.width, s.depth) == (width, known["depth"])]
+        # The heads of the published models are together as wide as the model.
+        sizes = [s for s in SIZES.values() if (s.width, s.depth) == (width, known["depth"]) and inner == width]
         if not sizes and inner % 64:
             raise InputError("the tensors do not show the number of heads: give it with --set num_heads=N")
         heads = sizes[0].num_heads if sizes else inner // 64
@@ -330,6 +331,11 @@ def _infer_heads(known: Fields, evidence: Evidence) -> list[Assumption]:
         found.append(Assumption("num_heads", heads, why))
     if heads < 1 or inner % heads:
         raise InputError(f"{heads} heads do not divide {inner}, the width of queries and keys: give --set num_heads=N")
+    if known.get("positions.rotary", "none") != "none" and inner // heads % 4:
+        raise InputError(
+            f"{heads} heads of width {inner // heads} have no rotary positions, which need a multiple of 4: give --set "
+            f"num_heads=N"
+        )
     if inner // heads * heads != width or width % heads:
         found.append(Assumption("attention.head_dim", inner // heads, ""))
     return found

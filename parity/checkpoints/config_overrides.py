@@ -1,12 +1,46 @@
 """Parse config overrides as they are given on the command line: --set norms.eps=1e-5, or a shorter name of the field."""
 
 import ast
+import os.path
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from parity.checkpoints.containers import suffixes
 from vit_spec import InputError, nearest
 from vit_spec.config import FIELDS
+
+_OPTION = "--set"
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=[^/]*")  # a path with a slash is no override
+
+
+def split_overrides(arguments: Sequence[str]) -> list[str]:
+    """Return a command line in which each override has its own --set: `--set a=1 b=2` becomes `--set a=1 --set b=2`.
+
+    An argument after an override is one too if it is FIELD=VALUE and not a path: it has no slash, no suffix of a container,
+    and no file has this name.
+    """
+    return list(_split_overrides(arguments))
+
+
+def _split_overrides(arguments: Sequence[str]) -> Iterator[str]:
+    is_value = was_override = False  # whether the argument is the value of --set; whether the last one was
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":  # what follows is no option
+            yield argument
+            yield from rest
+        elif is_value or not was_override or not _is_override(argument):
+            yield argument
+            was_override = is_value or argument.startswith(f"{_OPTION}=")
+            is_value = not is_value and argument == _OPTION
+        else:
+            yield from (_OPTION, argument)
+
+
+def _is_override(argument: str) -> bool:
+    """Return whether an argument that may be a path is an override."""
+    return bool(_OVERRIDE.fullmatch(argument)) and not argument.endswith(suffixes()) and not os.path.lexists(argument)
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.checkpoints.config_inference import AssumptionWarning
@@ -20,6 +20,8 @@ def load_for_model(
     *,
     format: str | None = None,
     given: Mapping[str, Any] | None = None,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
     num_classes: int | None = None,
     image_size: int | tuple[int, int] | None = None,
 ) -> Checkpoint:
@@ -29,6 +31,8 @@ def load_for_model(
         path: see `load`.
         format: see `load`.
         given: see `load`.
+        strip: see `load`.
+        ignore: see `load`.
         num_classes: number of outputs of the classifier.  A number other than that of the checkpoint makes a new classifier
             with random weights; 0 removes the classifier; None keeps it.
         image_size: in pixels, (height, width) or the side of a square.  Positions are resampled to it; None keeps it.
@@ -40,7 +44,7 @@ def load_for_model(
     Raises:
         InputError: for the reasons given in `load` and in the functions of `parity.surgery`.
     """
-    checkpoint = load(path, format=format, given=given)
+    checkpoint = load(path, format=format, given=given, strip=strip, ignore=ignore)
     if checkpoint.assumed:
         fields = ", ".join(f"{each.field}={each.value!r} ({each.why})" for each in checkpoint.assumed)
         message = f"{path} does not determine its model; assumed: {fields}. Confirm or correct with given={{FIELD: VALUE}}"

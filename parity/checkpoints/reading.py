@@ -1,7 +1,7 @@
 """Read checkpoints from disk: any container and any format, validated against their config."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -10,13 +10,14 @@ from typing import Any
 from parity.checkpoints import containers, hub, metadata
 from parity.checkpoints.config_inference import Assumption, FormatMismatch, infer_config, override_fields
 from parity.checkpoints.containers import Contents, folders
-from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.containers.container import LFS_START, StoredArray, refuse_lfs_pointer
 from parity.checkpoints.containers.shards import INDEX
 from parity.checkpoints.formats import Fields, hf_processor, open_clip_config
 from parity.checkpoints.formats import get as get_format
 from parity.checkpoints.formats.format import no_files
 from parity.checkpoints.recognition import Match, join_keys, recognise
-from parity.checkpoints.weights import Checkpoint, validate
+from parity.checkpoints.unreadable import describe_unreadable
+from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, validate
 from vit_spec import InputError, ViTConfig, bounded_json, nearest
 
 WEIGHTS_FILE = folders.RUN_FILE  # the weights in a run folder
@@ -26,6 +27,7 @@ FLAX_FILE = "flax_model.msgpack"  # the weights of a Flax model in a folder of t
 _FOLDER_FILES = ("model.safetensors", FLAX_FILE)  # names of the weights in a folder that we write for a library
 # JSON files that libraries put beside weights.
 COMPANION_FILES = ("config.json", *hf_processor.FILES, open_clip_config.FILE)
+_ADAPTER_WEIGHTS = "adapter_model."  # begins the name of the file of an adapter
 ADAPTER_FILE = "adapter_config.json"  # PEFT writes it with an adapter, which transformers adds to the weights
 
 StrPath = str | PathLike[str]
@@ -44,7 +46,14 @@ _MODEL_KEYS = frozenset(
 )
 
 
-def load(path: StrPath, *, format: str | None = None, given: Fields | None = None) -> Checkpoint:
+def load(
+    path: StrPath,
+    *,
+    format: str | None = None,
+    given: Fields | None = None,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
+) -> Checkpoint:
     """Open a checkpoint: a file or folder in any container and format, a run folder, or "hf://owner/name".
 
     Arrays are read when they are used.  A config that is not stored with the weights is inferred; `Checkpoint.assumed`
@@ -54,9 +63,14 @@ def load(path: StrPath, *, format: str | None = None, given: Fields | None = Non
         path: the path, or the name on the Hugging Face hub.
         format: the name of the format; by default it is recognised.
         given: config overrides by dotted field name, such as {"norms.eps": 1e-5}; they replace the values in the file.
+        strip: a wrapper that is not known: the beginning of the keys of the model, such as "net.vit.".  It may be after or
+            before known wrappers, and selects one of several models in a file.
+        ignore: regular expressions for whole keys, with or without wrappers, that are not parameters of the model, such as
+            "criterion[.].*".  `Checkpoint.left` lists these keys.
 
     Raises:
-        InputError: the file does not exist or is damaged, the format is unknown, or the weights do not match their config.
+        InputError: the file does not exist or is damaged, the format is unknown, the weights do not match their config, no
+            key begins with `strip`, or an expression of `ignore` is invalid, or matches no key or a parameter.
     """
     path = resolve_path(path)
     try:
@@ -66,29 +80,39 @@ def load(path: StrPath, *, format: str | None = None, given: Fields | None = Non
         notes = {name: note for name, note in contents.metadata.items() if name not in COMPANION_FILES}
         own, remarks = _read_own_notes(weights, contents.container)
         notes |= _read_companions(weights) | own
-        checkpoint = build_checkpoint(contents, notes, format, given or {})
+        checkpoint = build_checkpoint(contents, notes, format, given or {}, strip, ignore)
         assumed = (*checkpoint.assumed, *_check_config_of_folder(weights, checkpoint.format, notes))
         return replace(checkpoint, assumed=assumed, left=(*checkpoint.left, *remarks))
     except InputError as error:
         raise InputError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
-def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str | None, given: Fields) -> Checkpoint:
+def build_checkpoint(
+    contents: Contents,
+    notes: Mapping[str, Any],
+    format: str | None,
+    given: Fields,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
+) -> Checkpoint:
     """Return the checkpoint in a container, validated against the config in `notes` or an inferred one.
 
     Args:
         contents: the arrays and the metadata of the container.
         notes: the metadata of the container, and the parsed JSON files beside it, by their names.
-        format: see `load`.
-        given: see `load`.
+        format, given, strip, ignore: see `load`.
 
     Raises:
         InputError: for the reasons given in `load`.
     """
+    if isinstance(ignore, str):
+        raise InputError(f"ignore is the text {ignore!r}, but a list of expressions was expected: give [{ignore!r}]")
     name = _stated_format(notes)
     if own := _is_own(notes):
         if format not in (None, name, get_format(name).name):
             raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from out")
+        if strip is not None or ignore:
+            raise InputError(f"it has only the keys of its config, in format {name!r}: leave --strip and --ignore out")
         config = ViTConfig.from_json(notes["config"])
         _check_companion_config(config, name, contents, notes)
         arrays = join_keys(contents.arrays, get_format(name).separator)
@@ -97,13 +121,19 @@ def build_checkpoint(contents: Contents, notes: Mapping[str, Any], format: str |
         found = Checkpoint(config, name, arrays, contents.container, assumed)
     else:
         _check_extra_state(notes)
-        match, config, assumed = _first_valid_match(recognise(contents.arrays, notes, format), given)
+        match, config, assumed = _first_valid_match(recognise(contents.arrays, notes, format, strip, ignore), given)
         name = match.format.full_name(config)
         _check_duplicates(match, config)
         if match.alternatives:
             why = f"not {', '.join(match.alternatives)}, of the same file: save that alone to read it"
             assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", why))
+        texts = match.ignored_texts
+        assumed = (*assumed, *(Assumption("ignored keys", texts[each], f"--ignore '{each}'") for each in texts))
         found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.unread)
+    if any(array.dtype.name not in FLOAT_DTYPES for array in found.arrays.values()) and (
+        what := describe_unreadable(contents.arrays)
+    ):
+        raise InputError(what)
     validate(found)
     return metadata.attach_metadata(found, notes, given, own)
 
@@ -269,9 +299,14 @@ def _read_companions(path: Path) -> dict[str, Any]:
     """
     folder = path if path.is_dir() else path.parent
     if (folder / ADAPTER_FILE).is_file():
+        if path.name.startswith(_ADAPTER_WEIGHTS):
+            raise InputError(
+                f"{path.name} is an adapter (LoRA, PEFT), not a whole model: merge it into its base model, in PEFT by "
+                f"merge_and_unload(), and save that model"
+            )
         raise InputError(
             f"{folder / ADAPTER_FILE} says that these weights have an adapter, without which they compute another "
-            f"function: merge the adapter into the weights, or remove the file"
+            f"function: merge it into them, in PEFT by merge_and_unload(), or remove the file"
         )
     notes: dict[str, Any] = {}
     for name in COMPANION_FILES:
@@ -348,4 +383,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return bounded_json.read_object(path, max_bytes=folders.MAX_JSON_BYTES)
     except InputError as error:
+        with path.open("rb") as file:
+            refuse_lfs_pointer(path, file.read(len(LFS_START)))
         raise InputError(f"{path} cannot be read as JSON ({error}): correct it or remove it") from None

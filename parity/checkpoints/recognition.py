@@ -6,8 +6,8 @@ Wrappers are removed.  Other content of the file is reported and not read.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from math import prod
@@ -15,13 +15,25 @@ from typing import Any
 
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.formats import Evidence, Format, formats, get
+from parity.checkpoints.ignored_keys import IgnoredKeys
 from parity.checkpoints.layout import Layout
-from parity.checkpoints.wrappers import classify_other_keys, enclosing_module, find_prefixes
+from parity.checkpoints.unreadable import describe_unreadable
+from parity.checkpoints.wrappers import (
+    classify_other_keys,
+    enclosing_module,
+    find_classifier,
+    find_prefixes,
+    is_prefix,
+    nearest_prefix,
+    unknown_prefix,
+    without_common_path,
+)
 from vit_spec import InputError
 
 Shape = tuple[int, ...]
 
 _MAX_MISSING_SHOWN = 20  # missing keys of one table line that a message lists
+_UNEXPECTED, _IGNORED = "unexpected ", "ignored "  # begin a mismatch, before the key
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
 _BLOCK = re.compile(r"\{block(?:\+(\d+))?\}")
 _BlockField = tuple[str, str, int]  # what is before the number of a block in keys, its field, and the number of the first
@@ -51,6 +63,7 @@ class Match:
         wrapper: the prefix that was removed from the keys; "" for none.
         alternatives: other content of the file that may be the weights the user wants, or a part of the model, such as
             other weights, a predictor or a scaler.
+        ignored: regular expression of the user -> the keys that it matches, which are not parameters.
     """
 
     format: Format
@@ -59,6 +72,15 @@ class Match:
     mismatches: tuple[str, ...]
     wrapper: str = ""
     alternatives: tuple[str, ...] = ()
+    ignored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def ignored_texts(self) -> dict[str, str]:
+        """Regular expression of the user -> the first key that it matches, and the number of others."""
+        return {
+            pattern: keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
+            for pattern, keys in self.ignored.items()
+        }
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -67,12 +89,25 @@ class Match:
         for pattern, reason in self.format.ignored_keys.items():
             if keys := sorted(key for key in self.evidence.ignored_arrays if re.fullmatch(pattern, key)):
                 lines.append(f"{keys[0] if len(keys) == 1 else f'{keys[0]} and {len(keys) - 1} more'}: {reason}")
-        groups = Counter(re.split(r"[./]", key)[0] for key in self.evidence.other_keys)
+        lines += [f"{text}: ignored by --ignore '{pattern}'" for pattern, text in self.ignored_texts.items()]
+        groups = Counter(map(self._group, self.evidence.other_keys))
         lines += [f"{word} ({n} array{'s' * (n > 1)}): beside the weights" for word, n in sorted(groups.items())]
         return tuple(lines)
 
+    def _group(self, key: str) -> str:
+        """Return the beginning of a key beside the weights, up to the first word that differs from the wrapper's."""
+        separator = self.format.separator
+        rest = without_common_path(key, f"{self.wrapper}{separator}", separator)
+        return key.removesuffix(rest) + re.split(r"[./]", rest)[0]
 
-def recognise(arrays: Mapping[KeyPath, StoredArray], notes: Mapping[str, Any], name: str | None = None) -> list[Match]:
+
+def recognise(
+    arrays: Mapping[KeyPath, StoredArray],
+    notes: Mapping[str, Any],
+    name: str | None = None,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
+) -> list[Match]:
     """Return the formats that a checkpoint may be in, the likeliest first.
 
     The time is proportional to the number of keys, even for hostile files.
@@ -81,41 +116,46 @@ def recognise(arrays: Mapping[KeyPath, StoredArray], notes: Mapping[str, Any], n
         arrays: all arrays of the file.
         notes: the metadata of the file, and the parsed JSON files beside it, by their names.
         name: the name of the only format to try; None tries all.
+        strip: a prefix of the keys of the weights, after or before known wrappers; other weights are not read.
+        ignore: regular expressions for whole keys, with or without wrappers, that are not parameters of the model.
 
     Raises:
-        InputError: no format matches (the message lists the missing and unexpected keys of the nearest one), or a
-            config.json describes another kind of model.
+        InputError: no format matches (the message lists the missing and unexpected keys of the nearest one), a config.json
+            describes another kind of model, or `strip` or `ignore` does not fit the keys.
     """
     candidates = _candidates(notes, name)
     matches: list[Match] = []
-    for separator in dict.fromkeys(format.separator for format in candidates):
-        stored = join_keys(arrays, separator)
-        for prefix in find_prefixes(stored, separator):
-            inside = {key.removeprefix(prefix): array for key, array in stored.items() if key.startswith(prefix)}
+    stored_by_separator = {each: join_keys(arrays, each) for each in dict.fromkeys(c.separator for c in candidates)}
+    prefixes = {each: find_prefixes(stored, each, strip) for each, stored in stored_by_separator.items()}
+    if strip is not None:
+        _check_strip(strip, stored_by_separator, prefixes)
+    ignored, is_any_wanted = IgnoredKeys(ignore, stored_by_separator, prefixes), False
+    for separator, stored in stored_by_separator.items():
+        for prefix in prefixes[separator]:
             path = next((path for path in arrays if prefix and separator.join(path).startswith(prefix)), ())
-            module = enclosing_module(prefix, path, separator)
-            others = classify_other_keys(stored, prefix, separator)
-            unexpected = [f"unexpected {key}" for key in others.unknown]
-            indexes = {}
-            for format in candidates:
-                if format.separator != separator:
-                    continue
-                aliases = tuple(format.aliases.items())
-                if aliases not in indexes:
-                    indexes[aliases] = _KeyIndex(_replace_aliases(inside, format.aliases))
-                for variant in [format.variant] if format.variant else format.tables:
-                    if match := _match_format(format.with_variant(variant), indexes[aliases], others.keys, notes):
-                        matches.append(
-                            replace(
-                                match,
-                                evidence=replace(match.evidence, module=module),
-                                mismatches=(*match.mismatches, *unexpected),
-                                wrapper=prefix.removesuffix(separator),
-                                alternatives=others.alternatives,
-                            )
-                        )
+            wrapped = _WrappedWeights(stored, prefix, separator, enclosing_module(prefix, path, separator), ignored)
+            is_any_wanted |= wrapped.is_wanted
+            # transformers has a module "vit" too, which is in the tables of its formats: as a wrapper, it would make layers
+            # that are beside it in the model those of another one.
+            is_vit = strip is None and prefix.removesuffix(separator).rpartition(separator)[2] == "vit"
+            for format in candidates if wrapped.is_wanted else ():
+                if format.separator == separator and not (is_vit and format.model_types):
+                    variants = [format.variant] if format.variant else format.tables
+                    found = (wrapped.match(format.with_variant(variant), notes) for variant in variants)
+                    matches += [match for match in found if match]
+    if any(prefixes.values()) and not is_any_wanted:
+        raise InputError("--ignore matches all keys of the weights: let it match only keys that are not parameters")
     fitting = [match for match in matches if not match.mismatches]
+    for match in matches:
+        if match.mismatches and all(line.startswith(_IGNORED) for line in match.mismatches):
+            key = match.mismatches[0].removeprefix(_IGNORED)
+            raise InputError(
+                f"--ignore matches {key}, a parameter of format {match.format.name}: ignore only other keys, "
+                f"or give the format with --from"
+            )
     if not fitting:
+        if what := describe_unreadable(arrays):
+            raise InputError(what)
         _raise_if_unsupported(candidates, arrays)
         for match in matches[:1]:
             if match.format.matches_config_file(notes) and "blocks.mlp.fc1.weight" in match.evidence.axes:
@@ -128,6 +168,89 @@ def recognise(arrays: Mapping[KeyPath, StoredArray], notes: Mapping[str, Any], n
         fitting,
         key=lambda match: (not match.format.recognises(match.evidence), -len(match.arrays), order[match.format.name]),
     )
+
+
+def _check_strip(
+    strip: str, stored_by_separator: Mapping[str, Mapping[str, StoredArray]], prefixes: Mapping[str, list[str]]
+) -> None:
+    """Raise InputError if no weights are under the prefix that the user gave."""
+    if not strip:
+        raise InputError("--strip '' is empty: give the beginning of the keys of the model, such as net.vit.")
+    if any(prefixes.values()):
+        return
+    keys = next(iter(stored_by_separator.values()))
+    if any(is_prefix(stored, each, strip) for each, stored in stored_by_separator.items()):
+        raise InputError(f"--strip {strip!r}: the keys under it have no patch projection of a known format")
+    some = ", ".join(list(keys)[:3])
+    raise InputError(f"--strip {strip!r} is not the beginning of a key{nearest_prefix(keys, strip) or f', such as {some}'}")
+
+
+class _WrappedWeights:
+    """The arrays of a file under one prefix, to be compared with formats.
+
+    Attributes:
+        is_wanted: whether the user does not ignore all of them.
+    """
+
+    def __init__(
+        self, stored: Mapping[str, StoredArray], prefix: str, separator: str, module: str, ignored: IgnoredKeys
+    ) -> None:
+        inside = {key: array for key, array in stored.items() if key.startswith(prefix)}
+        excused = {key for key in stored if ignored.matches(key, prefix)}
+        read = {key: array for key, array in stored.items() if key in inside or key not in excused}
+        self.is_wanted = not inside.keys() <= excused
+        self._arrays = {key.removeprefix(prefix): array for key, array in inside.items()}
+        self._excused = {key.removeprefix(prefix) for key in excused & inside.keys()}
+        self._ignored = ignored.by_pattern(stored, prefix)
+        self._others = classify_other_keys(read, prefix, separator)
+        self._classifier = find_classifier(self._others.unknown, prefix, separator)
+        self._stored, self._separator, self._module = stored, separator, module
+        self._wrapper = prefix.removesuffix(separator)
+        self._indexes: dict[Any, _KeyIndex] = {}
+
+    def match(self, format: Format, notes: Mapping[str, Any]) -> Match | None:
+        """Compare the arrays with one variant of a format; see `_match_format`."""
+        adopted = self._classifier_keys(format)
+        index = self._index(format, adopted)
+        outside = frozenset(adopted.values())
+        match = _match_format(format, index, self._others.keys - outside, notes)
+        if match is None:
+            return None
+        excused = {key for key, old in zip(index.arrays, [*self._arrays, *adopted], strict=True) if old in self._excused}
+        mismatches = [line for line in match.mismatches if line.removeprefix(_UNEXPECTED) not in excused]
+        mismatches += [f"{_IGNORED}{key}" for key in match.arrays if key in excused]
+        mismatches += [f"{_UNEXPECTED}{key}" for key in self._others.unknown if key not in outside]
+        # A classifier beside the weights shows a module around both.
+        module = self._module or (self._wrapper if adopted else "")
+        return replace(
+            match,
+            evidence=replace(match.evidence, module=module, classifier=self._classifier if adopted else ""),
+            mismatches=tuple(mismatches),
+            wrapper=self._wrapper,
+            alternatives=self._others.alternatives,
+            ignored=self._ignored,
+        )
+
+    def _index(self, format: Format, adopted: Mapping[str, str]) -> "_KeyIndex":
+        name = (tuple(format.aliases.items()), tuple(adopted))
+        if name not in self._indexes:
+            arrays = {**self._arrays, **{key: self._stored[outside] for key, outside in adopted.items()}}
+            self._indexes[name] = _KeyIndex(_replace_aliases(arrays, format.aliases))
+        return self._indexes[name]
+
+    def _classifier_keys(self, format: Format) -> dict[str, str]:
+        """Return the keys of a format's classifier -> the keys of the one beside the weights; {} if there is none."""
+        if not self._classifier:
+            return {}
+        table = format.table_layouts(format.variant)
+        layouts = [layout for name in ("head.weight", "head.bias") for layout in table.get(name, [])]
+        found: dict[str, str] = {}
+        for layout in layouts:
+            outside = f"{self._classifier}{self._separator}{layout.key.rpartition(self._separator)[2]}"
+            if outside in self._others.unknown and len(self._stored[outside].shape) == len(layout.dims):
+                found[layout.key] = outside
+        is_taken = any(layout.key in self._arrays for layout in layouts)
+        return {} if is_taken or len(set(found.values())) != len(found) else found
 
 
 def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
@@ -255,7 +378,7 @@ def _match_format(format: Format, index: _KeyIndex, other_keys: frozenset[str], 
     rest = [key for key in arrays if key not in known_keys]
     ignored_pattern = _union(tuple(format.ignored_keys_of_variant))
     ignored = {key: arrays[key] for key in rest if ignored_pattern.fullmatch(key)}
-    mismatches = [f"missing {key}" for key in missing] + [f"unexpected {key}" for key in rest if key not in ignored]
+    mismatches = [f"missing {key}" for key in missing] + [f"{_UNEXPECTED}{key}" for key in rest if key not in ignored]
     shapes = {
         name: [(line.layout, arrays[line.present[0]].shape) for line in found] for name, found in complete.items() if found
     }
@@ -408,11 +531,15 @@ def _no_format_message(
                 what = f"is of {kind} {config[kind]!r}, which" if kind else "describes a model that"
                 return f"its {file} {what} has other keys than {some}: give the {file} of these weights"
         which = f"format {name!r} has no such keys" if name else "no format has such keys"
+        for separator in dict.fromkeys(get(each).separator for each in ([name] if name else formats())):
+            if prefix := unknown_prefix(join_keys(arrays, separator), separator):
+                return f"{which}: {some}; --strip {prefix} reads the model that begins there"
         return f"{which}: {some or 'there are none'}; `python -m parity formats` lists the formats and where their keys are"
     best = min(matches, key=lambda match: (len(match.mismatches), -len(match.arrays)))
     shown = "; ".join(best.mismatches[:20]) + (
         f"; and {len(best.mismatches) - 20} more" if len(best.mismatches) > 20 else ""
     )
-    to_remove = any(line.startswith("unexpected ") for line in best.mismatches)
-    remedy = "Remove those keys or give the format with --from" if to_remove else "Fetch or save the weights again"
+    to_remove = any(line.startswith(_UNEXPECTED) for line in best.mismatches)
+    remove = "Remove those keys (with --ignore REGEX, if the model does not use them), or give the format with --from"
+    remedy = remove if to_remove else "Fetch or save the weights again"
     return f"these weights match no known format; the nearest is {best.format.name}, except for {shown}. {remedy}"

@@ -107,6 +107,8 @@ def convert(
     *,
     format: str | None = None,
     given: Fields | None = None,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
     force: bool = False,
     dtype: str | None = None,
     container: str | None = None,
@@ -119,6 +121,8 @@ def convert(
         to: the name of the target format.
         format: the format of the source; see `load`.
         given: config overrides of the source; see `load`.
+        strip: see `load`.
+        ignore: see `load`.
         force: see `write`.
         dtype: see `write`.
         container: see `write`.
@@ -127,7 +131,7 @@ def convert(
         InputError: for the reasons given in `load` and `write`.
     """
     get(to)  # report a misspelt name before any file is opened
-    checkpoint = load(source, format=format, given=given)
+    checkpoint = load(source, format=format, given=given, strip=strip, ignore=ignore)
     return write(checkpoint, target, to, force=force, dtype=dtype, container=container)
 
 

@@ -50,11 +50,13 @@ def diagnose(args: argparse.Namespace) -> int:
 
     overrides = parse_overrides(args.set)
     if args.logits:
-        checkpoint = diagnosis.load_checkpoint(args.source, args.logits, format=args.format, given=overrides)
+        checkpoint = diagnosis.load_checkpoint(
+            args.source, args.logits, format=args.format, given=overrides, strip=args.strip, ignore=args.ignore
+        )
     else:
         checkpoint = load_source(args)
     overrides |= {each.field: each.value for each in checkpoint.assumed if each.why == diagnosis.SIZE_OF_EXPECTED_IMAGES}
-    source = diagnosis.CommandLineSource(args.source, args.format, overrides)
+    source = diagnosis.CommandLineSource(args.source, args.format, overrides, args.strip, tuple(args.ignore))
     with _require_frameworks("diagnose runs the PyTorch twin"), spinner(quiet=args.json) as progress:
         if args.against:
             found = diagnosis.diagnose_against(
@@ -86,7 +88,8 @@ def golden(args: argparse.Namespace) -> int:
 def _record(args: argparse.Namespace) -> int:
     from parity.comparison import golden
 
-    model = golden.read_model(args.subject, format=args.format, given=parse_overrides(args.set))
+    given = parse_overrides(args.set)
+    model = golden.read_model(args.subject, format=args.format, given=given, strip=args.strip, ignore=args.ignore)
     with _require_frameworks("golden record runs both twins"), spinner(quiet=args.json) as progress:
         recorded = golden.record(model, args.file, seed=args.seed, force=args.force, progress=progress)
     size = Path(args.file).stat().st_size

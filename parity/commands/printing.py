@@ -20,8 +20,9 @@ from vit_spec.printable import printable
 
 
 def load_source(args: argparse.Namespace) -> Checkpoint:
-    """Open the checkpoint SRC with the options --from and --set."""
-    return load(args.source, format=args.format, given=parse_overrides(args.set))
+    """Open the checkpoint SRC with the options that say how it is read."""
+    given = parse_overrides(args.set)
+    return load(args.source, format=args.format, given=given, strip=args.strip, ignore=args.ignore)
 
 
 def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, Any]:

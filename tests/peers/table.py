@@ -9,11 +9,13 @@ The figures are stored in proofs.json beside this file, so that the page can be 
 import argparse
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from parity.checkpoints import containers
 from parity.checkpoints.formats import formats, get
+from parity.checkpoints.wrappers import WRAPPERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "formats.md"
 PROOFS = Path(__file__).with_name("proofs.json")
@@ -37,6 +39,7 @@ def formats_page(proofs: Proofs) -> str:
     container_rows = "\n".join(
         f"| `{name}` | {containers.get(name).description} | {_suffixes(name)} |" for name in containers.names()
     )
+    wrappers = textwrap.fill(", ".join(f"`{name}`" for name in WRAPPERS), 120)
     rows = "\n".join(_row(name, proofs.get(name)) for name in formats())
     return f"""# Formats
 
@@ -75,6 +78,25 @@ model = vit_torch.load("vit.pth", format="timm", given={{"norms.eps": 1e-5, "num
 
 A table of constants in a file (fixed sinusoids, rotary periods) must equal the table that this project computes. A
 table of lower precision than the weights is accepted and reported as an assumption; any other table is refused.
+
+## Wrappers
+
+A wrapper is a dictionary around the weights, or a word in front of every key. These are removed, also within each other,
+and the first that a file has is preferred:
+
+{wrappers}
+
+`--strip PREFIX` adds one. A wrapper that is not the dictionary of a training loop is a module around the model, and what
+its code does is an assumption. A key beside the weights is:
+
+- **Not read**: optimizer state, schedulers, counters (`n_averaged`, `epoch`), counts of torchmetrics (`train_acc.tp`,
+  `val.confmat`).
+- **Not read, and an assumption**: other weights; layers such as `predictor`, `decoder` and `scaler`; buffers of a loss or
+  a metric (`criterion.weight` in one dimension, `loss_fn.pos_weight`, `val_loss.mean_value`); a key that
+  `--ignore REGEX` matches and that is not a parameter.
+- **Read as the classifier, and an assumption**: one matrix, with or without a bias, named `head`, `classifier` or `fc`,
+  beside a module that has no classifier.
+- **An error**: any other.
 
 ## All formats
 

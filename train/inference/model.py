@@ -1,7 +1,7 @@
 """Inference: load a trained model from a run folder or any checkpoint, and apply it to images with either twin."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import parity
+from parity.__main__ import add_key_options
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.formats import Fields
 from parity.checkpoints.preprocessing import Preprocessing, center_crop
@@ -82,25 +83,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a run's folder (its best weights), a file or folder of weights, or hf://owner/name"
     parser.add_argument("weights", metavar="RUN_OR_FILE", help=text)
     parser.add_argument("--from", dest="format", metavar="FORMAT", help="format of RUN_OR_FILE; by default it is detected")
-    text = "set a config field that RUN_OR_FILE does not have, e.g. num_heads=4; can be repeated"
+    text = "set config fields that RUN_OR_FILE does not have, e.g. num_heads=4 norms.eps=1e-5; can be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
+    add_key_options(parser, "RUN_OR_FILE")
     parser.add_argument("--twin", choices=TWINS, help="the framework; by default the one that is installed, jax first")
     parser.add_argument("--json", action="store_true", help="print a JSON object per line")
 
 
 def load_from_arguments(args: argparse.Namespace) -> TrainedModel:
     """Load the model that a command line names; see `add_arguments`."""
-    return load_trained_model(args.weights, args.format, parse_overrides(args.set))
+    given = parse_overrides(args.set)
+    return load_trained_model(args.weights, args.format, given, strip=args.strip, ignore=args.ignore)
 
 
-def load_trained_model(place: str, format: str | None = None, given: Fields | None = None) -> TrainedModel:
+def load_trained_model(
+    place: str,
+    format: str | None = None,
+    given: Fields | None = None,
+    *,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
+) -> TrainedModel:
     """Load a run folder's best weights, or anything else that `parity.load` reads.
 
     A file in a run folder gets the metadata of the run too; RUN/weights.safetensors has its newest weights.  If the run has
     no best weights, these are loaded.
 
     place: a path, or a name on the hub.
-    format, given: as for `parity.load`.
+    format, given, strip, ignore: as for `parity.load`.
 
     Raises:
         InputError: there is nothing to load, the format is unknown, or the run's config lacks a field.
@@ -111,7 +121,7 @@ def load_trained_model(place: str, format: str | None = None, given: Fields | No
     if run_config is not None and run == path and not (path / WEIGHTS_FILE).exists():
         raise InputError(f"{path} is a run without weights yet: it saves them with its first evaluation")
     name, newest_note = best_weights(place)
-    checkpoint = parity.load(name, format=format, given=given)
+    checkpoint = parity.load(name, format=format, given=given, strip=strip, ignore=ignore)
     outputs, task = checkpoint.config.num_classes, checkpoint.task
     numbers = ("value",) if (outputs, task) == (1, "values") else tuple(map(str, range(outputs)))
     preprocessing = checkpoint.preprocessing or center_crop(checkpoint.config.image_size)

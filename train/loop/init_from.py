@@ -32,7 +32,10 @@ def load_initial_weights(recipe: Recipe, *, num_outputs: int, in_channels: int) 
     try:
         checkpoint = parity.load(path, given=parse_overrides(recipe.init_set))
     except InputError as error:
-        raise type(error)(str(error).replace("--set ", "--init-set ")) from None  # the trainer's name of that flag
+        message = str(error).replace("--set ", "--init-set ")  # the trainer's name of that flag
+        message = message.replace("(with --ignore REGEX,", "(by `python -m parity convert --ignore REGEX`,")
+        message = message.replace("; --strip ", "; `python -m parity convert` with --strip ")
+        raise type(error)(message) from None
     notes = [
         f"initial weights are from {name}",
         *filter(None, [newest_note]),

@@ -11,7 +11,7 @@ from typing import Any
 
 from parity.checkpoints.containers import dcp, folders, msgpack, npz, orbax, pth, safetensors, shards
 from parity.checkpoints.containers.budget import Budget, max_array_bytes
-from parity.checkpoints.containers.container import ArraySpec, Container, Contents, StoredArray, Writer
+from parity.checkpoints.containers.container import ArraySpec, Container, Contents, StoredArray, Writer, refuse_lfs_pointer
 from vit_spec import InputError, bounded_json, nearest
 
 __all__ = [
@@ -163,6 +163,7 @@ def _detect_and_open(path: Path, budget: Budget) -> Contents:
     else:
         with path.open("rb") as file:
             head = file.read(4096)
+        refuse_lfs_pointer(path, head)
     if path.suffix == _EQUINOX_SUFFIX or (path / f"weights{_EQUINOX_SUFFIX}").is_file():
         raise InputError(f"{path} has arrays without names, as Equinox writes them: {_EQUINOX_REMEDY}")
     if path.suffix == _KERAS_SUFFIX or (path / _KERAS_PRESET_FILE).is_file():

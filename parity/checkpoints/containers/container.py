@@ -25,6 +25,15 @@ from vit_spec import InputError
 KeyPath = tuple[str, ...]  # the keys that lead to an array in nested dictionaries; one key in a flat container
 
 
+LFS_START = b"version https://git-lfs.github.com/spec/v1"
+
+
+def refuse_lfs_pointer(path: Path, head: bytes) -> None:
+    """Raise InputError if a file, which begins with `head`, is the small text file that Git LFS has in its place."""
+    if head.startswith(LFS_START):
+        raise InputError(f"{path} is a pointer of Git LFS, without the weights: fetch them with `git lfs pull`")
+
+
 class StoredArray(ABC):
     """An array in a file: shape and dtype are known, and its data are read on demand."""
 
@@ -97,6 +106,7 @@ class File:
             raise InputError(f"{path} is not a regular file: give the path of a checkpoint")
         self.size, self._modified = status.st_size, status.st_mtime_ns
         finalize(self, os.close, self._descriptor)  # not __del__: at interpreter exit, os.close may already be gone
+        refuse_lfs_pointer(path, self.read(0, len(LFS_START)))
 
     def read_into(self, out: Array, offset: int) -> None:
         """Fill an array with the bytes at `offset`.

@@ -23,6 +23,12 @@ from parity.checkpoints.containers.container import KeyPath, StoredArray
 from vit_spec import InputError
 
 MAX_PICKLE_BYTES = 1 << 24  # the pickles of the largest published ViTs, with optimizer, are 20 times smaller
+_QUANTIZED = {  # functions that make quantized weights
+    "torch._tensor._rebuild_from_type_v2": " (for a subclass of Tensor, such as weights that torchao quantized)",
+    "torch._utils._rebuild_qtensor": " (for weights that torch.ao quantized)",
+    "torch.qint8": " (for weights that torch.ao quantized)",
+    "torch.quint8": " (for weights that torch.ao quantized)",
+}
 _MAX_ENTRIES, _MAX_DEPTH = 1 << 18, 64  # of a tree: through the memo, a small pickle can describe an endless tree
 _MAX_OPEN_MARKS = 1 << 10  # at the same time: a mark takes ten times the memory of other instructions
 _CALL_COST = 8  # objects charged to the budget
@@ -227,7 +233,7 @@ class _Unpickler(_PythonUnpickler):  # type: ignore[misc]
             return self.allowed[full_name]
         if module.startswith("__torch__"):  # a module of a TorchScript archive: its code is not loaded
             return Global(full_name, is_class=True)
-        raise self.refusal(f"to call {full_name}")
+        raise self.refusal(f"to call {full_name}{_QUANTIZED.get(full_name, '')}")
 
     def persistent_load(self, pid: Any) -> Any:
         if self.load_storage is None:

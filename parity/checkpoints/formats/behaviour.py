@@ -36,6 +36,8 @@ def behaviour_of_module(evidence: Evidence, module: str) -> Mapping[str, str]:
     module: the path of the model in the other module, such as "backbone".
     """
     around = f"none: the module that contains {module!r} returns its output unchanged"
+    if evidence.classifier:
+        around = f"none but the classifier {evidence.classifier!r}, which the output of {module!r} goes into unchanged"
     return {**common_behaviour(evidence), "code around the model": around}
 
 

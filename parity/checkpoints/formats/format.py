@@ -34,6 +34,8 @@ class Evidence:
             values in a flattened patch.
         variant: the variant of the format that the keys belong to.
         module: the path of the model in a module that contains it, such as "backbone"; "" if the keys show no such module.
+        classifier: the path of the layer beside the model that is read as its classifier, such as "head"; "" if there is
+            none.
     """
 
     notes: Fields
@@ -43,6 +45,7 @@ class Evidence:
     sizes: Mapping[str, int]
     variant: str = ""
     module: str = ""
+    classifier: str = ""
 
 
 # Field -> the command-line flags that change it.  An error message names them if a format requires another value.

@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,13 @@ def _check_size(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def load_checkpoint(
-    source: StrPath, path: str | Path, *, format: str | None = None, given: Fields | None = None
+    source: StrPath,
+    path: str | Path,
+    *,
+    format: str | None = None,
+    given: Fields | None = None,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
 ) -> Checkpoint:
     """Load the checkpoint whose expected outputs are in the file `path`, as `parity.load` does.
 
@@ -137,16 +144,17 @@ def load_checkpoint(
     Raises:
         InputError: as `parity.load`.
     """
+    read = partial(reading.load, source, format=format, strip=strip, ignore=ignore)
     given, sizes = dict(given or {}), _candidate_image_sizes(path)
     checkpoint, first_error = None, None
     try:
-        checkpoint = reading.load(source, format=format, given=given)
+        checkpoint = read(given=given)
     except InputError as error:
         first_error = error
     is_size_known = checkpoint is not None and all(each.field != "image_size" for each in checkpoint.assumed)
     for size in () if is_size_known or "image_size" in given else sizes:
         try:
-            resized = reading.load(source, format=format, given={**given, "image_size": size})
+            resized = read(given={**given, "image_size": size})
         except InputError:
             continue  # the images have another size than the model; its positions are resampled
         if checkpoint is None or checkpoint.config.image_size != size:

@@ -22,11 +22,15 @@ class CommandLineSource:
     name: a path, or hf://owner/name.
     format: the value of --from, if it was given.
     given: the fields that --set gave.
+    strip: the value of --strip, if it was given.
+    ignore: the values of --ignore.
     """
 
     name: str = "FILE"
     format: str | None = None
     given: Fields | None = None
+    strip: str | None = None
+    ignore: tuple[str, ...] = ()
 
 
 def remedy(causes: Iterable[Hypothesis], checkpoint: Checkpoint, source: CommandLineSource) -> str:
@@ -59,6 +63,8 @@ def _convert_command(fields: Fields, causes: Iterable[str], source: CommandLineS
     """Return the command that writes the checkpoint with other fields of the config and with causes repaired."""
     words = ["python", "-m", "parity", "convert", source.name, FIXED_FILE, "--to", "torch"]
     words += ["--from", source.format] if source.format else []
+    words += ["--strip", source.strip] if source.strip else []
+    words += [word for pattern in source.ignore for word in ("--ignore", pattern)]
     for name, value in {**(source.given or {}), **fields}.items():
         words += ["--set", f"{name}={_flag_value(name, value)}"]
     for name in causes:

@@ -1,6 +1,7 @@
 """The inputs of a golden file: weights, which are given or drawn from the seed, and images and targets from the seed."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +18,21 @@ from vit_spec import InputError, ViTConfig, bounded_json, nearest, rows
 from vit_spec.config import FIELDS
 
 
-def read_model(text: str, *, format: str | None = None, given: Fields | None = None) -> ViTConfig | Checkpoint:
+def read_model(
+    text: str,
+    *,
+    format: str | None = None,
+    given: Fields | None = None,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
+) -> ViTConfig | Checkpoint:
     """Return the config of a named model or of a JSON file, or else a checkpoint.
 
     `record` draws the weights of a config from the seed.
 
     Args:
         text: the name of a model, or the path of a JSON config or of a checkpoint.
-        format, given: as in `parity.load`.
+        format, given, strip, ignore: as in `parity.load`.
 
     Raises:
         InputError: `text` is neither a name nor a file, or the file is neither a config nor a checkpoint.
@@ -41,7 +49,7 @@ def read_model(text: str, *, format: str | None = None, given: Fields | None = N
         raise InputError(
             f"{text!r} is neither a named model nor a file{nearest(text, vit_spec.names()) or ': `models` lists the names'}"
         )
-    return load(text, format=format, given=given)
+    return load(text, format=format, given=given, strip=strip, ignore=ignore)
 
 
 @dataclass(frozen=True)

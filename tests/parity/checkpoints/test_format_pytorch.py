@@ -98,7 +98,7 @@ def test_blocks_in_chunks_are_read_as_blocks(tmp_path: Path) -> None:
 def test_an_unknown_key_of_a_bare_image_tower_is_not_mistaken_for_the_text_tower(tmp_path: Path, part: str) -> None:
     key = f"transformer.resblocks.0.{part}"
     path = save_pth(tmp_path, {**random_arrays(small("clip_b32"), "openai-clip:tower"), key: np.ones(3, np.float32)})
-    with pytest.raises(InputError, match=f"unexpected {key}"):
+    with pytest.raises(InputError, match=f"unexpected {key}|{key} belongs to an adapter"):
         parity.load(path, given={"num_heads": 2})
 
 

@@ -214,6 +214,31 @@ def test_an_unknown_number_of_heads_has_to_be_given(tmp_path, state):
         parity.load(path, given={"num_heads": 5})
 
 
+def test_heads_that_are_not_as_wide_as_the_model_together_are_not_those_of_a_published_model(tmp_path):
+    """ViT-S has 6 heads of 64; a model of its width and depth with 8 heads of 64 is no ViT-S."""
+    config = vit_spec.get("vit_s16", num_classes=3, image_size=32, num_heads=8, attention={"head_dim": 64})
+    np.savez(tmp_path / "a.npz", **zeros(config))
+    checkpoint = parity.load(tmp_path / "a.npz")
+    assert (checkpoint.config.num_heads, checkpoint.config.head_dim) == (8, 64)
+    assert [each.why for each in checkpoint.assumed if each.field == "num_heads"] == [
+        "as in most models, whose heads are 64 wide"
+    ]
+    np.savez(tmp_path / "b.npz", **zeros(config.replace(num_heads=5, attention={"head_dim": 40})))
+    with pytest.raises(InputError, match="the tensors do not show the number of heads: give it with --set num_heads=N"):
+        parity.load(tmp_path / "b.npz")
+
+
+def test_heads_that_rotary_positions_cannot_have_are_asked_for(tmp_path):
+    config = vit_spec.get("article_xray_rope", width=48, num_heads=3, depth=2, mlp_dim=64)
+    format = get("article_xray_rope")
+    arrays = dict(converted_arrays(Checkpoint(config, "torch", zeros(config)), "article_xray_rope"))
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(InputError, match=r"8 heads of width 6 have no rotary positions, .*: give --set num_heads=N"):
+        parity.load(tmp_path / "a.npz")
+    assert format.assumed["num_heads"] == 8
+    assert parity.load(tmp_path / "a.npz", given={"num_heads": 3}).config.num_heads == 3
+
+
 def zeros(config):
     return {
         key: np.zeros(layout.shape(config.sizes), np.float32)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -309,3 +310,64 @@ def test_json_can_be_given_before_or_after_a_golden_action(capsys):
     golden = ROOT / "tests" / "goldens" / "versions" / "vit_s16.npz"
     ahead, after = run(capsys, "golden", "--json", "table", golden), run(capsys, "golden", "table", golden, "--json")
     assert ahead == after and json.loads(ahead[1])[str(golden)]
+
+
+# Several overrides after one --set ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--set", "num_heads=2", "norms.eps=1e-5", "SRC"],
+        ["--set", "num_heads=2", "--set", "norms.eps=1e-5", "SRC"],
+        ["SRC", "--set", "num_heads=2", "norms.eps=1e-5"],
+        ["--set=num_heads=2", "eps=1e-5", "SRC", "--no-values"],
+        ["--set", "num_heads=2", "norms.eps=1e-5", "--json", "SRC"],
+        ["--set", "num_heads=2", "SRC", "--set", "norms.eps=1e-5"],
+        ["--set", "num_heads=2", "norms.eps=1e-5", "--", "SRC"],
+    ],
+)
+def test_one_option_sets_several_fields(saved, capsys, words):
+    path = write_without_config(saved)
+    given = ["inspect", *(path if word == "SRC" else word for word in words), "--set", "image_size=4x6"]
+    if "--" in words:
+        given = ["inspect", "--set", "image_size=4x6", *given[1:-2]]
+    code, out, err = run(capsys, *given, *([] if "--json" in words or "--" in words else ["--json"]))
+    assert code == 0, err
+    if "--" not in words:
+        config = json.loads(out)["config"]
+        assert (config["num_heads"], config["norms"]["eps"]) == (2, 1e-5)
+    assert "num_heads=" not in out.partition("config")[0]
+
+
+@pytest.mark.parametrize("name", ["depth=12", "depth=12.npz", "run/depth=12", "lr=0.1.npz"])
+def test_a_path_with_an_equals_sign_after_an_override_is_a_path(saved, tmp_path, capsys, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / name
+    source.parent.mkdir(exist_ok=True)
+    source.write_bytes(Path(write_without_config(saved)).read_bytes())
+    code, out, err = run(capsys, "inspect", "--set", "image_size=4x6", "num_heads=2", name, "--no-values", "--json")
+    assert code == 0, err
+    assert json.loads(out)["config"]["num_heads"] == 2
+
+
+def test_a_target_with_an_equals_sign_after_an_override_is_a_path(saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write_without_config(saved)
+    given = ["convert", path, "--to", "jax", "--set", "image_size=4x6", "num_heads=2"]
+    assert run(capsys, *given, "depth=12.npz")[0] == 0 and (tmp_path / "depth=12.npz").is_file()
+    code, _, err = run(capsys, *given, "run=12")  # without a suffix and a slash, it is an override
+    assert code == 2 and err.count("\n") == 1 and "the following arguments are required: DST" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--set", "num_heads=2", "nrom_eps=1e-5"], "--set nrom_eps is not a field of the config; did you mean"),
+        (["--set", "num_heads=2", "norms.eps="], "--set 'norms.eps=' sets nothing"),
+        (["--set"], "expected one argument"),
+    ],
+)
+def test_an_invalid_override_after_another_is_named(saved, capsys, words, what):
+    code, _, err = run(capsys, "inspect", write_without_config(saved), *words)
+    assert code == 2 and what in err and err.count("\n") == 1

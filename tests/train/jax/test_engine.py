@@ -357,6 +357,28 @@ def test_a_field_that_cannot_be_inferred_is_asked_for_with_init_set(checkpoint_p
         load_initial_weights(Recipe(init=str(bare)), num_outputs=5, in_channels=3)
 
 
+@pytest.mark.parametrize(
+    ("prefix", "more", "what"),
+    [
+        ("nets.", {}, "`python -m parity convert` with --strip nets. reads the model"),
+        (
+            "",
+            {"aux": np.ones(3, np.float32)},
+            "(by `python -m parity convert --ignore REGEX`, if the model",
+        ),
+    ],
+)
+def test_keys_that_only_a_conversion_reads_are_refused_with_its_option(
+    checkpoint_path: Path, prefix: str, more: dict[str, np.ndarray], what: str
+) -> None:
+    bare = checkpoint_path.with_name("bare.safetensors")
+    parity.convert(checkpoint_path, bare, "torch")
+    save_file({f"{prefix}{key}": array for key, array in load_file(bare).items()} | more, bare)
+    with pytest.raises(InputError) as caught:
+        load_initial_weights(Recipe(init=str(bare)), num_outputs=5, in_channels=3)
+    assert what in str(caught.value)
+
+
 def test_changes_of_the_structure_of_initial_weights_are_refused(checkpoint_path: Path) -> None:
     recipe = Recipe(init=str(checkpoint_path), model=replace(Recipe().model, changes=("depth=2",)))
     with pytest.raises(InputError, match=r"--model\.changes changes parameters that --init loads"):

@@ -1,0 +1,101 @@
+"""The keys of a file that the user ignores: --ignore REGEX.
+
+The user gives the regular expressions and the file gives the keys, so a match can take time exponential in the length of a
+key.  Python cannot interrupt it: another process, whose time is limited, does the matching.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vit_spec import InputError
+
+_CHILD = Path(__file__).with_name("ignored_keys_child.py")
+_MAX_SECONDS = 10  # a million keys take about one
+_MAX_PATTERNS = 1000
+
+
+class IgnoredKeys:
+    """The keys of a file that match regular expressions, with or without the wrappers in front of them."""
+
+    def __init__(
+        self, patterns: Sequence[str], keys: Mapping[str, Iterable[str]], prefixes: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Match the keys with the expressions.
+
+        Args:
+            patterns: the regular expressions.
+            keys: separator -> the keys of the file, joined with it.
+            prefixes: separator -> the prefixes of weights in the file.
+
+        Raises:
+            InputError: see `matched_keys`.
+        """
+        pairs = ((key, prefix) for separator in keys for prefix in ("", *prefixes[separator]) for key in keys[separator])
+        self._matched = matched_keys(patterns, (key.removeprefix(prefix) for key, prefix in pairs)) if patterns else {}
+
+    def matches(self, key: str, prefix: str) -> bool:
+        """Return whether a key is ignored, in weights with this prefix."""
+        return any(key in found or key.removeprefix(prefix) in found for found in self._matched.values())
+
+    def by_pattern(self, keys: Iterable[str], prefix: str) -> dict[str, tuple[str, ...]]:
+        """Return the keys that each expression ignores, in weights with this prefix."""
+        keys = list(keys) if self._matched else []
+        groups = {
+            pattern: tuple(key for key in keys if key in found or key.removeprefix(prefix) in found)
+            for pattern, found in self._matched.items()
+        }
+        return {pattern: group for pattern, group in groups.items() if group}
+
+
+def matched_keys(patterns: Sequence[str], keys: Iterable[str]) -> Mapping[str, frozenset[str]]:
+    """Return the keys that each regular expression matches as a whole.
+
+    Raises:
+        InputError: an expression is invalid, matches no key, or takes too long.
+    """
+    if len(patterns) > _MAX_PATTERNS:
+        raise InputError(f"--ignore has {len(patterns)} regular expressions, more than {_MAX_PATTERNS}: join them with |")
+    names, found = list(dict.fromkeys(keys)), {}
+    for pattern in dict.fromkeys(patterns):
+        answer = _match(pattern, names)
+        if answer.error:
+            raise InputError(f"--ignore '{pattern}' is not a regular expression ({answer.error}): correct it")
+        if not answer.matches:
+            example = f", and of {names[answer.part]} only a part: match a whole key" if answer.part is not None else ""
+            raise InputError(f"--ignore '{pattern}' matches no key{example or ': leave it out, or correct it'}")
+        found[pattern] = frozenset(names[n] for n in answer.matches)
+    return found
+
+
+class _Answer(NamedTuple):
+    """The answer of the child process.
+
+    Attributes:
+        error: why the expression is invalid, or "".
+        matches: the indices of the keys that match as a whole.
+        part: if there are none, the index of a key of which a part matches, or None.
+    """
+
+    error: str
+    matches: list[int]
+    part: int | None
+
+
+def _match(pattern: str, names: list[str]) -> _Answer:
+    """Match all keys with one expression in the child process."""
+    request = json.dumps({"pattern": pattern, "keys": names}).encode()
+    command = [sys.executable, "-I", "-S", str(_CHILD)]
+    try:
+        child = subprocess.run(command, input=request, capture_output=True, check=False, timeout=_MAX_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"--ignore '{pattern}' takes more than {_MAX_SECONDS} s for the keys of this file: write it without repeated "
+            f"repetition, such as (a*)*"
+        ) from None
+    if child.returncode:
+        raise InputError(f"--ignore '{pattern}' takes too much memory, or nests too deeply: write a simpler expression")
+    return _Answer(**json.loads(child.stdout))
