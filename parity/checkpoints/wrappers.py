@@ -146,7 +146,27 @@ def find_prefixes(keys: Mapping[str, Any], separator: str, strip: str | None = N
             break
     projections = _patch_projection_keys(separator)
     ordered = sorted(found, key=lambda prefix: found[prefix])
-    return [prefix for prefix in ordered if any(prefix + key in keys for key in projections)][:_MAX_PREFIXES]
+    fitting = [prefix for prefix in ordered if any(prefix + key in keys for key in projections)]
+    if not fitting and (aliases := _projection_aliases(separator)):
+        fitting = [prefix for prefix in ordered if any(aliases.match(key, len(prefix)) for key in _below(keys, prefix))]
+    return fitting[:_MAX_PREFIXES]
+
+
+def _below(keys: Iterable[str], prefix: str) -> Iterator[str]:
+    return (key for key in keys if key.startswith(prefix))
+
+
+@cache
+def _projection_aliases(separator: str) -> re.Pattern[str] | None:
+    """Return a pattern of the keys that formats read as that of the patch projection under another name; None if none."""
+    found = [
+        f"(?:{alias}){re.escape(key.removeprefix(replacement))}$"
+        for name in formats()
+        for alias, replacement in get(name).aliases.items()
+        for key in _patch_projection_keys(separator)
+        if get(name).separator == separator and key.startswith(replacement)
+    ]
+    return re.compile("|".join(dict.fromkeys(found))) if found else None
 
 
 def is_prefix(keys: Iterable[str], separator: str, strip: str) -> bool:

@@ -1,4 +1,6 @@
-"""Print the table "Against other implementations" of docs/measurements/parity.md: what each golden file proves, and how well.
+"""Print the table "Against other implementations" of docs/measurements/parity.md: what each golden file proves.
+
+The last column says how well.
 
     python -m tests.goldens.table
 

@@ -40,6 +40,7 @@ from parity.checkpoints.formats import (
     scenic,
     timm,
     torch,
+    torch_encoder,
     torchvision,
     tutorial,
 )
@@ -50,7 +51,7 @@ __all__ = ["Evidence", "Fields", "Format", "formats", "get"]
 
 _TWINS = (torch, jax)
 _HUGGING_FACE = (hf_vit, hf_deit, hf_dinov2, hf_dinov2_reg, hf_dinov3, hf_siglip, hf_clip, hf_vit_mae)
-_PYTORCH = (deit, dino, dinov2, dinov3, mae, openai_clip, torchvision, lucidrains, tutorial)
+_PYTORCH = (deit, dino, dinov2, dinov3, mae, openai_clip, torchvision, lucidrains, tutorial, torch_encoder)
 _FLAX = (big_vision, google, scenic, big_vision_old, hf_flax, hf_flax_dinov2, hf_flax_clip)
 _JAX_LIBRARIES = (bonsai_vit, bonsai_dinov3, equimo, keras_hub)
 _ARTICLES = (article_xray_rope, article_multihead, article_sincos, article_rectangular, article_dino)
