@@ -9,12 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
 
-from torch import nn  # noqa: E402
+from torch import nn
 
-import parity  # noqa: E402
-from parity.comparison.tolerances import FLOAT64_TOLERANCE  # noqa: E402
-from tests.peers.proof import jax_logits, prove, relrms, torch_logits  # noqa: E402
-from vit_spec import InputError  # noqa: E402
+import parity
+from parity.comparison.tolerances import FLOAT64_TOLERANCE
+from tests.peers.proof import jax_logits, prove, relrms, torch_logits
+from vit_spec import InputError
 
 
 class Encoder(nn.Module):
