@@ -98,4 +98,4 @@ def test_a_difference_that_no_assumption_explains_is_found(tmp_path: Path, bare:
 def test_a_difference_in_an_assumed_field_is_explained(tmp_path: Path) -> None:
     peer = of_timm.peer("vit_tiny_patch16_224", act_layer="mish")
     outcome = check_reading(peer, of_timm.save_state_dict(peer, tmp_path / "model.pth"), bare=True)
-    assert (outcome.verdict, outcome.details) == (ASSUMED, "mlp.activation='gelu' for Mish")
+    assert (outcome.verdict, outcome.details) == (ASSUMED, "mlp.activation='gelu' for 'mish'")

@@ -118,7 +118,8 @@ _POOLS = {"token": "token", "avg": "mean", "map": "attention", "": "none"}
 
 
 def _attention(model: nn.Module) -> nn.Module:
-    return _encoder(model).blocks[0].attn
+    block = _encoder(model).blocks[0]
+    return getattr(block, "attn", block)  # parallel blocks compute attention themselves
 
 
 _NORM_CLASSES = {"layer": nn.LayerNorm, "rms": RmsNorm}
@@ -235,6 +236,8 @@ _ROTARY = {RotaryEmbeddingDinoV3: "dinov3", RotaryEmbeddingMixed: "mixed"}
 
 def _rotary(model: nn.Module) -> Any:
     rope = getattr(_encoder(model), "rope", None)
+    if isinstance(_encoder(model), Qwen3VitEncoder):
+        return NotInConfig(type(rope).__name__)  # of halves
     if isinstance(rope, RotaryEmbeddingCat):
         return "eva" if rope.grid_indexing == "ij" else "rope_vit"
     return "none" if rope is None else _ROTARY.get(type(rope), NotInConfig(type(rope).__name__))
