@@ -1,0 +1,222 @@
+"""Derive the table of a class of the user from the class and a checkpoint of it: `python -m parity convert --like`."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from parity.checkpoints.config_inference import Assumption
+from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.formats import Fields
+from parity.checkpoints.reading import StrPath
+from parity.checkpoints.weights import Checkpoint, validate
+from parity.comparison.own_model.candidate import Candidate
+from parity.comparison.own_model.construct import Built, build, working_directory_on_path
+from parity.comparison.own_model.images import image_shapes
+from parity.comparison.own_model.model import Array, ImageShape, OwnModel, Trace, as_float64
+from parity.comparison.own_model.options import Options
+from parity.comparison.own_model.proof import Proof, prove, random_weights
+from parity.comparison.own_model.search import Failure, Search
+from parity.comparison.own_model.structures import find_candidates
+from parity.comparison.own_model.table import table_text
+from parity.comparison.own_model.twin import Twin
+from parity.comparison.own_model.weights import OtherShapes, OwnWeights, changed_constants, open_arrays, read_weights
+from vit_spec import InputError, ViTConfig
+from vit_spec.config import coerce_field
+
+_SEED = 0
+_REMEDY = (
+    "state what is known with --set FIELD=VALUE, or write a table by hand, as `python -m parity formats` shows the tables "
+    "of known formats"
+)
+
+
+@dataclass(frozen=True)
+class DerivedTable:
+    """The table of a class of the user, with its proof.
+
+    Attributes:
+        text: the content of the format file.
+        config: the config of the model.
+        proof: the measured differences.
+        checkpoint: the weights, in the format of the twin of the class's framework, bit for bit.
+    """
+
+    text: str
+    config: ViTConfig
+    proof: Proof
+    checkpoint: Checkpoint = field(repr=False)
+
+
+def derive_table(
+    like: Any,
+    source: StrPath,
+    *,
+    given: Fields | None = None,
+    strip: str | None = None,
+    ignore: Sequence[str] = (),
+) -> DerivedTable:
+    """Find which parameter of a PyTorch or Flax class is which of ours, and the config; prove it; return it as a table.
+
+    The class and its forward pass are executed.  Both models run in float64 on CPU, the class in its inference mode:
+    outputs and the gradients of all parameters must agree to 1e-12, with the weights of the checkpoint and with random ones.
+
+    Args:
+        like: "package.module:Class", with arguments if it needs some: "my_models.vit:ViT(image_size=32, depth=6)"; the
+            arguments are literals.  A function that returns a model, or a model, can be given too.
+        source: a checkpoint that the class wrote.
+        given: config fields that are known, by dotted name, such as {"norms.eps": 1e-5}; no other value is tried.
+        strip: the beginning of the keys of the model, if it is not a known wrapper; see `parity.load`.
+        ignore: regular expressions for whole keys that the model does not use; see `parity.load`.
+
+    Raises:
+        InputError: the class cannot be imported or called, the checkpoint does not fit it, or no config and layouts were
+            found with which the models agree.  The message says where they part.
+    """
+    fields = {name: coerce_field(name, value) for name, value in (given or {}).items()}
+    with working_directory_on_path():
+        built = build(like)
+        model = _make_model(built)
+        stored = open_arrays(source, model.separator)
+        try:
+            return _derive(model, stored, fields, strip, ignore)
+        except InputError as error:
+            raise InputError(f"--like {built.name}: {error}") from None
+
+
+def _make_model(built: Built) -> OwnModel:
+    if built.framework == "torch":
+        from parity.comparison.own_model.torch_model import TorchModel
+
+        return TorchModel(built)
+    from parity.comparison.own_model.flax_model import LinenModel, NnxModel
+
+    return (LinenModel if built.framework == "linen" else NnxModel)(built)
+
+
+def _derive(
+    model: OwnModel, stored: Mapping[str, StoredArray], given: Fields, strip: str | None, ignore: Sequence[str]
+) -> DerivedTable:
+    reasons: list[str] = []
+    errors: list[InputError] = []
+    shapes = {key: array.shape for key, array in (model.weights or stored).items()}
+    channels_last = model.twin == "jax"
+    settings = list(model.settings)
+    for images in image_shapes(settings, shapes, given, channels_last):
+        if reason := model.fit(images):
+            reasons.append(f"images of {images.height}x{images.width}x{images.channels}: {reason}")
+            continue
+        try:
+            weights = read_weights(stored, model, strip, ignore)
+            return _derive_for(model, weights, images, given)
+        except (OtherShapes, _NoStructure) as error:  # perhaps another size of images
+            errors.append(error)
+            if len(errors) > 3:
+                break
+    if errors:
+        raise errors[0]
+    raise InputError(
+        f"its forward pass takes no batch of images alone: {reasons[0]}; make a function that returns a module which does, or "
+        "give --set image_size=HxW --set in_channels=N"
+    )
+
+
+class _NoStructure(InputError):
+    """The parameters have no roles in a ViT for this size of images."""
+
+
+def _derive_for(model: OwnModel, weights: OwnWeights, images: ImageShape, given: Fields) -> DerivedTable:
+    rng = np.random.default_rng(_SEED)
+    pixels = rng.standard_normal((2, images.height, images.width, images.channels))
+    original = dict(model.weights), dict(model.constants)
+    failures: list[Failure | InputError] = []
+    for promoted in _promotions(model, weights, pixels, given):
+        model.weights = {**original[0], **{key: as_float64(original[1][key]) for key in promoted}}
+        model.constants = {key: value for key, value in original[1].items() if key not in promoted}
+        if changed := changed_constants(model, weights.arrays):
+            failures.append(
+                InputError(
+                    f"{changed[0]} of the checkpoint is not a parameter, and its values are not those of a newly built "
+                    "model: ViTConfig has no such state, such as the statistics of a batch norm"
+                )
+            )
+            continue
+        trial = random_weights(model.weights, _SEED + 1)
+        first, second = model.run(trial, pixels), model.run(trial, pixels)
+        if not np.array_equal(first, second):
+            raise InputError(
+                "two forward passes with the same weights and images return different outputs: let dropout depend on the "
+                "training mode, and switch it off for inference"
+            )
+        trace = model.trace(trial, pixels)
+        if unused := [key for key in model.weights if key not in trace.order]:
+            raise InputError(f"its forward pass does not use {unused[0]}, which ViTConfig cannot express")
+        try:
+            found = _search(model, images, pixels, trace, given, trial, first.shape)
+        except InputError as error:
+            failures.append(error)
+            continue
+        if isinstance(found, Failure):
+            failures.append(found)
+            continue
+        return _finish(model, weights, found, pixels, given)
+    further = [each for each in failures if isinstance(each, Failure)]
+    if further:
+        worst = max(further, key=lambda each: (each.stage, -each.difference))
+        raise InputError(f"no config of ViTConfig computes the same function: {worst}; {_REMEDY}")
+    raise _NoStructure(str(failures[0]))
+
+
+def _promotions(model: OwnModel, weights: OwnWeights, images: Array, given: Fields) -> Iterator[tuple[str, ...]]:
+    """Yield the constants to read as parameters: tables that the forward pass uses, such as stored positions; then none."""
+    tables = [
+        key
+        for key, value in model.constants.items()
+        if key in weights.arrays and value.dtype.kind == "f" and sum(length > 1 for length in value.shape) >= 2
+    ]
+    if tables and given.get("positions.kind") != "fixed" and model.twin == "torch":
+        order = model.trace({key: as_float64(model.constants[key]) for key in tables}, images).order
+        if used := tuple(key for key in tables if key in order):
+            yield used
+    yield ()
+
+
+def _search(
+    model: OwnModel,
+    images: ImageShape,
+    pixels: Array,
+    trace: Trace,
+    given: Fields,
+    trial: dict[str, Array],
+    output: tuple[int, ...],
+) -> Candidate | Failure:
+    shapes = {key: array.shape for key, array in model.weights.items()}
+    options = Options(model.settings, trace, dict(given))
+    search = Search(model, options, trial, pixels)
+    candidates = find_candidates(shapes, trace.order, images, output)
+    return search.find(each.with_fields(output_axes=len(output)) for each in candidates)
+
+
+def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Array, given: Fields) -> DerivedTable:
+    """Prove a candidate, and return its table and the checkpoint."""
+    arrays = {key: weights.arrays[key] for key in model.weights}
+    own = {key: as_float64(array) for key, array in arrays.items()}
+    proof = prove(model, found, own, pixels, _SEED + 2)
+    ignored = {
+        re.sub(r"(?<!\\)\d+", r"\\d+", re.escape(key)): f"a constant that {model.name} makes itself"
+        for key in model.constants
+        if key in weights.arrays
+    }
+    text = table_text(
+        found, like=model.name, largest=proof.largest, strip=weights.strip, ignored=ignored, given=list(given)
+    )
+    converted = Twin(model.twin).arrays(found.config, found.to_rows(arrays))
+    assumed: tuple[Assumption, ...] = ()
+    if weights.alternatives:
+        why = f"not {', '.join(weights.alternatives)}, of the same file: save that alone to read it"
+        assumed = (Assumption("weights", weights.strip or "those that fit the class", why),)
+    checkpoint = Checkpoint(found.config, model.twin, converted, assumed=assumed)
+    validate(checkpoint)
+    return DerivedTable(text, found.config, proof, checkpoint)
