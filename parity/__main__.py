@@ -72,14 +72,10 @@ def _build_parser() -> Parser:
         sub.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         return sub
 
-    def format_files(sub: argparse.ArgumentParser) -> None:
-        text = "a file that defines a format of your own, which then has its name like any other; repeatable"
-        sub.add_argument("--format-file", action="append", default=[], metavar="FILE", help=text)
-
     def source(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("source", metavar="SRC", help="a checkpoint file or folder, a run folder, or hf://owner/name")
         sub.add_argument("--from", dest="format", metavar="FORMAT", help="the format of SRC; by default it is detected")
-        format_files(sub)
+        add_format_file_option(sub)
         text = "override config fields of SRC, such as norms.eps=1e-5 num_heads=6; repeatable"
         sub.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
         add_key_options(sub, "SRC")
@@ -134,14 +130,20 @@ def _build_parser() -> Parser:
     sub.add_argument("--seed", type=_parse_seed, metavar="N", default=0, help="seed of the images for --against")
 
     sub = command("golden")
-    format_files(sub)
+    add_format_file_option(sub)
     _add_golden_actions(sub)
     sub = command("formats")
-    format_files(sub)
+    add_format_file_option(sub)
     text = "print a format, such as timm or timm:eva, as a file that --format-file reads: a start for a format of your own"
     sub.add_argument("--show", metavar="FORMAT", help=text)
     command("models")
     return parser
+
+
+def add_format_file_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option --format-file."""
+    text = "a file that defines a format of your own, whose name can then be used like any other; repeatable"
+    parser.add_argument("--format-file", action="append", default=[], metavar="FILE", help=text)
 
 
 def add_key_options(parser: argparse.ArgumentParser, source: str) -> None:

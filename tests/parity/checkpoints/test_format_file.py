@@ -185,6 +185,18 @@ def test_a_proven_table_assumes_nothing_about_the_behaviour(tmp_path: Path, tabl
     assert "residual connections" not in {each.field for each in found.assumed}
 
 
+def test_fields_with_several_numbers_are_known(tmp_path: Path, table: Path) -> None:
+    table.write_text(
+        APART + "set: image_size=24x40\nset: patch_size=4x8\nset: pixels.mean=(0.1, 0.2, 0.3)\nset: pixels.std=(0.5,)\n"
+    )
+    parity.register_format(table)
+    found = parity.load(save(tmp_path / "a.safetensors", foreign_arrays(CONFIG)))
+    assert found.config == CONFIG.replace(pixels={"mean": (0.1, 0.2, 0.3), "std": (0.5,)})
+    parity.write(found, tmp_path / "b.safetensors", "lab")
+    with pytest.raises(InputError, match=r"cannot store pixels.mean=\(0.5,\), only \(0.1, 0.2, 0.3\)"):
+        parity.write(reproducible_init.weights(CONFIG, 0), tmp_path / "c.safetensors", "lab")
+
+
 def test_a_contradiction_between_table_and_tensors_is_refused(tmp_path: Path, table: Path) -> None:
     table.write_text(APART + "set: num_classes=10\n")
     parity.register_format(table)
