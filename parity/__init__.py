@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parity.checkpoints import surgery
     from parity.checkpoints.config_inference import AssumptionWarning
+    from parity.checkpoints.format_file import register_format
     from parity.checkpoints.loading import SurgeryWarning
     from parity.checkpoints.reading import load
     from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
@@ -24,6 +25,7 @@ __all__ = [
     "compare",
     "convert",
     "load",
+    "register_format",
     "save",
     "surgery",
     "to_jax",
@@ -40,6 +42,7 @@ if not TYPE_CHECKING:  # a type checker would assume that a module with __getatt
         "compare": "comparison.twins",
         "convert": "checkpoints.writing",
         "load": "checkpoints.reading",
+        "register_format": "checkpoints.format_file",
         "save": "checkpoints.writing",
         "surgery": "checkpoints.surgery",
         "to_jax": "checkpoints.weights",

@@ -12,6 +12,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from parity.checkpoints.config_overrides import split_overrides
+from parity.checkpoints.format_file import read_format
+from parity.checkpoints.formats import registered
 from parity.commands import checks, files
 from parity.terminal import print_error
 from vit_spec import InputError, nearest
@@ -46,7 +48,8 @@ def main(arguments: list[str] | None = None) -> int:
             hint = nearest(arguments[0], COMMANDS) or f": give one of {', '.join(COMMANDS)}"
             raise InputError(f"unknown command {arguments[0]!r}{hint}")
         args = _build_parser().parse_args(arguments)
-        return COMMANDS[args.command](args)
+        with registered(*map(read_format, getattr(args, "format_file", ()))):
+            return COMMANDS[args.command](args)
     except (InputError, OSError) as error:
         print_error(error)
         return 2
@@ -72,6 +75,7 @@ def _build_parser() -> Parser:
     def source(sub: argparse.ArgumentParser) -> None:
         sub.add_argument("source", metavar="SRC", help="a checkpoint file or folder, a run folder, or hf://owner/name")
         sub.add_argument("--from", dest="format", metavar="FORMAT", help="the format of SRC; by default it is detected")
+        add_format_file_option(sub)
         text = "override config fields of SRC, such as norms.eps=1e-5 num_heads=6; repeatable"
         sub.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
         add_key_options(sub, "SRC")
@@ -125,10 +129,21 @@ def _build_parser() -> Parser:
     )
     sub.add_argument("--seed", type=_parse_seed, metavar="N", default=0, help="seed of the images for --against")
 
-    _add_golden_actions(command("golden"))
-    command("formats")
+    sub = command("golden")
+    add_format_file_option(sub)
+    _add_golden_actions(sub)
+    sub = command("formats")
+    add_format_file_option(sub)
+    text = "print a format, such as timm or timm:eva, as a file that --format-file reads: a start for a format of your own"
+    sub.add_argument("--show", metavar="FORMAT", help=text)
     command("models")
     return parser
+
+
+def add_format_file_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option --format-file."""
+    text = "a file that defines a format of your own, whose name can then be used like any other; repeatable"
+    parser.add_argument("--format-file", action="append", default=[], metavar="FILE", help=text)
 
 
 def add_key_options(parser: argparse.ArgumentParser, source: str) -> None:

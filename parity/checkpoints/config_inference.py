@@ -102,6 +102,10 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
         _check_channels_first(evidence)
     for name, value in stated.items():
         if name in shown and shown[name] != value and name not in given:
+            if format.definition:
+                raise InputError(
+                    f"{format.definition.source} sets {name}={value!r}, but the tensors show {shown[name]!r}: correct it"
+                )
             raise InputError(
                 f"its {source} says {name}={value!r}, but its tensors show {shown[name]!r}: give the {source} of these "
                 f"weights"

@@ -43,11 +43,13 @@ def _is_override(argument: str) -> bool:
     return bool(_OVERRIDE.fullmatch(argument)) and not argument.endswith(suffixes()) and not os.path.lexists(argument)
 
 
-def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+def parse_overrides(texts: Iterable[str], option: str = _OPTION) -> dict[str, Any]:
     """Parse texts such as "head.pool=mean" or "image_size=256x128" to config overrides: dotted field -> value.
 
     A field may be given by its dotted name, by its last word if no other field ends in it, or with its part in the
     singular: norms.eps, eps or norm_eps.
+
+    option: what precedes the texts where the user wrote them, for messages.
 
     Raises:
         InputError: a text is not FIELD=VALUE, or the field is ambiguous or unknown; the message suggests the nearest name.
@@ -56,12 +58,12 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not value.strip():
-            raise InputError(f"--set {text!r} sets nothing: write it as norms.eps=1e-5")
-        found[_resolve_field(name.strip())] = _parse_value(value.strip())
+            raise InputError(f"{option} {text!r} sets nothing: write it as norms.eps=1e-5")
+        found[_resolve_field(name.strip(), option)] = _parse_value(value.strip())
     return found
 
 
-def _resolve_field(name: str) -> str:
+def _resolve_field(name: str, option: str) -> str:
     """Return the dotted name of the field that a name or short name means."""
     if name in FIELDS:
         return name
@@ -69,9 +71,9 @@ def _resolve_field(name: str) -> str:
     if len(meant) == 1:
         return meant.pop()
     if meant:
-        raise InputError(f"--set {name} may mean {' or '.join(sorted(meant))}: say which")
+        raise InputError(f"{option} {name} may mean {' or '.join(sorted(meant))}: say which")
     raise InputError(
-        f"--set {name} is not a field of the config{nearest(name, FIELDS) or ': `python -m parity inspect` lists them'}"
+        f"{option} {name} is not a field of the config{nearest(name, FIELDS) or ': `python -m parity inspect` lists them'}"
     )
 
 

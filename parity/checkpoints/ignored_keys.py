@@ -1,4 +1,4 @@
-"""The keys of a file that the user ignores: --ignore REGEX.
+"""The keys of a file that the user ignores: --ignore REGEX, or a line `ignore:` in the file of a format.
 
 The user gives the regular expressions and the file gives the keys, so a match can take time exponential in the length of a
 key.  Python cannot interrupt it: another process, whose time is limited, does the matching.
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from parity.checkpoints.wrappers import without_common_path
 from vit_spec import InputError
 
 _CHILD = Path(__file__).with_name("ignored_keys_child.py")
@@ -22,7 +23,11 @@ class IgnoredKeys:
     """The keys of a file that match regular expressions, with or without the wrappers in front of them."""
 
     def __init__(
-        self, patterns: Sequence[str], keys: Mapping[str, Iterable[str]], prefixes: Mapping[str, Sequence[str]]
+        self,
+        patterns: Sequence[str],
+        keys: Mapping[str, Iterable[str]],
+        prefixes: Mapping[str, Sequence[str]],
+        source: str = "",
     ) -> None:
         """Match the keys with the expressions.
 
@@ -30,43 +35,56 @@ class IgnoredKeys:
             patterns: the regular expressions.
             keys: separator -> the keys of the file, joined with it.
             prefixes: separator -> the prefixes of weights in the file.
+            source: the file of the format that has the expressions, which need not match a key; "" for those of --ignore.
 
         Raises:
             InputError: see `matched_keys`.
         """
-        pairs = ((key, prefix) for separator in keys for prefix in ("", *prefixes[separator]) for key in keys[separator])
-        self._matched = matched_keys(patterns, (key.removeprefix(prefix) for key, prefix in pairs)) if patterns else {}
+        names = (
+            name
+            for separator in keys
+            for prefix in ("", *prefixes[separator])
+            for key in keys[separator]
+            for name in _names(key, prefix, separator)
+        )
+        self._matched = matched_keys(patterns, names, source) if patterns else {}
 
-    def matches(self, key: str, prefix: str) -> bool:
+    def matches(self, key: str, prefix: str, separator: str) -> bool:
         """Return whether a key is ignored, in weights with this prefix."""
-        return any(key in found or key.removeprefix(prefix) in found for found in self._matched.values())
+        return any(not found.isdisjoint(_names(key, prefix, separator)) for found in self._matched.values())
 
-    def by_pattern(self, keys: Iterable[str], prefix: str) -> dict[str, tuple[str, ...]]:
+    def by_pattern(self, keys: Iterable[str], prefix: str, separator: str) -> dict[str, tuple[str, ...]]:
         """Return the keys that each expression ignores, in weights with this prefix."""
         keys = list(keys) if self._matched else []
         groups = {
-            pattern: tuple(key for key in keys if key in found or key.removeprefix(prefix) in found)
+            pattern: tuple(key for key in keys if not found.isdisjoint(_names(key, prefix, separator)))
             for pattern, found in self._matched.items()
         }
         return {pattern: group for pattern, group in groups.items() if group}
 
 
-def matched_keys(patterns: Sequence[str], keys: Iterable[str]) -> Mapping[str, frozenset[str]]:
+def _names(key: str, prefix: str, separator: str) -> tuple[str, ...]:
+    """Return a key, and what remains of it without the prefix of the weights, or without the words that both have."""
+    return key, key.removeprefix(prefix), without_common_path(key, prefix, separator)
+
+
+def matched_keys(patterns: Sequence[str], keys: Iterable[str], source: str = "") -> Mapping[str, frozenset[str]]:
     """Return the keys that each regular expression matches as a whole.
 
     Raises:
-        InputError: an expression is invalid, matches no key, or takes too long.
+        InputError: an expression is invalid, takes too long, or is one of --ignore and matches no key.
     """
+    option = f"{source}: ignore:" if source else "--ignore"
     if len(patterns) > _MAX_PATTERNS:
-        raise InputError(f"--ignore has {len(patterns)} regular expressions, more than {_MAX_PATTERNS}: join them with |")
+        raise InputError(f"{option} has {len(patterns)} regular expressions, more than {_MAX_PATTERNS}: join them with |")
     names, found = list(dict.fromkeys(keys)), {}
     for pattern in dict.fromkeys(patterns):
-        answer = _match(pattern, names)
+        answer = _match(pattern, names, option)
         if answer.error:
-            raise InputError(f"--ignore '{pattern}' is not a regular expression ({answer.error}): correct it")
-        if not answer.matches:
+            raise InputError(f"{option} '{pattern}' is not a regular expression ({answer.error}): correct it")
+        if not answer.matches and not source:
             example = f", and of {names[answer.part]} only a part: match a whole key" if answer.part is not None else ""
-            raise InputError(f"--ignore '{pattern}' matches no key{example or ': leave it out, or correct it'}")
+            raise InputError(f"{option} '{pattern}' matches no key{example or ': leave it out, or correct it'}")
         found[pattern] = frozenset(names[n] for n in answer.matches)
     return found
 
@@ -85,7 +103,7 @@ class _Answer(NamedTuple):
     part: int | None
 
 
-def _match(pattern: str, names: list[str]) -> _Answer:
+def _match(pattern: str, names: list[str], option: str) -> _Answer:
     """Match all keys with one expression in the child process."""
     request = json.dumps({"pattern": pattern, "keys": names}).encode()
     command = [sys.executable, "-I", "-S", str(_CHILD)]
@@ -93,9 +111,9 @@ def _match(pattern: str, names: list[str]) -> _Answer:
         child = subprocess.run(command, input=request, capture_output=True, check=False, timeout=_MAX_SECONDS)
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"--ignore '{pattern}' takes more than {_MAX_SECONDS} s for the keys of this file: write it without repeated "
+            f"{option} '{pattern}' takes more than {_MAX_SECONDS} s for the keys of this file: write it without repeated "
             f"repetition, such as (a*)*"
         ) from None
     if child.returncode:
-        raise InputError(f"--ignore '{pattern}' takes too much memory, or nests too deeply: write a simpler expression")
+        raise InputError(f"{option} '{pattern}' takes too much memory, or nests too deeply: write a simpler expression")
     return _Answer(**json.loads(child.stdout))

@@ -27,7 +27,7 @@ the same copy with the two layouts swapped.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -43,6 +43,8 @@ Sizes = Mapping[str, int]  # axis -> its length
 Indices = Mapping[str, int]  # axis -> an index on it
 Spellings = Mapping[str, tuple[str, ...]]  # axis -> the word for each of its indices in keys; default: 0, 1, 2, ...
 ReadRange = Callable[[str, int, int], Array]  # (key, start, stop) -> entries start to stop of its array in C order, 1-d
+
+FIXED_SIZES = {"qkv": 3, "kv": 2, "glu": 2, "xy": 2}  # axes whose length is the same in every model
 
 _NAME = r"[a-z]\w*"
 _SEGMENT = re.compile(r"(~?)(\([^()]*\)|[^\s()]+)")
@@ -231,6 +233,33 @@ def _count_entries(segments: Iterable[tuple[str, ...]], sizes: Sizes) -> int:
 
 
 Column = Mapping[str, Layout]  # parameter -> its layout in one format
+
+
+def check_unique_keys(column: Column, sizes: Sizes) -> None:
+    """Raise InputError if two keys of a table, or two indices in one of them, give the same key of a checkpoint.
+
+    "h{block}{head}" gives h111 for head 11 of block 1 and for head 1 of block 11.  Parts of one array share a key.
+    """
+    seen: dict[str, str] = {}  # key -> the key in the table
+    for pattern, layout in {layout.key: layout for layout in column.values()}.items():
+        for key in layout.keys(sizes):
+            if key in seen:
+                twice = f"of {seen[key]} and of {pattern}" if seen[key] != pattern else f"for two indices of {pattern}"
+                raise InputError(f"{key} is the key {twice}: correct the table of the format")
+            seen[key] = pattern
+
+
+def count_parameters(layouts: Sequence[Layout], sizes: Sizes) -> NDArray[np.uint8]:
+    """Return an array of the shape of those at one key, with the number of parameters that each entry belongs to.
+
+    layouts: the layouts of the parameters that share the key.
+    """
+    counts = np.zeros(layouts[0].shape(sizes), np.uint8)
+    for layout in layouts:
+        axes = [axis.parameter_axis for axis in layout.array_axes if axis.parameter_axis]
+        view = layout.view(counts, sizes, dict.fromkeys(layout.key_axes, 0), axes)
+        view += 1
+    return counts
 
 
 def _view(split: Array, array_axes: list[Axis], sizes: Sizes, indices: Indices, axes: list[str]) -> Array:

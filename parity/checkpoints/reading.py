@@ -12,9 +12,11 @@ from parity.checkpoints.config_inference import Assumption, FormatMismatch, infe
 from parity.checkpoints.containers import Contents, folders
 from parity.checkpoints.containers.container import LFS_START, StoredArray, refuse_lfs_pointer
 from parity.checkpoints.containers.shards import INDEX
-from parity.checkpoints.formats import Fields, hf_processor, open_clip_config
+from parity.checkpoints.format_file import parse_format
+from parity.checkpoints.formats import Fields, add_version, hf_processor, open_clip_config
 from parity.checkpoints.formats import get as get_format
-from parity.checkpoints.formats.format import no_files
+from parity.checkpoints.formats.format import no_files, shared_arrays
+from parity.checkpoints.layout import count_parameters
 from parity.checkpoints.recognition import Match, join_keys, recognise
 from parity.checkpoints.unreadable import describe_unreadable
 from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, validate
@@ -29,6 +31,8 @@ _FOLDER_FILES = ("model.safetensors", FLAX_FILE)  # names of the weights in a fo
 COMPANION_FILES = ("config.json", *hf_processor.FILES, open_clip_config.FILE)
 _ADAPTER_WEIGHTS = "adapter_model."  # begins the name of the file of an adapter
 ADAPTER_FILE = "adapter_config.json"  # PEFT writes it with an adapter, which transformers adds to the weights
+
+TABLE_NOTE = "format_table"  # our metadata entry for the table of a format that a user defines
 
 StrPath = str | PathLike[str]
 
@@ -108,6 +112,8 @@ def build_checkpoint(
     if isinstance(ignore, str):
         raise InputError(f"ignore is the text {ignore!r}, but a list of expressions was expected: give [{ignore!r}]")
     name = _stated_format(notes)
+    if TABLE_NOTE in notes:
+        add_version(parse_format(str(notes[TABLE_NOTE]), f"its metadata entry {TABLE_NOTE}"))
     if own := _is_own(notes):
         if format not in (None, name, get_format(name).name):
             raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from out")
@@ -124,12 +130,16 @@ def build_checkpoint(
         match, config, assumed = _first_valid_match(recognise(contents.arrays, notes, format, strip, ignore), given)
         name = match.format.full_name(config)
         _check_duplicates(match, config)
+        left = list(match.unread)
+        if match.format.definition:
+            _check_unused_entries(match, config)
+            left += [f"{file}: format {match.format.name} has no such file" for file in COMPANION_FILES if notes.get(file)]
         if match.alternatives:
             why = f"not {', '.join(match.alternatives)}, of the same file: save that alone to read it"
             assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", why))
         texts = match.ignored_texts
         assumed = (*assumed, *(Assumption("ignored keys", texts[each], f"--ignore '{each}'") for each in texts))
-        found = Checkpoint(config, name, match.arrays, contents.container, assumed, match.unread)
+        found = Checkpoint(config, name, match.arrays, contents.container, assumed, tuple(left))
     if any(array.dtype.name not in FLOAT_DTYPES for array in found.arrays.values()) and (
         what := describe_unreadable(contents.arrays)
     ):
@@ -260,6 +270,18 @@ def _check_duplicates(match: Match, config: ViTConfig) -> None:
             first, second = match.arrays[key], match.evidence.ignored_arrays.get(second_key)
             if second is not None and not _is_equal(first, second):
                 raise InputError(f"{second_key} differs from {key}, of which it is a copy: remove the wrong one")
+
+
+def _check_unused_entries(match: Match, config: ViTConfig) -> None:
+    """Raise InputError if an array of a user's format has entries that belong to no parameter and are not zero."""
+    for layouts in shared_arrays(match.format.layouts(config)).values():
+        unused = count_parameters(layouts, config.sizes).reshape(-1) == 0
+        for key in layouts[0].keys(config.sizes) if unused.any() else ():
+            array = match.arrays[key]
+            if array.size != unused.size:
+                continue  # `validate` names its shape
+            if (array.read(0, array.size).reshape(-1)[unused] != 0).any():
+                raise InputError(f"{key} has entries other than zero that no line of the table reads: add a line for them")
 
 
 def _is_equal(first: StoredArray, second: StoredArray) -> bool:

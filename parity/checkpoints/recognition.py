@@ -6,17 +6,16 @@ Wrappers are removed.  Other content of the file is reported and not read.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import islice
-from math import prod
 from typing import Any
 
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.formats import Evidence, Format, formats, get
+from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.ignored_keys import IgnoredKeys
-from parity.checkpoints.layout import Layout
+from parity.checkpoints.table_matching import KeyIndex, match_lines, solve_sizes
 from parity.checkpoints.unreadable import describe_unreadable
 from parity.checkpoints.wrappers import (
     classify_other_keys,
@@ -30,25 +29,11 @@ from parity.checkpoints.wrappers import (
 )
 from vit_spec import InputError
 
-Shape = tuple[int, ...]
-
-_MAX_MISSING_SHOWN = 20  # missing keys of one table line that a message lists
 _UNEXPECTED, _IGNORED = "unexpected ", "ignored "  # begin a mismatch, before the key
-_NUMBER = re.compile(r"\d{1,9}(?!\d)")
-_BLOCK = re.compile(r"\{block(?:\+(\d+))?\}")
-_BlockField = tuple[str, str, int]  # what is before the number of a block in keys, its field, and the number of the first
 
 # What checkpoints of an NNX state have behind the key of each variable, by version of flax.
 _NNX_VALUES = ("value", "raw_value")
 _KERAS_GROUPS = ("trainable_variables/", "non_trainable_variables/")  # of `keras.Model.get_state_tree`; a frozen part moves
-
-FIXED_SIZES = {"qkv": 3, "kv": 2, "glu": 2, "xy": 2}  # axes whose length is the same in every model
-# Axes that most formats merge -> the name of the length of the merged axis.
-_MERGED_SIZES = {
-    frozenset(("head", "dim")): "inner",
-    frozenset(("pool_head", "pool_dim")): "pool_inner",
-    frozenset(("rgb", "ph", "pw")): "patch",
-}
 
 
 @dataclass(frozen=True)
@@ -64,6 +49,7 @@ class Match:
         alternatives: other content of the file that may be the weights the user wants, or a part of the model, such as
             other weights, a predictor or a scaler.
         ignored: regular expression of the user -> the keys that it matches, which are not parameters.
+        ignored_by_table: the same for the expressions in the file of a format that the user defines.
     """
 
     format: Format
@@ -73,14 +59,12 @@ class Match:
     wrapper: str = ""
     alternatives: tuple[str, ...] = ()
     ignored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignored_by_table: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def ignored_texts(self) -> dict[str, str]:
         """Regular expression of the user -> the first key that it matches, and the number of others."""
-        return {
-            pattern: keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
-            for pattern, keys in self.ignored.items()
-        }
+        return {pattern: _first_of(keys) for pattern, keys in self.ignored.items()}
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -88,7 +72,9 @@ class Match:
         lines = []
         for pattern, reason in self.format.ignored_keys.items():
             if keys := sorted(key for key in self.evidence.ignored_arrays if re.fullmatch(pattern, key)):
-                lines.append(f"{keys[0] if len(keys) == 1 else f'{keys[0]} and {len(keys) - 1} more'}: {reason}")
+                lines.append(f"{_first_of(keys)}: {reason}")
+        reasons = self.format.definition.ignored if self.format.definition else {}
+        lines += [f"{_first_of(keys)}: {reasons[pattern]}" for pattern, keys in self.ignored_by_table.items()]
         lines += [f"{text}: ignored by --ignore '{pattern}'" for pattern, text in self.ignored_texts.items()]
         groups = Counter(map(self._group, self.evidence.other_keys))
         lines += [f"{word} ({n} array{'s' * (n > 1)}): beside the weights" for word, n in sorted(groups.items())]
@@ -99,6 +85,11 @@ class Match:
         separator = self.format.separator
         rest = without_common_path(key, f"{self.wrapper}{separator}", separator)
         return key.removesuffix(rest) + re.split(r"[./]", rest)[0]
+
+
+def _first_of(keys: Sequence[str]) -> str:
+    """Return the first of some keys, and the number of others."""
+    return keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more"
 
 
 def recognise(
@@ -129,26 +120,43 @@ def recognise(
     prefixes = {each: find_prefixes(stored, each, strip) for each, stored in stored_by_separator.items()}
     if strip is not None:
         _check_strip(strip, stored_by_separator, prefixes)
-    ignored, is_any_wanted = IgnoredKeys(ignore, stored_by_separator, prefixes), False
+    own_prefixes = {c.name: _prefixes_in_table(c, stored_by_separator[c.separator], strip) for c in candidates}
+    tried = {
+        each: list(dict.fromkeys([*found, *(p for c in candidates if c.separator == each for p in own_prefixes[c.name])]))
+        for each, found in prefixes.items()
+    }
+    ignored, is_any_wanted = IgnoredKeys(ignore, stored_by_separator, tried), False
+    by_table = {
+        c.name: IgnoredKeys(list(c.definition.ignored), stored_by_separator, tried, c.definition.source)
+        for c in candidates
+        if c.definition
+    }
     for separator, stored in stored_by_separator.items():
-        for prefix in prefixes[separator]:
+        for prefix in tried[separator]:
             path = next((path for path in arrays if prefix and separator.join(path).startswith(prefix)), ())
-            wrapped = _WrappedWeights(stored, prefix, separator, enclosing_module(prefix, path, separator), ignored)
+            module = enclosing_module(prefix, path, separator)
+            wrapped = _WrappedWeights(stored, prefix, separator, module, ignored)
             is_any_wanted |= wrapped.is_wanted
             # transformers has a module "vit" too, which is in the tables of its formats: as a wrapper, it would make layers
             # that are beside it in the model those of another one.
             is_vit = strip is None and prefix.removesuffix(separator).rpartition(separator)[2] == "vit"
             for format in candidates if wrapped.is_wanted else ():
+                if prefix not in (own_prefixes[format.name] or prefixes[separator]):
+                    continue
                 if format.separator == separator and not (is_vit and format.model_types):
+                    own = by_table.get(format.name)
+                    weights = _WrappedWeights(stored, prefix, separator, module, ignored, own) if own else wrapped
                     variants = [format.variant] if format.variant else format.tables
-                    found = (wrapped.match(format.with_variant(variant), notes) for variant in variants)
+                    found = (weights.match(format.with_variant(variant), notes) for variant in variants)
                     matches += [match for match in found if match]
     if any(prefixes.values()) and not is_any_wanted:
         raise InputError("--ignore matches all keys of the weights: let it match only keys that are not parameters")
     fitting = [match for match in matches if not match.mismatches]
     for match in matches:
         if match.mismatches and all(line.startswith(_IGNORED) for line in match.mismatches):
-            key = match.mismatches[0].removeprefix(_IGNORED)
+            key, definition = match.mismatches[0].removeprefix(_IGNORED), match.format.definition
+            if definition and not any(key in keys for keys in match.ignored.values()):
+                raise InputError(f"{definition.source} ignores {key}, a parameter of its table: correct one of them")
             raise InputError(
                 f"--ignore matches {key}, a parameter of format {match.format.name}: ignore only other keys, "
                 f"or give the format with --from"
@@ -193,20 +201,28 @@ class _WrappedWeights:
     """
 
     def __init__(
-        self, stored: Mapping[str, StoredArray], prefix: str, separator: str, module: str, ignored: IgnoredKeys
+        self,
+        stored: Mapping[str, StoredArray],
+        prefix: str,
+        separator: str,
+        module: str,
+        ignored: IgnoredKeys,
+        by_table: IgnoredKeys | None = None,
     ) -> None:
         inside = {key: array for key, array in stored.items() if key.startswith(prefix)}
-        excused = {key for key in stored if ignored.matches(key, prefix)}
+        expressions = [ignored] if by_table is None else [ignored, by_table]
+        excused = {key for key in stored if any(each.matches(key, prefix, separator) for each in expressions)}
         read = {key: array for key, array in stored.items() if key in inside or key not in excused}
         self.is_wanted = not inside.keys() <= excused
         self._arrays = {key.removeprefix(prefix): array for key, array in inside.items()}
         self._excused = {key.removeprefix(prefix) for key in excused & inside.keys()}
-        self._ignored = ignored.by_pattern(stored, prefix)
+        self._ignored = ignored.by_pattern(stored, prefix, separator)
+        self._ignored_by_table = by_table.by_pattern(stored, prefix, separator) if by_table is not None else {}
         self._others = classify_other_keys(read, prefix, separator)
         self._classifier = find_classifier(self._others.unknown, prefix, separator)
         self._stored, self._separator, self._module = stored, separator, module
         self._wrapper = prefix.removesuffix(separator)
-        self._indexes: dict[Any, _KeyIndex] = {}
+        self._indexes: dict[Any, KeyIndex] = {}
 
     def match(self, format: Format, notes: Mapping[str, Any]) -> Match | None:
         """Compare the arrays with one variant of a format; see `_match_format`."""
@@ -229,13 +245,14 @@ class _WrappedWeights:
             wrapper=self._wrapper,
             alternatives=self._others.alternatives,
             ignored=self._ignored,
+            ignored_by_table=self._ignored_by_table,
         )
 
-    def _index(self, format: Format, adopted: Mapping[str, str]) -> "_KeyIndex":
+    def _index(self, format: Format, adopted: Mapping[str, str]) -> "KeyIndex":
         name = (tuple(format.aliases.items()), tuple(adopted))
         if name not in self._indexes:
             arrays = {**self._arrays, **{key: self._stored[outside] for key, outside in adopted.items()}}
-            self._indexes[name] = _KeyIndex(_replace_aliases(arrays, format.aliases))
+            self._indexes[name] = KeyIndex(_replace_aliases(arrays, format.aliases))
         return self._indexes[name]
 
     def _classifier_keys(self, format: Format) -> dict[str, str]:
@@ -253,15 +270,24 @@ class _WrappedWeights:
         return {} if is_taken or len(set(found.values())) != len(found) else found
 
 
+def _prefixes_in_table(format: Format, stored: Mapping[str, StoredArray], strip: str | None) -> list[str]:
+    """Return the prefixes with the wrappers that the file of a format names, if keys have them and the user gives none."""
+    wrappers = format.definition.wrappers if format.definition and strip is None else ()
+    return [prefix for wrapper in wrappers for prefix in find_prefixes(stored, format.separator, wrapper)]
+
+
 def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
-    """Return the formats to try: only those of a library whose JSON file is beside the weights, else all.
+    """Return the formats to try: those of users, and only those of a library whose JSON file is beside the weights, or all.
 
     Raises:
         InputError: the config.json is that of an unknown model, or the named format does not belong to its library.
     """
     named = [get(name)] if name else [get(each) for each in formats()]
+    defined = [format for format in named if format.definition]
     if found := [format for format in named if format.matches_config_file(notes)]:
-        return found
+        return [*defined, *found]
+    if defined and name:
+        return defined
     config = notes.get("config.json") or {}
     files = [file for file in {get(each).config_file: None for each in formats()} if notes.get(file)]
     if not files:
@@ -319,53 +345,14 @@ def _replace_aliases(arrays: dict[str, StoredArray], aliases: Mapping[str, str])
     return arrays
 
 
-class _KeyIndex:
-    """An index of keys by pattern: "blocks.3.norm1.bias" is block 3 of "blocks.{block}.norm1.bias"."""
-
-    def __init__(self, arrays: dict[str, StoredArray]) -> None:
-        self.arrays = arrays
-        self._by_block: dict[frozenset[_BlockField], dict[str, dict[int, str]]] = {}
-
-    def by_block(self, fields: frozenset[_BlockField]) -> dict[str, dict[int, str]]:
-        """Return the keys with a number at one of `fields`: pattern -> block -> key."""
-        if fields not in self._by_block:
-            found: dict[str, dict[int, str]] = {}
-            for prefix, field, first in fields:
-                for key in self.arrays:
-                    if key.startswith(prefix) and (number := _NUMBER.match(key, len(prefix))) and int(number[0]) >= first:
-                        found.setdefault(f"{prefix}{field}{key[number.end() :]}", {})[int(number[0]) - first] = key
-            self._by_block[fields] = found
-        return self._by_block[fields]
-
-
-@dataclass(frozen=True)
-class _LineMatch:
-    """A line of a format's table, compared with the keys of a file.
-
-    Attributes:
-        layout: the line.
-        present: keys of the line that the file has.
-        missing: keys of the line that the file lacks.
-    """
-
-    layout: Layout
-    present: tuple[str, ...]
-    missing: tuple[str, ...]
-
-
-def _match_format(format: Format, index: _KeyIndex, other_keys: frozenset[str], notes: Mapping[str, Any]) -> Match | None:
+def _match_format(format: Format, index: KeyIndex, other_keys: frozenset[str], notes: Mapping[str, Any]) -> Match | None:
     """Match keys with one variant of a format; None without a whole patch projection or without any second MLP layer."""
     table, arrays = format.table_layouts(format.variant), index.arrays
-    layouts = [layout for found in table.values() for layout in found]
-    if not any(layout.key in arrays for layout in table["patch_embed.proj.weight"]):
+    if not any(layout.key in arrays for layout in table[PROJECTION]):
         return None
-    fields = [(each.key[: field.start()], field) for each in layouts if (field := _BLOCK.search(each.key))]
-    blocks = index.by_block(frozenset((prefix, field[0], int(field[1] or 0)) for prefix, field in fields))
-    numbers = {n for layout in layouts for pattern in _key_patterns(layout) for n in blocks.get(pattern, ())}
-    depth = min(max(numbers) + 1, len(numbers) + _MAX_MISSING_SHOWN) if numbers else 0
-    lines = {name: [_match_line(layout, arrays, blocks, depth) for layout in found] for name, found in table.items()}
+    lines, known_sizes = match_lines(table, index)
     complete = {name: [line for line in found if line.present and not line.missing] for name, found in lines.items()}
-    if not complete["patch_embed.proj.weight"] or not any(line.present for line in lines["blocks.mlp.fc2.weight"]):
+    if not complete[PROJECTION] or not any(line.present for line in lines["blocks.mlp.fc2.weight"]):
         return None
     known_keys = {key for found in lines.values() for line in found for key in line.present}
     complete_keys = {key for found in complete.values() for line in found for key in line.present}
@@ -375,6 +362,10 @@ def _match_format(format: Format, index: _KeyIndex, other_keys: frozenset[str], 
     missing = [key for line in partial if any(key not in complete_keys for key in line.present) for key in line.missing]
     if not complete["blocks.mlp.fc1.weight"] and not any(line.present for line in lines["blocks.mlp.fc1.weight"]):
         missing += lines["blocks.mlp.fc1.weight"][0].missing  # every model has it, whatever else is optional
+    if format.definition:
+        absent = [name for name, found in lines.items() if not any(line.present for line in found)]
+        needed = [name for name in absent if name not in format.definition.optional]
+        missing += [f"{table[name][0].key} ({format.definition.place(name)})" for name in needed]
     rest = [key for key in arrays if key not in known_keys]
     ignored_pattern = _union(tuple(format.ignored_keys_of_variant))
     ignored = {key: arrays[key] for key in rest if ignored_pattern.fullmatch(key)}
@@ -382,7 +373,7 @@ def _match_format(format: Format, index: _KeyIndex, other_keys: frozenset[str], 
     shapes = {
         name: [(line.layout, arrays[line.present[0]].shape) for line in found] for name, found in complete.items() if found
     }
-    sizes, axes, contradictions = _solve_sizes(shapes, {**FIXED_SIZES, "block": depth} if depth else FIXED_SIZES)
+    sizes, axes, contradictions = solve_sizes(shapes, known_sizes)
     evidence = Evidence(notes, other_keys, ignored, axes, sizes, format.variant)
     parameters = {key: arrays[key] for key in arrays if key in known_keys}
     return Match(format, parameters, evidence, (*mismatches, *contradictions))
@@ -392,116 +383,6 @@ def _match_format(format: Format, index: _KeyIndex, other_keys: frozenset[str], 
 def _union(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """Return a pattern that matches if any of the patterns does; without patterns, it matches nothing."""
     return re.compile("|".join(f"(?:{pattern})" for pattern in patterns) or r"(?!)")
-
-
-def _key_patterns(layout: Layout) -> tuple[str, ...]:
-    """Return the keys of a layout with every axis except block spelled out: "layer.{block}.attn.query.weight", ..."""
-    return _expand_pattern(layout.key, tuple(layout.spellings.items()))
-
-
-@cache
-def _expand_pattern(key: str, spellings: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[str, ...]:
-    """Return the result of `_key_patterns`; the cache needs hashable arguments."""
-    field = _BLOCK.search(key)
-    layout = Layout(_BLOCK.sub("{block}", key), (), {**dict(spellings), "block": (field[0] if field else "",)})
-    return tuple(layout.keys({**dict.fromkeys(layout.key_axes, 0), **FIXED_SIZES, "block": 1}))
-
-
-def _match_line(
-    layout: Layout, arrays: Mapping[str, StoredArray], blocks: Mapping[str, Mapping[int, str]], depth: int
-) -> _LineMatch:
-    """Find the keys of one line, and at most `_MAX_MISSING_SHOWN` missing keys for each pattern."""
-    present: list[str] = []
-    missing: list[str] = []
-    for pattern in _key_patterns(layout):
-        field = _BLOCK.search(pattern)
-        if not field:
-            (present if pattern in arrays else missing).append(pattern)
-            continue
-        found = blocks.get(pattern, {})
-        present += [found[number] for number in sorted(found) if number < depth]
-        if len(found) < depth:
-            absent = (number for number in range(depth) if number not in found)
-            first = int(field[1] or 0)
-            missing += [pattern.replace(field[0], str(first + n)) for n in islice(absent, _MAX_MISSING_SHOWN)]
-    return _LineMatch(layout, tuple(present), tuple(missing))
-
-
-def _solve_sizes(
-    shapes: Mapping[str, list[tuple[Layout, Shape]]], known: Mapping[str, int]
-) -> tuple[dict[str, int], dict[str, frozenset[str]], list[str]]:
-    """Return the length of each axis, the axes of each parameter, and a line for each contradictory shape.
-
-    A dimension with one unknown axis gives the length of that axis.  Table lines that do not fit these lengths are dropped.
-    More entries are lengths of merged axes: see `_MERGED_SIZES`.
-
-    Args:
-        shapes: parameter -> its possible layouts, each with the shape of one of its arrays.
-        known: the lengths that are known beforehand.
-    """
-    sizes, contradictions = dict(known), []
-    open_lines = {name: list(lines) for name, lines in shapes.items()}
-    while True:
-        before = (len(sizes), sum(map(len, open_lines.values())))
-        for name, lines in open_lines.items():
-            fitting = [(layout, shape) for layout, shape in lines if _shape_fits(layout, shape, sizes)]
-            if not fitting:
-                layout, shape = lines[0]
-                contradictions.append(f"misshapen {layout.key} {shape}, expected {layout.axes_text}")
-            open_lines[name] = fitting
-            if len(fitting) == 1:
-                for length, unknown in _unknown_axes(*fitting[0], sizes):
-                    if len(unknown) == 1:
-                        sizes[unknown[0]] = length
-                    elif merged := _MERGED_SIZES.get(frozenset(unknown)):
-                        sizes[merged] = length
-        open_lines = {name: lines for name, lines in open_lines.items() if lines}
-        if (len(sizes), sum(map(len, open_lines.values()))) == before or contradictions:
-            break
-    if "pair" in sizes:
-        sizes.setdefault("dim", 2 * sizes["pair"])
-    if "head" in sizes and "dim" in sizes:
-        sizes["inner"] = sizes["head"] * sizes["dim"]
-    axes = {name: frozenset(lines[0][0].parameter_axes) for name, lines in open_lines.items()}
-    return sizes, axes, contradictions
-
-
-def _unknown_axes(layout: Layout, shape: Shape, sizes: Mapping[str, int]) -> Iterator[tuple[int, list[str]]]:
-    """Yield for each dimension its length divided by the known lengths (-1 if not divisible), and the unknown axes."""
-    for number, (length, dim) in enumerate(zip(shape, layout.dims, strict=True)):
-        unknown = []
-        if number == 0 and (layout.before or layout.after):
-            others = [_count_if_known(segment, sizes) for segment in (*layout.before, *layout.after)]
-            if None in others:
-                continue
-            length -= sum(count for count in others if count is not None)
-        for axis in dim:
-            if axis.name not in sizes:
-                unknown.append(axis.name)
-            elif length % sizes[axis.name] == 0:
-                length //= sizes[axis.name]
-            else:
-                length = -1
-        yield length, unknown
-
-
-def _count_if_known(axes: tuple[str, ...], sizes: Mapping[str, int]) -> int | None:
-    """Return the product of the lengths of merged axes; None if it is not known."""
-    missing = frozenset(axis for axis in axes if axis not in sizes)
-    rest = sizes.get(_MERGED_SIZES.get(missing, "")) if missing else 1
-    return None if rest is None else rest * prod(sizes[axis] for axis in axes if axis not in missing)
-
-
-def _shape_fits(layout: Layout, shape: Shape, sizes: Mapping[str, int]) -> bool:
-    """Return whether a layout can have this shape with the lengths that are known."""
-    if len(shape) != len(layout.dims):
-        return False
-    return all(
-        length >= 1
-        and (length == 1 or bool(unknown))
-        and sizes.get(_MERGED_SIZES.get(frozenset(unknown), ""), length) == length
-        for length, unknown in _unknown_axes(layout, shape, sizes)
-    )
 
 
 def _raise_if_unsupported(candidates: list[Format], arrays: Iterable[KeyPath]) -> None:
@@ -531,6 +412,9 @@ def _no_format_message(
                 what = f"is of {kind} {config[kind]!r}, which" if kind else "describes a model that"
                 return f"its {file} {what} has other keys than {some}: give the {file} of these weights"
         which = f"format {name!r} has no such keys" if name else "no format has such keys"
+        if name and (definition := get(name).definition):
+            [projection, *_] = get(name).table_layouts("")[PROJECTION]
+            return f"no key {projection.key} ({definition.place(PROJECTION)}) among {some}: correct it, or add `strip:`"
         for separator in dict.fromkeys(get(each).separator for each in ([name] if name else formats())):
             if prefix := unknown_prefix(join_keys(arrays, separator), separator):
                 return f"{which}: {some}; --strip {prefix} reads the model that begins there"
@@ -542,4 +426,6 @@ def _no_format_message(
     to_remove = any(line.startswith(_UNEXPECTED) for line in best.mismatches)
     remove = "Remove those keys (with --ignore REGEX, if the model does not use them), or give the format with --from"
     remedy = remove if to_remove else "Fetch or save the weights again"
+    if best.format.definition:
+        remedy = f"Correct {best.format.definition.source}, or fetch or save the weights again"
     return f"these weights match no known format; the nearest is {best.format.name}, except for {shown}. {remedy}"

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from parity.checkpoints.containers.container import KeyPath, StoredArray
-from parity.checkpoints.formats import formats, get
+from parity.checkpoints.formats import formats, get, revision
 from vit_spec import nearest
 
 WEIGHT_LEAVES = ("weight", "kernel")  # the last word of the key of a linear layer's weight, in PyTorch and in Flax
@@ -144,10 +144,10 @@ def find_prefixes(keys: Mapping[str, Any], separator: str, strip: str | None = N
     for text in _spellings_of_strip(strip, separator) if strip else ():
         if found := _wrapped_prefixes(keys, separator, text):
             break
-    projections = _patch_projection_keys(separator)
+    projections = _patch_projection_keys(separator, revision())
     ordered = sorted(found, key=lambda prefix: found[prefix])
     fitting = [prefix for prefix in ordered if any(prefix + key in keys for key in projections)]
-    if not fitting and (aliases := _projection_aliases(separator)):
+    if not fitting and (aliases := _projection_aliases(separator, revision())):
         fitting = [prefix for prefix in ordered if any(aliases.match(key, len(prefix)) for key in _below(keys, prefix))]
     return fitting[:_MAX_PREFIXES]
 
@@ -157,13 +157,16 @@ def _below(keys: Iterable[str], prefix: str) -> Iterator[str]:
 
 
 @cache
-def _projection_aliases(separator: str) -> re.Pattern[str] | None:
-    """Return a pattern of the keys that formats read as that of the patch projection under another name; None if none."""
+def _projection_aliases(separator: str, registered: int) -> re.Pattern[str] | None:
+    """Return a pattern of the keys that formats read as that of the patch projection under another name; None if none.
+
+    registered: the `revision` of the formats, a key of the cache, as in the two functions below.
+    """
     found = [
         f"(?:{alias}){re.escape(key.removeprefix(replacement))}$"
         for name in formats()
         for alias, replacement in get(name).aliases.items()
-        for key in _patch_projection_keys(separator)
+        for key in _patch_projection_keys(separator, registered)
         if get(name).separator == separator and key.startswith(replacement)
     ]
     return re.compile("|".join(dict.fromkeys(found))) if found else None
@@ -177,7 +180,7 @@ def is_prefix(keys: Iterable[str], separator: str, strip: str) -> bool:
 
 def unknown_prefix(keys: Iterable[str], separator: str) -> str:
     """Return the beginning of a key that ends like the key of a patch projection, such as "net.vit."; "" if none does."""
-    projections = _patch_projection_keys(separator)
+    projections = _patch_projection_keys(separator, revision())
     for key in keys:
         words = key.rsplit(separator, _MAX_KEY_WORDS)
         for first in range(1, len(words)):
@@ -239,7 +242,7 @@ def enclosing_module(prefix: str, path: KeyPath, separator: str) -> str:
 
 
 @cache
-def _patch_projection_keys(separator: str) -> frozenset[str]:
+def _patch_projection_keys(separator: str, registered: int) -> frozenset[str]:
     """Return the keys of the patch projection in all tables of the formats with this separator."""
     tables = [
         (get(name), variant) for name in formats() for variant in get(name).tables if get(name).separator == separator
@@ -350,14 +353,14 @@ def _is_ambiguous(rest: str, separator: str, with_projection: Collection[str]) -
 
 def _is_patch_projection(rest: str, separator: str) -> bool:
     """Return whether a key ends like the key of a patch projection, as for averaged weights in the state of a callback."""
-    projections = _patch_projection_keys(separator)
-    if not rest.endswith(_patch_projection_endings(separator)) or _OPTIMIZER_STATE.fullmatch(rest):
+    projections = _patch_projection_keys(separator, revision())
+    if not rest.endswith(_patch_projection_endings(separator, revision())) or _OPTIMIZER_STATE.fullmatch(rest):
         return False
     words = rest.rsplit(separator, _MAX_KEY_WORDS)
     return any(separator.join(words[first:]) in projections for first in range(len(words)))
 
 
 @cache
-def _patch_projection_endings(separator: str) -> tuple[str, ...]:
+def _patch_projection_endings(separator: str, registered: int) -> tuple[str, ...]:
     """Return the last words of the keys of all patch projections."""
-    return tuple(sorted({key.rsplit(separator, 1)[-1] for key in _patch_projection_keys(separator)}))
+    return tuple(sorted({key.rsplit(separator, 1)[-1] for key in _patch_projection_keys(separator, registered)}))

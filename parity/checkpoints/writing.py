@@ -30,6 +30,7 @@ from parity.checkpoints.reading import (
     COMPANION_FILES,
     FLAX_FILE,
     SIDECAR_FILE,
+    TABLE_NOTE,
     StrPath,
     fingerprint,
     folder_notes,
@@ -169,7 +170,7 @@ def write(
     conversions = plan_conversion(checkpoint, to, None if dtype is None else _parse_dtype(dtype))
     name = format.full_name(checkpoint.config)
     notes = {"config": checkpoint.config.to_json(), "format": name, "version": project_version()}
-    notes |= metadata.to_notes(checkpoint)
+    notes |= metadata.to_notes(checkpoint) | ({TABLE_NOTE: format.definition.table} if format.definition else {})
     specs = {conversion.key: ArraySpec(conversion.shape, conversion.dtype) for conversion in conversions}
     total = sum(spec.nbytes for spec in specs.values())
     _check_target(path, kind, force)

@@ -10,7 +10,13 @@ from typing import Any
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.reading import load
 from parity.checkpoints.weights import Checkpoint
-from parity.commands.printing import checkpoint_facts, describe_checkpoint, load_source, spinner
+from parity.commands.printing import (
+    check_format_files_used,
+    checkpoint_facts,
+    describe_checkpoint,
+    load_source,
+    spinner,
+)
 from parity.terminal import print_lines, print_report
 from vit_spec import InputError
 
@@ -28,6 +34,7 @@ def check(args: argparse.Namespace) -> int:
         html_report.check_output_path(args.html)
     checkpoint = load_source(args)
     other = load(args.against) if args.against else None
+    check_format_files_used(args, checkpoint.format, *([other.format] if other else []))
     written: list[Path] = []
     with _require_frameworks("check runs both twins"), spinner(quiet=args.json) as progress:
         report = (
@@ -56,12 +63,16 @@ def diagnose(args: argparse.Namespace) -> int:
     else:
         checkpoint = load_source(args)
     overrides |= {each.field: each.value for each in checkpoint.assumed if each.why == diagnosis.SIZE_OF_EXPECTED_IMAGES}
-    source = diagnosis.CommandLineSource(args.source, args.format, overrides, args.strip, tuple(args.ignore))
+    other = load(args.against) if args.against else None
+    check_format_files_used(args, checkpoint.format, *([other.format] if other else []))
+    source = diagnosis.CommandLineSource(
+        args.source, args.format, overrides, args.strip, tuple(args.ignore), tuple(args.format_file)
+    )
     with _require_frameworks("diagnose runs the PyTorch twin"), spinner(quiet=args.json) as progress:
-        if args.against:
+        if other:
             found = diagnosis.diagnose_against(
                 checkpoint,
-                load(args.against),
+                other,
                 seed=args.seed,
                 source=source,
                 progress=_with_count(progress),

@@ -11,12 +11,20 @@ from rich.table import Table
 
 import vit_spec
 from parity.checkpoints import metadata, surgery
+from parity.checkpoints.format_file import format_text
 from parity.checkpoints.formats import formats as format_names
 from parity.checkpoints.formats import get
 from parity.checkpoints.inspection import ParameterInfo, list_parameters
 from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
-from parity.commands.printing import checkpoint_facts, describe_checkpoint, load_source, make_table, transfer_progress
+from parity.commands.printing import (
+    check_format_files_used,
+    checkpoint_facts,
+    describe_checkpoint,
+    load_source,
+    make_table,
+    transfer_progress,
+)
 from parity.terminal import print_lines
 from vit_spec import InputError, ViTConfig
 
@@ -28,6 +36,7 @@ def convert(args: argparse.Namespace) -> int:
     get(args.to)  # report a misspelt format before reading files
     shard, start = _parse_file_size(args.shard), time.perf_counter()
     loaded = load_source(args)
+    check_format_files_used(args, loaded.format, args.to)
     repaired, repairs = _repair(loaded, args.mend)
     checkpoint, changes = surgery.apply(repaired, _surgery_operations(args))
     changes = [*repairs, *changes]
@@ -63,6 +72,7 @@ def convert(args: argparse.Namespace) -> int:
 def inspect(args: argparse.Namespace) -> int:
     """Show the format, the config and the parameters of SRC."""
     checkpoint = load_source(args)
+    check_format_files_used(args, checkpoint.format)
     parameters = list(list_parameters(checkpoint, args.values))
     if args.json:
         print(json.dumps({**checkpoint_facts(checkpoint), "parameters": [asdict(entry) for entry in parameters]}))
@@ -78,7 +88,11 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def formats(args: argparse.Namespace) -> int:
-    """List all formats."""
+    """List all formats, or print one of them as a file."""
+    if args.show:
+        text = format_text(get(args.show))
+        print(json.dumps({"format": args.show, "file": text}) if args.json else text, end="" if not args.json else "\n")
+        return 0
     if args.json:
         print(
             json.dumps(

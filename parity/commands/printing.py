@@ -13,9 +13,11 @@ from rich.text import Text
 
 from parity.checkpoints import metadata
 from parity.checkpoints.config_overrides import parse_overrides
+from parity.checkpoints.format_file import read_format
 from parity.checkpoints.reading import load
 from parity.checkpoints.weights import Checkpoint
 from parity.terminal import console
+from vit_spec import InputError
 from vit_spec.printable import printable
 
 
@@ -23,6 +25,17 @@ def load_source(args: argparse.Namespace) -> Checkpoint:
     """Open the checkpoint SRC with the options that say how it is read."""
     given = parse_overrides(args.set)
     return load(args.source, format=args.format, given=given, strip=args.strip, ignore=args.ignore)
+
+
+def check_format_files_used(args: argparse.Namespace, *names: str) -> None:
+    """Raise InputError if --format-file defines a format that is not in `names`, those that a command reads and writes."""
+    for path in args.format_file:
+        defined = read_format(path).name
+        if defined not in [name.partition("@")[0].partition(":")[0] for name in names]:
+            raise InputError(
+                f"{path} is not used: {args.source} is in format {names[0]}, not {defined}; --from {defined} shows why, "
+                f"or leave --format-file out"
+            )
 
 
 def checkpoint_facts(checkpoint: Checkpoint) -> dict[str, Any]:

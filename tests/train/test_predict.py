@@ -17,6 +17,8 @@ pytest.importorskip("grain")
 
 import parity
 import vit_spec
+from parity.checkpoints import formats
+from parity.checkpoints.format_file import format_text
 from parity.checkpoints.weights import replace_parameters
 from parity.checkpoints.writing import convert, write
 from parity.comparison import reproducible_init
@@ -210,6 +212,23 @@ def test_assumptions_are_printed_as_notes(tmp_path: Path, photos: list[str], cap
     notes = capsys.readouterr().err.splitlines()
     assert len(notes) == 2 and "mlp.activation='gelu'" in notes[0] and "num_heads" not in notes[0]
     assert "the preprocessing of images, assumed: shorter side resized to 8 (bicubic)" in notes[1]
+
+
+def test_weights_in_a_format_of_the_user_have_the_same_predictions(
+    run: Path, tmp_path: Path, photos: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "lab.txt"
+    table.write_text(format_text(formats.get("google:linen")).replace("my_google", "lab"))
+    weights = convert(run / "best.safetensors", tmp_path / "run.npz", "google:linen").path
+    with np.load(weights) as arrays:  # without the metadata, as another program saves them
+        np.savez(tmp_path / "bare.npz", **{key: array for key, array in arrays.items() if array.dtype.kind == "f"})
+    outputs = []
+    with formats.registered():
+        for options in (["--from", "google:linen"], ["--from", "lab", "--format-file", str(table)]):
+            given = ["--set", "num_heads=2", "image_size=8", "norms.eps=1e-6", "mlp.activation=gelu_tanh"]
+            assert main([str(tmp_path / "bare.npz"), photos[0], *options, *given, "--twin", "torch"]) == 0
+            outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] and "%" in outputs[0]
 
 
 def test_terminal_escapes_in_class_names_are_escaped(tmp_path: Path, photos: list[str], predict: Main) -> None:

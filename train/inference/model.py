@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import parity
-from parity.__main__ import add_key_options
+from parity.__main__ import add_format_file_option, add_key_options
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.formats import Fields
 from parity.checkpoints.preprocessing import Preprocessing, center_crop
@@ -83,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a run's folder (its best weights), a file or folder of weights, or hf://owner/name"
     parser.add_argument("weights", metavar="RUN_OR_FILE", help=text)
     parser.add_argument("--from", dest="format", metavar="FORMAT", help="format of RUN_OR_FILE; by default it is detected")
+    add_format_file_option(parser)
     text = "set config fields that RUN_OR_FILE does not have, e.g. num_heads=4 norms.eps=1e-5; can be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=text)
     add_key_options(parser, "RUN_OR_FILE")
@@ -93,6 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def load_from_arguments(args: argparse.Namespace) -> TrainedModel:
     """Load the model that a command line names; see `add_arguments`."""
     given = parse_overrides(args.set)
+    for path in args.format_file:
+        parity.register_format(path)
     return load_trained_model(args.weights, args.format, given, strip=args.strip, ignore=args.ignore)
 
 

@@ -3,7 +3,13 @@
 To add a format, write a module with a `FORMAT` in this folder (see `format.py`), import it here, and add it to one of the
 tuples that make up `_MODULES`.  If the keys of a file fit several formats, one that `recognises` the file is preferred,
 then the one that reads more of its arrays, then the one that is listed first.
+
+Formats that users define are registered while a program runs.  A file that is written in one of them contains its table and
+names its version, as in "mine@1f0c5a9e", so that it stays readable, whatever the file of the format says later.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from parity.checkpoints.formats import (
     article_dino,
@@ -47,7 +53,7 @@ from parity.checkpoints.formats import (
 from parity.checkpoints.formats.format import Evidence, Fields, Format
 from vit_spec import InputError, nearest
 
-__all__ = ["Evidence", "Fields", "Format", "formats", "get"]
+__all__ = ["Evidence", "Fields", "Format", "add_version", "formats", "get", "register", "registered", "revision"]
 
 _TWINS = (torch, jax)
 _HUGGING_FACE = (hf_vit, hf_deit, hf_dinov2, hf_dinov2_reg, hf_dinov3, hf_siglip, hf_clip, hf_vit_mae)
@@ -59,9 +65,14 @@ _MODULES = (timm, *_TWINS, *_HUGGING_FACE, *_PYTORCH, *_FLAX, *_JAX_LIBRARIES, *
 _FORMATS: dict[str, Format] = {module.FORMAT.name: module.FORMAT for module in _MODULES}
 
 
+_DEFINED: dict[str, Format] = {}  # the formats that users registered, by name
+_VERSIONS: dict[str, Format] = {}  # every format that is defined in a file, by name and version
+_revision = 0
+
+
 def formats() -> list[str]:
-    """Return the name of every format."""
-    return list(_FORMATS)
+    """Return the name of every format, those that users registered last."""
+    return [*_FORMATS, *_DEFINED]
 
 
 def get(name: str) -> Format:
@@ -71,7 +82,62 @@ def get(name: str) -> Format:
         InputError: the format or the variant is unknown; the message suggests the nearest name.
     """
     format_name, _, variant = name.partition(":")
-    if format_name not in _FORMATS:
-        hint = nearest(format_name, _FORMATS) or f": give one of {', '.join(_FORMATS)}"
+    found = _FORMATS.get(format_name) or _DEFINED.get(format_name) or _VERSIONS.get(format_name)
+    if found is None:
+        base, _, version = format_name.partition("@")
+        if version:
+            raise InputError(f"unknown version {version} of format {base!r}: give its table with --format-file")
+        hint = nearest(format_name, formats()) or f": give one of {', '.join(formats())}"
         raise InputError(f"unknown format {format_name!r}{hint}")
-    return _FORMATS[format_name].with_variant(variant) if variant else _FORMATS[format_name]
+    return found.with_variant(variant) if variant else found
+
+
+def register(format: Format) -> None:
+    """Make a format that a user defines known by its name, and try it first when a checkpoint is recognised.
+
+    A format of the same name that was registered before is replaced.  Checkpoints that were read in it stay in its version.
+
+    Raises:
+        InputError: the name is that of a built-in format.
+    """
+    global _revision
+    _VERSIONS[add_version(format)] = format
+    _DEFINED[format.name] = format
+    _revision += 1
+
+
+def add_version(format: Format) -> str:
+    """Make a format that a file defines known by its name and version, which are returned; recognition does not try it.
+
+    Raises:
+        InputError: the name is that of a built-in format, or another table has this version.
+    """
+    definition = format.definition
+    if definition is None or format.name in _FORMATS:
+        where = f"{definition.source}: " if definition else ""
+        raise InputError(f"{where}{format.name!r} is the name of a built-in format: give another name")
+    name = f"{format.name}@{definition.version}"
+    other = _VERSIONS.setdefault(name, format).definition
+    if other and other.table != definition.table:
+        raise InputError(f"{definition.source}: its table and that of {other.source} have one version: change the name")
+    return name
+
+
+@contextmanager
+def registered(*new: Format) -> Iterator[None]:
+    """Register formats for the duration of a `with` statement."""
+    global _revision
+    before = dict(_DEFINED)
+    try:
+        for format in new:
+            register(format)
+        yield
+    finally:
+        _DEFINED.clear()
+        _DEFINED.update(before)
+        _revision += 1
+
+
+def revision() -> int:
+    """Return a number that is another one whenever the registered formats are others, as a key for caches."""
+    return _revision

@@ -1,8 +1,10 @@
 """A checkpoint format: the keys under which a library stores a ViT, and facts about the library's models.
 
-To add a format, write a module with a `FORMAT` (`torchvision.py` is a short example), and list it in `__init__.py`.
+To add a format, write a module with a `FORMAT` (`torchvision.py` is a short example), and list it in `__init__.py`.  Users
+define formats in files; see `parity/checkpoints/format_file.py`.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -10,9 +12,11 @@ from math import prod
 from typing import Any, Self
 
 from parity.checkpoints.containers.container import StoredArray
-from parity.checkpoints.layout import Array, Column, Layout, Spellings
+from parity.checkpoints.layout import FIXED_SIZES, Array, Column, Layout, Spellings, count_parameters
 from vit_spec import InputError, Row, ViTConfig, nearest, rows
 from vit_spec.config import coerce_field
+
+PROJECTION = "patch_embed.proj.weight"  # every checkpoint has this parameter, as one array
 
 Fields = Mapping[str, Any]  # field of `ViTConfig`, with dots as in "norms.eps" -> value
 
@@ -46,6 +50,63 @@ class Evidence:
     variant: str = ""
     module: str = ""
     classifier: str = ""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """The file in which a user defines a format; see `parity/checkpoints/format_file.py`.
+
+    Attributes:
+        source: the path of the file, for messages.
+        table: what the file says about the models of the format, as text that `format_file.parse_format` accepts.  Files
+            that are written in the format contain it.
+        lines: parameter -> the number of its line in the file.
+        optional: the parameters that a checkpoint may lack.
+        wrappers: beginnings of keys to remove, such as "net.vit.", besides those that are always removed.
+        ignored: regular expression for whole keys that are not parameters -> the reason.
+        fields: the fields of the config that all models of the format have.
+    """
+
+    source: str
+    table: str
+    lines: Mapping[str, int]
+    optional: frozenset[str] = frozenset()
+    wrappers: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    fields: Fields = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """Eight hexadecimal digits that identify `table`: formats of one name may have other tables."""
+        return hashlib.sha256(self.table.encode()).hexdigest()[:8]
+
+    def place(self, parameter: str) -> str:
+        """Return the file and the number of the line of a parameter, such as "mine.txt:12"."""
+        return f"{self.source}:{self.lines[parameter]}"
+
+
+# Lengths of axes at which parameters that share an array are compared.
+_SMALL_SIZES = dict.fromkeys(("block", "head", "dim", "pool_head", "pool_dim", "ph", "pw", "register", "pair"), 2)
+_SMALL_SIZES |= {"width": 4, "pooled": 4, "feature": 4, "ff": 3, "rgb": 3, "label": 3, "token": 5} | FIXED_SIZES
+
+
+def shared_arrays(column: Column) -> dict[str, list[Layout]]:
+    """Return the key of each array that has room for more than one parameter, with the layouts of its parameters."""
+    shared: dict[str, list[Layout]] = {}
+    for layout in column.values():
+        if layout.is_part:
+            shared.setdefault(layout.key, []).append(layout)
+    return shared
+
+
+def _check_parts(column: Column, definition: Definition) -> None:
+    """Raise InputError if parameters of a user's format share entries of an array, or give it different shapes."""
+    for key, layouts in shared_arrays(column).items():
+        lines = " and ".join(definition.place(name) for name, layout in column.items() if layout.key == key)
+        if len({layout.shape(_SMALL_SIZES) for layout in layouts}) > 1:
+            raise InputError(f"{lines}: the lines give the array {key} different shapes: correct them")
+        if (count_parameters(layouts, _SMALL_SIZES) > 1).any():
+            raise InputError(f"{lines}: the same entries of {key} belong to two parameters: correct the lines")
 
 
 # Field -> the command-line flags that change it.  An error message names them if a format requires another value.
@@ -155,6 +216,8 @@ class Format:
     model_types: the values of `model_type` in config.json that name the models of the format, in Hugging Face transformers.
     config_file: the name of the JSON file in which the library describes a model.
     config_key: a key that the library's config.json has instead of `model_type`; "" if it always has `model_type`.
+
+    definition: the file that defines the format, if a user defines it.
     """
 
     name: str
@@ -183,6 +246,7 @@ class Format:
     model_types: tuple[str, ...] = ()
     config_file: str = "config.json"
     config_key: str = ""
+    definition: Definition | None = None
 
     @property
     def ignored_keys_of_variant(self) -> Mapping[str, str]:
@@ -228,7 +292,12 @@ class Format:
         return replace(self, variant=variant)
 
     def full_name(self, config: ViTConfig) -> str:
-        """Return the name, and if the format has several variants, the variant for a config: "timm:vit"."""
+        """Return the name, and if the format has several variants, the variant for a config: "timm:vit".
+
+        A format that a user defines has the version of its table: "mine@1f0c5a9e".
+        """
+        if self.definition:
+            return f"{self.name}@{self.definition.version}"
         return self.name if len(self.tables) == 1 else f"{self.name}:{self._variant_for(config)}"
 
     def table_layouts(self, variant: str) -> dict[str, list[Layout]]:
@@ -245,10 +314,14 @@ class Format:
         variant = self._variant_for(config)
         table = self.table_layouts(variant)
         missing = [f"has no key for {name}" for name in rows(config) if name not in table]
+        if self.definition:
+            extra = [name for name in table if name not in rows(config) and name not in self.definition.optional]
+            missing += [f"needs {name} ({self.definition.place(name)}), which the model lacks" for name in extra]
         if problems := [*self._violated_constraints(config), *missing]:
             flags = (flag for name, flags in _SURGERY_FLAGS.items() for flag in flags if f" {name}=" in "".join(problems))
+            own = f", or change {self.definition.source}" if self.definition else ""
             remedy = "".join(f", or {flag}" for flag in flags)
-            raise InputError(f"format {self.name!r} {'; '.join(problems)}: choose another format{remedy}")
+            raise InputError(f"format {self.name!r} {'; '.join(problems)}: choose another format{own}{remedy}")
         if what := self.unsupported(config, variant):
             raise InputError(f"format {self.name!r} cannot store {what}: choose another format")
         column = {name: self._fitting_layout(row, table.get(name, [])) for name, row in rows(config).items()}
@@ -257,6 +330,8 @@ class Format:
             other = owners.setdefault(layout.key, layout)
             if other is not layout and not (other.is_part and layout.is_part):
                 raise InputError(f"format {self.name!r} stores several parameters under one key: {layout.key}")
+        if self.definition:
+            _check_parts(column, self.definition)
         return column
 
     def constant_arrays(self, config: ViTConfig) -> dict[str, Array]:

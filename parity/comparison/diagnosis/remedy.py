@@ -24,6 +24,7 @@ class CommandLineSource:
     given: the fields that --set gave.
     strip: the value of --strip, if it was given.
     ignore: the values of --ignore.
+    format_files: the values of --format-file.
     """
 
     name: str = "FILE"
@@ -31,6 +32,7 @@ class CommandLineSource:
     given: Fields | None = None
     strip: str | None = None
     ignore: tuple[str, ...] = ()
+    format_files: tuple[str, ...] = ()
 
 
 def remedy(causes: Iterable[Hypothesis], checkpoint: Checkpoint, source: CommandLineSource) -> str:
@@ -62,6 +64,7 @@ def _config_suffices(fields: Fields, checkpoint: Checkpoint) -> bool:
 def _convert_command(fields: Fields, causes: Iterable[str], source: CommandLineSource) -> str:
     """Return the command that writes the checkpoint with other fields of the config and with causes repaired."""
     words = ["python", "-m", "parity", "convert", source.name, FIXED_FILE, "--to", "torch"]
+    words += [word for path in source.format_files for word in ("--format-file", path)]
     words += ["--from", source.format] if source.format else []
     words += ["--strip", source.strip] if source.strip else []
     words += [word for pattern in source.ignore for word in ("--ignore", pattern)]

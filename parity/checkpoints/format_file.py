@@ -1,0 +1,357 @@
+"""Formats that users define in a file: a line `parameter | key | axes` for each parameter, and facts about the model.
+
+    # The ViT of our laboratory, one array for each head.
+    name: mine
+    description: the ViT of our laboratory
+    set: norms.eps=1e-5
+    set: num_heads=6
+    words: qkv = q k v
+    strip: net.vit.
+    ignore: criterion[.].*   weights of the classes in the loss
+
+    cls_token?              | token                                     | width
+    patch_embed.proj.weight | to_patches.weight                         | width (ph pw rgb)
+    blocks.attn.qkv.weight  | blocks.{block}.heads.{head}.{qkv}.weight  | dim width
+
+`parity/checkpoints/layout.py` explains `key | axes`.  A `?` marks a parameter that a checkpoint may lack.  A parameter with
+axes that depend on the config has a line for each case.  The other lines are:
+
+    name          the name of the format; by default that of the file without its suffix
+    description   one line for the list of formats
+    set           a field of the config that all models of the format have, and that no tensor shows
+    words         the words for the indices of qkv, kv, glu or xy in keys, if they are not 0, 1, 2
+    strip         the beginning of the keys, if it is not a known wrapper; a checkpoint may lack it
+    ignore        a regular expression for whole keys that are not parameters, and the reason
+    proven        a proof that the model is the one that the config describes: nothing about its behaviour is assumed then
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from parity.checkpoints.config_inference import HIDDEN_FIELDS
+from parity.checkpoints.config_overrides import parse_overrides
+from parity.checkpoints.formats import Format, get, register
+from parity.checkpoints.formats.behaviour import common_behaviour
+from parity.checkpoints.formats.format import PROJECTION, Definition, no_files
+from parity.checkpoints.layout import FIXED_SIZES, Layout, Spellings
+from vit_spec import InputError, nearest
+from vit_spec.config import coerce_field
+
+MAX_BYTES = 1 << 20  # of a file
+MAX_LINE = 2000  # characters
+REQUIRED = (PROJECTION, "blocks.mlp.fc1.weight", "blocks.mlp.fc2.weight")  # recognition needs these
+_IN_ALL_MODELS = (*REQUIRED, "blocks.norm1.weight", "blocks.attn.qkv.weight")
+# Fields that `format_text` leaves out: one is the size of a checkpoint's own images, the other only an initial value.
+_NOT_OF_FORMAT = ("image_size", "norms.layer_scale")
+
+_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
+_WORD_LINE = re.compile(r"([a-z_]+)\s*:\s*(.*)")
+_WORDS = ("name", "description", "set", "words", "strip", "ignore", "proven")
+_ONCE = ("name", "description", "proven")
+
+
+def register_format(path: str | PathLike[str]) -> str:
+    """Read the file of a format, and make the format known by its name, which is returned.
+
+    Afterwards the name can be given wherever that of a built-in format can, for instance to `parity.load` and
+    `parity.convert`, and checkpoints in the format are recognised.
+
+    Raises:
+        InputError: the file does not exist, or has a mistake; the message names the line and the remedy.
+    """
+    format = read_format(path)
+    register(format)
+    return format.name
+
+
+def read_format(path: str | PathLike[str]) -> Format:
+    """Return the format that a file defines.
+
+    Raises:
+        InputError: see `register_format`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        folder = path.parent
+        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise InputError(f"format file {path} {what}{nearest(path.name, names) or ': give the file of a format'}")
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise InputError(f"format file {path} has more than {MAX_BYTES:,} bytes: it is not the file of a format")
+    try:
+        return parse_format(data.decode(), str(path), default_name=path.name.partition(".")[0])
+    except UnicodeDecodeError:
+        raise InputError(f"format file {path} is not text in UTF-8: give the file of a format") from None
+
+
+@dataclass
+class _Lines:
+    """The lines of a file by their kind, each with its number.
+
+    Attributes:
+        words: the word before a colon -> the texts after it.
+        parameters: parameter name, whether it is optional, key, axes.
+    """
+
+    words: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
+    parameters: list[tuple[int, str, bool, str, str]] = field(default_factory=list)
+
+
+def parse_format(text: str, source: str, default_name: str = "") -> Format:
+    """Return the format that a text defines.
+
+    Args:
+        text: the content of a file.
+        source: the path of the file, for messages.
+        default_name: the name of the format if the text gives none.
+
+    Raises:
+        InputError: the text has a mistake; the message names the line and the remedy.
+    """
+    if len(text) > MAX_BYTES:
+        raise InputError(f"{source} has more than {MAX_BYTES:,} characters: it is not the table of a format")
+    lines = _split_lines(text, source)
+    name = _only(lines, "name") or default_name
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"{source}: {name!r} is not a name of a format: add a line such as `name: mine`, of letters, digits, _, . and -"
+        )
+    spellings = _parse_words(lines, source)
+    column = _parse_column(lines, spellings, source)
+    fields: dict[str, Any] = {}
+    for number, value in lines.words["set"]:
+        with _located(f"{source}:{number}"):
+            fields |= {each: coerce_field(each, given) for each, given in parse_overrides([value], "set:").items()}
+    numbers: dict[str, int] = {}
+    for number, parameter, *_ in lines.parameters:
+        numbers.setdefault(parameter, number)
+    required = {parameter for _, parameter, is_optional, *_ in lines.parameters if not is_optional}
+    table = "\n".join(f"{p}{'' if p in required else '?'} | {layout}" for p, layout in column)
+    proven, description = _only(lines, "proven"), _only(lines, "description") or f"defined in {source}"
+    definition = Definition(
+        source=source,
+        table=_own_text(name, spellings, fields, table, proven),
+        lines=numbers,
+        optional=frozenset(numbers) - required,
+        wrappers=tuple(value for _, value in lines.words["strip"] if value),
+        ignored=_parse_ignored(lines, source),
+        fields=fields,
+    )
+    return Format(
+        name=name,
+        description=description,
+        separator="/" if any("/" in layout.key for _, layout in column) else ".",
+        tables={"": "\n".join(f"{parameter} | {layout}" for parameter, layout in column)},
+        spellings=spellings,
+        constraints={each: (value,) for each, value in fields.items()},  # one allowed value, which may itself be a tuple
+        read_config=lambda evidence: fields,
+        assumed_behaviour=(lambda evidence: {}) if proven else common_behaviour,
+        recognises=lambda evidence: True,
+        definition=definition,
+    )
+
+
+def _own_text(name: str, spellings: Spellings, fields: dict[str, Any], table: str, proven: str) -> str:
+    """Return what a file says about the models of a format, in one spelling."""
+    lines = [f"name: {name}", *_word_lines(spellings, fields), *([f"proven: {proven}"] if proven else []), table]
+    return "\n".join(lines) + "\n"
+
+
+def _word_lines(spellings: Spellings, fields: dict[str, Any]) -> Iterator[str]:
+    for axis, words in sorted(spellings.items()):
+        yield f"words: {axis} = {' '.join(words)}"
+    for name, value in sorted(fields.items()):
+        yield f"set: {name}={value if isinstance(value, str) else repr(value)}"
+
+
+# Parts of a file ------------------------------------------------------------------------------------------------------
+
+
+def _split_lines(text: str, source: str) -> _Lines:
+    """Return the lines of a file by their kind."""
+    lines = _Lines()
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if len(line) > MAX_LINE:
+            raise InputError(f"{source}:{number}: a line of more than {MAX_LINE} characters: shorten it")
+        if not line or line.startswith("#"):
+            continue
+        if word := _WORD_LINE.fullmatch(line):
+            if word[1] not in _WORDS:
+                hint = nearest(word[1], _WORDS) or f": the words are {', '.join(_WORDS)}"
+                raise InputError(f"{source}:{number}: unknown word '{word[1]}:'{hint}")
+            if word[1] in _ONCE and lines.words[word[1]]:
+                raise InputError(f"{source}:{number}: a second line `{word[1]}:`: leave one of them out")
+            if not word[2]:
+                raise InputError(f"{source}:{number}: nothing follows `{word[1]}:`: complete the line, or leave it out")
+            lines.words[word[1]].append((number, word[2]))
+            continue
+        parts = [part.strip() for part in line.split("|")]
+        if len(parts) != 3 or not all(parts):
+            words = ", ".join(f"`{word}:`" for word in _WORDS)
+            raise InputError(
+                f"{source}:{number}: {line[:80]!r} is not `parameter | key | axes`, and begins neither with # nor with one "
+                f"of {words}"
+            )
+        parameter = parts[0].removesuffix("?").strip()
+        lines.parameters.append((number, parameter, parts[0].endswith("?"), parts[1], parts[2]))
+    return lines
+
+
+def _only(lines: _Lines, word: str) -> str:
+    """Return the text after a word that is given once, or ""."""
+    return lines.words[word][0][1] if lines.words[word] else ""
+
+
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Put the file and the number of the line in front of the message of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _parse_words(lines: _Lines, source: str) -> Spellings:
+    """Return the words for the indices of axes in keys."""
+    spellings: dict[str, tuple[str, ...]] = {}
+    for number, text in lines.words["words"]:
+        axis, equals, words = (part.strip() for part in text.partition("="))
+        found = tuple(words.split())
+        if not equals or axis not in FIXED_SIZES:
+            known = ", ".join(FIXED_SIZES)
+            raise InputError(f"{source}:{number}: {text!r}: write it as `words: qkv = q k v`, for one of the axes {known}")
+        if len(set(found)) != len(found) or len(found) != FIXED_SIZES[axis]:
+            raise InputError(f"{source}:{number}: {axis} needs {FIXED_SIZES[axis]} different words, but has {words!r}")
+        if any(re.search(r"[{}|]", word) for word in found):
+            raise InputError(f"{source}:{number}: a word has a brace or a bar: leave it out")
+        spellings[axis] = found
+    return spellings
+
+
+def _parse_ignored(lines: _Lines, source: str) -> dict[str, str]:
+    """Return the regular expressions for keys to ignore, with their reasons."""
+    found: dict[str, str] = {}
+    for number, text in lines.words["ignore"]:
+        pattern, _, reason = text.partition(" ")
+        if not reason.strip():
+            raise InputError(
+                f"{source}:{number}: no reason: write the expression, a blank, and why these keys are not parameters"
+            )
+        found[pattern] = reason.strip()
+    return found
+
+
+def _parse_column(lines: _Lines, spellings: Spellings, source: str) -> list[tuple[str, Layout]]:
+    """Return every parameter with its layout, checked against the parameters and axes that a ViT can have."""
+    known, places, column = known_axes(), dict[str, tuple[int, str, Layout]](), list[tuple[str, Layout]]()
+    words = sorted({axis for sets in known.values() for axes in sets for axis in axes} | FIXED_SIZES.keys())
+    for number, parameter, _, key, axes in lines.parameters:
+        where = f"{source}:{number}"
+        if parameter not in known:
+            hint = nearest(parameter, known) or "; `python -m parity formats --show torch` lists all"
+            raise InputError(f"{where}: no ViT has a parameter {parameter!r}{hint}")
+        with _located(where):
+            layout = Layout.parse(f"{key} | {axes}", spellings)
+        used = [*layout.key_axes, *(axis.name for axis in layout.array_axes), *layout.parameter_axes]
+        used += [axis for segment in (*layout.before, *layout.after) for axis in segment]
+        if unknown := [axis for axis in used if axis not in words]:
+            hint = nearest(unknown[0], words) or f": the axes are {', '.join(words)}"
+            raise InputError(f"{where}: {unknown[0]!r} is not an axis of a ViT{hint}")
+        if frozenset(layout.parameter_axes) not in known[parameter]:
+            expected = " or ".join(" ".join(sorted(each)) for each in sorted(known[parameter], key=sorted))
+            given = " ".join(sorted(layout.parameter_axes))
+            raise InputError(f"{where}: {parameter} has the axes {expected}, but the line has {given}: correct the line")
+        for axis in layout.array_axes:
+            length = FIXED_SIZES.get(axis.name)
+            if length is not None and axis.start + FIXED_SIZES.get(axis.parameter_axis or "", 1) > length:
+                raise InputError(f"{where}: {axis} is beyond the end of {axis.name}, which has {length} indices")
+        if parameter == PROJECTION and layout.key_axes:
+            raise InputError(f"{where}: the key of {parameter} has braces: it must be one array")
+        other_number, other, earlier = places.setdefault(layout.key, (number, parameter, layout))
+        # A model may have one parameter for the whole array, or several for its parts.
+        if other != parameter and not layout.is_part and not earlier.is_part:
+            raise InputError(f"{where}: {key} is the key of {other} too, on line {other_number}: correct one of them")
+        column.append((parameter, layout))
+    if missing := [name for name in REQUIRED if name not in {parameter for parameter, _ in column}]:
+        raise InputError(f"{source}: no line for {', '.join(missing)}: add one, in the form `parameter | key | axes`")
+    return column
+
+
+@cache
+def known_axes() -> dict[str, frozenset[frozenset[str]]]:
+    """Return all parameters that a ViT can have, by name, each with the sets of axes that it can have."""
+    table = get("torch").table_layouts("")  # the state dict of the twin stores every config
+    return {name: frozenset(frozenset(each.parameter_axes) for each in layouts) for name, layouts in table.items()}
+
+
+# A built-in format as a file -------------------------------------------------------------------------------------------
+
+
+def format_text(format: Format, variant: str | None = None) -> str:
+    """Return a format in the form of a file: one of its variants, by default the first.
+
+    For a built-in format it is a start for a format of one's own: a file cannot say all that a module can.
+    """
+    variant = format.variant or next(iter(format.tables)) if variant is None else variant
+    entries, definition = list(format.table_layouts(variant).items()), format.definition
+    used = {axis for _, layouts in entries for layout in layouts for axis in layout.key_axes}
+    spellings = {**format.spellings, **format.variant_spellings.get(variant, {})}
+    spellings = {axis: words for axis, words in spellings.items() if axis in used}
+    fields = dict(definition.fields) if definition else _hidden_fields(format)
+    lines = [f"name: {format.name}" if definition else f"name: my_{re.sub(r'[^A-Za-z0-9_]', '_', format.name)}"]
+    lines += [f"description: {format.description}", *_word_lines(spellings, fields)]
+    lines += [f"strip: {prefix}" for prefix in (definition.wrappers if definition else ())]
+    ignored = definition.ignored if definition else {} if variant in format.strict_variants else format.ignored_keys
+    lines += [f"ignore: {pattern} {reason}" for pattern, reason in ignored.items()]
+    rows = [(name, layout) for name, layouts in entries for layout in layouts]
+    optional = definition.optional if definition else {name for name, _ in entries if name not in _IN_ALL_MODELS}
+    names = [f"{name}?" if name in optional else name for name, _ in rows]
+    widths = max(map(len, names)), max(len(layout.key) for _, layout in rows)
+    table = [
+        f"{name:{widths[0]}} | {layout.key:{widths[1]}} | {layout.axes_text}"
+        for name, (_, layout) in zip(names, rows, strict=True)
+    ]
+    return "\n".join([*_remarks(format, variant), *lines, "", *table]) + "\n"
+
+
+def _hidden_fields(format: Format) -> dict[str, Any]:
+    """Return the fields that no tensor shows and that a built-in format takes as known, or assumes."""
+    constant = {
+        name: value
+        for name, value in format.constraints.items()
+        if name in HIDDEN_FIELDS and not isinstance(value, tuple) and not callable(value)
+    }
+    known = {**constant, **format.assumed}
+    return {
+        name: value for name, value in known.items() if name not in _NOT_OF_FORMAT and (name, value) != ("num_heads", None)
+    }
+
+
+def _remarks(format: Format, variant: str) -> Iterator[str]:
+    """Yield comments on what a file cannot say about a built-in format."""
+    if format.definition:
+        return
+    others = [f"{format.name}:{each}" for each in format.tables if each not in ("", variant)]
+    yield f"# Format {format.name}{f', variant {variant}' if variant else ''}, as a start for a format of your own."
+    if others:
+        yield f"# Other variants: {', '.join(others)}."
+    features = {
+        "other names of the same keys": format.aliases,
+        "arrays of constants that are written": format.constants,
+        "second copies of parameters": format.duplicates,
+        "the config file of its library": format.json_files is not no_files or format.model_types or format.config_key,
+    }
+    if text := ", ".join(what for what, is_used in features.items() if is_used):
+        yield f"# The built-in format also has what a file cannot say: {text}."
+    yield "# No tensor shows the fields after `set:`; correct them for your model."
+    yield "# A ? marks a parameter that a checkpoint may lack; remove the lines, or the ?, that do not fit your model."
