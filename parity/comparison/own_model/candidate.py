@@ -54,13 +54,7 @@ class Candidate:
         Raises:
             InputError: the fields contradict each other.
         """
-        fields = {name: value for name, value in self.roles.fields.items() if name not in _NOT_OF_CONFIG}
-        inner, width, heads = self.roles.fields["inner"], fields["width"], fields["num_heads"]
-        if inner % heads:
-            raise InputError(f"{heads} heads do not divide {inner}")
-        if inner != width or width % heads:
-            fields["attention.head_dim"] = inner // heads
-        return build_config({**fields, "depth": self.depth})
+        return _config(tuple(self.roles.fields.items()), self.depth)
 
     @cached_property
     def column(self) -> dict[str, Layout]:
@@ -107,6 +101,17 @@ class Candidate:
     def keys_of(self, name: str) -> list[str]:
         """Return the keys of a row's arrays."""
         return self.column[name].keys(self.config.sizes)
+
+
+@lru_cache(maxsize=1024)
+def _config(items: tuple[tuple[str, Any], ...], depth: int) -> ViTConfig:
+    fields = dict(items)
+    inner, width, heads = fields["inner"], fields["width"], fields["num_heads"]
+    if inner % heads:
+        raise InputError(f"{heads} heads do not divide {inner}")
+    if inner != width or width % heads:
+        fields["attention.head_dim"] = inner // heads
+    return build_config({**{name: each for name, each in fields.items() if name not in _NOT_OF_CONFIG}, "depth": depth})
 
 
 @lru_cache(maxsize=4096)

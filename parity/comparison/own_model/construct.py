@@ -18,6 +18,7 @@ from typing import Any
 
 from vit_spec import InputError, nearest
 
+_SMALL = 2_000_000  # parameters
 _FORM = "write it as package.module:Class or package.module:Class(image_size=32, depth=6)"
 _EXPRESSION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*(\(.*\))?", re.DOTALL)
 
@@ -90,6 +91,21 @@ def float64_by_default() -> Iterator[None]:
             torch.set_default_dtype(dtype)
 
 
+@contextmanager
+def few_threads(entries: int) -> Iterator[None]:
+    """Let PyTorch use one thread for a model with few parameters: more cost time, and much time on a busy machine."""
+    torch = sys.modules.get("torch")
+    if torch is None or entries > _SMALL:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def first_line(error: BaseException) -> str:
     """Return the type of an exception and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
@@ -146,10 +162,7 @@ def _literals(call: str, like: str) -> tuple[list[Any], dict[str, Any]]:
 
 def _call(found: Callable[..., Any], name: str, positional: list[Any], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the model, and the arguments of the call by name."""
-    try:
-        signature = inspect.signature(found)
-    except (TypeError, ValueError):
-        signature = None
+    signature = _signature(found)
     if signature and "rngs" in signature.parameters and "rngs" not in keywords:
         from flax import nnx
 
@@ -158,7 +171,7 @@ def _call(found: Callable[..., Any], name: str, positional: list[Any], keywords:
         try:
             bound = signature.bind(*positional, **keywords)
         except TypeError as error:
-            raise InputError(f"{name}{signature} cannot be called: {error}; give its arguments: {_FORM}") from None
+            raise InputError(f"{name}{signature.replace(return_annotation=signature.empty)} cannot be called: {error}; give its arguments: {_FORM}") from None
         bound.apply_defaults()
         arguments = {
             key: value
@@ -172,6 +185,20 @@ def _call(found: Callable[..., Any], name: str, positional: list[Any], keywords:
             return found(*positional, **keywords), arguments
     except Exception as error:  # of the user's code
         raise InputError(f"{name} raised {first_line(error)}; give other arguments: {_FORM}") from None
+
+
+def _signature(found: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of a function or a constructor; None if it has none.
+
+    The metaclass of NNX modules hides that of the constructor.
+    """
+    try:
+        if not isinstance(found, type):
+            return inspect.signature(found)
+        signature = inspect.signature(found.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+    except (TypeError, ValueError):
+        return None
 
 
 def _is_variadic(signature: inspect.Signature, name: str) -> bool:

@@ -13,7 +13,7 @@ from parity.checkpoints.formats import Fields
 from parity.checkpoints.reading import StrPath
 from parity.checkpoints.weights import Checkpoint, validate
 from parity.comparison.own_model.candidate import Candidate
-from parity.comparison.own_model.construct import Built, build, working_directory_on_path
+from parity.comparison.own_model.construct import Built, build, few_threads, working_directory_on_path
 from parity.comparison.own_model.images import image_shapes
 from parity.comparison.own_model.model import Array, ImageShape, OwnModel, Trace, as_float64
 from parity.comparison.own_model.options import Options
@@ -81,7 +81,8 @@ def derive_table(
         model = _make_model(built)
         stored = open_arrays(source, model.separator)
         try:
-            return _derive(model, stored, fields, strip, ignore)
+            with few_threads(sum(array.size for array in stored.values())):
+                return _derive(model, stored, fields, strip, ignore)
         except InputError as error:
             raise InputError(f"--like {built.name}: {error}") from None
 

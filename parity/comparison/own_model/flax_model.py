@@ -25,7 +25,7 @@ from vit_spec import InputError
 # Arguments of a forward pass that select inference, with the values for it.
 _INFERENCE = {"train": False, "training": False, "is_training": False, "deterministic": True, "use_running_average": True}
 # A float64 run is executed a few times, so compiling it quickly matters more than its speed.
-_QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 class FlaxModel(OwnModel):
@@ -93,7 +93,7 @@ class FlaxModel(OwnModel):
         with exact_jax():
             mine, x = self._arguments(weights, arrays[0])
             if name not in self._compiled:
-                self._compiled[name] = jax.jit(function, compiler_options=_QUICK_COMPILE)
+                self._compiled[name] = jax.jit(function, compiler_options=QUICK_COMPILE)
             return self._guarded(lambda: self._compiled[name](mine, x, *(jnp.asarray(each) for each in arrays[1:])))
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
@@ -131,17 +131,20 @@ class LinenModel(FlaxModel):
             settings.extend(simple_settings(context.module))
             return call(*args, **kwargs)
 
-        def init() -> Any:
+        def init(_: Any = None) -> Any:
             keys = {name: jax.random.key(0) for name in ("params", "dropout")}
             return self._module.init(keys, jnp.zeros(shape), **self._flags)
 
         try:
             with exact_jax(), linen.intercept_methods(record):
-                variables = self._guarded(init)
+                variables = self._guarded(lambda: jax.eval_shape(init))
+                if set(variables) - {"params", "intermediates"}:  # constants, whose values matter
+                    variables = self._guarded(init)
         except InputError as error:
             return str(error)
         variables = meta.unbox(variables)
-        self.weights = dict(_flatten(variables.get("params", {})))
+        parameters = jax.tree.map(lambda leaf: np.zeros(leaf.shape), variables.get("params", {}))
+        self.weights = dict(_flatten(parameters))
         self._others = {name: value for name, value in variables.items() if name not in ("params", "intermediates")}
         self.constants = {
             f"{name}/{key}": array for name, tree in self._others.items() for key, array in _flatten(tree)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, permutations, product
+from itertools import chain, islice, permutations, product
 from typing import Any
 
 from parity.comparison.own_model.candidate import Candidate, Dims
@@ -15,7 +15,7 @@ _ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "quick_gelu", "mish", "none
 _ROTARY = ("axial", "dinov3", "eva", "rope_vit")
 _ROTARY_BASES = (100.0, 10000.0)
 _MAX_SKIPS = 50  # layouts to try with values added to the output of attention
-_MAX_CANDIDATES = 600  # from one of the methods below
+_MAX_CANDIDATES = 500  # from one of the functions below
 
 
 class Options:
@@ -46,7 +46,7 @@ class Options:
     def stem_and_head(self, candidate: Candidate) -> Iterator[Candidate]:
         """Yield candidates that differ outside of the blocks: pooling, kind of norms, epsilon, positions, layouts."""
         fields = candidate.roles.fields
-        kinds = ["layer"] if fields["norms.bias"] else self._norm_kinds()
+        kinds = ["layer"] if fields["norms.bias"] else ["rms", "layer"]
         positions: list[dict[str, Any]] = [{}]
         if "pos_embed" not in candidate.roles.leaves:
             tables = [{"positions.kind": "fixed", "positions.table": table} for table in self._of("positions.table", TABLES)]
@@ -85,15 +85,18 @@ class Options:
         words = candidate.roles.words.get("qkv", ())
         free = "blocks.attn.q_bias" not in candidate.roles.leaves  # else the bias shows which layer is that of the keys
         orders = list(permutations(words)) if free else [words]
-        found, named = [], len(self._named_heads(candidate)) or 3
+        usual: list[list[Candidate]] = []
+        other: list[list[Candidate]] = []
+        named = len(self._named_heads(candidate)) or 3
         for n, heads in enumerate(self.heads(candidate)):
-            for scale in self._scales(candidate, heads)[: None if n < named else 1]:
+            for m, scale in enumerate(self._scales(candidate, heads)[: None if n < named else 1]):
                 chosen = candidate.with_fields(num_heads=heads, attention__scale=scale)
                 for order in orders:
                     ordered = chosen.with_words("qkv", order) if words else chosen
-                    found.append(_layouts(ordered, ("blocks.attn.qkv.weight", "blocks.attn.proj.weight")))
+                    layouts = _layouts(ordered, ("blocks.attn.qkv.weight", "blocks.attn.proj.weight"))
+                    (other if m else usual).append(layouts)
         followers = ("blocks.attn.qkv.bias", "blocks.attn.q_bias", "blocks.attn.v_bias")
-        for each in _round_robin(found):
+        for each in chain(_round_robin(usual), _round_robin(other)):
             yield _follow(each, "blocks.attn.qkv.weight", followers)
 
     def rotary(self, candidate: Candidate) -> Iterator[Candidate]:
@@ -120,6 +123,11 @@ class Options:
         """Return the epsilons to try: those of the operations and settings first."""
         own = [value for value in self._numbers if 0 < value < 1e-2]
         return list(self._of("norms.eps", dict.fromkeys([*own, *self._named("eps", float), *_EPS])))
+
+    def several_eps(self) -> str:
+        """Return a text with the epsilons of the model if it has several; else ""."""
+        own = sorted({value for value in self._numbers if 0 < value < 1e-2})
+        return f"its norms have the epsilons {', '.join(map(repr, own))}, ViTConfig has one for all" if len(own) > 1 else ""
 
     def heads(self, candidate: Candidate) -> list[int]:
         """Return the numbers of heads to try: those of the settings first, then by the usual dimension of a head."""
@@ -148,11 +156,8 @@ class Options:
         fields = candidate.roles.fields
         usual = (fields["inner"] // heads) ** -0.5
         own = [value for value in self._numbers if 1e-2 < value < 1.5 and abs(value / usual - 1) > 1e-12]
-        own = [*own, *(usual / value for value in own)]
-        return list(dict.fromkeys([None, fields["width"] ** -0.5, 1.0, *own[:6]]))
-
-    def _norm_kinds(self) -> list[str]:
-        return ["rms", "layer"]
+        own = [each for value in own for each in (value, usual / value)]
+        return list(dict.fromkeys([None, fields["width"] ** -0.5, 1.0, *own[:8]]))
 
     def _activations(self) -> list[str]:
         texts = [str(value).lower() for name, value in self._settings if re.search("act|approximate|hidden_act", name)]
@@ -212,11 +217,10 @@ def _follow(candidate: Candidate, name: str, others: Sequence[str]) -> Candidate
     order = [axis for dim in candidate.dims.get(name, ()) for axis in dim]
     for other in others:
         if other in candidate.roles.leaves:
-            axes = {axis for dim in candidate.layouts_of(other)[:1] for part in dim for axis in [part]}
+            layouts = candidate.layouts_of(other)
+            axes = {axis for dims in layouts[:1] for dim in dims for axis in dim}
             wanted = [axis for axis in order if axis in axes]
-            fitting = [
-                dims for dims in candidate.layouts_of(other) if [axis for dim in dims for axis in dim] == wanted
-            ]
+            fitting = [dims for dims in layouts if [axis for dim in dims for axis in dim if axis in wanted] == wanted]
             candidate = candidate.with_dims(other, fitting[0]) if fitting else candidate
     return candidate
 

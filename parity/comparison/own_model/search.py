@@ -29,6 +29,7 @@ from parity.comparison.own_model.twin import Twin
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import InputError
 
+_SMALL = 1e-3  # a difference below this may come from an epsilon
 _ATTENTION = ("blocks.attn.qkv.", "blocks.attn.proj.", "blocks.attn.q_bias", "blocks.attn.v_bias")
 _MLP = ("blocks.mlp.fc",)
 _NORM_BIASES = ("blocks.norm1.bias", "blocks.norm2.bias", "blocks.attn.norm.bias", "blocks.mlp.norm.bias")
@@ -133,26 +134,10 @@ class Search:
                 if best[0] <= FLOAT64_TOLERANCE:
                     break
             if best[0] > FLOAT64_TOLERANCE:
-                return Failure(number, float(best[0]), tried, self._detail(number, best[1]))
+                detail = options.several_eps() if best[0] < _SMALL else ""
+                return Failure(number, float(best[0]), tried, detail)
             candidate = best[1]
         return candidate
-
-    def _detail(self, number: int, candidate: Candidate) -> str:
-        """Return a reason for the failure of a stage, if one is found."""
-        eps = candidate.roles.fields.get("norms.eps")
-        if STAGES[number] in (MLP, ATTENTION) and "norms.eps" not in self._options.given:
-            for other in self._options.eps():
-                if other != eps and self._agrees_with_other_eps(candidate, other, STAGES[number]):
-                    return f"the norms of the blocks have an epsilon of {other:g}, the others of {eps:g}"
-        return ""
-
-    def _agrees_with_other_eps(self, candidate: Candidate, eps: float, stage: Stage) -> bool:
-        """Return whether a part of the blocks agrees with another epsilon in the norms of the blocks.
-
-        The norms outside have so little influence that their difference is far below that of any other cause.
-        """
-        difference = self.difference(candidate.with_fields(norms__eps=eps), stage)
-        return difference < 1e-3 * self.difference(candidate, stage)
 
     def difference(self, candidate: Candidate, stage: Stage) -> float:
         """Return the relRMS between the outputs of both models; infinity if the hypothesis contradicts itself."""

@@ -20,7 +20,6 @@ from parity.comparison.own_model.model import (
 )
 from vit_spec import InputError
 
-
 class TorchModel(OwnModel):
     """A copy of a PyTorch module in float64, on CPU, in eval mode."""
 
@@ -48,6 +47,7 @@ class TorchModel(OwnModel):
         for inner in module.modules():
             self.settings += simple_settings(inner)
         self._channels_last = False
+        self._runs = 0
 
     def fit(self, images: ImageShape) -> str:
         self._channels_last = images.channels_last
@@ -128,5 +128,8 @@ class TorchModel(OwnModel):
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Run with gradients, so that no fused kernel for inference is used, and without effect on random numbers."""
-        with self._torch.random.fork_rng(devices=[]), self._torch.enable_grad(), float64_by_default():
+        torch = self._torch
+        self._runs += 1
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), float64_by_default():
+            torch.manual_seed(self._runs)  # two runs of a model that draws random numbers differ
             yield

@@ -59,15 +59,22 @@ def _by_row(column: Mapping[str, Layout], config: ViTConfig, arrays: Mapping[str
     return found
 
 
-def _torch_model(config: ViTConfig, arrays: Mapping[str, Array]) -> Any:
+@lru_cache(maxsize=64)
+def _empty_torch_model(config: ViTConfig) -> Any:
     import torch
 
     import vit_torch
 
     with torch.device("meta"):
-        model = vit_torch.ViT(config)
+        return vit_torch.ViT(config).eval()
+
+
+def _torch_model(config: ViTConfig, arrays: Mapping[str, Array]) -> Any:
+    import torch
+
+    model = _empty_torch_model(config)
     model.load_state_dict({key: torch.from_numpy(array) for key, array in arrays.items()}, assign=True)
-    return model.eval()
+    return model
 
 
 def _run_torch(config: ViTConfig, arrays: Mapping[str, Array], images: Array) -> Array:
@@ -103,15 +110,20 @@ def _run_jax(config: ViTConfig, arrays: Mapping[str, Array], images: Array) -> A
         return np.asarray(_jitted_jax(config)(tree, jnp.asarray(images)))
 
 
+def _jax_function(config: ViTConfig) -> Any:
+    import vit_jax
+
+    model = vit_jax.ViT(config, vit_jax.Execution(dtype="float64", precision="highest"))
+    return lambda tree, images: model.apply({"params": tree}, images)
+
+
 @lru_cache(maxsize=64)
 def _jitted_jax(config: ViTConfig) -> Any:
     import jax
 
-    import vit_jax
+    from parity.comparison.own_model.flax_model import QUICK_COMPILE
 
-    model = vit_jax.ViT(config, vit_jax.Execution(dtype="float64", precision="highest"))
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return jax.jit(lambda tree, images: model.apply({"params": tree}, images), compiler_options=options)
+    return jax.jit(_jax_function(config), compiler_options=QUICK_COMPILE)
 
 
 def _jax_gradients(
@@ -120,14 +132,15 @@ def _jax_gradients(
     import jax
     import jax.numpy as jnp
 
-    from parity.comparison.own_model.flax_model import exact_jax, nest
+    from parity.comparison.own_model.flax_model import QUICK_COMPILE, exact_jax, nest
 
     def loss(tree: Any, images: Any, target: Any) -> Any:
-        output = _jitted_jax(config)(tree, images)
+        output = _jax_function(config)(tree, images)
         return jnp.square(output - target).mean(), output
 
     with exact_jax():
         tree = jax.tree.map(jnp.asarray, nest(arrays))
-        found, output = jax.grad(loss, has_aux=True)(tree, jnp.asarray(images), jnp.asarray(target))
+        step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICK_COMPILE)
+        found, output = step(tree, jnp.asarray(images), jnp.asarray(target))
     flat = {"/".join(str(each.key) for each in path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
     return np.asarray(output), flat

@@ -74,6 +74,7 @@ def read_weights(
         kind = OtherShapes if wrong and not missing and not extra else InputError
         raise kind(
             f"the checkpoint does not fit {model.name}: {'. '.join(lists)}. Give the arguments that the model was made with"
+            + (", and --set image_size=HxW for images of another size" if wrong else "")
             + (", or --ignore REGEX for keys that it does not use" if extra else "")
         )
     if bad := [key for key in model.weights if inside[key].dtype.name not in FLOAT_DTYPES]:
