@@ -71,7 +71,9 @@ class PreNorm(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(0.1), nn.Linear(hidden, dim), nn.Dropout(0.1))
+        self.net = nn.Sequential(
+            nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(0.1), nn.Linear(hidden, dim), nn.Dropout(0.1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -270,7 +272,11 @@ def sincos_table(rows: int, columns: int, width: int) -> Tensor:
     """Return MAE's table: x before y."""
     omega = 10000.0 ** (-torch.arange(width // 4, dtype=torch.get_default_dtype()) / (width // 4))
     y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    parts = [part for axis in (x, y) for part in ((axis.flatten()[:, None] * omega).sin(), (axis.flatten()[:, None] * omega).cos())]
+    parts = [
+        part
+        for axis in (x, y)
+        for part in ((axis.flatten()[:, None] * omega).sin(), (axis.flatten()[:, None] * omega).cos())
+    ]
     return torch.cat(parts, dim=1)
 
 
@@ -342,8 +348,10 @@ class Impostor(Renamed):
         images = images.flip(-1) if change == "flipped images" else images
         x = self.stem(images).flatten(2).transpose(1, 2)
         x = x.relu() if change == "activation of patches" else x
-        x = torch.cat([x, self.start.expand(len(x), -1, -1)], 1) if change == "class token last" else (
-            torch.cat([self.start.expand(len(x), -1, -1), x], 1)
+        x = (
+            torch.cat([x, self.start.expand(len(x), -1, -1)], 1)
+            if change == "class token last"
+            else (torch.cat([self.start.expand(len(x), -1, -1), x], 1))
         )
         x = x.flip(1) if change == "flipped tokens" else x
         x = x + self.where

@@ -46,7 +46,9 @@ def find_block_roles(leaves: Sequence[Leaf], width: int) -> Iterator[Roles]:
             for mlp, attention in ((layers[-count:], layers[:-count]), (layers[:count], layers[count:])):
                 for first in _mlp_roles(mlp, sizes, width):
                     for second in _attention_roles(attention, sizes, width, heads):
-                        for rest in _norm_roles(others, attention, mlp, second.fields["inner"], first.fields["mlp_dim"], width):
+                        for rest in _norm_roles(
+                            others, attention, mlp, second.fields["inner"], first.fields["mlp_dim"], width
+                        ):
                             yield first | second | rest
 
 
@@ -71,9 +73,7 @@ def _mlp_roles(layers: Sequence[Unit], sizes: Mapping[Unit, int], width: int) ->
     yield Roles(fields, leaves, found.words)
 
 
-def _attention_roles(
-    layers: Sequence[Unit], sizes: Mapping[Unit, int], width: int, heads: int | None
-) -> Iterator[Roles]:
+def _attention_roles(layers: Sequence[Unit], sizes: Mapping[Unit, int], width: int, heads: int | None) -> Iterator[Roles]:
     """Yield the roles of the layers of attention: one or three for queries, keys and values, and the output projection."""
     if len(layers) not in (1, 2, 3, 4):
         return

@@ -10,7 +10,6 @@ import numpy as np
 from parity.checkpoints.config_inference import build_config
 from parity.checkpoints.layout import Axis, Layout
 from parity.comparison.own_model.block_roles import Roles
-from parity.comparison.own_model.keys import Leaf
 from parity.comparison.own_model.model import Array
 from vit_spec import InputError, ViTConfig, rows
 
@@ -72,7 +71,9 @@ class Candidate:
         for name in declared:
             dims = self.dims.get(name) or next(iter(self.layouts_of(name)), None)
             if dims is None:
-                raise InputError(f"{leaves[name].key} {leaves[name].shape} does not fit the axes {' '.join(declared[name].axes)}")
+                raise InputError(
+                    f"{leaves[name].key} {leaves[name].shape} does not fit the axes {' '.join(declared[name].axes)}"
+                )
             words = {axis: self.roles.words[axis] for axis in leaves[name].axes if axis in self.roles.words}
             found[name] = Layout(leaves[name].key, tuple(tuple(Axis(a, a, 0) for a in dim) for dim in dims), words)
         return found
@@ -82,6 +83,17 @@ class Candidate:
         leaf, row = self.roles.leaves[name], rows(self.config)[name]
         axes = tuple(axis for axis in row.axes if axis not in leaf.axes)
         return _layouts(leaf.shape, axes, tuple(self.config.sizes[axis] for axis in axes), leaf.stacked)
+
+    def fits_heads(self, heads: int) -> bool:
+        """Return whether the shapes of the weights of attention allow a number of heads."""
+        fields = self.roles.fields
+        sizes = {"block": self.depth, "qkv": 3, "head": heads, "dim": fields["inner"] // heads, "width": fields["width"]}
+        for name, axes in (("qkv", ("block", "qkv", "head", "dim", "width")), ("proj", ("block", "width", "head", "dim"))):
+            leaf = self.roles.leaves.get(f"blocks.attn.{name}.weight")
+            rest = tuple(axis for axis in axes if leaf is None or axis not in leaf.axes)
+            if leaf and not _layouts(leaf.shape, rest, tuple(sizes[axis] for axis in rest), leaf.stacked):
+                return False
+        return True
 
     def to_rows(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return arrays by row, with the axes of the row, from arrays by key."""

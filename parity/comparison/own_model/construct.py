@@ -160,7 +160,9 @@ def _literals(call: str, like: str) -> tuple[list[Any], dict[str, Any]]:
     return [literal(node) for node in tree.args], {str(each.arg): literal(each.value) for each in tree.keywords}
 
 
-def _call(found: Callable[..., Any], name: str, positional: list[Any], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _call(
+    found: Callable[..., Any], name: str, positional: list[Any], keywords: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """Return the model, and the arguments of the call by name."""
     signature = _signature(found)
     if signature and "rngs" in signature.parameters and "rngs" not in keywords:
@@ -171,7 +173,8 @@ def _call(found: Callable[..., Any], name: str, positional: list[Any], keywords:
         try:
             bound = signature.bind(*positional, **keywords)
         except TypeError as error:
-            raise InputError(f"{name}{signature.replace(return_annotation=signature.empty)} cannot be called: {error}; give its arguments: {_FORM}") from None
+            shown = signature.replace(return_annotation=signature.empty)
+            raise InputError(f"{name}{shown} cannot be called: {error}; give its arguments: {_FORM}") from None
         bound.apply_defaults()
         arguments = {
             key: value

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from parity.checkpoints.config_inference import Assumption
 from parity.checkpoints.containers.container import StoredArray
-from parity.checkpoints.formats import Fields
-from parity.checkpoints.reading import StrPath
-from parity.checkpoints.weights import Checkpoint, validate
+from parity.checkpoints.format_file import parse_format
+from parity.checkpoints.formats import Fields, registered
+from parity.checkpoints.reading import StrPath, load
+from parity.checkpoints.weights import Checkpoint, converted_arrays
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.construct import Built, build, few_threads, working_directory_on_path
 from parity.comparison.own_model.images import image_shapes
@@ -28,8 +28,8 @@ from vit_spec.config import coerce_field
 
 _SEED = 0
 _REMEDY = (
-    "state what is known with --set FIELD=VALUE, or write a table by hand, as `python -m parity formats` shows the tables "
-    "of known formats"
+    "state what is known with --set FIELD=VALUE, or write a table by hand, such as the one that `python -m parity formats "
+    "--show torch` prints"
 )
 
 
@@ -41,13 +41,26 @@ class DerivedTable:
         text: the content of the format file.
         config: the config of the model.
         proof: the measured differences.
-        checkpoint: the weights, in the format of the twin of the class's framework, bit for bit.
+        checkpoint: the checkpoint, as it is read with the table.
     """
 
     text: str
     config: ViTConfig
     proof: Proof
     checkpoint: Checkpoint = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Derived:
+    """A table before it is used to read the checkpoint.
+
+    own: the weights of the checkpoint by the keys of the class, in float64.
+    """
+
+    text: str
+    candidate: Candidate
+    proof: Proof
+    own: Mapping[str, Array]
 
 
 def derive_table(
@@ -60,8 +73,8 @@ def derive_table(
 ) -> DerivedTable:
     """Find which parameter of a PyTorch or Flax class is which of ours, and the config; prove it; return it as a table.
 
-    The class and its forward pass are executed.  Both models run in float64 on CPU, the class in its inference mode:
-    outputs and the gradients of all parameters must agree to 1e-12, with the weights of the checkpoint and with random ones.
+    The class and its forward pass are executed.  Both models run in float64 on CPU, the class in inference mode:
+    outputs and gradients of all parameters must agree to 1e-12, with the weights of the checkpoint and with random ones.
 
     Args:
         like: "package.module:Class", with arguments if it needs some: "my_models.vit:ViT(image_size=32, depth=6)"; the
@@ -82,9 +95,11 @@ def derive_table(
         stored = open_arrays(source, model.separator)
         try:
             with few_threads(sum(array.size for array in stored.values())):
-                return _derive(model, stored, fields, strip, ignore)
+                derived = _derive(model, stored, fields, strip, ignore)
+                checkpoint = _read_with(derived, model, source, given=fields, strip=strip, ignore=ignore)
         except InputError as error:
             raise InputError(f"--like {built.name}: {error}") from None
+    return DerivedTable(derived.text, checkpoint.config, derived.proof, checkpoint)
 
 
 def _make_model(built: Built) -> OwnModel:
@@ -99,7 +114,7 @@ def _make_model(built: Built) -> OwnModel:
 
 def _derive(
     model: OwnModel, stored: Mapping[str, StoredArray], given: Fields, strip: str | None, ignore: Sequence[str]
-) -> DerivedTable:
+) -> _Derived:
     reasons: list[str] = []
     errors: list[InputError] = []
     shapes = {key: array.shape for key, array in (model.weights or stored).items()}
@@ -119,8 +134,8 @@ def _derive(
     if errors:
         raise errors[0]
     raise InputError(
-        f"its forward pass takes no batch of images alone: {reasons[0]}; make a function that returns a module which does, or "
-        "give --set image_size=HxW --set in_channels=N"
+        f"its forward pass takes no batch of images alone: {reasons[0]}; name a function that returns a module which does, "
+        "or give --set image_size=HxW --set in_channels=N"
     )
 
 
@@ -128,7 +143,7 @@ class _NoStructure(InputError):
     """The parameters have no roles in a ViT for this size of images."""
 
 
-def _derive_for(model: OwnModel, weights: OwnWeights, images: ImageShape, given: Fields) -> DerivedTable:
+def _derive_for(model: OwnModel, weights: OwnWeights, images: ImageShape, given: Fields) -> _Derived:
     rng = np.random.default_rng(_SEED)
     pixels = rng.standard_normal((2, images.height, images.width, images.channels))
     original = dict(model.weights), dict(model.constants)
@@ -200,8 +215,8 @@ def _search(
     return search.find(each.with_fields(output_axes=len(output)) for each in candidates)
 
 
-def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Array, given: Fields) -> DerivedTable:
-    """Prove a candidate, and return its table and the checkpoint."""
+def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Array, given: Fields) -> _Derived:
+    """Prove a candidate, and return its table."""
     arrays = {key: weights.arrays[key] for key in model.weights}
     own = {key: as_float64(array) for key, array in arrays.items()}
     proof = prove(model, found, own, pixels, _SEED + 2)
@@ -213,11 +228,25 @@ def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Arra
     text = table_text(
         found, like=model.name, largest=proof.largest, strip=weights.strip, ignored=ignored, given=list(given)
     )
-    converted = Twin(model.twin).arrays(found.config, found.to_rows(arrays))
-    assumed: tuple[Assumption, ...] = ()
-    if weights.alternatives:
-        why = f"not {', '.join(weights.alternatives)}, of the same file: save that alone to read it"
-        assumed = (Assumption("weights", weights.strip or "those that fit the class", why),)
-    checkpoint = Checkpoint(found.config, model.twin, converted, assumed=assumed)
-    validate(checkpoint)
-    return DerivedTable(text, found.config, proof, checkpoint)
+    return _Derived(text, found, proof, own)
+
+
+def _read_with(derived: _Derived, model: OwnModel, source: StrPath, **options: Any) -> Checkpoint:
+    """Return the checkpoint as it is read with the table, after a check that it is the model that was proven.
+
+    Raises:
+        InputError: it is another model.
+    """
+    format = parse_format(derived.text, "its table")
+    with registered(format):
+        checkpoint = load(source, format=format.name, **options)
+    twin, expected = Twin(model.twin), derived.candidate.config
+    values = derived.candidate.to_rows(derived.own)
+    read = {key: as_float64(array) for key, array in converted_arrays(checkpoint, model.twin)}
+    images = np.random.default_rng(_SEED).standard_normal((2, *expected.image_size, expected.in_channels))
+    same = read.keys() == (arrays := twin.arrays(expected, values)).keys()
+    same = same and all(np.array_equal(read[key], array) for key, array in arrays.items())
+    outputs = [twin.run(config, values, images) for config in (expected, checkpoint.config)] if same else []
+    if not same or not np.array_equal(*outputs):
+        raise InputError("its table reads another model than the one that was proven: report this as a bug")
+    return checkpoint

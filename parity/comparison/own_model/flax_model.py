@@ -68,7 +68,11 @@ class FlaxModel(OwnModel):
         with exact_jax():
             arrays, x = self._arguments(weights, images)
             keys = sorted(arrays)
-            closed = self._guarded(lambda: jax.make_jaxpr(lambda *values: self._output(dict(zip(keys, values[1:], strict=True)), values[0]))(x, *(arrays[key] for key in keys)))
+            closed = self._guarded(
+                lambda: jax.make_jaxpr(lambda *values: self._output(dict(zip(keys, values[1:], strict=True)), values[0]))(
+                    x, *(arrays[key] for key in keys)
+                )
+            )
         names = dict(zip(closed.jaxpr.invars[1:], keys, strict=True))
         _walk(closed.jaxpr, names, trace)
         return trace
@@ -146,9 +150,7 @@ class LinenModel(FlaxModel):
         parameters = jax.tree.map(lambda leaf: np.zeros(leaf.shape), variables.get("params", {}))
         self.weights = dict(_flatten(parameters))
         self._others = {name: value for name, value in variables.items() if name not in ("params", "intermediates")}
-        self.constants = {
-            f"{name}/{key}": array for name, tree in self._others.items() for key, array in _flatten(tree)
-        }
+        self.constants = {f"{name}/{key}": array for name, tree in self._others.items() for key, array in _flatten(tree)}
         self.settings += [each for each in settings if each not in self.settings]
         return ""
 
@@ -163,8 +165,9 @@ class NnxModel(FlaxModel):
         super().__init__(built)
         from flax import nnx
 
-        model = built.model
+        model = nnx.clone(built.model)
         model.eval()
+        _let_compute_in_float64(model)
         self._graph, parameters, self._rest = nnx.split(model, nnx.Param, ...)
         self._state = parameters
         self.weights = {key: as_float64(array) for key, array in _flatten(nnx.to_pure_dict(parameters))}
@@ -228,6 +231,20 @@ def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
             yield from _flatten(value, key)
         else:
             yield key, np.asarray(value)
+
+
+def _let_compute_in_float64(model: Any) -> None:
+    """Let the layers of an NNX module that fix their dtype compute in float64, as `double()` does in PyTorch.
+
+    nnx.Embed fixes the dtype of its initial values.
+    """
+    import jax.numpy as jnp
+    from flax import nnx
+
+    for _, inner in nnx.iter_graph(model):
+        dtype = getattr(inner, "dtype", None) if isinstance(inner, nnx.Module) else None
+        if dtype is not None and jnp.issubdtype(dtype, jnp.floating):
+            inner.dtype = jnp.float64
 
 
 def _without_generators(pure: Any, state: Any) -> dict[str, Array]:

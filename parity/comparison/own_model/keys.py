@@ -1,6 +1,5 @@
 """Patterns of keys: which number in a key is that of a block or of a head, and which words stand for q, k and v."""
 
-import os.path
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -157,8 +156,10 @@ def group_heads(leaves: Sequence[Leaf]) -> tuple[tuple[Leaf, ...], int] | None:
         first, count = min(numbered), len(numbered)
         structures = [{rest: leaf.shape for rest, leaf in inner.items()} for inner in numbered.values()]
         uniform = count > 1 and set(numbered) == set(range(first, first + count))
-        if uniform and all(each == structures[0] for each in structures) and any(
-            leaf.is_matrix for leaf in numbered[first].values()
+        if (
+            uniform
+            and all(each == structures[0] for each in structures)
+            and any(leaf.is_matrix for leaf in numbered[first].values())
         ):
             counts.add(count)
             field = "{head}" if not first else f"{{head+{first}}}"
@@ -177,10 +178,18 @@ def join_words(keys: Sequence[str], axis: str) -> tuple[str, tuple[str, ...]] | 
     >>> join_words(["attn.to_q.weight", "attn.to_k.weight"], "qkv")
     ("attn.to_{qkv}.weight", ("q", "k"))
     """
-    prefix = os.path.commonprefix(keys)
+    prefix = _common_start(keys)
     rests = [key[len(prefix) :] for key in keys]
-    suffix = os.path.commonprefix([rest[::-1] for rest in rests])[::-1]
+    suffix = _common_start([rest[::-1] for rest in rests])[::-1]
     words = tuple(rest[: len(rest) - len(suffix)] for rest in rests)
     if len(set(words)) != len(words) or not all(re.fullmatch(r"\w+", word) for word in words):
         return None
     return f"{prefix}{{{axis}}}{suffix}", words
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    """Return the longest text with which all of some texts begin."""
+    count = 0
+    while all(len(text) > count and text[count] == texts[0][count] for text in texts):
+        count += 1
+    return texts[0][:count]

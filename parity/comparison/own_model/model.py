@@ -14,7 +14,7 @@ Array = NDArray[Any]
 Weights = Mapping[str, Array]
 
 FIXED_DTYPE = (
-    "a part of it has a fixed dtype, so that it cannot be compared in float64: let it compute in the dtype of its inputs "
+    "if a part of it has a fixed dtype, it cannot be compared in float64: let that part compute in the dtype of its inputs "
     "(in flax dtype=None, in torch no .float() or dtype=torch.float32)"
 )
 _OUTPUT_NAMES = ("logits", "last_hidden_state")

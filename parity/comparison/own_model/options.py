@@ -44,26 +44,34 @@ class Options:
         return ""
 
     def stem_and_head(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Yield candidates that differ outside of the blocks: pooling, kind of norms, epsilon, positions, layouts."""
+        """Yield candidates that differ outside of the blocks: pooling, kind of norms, positions, layouts."""
         fields = candidate.roles.fields
         kinds = ["layer"] if fields["norms.bias"] else ["rms", "layer"]
         positions: list[dict[str, Any]] = [{}]
         if "pos_embed" not in candidate.roles.leaves:
-            tables = [{"positions.kind": "fixed", "positions.table": table} for table in self._of("positions.table", TABLES)]
+            tables = [
+                {"positions.kind": "fixed", "positions.table": table} for table in self._of("positions.table", TABLES)
+            ]
             covers = ["none", "all", "class"] if fields["tokens.class_token"] else ["all"]
             positions = [{"positions.kind": "none"}]
             positions += [{**t, "positions.covers": c} for t in tables for c in self._of("positions.covers", covers)]
-            positions = [p for p in positions if self.given.get("positions.kind", p["positions.kind"]) == p["positions.kind"]]
+            positions = [
+                p for p in positions if self.given.get("positions.kind", p["positions.kind"]) == p["positions.kind"]
+            ]
         pools = [p for p in self._pools(candidate) if all(self.given.get(n, v) == v for n, v in p.items())]
         choices = [
             pools,
             positions,
             [{"norms.kind": kind} for kind in self._of("norms.kind", kinds)],
-            [{"norms.eps": eps} for eps in self.eps()],
+            [{"norms.eps": next(iter(self.eps()))}],
         ]
         for several in _by_likelihood(choices):
             merged = {name: value for each in several for name, value in each.items()}
             yield from _layouts(candidate.with_fields(**merged), ("head.weight", "pre_logits.weight", "pos_embed"))
+
+    def epsilons(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Yield candidates that differ in the epsilon of norms, which changes the outputs far less than all else."""
+        yield from (candidate.with_fields(norms__eps=eps) for eps in self.eps()[1:])
 
     def patches(self, candidate: Candidate) -> Iterator[Candidate]:
         """Yield candidates that differ in the order of the entries of a patch."""
@@ -141,7 +149,8 @@ class Options:
             return [inner // norm.size]
         divisors = [n for n in range(1, inner + 1) if inner % n == 0]
         usual = sorted(divisors, key=lambda n: abs(inner / n - 64))
-        return list(dict.fromkeys([*self._named_heads(candidate), *usual]))
+        found = list(dict.fromkeys([*self._named_heads(candidate), *usual]))
+        return [heads for heads in found if candidate.fits_heads(heads)] or found
 
     def _named_heads(self, candidate: Candidate) -> list[int]:
         """Return the numbers of heads in the settings."""

@@ -48,7 +48,7 @@ def _is_norm_vector(unit: Unit) -> bool:
 
 
 def _patch_sizes(weight: Leaf, width: int, images: ImageShape) -> Iterator[Sizes]:
-    """Yield the sizes of patches that a projection may take, (height, width); square ones first if only its size is known."""
+    """Yield the sizes of patches that a projection may take, (height, width); the most square ones first."""
     length = weight.size // width
     if weight.size % width or length % images.channels:
         return

@@ -30,6 +30,13 @@ class Proof:
         """The largest difference."""
         return max(value for each in self.differences.values() for value in each.values())
 
+    def __str__(self) -> str:
+        output = max(each[OUTPUT] for each in self.differences.values())
+        return (
+            f"the outputs agree to {output:.1e} and all gradients to {self.largest:.1e} (relRMS in float64), with the "
+            "weights of the checkpoint and with random weights"
+        )
+
 
 def prove(model: OwnModel, candidate: Candidate, own: Mapping[str, Array], images: Array, seed: int) -> Proof:
     """Compare the outputs and the gradients of both models, with the weights of the checkpoint and with random ones.

@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 
 from parity.comparison.own_model.candidate import Candidate
-from parity.comparison.own_model.model import Array, OwnModel
+from parity.comparison.own_model.model import FIXED_DTYPE, Array, OwnModel
 from parity.comparison.own_model.options import Options
 from parity.comparison.own_model.twin import Twin
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import InputError
 
+_FLOAT32 = 1e-10, 1e-6  # differences between these may come from rounding to float32
 _SMALL = 1e-3  # a difference below this may come from an epsilon
 _ATTENTION = ("blocks.attn.qkv.", "blocks.attn.proj.", "blocks.attn.q_bias", "blocks.attn.v_bias")
 _MLP = ("blocks.mlp.fc",)
@@ -78,9 +79,8 @@ class Failure:
         before = f"{', '.join(agree)} agree, but " if agree else ""
         what = STAGES[self.stage].what
         differ = "differ" if what.endswith(("classifier", "together")) else "differs"
-        return (
-            f"{before}{what} {differ} by {self.difference:.1e} (relRMS in float64, {self.tried} hypotheses tried)"
-            + (f": {self.detail}" if self.detail else "")
+        return f"{before}{what} {differ} by {self.difference:.1e} (relRMS in float64, {self.tried} hypotheses tried)" + (
+            f": {self.detail}" if self.detail else ""
         )
 
 
@@ -117,7 +117,7 @@ class Search:
     def _complete(self, candidate: Candidate) -> Candidate | Failure:
         options = self._options
         steps: list[list[Callable[[Candidate], Iterable[Candidate]]]] = [
-            [options.stem_and_head],
+            [options.stem_and_head, options.epsilons],
             [options.mlp],
             [options.attention, options.rotary],
             [options.patches],
@@ -126,7 +126,7 @@ class Search:
         for number, generators in enumerate(steps):
             best, tried = (np.inf, candidate), 0
             for generate in generators:
-                for each in generate(candidate):
+                for each in generate(best[1] if generate == options.epsilons else candidate):
                     difference, tried = self.difference(each, STAGES[number]), tried + 1
                     best = min(best, (difference, each), key=lambda pair: pair[0])
                     if difference <= FLOAT64_TOLERANCE:
@@ -135,6 +135,8 @@ class Search:
                     break
             if best[0] > FLOAT64_TOLERANCE:
                 detail = options.several_eps() if best[0] < _SMALL else ""
+                if not detail and _FLOAT32[0] < best[0] < _FLOAT32[1]:
+                    detail = f"the difference is as large as rounding to float32; {FIXED_DTYPE}"
                 return Failure(number, float(best[0]), tried, detail)
             candidate = best[1]
         return candidate
@@ -153,7 +155,11 @@ class Search:
             output = self._twin.run(config, values, images)
         except InputError:
             return np.inf
-        key = (stage, config.patch_size, *sorted(candidate.column[name].key for name in candidate.column if _is_off(name, stage)))
+        key = (
+            stage,
+            config.patch_size,
+            *sorted(candidate.column[name].key for name in candidate.column if _is_off(name, stage)),
+        )
         if key not in self._outputs:
             self._outputs[key] = self._model.run(weights, images)
         return float(ErrorNorms.of(output, self._outputs[key]).relative_rms())

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.checkpoints.config_inference import DEFAULTS
-from parity.checkpoints.formats import Format, formats
+from parity.checkpoints.formats import formats
 from parity.comparison.own_model.candidate import Candidate
 from vit_spec import ViTConfig
 
@@ -71,7 +71,7 @@ def hidden_fields(config: ViTConfig, given: Sequence[str]) -> dict[str, Any]:
         names += _ROTARY[: 3 if config.positions.rotary in ("eva", "rope_vit") else 1]
     if config.head.pool in ("mean", "attention") and config.num_prefix:
         names.append("head.pool_prefix")
-    if "blocks.norm2" and config.norms.shared_norm:
+    if config.norms.shared_norm:
         names.append("norms.shared_norm")
     return {name: config.at(name) for name in dict.fromkeys([*names, *given])}
 
@@ -81,17 +81,3 @@ def _value_text(value: Any) -> str:
     if isinstance(value, tuple) and len(value) == 2 and all(isinstance(each, int) for each in value):
         return f"{value[0]}x{value[1]}"
     return repr(value) if not isinstance(value, str) else value
-
-
-def make_format(candidate: Candidate, text: str, like: str, separator: str, fields: Mapping[str, Any]) -> Format:
-    """Return the format that the text describes."""
-    table = "\n".join(f"{name} | {layout}" for name, layout in candidate.column.items())
-    return Format(
-        name=format_name(like),
-        description=f"{like.rpartition(':')[2]} of {like.partition(':')[0]}",
-        separator=separator,
-        tables={"": table},
-        spellings=candidate.roles.words,
-        read_config=lambda evidence: fields,
-        assumed_behaviour=lambda evidence: {},
-    )

@@ -20,6 +20,7 @@ from parity.comparison.own_model.model import (
 )
 from vit_spec import InputError
 
+
 class TorchModel(OwnModel):
     """A copy of a PyTorch module in float64, on CPU, in eval mode."""
 

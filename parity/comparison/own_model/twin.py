@@ -105,9 +105,10 @@ def _run_jax(config: ViTConfig, arrays: Mapping[str, Array], images: Array) -> A
 
     from parity.comparison.own_model.flax_model import exact_jax, nest
 
-    with exact_jax():
+    # Most configs run once: to compile one takes ten times as long as to run its operations one by one.
+    with exact_jax(), jax.disable_jit():
         tree = jax.tree.map(jnp.asarray, nest(arrays))
-        return np.asarray(_jitted_jax(config)(tree, jnp.asarray(images)))
+        return np.asarray(_jax_function(config)(tree, jnp.asarray(images)))
 
 
 def _jax_function(config: ViTConfig) -> Any:
@@ -115,15 +116,6 @@ def _jax_function(config: ViTConfig) -> Any:
 
     model = vit_jax.ViT(config, vit_jax.Execution(dtype="float64", precision="highest"))
     return lambda tree, images: model.apply({"params": tree}, images)
-
-
-@lru_cache(maxsize=64)
-def _jitted_jax(config: ViTConfig) -> Any:
-    import jax
-
-    from parity.comparison.own_model.flax_model import QUICK_COMPILE
-
-    return jax.jit(_jax_function(config), compiler_options=QUICK_COMPILE)
 
 
 def _jax_gradients(
@@ -142,5 +134,8 @@ def _jax_gradients(
         tree = jax.tree.map(jnp.asarray, nest(arrays))
         step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICK_COMPILE)
         found, output = step(tree, jnp.asarray(images), jnp.asarray(target))
-    flat = {"/".join(str(each.key) for each in path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
+    flat = {
+        "/".join(str(each.key) for each in path): np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(found)
+    }
     return np.asarray(output), flat

@@ -25,14 +25,10 @@ class OwnWeights:
     Attributes:
         arrays: key of the model -> array in the dtype of the file.
         strip: the prefix of the keys in the file, if it does not consist of known wrappers; else "".
-        alternatives: the first words of other keys that may be other weights.
-        unread: the number of other keys of the file.
     """
 
     arrays: Mapping[str, Array]
     strip: str
-    alternatives: tuple[str, ...]
-    unread: int
 
 
 class OtherShapes(InputError):
@@ -83,7 +79,7 @@ def read_weights(
     arrays = {key: inside[key][...] for key in (*shapes, *model.constants) if key in inside}
     words = prefix.removesuffix(model.separator).split(model.separator)
     known = all(word in WRAPPERS for word in words) or not prefix
-    return OwnWeights(arrays, "" if known else prefix, others.alternatives, len(others.keys))
+    return OwnWeights(arrays, "" if known else prefix)
 
 
 def _find_prefix(stored: Mapping[str, Any], shapes: Mapping[str, Any], separator: str, strip: str | None) -> str:
@@ -103,7 +99,7 @@ def _find_prefix(stored: Mapping[str, Any], shapes: Mapping[str, Any], separator
         some = ", ".join(list(stored)[:3]) or "none"
         where = f" under --strip {strip!r}" if strip else ""
         raise InputError(
-            f"the checkpoint has no key of the class{where}, such as {next(iter(shapes), 'none')}; its keys are {some}, ...: "
+            f"the checkpoint has no key of the class{where}, such as {next(iter(shapes), 'none')}; its keys are {some}: "
             "give the checkpoint that this class wrote"
         )
 
