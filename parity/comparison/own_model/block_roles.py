@@ -126,7 +126,8 @@ def _join(units: Sequence[Unit], axis: str, name: str) -> Roles | None:
     """Return the roles of layers that are one row, with the axis in the key; None if their keys have no common pattern."""
     if len(units) == 1:
         return Roles({}, leaves_of(name, units[0]))
-    leaves, words = {}, {}
+    leaves: dict[str, Leaf] = {}
+    words: dict[str, tuple[str, ...]] = {}
     for kind in ("weight", "bias"):
         several = [getattr(unit, kind) for unit in units]
         if None in several:
@@ -207,7 +208,7 @@ def _norm_roles(
 
 def _norm_order(units: Sequence[Unit]) -> list[Unit]:
     """Return the norms of queries and of keys: as their names say, else in the order of use."""
-    named = {}
+    named: dict[str, Unit] = {}
     for unit in units:
         parts = {word for part in unit.weight.key.replace("/", ".").replace("_", ".").split(".") for word in words_of(part)}
         named |= {word: unit for word in ("query", "key") if word in parts}

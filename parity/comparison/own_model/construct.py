@@ -198,7 +198,7 @@ def _signature(found: Callable[..., Any]) -> inspect.Signature | None:
     try:
         if not isinstance(found, type):
             return inspect.signature(found)
-        signature = inspect.signature(found.__init__)
+        signature = inspect.signature(getattr(found, "__init__"))  # noqa: B009
         return signature.replace(parameters=list(signature.parameters.values())[1:])
     except (TypeError, ValueError):
         return None

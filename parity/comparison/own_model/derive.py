@@ -167,8 +167,12 @@ def _derive_for(model: OwnModel, weights: OwnWeights, images: ImageShape, given:
                 "training mode, and switch it off for inference"
             )
         trace = model.trace(trial, pixels)
-        if unused := [key for key in model.weights if key not in trace.order]:
-            raise InputError(f"its forward pass does not use {unused[0]}, which ViTConfig cannot express")
+        unused = [key for key in model.weights if key not in trace.order]
+        if wrong := [key for key in unused if key not in weights.ignored]:
+            pattern = re.escape(wrong[0])
+            raise InputError(f"its forward pass does not use {wrong[0]}: if it is for training, give --ignore '{pattern}'")
+        for key in unused:
+            model.constants[key] = model.weights.pop(key)
         try:
             found = _search(model, images, pixels, trace, given, trial, first.shape)
         except InputError as error:
@@ -221,7 +225,9 @@ def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Arra
     own = {key: as_float64(array) for key, array in arrays.items()}
     proof = prove(model, found, own, pixels, _SEED + 2)
     ignored = {
-        re.sub(r"(?<!\\)\d+", r"\\d+", re.escape(key)): f"a constant that {model.name} makes itself"
+        re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", r"\\d+", re.escape(key)): "not used by the forward pass of the class"
+        if key in weights.ignored
+        else "a constant that the class makes itself"
         for key in model.constants
         if key in weights.arrays
     }
@@ -247,6 +253,6 @@ def _read_with(derived: _Derived, model: OwnModel, source: StrPath, **options: A
     same = read.keys() == (arrays := twin.arrays(expected, values)).keys()
     same = same and all(np.array_equal(read[key], array) for key, array in arrays.items())
     outputs = [twin.run(config, values, images) for config in (expected, checkpoint.config)] if same else []
-    if not same or not np.array_equal(*outputs):
+    if not same or not np.array_equal(outputs[0], outputs[1]):
         raise InputError("its table reads another model than the one that was proven: report this as a bug")
     return checkpoint

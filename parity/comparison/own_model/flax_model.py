@@ -168,9 +168,9 @@ class NnxModel(FlaxModel):
         model = nnx.clone(built.model)
         model.eval()
         _let_compute_in_float64(model)
-        self._graph, parameters, self._rest = nnx.split(model, nnx.Param, ...)
-        self._state = parameters
-        self.weights = {key: as_float64(array) for key, array in _flatten(nnx.to_pure_dict(parameters))}
+        parts: Any = nnx.split(model, nnx.Param, ...)
+        self._graph, self._state, self._rest = parts
+        self.weights = {key: as_float64(array) for key, array in _flatten(nnx.to_pure_dict(self._state))}
         rest = _without_generators(nnx.to_pure_dict(self._rest), self._rest)
         self.constants = rest
         for _, inner in nnx.iter_graph(model):
@@ -193,7 +193,6 @@ class NnxModel(FlaxModel):
     def _apply(self, weights: Mapping[str, Any], images: Any) -> Any:
         from flax import nnx
 
-        state = nnx.State(self._state)
         flat = dict(nnx.to_flat_state(self._state))
         for path, variable in flat.items():
             flat[path] = variable.replace(weights["/".join(map(str, path))])

@@ -71,8 +71,8 @@ def _patch_sizes(weight: Leaf, width: int, images: ImageShape) -> Iterator[Sizes
 def _stem_norms(norms: Sequence[Unit]) -> Iterator[Roles]:
     """Yield the roles of the norms ahead of the blocks: none, one or two."""
     names = ("patch_embed.norm", "norm_pre")
-    options = {0: [()], 1: [(names[1],), (names[0],)], 2: [names]}.get(len(norms), [])
-    for chosen in options:
+    options: dict[int, list[tuple[str, ...]]] = {0: [()], 1: [(names[1],), (names[0],)], 2: [names]}
+    for chosen in options.get(len(norms), []):
         fields = {"norms.after_patches": names[0] in chosen, "norms.before_blocks": names[1] in chosen}
         leaves: dict[str, Leaf] = {}
         for name, unit in zip(chosen, norms, strict=True):

@@ -54,7 +54,7 @@ def table_text(
 def format_name(like: str) -> str:
     """Return a name for the format of a class: "my_vit" for "models:MyViT"; never that of a known format."""
     word = re.split(r"[:.]", like)[-1]
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})", "_", word).lower().strip("_") or "own"
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", word).lower().strip("_") or "own"
     return f"own_{name}" if name in formats() else name
 
 

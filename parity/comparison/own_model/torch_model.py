@@ -82,7 +82,9 @@ class TorchModel(OwnModel):
         trace, torch = Trace(), self._torch
         names: dict[int, str] = {}
 
-        class Recorder(TorchDispatchMode):
+        base: Any = TorchDispatchMode
+
+        class Recorder(base):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 for leaf in tree_leaves((args, kwargs or {})):
                     if isinstance(leaf, torch.Tensor) and id(leaf) in names:

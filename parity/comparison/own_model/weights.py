@@ -25,10 +25,12 @@ class OwnWeights:
     Attributes:
         arrays: key of the model -> array in the dtype of the file.
         strip: the prefix of the keys in the file, if it does not consist of known wrappers; else "".
+        ignored: the keys of the model that the user ignores.
     """
 
     arrays: Mapping[str, Array]
     strip: str
+    ignored: frozenset[str]
 
 
 class OtherShapes(InputError):
@@ -79,7 +81,7 @@ def read_weights(
     arrays = {key: inside[key][...] for key in (*shapes, *model.constants) if key in inside}
     words = prefix.removesuffix(model.separator).split(model.separator)
     known = all(word in WRAPPERS for word in words) or not prefix
-    return OwnWeights(arrays, "" if known else prefix)
+    return OwnWeights(arrays, "" if known else prefix, frozenset(key.removeprefix(prefix) for key in ignored))
 
 
 def _find_prefix(stored: Mapping[str, Any], shapes: Mapping[str, Any], separator: str, strip: str | None) -> str:
