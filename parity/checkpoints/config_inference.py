@@ -3,6 +3,7 @@
 Every assumption is reported to the user.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from math import isqrt
@@ -10,6 +11,7 @@ from typing import Any
 
 from parity.checkpoints.formats import Evidence, Fields, Format
 from parity.checkpoints.formats.behaviour import behaviour_of_module
+from parity.checkpoints.formats.format import Definition
 from vit_spec import InputError, ViTConfig
 from vit_spec.config import FIELDS, PARTS, coerce_field
 from vit_spec.models import SIZES
@@ -45,6 +47,11 @@ ROTARY_KINDS: dict[str, tuple[str, float]] = {
     "eva": ("of neighbouring pairs, over rows and columns of patches", 10000.0),
     "rope_vit": ("of neighbouring pairs, over columns and rows of patches", 100.0),
     "mixed": ("of neighbouring pairs, by learned frequencies times columns and rows of patches counted from zero", 10.0),
+}
+
+
+_REQUIRED_FIELDS = {
+    each.name for each in dataclasses.fields(ViTConfig) if each.default is each.default_factory is dataclasses.MISSING
 }
 
 
@@ -100,12 +107,10 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
     source = format.config_file if from_library else "file"
     if "in_channels" not in {**stated, **given}:
         _check_channels_first(evidence)
+    if format.definition:
+        _check_definition(format.definition, {**shown, **_activation_of_gate(likely)}, given)
     for name, value in stated.items():
         if name in shown and shown[name] != value and name not in given:
-            if format.definition:
-                raise InputError(
-                    f"{format.definition.source} sets {name}={value!r}, but the tensors show {shown[name]!r}: correct it"
-                )
             raise InputError(
                 f"its {source} says {name}={value!r}, but its tensors show {shown[name]!r}: give the {source} of these "
                 f"weights"
@@ -116,6 +121,8 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
                 f"models of format {format.name!r} have {name}={required[name]!r}, but its tensors show {shown[name]!r}"
             )
     known = {**shown, **required, **stated, **given}
+    if known.get("norms.order") == "parallel":  # its blocks have one norm
+        likely.pop("norms.shared_norm", None)
     guessed = {**format.assumed, **likely, **format.infer_assumed(evidence), **hidden}
     # The published pixel statistics are those of red, green and blue: they do not apply to other numbers of channels.
     channels = (1, known.get("in_channels", guessed.get("in_channels", 3)))
@@ -137,7 +144,9 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
         known = {**{each.field: each.value for each in found}, **known}
     inferred = {**shown, **required, **stated}
     without_given = {
-        name: inferred.get(name, value) for name, value in known.items() if name in inferred or name not in given
+        name: inferred.get(name, value)
+        for name, value in known.items()
+        if name in inferred or name not in given or name in _REQUIRED_FIELDS
     }
     try:
         config = build_config(known)
@@ -156,6 +165,22 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
     for what, value in behaviour.items():
         assumed.append(Assumption(what, value, f"as in models of format {format.name}"))
     return config, tuple(assumed)
+
+
+def _check_definition(definition: Definition, shown: Fields, given: Fields) -> None:
+    """Raise InputError if the file of a format sets a field to another value than the tensors show, or than --set gives."""
+    for name, value in definition.fields.items():
+        if name in given and given[name] != value:
+            raise InputError(
+                f"{definition.source} sets {name}={value!r}, but --set gives {given[name]!r}: correct one of them"
+            )
+        if name in shown and shown[name] != value:
+            raise InputError(f"{definition.source} sets {name}={value!r}, but the tensors show {shown[name]!r}: correct it")
+
+
+def _activation_of_gate(likely: Fields) -> Fields:
+    """Return mlp.activation if the tensors show a gated MLP, of which `ViTConfig` has one kind."""
+    return {name: value for name, value in likely.items() if name == "mlp.activation"}
 
 
 def override_fields(config: ViTConfig, given: Fields) -> tuple[ViTConfig, tuple[Assumption, ...]]:

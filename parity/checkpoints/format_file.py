@@ -39,7 +39,7 @@ from parity.checkpoints.config_inference import HIDDEN_FIELDS
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.formats import Format, get, register
 from parity.checkpoints.formats.behaviour import common_behaviour
-from parity.checkpoints.formats.format import PROJECTION, Definition, no_files
+from parity.checkpoints.formats.format import PROJECTION, Definition, no_fields, no_files
 from parity.checkpoints.layout import FIXED_SIZES, Layout, Spellings
 from vit_spec import InputError, nearest
 from vit_spec.config import coerce_field
@@ -48,8 +48,9 @@ MAX_BYTES = 1 << 20  # of a file
 MAX_LINE = 2000  # characters
 REQUIRED = (PROJECTION, "blocks.mlp.fc1.weight", "blocks.mlp.fc2.weight")  # recognition needs these
 _IN_ALL_MODELS = (*REQUIRED, "blocks.norm1.weight", "blocks.attn.qkv.weight")
-# Fields that `format_text` leaves out: one is the size of a checkpoint's own images, the other only an initial value.
-_NOT_OF_FORMAT = ("image_size", "norms.layer_scale")
+# Fields that `format_text` leaves out: two belong to a single model, the third is only an initial value.
+_NOT_OF_FORMAT = ("image_size", "num_heads", "norms.layer_scale")
+_OF_FIXED_POSITIONS = ("positions.table", "positions.covers")
 
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _WORD_LINE = re.compile(r"([a-z_]+)\s*:\s*(.*)")
@@ -307,11 +308,11 @@ def format_text(format: Format, variant: str | None = None) -> str:
     used = {axis for _, layouts in entries for layout in layouts for axis in layout.key_axes}
     spellings = {**format.spellings, **format.variant_spellings.get(variant, {})}
     spellings = {axis: words for axis, words in spellings.items() if axis in used}
-    fields = dict(definition.fields) if definition else _hidden_fields(format)
+    fields = dict(definition.fields) if definition else _hidden_fields(format, variant)
     lines = [f"name: {format.name}" if definition else f"name: my_{re.sub(r'[^A-Za-z0-9_]', '_', format.name)}"]
     lines += [f"description: {format.description}", *_word_lines(spellings, fields)]
     lines += [f"strip: {prefix}" for prefix in (definition.wrappers if definition else ())]
-    ignored = definition.ignored if definition else {} if variant in format.strict_variants else format.ignored_keys
+    ignored = definition.ignored if definition else _ignored_keys(format, variant)
     lines += [f"ignore: {pattern} {reason}" for pattern, reason in ignored.items()]
     rows = [(name, layout) for name, layouts in entries for layout in layouts]
     optional = definition.optional if definition else {name for name, _ in entries if name not in _IN_ALL_MODELS}
@@ -324,17 +325,25 @@ def format_text(format: Format, variant: str | None = None) -> str:
     return "\n".join([*_remarks(format, variant), *lines, "", *table]) + "\n"
 
 
-def _hidden_fields(format: Format) -> dict[str, Any]:
+def _hidden_fields(format: Format, variant: str) -> dict[str, Any]:
     """Return the fields that no tensor shows and that a built-in format takes as known, or assumes."""
     constant = {
-        name: value
-        for name, value in format.constraints.items()
-        if name in HIDDEN_FIELDS and not isinstance(value, tuple) and not callable(value)
+        name: value for name, value in format.constraints.items() if not isinstance(value, tuple) and not callable(value)
     }
-    known = {**constant, **format.assumed}
-    return {
-        name: value for name, value in known.items() if name not in _NOT_OF_FORMAT and (name, value) != ("num_heads", None)
-    }
+    hidden = HIDDEN_FIELDS + (_OF_FIXED_POSITIONS if constant.get("positions.kind") == "fixed" else ())
+    known = {**{name: value for name, value in constant.items() if name in hidden}, **format.assumed}
+    is_gated = {"glu" in layout.parameter_axes for layout in format.table_layouts(variant)["blocks.mlp.fc1.weight"]}
+    if True in is_gated:  # the tensors show which models are gated
+        known.pop("mlp.activation", None)
+    return {name: value for name, value in known.items() if name not in _NOT_OF_FORMAT}
+
+
+def _ignored_keys(format: Format, variant: str) -> dict[str, str]:
+    """Return the keys that a variant of a built-in format ignores, without those that it has a line for."""
+    layouts = [layout for several in format.table_layouts(variant).values() for layout in several]
+    keys = [key for layout in layouts for key in layout.keys(dict.fromkeys(layout.key_axes, 1) | FIXED_SIZES)]
+    patterns = format.with_variant(variant).ignored_keys_of_variant
+    return {each: why for each, why in patterns.items() if not any(re.fullmatch(each, key) for key in keys)}
 
 
 def _remarks(format: Format, variant: str) -> Iterator[str]:
@@ -348,6 +357,7 @@ def _remarks(format: Format, variant: str) -> Iterator[str]:
     features = {
         "other names of the same keys": format.aliases,
         "arrays of constants that are written": format.constants,
+        "defaults that depend on which parameters there are": format.infer_assumed is not no_fields,
         "second copies of parameters": format.duplicates,
         "the config file of its library": format.json_files is not no_files or format.model_types or format.config_key,
     }

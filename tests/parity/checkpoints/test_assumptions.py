@@ -215,6 +215,23 @@ def test_a_given_scale_of_attention_scores_is_used(tmp_path: Path) -> None:
     assert parity.load(tmp_path / "a.pth", given={"attention.scale": 0.1}).config.attention.scale == 0.1
 
 
+def test_a_parallel_order_that_the_user_gives_is_used(tmp_path: Path) -> None:
+    """Blocks with one norm may also share it between attention and MLP."""
+    config = CONFIG.replace(image_size=48, norms={"order": "parallel"})
+    torch.save(parity.to_torch(perturbed_params(config), config), tmp_path / "a.pth")
+    given = {"norms.order": "parallel", "norms.eps": config.norms.eps, "num_heads": config.num_heads}
+    assert parity.load(tmp_path / "a.pth", format="torch", given=given).config == config
+
+
+def test_fields_that_contradict_each_other_beside_the_number_of_heads_are_one_line(
+    tmp_path: Path, state: dict[str, Any]
+) -> None:
+    torch.save(state, tmp_path / "a.pth")
+    given = {"num_heads": 3, "norms.kind": "rms", "image_size": CONFIG.image_size}
+    with pytest.raises(InputError, match="RMS norms have no bias"):
+        parity.load(tmp_path / "a.pth", given=given)
+
+
 def test_one_head_is_an_assumption_if_the_norm_of_queries_is_as_wide_as_the_model(tmp_path: Path) -> None:
     """Such a norm normalizes one head of the width of the model, or all heads together."""
     config = CONFIG.replace(image_size=48, num_heads=1, attention={"qk_norm": True})

@@ -204,6 +204,26 @@ def test_a_contradiction_between_table_and_tensors_is_refused(tmp_path: Path, ta
         parity.load(save(tmp_path / "a.safetensors", foreign_arrays(CONFIG)), given=GIVEN)
 
 
+def test_a_contradiction_between_table_and_command_is_refused(tmp_path: Path, table: Path) -> None:
+    parity.register_format(table)
+    with pytest.raises(InputError, match=r"lab\.txt sets norms.eps=1e-05, but --set gives 1e-06: correct one of them"):
+        parity.load(save(tmp_path / "a.safetensors", foreign_arrays(CONFIG)), given={**GIVEN, "norms.eps": 1e-6})
+
+
+def test_an_activation_that_contradicts_a_gated_mlp_is_refused(tmp_path: Path, table: Path) -> None:
+    gated = APART.replace(".up.w                          | width ff", ".up.{glu}.w | width ff").replace(
+        ".up.b                          | ff", ".up.{glu}.b | ff"
+    )
+    table.write_text(gated.replace("relu", "swiglu"))
+    with formats.registered(read_format(table)):
+        config = CONFIG.replace(mlp={"activation": "swiglu"})
+        arrays = {key: np.array(array) for key, array in arrays_of(config, "lab").items()}
+    table.write_text(gated)
+    parity.register_format(table)
+    with pytest.raises(InputError, match=r"lab\.txt sets mlp.activation='relu', but the tensors show 'swiglu'"):
+        parity.load(save(tmp_path / "a.safetensors", arrays), given=GIVEN)
+
+
 @pytest.mark.parametrize("key", ["layers.2.heads.1.k.w", "layers.1.heads.0.q.b", "last.g", "token"])
 def test_a_missing_key_is_named(tmp_path: Path, table: Path, key: str) -> None:
     parity.register_format(table)
@@ -347,6 +367,19 @@ def test_a_built_in_format_as_a_file_has_the_same_layouts(name: str) -> None:
         assert [layout.keys(config.sizes) for layout in found.values()] == [
             each.keys(config.sizes) for each in expected.values()
         ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_built_in_format_as_a_file_reads_the_same_weights(tmp_path: Path, name: str) -> None:
+    format = parse_format(format_text(formats.get(name)), "a.txt")
+    for config in storable_configs(name)[:2]:
+        arrays = {key: np.ascontiguousarray(array) for key, array in arrays_of(config, name).items()}
+        fields = ("image_size", "patch_size", "in_channels", "num_heads", "norms.order")
+        given = {each: config.at(each) for each in fields if each not in format.definition.fields}
+        expected = parity.load(save(tmp_path / "a.safetensors", arrays), format=name, given=given)
+        with formats.registered(format):
+            found = parity.load(tmp_path / "a.safetensors", format=format.name, given=given)
+            assert is_equal(dict(converted_arrays(found, "torch")), dict(converted_arrays(expected, "torch")))
 
 
 def test_a_format_of_a_user_as_a_file_is_the_same_format(table: Path) -> None:
