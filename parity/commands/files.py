@@ -4,8 +4,9 @@ import argparse
 import json
 import os
 import re
+import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,7 +178,8 @@ def _derive_table(args: argparse.Namespace) -> "DerivedTable":
     from parity.comparison.own_model import derive_table  # slow to import
 
     given = parse_overrides(args.set)
-    return derive_table(args.like, args.source, given=given, strip=args.strip, ignore=args.ignore)
+    with redirect_stdout(sys.stderr):  # what the user's code prints is not the output of this command
+        return derive_table(args.like, args.source, given=given, strip=args.strip, ignore=args.ignore)
 
 
 def _repair(checkpoint: Checkpoint, causes: list[str]) -> tuple[Checkpoint, list[str]]:

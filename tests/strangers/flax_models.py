@@ -77,6 +77,26 @@ class Scanned(linen.Module):
         return {"logits": self.head(self.norm(x.mean(1)))}
 
 
+class Buffered(linen.Module):
+    """`Scanned` with a patch convolution, and positions in a collection of constants."""
+
+    image_size: tuple[int, int] = IMAGE
+    factor: float = 1.0
+
+    @linen.compact
+    def __call__(self, images: Array) -> Array:
+        x = linen.Conv(WIDTH, PATCH, PATCH, name="patches")(images)
+        rows, columns = IMAGE[0] // PATCH[0], IMAGE[1] // PATCH[1]
+        omega = 10000.0 ** (-jnp.arange(WIDTH // 4) / (WIDTH // 4))
+        y, x_ = jnp.arange(rows).repeat(columns), jnp.tile(jnp.arange(columns), rows)
+        angles = [axis[:, None] * omega for axis in (x_, y)]
+        table = jnp.concatenate([f(angle) for angle in angles for f in (jnp.sin, jnp.cos)], axis=1)
+        x = x.reshape(len(x), -1, WIDTH) + self.variable("constants", "table", lambda: self.factor * table).value
+        scan = linen.scan(SetupBlock, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+        x, _ = scan(name="blocks")(x, None)
+        return linen.Dense(CLASSES)(linen.LayerNorm(epsilon=1e-5)(x).mean(1))
+
+
 class NnxBlock(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.norm1, self.norm2 = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)

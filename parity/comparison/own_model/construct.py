@@ -127,7 +127,7 @@ def _find(module_name: str, path: str, like: str) -> Any:
             hint = nearest(module_name, files) or ": run the command in the folder that has it, or set PYTHONPATH"
             raise InputError(f"--like {like}: there is no module {error.name}{hint}") from None
         raise InputError(f"--like {like}: {module_name} needs {error.name}, which is not installed: install it") from None
-    except Exception as error:  # of the user's code
+    except (Exception, SystemExit) as error:  # of the user's code
         raise InputError(f"--like {like}: importing {module_name} raised {first_line(error)}") from None
     for word in path.split("."):
         if not hasattr(found, word):
@@ -186,7 +186,7 @@ def _call(
     try:
         with float64_by_default(), _torch_seed():
             return found(*positional, **keywords), arguments
-    except Exception as error:  # of the user's code
+    except (Exception, SystemExit) as error:  # of the user's code
         raise InputError(f"{name} raised {first_line(error)}; give other arguments: {_FORM}") from None
 
 

@@ -13,7 +13,7 @@ from parity.checkpoints.formats import Fields, registered
 from parity.checkpoints.reading import StrPath, load
 from parity.checkpoints.weights import Checkpoint, converted_arrays
 from parity.comparison.own_model.candidate import Candidate
-from parity.comparison.own_model.construct import Built, build, few_threads, working_directory_on_path
+from parity.comparison.own_model.construct import Built, build, few_threads, first_line, working_directory_on_path
 from parity.comparison.own_model.images import image_shapes
 from parity.comparison.own_model.model import Array, ImageShape, OwnModel, Trace, as_float64
 from parity.comparison.own_model.options import Options
@@ -103,13 +103,18 @@ def derive_table(
 
 
 def _make_model(built: Built) -> OwnModel:
-    if built.framework == "torch":
-        from parity.comparison.own_model.torch_model import TorchModel
+    try:
+        if built.framework == "torch":
+            from parity.comparison.own_model.torch_model import TorchModel
 
-        return TorchModel(built)
-    from parity.comparison.own_model.flax_model import LinenModel, NnxModel
+            return TorchModel(built)
+        from parity.comparison.own_model.flax_model import LinenModel, NnxModel
 
-    return (LinenModel if built.framework == "linen" else NnxModel)(built)
+        return (LinenModel if built.framework == "linen" else NnxModel)(built)
+    except InputError:
+        raise
+    except Exception as error:  # of the user's code, or of a module whose parameters have no values yet
+        raise InputError(f"--like {built.name}: a copy in float64 on CPU raised {first_line(error)}") from None
 
 
 def _derive(
@@ -223,14 +228,14 @@ def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Arra
     """Prove a candidate, and return its table."""
     arrays = {key: weights.arrays[key] for key in model.weights}
     own = {key: as_float64(array) for key, array in arrays.items()}
-    proof = prove(model, found, own, pixels, _SEED + 2)
-    ignored = {
-        re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", r"\\d+", re.escape(key)): "not used by the forward pass of the class"
-        if key in weights.ignored
-        else "a constant that the class makes itself"
-        for key in model.constants
-        if key in weights.arrays
-    }
+    images = np.random.default_rng(_SEED + 2).standard_normal(pixels.shape)  # others than those of the search
+    proof = prove(model, found, own, images, _SEED + 3)
+    reasons = {key: "the state of a random number generator" for key in sorted(weights.generators)}
+    for key in model.constants:
+        is_ignored = key in weights.ignored
+        if key in weights.arrays:
+            reasons[key] = f"{'not used by the forward pass of' if is_ignored else 'a constant made by'} the class"
+    ignored = {re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", r"\\d+", re.escape(key)): why for key, why in reasons.items()}
     text = table_text(
         found, like=model.name, largest=proof.largest, strip=weights.strip, ignored=ignored, given=list(given)
     )

@@ -171,8 +171,9 @@ class NnxModel(FlaxModel):
         parts: Any = nnx.split(model, nnx.Param, ...)
         self._graph, self._state, self._rest = parts
         self.weights = {key: as_float64(array) for key, array in _flatten(nnx.to_pure_dict(self._state))}
-        rest = _without_generators(nnx.to_pure_dict(self._rest), self._rest)
-        self.constants = rest
+        flat = {"/".join(map(str, path)): variable for path, variable in nnx.to_flat_state(self._rest)}
+        self.generators = frozenset(key for key, variable in flat.items() if isinstance(variable, nnx.RngState))
+        self.constants = {key: np.asarray(variable[...]) for key, variable in flat.items() if key not in self.generators}
         for _, inner in nnx.iter_graph(model):
             if isinstance(inner, nnx.Module):
                 self.settings += simple_settings(inner)
@@ -244,25 +245,6 @@ def _let_compute_in_float64(model: Any) -> None:
         dtype = getattr(inner, "dtype", None) if isinstance(inner, nnx.Module) else None
         if dtype is not None and jnp.issubdtype(dtype, jnp.floating):
             inner.dtype = jnp.float64
-
-
-def _without_generators(pure: Any, state: Any) -> dict[str, Array]:
-    """Return the arrays of an NNX state that are not states of random number generators."""
-    from flax import nnx
-
-    generators = {
-        "/".join(map(str, path)) for path, variable in nnx.to_flat_state(state) if isinstance(variable, nnx.RngState)
-    }
-    return {key: array for key, array in _flatten_lazily(pure) if key not in generators}
-
-
-def _flatten_lazily(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        key = f"{path}/{name}" if path else str(name)
-        if isinstance(value, Mapping):
-            yield from _flatten_lazily(value, key)
-        else:
-            yield key, value
 
 
 def _inference_flags(method: Callable[..., Any]) -> dict[str, bool]:

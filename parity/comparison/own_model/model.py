@@ -61,6 +61,7 @@ class OwnModel(ABC):
         separator: the separator of its keys.
         weights: its parameters by key, as they were initialized, in float64.
         constants: its other arrays by key: buffers in PyTorch, other collections in Flax.
+        generators: keys of states of random number generators, which a checkpoint may have and which are not read.
         settings: names and values of attributes of its modules and of arguments of its constructor.
     """
 
@@ -71,6 +72,7 @@ class OwnModel(ABC):
         self.name = name
         self.weights: dict[str, Array] = {}
         self.constants: dict[str, Array] = {}
+        self.generators: frozenset[str] = frozenset()
         self.settings: list[tuple[str, Any]] = []
 
     @abstractmethod

@@ -15,6 +15,7 @@ from parity.checkpoints.wrappers import WRAPPERS, classify_other_keys
 from parity.comparison.own_model.model import Array, OwnModel, as_float64
 from vit_spec import InputError
 
+_PARAMETERS = "params/"  # the collection of parameters in linen
 _MAX_SHOWN = 20  # keys of each kind in an error message
 
 
@@ -26,11 +27,13 @@ class OwnWeights:
         arrays: key of the model -> array in the dtype of the file.
         strip: the prefix of the keys in the file, if it does not consist of known wrappers; else "".
         ignored: the keys of the model that the user ignores.
+        generators: the keys of states of random number generators.
     """
 
     arrays: Mapping[str, Array]
     strip: str
     ignored: frozenset[str]
+    generators: frozenset[str]
 
 
 class OtherShapes(InputError):
@@ -57,9 +60,15 @@ def read_weights(
     prefix = _find_prefix(stored, shapes, model.separator, strip)
     others = classify_other_keys(stored, prefix, model.separator)
     inside = {key.removeprefix(prefix): array for key, array in stored.items() if key.startswith(prefix)}
+    around = ""
+    if model.separator == "/":  # other collections of linen are beside the parameters
+        around = prefix.removesuffix(_PARAMETERS)
+        inside = {**{key: stored[around + key] for key in model.constants if around + key in stored}, **inside}
+    generators = frozenset(key for key in inside if _is_below(key, model.generators))
     ignored = _ignored_keys(ignore, stored, prefix)
-    extra = [key for key in inside if key not in shapes and key not in model.constants and prefix + key not in ignored]
-    extra += [key for key in others.unknown if key not in ignored]
+    known = {*shapes, *model.constants, *generators}
+    extra = [key for key in inside if key not in known and prefix + key not in ignored]
+    extra += [key for key in others.unknown if key not in ignored and key.removeprefix(around) not in model.constants]
     missing = [key for key in shapes if key not in inside]
     wrong = [
         f"{key} {inside[key].shape}, in the class {shape}"
@@ -80,8 +89,14 @@ def read_weights(
         raise InputError(f"{bad[0]} of the checkpoint is {inside[bad[0]].dtype.name}: expected one of {kinds_text}")
     arrays = {key: inside[key][...] for key in (*shapes, *model.constants) if key in inside}
     words = prefix.removesuffix(model.separator).split(model.separator)
-    known = all(word in WRAPPERS for word in words) or not prefix
-    return OwnWeights(arrays, "" if known else prefix, frozenset(key.removeprefix(prefix) for key in ignored))
+    is_known = all(word in WRAPPERS for word in words) or not prefix
+    without = frozenset(key.removeprefix(prefix) for key in ignored)
+    return OwnWeights(arrays, "" if is_known else prefix, without, generators)
+
+
+def _is_below(key: str, parents: Iterable[str]) -> bool:
+    """Return whether a key is one of some keys, or that of a part of its value."""
+    return any(key == parent or key.startswith(f"{parent}/") for parent in parents)
 
 
 def _find_prefix(stored: Mapping[str, Any], shapes: Mapping[str, Any], separator: str, strip: str | None) -> str:

@@ -24,7 +24,7 @@ from vit_spec import InputError
 MODULE = "tests.strangers.flax_models"
 
 
-def derived(like: str, folder: Path, **options: Any) -> tuple[DerivedTable, Any]:
+def derived(like: str, folder: Path, extra: dict[str, Any] | None = None, **options: Any) -> tuple[DerivedTable, Any]:
     """Return the table of a class and its model, with noise on the weights of the checkpoint."""
     model = _make_model(build(f"{MODULE}:{like}"))
     assert model.fit(ImageShape(16, 24, 3, True)) == ""
@@ -32,7 +32,8 @@ def derived(like: str, folder: Path, **options: Any) -> tuple[DerivedTable, Any]
     arrays = {
         key: (array + 0.1 * rng.standard_normal(array.shape)).astype(np.float32) for key, array in model.weights.items()
     }
-    np.savez(folder / "theirs.npz", **{f"params/{key}": array for key, array in arrays.items()})
+    stored = {f"params/{key}": array for key, array in arrays.items()} | model.constants | (extra or {})
+    np.savez(folder / "theirs.npz", **stored)
     model.weights = arrays
     return derive_table(f"{MODULE}:{like}", folder / "theirs.npz", **options), model
 
@@ -43,6 +44,7 @@ STRANGERS = {
         "set: mlp.activation=gelu_tanh",
     ],
     "Scanned": ["blocks/qkv/kernel | block width qkv head dim", "project/kernel | (ph pw rgb) width", "fc_norm"],
+    "Buffered": ["set: positions.table=sincos_2d_mae", "ignore: constants/table a constant made by the class"],
     "Nnx": ["blocks/{block}/attn/{qkv}/kernel", "positions/embedding", "set: mlp.activation=silu"],
 }
 
@@ -66,3 +68,20 @@ def test_the_table_of_a_flax_class_is_found_and_proven(like: str, tmp_path: Path
 def test_a_flax_class_that_is_no_vit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no config of ViTConfig computes the same function"):
         derived("Reversed", tmp_path)
+
+
+def test_a_changed_constant_of_a_collection_is_refused(tmp_path: Path) -> None:
+    changed = {"constants/table": np.ones((12, 48))}
+    with pytest.raises(InputError, match="constants/table of the checkpoint is not a parameter"):
+        derived("Buffered", tmp_path, extra=changed)
+
+
+def test_a_table_of_positions_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="pooling and classifier differ by"):
+        derived("Buffered(factor=2.0)", tmp_path)
+
+
+def test_states_of_random_number_generators_are_not_read(tmp_path: Path) -> None:
+    key = "blocks/0/dropout/rngs/count"
+    table, _ = derived("Nnx", tmp_path, extra={f"params/{key}": np.zeros((1,), np.uint32)})
+    assert "ignore: blocks/\\d+/dropout/rngs/count the state of a random number generator" in table.text
