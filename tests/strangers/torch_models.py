@@ -37,7 +37,7 @@ class Renamed(nn.Module):
             x = x + self.mix_out((weights @ v).transpose(1, 2).reshape(b, t, c))
             return x + self.down(F.gelu(self.up(self.norm_a(x))))
 
-    def __init__(self, depth: int = 2) -> None:
+    def __init__(self, depth: int = 2, classes: int = CLASSES) -> None:
         super().__init__()
         self.image_size = IMAGE
         self.stem = nn.Conv2d(CHANNELS, WIDTH, PATCH, PATCH)
@@ -45,7 +45,7 @@ class Renamed(nn.Module):
         self.where = nn.Parameter(torch.randn(1, CELLS + 1, WIDTH))
         self.stack = nn.ModuleList(self.Layer() for _ in range(depth))
         self.last = nn.LayerNorm(WIDTH, eps=1e-6)
-        self.out = nn.Linear(WIDTH, CLASSES)
+        self.out = nn.Linear(WIDTH, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.stem(images).flatten(2).transpose(1, 2)

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-import numpy as np
-
 from parity.checkpoints.config_inference import build_config
 from parity.checkpoints.layout import Axis, Layout
 from parity.comparison.own_model.block_roles import Roles
 from parity.comparison.own_model.model import Array
+from parity.comparison.own_model.twin import by_row
 from vit_spec import InputError, ViTConfig, rows
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension of an array, the axes merged into it
@@ -97,18 +96,7 @@ class Candidate:
 
     def to_rows(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return arrays by row, with the axes of the row, from arrays by key."""
-        sizes, found = self.config.sizes, {}
-        for name, layout in self.column.items():
-            row = rows(self.config)[name]
-            out = None
-            axes = [axis for axis in row.axes if axis not in layout.key_axes]
-            for key, indices in layout.indexed_keys(sizes, {}):
-                view = layout.view(np.asarray(arrays[key]), sizes, indices, axes)
-                out = np.empty(row.shape, view.dtype) if out is None else out
-                out[tuple(indices.get(axis, slice(None)) for axis in row.axes)] = view
-            assert out is not None
-            found[name] = out
-        return found
+        return by_row(self.column, self.config, arrays)
 
     def keys_of(self, name: str) -> list[str]:
         """Return the keys of a row's arrays."""

@@ -138,8 +138,10 @@ def _derive(
                 break
     if errors:
         raise errors[0]
+    # A reason that is not an exception of the forward pass is one for images of the right size.
+    reason = next((each for each in reasons if "forward pass raised" not in each), reasons[0])
     raise InputError(
-        f"its forward pass takes no batch of images alone: {reasons[0]}; name a function that returns a module which does, "
+        f"its forward pass takes no batch of images alone: {reason}; name a function that returns a module which does, "
         "or give --set image_size=HxW --set in_channels=N"
     )
 

@@ -17,7 +17,6 @@ FIXED_DTYPE = (
     "if a part of it has a fixed dtype, it cannot be compared in float64: let that part compute in the dtype of its inputs "
     "(in flax dtype=None, in torch no .float() or dtype=torch.float32)"
 )
-_OUTPUT_NAMES = ("logits", "last_hidden_state")
 
 
 class ImageShape(NamedTuple):
@@ -107,10 +106,9 @@ def select_output(returned: Any) -> Any:
     if _is_array(returned):
         return returned
     is_mapping = isinstance(returned, Mapping)
-    for name in _OUTPUT_NAMES:
-        value = returned.get(name) if is_mapping else getattr(returned, name, None)
-        if _is_array(value):
-            return value
+    value = returned.get("logits") if is_mapping else getattr(returned, "logits", None)
+    if _is_array(value):
+        return value
     parts: Sequence[Any] = ()
     if is_mapping:
         parts = list(returned.values())

@@ -133,8 +133,9 @@ def find_head_roles(
 
     output: the shape of the output.
     """
-    units = find_units(leaves)
-    layers = [unit for unit in units if unit.kind == "linear"]
+    single = _single_output(leaves, width) if output[-1] == 1 else None
+    units = find_units([leaf for leaf in leaves if single is None or leaf not in single.leaves])
+    layers = [*(unit for unit in units if unit.kind == "linear"), *([single] if single else [])]
     norms = [unit for unit in units if unit.kind != "linear"]
     if any((unit.kind == "norm") != norm_bias for unit in norms):
         return
@@ -146,6 +147,16 @@ def find_head_roles(
                 found |= leaves_of(name, unit)
             places = {"norms.after_blocks": "norm" in chosen, "norms.after_pool": "fc_norm" in chosen}
             yield Roles({**fields, **places, "token_mean": pooled == 2 * width}, found)
+
+
+def _single_output(leaves: Sequence[Leaf], width: int) -> Unit | None:
+    """Return the last layer if it has one output, so that its matrix has one row."""
+    found = [leaf for leaf in leaves if len(leaf.shape) == 2 and 1 in leaf.shape and leaf.size >= width]
+    if not found:
+        return None
+    weight = found[-1]
+    biases = [leaf for leaf in leaves if leaf.size == 1 and leaf.parent == weight.parent and leaf is not weight]
+    return Unit("linear", weight, biases[0] if len(biases) == 1 else None)
 
 
 def _layers(

@@ -65,7 +65,8 @@ class Failure:
 
     Attributes:
         stage: the number of the stage at which it failed.
-        difference: the relRMS of the outputs.
+        difference: the relRMS of the outputs; infinity if every hypothesis contradicts itself.
+        tried: the number of hypotheses tried at this stage.
         detail: further facts for the message.
     """
 
@@ -78,8 +79,11 @@ class Failure:
         agree = [each.what for each in STAGES[: self.stage]]
         before = f"{', '.join(agree)} agree, but " if agree else ""
         what = STAGES[self.stage].what
+        if self.difference == np.inf:
+            return f"{before}{what} cannot be expressed: {self.detail}"
         differ = "differ" if what.endswith(("classifier", "together")) else "differs"
-        return f"{before}{what} {differ} by {self.difference:.1e} (relRMS in float64, {self.tried} hypotheses tried)" + (
+        noun = "hypothesis" if self.tried == 1 else "hypotheses"
+        return f"{before}{what} {differ} by {self.difference:.1e} (relRMS in float64, {self.tried} {noun} tried)" + (
             f": {self.detail}" if self.detail else ""
         )
 
@@ -92,6 +96,7 @@ class Search:
         self._weights, self._images = weights, images
         self._twin = Twin(model.twin)
         self._outputs: dict[Any, Array] = {}
+        self._contradiction = ""  # of the latest hypothesis that contradicts itself
 
     def find(self, candidates: Iterable[Candidate]) -> Candidate | Failure:
         """Return the first candidate that agrees in all stages, completed; or the failure of the one that came furthest.
@@ -135,6 +140,7 @@ class Search:
                     break
             if best[0] > FLOAT64_TOLERANCE:
                 detail = options.several_eps() if best[0] < _SMALL else ""
+                detail = self._contradiction if best[0] == np.inf else detail
                 if not detail and _FLOAT32[0] < best[0] < _FLOAT32[1]:
                     detail = f"the difference is as large as rounding to float32; {FIXED_DTYPE}"
                 return Failure(number, float(best[0]), tried, detail)
@@ -153,7 +159,8 @@ class Search:
                 config = replace(config, depth=1)
             images = self._flat_images(config.patch_size) if stage.flat else self._images
             output = self._twin.run(config, values, images)
-        except InputError:
+        except InputError as error:
+            self._contradiction = str(error)
             return np.inf
         key = (
             stage,

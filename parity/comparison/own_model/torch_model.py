@@ -43,6 +43,8 @@ class TorchModel(OwnModel):
         for key, value in state.items():
             if not isinstance(value, torch.Tensor):
                 raise InputError(f"{self.name} stores {key} in its state dict, which is no tensor")
+            if not value.numel():  # containers leave empty arrays out
+                continue
             (self.weights if key in parameters else self.constants)[key] = value.detach().numpy().copy()
         self.settings = [(name, value) for name, value in built.arguments.items()]
         for inner in module.modules():

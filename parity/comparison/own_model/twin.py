@@ -43,17 +43,19 @@ class Twin:
         arrays = {key: as_float64(array) for key, array in self.arrays(config, values).items()}
         gradients = _torch_gradients if self.name == "torch" else _jax_gradients
         output, found = gradients(config, arrays, images, target)
-        return output, _by_row(get(self.name).layouts(config), config, found)
+        return output, by_row(get(self.name).layouts(config), config, found)
 
 
-def _by_row(column: Mapping[str, Layout], config: ViTConfig, arrays: Mapping[str, Array]) -> dict[str, Array]:
+def by_row(column: Mapping[str, Layout], config: ViTConfig, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return arrays by row, with the axes of the row, from arrays by key."""
     sizes, found = config.sizes, {}
     for name, layout in column.items():
         row = rows(config)[name]
-        out = np.empty(row.shape)
         axes = [axis for axis in row.axes if axis not in layout.key_axes]
+        out = np.empty(0)
         for key, indices in layout.indexed_keys(sizes, {}):
-            view = layout.view(arrays[key], sizes, indices, axes)
+            view = layout.view(np.asarray(arrays[key]), sizes, indices, axes)
+            out = out if out.size else np.empty(row.shape, view.dtype)
             out[tuple(indices.get(axis, slice(None)) for axis in row.axes)] = view
         found[name] = out
     return found

@@ -16,6 +16,10 @@ import parity
 import vit_torch
 from parity.comparison.own_model import DerivedTable, derive_table
 from parity.comparison.own_model.construct import build
+from parity.comparison.own_model.model import ImageShape
+from parity.comparison.own_model.proof import prove, random_weights
+from parity.comparison.own_model.structures import find_candidates
+from parity.comparison.own_model.torch_model import TorchModel
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from tests.strangers import torch_models
 from vit_spec import InputError
@@ -67,6 +71,8 @@ STRANGERS = {
     "Assembled('torch')": ["mha.in_proj_weight", "ignore: position_ids a constant"],
     "Encoder": ["set: norms.order=post", "set: mlp.activation=relu", "set: head.pool_prefix=True", "register width"],
     "Encoder(norm_first=True, activation='gelu')": ["set: norms.order=pre", "set: mlp.activation=gelu"],
+    "Renamed(depth=1)": ["stack.{block}.mix.weight | (qkv head dim) width"],
+    "Renamed(classes=1)": ["head.weight | out.weight | label feature"],
     "Gated": ["words: glu = 1 3", "set: norms.kind=rms", "pos_embed", "blocks.ls2.gamma", "k_norm"],
     "Gated(persistent=False)": ["set: positions.table=sincos_2d_mae", "set: head.pool=mean"],
 }
@@ -158,6 +164,28 @@ def test_a_class_of_real_size_is_proven(tmp_path: Path) -> None:
     like = "timm.models.vision_transformer:VisionTransformer(embed_dim=192, depth=12, num_heads=3)"
     table, _ = derived(like, tmp_path)
     assert (table.config.width, table.config.depth) == (192, 12) and table.proof.largest <= FLOAT64_TOLERANCE
+
+
+def test_a_wrong_layout_is_not_proven(tmp_path: Path) -> None:
+    """The proof alone, without the search, refuses two swapped axes, two swapped layers and another activation."""
+    model = TorchModel(build(f"{MODULE}:Assembled('split')"))
+    assert model.fit(ImageShape(16, 24, 3, False)) == ""
+    weights = random_weights(model.weights, 1)
+    images = np.random.default_rng(0).standard_normal((2, 16, 24, 3))
+    order = model.trace(weights, images).order
+    shapes = {key: array.shape for key, array in model.weights.items()}
+    candidate = next(find_candidates(shapes, order, ImageShape(16, 24, 3, False), (2, 7)))
+    fields = {"num_heads": 3, "norms.eps": 1e-5, "mlp.activation": "gelu_tanh", "norms.kind": "layer"}
+    right = candidate.with_fields(**fields, head__pool="token").with_words("qkv", ("3", "1", "2"))
+    assert prove(model, right, weights, images, 0).largest <= FLOAT64_TOLERANCE
+    wrong = {
+        "the words": right.with_words("qkv", ("1", "3", "2")),
+        "the activation": right.with_fields(mlp__activation="gelu"),
+        "the heads": right.with_dims("blocks.attn.proj.weight", (("width",), ("dim", "head"))),
+    }
+    for each in wrong.values():
+        with pytest.raises(InputError, match="the output differs by"):
+            prove(model, each, weights, images, 0)
 
 
 # Refused --------------------------------------------------------------------------------------------------------------
