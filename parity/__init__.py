@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
     from parity.checkpoints.writing import convert, save, write
     from parity.comparison.any_model import assert_parity
+    from parity.comparison.own_model import derive_table
     from parity.comparison.twins import compare
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "assert_parity",
     "compare",
     "convert",
+    "derive_table",
     "load",
     "register_format",
     "save",
@@ -41,6 +43,7 @@ if not TYPE_CHECKING:  # a type checker would assume that a module with __getatt
         "assert_parity": "comparison.any_model",
         "compare": "comparison.twins",
         "convert": "checkpoints.writing",
+        "derive_table": "comparison.own_model",
         "load": "checkpoints.reading",
         "register_format": "checkpoints.format_file",
         "save": "checkpoints.writing",

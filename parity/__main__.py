@@ -103,6 +103,10 @@ def _build_parser() -> Parser:
         help="maximum size of each file in a folder, such as 500MB; by default 5GB",
     )
     sub.add_argument("--force", action="store_true", help="replace DST if it exists")
+    text = "the class that wrote SRC, in PyTorch or Flax: it is run to find and prove the meaning of its parameters"
+    sub.add_argument("--like", metavar="MODULE:CLASS", help=f"{text}; with arguments, 'models:ViT(depth=6)'")
+    text = "where --like writes the table of the class, which --format-file reads; by default beside DST, as NAME.table.txt"
+    sub.add_argument("--table", metavar="FILE", help=text)
     _add_surgery_options(sub.add_argument_group("surgery", "changes of the model; each one is printed"))
 
     sub = command("inspect")

@@ -2,15 +2,21 @@
 
 import argparse
 import json
+import os
 import re
+import sys
 import time
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 import vit_spec
 from parity.checkpoints import metadata, surgery
+from parity.checkpoints.atomic_write import atomic_replace, check_replaceable
+from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.format_file import format_text
 from parity.checkpoints.formats import formats as format_names
 from parity.checkpoints.formats import get
@@ -28,6 +34,9 @@ from parity.commands.printing import (
 from parity.terminal import print_lines
 from vit_spec import InputError, ViTConfig
 
+if TYPE_CHECKING:
+    from parity.comparison.own_model import DerivedTable
+
 MIN_BYTES_FOR_SPEED = 100_000_000  # below this, start-up dominates the time
 
 
@@ -35,12 +44,20 @@ def convert(args: argparse.Namespace) -> int:
     """Convert the checkpoint SRC to another format, bit for bit, and write it to DST."""
     get(args.to)  # report a misspelt format before reading files
     shard, start = _parse_file_size(args.shard), time.perf_counter()
-    loaded = load_source(args)
-    check_format_files_used(args, loaded.format, args.to)
+    table, derived = _table_path(args), None
+    if table:
+        derived = _derive_table(args)
+        loaded = derived.checkpoint
+    else:
+        loaded = load_source(args)
+        check_format_files_used(args, loaded.format, args.to)
     repaired, repairs = _repair(loaded, args.mend)
     checkpoint, changes = surgery.apply(repaired, _surgery_operations(args))
     changes = [*repairs, *changes]
-    with transfer_progress(quiet=args.json) as progress:
+    with ExitStack() as stack:
+        if table and derived:  # it gets its name when the checkpoint is complete
+            stack.enter_context(atomic_replace(table, replace=args.force)).write_text(derived.text)
+        progress = stack.enter_context(transfer_progress(quiet=args.json))
         written = write(
             checkpoint,
             args.target,
@@ -55,6 +72,7 @@ def convert(args: argparse.Namespace) -> int:
     if args.json:
         facts = {**checkpoint_facts(loaded), "changes": changes, "target": str(written.path), "to": written.format}
         facts |= {"container": written.container, "bytes": written.nbytes, "seconds": seconds, "remarks": written.remarks}
+        facts |= {"table": str(table), "proof": derived.proof.differences} if derived else {}
         print(json.dumps(facts))
         return 0
     if args.dtype:
@@ -62,6 +80,7 @@ def convert(args: argparse.Namespace) -> int:
     speed = f", {written.nbytes / seconds / 1e9:.2f} GB/s" if written.nbytes > MIN_BYTES_FOR_SPEED else ""
     print_lines(
         *describe_checkpoint(loaded),
+        *([f"proven: {derived.proof}", f"table: {table}"] if derived else []),
         *(f"changed: {change}" for change in changes),
         *(remark if remark.startswith(metadata.LOST_PREFIX) else f"note: {remark}" for remark in written.remarks),
         f"{args.target}: format {written.format}, {written.nbytes:,} bytes of weights, verified{speed}",
@@ -127,6 +146,40 @@ def models(args: argparse.Namespace) -> int:
 
 
 # Arguments ------------------------------------------------------------------------------------------------------------
+
+
+def _table_path(args: argparse.Namespace) -> Path | None:
+    """Return where --like writes its table; None without --like.
+
+    Raises:
+        InputError: --table without --like, --like with an option that it replaces, or the file exists.
+    """
+    if args.like is None:
+        if args.table is not None:
+            raise InputError("--table is for --like: give the class with --like MODULE:CLASS, or leave --table out")
+        return None
+    for name, value in (("--from", args.format), ("--format-file", args.format_file)):
+        if value:
+            raise InputError(f"{name} together with --like, which finds the format itself: leave one of them out")
+    target = Path(args.target)
+    path = Path(args.table) if args.table is not None else target.with_name(f"{target.stem}.table.txt")
+    if path.resolve() == target.resolve():
+        raise InputError(f"--table {path} is also DST: give another name")
+    check_replaceable(path)
+    if os.path.lexists(path) and not args.force:
+        raise InputError(f"{path} exists: give another name with --table, or --force to replace it")
+    if not path.parent.is_dir():
+        raise InputError(f"--table {path}: there is no folder {path.parent}: create it, or give another name")
+    return path
+
+
+def _derive_table(args: argparse.Namespace) -> "DerivedTable":
+    """Return the table of the class that --like names."""
+    from parity.comparison.own_model import derive_table  # slow to import
+
+    given = parse_overrides(args.set)
+    with redirect_stdout(sys.stderr):  # what the user's code prints is not the output of this command
+        return derive_table(args.like, args.source, given=given, strip=args.strip, ignore=args.ignore)
 
 
 def _repair(checkpoint: Checkpoint, causes: list[str]) -> tuple[Checkpoint, list[str]]:

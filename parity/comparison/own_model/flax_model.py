@@ -1,0 +1,287 @@
+"""A Flax module of the user, linen or NNX, as an `OwnModel`."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from parity.comparison.own_model.construct import Built, first_line
+from parity.comparison.own_model.model import (
+    FIXED_DTYPE,
+    Array,
+    ImageShape,
+    OwnModel,
+    Trace,
+    Weights,
+    as_float64,
+    select_output,
+    simple_settings,
+)
+from vit_spec import InputError
+
+# Arguments of a forward pass that select inference, with the values for it.
+_INFERENCE = {"train": False, "training": False, "is_training": False, "deterministic": True, "use_running_average": True}
+# A float64 run is executed a few times, so compiling it quickly matters more than its speed.
+QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+class FlaxModel(OwnModel):
+    """A Flax module as a pure function, compiled for float64 on CPU."""
+
+    twin = "jax"
+    separator = "/"
+
+    def __init__(self, built: Built) -> None:
+        super().__init__(built.name)
+        self.settings = [(name, value) for name, value in built.arguments.items()]
+        self._channels_last = True
+        self._compiled: dict[str, Callable[..., Any]] = {}
+
+    def _apply(self, weights: Mapping[str, Any], images: Any) -> Any:
+        """Return the output for weights by key and images in the model's own order of axes."""
+        raise NotImplementedError
+
+    def run(self, weights: Weights, images: Array) -> Array:
+        output = self._execute("run", self._output, weights, images)
+        return np.asarray(output)
+
+    def gradients(self, weights: Weights, images: Array, target: Array) -> tuple[Array, dict[str, Array]]:
+        import jax
+        import jax.numpy as jnp
+
+        def loss(weights: Any, images: Any, target: Any) -> Any:
+            output = self._output(weights, images)
+            return jnp.square(output - target).mean(), output
+
+        step = jax.grad(loss, has_aux=True)
+        found, output = self._execute("gradients", step, weights, images, target)
+        unused = set(weights) - set(self.trace(weights, images).order)
+        return np.asarray(output), {key: np.asarray(each) for key, each in found.items() if key not in unused}
+
+    def trace(self, weights: Weights, images: Array) -> Trace:
+        import jax
+
+        trace = Trace()
+        with exact_jax():
+            arrays, x = self._arguments(weights, images)
+            keys = sorted(arrays)
+            closed = self._guarded(
+                lambda: jax.make_jaxpr(lambda *values: self._output(dict(zip(keys, values[1:], strict=True)), values[0]))(
+                    x, *(arrays[key] for key in keys)
+                )
+            )
+        names = dict(zip(closed.jaxpr.invars[1:], keys, strict=True))
+        _walk(closed.jaxpr, names, trace)
+        return trace
+
+    def _output(self, weights: Any, images: Any) -> Any:
+        output = select_output(self._apply(weights, images))
+        if str(output.dtype) != "float64":
+            raise InputError(f"its output is {output.dtype}, with weights and images in float64: {FIXED_DTYPE}")
+        return output
+
+    def _arguments(self, weights: Weights, images: Array) -> tuple[dict[str, Any], Any]:
+        import jax.numpy as jnp
+
+        arrays = {key: jnp.asarray(as_float64(array)) for key, array in {**self.weights, **weights}.items()}
+        x = as_float64(images)
+        return arrays, jnp.asarray(x if self._channels_last else np.moveaxis(x, -1, 1))
+
+    def _execute(self, name: str, function: Callable[..., Any], weights: Weights, *arrays: Array) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        with exact_jax():
+            mine, x = self._arguments(weights, arrays[0])
+            if name not in self._compiled:
+                self._compiled[name] = jax.jit(function, compiler_options=QUICK_COMPILE)
+            return self._guarded(lambda: self._compiled[name](mine, x, *(jnp.asarray(each) for each in arrays[1:])))
+
+    def _guarded(self, run: Callable[[], Any]) -> Any:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return run()
+        except InputError:
+            raise
+        except Exception as error:  # of the user's code
+            raise InputError(f"its forward pass raised {first_line(error)}") from None
+
+
+class LinenModel(FlaxModel):
+    """A linen module."""
+
+    def __init__(self, built: Built) -> None:
+        super().__init__(built)
+        self._module = built.model
+        self._flags = _inference_flags(type(self._module).__call__)
+        self._others: dict[str, Any] = {}
+
+    def fit(self, images: ImageShape) -> str:
+        import jax
+        import jax.numpy as jnp
+        from flax import linen
+        from flax.core import meta
+
+        self._channels_last, self._compiled = images.channels_last, {}
+        size = (images.height, images.width)
+        shape = (2, *size, images.channels) if images.channels_last else (2, images.channels, *size)
+        settings: list[tuple[str, Any]] = []
+
+        def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            settings.extend(simple_settings(context.module))
+            return call(*args, **kwargs)
+
+        def init(_: Any = None) -> Any:
+            keys = {name: jax.random.key(0) for name in ("params", "dropout")}
+            return self._module.init(keys, jnp.zeros(shape), **self._flags)
+
+        try:
+            with exact_jax(), linen.intercept_methods(record):
+                variables = self._guarded(lambda: jax.eval_shape(init))
+                if set(variables) - {"params", "intermediates"}:  # constants, whose values matter
+                    variables = self._guarded(init)
+        except InputError as error:
+            return str(error)
+        variables = meta.unbox(variables)
+        parameters = jax.tree.map(lambda leaf: np.zeros(leaf.shape), variables.get("params", {}))
+        self.weights = dict(_flatten(parameters))
+        self._others = {name: value for name, value in variables.items() if name not in ("params", "intermediates")}
+        self.constants = {f"{name}/{key}": array for name, tree in self._others.items() for key, array in _flatten(tree)}
+        self.settings += [each for each in settings if each not in self.settings]
+        return ""
+
+    def _apply(self, weights: Mapping[str, Any], images: Any) -> Any:
+        return self._module.apply({"params": nest(weights), **self._others}, images, **self._flags)
+
+
+class NnxModel(FlaxModel):
+    """An NNX module."""
+
+    def __init__(self, built: Built) -> None:
+        super().__init__(built)
+        from flax import nnx
+
+        model = nnx.clone(built.model)
+        model.eval()
+        _let_compute_in_float64(model)
+        parts: Any = nnx.split(model, nnx.Param, ...)
+        self._graph, self._state, self._rest = parts
+        self.weights = {key: as_float64(array) for key, array in _flatten(nnx.to_pure_dict(self._state))}
+        flat = {"/".join(map(str, path)): variable for path, variable in nnx.to_flat_state(self._rest)}
+        self.generators = frozenset(key for key, variable in flat.items() if isinstance(variable, nnx.RngState))
+        self.constants = {key: np.asarray(variable[...]) for key, variable in flat.items() if key not in self.generators}
+        for _, inner in nnx.iter_graph(model):
+            if isinstance(inner, nnx.Module):
+                self.settings += simple_settings(inner)
+        self._flags = _inference_flags(type(model).__call__)
+
+    def fit(self, images: ImageShape) -> str:
+        self._channels_last, self._compiled = images.channels_last, {}
+        try:
+            import jax
+
+            with exact_jax():
+                arrays, x = self._arguments({}, np.zeros((2, images.height, images.width, images.channels)))
+                self._guarded(lambda: jax.eval_shape(self._output, arrays, x))
+        except InputError as error:
+            return str(error)
+        return ""
+
+    def _apply(self, weights: Mapping[str, Any], images: Any) -> Any:
+        from flax import nnx
+
+        flat = dict(nnx.to_flat_state(self._state))
+        for path, variable in flat.items():
+            flat[path] = variable.replace(weights["/".join(map(str, path))])
+        state = nnx.from_flat_state(flat)
+        model = nnx.merge(self._graph, state, self._rest)
+        return model(images, **self._flags)
+
+
+@contextmanager
+def exact_jax() -> Iterator[None]:
+    """Run JAX on CPU in float64, with matrix products computed in that type."""
+    import jax
+
+    cpu = jax.default_device(jax.devices("cpu")[0])
+    with jax.enable_x64(True), cpu, jax.default_matmul_precision("highest"):
+        yield
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays by key as nested dictionaries."""
+    nested: dict[str, Any] = {}
+    for key, array in flat.items():
+        *parents, leaf = key.split("/")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = array
+    return nested
+
+
+def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
+    for name, value in tree.items():
+        key = f"{path}/{name}" if path else str(name)
+        if isinstance(value, Mapping):
+            yield from _flatten(value, key)
+        else:
+            yield key, np.asarray(value)
+
+
+def _let_compute_in_float64(model: Any) -> None:
+    """Let the layers of an NNX module that fix their dtype compute in float64, as `double()` does in PyTorch.
+
+    nnx.Embed fixes the dtype of its initial values.
+    """
+    import jax.numpy as jnp
+    from flax import nnx
+
+    for _, inner in nnx.iter_graph(model):
+        dtype = getattr(inner, "dtype", None) if isinstance(inner, nnx.Module) else None
+        if dtype is not None and jnp.issubdtype(dtype, jnp.floating):
+            inner.dtype = jnp.float64
+
+
+def _inference_flags(method: Callable[..., Any]) -> dict[str, bool]:
+    """Return the arguments of a forward pass that select inference."""
+    try:
+        parameters = inspect.signature(method).parameters
+    except (TypeError, ValueError):
+        return {}
+    return {name: value for name, value in _INFERENCE.items() if name in parameters}
+
+
+def _walk(jaxpr: Any, names: Mapping[Any, str], trace: Trace) -> None:
+    """Record the operations of a jaxpr, and of those inside it."""
+    import jax
+
+    names = dict(names)
+    for equation in jaxpr.eqns:
+        inner = [each for value in equation.params.values() for each in _inner_jaxprs(value)]
+        known = [names.get(v) if not isinstance(v, jax.extend.core.Literal) else None for v in equation.invars]
+        for variable in equation.invars:
+            if isinstance(variable, jax.extend.core.Literal) and np.ndim(variable.val) == 0:
+                trace.number(float(variable.val))
+        for each in inner:
+            offset = len(equation.invars) - len(each.invars)  # of constants that only the outer operation has
+            mapped = {v: name for v, name in zip(each.invars, known[max(0, offset) :], strict=False) if name}
+            _walk(each, mapped, trace)
+        if not inner:
+            for name in filter(None, known):
+                trace.use(name)
+
+
+def _inner_jaxprs(value: Any) -> Iterator[Any]:
+    """Yield the jaxprs in a parameter of an operation."""
+    if hasattr(value, "jaxpr"):
+        yield value.jaxpr
+    elif hasattr(value, "eqns"):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _inner_jaxprs(each)

@@ -1,0 +1,96 @@
+"""The proof that a twin computes the function of the user's model: outputs and all gradients agree in float64."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from parity.comparison.own_model.candidate import Candidate
+from parity.comparison.own_model.model import Array, OwnModel
+from parity.comparison.own_model.twin import Twin
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
+from vit_spec import InputError
+
+OUTPUT = "output"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The differences between a twin and the user's model.
+
+    Attributes:
+        differences: weights ("own" or "random") -> "output" or the name of a row for its gradient -> relRMS in float64.
+    """
+
+    differences: Mapping[str, Mapping[str, float]]
+
+    @property
+    def largest(self) -> float:
+        """The largest difference."""
+        return max(value for each in self.differences.values() for value in each.values())
+
+    def __str__(self) -> str:
+        output = max(each[OUTPUT] for each in self.differences.values())
+        return (
+            f"the outputs agree to {output:.1e} and all gradients to {self.largest:.1e} (relRMS in float64), with the "
+            "weights of the checkpoint and with random weights"
+        )
+
+
+def prove(model: OwnModel, candidate: Candidate, own: Mapping[str, Array], images: Array, seed: int) -> Proof:
+    """Compare the outputs and the gradients of both models, with the weights of the checkpoint and with random ones.
+
+    Raises:
+        InputError: a tensor differs, or a parameter of the user's model is not a row.
+    """
+    covered = {key for name in candidate.column for key in candidate.keys_of(name)}
+    if rest := sorted(set(own) - covered):
+        raise InputError(f"{rest[0]} is a parameter of {model.name} that no row of the config has")
+    twin = Twin(model.twin)
+    found: dict[str, dict[str, float]] = {}
+    for kind, weights in {"own": own, "random": random_weights(own, seed)}.items():
+        found[kind] = {}
+        values = candidate.to_rows(weights)
+        target = np.random.default_rng(seed + 1).standard_normal(model.run(weights, images).shape)
+        output, gradients = model.gradients(weights, images, target)
+        if unused := sorted(set(own) - set(gradients)):
+            raise InputError(f"the output of {model.name} does not depend on {unused[0]}, which ViTConfig cannot express")
+        expected_output, expected = twin.gradients(candidate.config, values, images, target)
+        found[kind][OUTPUT] = float(ErrorNorms.of(output, expected_output).relative_rms())
+        rows = candidate.to_rows(gradients)
+        scales = _scales(expected)
+        for name, gradient in rows.items():
+            found[kind][name] = float(ErrorNorms.of(gradient, expected[name]).relative_rms(scales[name]))
+        for name, difference in found[kind].items():
+            if not difference <= FLOAT64_TOLERANCE:
+                what = "the output" if name == OUTPUT else f"the gradient of {candidate.column[name].key}"
+                weights_text = "the weights of the checkpoint" if kind == "own" else "random weights"
+                raise InputError(f"{what} differs by {difference:.1e} (relRMS in float64) with {weights_text}")
+    return Proof(found)
+
+
+def random_weights(weights: Mapping[str, Array], seed: int) -> dict[str, Array]:
+    """Return random weights without zeros, ones or symmetries, of a size at which activations neither grow nor vanish."""
+    rng, found = np.random.default_rng(seed), {}
+    for key, array in weights.items():
+        lengths = [length for length in array.shape if length > 1]
+        if len(lengths) < 2:
+            found[key] = 0.4 + 0.5 * rng.standard_normal(array.shape)
+        else:
+            found[key] = rng.standard_normal(array.shape) * prod(lengths) ** -0.25
+    return found
+
+
+def _scales(gradients: Mapping[str, Array]) -> dict[str, float]:
+    """Return for each gradient the root-mean-square over the gradients of its layer: see `_gradient_scales` in any_model.
+
+    Some gradients are zero except for rounding errors, such as that of a bias of keys.
+    """
+    scales = {}
+    for name in gradients:
+        module = name.rpartition(".")[0]
+        several = [array for other, array in gradients.items() if other.rpartition(".")[0] == module]
+        squares = sum(float(np.vdot(array, array)) for array in several)
+        scales[name] = (squares / max(1, sum(array.size for array in several))) ** 0.5
+    return scales

@@ -1,0 +1,140 @@
+"""A torch.nn.Module of the user as an `OwnModel`."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from parity.comparison.own_model.construct import Built, first_line, float64_by_default
+from parity.comparison.own_model.model import (
+    FIXED_DTYPE,
+    Array,
+    ImageShape,
+    OwnModel,
+    Trace,
+    Weights,
+    select_output,
+    simple_settings,
+)
+from vit_spec import InputError
+
+
+class TorchModel(OwnModel):
+    """A copy of a PyTorch module in float64, on CPU, in eval mode."""
+
+    twin = "torch"
+    separator = "."
+
+    def __init__(self, built: Built) -> None:
+        super().__init__(built.name)
+        import torch
+
+        self._torch: Any = torch
+        module: Any = copy.deepcopy(built.model).to("cpu").double().eval().requires_grad_()
+        self._module = module
+        state = module.state_dict()
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        owners: dict[int, str] = {}
+        for key, parameter in parameters.items():
+            if (first := owners.setdefault(id(parameter), key)) != key:
+                raise InputError(f"{self.name} has {first} and {key} as one parameter, which ViTConfig cannot express")
+        for key, value in state.items():
+            if not isinstance(value, torch.Tensor):
+                raise InputError(f"{self.name} stores {key} in its state dict, which is no tensor")
+            if not value.numel():  # containers leave empty arrays out
+                continue
+            (self.weights if key in parameters else self.constants)[key] = value.detach().numpy().copy()
+        self.settings = [(name, value) for name, value in built.arguments.items()]
+        for inner in module.modules():
+            self.settings += simple_settings(inner)
+        self._channels_last = False
+        self._runs = 0
+
+    def fit(self, images: ImageShape) -> str:
+        self._channels_last = images.channels_last
+        x = np.zeros((2, images.height, images.width, images.channels))
+        try:
+            self.run({}, x)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    def run(self, weights: Weights, images: Array) -> Array:
+        with self._running():
+            output, _ = self._forward(weights, images)
+        array: Array = output.detach().numpy()
+        return array
+
+    def gradients(self, weights: Weights, images: Array, target: Array) -> tuple[Array, dict[str, Array]]:
+        torch = self._torch
+        with self._running():
+            output, tensors = self._forward(weights, images)
+            loss = (output - torch.from_numpy(target)).square().mean()
+            found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
+        return output.detach().numpy(), {
+            key: gradient.numpy() for key, gradient in zip(tensors, found, strict=True) if gradient is not None
+        }
+
+    def trace(self, weights: Weights, images: Array) -> Trace:
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._pytree import tree_leaves
+
+        trace, torch = Trace(), self._torch
+        names: dict[int, str] = {}
+
+        base: Any = TorchDispatchMode
+
+        class Recorder(base):  # type: ignore[misc]
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                for leaf in tree_leaves((args, kwargs or {})):
+                    if isinstance(leaf, torch.Tensor) and id(leaf) in names:
+                        trace.use(names[id(leaf)])
+                    trace.number(leaf)
+                return func(*args, **(kwargs or {}))
+
+        with self._running():
+            tensors = self._tensors(weights)
+            names |= {id(tensor): key for key, tensor in tensors.items()}
+            with Recorder():
+                self._call(tensors, images)
+        return trace
+
+    def _tensors(self, weights: Weights) -> dict[str, Any]:
+        torch = self._torch
+        arrays = {**self.weights, **weights}
+        return {
+            key: torch.from_numpy(np.array(array, np.float64)).requires_grad_()  # a copy: the model may change it
+            if np.asarray(array).dtype.kind not in "iub"
+            else torch.from_numpy(np.array(array))
+            for key, array in arrays.items()
+        }
+
+    def _forward(self, weights: Weights, images: Array) -> tuple[Any, dict[str, Any]]:
+        tensors = self._tensors(weights)
+        output = self._call(tensors, images)
+        return output, {key: tensor for key, tensor in tensors.items() if tensor.requires_grad}
+
+    def _call(self, tensors: Mapping[str, Any], images: Array) -> Any:
+        torch = self._torch
+        x = torch.from_numpy(np.asarray(images, np.float64))
+        x = x if self._channels_last else x.permute(0, 3, 1, 2)
+        try:
+            returned = torch.func.functional_call(self._module, dict(tensors), (x.contiguous(),))
+        except Exception as error:  # of the user's code
+            hint = f": {FIXED_DTYPE}" if "dtype" in str(error) else ""
+            raise InputError(f"its forward pass raised {first_line(error)}{hint}") from None
+        output = select_output(returned)
+        if output.dtype != torch.float64:
+            raise InputError(f"its output is {output.dtype}, with weights and images in float64: {FIXED_DTYPE}")
+        return output
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Run with gradients, so that no fused kernel for inference is used, and without effect on random numbers."""
+        torch = self._torch
+        self._runs += 1
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), float64_by_default():
+            torch.manual_seed(self._runs)  # two runs of a model that draws random numbers differ
+            yield

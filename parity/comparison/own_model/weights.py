@@ -1,0 +1,157 @@
+"""Read the arrays of a checkpoint by the keys of a model of the user."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parity.checkpoints import containers
+from parity.checkpoints.containers.container import StoredArray
+from parity.checkpoints.ignored_keys import matched_keys
+from parity.checkpoints.reading import StrPath, resolve_path
+from parity.checkpoints.recognition import join_keys
+from parity.checkpoints.weights import FLOAT_DTYPES
+from parity.checkpoints.wrappers import WRAPPERS, classify_other_keys
+from parity.comparison.own_model.model import Array, OwnModel, as_float64
+from vit_spec import InputError
+
+_PARAMETERS = "params/"  # the collection of parameters in linen
+_MAX_SHOWN = 20  # keys of each kind in an error message
+
+
+@dataclass(frozen=True)
+class OwnWeights:
+    """The arrays of a checkpoint under the keys of a model.
+
+    Attributes:
+        arrays: key of the model -> array in the dtype of the file.
+        strip: the prefix of the keys in the file, if it does not consist of known wrappers; else "".
+        ignored: the keys of the model that the user ignores.
+        generators: the keys of states of random number generators.
+    """
+
+    arrays: Mapping[str, Array]
+    strip: str
+    ignored: frozenset[str]
+    generators: frozenset[str]
+
+
+class OtherShapes(InputError):
+    """The arrays have the keys of the model but other shapes: the model may be for another size of images."""
+
+
+def open_arrays(source: StrPath, separator: str) -> dict[str, StoredArray]:
+    """Return the arrays of a checkpoint by key."""
+    return join_keys(containers.open(containers.find(resolve_path(source))).arrays, separator)
+
+
+def read_weights(
+    stored: Mapping[str, StoredArray], model: OwnModel, strip: str | None, ignore: Sequence[str]
+) -> OwnWeights:
+    """Return the arrays of a model from all arrays of a file.
+
+    Raises:
+        InputError: keys are missing or unexpected; the message lists them.
+        OtherShapes: shapes differ; the message lists them.
+    """
+    shapes = {key: array.shape for key, array in model.weights.items()}
+    if model.separator == ".":  # a state dict has the buffers too; the collections of Flax may be left out
+        shapes |= {key: array.shape for key, array in model.constants.items()}
+    prefix = _find_prefix(stored, shapes, model.separator, strip)
+    others = classify_other_keys(stored, prefix, model.separator)
+    inside = {key.removeprefix(prefix): array for key, array in stored.items() if key.startswith(prefix)}
+    around = ""
+    if model.separator == "/":  # other collections of linen are beside the parameters
+        around = prefix.removesuffix(_PARAMETERS)
+        inside = {**{key: stored[around + key] for key in model.constants if around + key in stored}, **inside}
+    generators = frozenset(key for key in inside if _is_below(key, model.generators))
+    ignored = _ignored_keys(ignore, stored, prefix)
+    known = {*shapes, *model.constants, *generators}
+    extra = [key for key in inside if key not in known and prefix + key not in ignored]
+    extra += [key for key in others.unknown if key not in ignored and key.removeprefix(around) not in model.constants]
+    missing = [key for key in shapes if key not in inside]
+    wrong = [
+        f"{key} {inside[key].shape}, in the class {shape}"
+        for key, shape in shapes.items()
+        if key in inside and inside[key].shape != shape
+    ]
+    kinds = {"missing": missing, "unexpected": extra, "of another shape": wrong}
+    lists = [f"{len(keys)} {what}: {_shorten(keys)}" for what, keys in kinds.items() if keys]
+    if lists:
+        kind = OtherShapes if wrong and not missing and not extra else InputError
+        raise kind(
+            f"the checkpoint does not fit {model.name}: {'. '.join(lists)}. Give the arguments that the model was made with"
+            + (", and --set image_size=HxW for images of another size" if wrong else "")
+            + (", or --ignore REGEX for keys that it does not use" if extra else "")
+        )
+    if bad := [key for key in model.weights if inside[key].dtype.name not in FLOAT_DTYPES]:
+        kinds_text = ", ".join(FLOAT_DTYPES)
+        raise InputError(f"{bad[0]} of the checkpoint is {inside[bad[0]].dtype.name}: expected one of {kinds_text}")
+    arrays = {key: inside[key][...] for key in (*shapes, *model.constants) if key in inside}
+    words = prefix.removesuffix(model.separator).split(model.separator)
+    is_known = all(word in WRAPPERS for word in words) or not prefix
+    without = frozenset(key.removeprefix(prefix) for key in ignored)
+    return OwnWeights(arrays, "" if is_known else prefix, without, generators)
+
+
+def _is_below(key: str, parents: Iterable[str]) -> bool:
+    """Return whether a key is one of some keys, or that of a part of its value."""
+    return any(key == parent or key.startswith(f"{parent}/") for parent in parents)
+
+
+def _find_prefix(stored: Mapping[str, Any], shapes: Mapping[str, Any], separator: str, strip: str | None) -> str:
+    """Return the prefix under which the file has the most keys of a model; averaged weights are preferred."""
+    counts: Counter[str] = Counter()
+    for key in stored:
+        start = 0
+        while True:
+            if key[start:] in shapes:
+                counts[key[:start]] += 1
+            start = key.find(separator, start) + 1
+            if not start:
+                break
+    if strip:
+        counts = Counter({each: n for each, n in counts.items() if strip.removesuffix(separator) + separator in each})
+    if not counts:
+        some = ", ".join(list(stored)[:3]) or "none"
+        where = f" under --strip {strip!r}" if strip else ""
+        raise InputError(
+            f"the checkpoint has no key of the class{where}, such as {next(iter(shapes), 'none')}; its keys are {some}: "
+            "give the checkpoint that this class wrote"
+        )
+
+    def order(prefix: str) -> tuple[int, ...]:
+        words = prefix.removesuffix(separator).split(separator) if prefix else []
+        return tuple(WRAPPERS.index(word) if word in WRAPPERS else len(WRAPPERS) for word in words)
+
+    most = max(counts.values())
+    return min((prefix for prefix, count in counts.items() if count == most), key=lambda each: (order(each), each))
+
+
+def _ignored_keys(ignore: Sequence[str], stored: Mapping[str, Any], prefix: str) -> frozenset[str]:
+    """Return the keys that the user ignores; the expressions match keys with or without the prefix."""
+    if not ignore:
+        return frozenset()
+    found = matched_keys(ignore, [*stored, *(key.removeprefix(prefix) for key in stored)])
+    matched = frozenset(key for keys in found.values() for key in keys)
+    return frozenset(key for key in stored if key in matched or key.removeprefix(prefix) in matched)
+
+
+def _shorten(keys: Iterable[str]) -> str:
+    keys = list(keys)
+    rest = f", and {len(keys) - _MAX_SHOWN} more" if len(keys) > _MAX_SHOWN else ""
+    return "; ".join(map(str, keys[:_MAX_SHOWN])) + rest
+
+
+def changed_constants(model: OwnModel, arrays: Mapping[str, Array]) -> list[str]:
+    """Return the keys of the constants whose value in the checkpoint is not that of the newly built model."""
+    return [key for key, value in model.constants.items() if key in arrays and not _is_same(arrays[key], value)]
+
+
+def _is_same(stored: Array, value: Array) -> bool:
+    """Return whether a stored constant is the one of the model, up to the rounding to its dtype."""
+    if stored.dtype.kind in "iub" or value.dtype.kind in "iub":
+        return bool((stored == value).all())
+    first, second = as_float64(stored), as_float64(value)
+    unit = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6}.get(stored.dtype.name, 1e-12)
+    return bool((abs(first - second) <= unit * (1 + abs(second))).all())

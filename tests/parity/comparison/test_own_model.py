@@ -1,0 +1,313 @@
+"""`parity.derive_table` with PyTorch classes of strangers: right tables are proven, and impostors are refused."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+import parity
+import vit_torch
+from parity.comparison.own_model import DerivedTable, derive_table
+from parity.comparison.own_model.construct import build
+from parity.comparison.own_model.model import ImageShape
+from parity.comparison.own_model.proof import prove, random_weights
+from parity.comparison.own_model.structures import find_candidates
+from parity.comparison.own_model.torch_model import TorchModel
+from parity.comparison.tolerances import FLOAT64_TOLERANCE
+from tests.strangers import torch_models
+from vit_spec import InputError
+
+MODULE = "tests.strangers.torch_models"
+
+
+def trained(like: str, seed: int = 0) -> nn.Module:
+    """Return the model of a class, with noise on all its parameters, as after training."""
+    model: nn.Module = build(f"{MODULE}:{like}" if ":" not in like else like).model.float()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def derived(like: str, folder: Path, **options: Any) -> tuple[DerivedTable, nn.Module]:
+    """Return the table of a class and the trained model whose checkpoint it was derived from."""
+    model = trained(like)
+    torch.save(model.state_dict(), folder / "theirs.pth")
+    like = like if ":" in like else f"{MODULE}:{like}"
+    return derive_table(like, folder / "theirs.pth", **options), model
+
+
+def check_function(table: DerivedTable, model: nn.Module, folder: Path) -> None:
+    """Check in float32, through files alone, that a checkpoint read with the table computes the function of the model."""
+    (folder / "table.txt").write_text(table.text)
+    parity.write(table.checkpoint, folder / "ours.safetensors", "torch")
+    with pytest.warns(parity.AssumptionWarning, match="pixels.mean"):
+        twin = vit_torch.load(folder / "ours.safetensors")
+    assert {each.field.partition(".")[0] for each in table.checkpoint.assumed} <= {"pixels", "resampling"}
+    images = torch.randn(3, table.config.in_channels, *table.config.image_size, generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        found = model(images)
+        found = found["logits"] if isinstance(found, dict) else found[0] if isinstance(found, tuple) else found
+        torch.testing.assert_close(twin(images), found, rtol=1e-4, atol=1e-4)
+
+
+# Proven ---------------------------------------------------------------------------------------------------------------
+
+STRANGERS = {
+    "Renamed": ["blocks.norm1.weight | stack.{block}.norm_b.weight", "set: norms.eps=1e-06"],
+    "Lucid(image_size=(16, 24))": ["to_patch_embedding.1.weight | width (ph pw rgb)", "set: num_heads=5"],
+    "Assembled('split')": ["words: qkv = 3 1 2", "set: mlp.activation=gelu_tanh", "position.weight"],
+    "Assembled('heads')": ["encoder.{block}.attention.heads.{head}.{qkv}.weight | dim width"],
+    "Assembled('dim_first')": ["encoder.{block}.attention.all.weight | (head dim qkv) width"],
+    "Assembled('transposed')": ["w_qkv | width (qkv head dim)", "w_out | (head dim) width", "set: attention.scale=1.0"],
+    "Assembled('torch')": ["mha.in_proj_weight", "ignore: position_ids a constant"],
+    "Encoder": ["set: norms.order=post", "set: mlp.activation=relu", "set: head.pool_prefix=True", "register width"],
+    "Encoder(norm_first=True, activation='gelu')": ["set: norms.order=pre", "set: mlp.activation=gelu"],
+    "Renamed(depth=1)": ["stack.{block}.mix.weight | (qkv head dim) width"],
+    "Renamed(classes=1)": ["head.weight | out.weight | label feature"],
+    "Gated": ["words: glu = 1 3", "set: norms.kind=rms", "pos_embed", "blocks.ls2.gamma", "k_norm"],
+    "Gated(persistent=False)": ["set: positions.table=sincos_2d_mae", "set: head.pool=mean"],
+}
+
+
+@pytest.mark.parametrize("like", STRANGERS)
+def test_the_table_of_a_class_is_found_and_proven(like: str, tmp_path: Path) -> None:
+    table, model = derived(like, tmp_path)
+    assert table.proof.largest <= FLOAT64_TOLERANCE
+    text = re.sub(" +", " ", table.text)
+    assert [line for line in STRANGERS[like] if line not in text] == [], table.text
+    check_function(table, model, tmp_path)
+
+
+def test_a_table_reads_and_writes_other_checkpoints_without_the_class(tmp_path: Path) -> None:
+    table, _ = derived("Assembled('heads')", tmp_path)
+    (tmp_path / "mine.txt").write_text(table.text)
+    other = trained("Assembled('heads')", seed=5)
+    torch.save(other.state_dict(), tmp_path / "other.pth")
+    from parity.checkpoints.format_file import read_format
+    from parity.checkpoints.formats import registered
+
+    with registered(read_format(tmp_path / "mine.txt")):
+        parity.convert(tmp_path / "other.pth", tmp_path / "ours.safetensors", "torch")
+        parity.convert(tmp_path / "ours.safetensors", tmp_path / "back.safetensors", "assembled")
+        back = parity.load(tmp_path / "back.safetensors")
+    state = {key: value for key, value in other.state_dict().items() if key != "position_ids"}
+    assert back.arrays.keys() == state.keys()
+    assert all(np.array_equal(np.asarray(back.arrays[key]), state[key].numpy()) for key in state)
+
+
+def test_names_do_not_decide(tmp_path: Path) -> None:
+    table, _ = derived("Renamed", tmp_path)
+    assert re.search(r"blocks.norm2.weight +[|] stack.{block}.norm_a.weight", table.text)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("eps everywhere", "set: norms.eps=1e-05"),
+        ("tanh", "set: mlp.activation=gelu_tanh"),
+        ("temperature", f"set: attention.scale={16**-0.5 / 1.01!r}"),
+    ],
+)
+def test_a_change_that_the_config_expresses_is_found(change: str, line: str, tmp_path: Path) -> None:
+    assert line in derived(f"Impostor('{change}')", tmp_path)[0].text
+
+
+def test_weights_in_a_wrapper_are_found(tmp_path: Path) -> None:
+    model = trained("Renamed")
+    state = {f"ours.inner.{key}": value for key, value in model.state_dict().items()}
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "theirs.ckpt")
+    table = derive_table(f"{MODULE}:Renamed", tmp_path / "theirs.ckpt")
+    assert "strip: state_dict.ours.inner.\n" in table.text
+
+
+def test_a_model_can_be_given_itself_and_is_not_changed(tmp_path: Path) -> None:
+    model = trained("Renamed").train()
+    torch.save(model.state_dict(), tmp_path / "theirs.pth")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    table = derive_table(model, tmp_path / "theirs.pth")
+    assert table.config.depth == 2 and model.training
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_half_precision_is_converted_bit_by_bit(tmp_path: Path) -> None:
+    model = trained("Renamed").bfloat16()
+    torch.save(model.state_dict(), tmp_path / "theirs.pth")
+    table = derive_table(f"{MODULE}:Renamed", tmp_path / "theirs.pth")
+    found = parity.to_torch(table.checkpoint)["blocks.1.attn.qkv.weight"]
+    assert torch.equal(found, model.state_dict()["stack.1.mix.weight"])
+
+
+def test_a_buffer_in_float32_is_read_as_it_is_stored(tmp_path: Path) -> None:
+    torch_models.Rounded = lambda: torch_models.Gated(dtype=torch.float32)  # type: ignore[attr-defined]
+    try:
+        table, _ = derived("Rounded", tmp_path)
+    finally:
+        del torch_models.Rounded  # type: ignore[attr-defined]
+    assert table.config.positions.kind == "learned" and "| table" in table.text
+
+
+@pytest.mark.slow
+def test_a_class_of_real_size_is_proven(tmp_path: Path) -> None:
+    import tests.goldens.peers  # noqa: F401  # makes torchvision importable, which timm imports
+
+    pytest.importorskip("timm")
+    like = "timm.models.vision_transformer:VisionTransformer(embed_dim=192, depth=12, num_heads=3)"
+    table, _ = derived(like, tmp_path)
+    assert (table.config.width, table.config.depth) == (192, 12) and table.proof.largest <= FLOAT64_TOLERANCE
+
+
+def test_a_wrong_layout_is_not_proven(tmp_path: Path) -> None:
+    """The proof alone, without the search, refuses two swapped axes, two swapped layers and another activation."""
+    model = TorchModel(build(f"{MODULE}:Assembled('split')"))
+    assert model.fit(ImageShape(16, 24, 3, False)) == ""
+    weights = random_weights(model.weights, 1)
+    images = np.random.default_rng(0).standard_normal((2, 16, 24, 3))
+    order = model.trace(weights, images).order
+    shapes = {key: array.shape for key, array in model.weights.items()}
+    candidate = next(find_candidates(shapes, order, ImageShape(16, 24, 3, False), (2, 7)))
+    fields = {"num_heads": 3, "norms.eps": 1e-5, "mlp.activation": "gelu_tanh", "norms.kind": "layer"}
+    right = candidate.with_fields(**fields, head__pool="token").with_words("qkv", ("3", "1", "2"))
+    assert prove(model, right, weights, images, 0).largest <= FLOAT64_TOLERANCE
+    wrong = {
+        "the words": right.with_words("qkv", ("1", "3", "2")),
+        "the activation": right.with_fields(mlp__activation="gelu"),
+        "the heads": right.with_dims("blocks.attn.proj.weight", (("width",), ("dim", "head"))),
+    }
+    for each in wrong.values():
+        with pytest.raises(InputError, match="the output differs by"):
+            prove(model, each, weights, images, 0)
+
+
+# Refused --------------------------------------------------------------------------------------------------------------
+
+IMPOSTORS = {
+    "eps of the blocks": "the MLP of the first block differs by 4e?.*its norms have the epsilons 1e-06, 1e-05",
+    "eps of one norm": "its norms have the epsilons 1e-06, 1e-05",
+    "statistics": "of a batch norm|pooling and classifier differ",
+    "unused": "does not use mask_token: if it is for training, give --ignore 'mask_token'",
+    "windows": r"relative \(3, 13, 13\)",
+    "flipped images": "attention of the first block differs",
+    "activation of patches": "differs by",
+    "class token last": "pooling and classifier differ",
+    "flipped tokens": "pooling and classifier differ",
+    "dropout": "two forward passes with the same weights and images return different outputs",
+    "reversed blocks": "do not run in the order of their numbers: stack.1",
+    "shared twice": "the blocks together differ by",
+    "normalized feature": "pooling and classifier differ",
+    "temperature of logits": "pooling and classifier differ",
+    "causal": "attention of the first block differs",
+    "normalized weights": "attention of the first block differs",
+    "scaled residual": "pooling and classifier differ",
+    "tanh in one block": "the projection of patches agree, but the blocks together differ",
+    "activation after the MLP": "the MLP of the first block differs",
+}
+
+
+@pytest.mark.parametrize("change", IMPOSTORS)
+def test_an_impostor_is_refused(change: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=IMPOSTORS[change]) as error:
+        derived(f"Impostor('{change}')", tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_an_ignored_parameter_that_is_not_used_is_left_out(tmp_path: Path) -> None:
+    table, _ = derived("Impostor('unused')", tmp_path, ignore=["mask_token"])
+    assert "ignore: mask_token not used by the forward pass of the class" in table.text
+
+
+def test_an_ignored_parameter_that_is_used_is_not_left_out(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        derived("Renamed", tmp_path, ignore=["start"])
+
+
+def test_a_given_field_is_not_searched(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="differ by"):
+        derived("Renamed", tmp_path, given={"norms.eps": 1e-5})
+    with pytest.raises(InputError, match="--set width=64, but the parameters show 48"):
+        derived("Renamed", tmp_path, given={"width": 64})
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        ("NeedsLabels", "takes no batch of images alone: .*missing 1 required positional argument: 'labels'"),
+        ("TwoOutputs", "returns a tuple of 2 arrays: return the logits alone"),
+        ("SingleTyped", "its output is torch.float32, with weights and images in float64"),
+        ("Tied", "stack.0.up.weight and stack.1.up.weight as one parameter"),
+        ("Convolutional", "do not fit any block of ViTConfig"),
+    ],
+)
+def test_a_class_that_is_no_vit_is_refused(like: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        derived(like, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        ("Renamed", "does not name a class: write it as package.module:Class"),
+        ("no_such_module:ViT", "there is no module no_such_module"),
+        (f"{MODULE}:Renamd", "has no Renamd; did you mean 'Renamed'"),
+        (f"{MODULE}:Renamed(width=3)", "cannot be called: got an unexpected keyword argument 'width'"),
+        (f"{MODULE}:Lucid", r"cannot be called: missing a required .*'image_size'; give its arguments"),
+        (f"{MODULE}:Renamed(depth=open('x'))", "is not a literal"),
+        (f"{MODULE}:Renamed(**{{}})", r"\*\* is not allowed"),
+        (f"{MODULE}:Renamed(", "does not name a class|are not Python"),
+        (f"{MODULE}:Renamed()()", "is not one call|are not Python"),
+        (f"{MODULE}:raises('no')", "raised KeyError: 'no'"),
+        (f"{MODULE}:NUMBER", "is no torch.nn.Module and no Flax module"),
+        (f"{MODULE}:sincos_table(2, 3, 8)", "a Tensor is no torch.nn.Module"),
+    ],
+)
+def test_a_wrong_class_is_one_line(like: str, message: str, tmp_path: Path) -> None:
+    torch.save(trained("Renamed").state_dict(), tmp_path / "theirs.pth")
+    with pytest.raises(InputError, match=message) as error:
+        derive_table(like, tmp_path / "theirs.pth")
+    assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_of_another_class_is_refused_with_all_keys(tmp_path: Path) -> None:
+    state = trained("Renamed").state_dict()
+    state["out.weight"], state["more"] = torch.zeros(9, 48), torch.zeros(3)
+    del state["last.bias"]
+    torch.save(state, tmp_path / "theirs.pth")
+    with pytest.raises(
+        InputError, match=r"1 missing: last.bias. 1 unexpected: more. 1 of another shape: out.weight \(9, 48\)"
+    ):
+        derive_table(f"{MODULE}:Renamed", tmp_path / "theirs.pth")
+    torch.save({"other": torch.zeros(3)}, tmp_path / "theirs.pth")
+    with pytest.raises(InputError, match="has no key of the class"):
+        derive_table(f"{MODULE}:Renamed", tmp_path / "theirs.pth")
+
+
+def test_a_changed_constant_is_refused(tmp_path: Path) -> None:
+    state = trained("Assembled('torch')").state_dict()
+    state["position_ids"] = state["position_ids"].flip(0)
+    torch.save(state, tmp_path / "theirs.pth")
+    with pytest.raises(InputError, match="position_ids of the checkpoint is not a parameter, and its values are not those"):
+        derive_table(f"{MODULE}:Assembled('torch')", tmp_path / "theirs.pth")
+
+
+def test_the_working_directory_is_searched_for_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_vit.py").write_text(f"from {MODULE} import Renamed as ViT\n")
+    torch.save(trained("Renamed").state_dict(), tmp_path / "theirs.pth")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    try:
+        assert "name: vit\n" in derive_table("their_vit:ViT(depth=2)", "theirs.pth").text
+    finally:
+        sys.modules.pop("their_vit", None)
+    assert sys.path == before
+    with pytest.raises(InputError, match="there is no module their_vi; did you mean 'their_vit'"):
+        derive_table("their_vi:ViT", "theirs.pth")

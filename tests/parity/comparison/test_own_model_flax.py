@@ -1,0 +1,87 @@
+"""`parity.derive_table` with Flax classes of strangers."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("flax")
+
+import jax.numpy as jnp
+
+import parity
+import vit_jax
+from parity.comparison.own_model import DerivedTable, derive_table
+from parity.comparison.own_model.construct import build
+from parity.comparison.own_model.derive import _make_model
+from parity.comparison.own_model.model import ImageShape
+from parity.comparison.tolerances import FLOAT64_TOLERANCE
+from vit_spec import InputError
+
+MODULE = "tests.strangers.flax_models"
+
+
+def derived(like: str, folder: Path, extra: dict[str, Any] | None = None, **options: Any) -> tuple[DerivedTable, Any]:
+    """Return the table of a class and its model, with noise on the weights of the checkpoint."""
+    model = _make_model(build(f"{MODULE}:{like}"))
+    assert model.fit(ImageShape(16, 24, 3, True)) == ""
+    rng = np.random.default_rng(0)
+    arrays = {
+        key: (array + 0.1 * rng.standard_normal(array.shape)).astype(np.float32) for key, array in model.weights.items()
+    }
+    stored = {f"params/{key}": array for key, array in arrays.items()} | model.constants | (extra or {})
+    np.savez(folder / "theirs.npz", **stored)
+    model.weights = arrays
+    return derive_table(f"{MODULE}:{like}", folder / "theirs.npz", **options), model
+
+
+STRANGERS = {
+    "Compact": [
+        "layer{block}/MultiHeadDotProductAttention_0/{qkv}/kernel | width head dim",
+        "set: mlp.activation=gelu_tanh",
+    ],
+    "Scanned": ["blocks/qkv/kernel | block width qkv head dim", "project/kernel | (ph pw rgb) width", "fc_norm"],
+    "Buffered": ["set: positions.table=sincos_2d_mae", "ignore: constants/table a constant made by the class"],
+    "Nnx": ["blocks/{block}/attn/{qkv}/kernel", "positions/embedding", "set: mlp.activation=silu"],
+}
+
+
+@pytest.mark.parametrize("like", STRANGERS)
+def test_the_table_of_a_flax_class_is_found_and_proven(like: str, tmp_path: Path) -> None:
+    table, model = derived(like, tmp_path, given={"image_size": (16, 24)} if like == "Scanned" else None)
+    assert table.proof.largest <= FLOAT64_TOLERANCE
+    text = re.sub(" +", " ", table.text)
+    assert [line for line in STRANGERS[like] if line not in text] == [], table.text
+    parity.write(table.checkpoint, tmp_path / "ours.safetensors", "jax")
+    with pytest.warns(parity.AssumptionWarning, match="pixels.mean"):
+        twin, params = vit_jax.load(tmp_path / "ours.safetensors")
+    assert {each.field.partition(".")[0] for each in table.checkpoint.assumed} <= {"pixels", "resampling"}
+    images = np.random.default_rng(7).standard_normal((2, 16, 24, 3))
+    expected = model.run(model.weights, images)
+    found = twin.apply({"params": params}, jnp.asarray(images, jnp.float32))
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_flax_class_that_is_no_vit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no config of ViTConfig computes the same function"):
+        derived("Reversed", tmp_path)
+
+
+def test_a_changed_constant_of_a_collection_is_refused(tmp_path: Path) -> None:
+    changed = {"constants/table": np.ones((12, 48))}
+    with pytest.raises(InputError, match="constants/table of the checkpoint is not a parameter"):
+        derived("Buffered", tmp_path, extra=changed)
+
+
+def test_a_table_of_positions_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="pooling and classifier differ by"):
+        derived("Buffered(factor=2.0)", tmp_path)
+
+
+def test_states_of_random_number_generators_are_not_read(tmp_path: Path) -> None:
+    key = "blocks/0/dropout/rngs/count"
+    table, _ = derived("Nnx", tmp_path, extra={f"params/{key}": np.zeros((1,), np.uint32)})
+    assert "ignore: blocks/\\d+/dropout/rngs/count the state of a random number generator" in table.text
