@@ -42,7 +42,7 @@ _BlockField = tuple[str, str, int]  # what is before the number of a block in ke
 _NNX_VALUES = ("value", "raw_value")
 _KERAS_GROUPS = ("trainable_variables/", "non_trainable_variables/")  # of `keras.Model.get_state_tree`; a frozen part moves
 
-FIXED_SIZES = {"qkv": 3, "kv": 2, "glu": 2, "xy": 2}  # axes whose length is the same in every model
+FIXED_SIZES = {"qkv": 3, "kv": 2, "glu": 2, "xy": 2, "yx": 2}  # axes whose length is the same in every model
 # Axes that most formats merge -> the name of the length of the merged axis.
 _MERGED_SIZES = {
     frozenset(("head", "dim")): "inner",
