@@ -199,7 +199,7 @@ def _pool(model: nn.Module) -> Any:
 
 def _assume_pool(model: nn.Module, value: str) -> None:
     model.global_pool = {ours: theirs for theirs, ours in _POOLS.items()}[value]
-    model.attn_pool = model.attn_pool if value == "attention" else None
+    model.attn_pool = getattr(model, "attn_pool", None) if value == "attention" else None
     model.pool_include_prefix = False
 
 
@@ -207,7 +207,7 @@ def _pool_prefix(model: nn.Module) -> bool:
     if model.global_pool not in ("avg", "map") or not model.num_prefix_tokens:
         return False
     is_eva = type(model).__name__ == "Eva"
-    return model.global_pool == "map" if is_eva else bool(model.pool_include_prefix)
+    return model.global_pool == "map" if is_eva else bool(getattr(model, "pool_include_prefix", False))
 
 
 def _assume_pool_prefix(model: nn.Module, value: bool) -> None:
