@@ -60,9 +60,10 @@ def prove_gradients(checkpoint: Checkpoint, images: np.ndarray, model: Any) -> N
     torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
     import vit_jax
     import vit_torch
+    from tests.goldens.peers import float64
 
     pixels = torch.tensor(images)
-    with torch.enable_grad():
+    with float64(), torch.enable_grad():
         outputs = model(pixels)
         direction = np.random.default_rng(7).standard_normal(outputs.shape)
         (outputs * torch.tensor(direction)).sum().backward()
