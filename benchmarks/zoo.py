@@ -4,6 +4,10 @@
     python -m benchmarks.zoo --only eva02           # only architectures and classes with this in their name
     python -m benchmarks.zoo --drawn 2000 --seed 1  # other random variations
     python -m benchmarks.zoo --keys                 # every other model of the libraries: no format may accept its keys
+    python -m benchmarks.zoo --up-to-base           # only folders of timm's architectures up to the size of ViT-B
+
+With --up-to-base, it prints how many architectures are right, and the reasons for which the others are refused.  It counts
+architectures once by name, and once without those that differ from another one in the image size only.
 
 It prints the table "Checkpoints of other libraries" of docs/measurements/conversion.md.  Every architecture is built at its
 own width with one block, filled with random weights, and saved as a folder with its config and as a bare state dict.
@@ -12,6 +16,7 @@ defines the outcomes.  The script exits with 1 if an outcome is WRONG.
 """
 
 import argparse
+import re
 import sys
 import tempfile
 import time
@@ -65,6 +70,32 @@ def check_keys() -> int:
     return accepted
 
 
+def check_up_to_base() -> int:
+    """Print the outcomes of the folders of timm's architectures up to base size, by reason; return the number of WRONG."""
+    structures, reasons = of_timm.up_to_base(), defaultdict(list)
+    totals: Totals = defaultdict(Counter)
+    distinct: dict[Any, str] = {}
+    for name, structure in structures.items():
+        outcome = next(outcome for way, outcome in check_model(of_timm, lambda name=name: of_timm.peer(name), name))
+        totals["timm, up to base size"][outcome.verdict] += 1
+        if distinct.setdefault(structure, name) == name:
+            totals["timm, up to base size, distinct without the image size"][outcome.verdict] += 1
+        if outcome.verdict != RIGHT:
+            reason = outcome.details.replace(name, "NAME").removeprefix("FILE: ")
+            reasons[outcome.verdict, re.sub(r"(has other keys than).*", r"\1 a ViT", reason)].append(name)
+    for (verdict, reason), names in sorted(reasons.items(), key=lambda each: -len(each[1])):
+        print(f"{verdict:10} | {len(names):3} | {reason} | {', '.join(names)}", flush=True)
+    print_totals(totals)
+    return sum(counts[WRONG] for counts in totals.values())
+
+
+def print_totals(totals: Totals) -> None:
+    """Print the table of totals."""
+    print(f"\n| checkpoints | {' | '.join(VERDICTS)} |\n|{' --- |' * (len(VERDICTS) + 1)}")
+    for group, counts in totals.items():
+        print(f"| {group} | " + " | ".join(str(counts[v]) for v in VERDICTS) + " |")
+
+
 def format_row(name: str, saved_as: str, outcome: Outcome) -> str:
     """Return a row of the table."""
     distance = f"{outcome.distance:.1e}" if outcome.format else ""
@@ -80,7 +111,10 @@ def main() -> None:
     parser.add_argument("--library", nargs="+", default=["timm", "transformers"], help="timm, transformers or both")
     parser.add_argument("--quiet", action="store_true", help="print only WRONG rows")
     parser.add_argument("--keys", action="store_true", help="check the keys of every other model of the libraries instead")
+    parser.add_argument("--up-to-base", action="store_true", help="check folders of timm's ViTs up to base size only")
     args = parser.parse_args()
+    if args.up_to_base:
+        sys.exit(bool(check_up_to_base()))
     if args.keys:
         sys.exit(bool(check_keys()))
     totals: Totals = defaultdict(Counter)
@@ -115,9 +149,7 @@ def main() -> None:
                 *of_transformers.random_variation(seed),
                 note=f"#{seed} ",
             )
-    print(f"\n| checkpoints | {' | '.join(VERDICTS)} |\n|{' --- |' * (len(VERDICTS) + 1)}")
-    for group, counts in totals.items():
-        print(f"| {group} | " + " | ".join(str(counts[v]) for v in VERDICTS) + " |")
+    print_totals(totals)
     print(f"\n{time.process_time() - start:.0f} CPU seconds", file=sys.stderr)
     sys.exit(any(counts[WRONG] for counts in totals.values()))
 

@@ -33,7 +33,7 @@ def configs(draw: st.DrawFn) -> ViTConfig:
     kind, proj, value_skip = one("learned", "fixed", "none"), flag(), flag()
     pads, order, rotary = one("refuse", "pad", "crop"), one("pre", "post", "res_post", "parallel"), one(*ROTARY)
     layer_scale = one(None, 0.1) if order != "res_post" else None
-    norm_kind = one("layer", "rms")
+    norm_kind, relative = one("layer", "rms"), one("none", "none", "table", "mlp")
     has_free_head_dim = proj and not value_skip and flag()  # num_heads * head_dim may differ from width
     return ViTConfig(
         image_size=(patch[0] * one(1, 3), patch[1] * one(2, 3)),
@@ -59,6 +59,9 @@ def configs(draw: st.DrawFn) -> ViTConfig:
             rotary=rotary,
             rotary_start=one(0.0, 1.0) if rotary in ("eva", "rope_vit") else 0.0,
             rotary_grid=one(None, (3, 5)) if rotary in ("eva", "rope_vit") else None,
+            relative=relative,
+            relative_dim=5 if relative == "mlp" else None,
+            relative_shared=relative != "none" and flag(),
         ),
         resampling=Resampling(**RESAMPLING[one(*RESAMPLING)]),
         attention=Attention(

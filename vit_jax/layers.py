@@ -178,8 +178,10 @@ def _default_device() -> jax.Device:
     return jax.local_devices(backend=device)[0] if device is None or isinstance(device, str) else device
 
 
-def attention(module: ViTModule, q: Array, k: Array, v: Array, scale: float, rate: float, train: bool) -> Array:
-    """Compute softmax(scale q k^T) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D).
+def attention(
+    module: ViTModule, q: Array, k: Array, v: Array, scale: float, rate: float, train: bool, bias: Array | None = None
+) -> Array:
+    """Compute softmax(scale q k^T + bias) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D).
 
     Args:
         module: the module that records the intermediates; its execution options are used.
@@ -189,17 +191,19 @@ def attention(module: ViTModule, q: Array, k: Array, v: Array, scale: float, rat
         scale: factor of the scores.
         rate: dropout rate of the attention weights.
         train: whether dropout is enabled.
+        bias: bias of the scores, (H, T, S); None for none.
 
     Raises:
-        InputError: the fused kernel is requested together with attention dropout.
+        InputError: the fused kernel is requested together with attention dropout or a bias of the scores.
     """
     kind, d = module.execution.attention, q.shape[-1]
     if kind == "cudnn" and rate and train:
         raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
+    if kind == "cudnn" and bias is not None:
+        raise InputError('attention="cudnn" has no relative positions: run with attention="auto"')
     is_half = q.dtype in (jnp.bfloat16, jnp.float16)
-    is_supported = (
-        is_half and d % 8 == 0 and d <= 128 and not (rate and train) and supports_cudnn_attention(_default_device())
-    )
+    is_plain = bias is None and not (rate and train)
+    is_supported = is_half and d % 8 == 0 and d <= 128 and is_plain and supports_cudnn_attention(_default_device())
     is_self_attention = q.shape[1] == k.shape[1]  # jax refuses the gradient for the single query of attention pooling
     if is_self_attention and (kind == "cudnn" or (kind == "auto" and is_supported)):
         return _cudnn_attention(q, k, v, scale)
@@ -211,6 +215,7 @@ def attention(module: ViTModule, q: Array, k: Array, v: Array, scale: float, rat
     # largest difference, which should be 0, is then up to +-128 for scores of 3e9, and exp overflows or is 0 for all keys.
     q = (scale * q.astype(at_least_float32(q))).astype(q.dtype)
     scores = dot(q, k, (((3,), (3,)), ((0, 1), (0, 1))))  # (B, H, T, S)
+    scores = scores if bias is None else scores + bias
     scores = module.intermediate("scores", scores)
     weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
     total = weights.sum(-1, keepdims=True)

@@ -6,6 +6,9 @@ leading axis of its parameters, and dropout needs `train=True` and a "dropout" k
 Shapes: B images, T tokens (prefix and patches), H heads of dimension D.
 """
 
+from typing import Any, NamedTuple
+
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -28,9 +31,14 @@ from vit_jax.layers import (
     sample_kept_tokens,
     scan_blocks,
 )
-from vit_spec import position_table, resampling_matrices, rotary_tables
+from vit_spec import position_table, relative_tables, resampling_matrices, rotary_tables
 
-Tables = tuple[Array, ...] | None
+
+class Tables(NamedTuple):
+    """Values that all blocks share, or None: cosines and sines of rotary embeddings, and a bias of the scores."""
+
+    rotary: tuple[Array, ...] | None
+    bias: Array | None
 
 
 class PatchEmbed(ViTModule):
@@ -50,6 +58,26 @@ class PatchEmbed(ViTModule):
         return self.norm(x) if self.norm is not None else x
 
 
+class RelativeBias(ViTModule):
+    """A bias of the attention scores for each offset between patches: tokens (B, T, width) -> (H, T, T)."""
+
+    def setup(self) -> None:
+        config, execution = self.config, self.execution
+        heads, hidden = config.num_heads, config.positions.relative_dim
+        self.table = self.declare("table", (config.num_offsets, heads)) if hidden is None else None
+        self.fc1 = Linear(config, execution, (2,), (hidden,)) if hidden is not None else None
+        self.fc2 = Linear(config, execution, (hidden,), (heads,)) if hidden is not None else None
+
+    def __call__(self, x: Array) -> Array:
+        offsets, index = self.constants(relative_tables, self.config.grid, x)  # (offsets, 2), (T, T)
+        table: Any = self.table  # (offsets, H)
+        if self.fc1 is not None and self.fc2 is not None:
+            table = self.fc2(jax.nn.relu(self.fc1(offsets)))  # (offsets, H)
+            table = jnp.pad(table, ((0, self.config.num_offsets - len(table)), (0, 0)))  # no bias for prefix tokens
+        bias = table[index.astype(int)]  # (T, T, H)
+        return bias.transpose(2, 0, 1).astype(x.dtype)
+
+
 class Attention(ViTModule):
     """Multi-head self-attention: (B, T, width) -> (B, T, width)."""
 
@@ -64,6 +92,8 @@ class Attention(ViTModule):
         self.k_norm = Norm(config, execution, (dim,)) if options.qk_norm else None
         mixed = config.positions.rotary == "mixed"
         self.freqs = self.declare("freqs", (2, heads, dim // 2)) if mixed else None
+        own_bias = config.positions.relative != "none" and not config.positions.relative_shared
+        self.rel_pos = RelativeBias(config, execution) if own_bias else None
         self.norm = Norm(config, execution, (heads, dim)) if options.out_norm else None
         self.proj = Linear(config, execution, (heads, dim), (width,), options.proj_bias) if options.proj else None
 
@@ -77,14 +107,15 @@ class Attention(ViTModule):
         if self.q_norm is not None and self.k_norm is not None:
             q = self.q_norm(q)
             k = self.k_norm(k)
-        if tables is not None:
-            tables = mix_rotary(tables, self.freqs) if self.freqs is not None else tables
-            q = apply_rotary(q, tables, config.positions.rotary)
-            k = apply_rotary(k, tables, config.positions.rotary)
+        if tables.rotary is not None:
+            rotary = mix_rotary(tables.rotary, self.freqs) if self.freqs is not None else tables.rotary
+            q = apply_rotary(q, rotary, config.positions.rotary)
+            k = apply_rotary(k, rotary, config.positions.rotary)
+        score_bias = self.rel_pos(x) if self.rel_pos is not None else tables.bias  # (H, T, T)
         q = self.intermediate("q", q)
         k = self.intermediate("k", k)
         v = self.intermediate("v", v)
-        x = attention(self, q, k, v, config.scale, noise.attn_drop, train)  # (B, T, H, D)
+        x = attention(self, q, k, v, config.scale, noise.attn_drop, train, score_bias)  # (B, T, H, D)
         x = self.intermediate("heads", x)
         x = self.norm(x) if self.norm is not None else x
         x = self.proj(x) if self.proj is not None else x.reshape(*x.shape[:2], -1)
@@ -198,6 +229,8 @@ class ViT(ViTModule):
         self.reg_token = self.declare("reg_token", (1, tokens.registers, width)) if tokens.registers else None
         learned, rows = config.positions.kind == "learned", config.sizes["token"]
         self.pos_embed = self.declare("pos_embed", (1, rows, width)) if learned else None
+        shared = config.positions.relative_shared
+        self.rel_pos = RelativeBias(config, execution) if shared else None
         self.norm_pre = Norm(config, execution, (width,)) if norms.before_blocks else None
         self.blocks = scan_blocks(Block, config, execution)
         self.norm = Norm(config, execution, (width,)) if norms.after_blocks else None
@@ -216,7 +249,7 @@ class ViT(ViTModule):
         return self.classify(x, train)  # (B, num_classes)
 
     def embed(self, images: Array, train: bool) -> tuple[Array, Tables]:
-        """Return the input tokens of the blocks, (B, T, width), and the cosines and sines of rotary embeddings, or None."""
+        """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share."""
         config, noise = self.config, self.config.regularisation
         grid = config.grid_of(images.shape[1], images.shape[2])
         x = self.patch_embed(images)  # (B, rows * columns, width)
@@ -226,18 +259,19 @@ class ViT(ViTModule):
         x = self.intermediate("tokens", x)
         x = x + self.intermediate("positions", self.positions(x, grid)) if config.positions.kind != "none" else x
         x = dropout(self, x, noise.pos_drop, train)
-        tables = None
+        rotary = None
         if config.positions.rotary != "none":
             first, second = self.constants(rotary_tables, grid, x)  # (1, T, 1, D) each, or (1, T, 1, 1)
             names = ("columns", "rows") if config.positions.rotary == "mixed" else ("cosines", "sines")
-            tables = self.intermediate(names[0], first), self.intermediate(names[1], second)
+            rotary = self.intermediate(names[0], first), self.intermediate(names[1], second)
         if noise.patch_drop and train:
             kept = sample_kept_tokens(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
             x = jnp.take_along_axis(x, kept[..., None], axis=1)
-            tables = (tables[0][0, kept], tables[1][0, kept]) if tables is not None else None
+            rotary = (rotary[0][0, kept], rotary[1][0, kept]) if rotary is not None else None
+        bias = self.rel_pos(x) if self.rel_pos is not None else None  # (H, T, T)
         x = self.norm_pre(x) if self.norm_pre is not None else x
         x = self.intermediate("embed", x)
-        return x, tables
+        return x, Tables(rotary, bias)
 
     def positions(self, x: Array, grid: tuple[int, int]) -> Array:
         """Return the position table of x's tokens on this grid, (1, T, width); prefix tokens without a row get zeros."""

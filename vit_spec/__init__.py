@@ -7,7 +7,7 @@ from vit_spec.initialisation import Law
 from vit_spec.models import get, names
 from vit_spec.params import Row, rows
 from vit_spec.parts import Attention, Head, Mlp, Norms, Pixels, Positions, Regularisation, Resampling, Tokens
-from vit_spec.tables import position_table, resampling_matrices, rotary_tables
+from vit_spec.tables import position_table, relative_tables, resampling_matrices, rotary_tables
 
 __all__ = [
     "Attention",
@@ -31,6 +31,7 @@ __all__ = [
     "names",
     "nearest",
     "position_table",
+    "relative_tables",
     "resampling_matrices",
     "rotary_tables",
     "rows",

@@ -95,6 +95,10 @@ class ViTConfig:
         self.norms.check()
         self.head.check(width=self.width, class_token=class_token, distillation=self.tokens.distillation)
         self.regularisation.check()
+        require(
+            self.positions.relative == "none" or not self.regularisation.patch_drop,
+            f"positions.relative={self.positions.relative!r} excludes regularisation.patch_drop: set it to 0",
+        )
 
     # Derived sizes ---------------------------------------------------------------------------------------------------
 
@@ -148,6 +152,12 @@ class ViTConfig:
         """Dimension of the classifier's input, which is the model's output if num_classes is 0."""
         return self.head.hidden or (2 * self.width if self.head.pool == "token_mean" else self.width)
 
+    @property
+    def num_offsets(self) -> int:
+        """Rows of a table of relative positions: one for each offset, and three for pairs with a prefix token."""
+        rows, columns = self.grid
+        return (2 * rows - 1) * (2 * columns - 1) + (3 if self.num_prefix else 0)
+
     @cached_property
     def sizes(self) -> dict[str, int]:
         """The length of each named axis of the parameters."""
@@ -169,6 +179,9 @@ class ViTConfig:
             "pool_dim": self.pool_head_dim,
             "pair": self.head_dim // 2,
             "xy": 2,
+            "yx": 2,
+            "offset": self.num_offsets,
+            "offset_ff": self.positions.relative_dim or 0,
             "qkv": 3,
             "kv": 2,
             "glu": 2,
@@ -182,10 +195,16 @@ class ViTConfig:
             width: width of the image in pixels.
 
         Raises:
-            InputError: the size is not a multiple of the patch size, and neither `tokens.pad` nor `tokens.crop` is True; or
-                the image is smaller than a patch.
+            InputError: the size is not a multiple of the patch size, and neither `tokens.pad` nor `tokens.crop` is True;
+                the image is smaller than a patch; or it is not of the config's size, with `positions.relative`.
         """
         (ph, pw), tokens = self.patch_size, self.tokens
+        if self.positions.relative != "none" and (height, width) != self.image_size:
+            own, other = f"{self.image_size[0]}x{self.image_size[1]}", ", or set image_size"
+            raise InputError(
+                f"image size {height}x{width} does not fit the relative positions of this model, which are for images of "
+                f"{own}: resize images to {own}{other if self.positions.relative == 'mlp' else ''}"
+            )
         is_multiple = not (height % ph or width % pw)
         if tokens.crop and height >= ph and width >= pw:
             return height // ph, width // pw

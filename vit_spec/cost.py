@@ -147,6 +147,9 @@ def _count_pooled_tokens(config: ViTConfig, patches: int, tokens: int) -> int:
 
 def _count_multiplied_tokens(row: Row, config: ViTConfig, patches: int, tokens: int) -> int:
     """Return the number of tokens that a matrix multiplies."""
+    if "rel_pos." in row.name:  # once for each offset, whatever the number of images
+        rows, columns = config.grid
+        return (2 * rows - 1) * (2 * columns - 1)
     if row.name.startswith("blocks."):
         return tokens
     if row.name == "patch_embed.proj.weight":

@@ -296,6 +296,32 @@ def _beit3(size: str, patch: int) -> ViTConfig:
     )
 
 
+def _beit(size: str, patch: int) -> ViTConfig:
+    """BEiT (arXiv 2106.08254) with its classifier: microsoft/unilm, beit.  Each block has its own relative positions."""
+    return _config(
+        SIZES[size],
+        patch,
+        tokens=Tokens(init=NORMAL),
+        positions=Positions(kind="none", relative="table"),
+        attention=Attention(qkv_bias="qv"),
+        norms=Norms(layer_scale=0.1 if size == "b" else 1e-5, after_blocks=False, after_pool=True),
+        head=Head(pool="mean"),
+    )
+
+
+def _relpos(size: str, patch: int) -> ViTConfig:
+    """timm's VisionTransformerRelPos, vit_relpos_*: relative positions by an MLP, without a class token."""
+    return _config(
+        SIZES[size],
+        patch,
+        tokens=Tokens(class_token=False),
+        positions=Positions(kind="none", relative="mlp", relative_dim=128),
+        attention=Attention(qkv_bias="none"),
+        norms=Norms(layer_scale=1e-6, after_blocks=False, after_pool=True),
+        head=Head(pool="mean"),
+    )
+
+
 def _aimv2(size: str, patch: int) -> ViTConfig:
     """AIMv2 (arXiv 2411.14402): apple/ml-aim, aim-v2.  The feature is the mean of the tokens, as in timm."""
     sizes = {"l": Size(1024, 24, 8, 2816), "h": Size(1536, 24, 12, 4096)}
@@ -501,7 +527,9 @@ _MODELS: dict[str, ConfigBuilder] = {
     "siglip_gopt16": partial(_siglip, "gopt", 16, image=256),
     **_family("eva02_{}", _eva02, "ti14 s14 b14 l14"),
     "eva02_e14_clip": _eva02_e14_clip,
+    **_family("beit_{}", _beit, "b16 l16"),
     **_family("beit3_{}", _beit3, "b16 l16"),
+    **_family("relpos_{}", _relpos, "s16 m16 b16"),
     **_family("aimv2_{}", _aimv2, "l14 h14"),
     "pe_core_ti16": partial(_pe_core, "ti", 16, 384, 512),
     "pe_core_s16": partial(_pe_core, "s", 16, 384, 512),

@@ -75,6 +75,8 @@ def _rows(c: ViTConfig) -> Iterator[Declaration]:
     if c.positions.kind == "learned":
         law = None if c.positions.table in TABLES else Law.parse(c.positions.table, "positions.table")
         yield "pos_embed", "token width", law, False
+    if c.positions.relative_shared:
+        yield from _relative_rows("rel_pos", "", c)
     if c.norms.before_blocks:
         yield from _norm_rows("norm_pre", "width", c)
 
@@ -90,6 +92,8 @@ def _rows(c: ViTConfig) -> Iterator[Declaration]:
         yield from _norm_rows("blocks.attn.k_norm", "block dim", c)
     if c.positions.rotary == "mixed":
         yield "blocks.attn.freqs", "block xy head pair", Law("rotary", (c.positions.rotary_base,)), False
+    if c.positions.relative != "none" and not c.positions.relative_shared:
+        yield from _relative_rows("blocks.attn.rel_pos", "block ", c)
     if c.attention.out_norm:
         yield from _norm_rows("blocks.attn.norm", "block head dim", c)
     if c.attention.proj:
@@ -133,6 +137,16 @@ def _norm_rows(name: str, axes: str, c: ViTConfig) -> Iterator[Declaration]:
     yield f"{name}.weight", axes, ONES, False
     if c.norms.bias:
         yield f"{name}.bias", axes, ZEROS, False
+
+
+def _relative_rows(name: str, block: str, c: ViTConfig) -> Iterator[Declaration]:
+    if c.positions.relative_dim is None:
+        yield f"{name}.table", f"{block}offset head", ZEROS, False
+    else:
+        yield f"{name}.fc1.weight", f"{block}offset_ff yx", xavier_uniform(2, c.positions.relative_dim), True
+        yield f"{name}.fc1.bias", f"{block}offset_ff", ZEROS, False
+        yield f"{name}.fc2.weight", f"{block}head offset_ff", xavier_uniform(c.positions.relative_dim, c.num_heads), True
+        yield f"{name}.fc2.bias", f"{block}head", ZEROS, False
 
 
 def _mlp_rows(name: str, block: str, c: ViTConfig) -> Iterator[Declaration]:

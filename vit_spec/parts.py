@@ -83,6 +83,12 @@ class Positions:
         rotary_start: coordinate of the first row and column, for "eva" and "rope_vit".
         rotary_grid: the grid (rows, columns) to whose size coordinates are scaled, for "eva" and "rope_vit"; None means
             that they are not scaled.
+        relative: a bias of the attention scores for each head and each offset between two patches.  "table" has a learned
+            value for each offset, and three for pairs with a prefix token (BEiT, arXiv 2106.08254).  "mlp" computes the
+            values of patches from the logarithms of offsets by two linear layers and a ReLU (timm's
+            VisionTransformerRelPos, after arXiv 2111.09883).  The model then accepts images of its own size only.
+        relative_dim: hidden dimension of the layers of "mlp".
+        relative_shared: whether all blocks have the same bias; otherwise each block has its own.
     """
 
     kind: Literal["learned", "fixed", "none"] = "learned"
@@ -92,6 +98,9 @@ class Positions:
     rotary_base: float = 10000.0
     rotary_start: float = 0.0
     rotary_grid: tuple[int, int] | None = None
+    relative: Literal["none", "table", "mlp"] = "none"
+    relative_dim: int | None = None
+    relative_shared: bool = False
 
     def check(self, *, width: int, head_dim: int, class_token: bool) -> None:
         """Raise InputError for an unknown table, or for options that do not fit the width, the head_dim or the tokens."""
@@ -126,6 +135,15 @@ class Positions:
         require(
             self.rotary == "none" or head_dim % 4 == 0,
             f"head_dim is {head_dim}: positions.rotary needs a multiple of 4; change num_heads, or set attention.head_dim",
+        )
+        require(
+            (self.relative_dim or 0) > 0 if self.relative == "mlp" else self.relative_dim is None,
+            f"positions.relative_dim is {self.relative_dim}: give a positive integer for positions.relative='mlp', and "
+            "None otherwise",
+        )
+        require(
+            self.relative != "none" or not self.relative_shared,
+            "positions.relative_shared=True needs positions.relative='table' or 'mlp': leave it out",
         )
 
 

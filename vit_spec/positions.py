@@ -1,4 +1,4 @@
-"""Position tables: sinusoids that are added to the tokens, and cosines and sines of rotary position embeddings.
+"""Position tables: sinusoids that are added to the tokens, cosines and sines of rotary embeddings, relative positions.
 
 Every table is float64 and row-major: row y * gw + x is the patch in row y and column x of a grid (gh, gw).  Tables are
 cached, and therefore read-only.
@@ -179,6 +179,37 @@ def rotary_dinov3(grid: tuple[int, int], head_dim: int, prefix: int, base: float
     centers = 2 * (np.indices(grid).reshape(2, -1) + 0.5) / np.array(grid)[:, None] - 1
     y, x = (np.outer(position, 2 * np.pi / period) for position in centers)
     return _cos_sin(np.concatenate([y, x, y, x], axis=1), prefix)
+
+
+@cache
+def relative_offsets(grid: tuple[int, int]) -> Table:
+    """Return signed logarithms of the offsets between two patches of a grid, ((2 gh - 1) (2 gw - 1), 2).
+
+        l(n) = sign(n) log(1 + |n|);   row (dy + gh - 1) (2 gw - 1) + (dx + gw - 1) is (l(dy), l(dx))
+
+    timm 1.0.31, layers/pos_embed_rel.py, gen_relative_log_coords with mode "cr".
+    """
+    offsets = np.indices([2 * n - 1 for n in grid]).reshape(2, -1).T - (np.array(grid) - 1)
+    return _read_only(np.sign(offsets) * np.log(1.0 + np.abs(offsets)))
+
+
+@cache
+def relative_index(grid: tuple[int, int], prefix: int) -> Table:
+    """Return the row of a table of relative positions for each query and each key, (T, T), T = prefix + gh * gw.
+
+    Two patches have the row of their offset (dy, dx) = query - key, as in `relative_offsets`.  Three rows follow: for the
+    query of a prefix token with the key of a patch, for the query of a patch with the key of a prefix token, and for two
+    prefix tokens.
+
+    BEiT (arXiv 2106.08254): microsoft/unilm, beit/modeling_finetune.py, relative_position_index.
+    """
+    gh, gw = grid
+    y, x = np.indices(grid).reshape(2, -1)
+    patches = (y[:, None] - y + gh - 1) * (2 * gw - 1) + (x[:, None] - x + gw - 1)
+    index = np.pad(patches, (prefix, 0)).astype(np.float64)
+    count = (2 * gh - 1) * (2 * gw - 1)
+    index[:prefix], index[prefix:, :prefix], index[:prefix, :prefix] = count, count + 1, count + 2
+    return _read_only(index)
 
 
 def _check_head_dim(head_dim: int) -> None:

@@ -1,4 +1,4 @@
-"""Constant tables of a config for a grid of patches: positions, rotary embeddings and resampling matrices.
+"""Constant tables of a config for a grid of patches: positions of all kinds and resampling matrices.
 
 Both twins use these float64 arrays, so that they cannot differ in a sine or a resize kernel.  Each function returns a
 tuple of arrays.
@@ -43,6 +43,11 @@ def rotary_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Tabl
         rotary = {"axial": positions.rotary_axial, "dinov3": positions.rotary_dinov3}[p.rotary]
         first, second = rotary(grid, config.head_dim, config.num_prefix, p.rotary_base)
     return first[None, :, None], second[None, :, None]
+
+
+def relative_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Table]:
+    """Return the logarithms of all offsets between patches, (offsets, 2), and the index of each pair of tokens, (T, T)."""
+    return positions.relative_offsets(grid), positions.relative_index(grid, config.num_prefix)
 
 
 def resampling_matrices(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Table]:

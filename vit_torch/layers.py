@@ -5,6 +5,7 @@ Weights have the shape (outputs, inputs) with merged heads, as in timm, so that 
 
 from collections.abc import Callable
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,8 +140,10 @@ def activation(x: Tensor, kind: str) -> Tensor:
     return x
 
 
-def attention(module: ViTModule, q: Tensor, k: Tensor, v: Tensor, scale: float, rate: float) -> Tensor:
-    """Compute softmax(scale q k^T) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D).
+def attention(
+    module: ViTModule, q: Tensor, k: Tensor, v: Tensor, scale: float, rate: float, bias: Tensor | None = None
+) -> Tensor:
+    """Compute softmax(scale q k^T + bias) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D).
 
     Args:
         module: the module that records the intermediates; its execution options are used.
@@ -149,13 +152,16 @@ def attention(module: ViTModule, q: Tensor, k: Tensor, v: Tensor, scale: float, 
         v: values, (B, S, H, D).
         scale: factor of the scores.
         rate: dropout rate of the attention weights.
+        bias: bias of the scores, (H, T, S); None for none.
     """
     rate = rate if module.training else 0.0
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D)
     if module.execution.attention == "fused":
-        x = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, scale=scale)
+        mask = None if bias is None else bias[None]
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate, scale=scale)
     else:
         scores = scale * (q @ k.transpose(2, 3)).to(at_least_float32(q))  # (B, H, T, S)
+        scores = scores if bias is None else scores + bias
         scores = module.intermediate("scores", scores)
         weights = scores.softmax(-1)
         module.record("weights", weights)
@@ -216,7 +222,7 @@ def sample_kept_tokens(module: ViTModule, x: Tensor, prefix: int, rate: float) -
     return torch.cat([torch.arange(prefix, device=x.device).expand(batch, prefix), kept], dim=1)
 
 
-def run_block(block: nn.Module, x: Tensor, rate: float, tables: tuple[Tensor, ...] | None) -> Tensor:
+def run_block(block: nn.Module, x: Tensor, rate: float, tables: tuple[Any, ...]) -> Tensor:
     """Apply one block, with activation checkpointing if `Execution.remat` is "full"."""
     assert isinstance(block, ViTModule)
     if block.execution.remat == "full" and torch.is_grad_enabled():

@@ -267,6 +267,7 @@ def _fields_from_tensors(evidence: Evidence) -> tuple[dict[str, Any], dict[str, 
         shown["positions.kind"] = "learned"
     if "blocks.attn.freqs" in axes:
         shown["positions.rotary"] = "mixed"
+    shown |= _relative_fields(evidence)
     if "blocks.ls1.gamma" not in axes:
         shown["norms.layer_scale"] = None
     if "blocks.norm2.weight" in axes:
@@ -291,6 +292,19 @@ def _fields_from_tensors(evidence: Evidence) -> tuple[dict[str, Any], dict[str, 
     if "head" in sizes and not (shown["attention.qk_norm"] and sizes["head"] == 1):
         shown["num_heads"] = sizes["head"]
     return shown, likely
+
+
+def _relative_fields(evidence: Evidence) -> dict[str, Any]:
+    """Return the fields of relative positions, all of which the tensors show."""
+    shared = "rel_pos.table" in evidence.axes or "rel_pos.fc1.weight" in evidence.axes
+    name = "rel_pos" if shared else "blocks.attn.rel_pos"
+    kinds = {f"{name}.table": "table", f"{name}.fc1.weight": "mlp"}
+    kind = next((kind for tensor, kind in kinds.items() if tensor in evidence.axes), "none")
+    return {
+        "positions.relative": kind,
+        "positions.relative_dim": evidence.sizes["offset_ff"] if kind == "mlp" else None,
+        "positions.relative_shared": shared,
+    }
 
 
 def _check_channels_first(evidence: Evidence) -> None:
@@ -401,9 +415,11 @@ def _infer_grid(format: Format, known: Fields, evidence: Evidence) -> list[Assum
     ph, pw = known["patch_size"]
     prefix = known["tokens.class_token"] + known["tokens.distillation"] + known["tokens.registers"]
     if known.get("positions.kind") != "learned":
-        return (
-            [] if "image_size" in known else [Assumption("image_size", (14 * ph, 14 * pw), "for a grid of 14 x 14 patches")]
-        )
+        if "image_size" in known:
+            return []
+        if "offset" in evidence.sizes:
+            return [_image_size_of_offsets(evidence.sizes["offset"], (ph, pw), prefix)]
+        return [Assumption("image_size", (14 * ph, 14 * pw), "for a grid of 14 x 14 patches")]
     if "token" not in evidence.sizes:
         raise FormatMismatch(f"models of format {format.name!r} have a position table, and the file has none")
     rows = evidence.sizes["token"]
@@ -436,3 +452,20 @@ def _infer_grid(format: Format, known: Fields, evidence: Evidence) -> list[Assum
             Assumption("positions.covers", fitting[0], "" if usual else "the first choice that makes a square grid"),
         ]
     raise InputError(f"the position table has {rows} rows, which do not form a square grid: give --set image_size=HxW")
+
+
+def _image_size_of_offsets(rows: int, patch: tuple[int, int], prefix: int) -> Assumption:
+    """Return the image size for which a table of relative positions has so many rows, if the grid is square.
+
+    Raises:
+        InputError: no square grid has so many offsets.
+    """
+    patches = max(rows - (3 if prefix else 0), 0)
+    length = isqrt(patches)  # 2 * side - 1
+    if length % 2 == 0 or length**2 != patches:
+        raise InputError(
+            f"the table of relative positions has {rows} rows, which do not fit a square grid: give --set image_size=HxW"
+        )
+    side = (length + 1) // 2
+    why = "the rows of the table of relative positions make a square grid"
+    return Assumption("image_size", (side * patch[0], side * patch[1]), why)

@@ -19,7 +19,7 @@ axes that depend on the config has a line for each case.  The other lines are:
     name          the name of the format; by default that of the file without its suffix
     description   one line for the list of formats
     set           a field of the config that all models of the format have, and that no tensor shows
-    words         the words for the indices of qkv, kv, glu or xy in keys, if they are not 0, 1, 2
+    words         the words for the indices of qkv, kv, glu, xy or yx in keys, if they are not 0, 1, 2
     strip         the beginning of the keys, if it is not a known wrapper; a checkpoint may lack it
     ignore        a regular expression for whole keys that are not parameters, and the reason
     proven        a proof that the model is the one that the config describes: nothing about its behaviour is assumed then

@@ -44,7 +44,7 @@ Indices = Mapping[str, int]  # axis -> an index on it
 Spellings = Mapping[str, tuple[str, ...]]  # axis -> the word for each of its indices in keys; default: 0, 1, 2, ...
 ReadRange = Callable[[str, int, int], Array]  # (key, start, stop) -> entries start to stop of its array in C order, 1-d
 
-FIXED_SIZES = {"qkv": 3, "kv": 2, "glu": 2, "xy": 2}  # axes whose length is the same in every model
+FIXED_SIZES = {"qkv": 3, "kv": 2, "glu": 2, "xy": 2, "yx": 2}  # axes whose length is the same in every model
 
 _NAME = r"[a-z]\w*"
 _SEGMENT = re.compile(r"(~?)(\([^()]*\)|[^\s()]+)")

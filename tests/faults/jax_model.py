@@ -23,7 +23,7 @@ FAULTS = [
     ),
     _fault(
         name="keys not rotated",
-        old="k = apply_rotary(k, tables, config.positions.rotary)",
+        old="k = apply_rotary(k, rotary, config.positions.rotary)",
         new="pass",
         model="article_xray_rope",
         part=r"blocks\.0\.attn: k",

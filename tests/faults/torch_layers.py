@@ -107,7 +107,7 @@ FAULTS = [
     ),
     _fault(
         name="fused kernel in half precision in float32 alone",
-        old="x = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, scale=scale)",
+        old="x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate, scale=scale)",
         new="half = torch.float16 if q.dtype == torch.float32 else q.dtype\n"
         "        x = F.scaled_dot_product_attention(*(x.to(half) for x in (q, k, v)), scale=scale).to(q.dtype)",
         level="precision",

@@ -31,7 +31,7 @@ FAULTS = [
     _fault(
         name="values rotated too",
         old='v = self.intermediate("v", v)',
-        new='v = self.intermediate("v", apply_rotary(v, tables, config.positions.rotary))',
+        new='v = self.intermediate("v", apply_rotary(v, rotary, config.positions.rotary))',
         model="article_xray_rope",
         part=r"blocks\.0\.attn: v",
     ),

@@ -1,12 +1,15 @@
 """Golden files of timm's models whose blocks, rotary positions or pooling differ from those of the plain ViT."""
 
+import re
 from functools import partial
 from typing import Any
 
 import timm
 from timm.layers import LayerNorm, RmsNorm, SwiGLU
+from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTransformerRelPos
 
 from tests.goldens.from_timm import common, run, vit
 from tests.goldens.golden import Golden
@@ -220,3 +223,64 @@ def timm_pooled_prefix() -> Golden:
     )
     options = {"class_token": False, "reg_tokens": 2, "global_pool": "avg", "pool_include_prefix": True, "fc_norm": False}
     return vit("timm_pooled_prefix", config, size=(14, 23), act_layer="mish", **options)
+
+
+def relative(name: str, cls: Any, config: ViTConfig, **options: Any) -> Golden:
+    """Return the golden file of a `Beit` or a `VisionTransformerRelPos`."""
+
+    def rename(state: State) -> State:
+        rules = {
+            "relative_position_bias_table": "table" if cls is VisionTransformerRelPos else "rel_pos.table",
+            r"^rel_pos_bias\.": "",
+            "shared_rel_pos": "rel_pos",
+            r"rel_pos\.mlp": "rel_pos",
+            r"gamma_(\d)$": r"ls\1.gamma",
+        }
+        return rename_keys(state, {old: new for old, new in rules.items() if any(re.search(old, key) for key in state)})
+
+    tokens = "norm" if config.norms.after_blocks else "blocks.1"
+    with float64():
+        model = cls(**common(config), **options)
+        return golden(name, model, config, rename, partial(run, tokens), peer=f"timm {timm.__version__}")
+
+
+@case
+def timm_beit() -> Golden:
+    """BEiT: in each block, a table of biases of the attention scores for offsets between patches."""
+    config = tiny_config(
+        positions={"kind": "none", "relative": "table"},
+        attention={"qkv_bias": "qv"},
+        norms={"layer_scale": 0.1, "after_blocks": False, "after_pool": True},
+        head={"pool": "mean"},
+    )
+    options = {"use_abs_pos_emb": False, "use_rel_pos_bias": True, "init_values": 0.1}
+    return relative("timm_beit", Beit, config, **options)
+
+
+@case
+def timm_beit_shared() -> Golden:
+    """BEiT in pre-training: one table of biases for all blocks, and learned positions besides."""
+    config = tiny_config(positions={"relative": "table", "relative_shared": True}, attention={"qkv_bias": "qv"})
+    return relative("timm_beit_shared", Beit, config, use_shared_rel_pos_bias=True, global_pool="token")
+
+
+@case
+def timm_relative_mlp() -> Golden:
+    """Biases of the scores from logarithms of offsets by an MLP; none for pairs with the class token."""
+    positions = {"kind": "none", "relative": "mlp", "relative_dim": 5}
+    config = tiny_config(positions=positions, norms={"layer_scale": 0.1}, head={"pool": "mean"})
+    options = {"class_token": True, "rel_pos_dim": 5, "init_values": 0.1}
+    return relative("timm_relative_mlp", VisionTransformerRelPos, config, **options)
+
+
+@case
+def timm_relative_shared() -> Golden:
+    """Such biases from one MLP for all blocks, whose norms come after attention and MLP; no class token."""
+    config = tiny_config(
+        tokens={"class_token": False},
+        positions={"kind": "none", "relative": "mlp", "relative_dim": 5, "relative_shared": True},
+        norms={"order": "res_post"},
+        head={"pool": "mean"},
+    )
+    options = {"rel_pos_dim": 5, "shared_rel_pos": True, "block_fn": ResPostRelPosBlock}
+    return relative("timm_relative_shared", VisionTransformerRelPos, config, **options)

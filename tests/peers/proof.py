@@ -48,6 +48,56 @@ def jax_logits(checkpoint: Checkpoint, images: np.ndarray) -> np.ndarray:
         return np.asarray(lowered.compile(compiler_options=quick)(params, nhwc))
 
 
+def prove_gradients(checkpoint: Checkpoint, images: np.ndarray, model: Any) -> None:
+    """Assert that both twins have the gradients of a PyTorch library's model, for a random weighted sum of the outputs.
+
+    A gradient has the shape of its weight, so the format converts it as it converts the weight.
+
+    checkpoint: the model, read from its files.
+    images: (B, C, H, W) in float64.
+    model: the library's model, in float64.
+    """
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+    import vit_jax
+    import vit_torch
+    from tests.goldens.peers import float64
+
+    pixels = torch.tensor(images)
+    with float64(), torch.enable_grad():
+        outputs = model(pixels)
+        direction = np.random.default_rng(7).standard_normal(outputs.shape)
+        (outputs * torch.tensor(direction)).sum().backward()
+    arrays = {name: torch.zeros_like(each) for name, each in model.state_dict().items()}
+    arrays |= {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    theirs = Checkpoint(checkpoint.config, checkpoint.format, {name: each.numpy() for name, each in arrays.items()})
+
+    twin = vit_torch.ViT(checkpoint.config).double().eval()
+    twin.load_state_dict({key: value.double() for key, value in parity.to_torch(checkpoint).items()})
+    (twin(pixels) * torch.tensor(direction)).sum().backward()
+    expected = {key: value.numpy() for key, value in parity.to_torch(theirs).items()}
+    found = {"torch": {key: each.grad.numpy() for key, each in twin.named_parameters()}}
+
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parity.to_jax(checkpoint))
+        jax_model, nhwc = vit_jax.ViT(checkpoint.config), images.transpose(0, 2, 3, 1)
+        gradient = jax.grad(lambda params: (jax_model.apply({"params": params}, nhwc) * direction).sum())
+        quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # runs once
+        gradients = jax.jit(gradient).lower(params).compile(compiler_options=quick)(params)
+        gradients = jax.tree.map(np.asarray, gradients)
+    found["jax"] = {key: value.numpy() for key, value in parity.to_torch(gradients, checkpoint.config).items()}
+
+    # The softmax cancels biases of keys: their gradients are rounding noise, so no gradient is compared with less than a
+    # thousandth of the mean.
+    least = 1e-3 * float(np.mean([np.linalg.norm(each) for each in expected.values()]))
+    for twin_name, ours in found.items():
+        assert ours.keys() == expected.keys()
+        errors = {
+            key: float(np.linalg.norm(ours[key] - each) / max(np.linalg.norm(each), least))
+            for key, each in expected.items()
+        }
+        assert max(errors.values()) <= FLOAT64_TOLERANCE, (twin_name, max(errors, key=errors.__getitem__), errors)
+
+
 def hidden_states(checkpoint: Checkpoint, images: np.ndarray) -> list[np.ndarray]:
     """Return the output of each block of the PyTorch twin, (B, N, D) in float64."""
     torch = pytest.importorskip("torch")

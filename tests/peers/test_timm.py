@@ -27,7 +27,7 @@ from parity.checkpoints.formats.timm import FORMAT
 from parity.checkpoints.writing import write
 from tests.goldens.golden import noise
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
-from tests.peers.proof import record_block_outputs, prove, relrms, torch_logits
+from tests.peers.proof import record_block_outputs, prove, prove_gradients, relrms, torch_logits
 import vit_torch
 from vit_spec import InputError, ViTConfig, get
 
@@ -94,6 +94,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "parallel_rms": ("vit_base_patch16_xp_224", {}),
     "aimv2": ("aimv2_large_patch14_224", {}),
     "no_biases": ("vit_base_patch16_224", {"proj_bias": False, "act_layer": "silu", "embed_norm_layer": "layernorm"}),
+    "beit": ("beit_base_patch16_224", {}),
+    "beit_no_scale": ("beitv2_base_patch16_224", {"init_values": None, "global_pool": "token", "qkv_bias": False}),
+    "beit_shared": ("beit_base_patch16_224", {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}),
+    "beit_absolute": ("beit_base_patch16_224", {"use_abs_pos_emb": True, "swiglu_mlp": True, "scale_mlp": True}),
+    "beit_not_relative": ("beit_base_patch16_224", {"use_abs_pos_emb": True, "use_rel_pos_bias": False}),
+    "relative": ("vit_relpos_small_patch16_224", {}),
+    "relative_prefix": ("vit_relpos_medium_patch16_cls_224", {"rel_pos_dim": 9, "qk_norm": True, "qkv_bias": True}),
+    "relative_clsgap": ("vit_relpos_base_patch16_clsgap_224", {"rel_pos_dim": 9, "init_values": None}),
+    "relative_shared": ("vit_srelpos_small_patch16_224", {"rel_pos_dim": 9, "global_pool": ""}),
+    "relative_res_post": ("vit_relpos_base_patch16_rpn_224", {"rel_pos_dim": 9}),
+    "relative_table": ("vit_relpos_base_patch16_cls_224", {"rel_pos_type": "bias"}),
+    "relative_table_shared": ("vit_srelpos_medium_patch16_224", {"rel_pos_type": "bias", "num_classes": 0}),
     "mish": ("vit_base_patch16_224", {"act_layer": "mish"}),
     "cropped": ("vit_base_patch16_224", {"img_size": (14, 22)}),
 }
@@ -101,7 +113,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 # The variant of each case whose keys are not those of the plain `VisionTransformer`.
 VARIANTS = {
     **dict.fromkeys(("eva", "rope_none", "eva02_enormous"), "eva"),
-    **{name: "eva" for name in CASES if name.startswith(("dinov3", "pe_", "rope"))},
+    **{name: "eva" for name in CASES if name.startswith(("dinov3", "pe_", "rope", "beit_")) or name == "beit"},
     **dict.fromkeys(("eva02", "eva02_clip"), "eva-split-qkv"),
     "eva02_packed": "eva-packed-gate",
     "sapiens2": "eva-split-qkv-packed-gate",
@@ -150,6 +162,14 @@ def test_timm_opens_a_written_folder_and_computes_the_same_bits(folder: Path, na
         assert np.array_equal(model(torch.tensor(images)).numpy(), logits)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradients_of_the_twins_are_those_of_timm(folder: Path, name: str) -> None:
+    path, images, _ = saved_by_timm(folder, name)
+    with float64():
+        model = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+    prove_gradients(parity.load(path), images, model)
+
+
 @pytest.mark.parametrize("name", ["plain", "distilled", "reg_map", "dinov2_giant", "dinov3_plus"])
 def test_a_written_state_dict_has_exactly_timms_keys(folder: Path, name: str, tmp_path: Path) -> None:
     path, _, _ = saved_by_timm(folder, name)
@@ -182,12 +202,13 @@ def config_fields(name: str) -> dict[str, Any] | None:
         return None
 
 
-NAMES = sorted({name for module in ("vision_transformer", "deit", "eva") for name in timm.list_models(module=module)})
+MODULES = ("vision_transformer", "deit", "eva", "beit", "vision_transformer_relpos")
+NAMES = sorted({name for module in MODULES for name in timm.list_models(module=module)})
 VITS = [name for name in NAMES if config_fields(name)]
 
 
 def test_most_architectures_are_read() -> None:
-    assert len(VITS) > 170
+    assert len(VITS) > 190
 
 
 def test_the_recorded_architectures_are_those_of_timm() -> None:
@@ -199,13 +220,14 @@ def test_the_fields_of_each_architecture_are_those_of_timms_model(part: int) -> 
     activations = {torch.nn.GELU: "gelu", GELUTanh: "gelu_tanh", QuickGELU: "quick_gelu", torch.nn.SiLU: "swiglu"}
     pools = {"token": "token", "avg": "mean", "map": "attention"}
     orders = {"Block": "pre", "EvaBlock": "pre", "ResPostBlock": "res_post", "EvaBlockPostNorm": "res_post"}
-    orders["ParallelScalingBlock"] = "parallel"
+    orders |= {"ParallelScalingBlock": "parallel", "RelPosBlock": "pre", "ResPostRelPosBlock": "res_post"}
     for name in VITS[part::8]:
         heads = {"num_kv_heads": (12,)} if "sapiens2" in name else {}
         model = timm.create_model(name, depth=1, device="meta", **heads)
         [block], norms = model.blocks, (torch.nn.LayerNorm, RmsNorm)
         parallel, act = hasattr(block, "in_norm"), next(m for m in model.blocks.modules() if type(m) in activations)
-        prefixed = model.pos_embed is not None and model.num_prefix_tokens > 0
+        positions = getattr(model, "pos_embed", None)
+        prefixed = positions is not None and model.num_prefix_tokens > 0
         expected = {
             "image_size": model.patch_embed.img_size,
             "patch_size": model.patch_embed.patch_size,
@@ -215,7 +237,7 @@ def test_the_fields_of_each_architecture_are_those_of_timms_model(part: int) -> 
             "norms.eps": (block.in_norm if parallel else block.norm1).eps,
             "norms.kind": "rms" if isinstance(block.in_norm if parallel else block.norm1, RmsNorm) else "layer",
             "norms.order": orders[type(block).__name__],
-            "norms.before_blocks": isinstance(model.norm_pre, norms),
+            "norms.before_blocks": isinstance(getattr(model, "norm_pre", None), norms),
             "norms.after_blocks": isinstance(model.norm, norms),
             "norms.after_pool": isinstance(model.fc_norm, norms),
             "head.pool": pools[model.global_pool],
@@ -223,9 +245,9 @@ def test_the_fields_of_each_architecture_are_those_of_timms_model(part: int) -> 
             "tokens.registers": 0
             if model.num_prefix_tokens == 0 or "distilled" in name
             else model.reg_token.shape[1]
-            if model.reg_token is not None
+            if getattr(model, "reg_token", None) is not None
             else 0,
-            "positions.kind": "none" if model.pos_embed is None else "learned",
+            "positions.kind": "none" if positions is None else "learned",
             "positions.rotary": rotary(model),
         }
         if prefixed:
@@ -376,6 +398,9 @@ def random_checkpoint(config: ViTConfig) -> parity.Checkpoint:
         ({"tokens": {"registers": 2}, "positions": {"covers": "class"}}, "positions.covers"),
         ({"positions": {"kind": "fixed", "table": "sincos_2d_mae"}}, "positions.kind"),
         ({"positions": {"rotary": "axial"}}, "positions.rotary"),
+        ({"positions": {"relative": "table"}}, "positions.relative='table' with positions.kind='learned'"),
+        ({"positions": {"kind": "none", "relative": "table"}, "tokens": {"registers": 2}}, "tokens.registers=2"),
+        ({"positions": {"relative": "mlp", "relative_dim": 8}, "attention": {"qkv_bias": "qv"}}, "rel_pos.fc1.weight"),
         ({"head": {"pool": "token_mean"}}, "head.pool"),
         ({"head": {"hidden": 7}}, "pre_logits"),
         ({"head": {"pool": "attention"}, "mlp": {"activation": "swiglu"}}, "swiglu"),

@@ -45,7 +45,7 @@ CLASSES = (
     "Aimv2VisionModel",
     "RfDetrDinov2Backbone",
 )
-SEEDS = (3, 4, 8, 9, 13, 14, 45, 195, 276, 297)  # timm accepts the random arguments of these seeds
+SEEDS = (2, 4, 5, 6, 8, 9, 14, 26, 45, 46)  # timm accepts the random arguments of these seeds
 
 
 def assert_read_correctly(library: ModuleType, name: str, options: dict[str, Any], folder: Path) -> None:

@@ -191,6 +191,11 @@ def test_attention_dropout_with_the_fused_kernel_is_refused() -> None:
         run(config, vit_jax.Execution(attention="cudnn"), train=True, rngs={"dropout": jax.random.key(0)})
 
 
+def test_relative_positions_with_the_fused_kernel_are_refused() -> None:
+    with pytest.raises(InputError, match='attention="cudnn" has no relative positions'):
+        run(PLAIN.replace(positions={"relative": "table"}), vit_jax.Execution(attention="cudnn"))
+
+
 def test_the_compiled_program_does_not_grow_with_depth() -> None:
     def instructions(depth: int) -> int:
         config = replace(PLAIN, depth=depth)

@@ -253,6 +253,13 @@ OUT_OF_RANGE = [
     ({"head": {"init": "zeroes"}}, "head.init is 'zeroes': give one of zeros"),
     ({"head": {"init": "constant(nan)"}}, "head.init is 'constant(nan)': give one of"),
     ({"positions": {"table": "sincos_2d_mea"}}, "did you mean 'sincos_2d_mae'?"),
+    ({"positions": {"relative": "mlp"}}, "positions.relative_dim is None: give a positive integer for"),
+    ({"positions": {"relative": "table", "relative_dim": 8}}, "positions.relative_dim is 8: give a positive integer for"),
+    ({"positions": {"relative_shared": True}}, "positions.relative_shared=True needs positions.relative"),
+    (
+        {"positions": {"relative": "table"}, "regularisation": {"patch_drop": 0.1}},
+        "positions.relative='table' excludes regularisation.patch_drop: set it to 0",
+    ),
     ({"positions": {"rotary_base": 0.0}}, "positions.rotary_base is 0.0: give a positive number"),
     (
         {"resampling": {"antialias": False, "offset": 1.0}},
@@ -329,3 +336,10 @@ def test_the_error_for_a_too_large_number_does_not_print_it(change, message):
 def test_a_size_that_is_not_a_multiple_of_the_patch_size_is_refused(size):
     with pytest.raises(InputError, match=r"is not a multiple of the patch size 16x16: resize images to \d+x\d+"):
         SMALL.grid_of(*size)
+
+
+def test_a_model_with_relative_positions_refuses_images_of_another_size():
+    model = SMALL.replace(positions={"relative": "table"})
+    assert model.grid_of(*model.image_size) == model.grid
+    with pytest.raises(InputError, match="image size 16x16 does not fit the relative positions of this model"):
+        model.grid_of(16, 16)

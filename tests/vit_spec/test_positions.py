@@ -1,6 +1,6 @@
 """Position tables, compared with the formulas of their papers, one entry at a time."""
 
-from math import cos, pi, sin
+from math import cos, log, pi, sin
 
 import numpy as np
 import pytest
@@ -143,3 +143,27 @@ def test_tables_are_float64():
     sincos = [positions.sincos_1d(3, 8), positions.sincos_2d((2, 3), 8, "mae")]
     rotary = [*positions.rotary_axial((2, 3), 8, 1, 10000.0), *positions.rotary_dinov3((2, 3), 8, 1, 100.0)]
     assert [table.dtype for table in sincos + rotary] == [np.float64] * 6
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_relative_offsets_are_signed_logarithms_rows_first(grid):
+    table = positions.relative_offsets(grid)
+    offsets = [(dy, dx) for dy in range(1 - grid[0], grid[0]) for dx in range(1 - grid[1], grid[1])]
+    expected = [[(n > 0) * log(1 + abs(n)) - (n < 0) * log(1 + abs(n)) for n in offset] for offset in offsets]
+    np.testing.assert_allclose(table, expected, **EXACT)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_relative_index_is_the_row_of_the_offset_of_the_query_from_the_key(grid, prefix):
+    index, (height, width) = positions.relative_index(grid, prefix), grid
+    count = (2 * height - 1) * (2 * width - 1)
+    assert index.shape == (prefix + height * width,) * 2
+    for query in range(len(index)):
+        for key in range(len(index)):
+            if query < prefix or key < prefix:
+                expected = count + (2 if max(query, key) < prefix else int(key < prefix))
+            else:
+                (y, x), (v, u) = divmod(query - prefix, width), divmod(key - prefix, width)
+                expected = (y - v + height - 1) * (2 * width - 1) + (x - u + width - 1)
+            assert index[query, key] == expected

@@ -10,6 +10,7 @@ deviates from it:
   have the keys of transformers' Dinov2), dropped tokens
   (youweiliang/evit, evit.py), another kernel than the softmax (TopViT in google-research/google-research,
   topological_transformer/images/topvit.py), or score biases that follow from the distance between tokens.
+- "relative positions": logarithms of offsets scaled to a range (mode "swin" of RelPosMlp in timm, layers/pos_embed_rel.py).
 - "patch extraction": overlapping patches (facebookresearch/AudioMAE, util/patch_embed.py), or column by column.
 - "use of blocks": blocks that run several times, or weights that are rounded or normalized before they are used.
 - "further operations": a GELU after the last layer of the MLP (keras.io's example of a ViT), an activation after the patch
@@ -44,15 +45,18 @@ def behaviour_of_module(evidence: Evidence, module: str) -> Mapping[str, str]:
 def common_behaviour(evidence: Evidence) -> Mapping[str, str]:
     """Return the assumed behaviour, by property, of a model of which only the tensors are known."""
     axes = evidence.axes
+    relative = any("rel_pos." in name for name in axes)
     found = {
         "residual connections": "the outputs of attention and MLP are added unscaled",
         "norms without weights": "none",
-        "attention pattern": "every token to every token, in every block, by a softmax of scores without a bias; "
-        "the entries of a head are adjacent",
+        "attention pattern": "every token to every token, in every block, by a softmax of scores "
+        f"{'with the bias of relative positions' if relative else 'without a bias'}; the entries of a head are adjacent",
         "patch extraction": "without overlap, row by row, without padding",
         "use of blocks": "each once, with its weights unchanged",
         "further operations": "none: no activation, norm, scale or sum besides those above",
     }
+    if relative:
+        found["relative positions"] = "rows before columns, offset of the query from the key, ascending"
     if "glu" in axes["blocks.mlp.fc1.weight"]:
         found["MLP gate"] = "SiLU of the first half"
     if "pos_embed" in axes:

@@ -87,7 +87,17 @@ class Definition:
 
 # Lengths of axes at which parameters that share an array are compared.
 _SMALL_SIZES = dict.fromkeys(("block", "head", "dim", "pool_head", "pool_dim", "ph", "pw", "register", "pair"), 2)
-_SMALL_SIZES |= {"width": 4, "pooled": 4, "feature": 4, "ff": 3, "rgb": 3, "label": 3, "token": 5} | FIXED_SIZES
+_SMALL_SIZES |= {
+    "width": 4,
+    "pooled": 4,
+    "feature": 4,
+    "ff": 3,
+    "rgb": 3,
+    "label": 3,
+    "token": 5,
+    "offset": 7,
+    "offset_ff": 3,
+} | FIXED_SIZES
 
 
 def shared_arrays(column: Column) -> dict[str, list[Layout]]:

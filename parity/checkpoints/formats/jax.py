@@ -12,6 +12,11 @@ TABLE = """
     dist_token              | dist_token              | 1 1 width
     reg_token               | reg_token               | 1 register width
     pos_embed               | pos_embed               | 1 token width
+    rel_pos.table           | rel_pos/table           | offset head
+    rel_pos.fc1.weight      | rel_pos/fc1/kernel      | yx offset_ff
+    rel_pos.fc1.bias        | rel_pos/fc1/bias        | offset_ff
+    rel_pos.fc2.weight      | rel_pos/fc2/kernel      | offset_ff head
+    rel_pos.fc2.bias        | rel_pos/fc2/bias        | head
     norm_pre.weight         | norm_pre/scale          | width
     norm_pre.bias           | norm_pre/bias           | width
 
@@ -26,6 +31,11 @@ TABLE = """
     blocks.attn.k_norm.weight | blocks/attn/k_norm/scale | block dim
     blocks.attn.k_norm.bias   | blocks/attn/k_norm/bias  | block dim
     blocks.attn.freqs         | blocks/attn/freqs        | block xy head pair
+    blocks.attn.rel_pos.table      | blocks/attn/rel_pos/table      | block offset head
+    blocks.attn.rel_pos.fc1.weight | blocks/attn/rel_pos/fc1/kernel | block yx offset_ff
+    blocks.attn.rel_pos.fc1.bias   | blocks/attn/rel_pos/fc1/bias   | block offset_ff
+    blocks.attn.rel_pos.fc2.weight | blocks/attn/rel_pos/fc2/kernel | block offset_ff head
+    blocks.attn.rel_pos.fc2.bias   | blocks/attn/rel_pos/fc2/bias   | block head
     blocks.attn.norm.weight   | blocks/attn/norm/scale   | block head dim
     blocks.attn.norm.bias     | blocks/attn/norm/bias    | block head dim
     blocks.attn.proj.weight   | blocks/attn/proj/kernel  | block head dim width

@@ -15,6 +15,7 @@ PLAIN_BLOCK: Fields = {
     "norms.order": "pre",
     "norms.after_patches": False,
     "norms.mlp_layer_scale": True,
+    "positions.relative": "none",
     "head.pool_prefix": False,
     "head.pool_heads": None,
 }

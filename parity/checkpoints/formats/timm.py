@@ -1,4 +1,4 @@
-"""timm's Vision Transformers: the state dict of `VisionTransformer`, and of `Eva` with DINOv3's rotary positions or none.
+"""timm's Vision Transformers: the state dicts of `VisionTransformer`, `Eva`, `Beit` and `VisionTransformerRelPos`.
 
 timm stores the weights of AugReg, DeiT, DINO, DINOv2, MAE, CLIP and SigLIP in this way too.  A folder with config.json is
 what timm itself writes for a hub, and `timm.create_model("local-dir:FOLDER", pretrained=True)` opens it.
@@ -8,7 +8,8 @@ hidden layer with tanh before the classifier, `pre_logits.fc` (variant "legacy")
 message and then compute another function.  This variant is written only if it is chosen.  It is refused beside a
 config.json.
 
-Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer.py, deit.py, eva.py, _hub.py; 0.4.12,
+Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer.py, deit.py, eva.py, beit.py,
+vision_transformer_relpos.py, _hub.py; 0.4.12,
 timm/models/vision_transformer.py for the legacy names.
 """
 
@@ -61,6 +62,8 @@ def _assumed_of_eva(evidence: Evidence) -> dict[str, object]:
     whose heads are 64 wide, and 128 wide in the 7B model.
     """
     axes, width = evidence.axes, evidence.sizes["width"]
+    if any(name.startswith(("rel_pos.", "blocks.attn.rel_pos.")) for name in axes):  # a BEiT
+        return {"positions.rotary": "none", **({} if "norm.weight" in axes else {"head.pool": "mean"})}
     if "norm_pre.weight" in axes:
         fields: dict[str, object] = {"positions.rotary": "rope_vit", "positions.rotary_start": 1.0, "norms.eps": 1e-5}
         fields |= {"positions.rotary_base": 10000.0, "head.pool": "mean"}
@@ -113,11 +116,23 @@ def unsupported(config: ViTConfig, variant: str) -> str:
         return f"positions.covers={c.positions.covers!r} with {c.tokens.registers} registers"
     if variant.startswith("parallel") != (c.norms.order == "parallel"):
         return f"norms.order={c.norms.order!r} in its variant {variant!r}"
+    if c.positions.relative != "none":
+        for name, allowed in timm_tables.RELATIVE_CONSTRAINTS.items():
+            if c.at(name) not in allowed:
+                return f"positions.relative={c.positions.relative!r} with {name}={c.at(name)!r}"
+        if c.norms.after_blocks == c.norms.after_pool:
+            both = f"norms.after_blocks={c.norms.after_blocks} and norms.after_pool={c.norms.after_pool}"
+            return f"positions.relative={c.positions.relative!r} with {both}"
     what = _unsupported_eva(c, variant) if variant.startswith("eva") else _unsupported_vit(c, variant)
     return f"{what} in its variant {variant!r}" if what else ""
 
 
 def _unsupported_vit(c: ViTConfig, variant: str) -> str:
+    if c.positions.relative != "none" and (c.positions.kind, c.mlp.activation, c.mlp.norm) != ("none", "gelu", False):
+        return (
+            f"positions.relative={c.positions.relative!r} with positions.kind={c.positions.kind!r}, "
+            f"mlp.activation={c.mlp.activation!r} and mlp.norm={c.mlp.norm}"
+        )
     if timm_tables.is_eva(c):
         return (
             f"positions.rotary={c.positions.rotary!r} with attention.qkv_bias={c.attention.qkv_bias!r} and "
@@ -148,6 +163,11 @@ def _unsupported_eva(c: ViTConfig, variant: str) -> str:
     for name, value in values.items():
         if c.at(name) != value:
             return f"{name}={c.at(name)}"
+    if c.positions.relative != "none" and (c.attention.qk_norm or c.norms.order != "pre" or c.num_prefix == 0):
+        return (
+            f"positions.relative={c.positions.relative!r} with attention.qk_norm={c.attention.qk_norm}, "
+            f"norms.order={c.norms.order!r} and tokens.class_token={c.tokens.class_token}"
+        )
     pools_prefix = c.head.pool == "attention" and c.num_prefix > 0
     if c.head.pool_prefix != pools_prefix and c.num_prefix:
         return f"head.pool={c.head.pool!r} with head.pool_prefix={c.head.pool_prefix}"
@@ -169,7 +189,10 @@ FORMAT = Format(
     tables=timm_tables.TABLES,
     default_variant=timm_tables.default_variant,
     spellings={"glu": ("fc1_g", "fc1_x"), "qkv": ("q", "k", "v")},
-    ignored_keys={r"head\.bias": "zeros, for a classifier without a bias"},
+    ignored_keys={
+        r"head\.bias": "zeros, for a classifier without a bias",
+        r"(rel_pos_bias|blocks\.\d+\.attn)\.relative_position_index": "numbers that follow from the grid of patches",
+    },
     constants={"head.bias | label": _zero_bias},
     constraints={
         "attention.proj": True,

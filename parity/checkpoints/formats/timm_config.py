@@ -40,16 +40,20 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
         "num_heads": c.num_heads,
         "mlp_ratio": _mlp_ratio(c, 1 if eva or _kind(c) != "gated" else 2),
         "qkv_bias": c.attention.qkv_bias != "none",
-        "qk_norm": c.attention.qk_norm,
         "init_values": c.norms.layer_scale,
-        "class_token": c.tokens.class_token,
         "global_pool": pool_names.get(c.head.pool),
-        **(_eva_arguments(c) if eva else _vit_arguments(c)),
     }
+    if _kind(c) == "beit":
+        arguments |= _beit_arguments(c)
+    else:
+        arguments |= {"qk_norm": c.attention.qk_norm, "class_token": c.tokens.class_token}
+        arguments |= (
+            _eva_arguments(c) if eva else _rel_pos_arguments(c) if c.positions.relative != "none" else _vit_arguments(c)
+        )
     data = {
         "num_classes": c.num_classes,
         "input_size": [c.in_channels, *c.image_size],
-        "fixed_input_size": c.tokens.crop or not (eva or c.tokens.pad),
+        "fixed_input_size": c.tokens.crop or c.positions.relative != "none" or not (eva or c.tokens.pad),
         "mean": list(c.pixels.mean * (c.in_channels // len(c.pixels.mean))),
         "std": list(c.pixels.std * (c.in_channels // len(c.pixels.std))),
         "first_conv": "patch_embed.proj",
@@ -69,6 +73,9 @@ _BASE_ARCHITECTURES = {
     "distilled": {("layer", 1e-6): "deit_base_distilled_patch16_224"},
     "res_post": {("layer", 1e-6): "vit_base_patch16_rpn_224"},
     "parallel": {("layer", 1e-6): "vit_pwee_patch16_reg1_gap_256"},
+    "beit": {("layer", 1e-6): "beit_base_patch16_224"},
+    "relative pre": {("layer", 1e-6): "vit_relpos_base_patch16_224"},
+    "relative res_post": {("layer", 1e-6): "vit_relpos_base_patch16_rpn_224"},
     "eva": {
         ("layer", 1e-5): "vit_base_patch16_dinov3",
         ("layer", 1e-6): "eva_giant_patch14_224",
@@ -79,6 +86,8 @@ _BASE_ARCHITECTURES = {
 
 def _kind(c: ViTConfig) -> str:
     """Return the kind of a config's architecture: a key of `_BASE_ARCHITECTURES`."""
+    if c.positions.relative != "none":
+        return "beit" if timm_tables.is_eva(c) else f"relative {c.norms.order}"
     if timm_tables.is_eva(c):
         return "eva"
     if c.tokens.distillation:
@@ -102,7 +111,9 @@ def _architecture(c: ViTConfig) -> str:
             "(weights.safetensors) instead of a folder"
         )
     bases = dict(_BASE_ARCHITECTURES[kind])
-    if ("layer", 1e-6) in bases and kind != "eva":  # whose norm_layer can be a name, for the kind with timm's own eps
+    if (
+        ("layer", 1e-6) in bases and kind != "eva" and c.positions.relative == "none"
+    ):  # whose norm_layer can be a name, for the kind with timm's own eps
         bases.setdefault(("rms", 1e-6), bases["layer", 1e-6])
     if norm not in bases:
         known = " or ".join(f"{eps} with norms.kind={name!r}" for name, eps in bases)
@@ -182,6 +193,28 @@ def _eva_arguments(c: ViTConfig) -> Fields:
         "use_fc_norm": c.norms.after_pool,
         "dynamic_img_size": not c.tokens.crop,
         "dynamic_img_pad": c.tokens.pad,
+    }
+
+
+def _beit_arguments(c: ViTConfig) -> Fields:
+    """Return the arguments of `Beit` besides those that `json_files` gives to all classes."""
+    return {
+        "swiglu_mlp": c.mlp.activation == "swiglu",
+        "scale_mlp": c.mlp.norm,
+        "use_abs_pos_emb": c.positions.kind == "learned",
+        "use_rel_pos_bias": not c.positions.relative_shared,
+        "use_shared_rel_pos_bias": c.positions.relative_shared,
+        "use_fc_norm": c.norms.after_pool,
+    }
+
+
+def _rel_pos_arguments(c: ViTConfig) -> Fields:
+    """Return the arguments of `VisionTransformerRelPos` besides those that `json_files` gives to all classes."""
+    return {
+        "fc_norm": c.norms.after_pool,
+        "rel_pos_type": "mlp" if c.positions.relative == "mlp" else "bias",
+        "rel_pos_dim": c.positions.relative_dim,
+        "shared_rel_pos": c.positions.relative_shared,
     }
 
 

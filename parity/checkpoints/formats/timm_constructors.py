@@ -3,7 +3,7 @@
 An unknown argument or value is refused, because it may change the function.
 
 Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer.py (VisionTransformer), deit.py
-(VisionTransformerDistilled) and eva.py (Eva).
+(VisionTransformerDistilled), eva.py (Eva), beit.py (Beit) and vision_transformer_relpos.py (VisionTransformerRelPos).
 """
 
 import re
@@ -25,6 +25,7 @@ ACTIVATIONS = {
     "identity": "none",
 }
 _GATES = ("GluMlp(act_layer=SiLU, gate_last=False)", "SwiGLU")  # whose gate is the SiLU of the first half
+_RELATIVE_BLOCKS = {None: "pre", "RelPosBlock": "pre", "ResPostRelPosBlock": "res_post"}
 _BLOCKS = {None: "pre", "Block": "pre", "ResPostBlock": "res_post", "ParallelScalingBlock": "parallel"}
 
 # Arguments that act in training only, or that only allow other image sizes.
@@ -34,7 +35,7 @@ _NEUTRAL_ARGUMENTS = frozenset(
 )
 
 # The arguments of each class that are read, with the class's own defaults.
-_COMMON: Fields = {
+_ALL: Fields = {
     "img_size": 224,
     "patch_size": 16,
     "in_chans": 3,
@@ -44,12 +45,15 @@ _COMMON: Fields = {
     "num_heads": 12,
     "mlp_ratio": 4.0,
     "qkv_bias": True,
+    "norm_layer": None,
+}
+_COMMON: Fields = {
+    **_ALL,
     "qk_norm": False,
     "init_values": None,
     "class_token": True,
     "no_embed_class": False,
     "dynamic_img_pad": False,
-    "norm_layer": None,
 }
 _VIT: Fields = {
     **_COMMON,
@@ -96,6 +100,30 @@ _EVA: Fields = {
     "attn_pool_mlp_ratio": None,
 }
 
+_BEIT: Fields = {
+    **_ALL,
+    "global_pool": "avg",
+    "init_values": None,
+    "swiglu_mlp": False,
+    "scale_mlp": False,
+    "use_abs_pos_emb": True,
+    "use_rel_pos_bias": False,
+    "use_shared_rel_pos_bias": False,
+    "use_fc_norm": None,
+}
+_REL_POS: Fields = {
+    **_ALL,
+    "global_pool": "avg",
+    "qk_norm": False,
+    "init_values": 1e-6,
+    "class_token": False,
+    "fc_norm": False,
+    "rel_pos_type": "mlp",
+    "rel_pos_dim": None,
+    "shared_rel_pos": False,
+    "block_fn": None,
+}
+
 # Arguments for which only these values are supported; any other value changes the function.
 _VIT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "attn_layer": (None, "", "Attention"),
@@ -103,6 +131,7 @@ _VIT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "use_naflex": (None, False),
 }
 _EVA_SUPPORTED: Mapping[str, tuple[Any, ...]] = {"use_naflex": (None, False)}
+_REL_POS_SUPPORTED: Mapping[str, tuple[Any, ...]] = {"embed_layer": (None, "PatchEmbed"), "act_layer": (None,)}
 # For each rope_type, only these values are supported.
 _ROTARY_SUPPORTED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "dinov3": {"rope_grid_offset": (0, 0.0), "rope_grid_indexing": ("ij",), "rope_rotate_half": (True,)},
@@ -296,6 +325,75 @@ def _eva(given: _Arguments) -> Fields:
     }
 
 
+def _beit(given: _Arguments) -> Fields:
+    """Return the fields of `Beit`."""
+    given.require_known_names(_BEIT)
+    a = given.read(_BEIT)
+    if a["use_rel_pos_bias"] and a["use_shared_rel_pos_bias"]:
+        given.refuse("use_shared_rel_pos_bias")
+    after_pool = a["global_pool"] == "avg" if a["use_fc_norm"] is None else bool(a["use_fc_norm"])
+    return {
+        **_plain(given, a, after_pool),
+        "positions.kind": "learned" if a["use_abs_pos_emb"] else "none",
+        **({"positions.covers": "all"} if a["use_abs_pos_emb"] else {}),
+        "positions.relative": "table" if a["use_rel_pos_bias"] or a["use_shared_rel_pos_bias"] else "none",
+        "positions.relative_dim": None,
+        "positions.relative_shared": bool(a["use_shared_rel_pos_bias"]),
+        "attention.qkv_bias": "qv" if a["qkv_bias"] else "none",
+        "mlp.activation": "swiglu" if a["swiglu_mlp"] else "gelu",
+        "mlp.norm": bool(a["scale_mlp"]),
+        "norms.order": "pre",
+        "norms.layer_scale": a["init_values"] or None,
+    }
+
+
+def _rel_pos(given: _Arguments) -> Fields:
+    """Return the fields of `VisionTransformerRelPos`."""
+    given.require_values(_REL_POS_SUPPORTED)
+    given.require_known_names(_REL_POS, _REL_POS_SUPPORTED)
+    a = given.read(_REL_POS)
+    if a["block_fn"] not in _RELATIVE_BLOCKS:
+        given.refuse("block_fn")
+    kind, order = {"mlp": "mlp", "bias": "table"}.get(a["rel_pos_type"]), _RELATIVE_BLOCKS[a["block_fn"]]
+    if kind is None:
+        given.refuse("rel_pos_type")
+    return {
+        **_plain(given, a, bool(a["fc_norm"])),
+        "positions.kind": "none",
+        "positions.relative": kind,
+        "positions.relative_dim": (a["rel_pos_dim"] or 128) if kind == "mlp" else None,
+        "positions.relative_shared": bool(a["shared_rel_pos"]),
+        "attention.qkv_bias": "qkv" if a["qkv_bias"] else "none",
+        "mlp.activation": "gelu",
+        "mlp.norm": False,
+        "norms.order": order,
+        "norms.layer_scale": _layer_scale(a["init_values"], order),
+    }
+
+
+def _plain(given: _Arguments, a: Mapping[str, Any], after_pool: bool) -> Fields:
+    """Return the fields that have the same values in all models with relative positions."""
+    if a["global_pool"] not in ("token", "avg", ""):
+        given.refuse("global_pool")
+    return {
+        **_common(given, {**_COMMON, **a}),
+        "tokens.registers": 0,
+        "tokens.patch_bias": True,
+        "positions.rotary": "none",
+        "attention.proj_bias": True,
+        "attention.out_norm": False,
+        "mlp.bias": True,
+        "mlp_dim": int(a["embed_dim"] * a["mlp_ratio"]),
+        "norms.mlp_layer_scale": True,
+        "norms.after_patches": False,
+        "norms.before_blocks": False,
+        "norms.after_blocks": not after_pool,
+        "norms.after_pool": after_pool,
+        "head.pool_prefix": False,
+        "head.pool_heads": None,
+    }
+
+
 def _rotary(given: _Arguments, a: Mapping[str, Any]) -> Fields:
     """Return the fields of rotary positions of `Eva`."""
     if not a["use_rot_pos_emb"]:
@@ -391,4 +489,6 @@ _CLASSES: dict[str, Callable[[_Arguments], Fields]] = {
     "VisionTransformer": _vit,
     "VisionTransformerDistilled": _distilled,
     "Eva": _eva,
+    "Beit": _beit,
+    "VisionTransformerRelPos": _rel_pos,
 }

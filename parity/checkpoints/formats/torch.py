@@ -17,6 +17,11 @@ TABLE = """
     dist_token              | dist_token              | 1 1 width
     reg_token               | reg_token               | 1 register width
     pos_embed               | pos_embed               | 1 token width
+    rel_pos.table           | rel_pos.table           | offset head
+    rel_pos.fc1.weight      | rel_pos.fc1.weight      | offset_ff yx
+    rel_pos.fc1.bias        | rel_pos.fc1.bias        | offset_ff
+    rel_pos.fc2.weight      | rel_pos.fc2.weight      | head offset_ff
+    rel_pos.fc2.bias        | rel_pos.fc2.bias        | head
     norm_pre.weight         | norm_pre.weight         | width
     norm_pre.bias           | norm_pre.bias           | width
 
@@ -31,6 +36,11 @@ TABLE = """
     blocks.attn.k_norm.weight | blocks.{block}.attn.k_norm.weight | dim
     blocks.attn.k_norm.bias   | blocks.{block}.attn.k_norm.bias   | dim
     blocks.attn.freqs         | blocks.{block}.attn.freqs         | xy head pair
+    blocks.attn.rel_pos.table      | blocks.{block}.attn.rel_pos.table      | offset head
+    blocks.attn.rel_pos.fc1.weight | blocks.{block}.attn.rel_pos.fc1.weight | offset_ff yx
+    blocks.attn.rel_pos.fc1.bias   | blocks.{block}.attn.rel_pos.fc1.bias   | offset_ff
+    blocks.attn.rel_pos.fc2.weight | blocks.{block}.attn.rel_pos.fc2.weight | head offset_ff
+    blocks.attn.rel_pos.fc2.bias   | blocks.{block}.attn.rel_pos.fc2.bias   | head
     blocks.attn.norm.weight   | blocks.{block}.attn.norm.weight   | (head dim)
     blocks.attn.norm.bias     | blocks.{block}.attn.norm.bias     | (head dim)
     blocks.attn.proj.weight   | blocks.{block}.attn.proj.weight   | width (head dim)

@@ -59,7 +59,8 @@ def resize(
         resampling: the rule, one of `MODES`, which also goes into the config.
 
     Raises:
-        InputError: no change is requested, the rule is unknown, or the image size is not a multiple of the patch size.
+        InputError: no change is requested, the rule is unknown, the image size is not a multiple of the patch size, or the
+            grid of a model with a table of relative positions would change.
     """
     before, rule = checkpoint.config, PATCH_RESAMPLING if resampling is None else _find_mode(resampling)
     given = {"image_size": image_size, "patch_size": patch_size, "resampling": None if resampling is None else rule}
@@ -73,6 +74,11 @@ def resize(
     if config.patch_size != before.patch_size:
         changes[PROJECTION] = _resample_patch(parameter(checkpoint, PROJECTION), config.patch_size, rule)
         done.append(f"{PROJECTION} by the pseudo-inverse of {_format_value(rule)}")
+    if config.grid != before.grid and config.positions.relative == "table":
+        raise InputError(
+            f"the table of relative positions belongs to a grid of {_format_value(before.grid)} patches, and cannot be "
+            f"resized: give an image size and a patch size that keep the grid"
+        )
     if config.grid != before.grid and config.positions.kind == "learned":
         matrices = resampling_matrices(before.replace(resampling=config.resampling), config.grid)
         changes[TABLE] = _resample_positions(parameter(checkpoint, TABLE), before, *matrices)

@@ -18,8 +18,8 @@ from parity.comparison.tolerances import FLOAT64_TOLERANCE
 # queries or keys varies as the scores do, and is no bias.  If images are nearly equal, it varies little, as the scores do.
 MAX_VARIATION = 1e-1
 MANUAL_FIX = (
-    "this checkpoint has no such bias, and the twins cannot add one: remove it from the model that made the expected "
-    "outputs, or use another model"
+    "this checkpoint has no such bias: remove it from the model that made the expected outputs, or read a checkpoint with "
+    "relative positions (positions.relative)"
 )
 
 

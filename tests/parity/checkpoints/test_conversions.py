@@ -32,6 +32,16 @@ UNNAMED = (  # published models that have no name in vit_spec
         norms=NORM_AFTER_POOL_ONLY,
         head={"pool": "mean"},
     ),
+    PLAIN.replace(  # BEiT in pre-training
+        positions={"relative": "table", "relative_shared": True},
+        attention={"qkv_bias": "qv"},
+    ),
+    PLAIN.replace(  # timm's vit_srelpos_small_patch16_224
+        tokens={"class_token": False},
+        positions={"kind": "none", "relative": "mlp", "relative_dim": 10, "relative_shared": True},
+        attention={"qkv_bias": "none"},
+        head={"pool": "mean"},
+    ),
     PLAIN.replace(norms={"order": "parallel", "layer_scale": 0.1}),  # timm's vit_pwee_patch16_reg1_gap_256
     PLAIN.replace(  # timm's vit_base_patch16_xp_224
         tokens={"patch_bias": False},

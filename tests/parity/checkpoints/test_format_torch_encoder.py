@@ -13,7 +13,7 @@ from torch import nn
 
 import parity
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
-from tests.peers.proof import jax_logits, prove, relrms, torch_logits
+from tests.peers.proof import jax_logits, prove, prove_gradients, relrms, torch_logits
 from vit_spec import InputError
 
 
@@ -58,14 +58,18 @@ NAMES = ("patch_embed", "encoder", "head")
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_the_twins_compute_the_outputs_of_torchs_encoder(
+def test_the_twins_compute_the_outputs_and_gradients_of_torchs_encoder(
     tmp_path: Path, norm_first: bool, activation: str, bias: bool
 ) -> None:
     options = {"norm_first": norm_first, "activation": activation, "bias": bias}
     path, images, logits = saved(tmp_path / "a.pth", 24, 3, 2, names=NAMES, **options)
     given = {"norms.order": "pre" if norm_first else "post", "mlp.activation": activation, "num_heads": 3}
     given |= {"image_size": (24, 32), "norms.kind": "layer"}
-    prove(path, images, logits, format="torch-encoder", peer=f"torch {torch.__version__.partition('+')[0]}", given=given)
+    peer = f"torch {torch.__version__.partition('+')[0]}"
+    found = prove(path, images, logits, format="torch-encoder", peer=peer, given=given)
+    model = Encoder(24, 3, 2, NAMES, **options).double().eval()
+    model.load_state_dict(torch.load(path, weights_only=True))
+    prove_gradients(found, images, model)
 
 
 def test_pytorchs_defaults_are_assumed_and_named(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.twins import small_config
 from vit_spec import InputError
 
 torch = pytest.importorskip("torch")
+vit_torch = pytest.importorskip("vit_torch")
 
 CONFIG = small_config(vit_spec.get("vit_b16")).replace(image_size=32, width=64, num_heads=1)
 
@@ -297,3 +298,16 @@ def test_a_config_json_with_an_invalid_value_is_read_or_refused(tmp_path, state,
 def test_entries_of_other_programs_named_config_and_format_are_ignored(tmp_path, state):
     others = {"config": 3, "format": 7, "config.json": "vit.yaml"}
     assert same_weights(parity.load(save(tmp_path, {"model": state, **others})), state)
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+def test_the_image_size_follows_from_a_square_table_of_relative_positions(tmp_path, class_token):
+    head, tokens = {"pool": "token" if class_token else "mean"}, {"class_token": class_token}
+    relative = {"kind": "none", "relative": "table", "relative_shared": True}
+    config = CONFIG.replace(image_size=24, patch_size=8, positions=relative, tokens=tokens, head=head)
+    state = vit_torch.ViT(config).state_dict()
+    assert parity.load(save(tmp_path, state)).config.image_size == (24, 24)
+    state = vit_torch.ViT(config.replace(image_size=(16, 24))).state_dict()
+    with pytest.raises(InputError, match="do not fit a square grid: give --set image_size=HxW"):
+        parity.load(save(tmp_path, state))
+    assert parity.load(save(tmp_path, state), given={"image_size": (16, 24)}).config.grid == (2, 3)

@@ -566,3 +566,18 @@ def test_resizing_without_a_size_is_refused():
 def test_an_unknown_initialisation_law_is_refused():
     with pytest.raises(InputError, match=r"head.init is 'orthogonal'"):
         surgery.new_head(weights(), 3, init="orthogonal")
+
+
+def test_the_table_of_relative_positions_is_not_resized():
+    config = TINY.replace(positions={"kind": "none", "relative": "table"})
+    with pytest.raises(InputError, match="the table of relative positions belongs to a grid of 2x3 patches"):
+        surgery.resize(weights(config), image_size=(16, 16))
+    resized, _ = surgery.resize(weights(config), image_size=(16, 24), patch_size=8)
+    assert resized.config.grid == config.grid
+
+
+def test_relative_positions_by_an_mlp_follow_a_new_image_size():
+    config = TINY.replace(positions={"kind": "none", "relative": "mlp", "relative_dim": 7})
+    resized, _ = surgery.resize(weights(config), image_size=(16, 16))
+    assert torch_logits(resized, images(resized.config)).shape == (2, 5)
+    assert unchanged_parameters(weights(config), resized) == set(rows(config))

@@ -222,7 +222,7 @@ def test_a_wrong_layout_of_the_weights_is_named(case: str) -> None:
 # Other implementations ------------------------------------------------------------------------------------------------
 
 
-def _softmax_over_queries(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float) -> Any:
+def _softmax_over_queries(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float, bias: Any = None) -> Any:
     weights = torch.softmax(torch.einsum("bthd,bshd->bhts", q, k) * part.config.scale, dim=2)
     return torch.einsum("bhts,bshd->bthd", weights, v)
 

@@ -42,7 +42,7 @@ def _activation(function: Callable[[Any], Any]) -> Callable[[Any, str], Any]:
     return lambda x, kind: function(x)
 
 
-def _bfloat16_scores(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float) -> Any:
+def _bfloat16_scores(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float, bias: Any = None) -> Any:
     scores = torch.einsum("bthd,bshd->bhts", q, k) * part.config.scale
     return torch.einsum("bhts,bshd->bthd", scores.bfloat16().to(v.dtype).softmax(-1), v)
 
@@ -169,7 +169,7 @@ def _attention_with_bias(config: ViTConfig, shared: bool, recorded: list[Any]) -
     bias = rng.normal(0, 1, (config.depth, config.num_heads, config.num_tokens, config.num_tokens))
     bias[:, :, config.num_prefix :, config.num_prefix :] = tables[:, :, dy, dx]
 
-    def attention(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float) -> Any:
+    def attention(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float, own_bias: Any = None) -> Any:
         scores = torch.einsum("bthd,bshd->bhts", q, k) * part.config.scale
         block_bias = bias[0 if shared else len(recorded) % config.depth]
         weights = (scores + torch.tensor(block_bias, dtype=scores.dtype)).softmax(-1)

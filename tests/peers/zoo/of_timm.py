@@ -199,7 +199,7 @@ def _pool(model: nn.Module) -> Any:
 
 def _assume_pool(model: nn.Module, value: str) -> None:
     model.global_pool = {ours: theirs for theirs, ours in _POOLS.items()}[value]
-    model.attn_pool = model.attn_pool if value == "attention" else None
+    model.attn_pool = getattr(model, "attn_pool", None) if value == "attention" else None
     model.pool_include_prefix = False
 
 
@@ -207,7 +207,7 @@ def _pool_prefix(model: nn.Module) -> bool:
     if model.global_pool not in ("avg", "map") or not model.num_prefix_tokens:
         return False
     is_eva = type(model).__name__ == "Eva"
-    return model.global_pool == "map" if is_eva else bool(model.pool_include_prefix)
+    return model.global_pool == "map" if is_eva else bool(getattr(model, "pool_include_prefix", False))
 
 
 def _assume_pool_prefix(model: nn.Module, value: bool) -> None:
@@ -334,6 +334,7 @@ def _assume_heads(model: nn.Module, value: int) -> None:
 
 
 _ORDERS = {"Block": "pre", "EvaBlock": "pre", "ResPostBlock": "res_post", "EvaBlockPostNorm": "res_post"}
+_ORDERS |= {"RelPosBlock": "pre", "ResPostRelPosBlock": "res_post"}
 
 
 def _order(model: nn.Module) -> Any:
@@ -344,11 +345,13 @@ def _order(model: nn.Module) -> Any:
 def _assume_order(model: nn.Module, value: str) -> None:
     assert value == "pre"
     for block in _encoder(model).blocks:
-        block.forward = lambda x, rope=None, attn_mask=None, is_causal=False, block=block: _pre_norm(block, x, rope)
+        block.forward = lambda x, rope=None, attn_mask=None, is_causal=False, shared_rel_pos=None, block=block: _pre_norm(
+            block, x, {"rope": rope, "shared_rel_pos": shared_rel_pos}
+        )
 
 
-def _pre_norm(block: nn.Module, x: torch.Tensor, rope: torch.Tensor | None) -> torch.Tensor:
-    x = x + block.attn(block.norm1(x), **({} if rope is None else {"rope": rope}))
+def _pre_norm(block: nn.Module, x: torch.Tensor, options: dict[str, torch.Tensor | None]) -> torch.Tensor:
+    x = x + block.attn(block.norm1(x), **{name: value for name, value in options.items() if value is not None})
     return x + block.mlp(block.norm2(x))
 
 
@@ -398,10 +401,11 @@ PROPERTIES = {
     "outputs": Property(lambda model: AS_ASSUMED),
     "patch extraction": Property(lambda model: AS_ASSUMED),
     "use of positions": Property(lambda model: AS_ASSUMED),
+    "relative positions": Property(lambda model: AS_ASSUMED),
     "attention.scale": Property(lambda model: None),
     "attention.value_skip": Property(lambda model: False),
     "positions.covers": Property(_covers),
-    "positions.kind": Property(lambda model: "none" if model.pos_embed is None else "learned"),
+    "positions.kind": Property(lambda model: "none" if getattr(model, "pos_embed", None) is None else "learned"),
     "image_size": Property(image_size),
     "patch_size": Property(lambda model: tuple(_encoder(model).patch_embed.patch_size)),
     "in_channels": Property(lambda model: model.in_chans),
@@ -501,6 +505,36 @@ _EVA_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "dynamic_img_pad": (True,),
     "use_naflex": (True,),
 }
+_BEITS = ("beit_base_patch16_224", "beitv2_base_patch16_224")
+_BEIT_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "num_heads": (1, 2, 3, 4, 6, 8, 12),
+    "mlp_ratio": (1.7, 2.5),
+    "qkv_bias": (True, False),
+    "init_values": (None, 0.3),
+    "num_classes": (0, 7),
+    "in_chans": (1, 4),
+    "global_pool": ("", "avg", "token"),
+    "use_abs_pos_emb": (True, False),
+    "use_rel_pos_bias": (True, False),
+    "use_shared_rel_pos_bias": (True, False),
+    "use_fc_norm": (True, False),
+    "swiglu_mlp": (True,),
+    "scale_mlp": (True,),
+}
+_REL_POS = ("vit_relpos_small_patch16_224", "vit_srelpos_small_patch16_224", "vit_relpos_small_patch16_rpn_224")
+_REL_POS_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "num_heads": (1, 2, 3, 6),
+    "qkv_bias": (True, False),
+    "qk_norm": (True, False),
+    "init_values": (None, 0.3),
+    "class_token": (True, False),
+    "num_classes": (0, 7),
+    "global_pool": ("", "avg", "token"),
+    "fc_norm": (True, False),
+    "rel_pos_type": ("mlp", "mlp_swin", "bias"),
+    "rel_pos_dim": (None, 5),
+    "shared_rel_pos": (True, False),
+}
 _NAFLEX_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "global_pool": ("avg", "map", "token", "max"),
     "class_token": (True, False),
@@ -523,7 +557,9 @@ def random_variation(seed: int) -> tuple[str, dict[str, Any]]:
         (_VITS, _VIT_ARGUMENTS),
         (_EVAS, _EVA_ARGUMENTS),
         (_NAFLEX, _NAFLEX_ARGUMENTS),
-    )[rng.integers(5)]
+        (_BEITS, _BEIT_ARGUMENTS),
+        (_REL_POS, _REL_POS_ARGUMENTS),
+    )[rng.integers(7)]
     architecture = names[rng.integers(len(names))]
     chosen = rng.choice(list(options), rng.integers(1, 5), replace=False)
     found = {str(key): options[key][rng.integers(len(options[key]))] for key in chosen}
@@ -554,12 +590,29 @@ def signature(architecture: str) -> tuple[Any, ...]:
             with contextlib.suppress(AttributeError):  # the class does not have this property
                 values.append((name, each.truth(model)))
     kind = type(model).__name__
-    if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva") or hasattr(model.patch_embed, "backbone"):
+    if kind not in _READ_CLASSES or hasattr(model.patch_embed, "backbone"):
         return (kind,)  # its keys are not a plain ViT's, so one model of the class is enough
     return kind, frozenset(model.state_dict()), *values
 
 
+_READ_CLASSES = ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit", "VisionTransformerRelPos")
 _SIZES = ("image_size", "patch_size", "in_channels", "num_heads")
+
+
+def up_to_base() -> dict[str, tuple[Any, ...]]:
+    """Return the architectures of at most 90 million parameters, with what distinguishes them besides the image size.
+
+    ViT-B/16 has 86.6 million.  Two architectures are one function at different image sizes if they have the same class,
+    shapes (but for those of positions) and properties.
+    """
+    found = {}
+    for name in architectures():
+        with torch.device("meta"):
+            model = timm.create_model(name)
+        if sum(parameter.numel() for parameter in model.parameters()) <= 90e6:
+            shapes = ((key, tuple(value.shape)) for key, value in model.state_dict().items() if "pos" not in key)
+            found[name] = (*shapes, *signature(name))
+    return found
 
 
 def _one_block(architecture: str) -> dict[str, Any]:
@@ -628,6 +681,7 @@ DISTINCT = tuple(
     vit_small_plus_patch16_dinov3_qkvb
     vit_mediumd_patch16_rope_reg1_gap_256
     vit_pe_core_tiny_patch16_384
+    vit_pe_core_base_patch16_224
     vit_pe_lang_large_patch14_448
     vit_pe_spatial_tiny_patch16_512
     deit3_small_patch16_224
@@ -636,6 +690,12 @@ DISTINCT = tuple(
     naflexvit_base_patch16_gap
     vit_tiny_r_s16_p8_224
     vit_relpos_small_patch16_224
+    vit_relpos_small_patch16_rpn_224
+    vit_relpos_medium_patch16_cls_224
+    vit_relpos_base_patch16_clsgap_224
+    vit_relpos_base_patch16_plus_240
+    vit_relpos_base_patch32_plus_rpn_256
+    vit_srelpos_small_patch16_224
     qwen3_vit_88m
     qwen3_vit_88m_enc
     samvit_base_patch16_224
