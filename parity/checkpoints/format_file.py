@@ -22,6 +22,7 @@ axes that depend on the config has a line for each case.  The other lines are:
     words         the words for the indices of qkv, kv, glu, xy or yx in keys, if they are not 0, 1, 2
     strip         the beginning of the keys, if it is not a known wrapper; a checkpoint may lack it
     ignore        a regular expression for whole keys that are not parameters, and the reason
+    constant      the same for arrays that must have certain values, whose digest is between the expression and the reason
     proven        a proof that the model is the one that the config describes: nothing about its behaviour is assumed then
 """
 
@@ -52,9 +53,10 @@ _IN_ALL_MODELS = (*REQUIRED, "blocks.norm1.weight", "blocks.attn.qkv.weight")
 _NOT_OF_FORMAT = ("image_size", "num_heads", "norms.layer_scale")
 _OF_FIXED_POSITIONS = ("positions.table", "positions.covers")
 
+_DIGEST = re.compile(r"[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _WORD_LINE = re.compile(r"([a-z_]+)\s*:\s*(.*)")
-_WORDS = ("name", "description", "set", "words", "strip", "ignore", "proven")
+_WORDS = ("name", "description", "set", "words", "strip", "ignore", "constant", "proven")
 _ONCE = ("name", "description", "proven")
 
 
@@ -145,6 +147,7 @@ def parse_format(text: str, source: str, default_name: str = "") -> Format:
         optional=frozenset(numbers) - required,
         wrappers=tuple(value for _, value in lines.words["strip"] if value),
         ignored=_parse_ignored(lines, source),
+        constants=_parse_constants(lines, source),
         fields=fields,
     )
     return Format(
@@ -242,13 +245,26 @@ def _parse_words(lines: _Lines, source: str) -> Spellings:
 def _parse_ignored(lines: _Lines, source: str) -> dict[str, str]:
     """Return the regular expressions for keys to ignore, with their reasons."""
     found: dict[str, str] = {}
-    for number, text in lines.words["ignore"]:
+    constants = [(number, re.sub(r"\s+\S+", "", text, count=1)) for number, text in lines.words["constant"]]
+    for number, text in [*lines.words["ignore"], *constants]:
         pattern, _, reason = text.partition(" ")
         if not reason.strip():
             raise InputError(
                 f"{source}:{number}: no reason: write the expression, a blank, and why these keys are not parameters"
             )
         found[pattern] = reason.strip()
+    return found
+
+
+def _parse_constants(lines: _Lines, source: str) -> dict[str, str]:
+    """Return the regular expressions for keys of constants, with the digests of their arrays."""
+    found: dict[str, str] = {}
+    for number, text in lines.words["constant"]:
+        pattern, _, rest = text.partition(" ")
+        value = rest.split()[0] if rest.split() else ""
+        if not _DIGEST.fullmatch(value):
+            raise InputError(f"{source}:{number}: {value!r} is not a digest of 12 hexadecimal digits, as --like writes it")
+        found[pattern] = value
     return found
 
 
@@ -313,7 +329,9 @@ def format_text(format: Format, variant: str | None = None) -> str:
     lines += [f"description: {format.description}", *_word_lines(spellings, fields)]
     lines += [f"strip: {prefix}" for prefix in (definition.wrappers if definition else ())]
     ignored = definition.ignored if definition else _ignored_keys(format, variant)
-    lines += [f"ignore: {pattern} {reason}" for pattern, reason in ignored.items()]
+    constants = definition.constants if definition else {}
+    lines += [f"ignore: {pattern} {reason}" for pattern, reason in ignored.items() if pattern not in constants]
+    lines += [f"constant: {pattern} {value} {ignored[pattern]}" for pattern, value in constants.items()]
     rows = [(name, layout) for name, layouts in entries for layout in layouts]
     optional = definition.optional if definition else {name for name, _ in entries if name not in _IN_ALL_MODELS}
     names = [f"{name}?" if name in optional else name for name, _ in rows]

@@ -15,7 +15,7 @@ from parity.checkpoints.containers.shards import INDEX
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.formats import Fields, add_version, hf_processor, open_clip_config
 from parity.checkpoints.formats import get as get_format
-from parity.checkpoints.formats.format import no_files, shared_arrays
+from parity.checkpoints.formats.format import Definition, digest, no_files, shared_arrays
 from parity.checkpoints.layout import count_parameters
 from parity.checkpoints.recognition import Match, join_keys, recognise
 from parity.checkpoints.unreadable import describe_unreadable
@@ -133,6 +133,7 @@ def build_checkpoint(
         left = list(match.unread)
         if match.format.definition:
             _check_unused_entries(match, config)
+            _check_constants(match, match.format.definition, contents)
             left += [f"{file}: format {match.format.name} has no such file" for file in COMPANION_FILES if notes.get(file)]
         if match.alternatives:
             why = f"not {', '.join(match.alternatives)}, of the same file: save that alone to read it"
@@ -282,6 +283,19 @@ def _check_unused_entries(match: Match, config: ViTConfig) -> None:
                 continue  # `validate` names its shape
             if (array.read(0, array.size).reshape(-1)[unused] != 0).any():
                 raise InputError(f"{key} has entries other than zero that no line of the table reads: add a line for them")
+
+
+def _check_constants(match: Match, definition: Definition, contents: Contents) -> None:
+    """Raise InputError if an array that the file of a format calls a constant has other values than it had there."""
+    stored = join_keys(contents.arrays, match.format.separator)
+    for pattern, expected in definition.constants.items():
+        for key in match.ignored_by_table.get(pattern, ()):
+            array = stored[key]
+            if digest(array.read(0, array.size).reshape(array.shape)) != expected:
+                raise InputError(
+                    f"{key} is a constant for {definition.source}, but has other values or another dtype than when it was "
+                    f"written, and the model may need them: write the table again from this checkpoint"
+                )
 
 
 def _is_equal(first: StoredArray, second: StoredArray) -> bool:

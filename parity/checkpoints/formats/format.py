@@ -11,6 +11,8 @@ from functools import cache
 from math import prod
 from typing import Any, Self
 
+import numpy as np
+
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.layout import FIXED_SIZES, Array, Column, Layout, Spellings, count_parameters
 from vit_spec import InputError, Row, ViTConfig, nearest, rows
@@ -64,6 +66,7 @@ class Definition:
         optional: the parameters that a checkpoint may lack.
         wrappers: beginnings of keys to remove, such as "net.vit.", besides those that are always removed.
         ignored: regular expression for whole keys that are not parameters -> the reason.
+        constants: for some of these expressions, the digest that the arrays must have: see `digest`.
         fields: the fields of the config that all models of the format have.
     """
 
@@ -73,6 +76,7 @@ class Definition:
     optional: frozenset[str] = frozenset()
     wrappers: tuple[str, ...] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
     fields: Fields = field(default_factory=dict)
 
     @property
@@ -83,6 +87,12 @@ class Definition:
     def place(self, parameter: str) -> str:
         """Return the file and the number of the line of a parameter, such as "mine.txt:12"."""
         return f"{self.source}:{self.lines[parameter]}"
+
+
+def digest(array: Array) -> str:
+    """Return twelve hexadecimal digits that identify the dtype, the shape and the bits of an array."""
+    described = f"{array.dtype.name} {array.shape} ".encode()
+    return hashlib.sha256(described + np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
 
 
 # Lengths of axes at which parameters that share an array are compared.

@@ -10,6 +10,7 @@ import numpy as np
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.formats import Fields, registered
+from parity.checkpoints.formats.format import digest
 from parity.checkpoints.reading import StrPath, load
 from parity.checkpoints.weights import Checkpoint, converted_arrays
 from parity.comparison.own_model.candidate import Candidate
@@ -233,15 +234,34 @@ def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Arra
     images = np.random.default_rng(_SEED + 2).standard_normal(pixels.shape)  # others than those of the search
     proof = prove(model, found, own, images, _SEED + 3)
     reasons = {key: "the state of a random number generator" for key in sorted(weights.generators)}
-    for key in model.constants:
-        is_ignored = key in weights.ignored
-        if key in weights.arrays:
-            reasons[key] = f"{'not used by the forward pass of' if is_ignored else 'a constant made by'} the class"
-    ignored = {re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", r"\\d+", re.escape(key)): why for key, why in reasons.items()}
+    reasons |= {key: "not used by the forward pass of the class" for key in model.constants if key in weights.ignored}
+    constants = {
+        key: digest(weights.arrays[key]) for key in model.constants if key in weights.arrays and key not in reasons
+    }
     text = table_text(
-        found, like=model.name, largest=proof.largest, strip=weights.strip, ignored=ignored, given=list(given)
+        found,
+        like=model.name,
+        largest=proof.largest,
+        strip=weights.strip,
+        ignored={_any_numbers(key): why for key, why in reasons.items()},
+        constants=_joined_constants(constants),
+        given=list(given),
     )
     return _Derived(text, found, proof, own)
+
+
+def _any_numbers(key: str) -> str:
+    """Return a regular expression for a key with any numbers in place of its own: those of other blocks."""
+    return re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", r"\\d+", re.escape(key))
+
+
+def _joined_constants(digests: Mapping[str, str]) -> dict[str, str]:
+    """Return regular expressions for the keys of constants, each with its digest; one for those of all blocks, if equal."""
+    by_pattern: dict[str, set[str]] = {}
+    for key, value in digests.items():
+        by_pattern.setdefault(_any_numbers(key), set()).add(value)
+    equal = {pattern: values.pop() for pattern, values in by_pattern.items() if len(values) == 1}
+    return equal | {re.escape(key): value for key, value in digests.items() if _any_numbers(key) not in equal}
 
 
 def _read_with(derived: _Derived, model: OwnModel, source: StrPath, **options: Any) -> Checkpoint:

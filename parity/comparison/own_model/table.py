@@ -22,6 +22,7 @@ def table_text(
     largest: float,
     strip: str,
     ignored: Mapping[str, str],
+    constants: Mapping[str, str],
     given: Sequence[str],
 ) -> str:
     """Return the text of a table.
@@ -32,6 +33,7 @@ def table_text(
         largest: the largest difference in the proof.
         strip: the prefix of keys, or "".
         ignored: regular expression for whole keys that are no parameters -> the reason.
+        constants: regular expression for whole keys of constants -> the digest of their values.
         given: the names of fields that the user stated.
     """
     lines = [
@@ -44,6 +46,7 @@ def table_text(
     lines += [f"words: {axis} = {' '.join(each)}" for axis, each in words.items()]
     lines += [f"strip: {strip}"] if strip else []
     lines += [f"ignore: {pattern} {reason}" for pattern, reason in ignored.items()]
+    lines += [f"constant: {pattern} {value} a constant made by the class" for pattern, value in constants.items()]
     lines += [f"proven: {like}, relRMS {largest:.1e} in float64", "", "# parameter | key | axes"]
     column = candidate.column
     widths = [max(len(name) for name in column), max(len(layout.key) for layout in column.values())]

@@ -15,6 +15,7 @@ import vit_spec
 from parity.__main__ import main
 from parity.checkpoints import format_file, formats, ignored_keys
 from parity.checkpoints.format_file import format_text, parse_format, read_format
+from parity.checkpoints.formats.format import digest
 from parity.checkpoints.reading import sidecar_path
 from parity.checkpoints.weights import Checkpoint, converted_arrays
 from parity.comparison import reproducible_init
@@ -162,6 +163,19 @@ def test_wrappers_of_the_table_are_removed_and_its_ignored_keys_reported(tmp_pat
     assert is_equal(dict(converted_arrays(found, "torch")), arrays_of(CONFIG))
     with pytest.raises(InputError, match=r"unexpected model\.other\.weight"):
         parity.load(save(path, foreign_arrays(CONFIG), "model.net.trunk.", **{"model.other.weight": np.ones(3)}))
+
+
+def test_a_constant_of_the_table_must_have_its_values(tmp_path: Path, table: Path) -> None:
+    mask = np.tril(np.ones((3, 3), np.float32))
+    table.write_text(APART + f"constant: layers[.]\\d+[.]mask {digest(mask)} a mask that the class makes\n")
+    parity.register_format(table)
+    arrays = foreign_arrays(CONFIG) | {f"layers.{n}.mask": mask.copy() for n in (1, 2, 3)}
+    found = parity.load(save(tmp_path / "a.safetensors", arrays), given=GIVEN)
+    assert found.left == ("layers.1.mask and 2 more: a mask that the class makes",)
+    for changed in (mask.T.copy(), mask.astype(np.float64), mask.reshape(1, 9)):
+        arrays["layers.2.mask"] = changed
+        with pytest.raises(InputError, match=r"layers\.2\.mask is a constant for \S+lab\.txt, but has other values"):
+            parity.load(save(tmp_path / "a.safetensors", arrays), given=GIVEN)
 
 
 def test_the_wrapper_of_one_table_is_no_wrapper_for_other_formats(tmp_path: Path, table: Path) -> None:
@@ -419,6 +433,7 @@ MISTAKES = {
     "no reason": (("criterion[.].*   weights of the classes in the loss", "criterion[.].*"), r":9: no reason"),
     "second name": (("description:", "name:"), r":4: a second line `name:`"),
     "empty": (("name: lab", "name:"), r":3: nothing follows `name:`"),
+    "digest": (("ignore: criterion[.].*  ", "constant: a b"), r":9: 'b' is not a digest of 12 hexadecimal digits"),
     "bad name": (("name: lab", "name: l/b"), r"'l/b' is not a name of a format"),
     "built-in name": (("name: lab", "name: timm"), r"'timm' is the name of a built-in format"),
     "same key": (("last.b ", "last.g "), r":28: last.g is the key of norm.weight too, on line 27"),

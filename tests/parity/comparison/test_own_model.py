@@ -14,6 +14,8 @@ from torch import nn
 
 import parity
 import vit_torch
+from parity.checkpoints.format_file import parse_format
+from parity.checkpoints.formats import registered
 from parity.comparison.own_model import DerivedTable, derive_table
 from parity.comparison.own_model.construct import build
 from parity.comparison.own_model.model import ImageShape
@@ -68,7 +70,7 @@ STRANGERS = {
     "Assembled('heads')": ["encoder.{block}.attention.heads.{head}.{qkv}.weight | dim width"],
     "Assembled('dim_first')": ["encoder.{block}.attention.all.weight | (head dim qkv) width"],
     "Assembled('transposed')": ["w_qkv | width (qkv head dim)", "w_out | (head dim) width", "set: attention.scale=1.0"],
-    "Assembled('torch')": ["mha.in_proj_weight", "ignore: position_ids a constant"],
+    "Assembled('torch')": ["mha.in_proj_weight", "constant: position_ids"],
     "Encoder": ["set: norms.order=post", "set: mlp.activation=relu", "set: head.pool_prefix=True", "register width"],
     "Encoder(norm_first=True, activation='gelu')": ["set: norms.order=pre", "set: mlp.activation=gelu"],
     "Renamed(depth=1)": ["stack.{block}.mix.weight | (qkv head dim) width"],
@@ -297,6 +299,21 @@ def test_a_changed_constant_is_refused(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "theirs.pth")
     with pytest.raises(InputError, match="position_ids of the checkpoint is not a parameter, and its values are not those"):
         derive_table(f"{MODULE}:Assembled('torch')", tmp_path / "theirs.pth")
+
+
+def test_the_table_refuses_other_checkpoints_whose_constants_were_changed(tmp_path: Path) -> None:
+    state = trained("Assembled('torch')").state_dict()
+    torch.save(state, tmp_path / "theirs.pth")
+    format = parse_format(derive_table(f"{MODULE}:Assembled('torch')", tmp_path / "theirs.pth").text, "table.txt")
+    state["cls"] = state["cls"] + 1
+    torch.save(state, tmp_path / "second.pth")
+    torch.save({**state, "position_ids": state["position_ids"].flip(0)}, tmp_path / "third.pth")
+    with registered(format):
+        assert torch.equal(
+            parity.to_torch(parity.load(tmp_path / "second.pth"))["cls_token"].flatten(), state["cls"].flatten()
+        )
+        with pytest.raises(InputError, match=r"position_ids is a constant for table\.txt, but has other values"):
+            parity.load(tmp_path / "third.pth")
 
 
 def test_the_working_directory_is_searched_for_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

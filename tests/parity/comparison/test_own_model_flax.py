@@ -44,7 +44,7 @@ STRANGERS = {
         "set: mlp.activation=gelu_tanh",
     ],
     "Scanned": ["blocks/qkv/kernel | block width qkv head dim", "project/kernel | (ph pw rgb) width", "fc_norm"],
-    "Buffered": ["set: positions.table=sincos_2d_mae", "ignore: constants/table a constant made by the class"],
+    "Buffered": ["set: positions.table=sincos_2d_mae", "constant: constants/table"],
     "Nnx": ["blocks/{block}/attn/{qkv}/kernel", "positions/embedding", "set: mlp.activation=silu"],
 }
 
