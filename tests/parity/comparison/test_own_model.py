@@ -217,8 +217,9 @@ IMPOSTORS = {
 
 @pytest.mark.parametrize("change", IMPOSTORS)
 def test_an_impostor_is_refused(change: str, tmp_path: Path) -> None:
+    given = {"num_heads": 3} if change != "causal" else {}  # fewer hypotheses
     with pytest.raises(InputError, match=IMPOSTORS[change]) as error:
-        derived(f"Impostor('{change}')", tmp_path)
+        derived(f"Impostor('{change}')", tmp_path, given=given)
     assert "\n" not in str(error.value)
 
 
