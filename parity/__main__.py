@@ -185,6 +185,8 @@ def _add_golden_actions(sub: argparse.ArgumentParser) -> None:
         help="override config fields of the checkpoint; repeatable",
     )
     add_key_options(record, "the checkpoint")
+    text = "a file that defines a format of your own; repeatable"
+    record.add_argument("--format-file", action="append", default=argparse.SUPPRESS, metavar="FILE", help=text)
     record.add_argument(
         "--seed",
         type=_parse_seed,

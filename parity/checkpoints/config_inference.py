@@ -259,7 +259,7 @@ def _fields_from_tensors(evidence: Evidence) -> tuple[dict[str, Any], dict[str, 
         "norms.after_blocks": "norm.weight" in axes,
         "norms.after_pool": "fc_norm.weight" in axes,
     }
-    if "patch" not in sizes:
+    if sizes.keys() >= {"rgb", "ph", "pw"}:  # else some of them are merged
         shown |= {"in_channels": sizes["rgb"], "patch_size": (sizes["ph"], sizes["pw"])}
     if shown["attention.proj"]:
         shown["attention.proj_bias"] = "blocks.attn.proj.bias" in axes
@@ -333,6 +333,10 @@ def _affects_model(name: str, known: Fields, evidence: Evidence) -> bool:
 def _infer_patch(known: Fields, evidence: Evidence) -> list[Assumption]:
     """Return the number of channels and the patch size, if the projection takes flattened patches, which merge them."""
     if "patch" not in evidence.sizes:
+        if missing := [name for name in ("in_channels", "patch_size") if name not in known]:
+            raise InputError(
+                f"the tensors do not show {' and '.join(missing)}: give --set in_channels=N --set patch_size=HxW"
+            )
         return []
     length, found = evidence.sizes["patch"], []
     channels = known.get("in_channels", 3)

@@ -27,6 +27,7 @@ axes that depend on the config has a line for each case.  The other lines are:
 """
 
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,18 +42,20 @@ from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.formats import Format, get, register
 from parity.checkpoints.formats.behaviour import common_behaviour
 from parity.checkpoints.formats.format import PROJECTION, Definition, no_fields, no_files
-from parity.checkpoints.layout import FIXED_SIZES, Layout, Spellings
+from parity.checkpoints.layout import FIXED_SIZES, KERAS_GROUPS, NNX_VALUES, Layout, Spellings
 from vit_spec import InputError, nearest
 from vit_spec.config import coerce_field
 
 MAX_BYTES = 1 << 20  # of a file
 MAX_LINE = 2000  # characters
-REQUIRED = (PROJECTION, "blocks.mlp.fc1.weight", "blocks.mlp.fc2.weight")  # recognition needs these
-_IN_ALL_MODELS = (*REQUIRED, "blocks.norm1.weight", "blocks.attn.qkv.weight")
+# The parameters that all models have.
+REQUIRED = (PROJECTION, "blocks.norm1.weight", "blocks.attn.qkv.weight", "blocks.mlp.fc1.weight", "blocks.mlp.fc2.weight")
+MAX_IGNORED = 64  # regular expressions: each is matched by a process of its own
 # Fields that `format_text` leaves out: two belong to a single model, the third is only an initial value.
 _NOT_OF_FORMAT = ("image_size", "num_heads", "norms.layer_scale")
 _OF_FIXED_POSITIONS = ("positions.table", "positions.covers")
 
+_CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode: characters that move or hide text, and line separators
 _DIGEST = re.compile(r"[0-9a-f]{12}")
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 _WORD_LINE = re.compile(r"([a-z_]+)\s*:\s*(.*)")
@@ -81,7 +84,7 @@ def read_format(path: str | PathLike[str]) -> Format:
         InputError: see `register_format`.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         folder = path.parent
         names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
         what = "is a folder" if path.is_dir() else "does not exist"
@@ -91,7 +94,7 @@ def read_format(path: str | PathLike[str]) -> Format:
     if len(data) > MAX_BYTES:
         raise InputError(f"format file {path} has more than {MAX_BYTES:,} bytes: it is not the file of a format")
     try:
-        return parse_format(data.decode(), str(path), default_name=path.name.partition(".")[0])
+        return parse_format(data.decode("utf-8-sig"), str(path), default_name=path.name.partition(".")[0])
     except UnicodeDecodeError:
         raise InputError(f"format file {path} is not text in UTF-8: give the file of a format") from None
 
@@ -133,12 +136,16 @@ def parse_format(text: str, source: str, default_name: str = "") -> Format:
     fields: dict[str, Any] = {}
     for number, value in lines.words["set"]:
         with _located(f"{source}:{number}"):
-            fields |= {each: coerce_field(each, given) for each, given in parse_overrides([value], "set:").items()}
+            given = {each: coerce_field(each, word) for each, word in parse_overrides([value], "set:").items()}
+            if twice := fields.keys() & given.keys():
+                raise InputError(f"{twice.pop()} is set twice: leave one of the lines out")
+            fields |= given
     numbers: dict[str, int] = {}
     for number, parameter, *_ in lines.parameters:
         numbers.setdefault(parameter, number)
     required = {parameter for _, parameter, is_optional, *_ in lines.parameters if not is_optional}
     table = "\n".join(f"{p}{'' if p in required else '?'} | {layout}" for p, layout in column)
+    _check_lengths(table, source)
     proven, description = _only(lines, "proven"), _only(lines, "description") or f"defined in {source}"
     definition = Definition(
         source=source,
@@ -149,6 +156,7 @@ def parse_format(text: str, source: str, default_name: str = "") -> Format:
         ignored=_parse_ignored(lines, source),
         constants=_parse_constants(lines, source),
         fields=fields,
+        proven=proven,
     )
     return Format(
         name=name,
@@ -183,8 +191,10 @@ def _word_lines(spellings: Spellings, fields: dict[str, Any]) -> Iterator[str]:
 def _split_lines(text: str, source: str) -> _Lines:
     """Return the lines of a file by their kind."""
     lines = _Lines()
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip()
+    for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
+        line = line.replace("\t", " ").strip()
+        if odd := next((each for each in line if unicodedata.category(each) in _CONTROL_CATEGORIES), ""):
+            raise InputError(f"{source}:{number}: the character {odd!a} has no place in a line: remove it")
         if len(line) > MAX_LINE:
             raise InputError(f"{source}:{number}: a line of more than {MAX_LINE} characters: shorten it")
         if not line or line.startswith("#"):
@@ -234,6 +244,8 @@ def _parse_words(lines: _Lines, source: str) -> Spellings:
         if not equals or axis not in FIXED_SIZES:
             known = ", ".join(FIXED_SIZES)
             raise InputError(f"{source}:{number}: {text!r}: write it as `words: qkv = q k v`, for one of the axes {known}")
+        if axis in spellings:
+            raise InputError(f"{source}:{number}: a second line with words for {axis}: leave one of them out")
         if len(set(found)) != len(found) or len(found) != FIXED_SIZES[axis]:
             raise InputError(f"{source}:{number}: {axis} needs {FIXED_SIZES[axis]} different words, but has {words!r}")
         if any(re.search(r"[{}|]", word) for word in found):
@@ -252,6 +264,14 @@ def _parse_ignored(lines: _Lines, source: str) -> dict[str, str]:
             raise InputError(
                 f"{source}:{number}: no reason: write the expression, a blank, and why these keys are not parameters"
             )
+        if pattern in found:
+            raise InputError(f"{source}:{number}: a second line for {pattern}: leave one of them out")
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise InputError(f"{source}:{number}: {pattern!r} is not a regular expression ({error}): correct it") from None
+        if len(found) == MAX_IGNORED:
+            raise InputError(f"{source}:{number}: more than {MAX_IGNORED} regular expressions: join some with |")
         found[pattern] = reason.strip()
     return found
 
@@ -292,6 +312,12 @@ def _parse_column(lines: _Lines, spellings: Spellings, source: str) -> list[tupl
             length = FIXED_SIZES.get(axis.name)
             if length is not None and axis.start + FIXED_SIZES.get(axis.parameter_axis or "", 1) > length:
                 raise InputError(f"{where}: {axis} is beyond the end of {axis.name}, which has {length} indices")
+        same = [
+            each for name, each in column if name == parameter and set(each.parameter_axes) == set(layout.parameter_axes)
+        ]
+        if same:
+            raise InputError(f"{where}: a second line for {parameter} with the same axes: leave one of them out")
+        _check_key(layout, where)
         if parameter == PROJECTION and layout.key_axes:
             raise InputError(f"{where}: the key of {parameter} has braces: it must be one array")
         other_number, other, earlier = places.setdefault(layout.key, (number, parameter, layout))
@@ -302,6 +328,25 @@ def _parse_column(lines: _Lines, spellings: Spellings, source: str) -> list[tupl
     if missing := [name for name in REQUIRED if name not in {parameter for parameter, _ in column}]:
         raise InputError(f"{source}: no line for {', '.join(missing)}: add one, in the form `parameter | key | axes`")
     return column
+
+
+def _check_key(layout: Layout, where: str) -> None:
+    """Raise InputError if containers change a key of the layout when they are read, as of the state of an NNX module."""
+    if "/" not in layout.key:
+        return
+    for key in layout.keys(dict.fromkeys(layout.key_axes, 1) | FIXED_SIZES):
+        if key.rpartition("/")[2] in NNX_VALUES or key.startswith(KERAS_GROUPS):
+            raise InputError(
+                f"{where}: the key {key} ends or begins like the names that NNX and Keras add to keys, which are removed "
+                f"when a file is read: leave that word out of the key, or store the arrays under other keys"
+            )
+
+
+def _check_lengths(table: str, source: str) -> None:
+    """Raise InputError if a table is too long to be stored in a file and read again."""
+    longest = max(table.splitlines(), key=len, default="")
+    if len(longest) > MAX_LINE or len(table) > MAX_BYTES // 2:
+        raise InputError(f"{source}: its table is too long, or its line {longest[:40]!r}...: shorten the keys")
 
 
 @cache
@@ -327,13 +372,14 @@ def format_text(format: Format, variant: str | None = None) -> str:
     fields = dict(definition.fields) if definition else _hidden_fields(format, variant)
     lines = [f"name: {format.name}" if definition else f"name: my_{re.sub(r'[^A-Za-z0-9_]', '_', format.name)}"]
     lines += [f"description: {format.description}", *_word_lines(spellings, fields)]
+    lines += [f"proven: {definition.proven}"] if definition and definition.proven else []
     lines += [f"strip: {prefix}" for prefix in (definition.wrappers if definition else ())]
     ignored = definition.ignored if definition else _ignored_keys(format, variant)
     constants = definition.constants if definition else {}
     lines += [f"ignore: {pattern} {reason}" for pattern, reason in ignored.items() if pattern not in constants]
     lines += [f"constant: {pattern} {value} {ignored[pattern]}" for pattern, value in constants.items()]
     rows = [(name, layout) for name, layouts in entries for layout in layouts]
-    optional = definition.optional if definition else {name for name, _ in entries if name not in _IN_ALL_MODELS}
+    optional = definition.optional if definition else {name for name, _ in entries if name not in REQUIRED}
     names = [f"{name}?" if name in optional else name for name, _ in rows]
     widths = max(map(len, names)), max(len(layout.key) for _, layout in rows)
     table = [

@@ -46,9 +46,13 @@ ReadRange = Callable[[str, int, int], Array]  # (key, start, stop) -> entries st
 
 FIXED_SIZES = {"qkv": 3, "kv": 2, "glu": 2, "xy": 2, "yx": 2}  # axes whose length is the same in every model
 
+# What checkpoints of an NNX state have behind the key of each variable, by version of flax.
+NNX_VALUES = ("value", "raw_value")
+KERAS_GROUPS = ("trainable_variables/", "non_trainable_variables/")  # of `keras.Model.get_state_tree`; a frozen part moves
+
 _NAME = r"[a-z]\w*"
 _SEGMENT = re.compile(r"(~?)(\([^()]*\)|[^\s()]+)")
-_AXIS = re.compile(rf"({_NAME})(?:=(\d+)(?::({_NAME}))?)?")
+_AXIS = re.compile(rf"({_NAME})(?:=(\d{{1,6}})(?::({_NAME}))?)?")
 _KEY_AXIS = re.compile(rf"{{({_NAME})(?:\+(\d+))?}}")
 
 READ_CHUNK = 16 << 20  # bytes to read at a time where the order of entries allows it
@@ -123,7 +127,8 @@ class Layout:
         if bracket:
             segments = _SEGMENT.findall(bracket[1])
             own = [text for mark, text in segments if not mark]
-            if len(own) != 1 or _SEGMENT.sub("", bracket[1]).strip():
+            others_empty = any(mark and not text.strip("() ") for mark, text in segments)
+            if len(own) != 1 or others_empty or _SEGMENT.sub("", bracket[1]).strip():
                 raise error("write [segments], each an axis or (axes to merge), with ~ before all but the parameter's")
             axes = f"{own[0]} {bracket[2]}"
         own_at = next(n for n, (mark, _) in enumerate(segments) if not mark)
@@ -137,6 +142,8 @@ class Layout:
             if not all(matches):
                 raise error(f"{dim!r} is not an axis: write a name, (names to merge), 1, name=index or name=index:axis")
             found = [match.groups() for match in matches if match]
+            if same := [a for a, n, part in found if part == a]:
+                raise error(f"{same[0]}={{index}}:{same[0]} is all of the axis: write {same[0]}")
             dims.append(tuple(Axis(a, part or (None if n else a), int(n or 0)) for a, n, part in found))
         layout = cls(key, tuple(dims), spellings or {}, tuple(others[:own_at]), tuple(others[own_at + 1 :]))
         if repeated := sorted({axis for axis in layout.parameter_axes if layout.parameter_axes.count(axis) > 1}):
@@ -247,6 +254,35 @@ def check_unique_keys(column: Column, sizes: Sizes) -> None:
                 twice = f"of {seen[key]} and of {pattern}" if seen[key] != pattern else f"for two indices of {pattern}"
                 raise InputError(f"{key} is the key {twice}: correct the table of the format")
             seen[key] = pattern
+
+
+def check_parts(column: Column, sizes: Sizes, places: Mapping[str, str]) -> None:
+    """Raise InputError if parameters share entries of an array, give it different shapes, or do not fit into it.
+
+    places: parameter -> where its line is, for messages.
+    """
+    for name, layout in column.items():
+        for axis in layout.array_axes:
+            end = axis.start + (sizes[axis.parameter_axis] if axis.parameter_axis else 1)
+            if end > sizes[axis.name]:
+                raise InputError(
+                    f"{places[name]}: {axis} ends at {end}, beyond the {sizes[axis.name]} indices of {axis.name}"
+                )
+    for key, layouts in shared_arrays(column).items():
+        lines = " and ".join(places[name] for name, layout in column.items() if layout.key == key)
+        if len({layout.shape(sizes) for layout in layouts}) > 1:
+            raise InputError(f"{lines}: the lines give the array {key} different shapes: correct them")
+        if (count_parameters(layouts, sizes) > 1).any():
+            raise InputError(f"{lines}: the same entries of {key} belong to two parameters: correct the lines")
+
+
+def shared_arrays(column: Column) -> dict[str, list[Layout]]:
+    """Return the key of each array that has room for more than one parameter, with the layouts of its parameters."""
+    shared: dict[str, list[Layout]] = {}
+    for layout in column.values():
+        if layout.is_part:
+            shared.setdefault(layout.key, []).append(layout)
+    return shared
 
 
 def count_parameters(layouts: Sequence[Layout], sizes: Sizes) -> NDArray[np.uint8]:

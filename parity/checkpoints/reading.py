@@ -15,8 +15,8 @@ from parity.checkpoints.containers.shards import INDEX
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.formats import Fields, add_version, hf_processor, open_clip_config
 from parity.checkpoints.formats import get as get_format
-from parity.checkpoints.formats.format import Definition, digest, no_files, shared_arrays
-from parity.checkpoints.layout import count_parameters
+from parity.checkpoints.formats.format import Definition, digest, no_files
+from parity.checkpoints.layout import count_parameters, shared_arrays
 from parity.checkpoints.recognition import Match, join_keys, recognise
 from parity.checkpoints.unreadable import describe_unreadable
 from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, validate
@@ -112,8 +112,7 @@ def build_checkpoint(
     if isinstance(ignore, str):
         raise InputError(f"ignore is the text {ignore!r}, but a list of expressions was expected: give [{ignore!r}]")
     name = _stated_format(notes)
-    if TABLE_NOTE in notes:
-        add_version(parse_format(str(notes[TABLE_NOTE]), f"its metadata entry {TABLE_NOTE}"))
+    _add_stored_table(notes, name)
     if own := _is_own(notes):
         if format not in (None, name, get_format(name).name):
             raise InputError(f"it says that it is in format {name!r}, not {format!r}: leave --from out")
@@ -127,17 +126,21 @@ def build_checkpoint(
         found = Checkpoint(config, name, arrays, contents.container, assumed)
     else:
         _check_extra_state(notes)
-        match, config, assumed = _first_valid_match(recognise(contents.arrays, notes, format, strip, ignore), given)
+        matches = recognise(contents.arrays, notes, format, strip, ignore)
+        match, config, assumed = _first_valid_match(matches, given)
         name = match.format.full_name(config)
         _check_duplicates(match, config)
         left = list(match.unread)
         if match.format.definition:
-            _check_unused_entries(match, config)
             _check_constants(match, match.format.definition, contents)
             left += [f"{file}: format {match.format.name} has no such file" for file in COMPANION_FILES if notes.get(file)]
         if match.alternatives:
             why = f"not {', '.join(match.alternatives)}, of the same file: save that alone to read it"
             assumed = (*assumed, Assumption("weights", match.wrapper or "those without a wrapper", why))
+        others = {each.format.name: None for each in matches if each.format.definition} if match.format.definition else {}
+        if also := [each for each in others if each != match.format.name]:
+            why = f"not {', '.join(also)}, which fits too: choose with --from"
+            assumed = (*assumed, Assumption("format", match.format.name, why))
         texts = match.ignored_texts
         assumed = (*assumed, *(Assumption("ignored keys", texts[each], f"--ignore '{each}'") for each in texts))
         found = Checkpoint(config, name, match.arrays, contents.container, assumed, tuple(left))
@@ -146,6 +149,7 @@ def build_checkpoint(
     ):
         raise InputError(what)
     validate(found)
+    _check_unused_entries(found)
     return metadata.attach_metadata(found, notes, given, own)
 
 
@@ -273,15 +277,33 @@ def _check_duplicates(match: Match, config: ViTConfig) -> None:
                 raise InputError(f"{second_key} differs from {key}, of which it is a copy: remove the wrong one")
 
 
-def _check_unused_entries(match: Match, config: ViTConfig) -> None:
+def _add_stored_table(notes: Mapping[str, Any], name: Any) -> None:
+    """Make the version of a user's format known whose table is in the metadata of a file.
+
+    name: the name and version of the format in the metadata.
+
+    Raises:
+        InputError: the table has a mistake, or has another name or version.
+    """
+    if TABLE_NOTE not in notes or not isinstance(name, str) or "@" not in name:
+        return
+    found = add_version(parse_format(str(notes[TABLE_NOTE]), f"its metadata entry {TABLE_NOTE}"))
+    if found != name:
+        raise InputError(
+            f"its metadata names the format {name!r}, but has the table of {found!r}: convert its source again"
+        )
+
+
+def _check_unused_entries(checkpoint: Checkpoint) -> None:
     """Raise InputError if an array of a user's format has entries that belong to no parameter and are not zero."""
-    for layouts in shared_arrays(match.format.layouts(config)).values():
-        unused = count_parameters(layouts, config.sizes).reshape(-1) == 0
-        for key in layouts[0].keys(config.sizes) if unused.any() else ():
-            array = match.arrays[key]
-            if array.size != unused.size:
-                continue  # `validate` names its shape
-            if (array.read(0, array.size).reshape(-1)[unused] != 0).any():
+    format, sizes = get_format(checkpoint.format), checkpoint.config.sizes
+    column = format.layouts(checkpoint.config) if format.definition else {}
+    for layouts in shared_arrays(column).values():
+        unused = count_parameters(layouts, sizes).reshape(-1) == 0
+        for key in layouts[0].keys(sizes) if unused.any() else ():
+            array = checkpoint.arrays[key]
+            bits = array.read(0, array.size).reshape(-1)
+            if bits.view(f"u{bits.itemsize}")[unused].any():
                 raise InputError(f"{key} has entries other than zero that no line of the table reads: add a line for them")
 
 

@@ -15,6 +15,7 @@ from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.formats import Evidence, Format, formats, get
 from parity.checkpoints.formats.format import PROJECTION
 from parity.checkpoints.ignored_keys import IgnoredKeys
+from parity.checkpoints.layout import KERAS_GROUPS, NNX_VALUES
 from parity.checkpoints.table_matching import KeyIndex, match_lines, solve_sizes
 from parity.checkpoints.unreadable import describe_unreadable
 from parity.checkpoints.wrappers import (
@@ -30,10 +31,6 @@ from parity.checkpoints.wrappers import (
 from vit_spec import InputError
 
 _UNEXPECTED, _IGNORED = "unexpected ", "ignored "  # begin a mismatch, before the key
-
-# What checkpoints of an NNX state have behind the key of each variable, by version of flax.
-_NNX_VALUES = ("value", "raw_value")
-_KERAS_GROUPS = ("trainable_variables/", "non_trainable_variables/")  # of `keras.Model.get_state_tree`; a frozen part moves
 
 
 @dataclass(frozen=True)
@@ -126,11 +123,7 @@ def recognise(
         for each, found in prefixes.items()
     }
     ignored, is_any_wanted = IgnoredKeys(ignore, stored_by_separator, tried), False
-    by_table = {
-        c.name: IgnoredKeys(list(c.definition.ignored), stored_by_separator, tried, c.definition.source)
-        for c in candidates
-        if c.definition
-    }
+    by_table: dict[str, IgnoredKeys] = {}
     for separator, stored in stored_by_separator.items():
         for prefix in tried[separator]:
             path = next((path for path in arrays if prefix and separator.join(path).startswith(prefix)), ())
@@ -144,8 +137,13 @@ def recognise(
                 if prefix not in (own_prefixes[format.name] or prefixes[separator]):
                     continue
                 if format.separator == separator and not (is_vit and format.model_types):
-                    own = by_table.get(format.name)
-                    weights = _WrappedWeights(stored, prefix, separator, module, ignored, own) if own else wrapped
+                    weights = wrapped
+                    if format.definition and format.definition.ignored and _has_projection(format, stored, prefix):
+                        if format.name not in by_table:
+                            patterns, source = list(format.definition.ignored), format.definition.source
+                            by_table[format.name] = IgnoredKeys(patterns, stored_by_separator, tried, source)
+                        own = by_table[format.name]
+                        weights = _WrappedWeights(stored, prefix, separator, module, ignored, own)
                     variants = [format.variant] if format.variant else format.tables
                     found = (weights.match(format.with_variant(variant), notes) for variant in variants)
                     matches += [match for match in found if match]
@@ -276,6 +274,11 @@ def _prefixes_in_table(format: Format, stored: Mapping[str, StoredArray], strip:
     return [prefix for wrapper in wrappers for prefix in find_prefixes(stored, format.separator, wrapper)]
 
 
+def _has_projection(format: Format, stored: Mapping[str, StoredArray], prefix: str) -> bool:
+    """Return whether keys with a prefix have the patch projection of a format that a user defines."""
+    return any(prefix + layout.key in stored for layout in format.table_layouts("")[PROJECTION])
+
+
 def _candidates(notes: Mapping[str, Any], name: str | None) -> list[Format]:
     """Return the formats to try: those of users, and only those of a library whose JSON file is beside the weights, or all.
 
@@ -330,11 +333,11 @@ def join_keys(arrays: Mapping[KeyPath, StoredArray], separator: str) -> dict[str
 
 def _variable_of(key: str) -> str:
     """Return the key of the variable of NNX or Keras whose array has this key; other keys unchanged."""
-    for group in _KERAS_GROUPS:
+    for group in KERAS_GROUPS:
         if key.startswith(group):
             return key.removeprefix(group)
     variable, _, last = key.rpartition("/")
-    return variable if last in _NNX_VALUES and variable else key
+    return variable if last in NNX_VALUES and variable else key
 
 
 def _replace_aliases(arrays: dict[str, StoredArray], aliases: Mapping[str, str]) -> dict[str, StoredArray]:

@@ -14,7 +14,8 @@ from parity.checkpoints.layout import FIXED_SIZES, Layout
 Shape = tuple[int, ...]
 
 MAX_MISSING_SHOWN = 20  # missing keys of one table line that a message lists
-_MAX_INDICES = 1024  # of an axis in keys, other than block
+_MAX_INDICES = 256  # of an axis in keys, other than block
+_MAX_PATTERNS = 4096  # of one line, for each block
 _NUMBER = re.compile(r"\d{1,9}(?!\d)")
 _BLOCK = re.compile(r"\{block(?:\+(\d+))?\}")
 _KEY_FIELD = re.compile(r"\{(\w+)(?:\+(\d+))?\}")
@@ -78,9 +79,10 @@ def _count_indices(layouts: Iterable[Layout], arrays: Mapping[str, StoredArray])
         for match in filter(None, map(pattern.fullmatch, arrays)):
             for axis, number in match.groupdict().items():
                 found[axis].add(int(number) - starts[axis])
-    return {
-        axis: _length_of_axis({n for n in ns if 0 <= n < _MAX_INDICES}) for axis, ns in found.items() if axis != "block"
-    }
+    counts = {axis: _length_of_axis({n for n in ns if 0 <= n < _MAX_INDICES}) for axis, ns in found.items()}
+    counts.pop("block", None)
+    largest = max((prod(counts.get(axis, 1) for axis in layout.key_axes) for layout in layouts), default=0)
+    return counts if largest <= _MAX_PATTERNS else {}  # too many: no key of these lines is found
 
 
 def _key_pattern(layout: Layout) -> re.Pattern[str]:

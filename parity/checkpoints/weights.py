@@ -25,7 +25,6 @@ from parity.checkpoints.layout import (
     Layout,
     ReadRange,
     Sizes,
-    check_unique_keys,
     convert_chunks,
     split_by_source,
 )
@@ -195,7 +194,6 @@ def validate(checkpoint: Checkpoint) -> dict[str, np.dtype[Any]]:
             f"these weights do not match the config in format {format.name!r}: they are {len(arrays):,} arrays, but a "
             f"model of depth={config.depth} has {count:,}. Give the config that they were made with"
         )
-    check_unique_keys(column, config.sizes)
     for name, layout in column.items():
         shape, seen = layout.shape(config.sizes), set()
         for key in layout.keys(config.sizes):
@@ -220,6 +218,8 @@ def validate(checkpoint: Checkpoint) -> dict[str, np.dtype[Any]]:
     ]
     wrong["unexpected"] = [f"{key!r} {_shape_and_dtype(arrays[key])[0] or ''}".strip() for key in extra]
 
+    if not wrong["misshapen"] and not wrong["missing"]:  # else a hostile config may give arrays of any size
+        format.check_column(column, config.sizes)
     if lists := [f"{len(keys)} {what}: {'; '.join(keys)}" for what, keys in wrong.items() if keys]:
         raise InputError(
             f"these weights do not match the config in format {format.name!r}: {'. '.join(lists)}. "
@@ -253,7 +253,7 @@ def plan_conversion(checkpoint: Checkpoint, to: str, dtype: np.dtype[Any] | None
     column, dtypes = target.layouts(config), validate(checkpoint)
     if dtype is not None:
         dtypes = dict.fromkeys(dtypes, dtype)
-    check_unique_keys(column, config.sizes)
+    target.check_column(column, config.sizes)
     source = get(checkpoint.format).layouts(config)
     read = _entry_reader(checkpoint.arrays)
     planned = list(_plan_column(source, column, config.sizes, dtypes, read))

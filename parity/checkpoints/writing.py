@@ -18,12 +18,13 @@ import numpy as np
 
 from parity.checkpoints import containers, metadata
 from parity.checkpoints.atomic_write import atomic_replace, check_replaceable, lock_folder
+from parity.checkpoints.config_inference import DEFAULTS
 from parity.checkpoints.containers import ArraySpec, Container, Writer
 from parity.checkpoints.containers.container import ContiguousArray
 from parity.checkpoints.containers.folders import MAX_JSON_BYTES
 from parity.checkpoints.containers.safetensors import create_sharded
 from parity.checkpoints.formats import Fields, Format, get
-from parity.checkpoints.formats.format import no_files
+from parity.checkpoints.formats.format import Definition, no_files
 from parity.checkpoints.layout import Array
 from parity.checkpoints.preprocessing import Preprocessing
 from parity.checkpoints.reading import (
@@ -326,14 +327,25 @@ def _is_sidecar(path: Path) -> bool:
 def _config_remarks(format: Format, config: ViTConfig, with_json_files: bool) -> tuple[str, ...]:
     """Return a line for each field that changes the function and that other programs cannot read from the result."""
     lines = []
-    for name, value in format.assumed.items():
-        is_known = value is None or (with_json_files and name in format.written_fields)
+    assumed = _unset_fields(format.definition, config) if format.definition else format.assumed
+    for name, value in assumed.items():
+        is_known = (value is None and name == "num_heads") or (with_json_files and name in format.written_fields)
         matters = not name.startswith(("resampling.", "pixels.", "image_size"))
         if matters and not is_known and config.at(name) != value:
             lines.append(
                 f"{name}={config.at(name)!r} is only in our own metadata: other libraries read the format as {value!r}"
             )
     return tuple(lines)
+
+
+def _unset_fields(definition: Definition, config: ViTConfig) -> Fields:
+    """Return the fields that no tensor shows and a format file does not set, with the values that are assumed."""
+    shown = {"positions.kind"} if config.positions.kind == "learned" else set()
+    shown |= {"mlp.activation"} if config.mlp.activation == "swiglu" else set()
+    shown |= set() if config.norms.bias else {"norms.kind"}
+    shown |= {"head.pool"} if config.head.pool == "attention" else set()
+    shown |= {"positions.rotary"} if config.positions.rotary == "mixed" else set()
+    return {name: value for name, value in DEFAULTS.items() if name not in shown and name not in definition.fields}
 
 
 @contextlib.contextmanager

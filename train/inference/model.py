@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 import parity
 from parity.__main__ import add_format_file_option, add_key_options
 from parity.checkpoints.config_overrides import parse_overrides
-from parity.checkpoints.formats import Fields
+from parity.checkpoints.format_file import read_format
+from parity.checkpoints.formats import Fields, registered
 from parity.checkpoints.preprocessing import Preprocessing, center_crop
 from parity.checkpoints.reading import WEIGHTS_FILE
 from parity.checkpoints.weights import Checkpoint
@@ -94,9 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def load_from_arguments(args: argparse.Namespace) -> TrainedModel:
     """Load the model that a command line names; see `add_arguments`."""
     given = parse_overrides(args.set)
-    for path in args.format_file:
-        parity.register_format(path)
-    return load_trained_model(args.weights, args.format, given, strip=args.strip, ignore=args.ignore)
+    with registered(*map(read_format, args.format_file)):
+        return load_trained_model(args.weights, args.format, given, strip=args.strip, ignore=args.ignore)
 
 
 def load_trained_model(

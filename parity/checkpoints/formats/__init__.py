@@ -93,7 +93,7 @@ def get(name: str) -> Format:
 
 
 def register(format: Format) -> None:
-    """Make a format that a user defines known by its name, and try it first when a checkpoint is recognised.
+    """Make a format that a user defines known by its name, and prefer it to built-in formats that fit a checkpoint too.
 
     A format of the same name that was registered before is replaced.  Checkpoints that were read in it stay in its version.
 
@@ -125,8 +125,16 @@ def add_version(format: Format) -> str:
 
 @contextmanager
 def registered(*new: Format) -> Iterator[None]:
-    """Register formats for the duration of a `with` statement."""
+    """Register formats for the duration of a `with` statement.
+
+    Raises:
+        InputError: two of them have the same name.
+    """
     global _revision
+    for n, format in enumerate(new):
+        if format.name in [other.name for other in new[:n]]:
+            where = format.definition.source if format.definition else ""
+            raise InputError(f"{where}: another format file defines {format.name!r} too: give one of them another name")
     before = dict(_DEFINED)
     try:
         for format in new:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from parity.checkpoints.containers.container import StoredArray
-from parity.checkpoints.layout import FIXED_SIZES, Array, Column, Layout, Spellings, count_parameters
+from parity.checkpoints.layout import Array, Column, Layout, Sizes, Spellings, check_parts, check_unique_keys
 from vit_spec import InputError, Row, ViTConfig, nearest, rows
 from vit_spec.config import coerce_field
 
@@ -68,6 +68,7 @@ class Definition:
         ignored: regular expression for whole keys that are not parameters -> the reason.
         constants: for some of these expressions, the digest that the arrays must have: see `digest`.
         fields: the fields of the config that all models of the format have.
+        proven: the proof that the model is the one that the config describes, as text; "" without one.
     """
 
     source: str
@@ -78,6 +79,7 @@ class Definition:
     ignored: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
     fields: Fields = field(default_factory=dict)
+    proven: str = ""
 
     @property
     def version(self) -> str:
@@ -93,40 +95,6 @@ def digest(array: Array) -> str:
     """Return twelve hexadecimal digits that identify the dtype, the shape and the bits of an array."""
     described = f"{array.dtype.name} {array.shape} ".encode()
     return hashlib.sha256(described + np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
-
-
-# Lengths of axes at which parameters that share an array are compared.
-_SMALL_SIZES = dict.fromkeys(("block", "head", "dim", "pool_head", "pool_dim", "ph", "pw", "register", "pair"), 2)
-_SMALL_SIZES |= {
-    "width": 4,
-    "pooled": 4,
-    "feature": 4,
-    "ff": 3,
-    "rgb": 3,
-    "label": 3,
-    "token": 5,
-    "offset": 7,
-    "offset_ff": 3,
-} | FIXED_SIZES
-
-
-def shared_arrays(column: Column) -> dict[str, list[Layout]]:
-    """Return the key of each array that has room for more than one parameter, with the layouts of its parameters."""
-    shared: dict[str, list[Layout]] = {}
-    for layout in column.values():
-        if layout.is_part:
-            shared.setdefault(layout.key, []).append(layout)
-    return shared
-
-
-def _check_parts(column: Column, definition: Definition) -> None:
-    """Raise InputError if parameters of a user's format share entries of an array, or give it different shapes."""
-    for key, layouts in shared_arrays(column).items():
-        lines = " and ".join(definition.place(name) for name, layout in column.items() if layout.key == key)
-        if len({layout.shape(_SMALL_SIZES) for layout in layouts}) > 1:
-            raise InputError(f"{lines}: the lines give the array {key} different shapes: correct them")
-        if (count_parameters(layouts, _SMALL_SIZES) > 1).any():
-            raise InputError(f"{lines}: the same entries of {key} belong to two parameters: correct the lines")
 
 
 # Field -> the command-line flags that change it.  An error message names them if a format requires another value.
@@ -350,9 +318,17 @@ class Format:
             other = owners.setdefault(layout.key, layout)
             if other is not layout and not (other.is_part and layout.is_part):
                 raise InputError(f"format {self.name!r} stores several parameters under one key: {layout.key}")
-        if self.definition:
-            _check_parts(column, self.definition)
         return column
+
+    def check_column(self, column: Column, sizes: Sizes) -> None:
+        """Check what only the lengths of axes show: no key is used twice, and parameters share no entries of an array.
+
+        Raises:
+            InputError: the table has a mistake; the message names the lines.
+        """
+        check_unique_keys(column, sizes)
+        if self.definition:
+            check_parts(column, sizes, {name: self.definition.place(name) for name in column})
 
     def constant_arrays(self, config: ViTConfig) -> dict[str, Array]:
         """Return the arrays of `constants` for a config, by key."""

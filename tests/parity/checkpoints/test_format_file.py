@@ -14,6 +14,7 @@ import parity
 import vit_spec
 from parity.__main__ import main
 from parity.checkpoints import format_file, formats, ignored_keys
+from parity.checkpoints.config_inference import Assumption
 from parity.checkpoints.format_file import format_text, parse_format, read_format
 from parity.checkpoints.formats.format import digest
 from parity.checkpoints.reading import sidecar_path
@@ -347,6 +348,7 @@ def test_a_written_file_without_its_table_is_refused(tmp_path: Path, table: Path
 @pytest.mark.parametrize(
     ("stored", "message"),
     [
+        (APART.replace("1e-5", "1e-4"), r"its metadata names the format 'lab@\w+', but has the table of 'lab@\w+'"),
         ("name: timm\n" + APART.split("\n\n")[-1], "'timm' is the name of a built-in format"),
         (APART.replace("eps=1e-5", "epss=1"), r"its metadata entry format_table:5: set: norms.epss is not a field"),
         ("#\n" * 1_000_000, "its metadata entry format_table has more than 1,048,576 characters"),
@@ -427,6 +429,23 @@ MISTAKES = {
     "one bar": (("token        ", "token | cls  "), r":11: 'cls_token .*' is not `parameter \| key \| axes`"),
     "field": (("norms.eps=1e-5", "norms.epz=1e-5"), r":5: set: norms.epz is not a field of the config; did you mean"),
     "value": (("=relu", "=rleu"), r":6: mlp.activation is 'rleu': give one of"),
+    "twice": (("set: mlp", "set: norm_eps=1e-6\nset: mlp"), r":6: norms.eps is set twice: leave one of the lines out"),
+    "words twice": (("strip:", "words: qkv = a b c\nstrip:"), r":8: a second line with words for qkv"),
+    "ignored twice": (("ignore:", "ignore: criterion[.].* x\nignore:"), r":10: a second line for criterion"),
+    "expression": (("criterion[.].*  ", "criterion[.*  "), r":9: 'criterion\[\.\*' is not a regular expression"),
+    "whole axis": (
+        ("| token width", "| token=1:token width"),
+        r":12: .*token=\{index\}:token is all of the axis: write token",
+    ),
+    "empty segment": (("| feature label", "| [~() feature] label"), r":29: .*write \[segments\]"),
+    "control character": (("# The ViT", "# The\x0cset: norms.eps=1"), r":2: the character '\\x0c' has no place in a line"),
+    "bidirectional": (("one array", "one \u202earray"), r":4: the character '\\u202e' has no place"),
+    "same line": (
+        ("last.g  ", "last.h | width\nnorm.weight | last.g "),
+        r":28: a second line for norm.weight with the same axes",
+    ),
+    "no queries": (("blocks.attn.qkv.weight  |", "# |"), r"no line for blocks.attn.qkv.weight"),
+    "large number": (("| dim\n", "| dim=99999999\n"), r":18: .*'dim=99999999' is not an axis"),
     "no value": (("norms.eps=1e-5", "norms.eps"), r":5: set: 'norms.eps' sets nothing"),
     "two words": (("q k v", "q k"), r":7: qkv needs 3 different words, but has 'q k'"),
     "words of heads": (("words: qkv", "words: head"), r":7: 'head = q k v': write it as `words: qkv = q k v`"),
@@ -497,6 +516,99 @@ def test_parameters_that_share_an_array_do_not_share_entries(tmp_path: Path, fc1
         return
     parity.write(weights, target, "lab")
     assert is_equal(dict(converted_arrays(parity.load(target), "torch")), arrays_of(CONFIG))
+
+
+def test_parts_that_overlap_only_in_models_of_some_sizes_are_refused(tmp_path: Path) -> None:
+    """Two vectors of 36 entries, each of which leaves 4 entries to the other."""
+    text = APART.replace(
+        "layers.{block+1}.merge.b                       | width", "layers.{block+1}.both | [width ~(glu glu)]"
+    )
+    text = text.replace(
+        "layers.{block+1}.between.b                     | width", "layers.{block+1}.both | [~(glu glu) width]"
+    )
+    parity.register_format(write_table(tmp_path, text))
+    for width in (4, 36):  # of width 4, the vectors are adjacent
+        config, target = CONFIG.replace(width=width, num_heads=1), tmp_path / f"{width}.safetensors"
+        if width == 4:
+            parity.write(reproducible_init.weights(config, 0), target, "lab")
+            assert is_equal(dict(converted_arrays(parity.load(target), "torch")), arrays_of(config))
+        else:
+            with pytest.raises(
+                InputError, match=r"the same entries of layers\.\{block\+1\}\.both belong to two parameters"
+            ):
+                parity.write(reproducible_init.weights(config, 0), target, "lab")
+            assert not target.exists()
+
+
+def test_a_part_that_is_longer_than_its_array_is_refused(tmp_path: Path) -> None:
+    text = APART.replace("before.g                      | width", "before.g | ff=0:width")
+    parity.register_format(write_table(tmp_path, text))
+    with pytest.raises(InputError, match=r"other\.txt:15: ff=0:width ends at 36, beyond the 20 indices of ff"):
+        parity.write(reproducible_init.weights(CONFIG, 0), tmp_path / "a.safetensors", "lab")
+
+
+def test_fields_that_a_written_file_does_not_show_are_named(tmp_path: Path, table: Path) -> None:
+    parity.register_format(table)
+    weights = reproducible_init.weights(CONFIG.replace(attention={"scale": 0.1}, norms={"order": "post"}), 0)
+    remarks = " ".join(parity.write(weights, tmp_path / "a.safetensors", "lab").remarks)
+    assert "attention.scale=0.1 is only in our own metadata" in remarks and "norms.order='post'" in remarks
+    assert parity.write(reproducible_init.weights(CONFIG, 0), tmp_path / "b.safetensors", "lab").remarks == ()
+
+
+def test_two_tables_that_fit_are_an_assumption_and_of_one_name_an_error(tmp_path: Path, table: Path) -> None:
+    """They differ in the order of the entries of a head, which no shape shows."""
+    other = write_table(tmp_path, APART.replace("(head dim) width", "(dim head) width").replace("name: lab", "name: lab2"))
+    path = save(tmp_path / "a.safetensors", foreign_arrays(CONFIG))
+    with formats.registered(read_format(table), read_format(other)):
+        found = parity.load(path, given=GIVEN)
+        assert Assumption("format", "lab", "not lab2, which fits too: choose with --from") in found.assumed
+        assert "format" not in {each.field for each in parity.load(path, format="lab2", given=GIVEN).assumed}
+    other.write_text(other.read_text().replace("name: lab2", "name: lab"))
+    with pytest.raises(InputError, match=r"other\.txt: another format file defines 'lab' too"):
+        formats.registered(read_format(table), read_format(other)).__enter__()
+
+
+@pytest.mark.parametrize("words", ["query key value", "q k raw_value"])
+def test_keys_that_containers_change_are_refused(tmp_path: Path, words: str) -> None:
+    text = (
+        APART.replace("q k v", words)
+        .replace(".", "/")
+        .replace("layers/{block+1}/heads/{head}/{qkv}/w", "l/{block}/{head}/{qkv}")
+    )
+    lines = [line.replace("/", ".", line.partition("|")[0].count("/")) for line in text.splitlines()]
+    text = "\n".join(lines).replace("norms/eps", "norms.eps").replace("mlp/activation", "mlp.activation")
+    with pytest.raises(InputError, match=r"ends or begins like the names that NNX and Keras add"):
+        parse_format(text.replace("strip: net/trunk/\n", "").replace("ignore: criterion[/]/*", "ignore: x"), "a.txt")
+
+
+def test_patches_of_which_two_axes_are_merged_need_their_size(tmp_path: Path, table: Path) -> None:
+    table.write_text(APART.replace("width (ph pw rgb)", "width (ph pw) rgb"))
+    parity.register_format(table)
+    arrays = foreign_arrays(CONFIG)
+    arrays["to_patches.w"] = arrays["to_patches.w"].reshape(36, 32, 3)
+    path = save(tmp_path / "a.safetensors", arrays)
+    with pytest.raises(InputError, match="the tensors do not show in_channels and patch_size: give --set"):
+        parity.load(path)
+    found = parity.load(path, given={**GIVEN, "in_channels": 3})
+    assert is_equal(dict(converted_arrays(found, "torch")), arrays_of(CONFIG))
+
+
+def test_many_numbers_in_keys_take_little_time(tmp_path: Path) -> None:
+    """Two numbers before that of the block were expanded to all pairs."""
+    text = APART.replace(
+        "layers.{block+1}.heads.{head}.{qkv}.w          | width dim", "q.{head}.{dim}.{block}.w | qkv width"
+    )
+    parity.register_format(write_table(tmp_path, text))
+    arrays = foreign_arrays(CONFIG) | {f"q.{n}.{n}.0.w": np.ones((3, 36), np.float32) for n in range(2000)}
+    with pytest.raises(InputError):
+        parity.load(save(tmp_path / "a.safetensors", arrays), format="lab", given=GIVEN)
+
+
+def test_a_table_begins_with_the_mark_of_its_encoding(table: Path) -> None:
+    expected = read_format(table).definition
+    table.write_bytes(b"\xef\xbb\xbf" + APART.replace("\n", "\r\n").encode())
+    found = read_format(table).definition
+    assert found and expected and found.table == expected.table
 
 
 @pytest.mark.parametrize("is_zero", [True, False])

@@ -290,6 +290,11 @@ CONFIGS = [
     TINY.replace(mlp={"activation": "swiglu"}, head={"pool": "attention"}),
     TINY.replace(positions={"rotary": "mixed"}, attention={"out_norm": True}, norms={"after_patches": True}),
     TINY.replace(mlp={"norm": True}, head={"pool": "attention"}),
+    *(
+        TINY.replace(positions={"relative": kind, "relative_dim": dim, "relative_shared": shared})
+        for kind, dim in (("table", None), ("mlp", 3))
+        for shared in (True, False)
+    ),
 ]
 
 
