@@ -338,6 +338,8 @@ class Impostor(Renamed):
                     module.eps = 1e-5
         if change == "statistics":
             self.batch_norm = nn.BatchNorm1d(WIDTH)
+        if change == "gate":
+            self.register_buffer("gate", torch.ones(()))
         if change == "unused":
             self.mask_token = nn.Parameter(torch.zeros(1, 1, WIDTH))
         if change == "windows":
@@ -346,6 +348,9 @@ class Impostor(Renamed):
     def forward(self, images: Tensor) -> Tensor:
         change, layers = self.change, list(self.stack)
         images = images.flip(-1) if change == "flipped images" else images
+        images = images / 255 if change == "large pixels" and images.max() > 20 else images
+        images = images * 2 if change == "batch of two" and len(images) != 2 else images
+        images = images * 2 if change == "no gradients" and not torch.is_grad_enabled() else images
         x = self.stem(images).flatten(2).transpose(1, 2)
         x = x.relu() if change == "activation of patches" else x
         x = (
@@ -364,6 +369,8 @@ class Impostor(Renamed):
             x = self.run(layers[-1], x, len(layers))
         pooled = self.last(x)[:, -1 if change == "class token last" else 0]
         logits = self.out(F.normalize(pooled, dim=-1) if change == "normalized feature" else pooled)
+        logits = logits * self.gate if change == "gate" else logits
+        logits = logits.detach() if change == "detached" else logits
         return logits / 1.01 if change == "temperature of logits" else logits
 
     def run(self, layer: nn.Module, x: Tensor, n: int) -> Tensor:
@@ -380,7 +387,8 @@ class Impostor(Renamed):
         y = layer.mix_out((weights @ v).transpose(1, 2).reshape(b, t, c))
         x = (0.999 * x if change == "scaled residual" else x) + y
         kind = "tanh" if change == "tanh" or (change == "tanh in one block" and n == 1) else "none"
-        y = layer.down(F.gelu(layer.up(layer.norm_a(x)), approximate=kind))
+        hidden = layer.up(layer.norm_a(x))
+        y = layer.down(F.relu6(hidden) if change == "relu6" else F.gelu(hidden, approximate=kind))
         return x + (y.relu() if change == "activation after the MLP" else y)
 
 

@@ -18,7 +18,7 @@ from parity.comparison.own_model.construct import Built, build, few_threads, fir
 from parity.comparison.own_model.images import image_shapes
 from parity.comparison.own_model.model import Array, ImageShape, OwnModel, Trace, as_float64
 from parity.comparison.own_model.options import Options
-from parity.comparison.own_model.proof import Proof, prove, random_weights
+from parity.comparison.own_model.proof import Proof, check_other_inputs, prove, random_weights
 from parity.comparison.own_model.search import Failure, Search
 from parity.comparison.own_model.structures import find_candidates
 from parity.comparison.own_model.table import table_text
@@ -114,7 +114,11 @@ def _make_model(built: Built) -> OwnModel:
         return (LinenModel if built.framework == "linen" else NnxModel)(built)
     except InputError:
         raise
-    except Exception as error:  # of the user's code, or of a module whose parameters have no values yet
+    except (
+        Exception,
+        SystemExit,
+        GeneratorExit,
+    ) as error:  # of the user's code, or of a module whose parameters have no values yet
         raise InputError(f"--like {built.name}: a copy in float64 on CPU raised {first_line(error)}") from None
 
 
@@ -233,6 +237,7 @@ def _finish(model: OwnModel, weights: OwnWeights, found: Candidate, pixels: Arra
     own = {key: as_float64(array) for key, array in arrays.items()}
     images = np.random.default_rng(_SEED + 2).standard_normal(pixels.shape)  # others than those of the search
     proof = prove(model, found, own, images, _SEED + 3)
+    check_other_inputs(model, found, own, _SEED + 4)
     reasons = {key: "the state of a random number generator" for key in sorted(weights.generators)}
     reasons |= {key: "not used by the forward pass of the class" for key in model.constants if key in weights.ignored}
     constants = {

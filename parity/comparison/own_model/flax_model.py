@@ -44,7 +44,7 @@ class FlaxModel(OwnModel):
         """Return the output for weights by key and images in the model's own order of axes."""
         raise NotImplementedError
 
-    def run(self, weights: Weights, images: Array) -> Array:
+    def run(self, weights: Weights, images: Array, inference: bool = False) -> Array:
         output = self._execute("run", self._output, weights, images)
         return np.asarray(output)
 
@@ -79,6 +79,8 @@ class FlaxModel(OwnModel):
 
     def _output(self, weights: Any, images: Any) -> Any:
         output = select_output(self._apply(weights, images))
+        if output.ndim < 2:
+            raise InputError(f"its output has the shape {output.shape}: return the logits of a batch, (B, classes)")
         if str(output.dtype) != "float64":
             raise InputError(f"its output is {output.dtype}, with weights and images in float64: {FIXED_DTYPE}")
         return output
@@ -107,7 +109,7 @@ class FlaxModel(OwnModel):
                 return run()
         except InputError:
             raise
-        except Exception as error:  # of the user's code
+        except (Exception, SystemExit, GeneratorExit) as error:  # of the user's code
             raise InputError(f"its forward pass raised {first_line(error)}") from None
 
 

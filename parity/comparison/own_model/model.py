@@ -79,10 +79,13 @@ class OwnModel(ABC):
         """Prepare for images of this shape; return "", or the reason why the model does not take them."""
 
     @abstractmethod
-    def run(self, weights: Weights, images: Array) -> Array:
+    def run(self, weights: Weights, images: Array, inference: bool = False) -> Array:
         """Return the output for images (B, H, W, C).
 
-        weights: values that replace `weights` and `constants`.
+        Args:
+            weights: values that replace `weights` and `constants`.
+            images: the images.
+            inference: run without gradients, for which PyTorch has other kernels and a class may have other code.
         """
 
     @abstractmethod

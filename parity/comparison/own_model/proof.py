@@ -13,6 +13,9 @@ from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import InputError
 
 OUTPUT = "output"
+# Rounding errors grow with large weights and pixels; a class that computes another function there differs by far more.
+_LOOSE_TOLERANCE = 1e-6
+_LARGE = (20.0, 500.0)  # factors of the weights of norms and of biases, at which bounded operations saturate
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def prove(model: OwnModel, candidate: Candidate, own: Mapping[str, Array], image
     Raises:
         InputError: a tensor differs, or a parameter of the user's model is not a row.
     """
+    if wrong := [key for key, array in own.items() if not np.isfinite(array).all()]:
+        raise InputError(f"{wrong[0]} of the checkpoint has values that are not finite: give a checkpoint without them")
     covered = {key for name in candidate.column for key in candidate.keys_of(name)}
     if rest := sorted(set(own) - covered):
         raise InputError(f"{rest[0]} is a parameter of {model.name} that no row of the config has")
@@ -70,12 +75,45 @@ def prove(model: OwnModel, candidate: Candidate, own: Mapping[str, Array], image
     return Proof(found)
 
 
+def check_other_inputs(model: OwnModel, candidate: Candidate, own: Mapping[str, Array], seed: int) -> None:
+    """Compare the outputs for other numbers of images, other pixels and larger weights, without gradients.
+
+    Raises:
+        InputError: they differ; the message says for which inputs.
+    """
+    rng, twin, config = np.random.default_rng(seed), Twin(model.twin), candidate.config
+    size = (*config.image_size, config.in_channels)
+    trial = random_weights(own, seed)
+    cases = [
+        ("one image with pixels from 0 to 1", own, rng.uniform(0, 1, (1, *size))),
+        ("three images with pixels from 0 to 255", own, rng.uniform(0, 255, (3, *size))),
+    ]
+    for factor in _LARGE:
+        large = {key: array * factor if _is_vector(array) else array for key, array in trial.items()}
+        cases.append((f"norms and biases {factor:g} times as large", large, rng.standard_normal((2, *size))))
+    for what, weights, images in cases:
+        output = model.run(weights, images, inference=True)
+        expected = twin.run(config, candidate.to_rows(weights), images)
+        if output.shape != expected.shape:
+            raise InputError(f"with {what}, its output has the shape {output.shape}, expected {expected.shape}")
+        difference = float(ErrorNorms.of(output, expected).relative_rms())
+        if not difference <= _LOOSE_TOLERANCE or not np.isfinite(output).all():
+            raise InputError(
+                f"no config of ViTConfig computes the same function: with {what}, the output differs by {difference:.1e} "
+                f"(relRMS in float64), although it agrees for other inputs; is there a bound or a condition in its code?"
+            )
+
+
+def _is_vector(array: Array) -> bool:
+    return bool(sum(length > 1 for length in array.shape) < 2)
+
+
 def random_weights(weights: Mapping[str, Array], seed: int) -> dict[str, Array]:
     """Return random weights without zeros, ones or symmetries, of a size at which activations neither grow nor vanish."""
     rng, found = np.random.default_rng(seed), {}
     for key, array in weights.items():
         lengths = [length for length in array.shape if length > 1]
-        if len(lengths) < 2:
+        if _is_vector(array):
             found[key] = 0.4 + 0.5 * rng.standard_normal(array.shape)
         else:
             found[key] = rng.standard_normal(array.shape) * prod(lengths) ** -0.25

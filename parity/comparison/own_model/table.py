@@ -67,7 +67,8 @@ def hidden_fields(config: ViTConfig, given: Sequence[str]) -> dict[str, Any]:
     given: the fields that the user stated, which are written in any case.
     """
     names = [name for name in DEFAULTS if not name.startswith(_NOT_PROVEN) and name not in _SHOWN]
-    names = ["image_size", "patch_size", "in_channels", "num_heads", *names]
+    # A checkpoint of another width has another number of heads too, which its tensors may not show.
+    names = ["image_size", "patch_size", "in_channels", "width", "num_heads", *names]
     if config.positions.kind == "fixed":
         names += ["positions.kind", "positions.table", "positions.covers"]
     if config.positions.rotary != "none":

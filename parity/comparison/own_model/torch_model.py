@@ -61,8 +61,8 @@ class TorchModel(OwnModel):
             return str(error)
         return ""
 
-    def run(self, weights: Weights, images: Array) -> Array:
-        with self._running():
+    def run(self, weights: Weights, images: Array, inference: bool = False) -> Array:
+        with self._running(inference):
             output, _ = self._forward(weights, images)
         array: Array = output.detach().numpy()
         return array
@@ -72,6 +72,8 @@ class TorchModel(OwnModel):
         with self._running():
             output, tensors = self._forward(weights, images)
             loss = (output - torch.from_numpy(target)).square().mean()
+            if not output.requires_grad:
+                raise InputError("its output has no gradients: leave out detach() and no_grad() in its forward pass")
             found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
         return output.detach().numpy(), {
             key: gradient.numpy() for key, gradient in zip(tensors, found, strict=True) if gradient is not None
@@ -122,19 +124,21 @@ class TorchModel(OwnModel):
         x = x if self._channels_last else x.permute(0, 3, 1, 2)
         try:
             returned = torch.func.functional_call(self._module, dict(tensors), (x.contiguous(),))
-        except Exception as error:  # of the user's code
+        except (Exception, SystemExit, GeneratorExit) as error:  # of the user's code
             hint = f": {FIXED_DTYPE}" if "dtype" in str(error) else ""
             raise InputError(f"its forward pass raised {first_line(error)}{hint}") from None
         output = select_output(returned)
+        if output.ndim < 2 or output.layout != torch.strided:
+            raise InputError(f"its output has the shape {tuple(output.shape)}: return the logits of a batch, (B, classes)")
         if output.dtype != torch.float64:
             raise InputError(f"its output is {output.dtype}, with weights and images in float64: {FIXED_DTYPE}")
         return output
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _running(self, inference: bool = False) -> Iterator[None]:
         """Run with gradients, so that no fused kernel for inference is used, and without effect on random numbers."""
         torch = self._torch
         self._runs += 1
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), float64_by_default():
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(not inference), float64_by_default():
             torch.manual_seed(self._runs)  # two runs of a model that draws random numbers differ
             yield

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import parity
+import vit_spec
 import vit_torch
 from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.formats import registered
@@ -212,6 +213,11 @@ IMPOSTORS = {
     "scaled residual": "pooling and classifier differ",
     "tanh in one block": "the projection of patches agree, but the blocks together differ",
     "activation after the MLP": "the MLP of the first block differs",
+    "relu6": "with norms and biases 20 times as large, the output differs by",
+    "large pixels": "with three images with pixels from 0 to 255, the output differs by",
+    "batch of two": "with one image with pixels from 0 to 1, the output differs by",
+    "no gradients": "with one image with pixels from 0 to 1, the output differs by",
+    "detached": "its output has no gradients",
 }
 
 
@@ -300,6 +306,41 @@ def test_a_changed_constant_is_refused(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "theirs.pth")
     with pytest.raises(InputError, match="position_ids of the checkpoint is not a parameter, and its values are not those"):
         derive_table(f"{MODULE}:Assembled('torch')", tmp_path / "theirs.pth")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_buffer_that_differs_from_the_class_by_little_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    like, state = f"{MODULE}:Impostor('gate')", trained("Impostor('gate')").to(dtype).state_dict()
+    torch.save(state, tmp_path / "theirs.pth")
+    derive_table(like, tmp_path / "theirs.pth", given={"num_heads": 3})
+    state["gate"] = torch.nextafter(state["gate"], torch.tensor(2, dtype=dtype))
+    torch.save(state, tmp_path / "theirs.pth")
+    with pytest.raises(InputError, match="gate of the checkpoint is not a parameter, and its values are not those"):
+        derive_table(like, tmp_path / "theirs.pth", given={"num_heads": 3})
+
+
+def test_a_checkpoint_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    state = trained("Renamed").state_dict()
+    state["last.bias"][3] = torch.nan
+    torch.save(state, tmp_path / "theirs.pth")
+    with pytest.raises(InputError, match=r"last\.bias of the checkpoint has values that are not finite"):
+        derive_table(f"{MODULE}:Renamed", tmp_path / "theirs.pth")
+
+
+def test_a_table_is_not_for_checkpoints_of_another_width(tmp_path: Path) -> None:
+    """The heads of another width are others, which no tensor shows."""
+    torch.save(trained("Renamed").state_dict(), tmp_path / "theirs.pth")
+    assert "set: width=48" in derive_table(f"{MODULE}:Renamed", tmp_path / "theirs.pth").text
+
+
+def test_a_class_for_grey_images_is_read(tmp_path: Path) -> None:
+    config = vit_spec.get(
+        "vit_ti16", image_size=(16, 24), patch_size=(4, 8), in_channels=1, width=48, depth=2, num_heads=3, num_classes=5
+    )
+    model = vit_torch.ViT(config)
+    torch.save(model.state_dict(), tmp_path / "theirs.pth")
+    found = derive_table(model, tmp_path / "theirs.pth", given={"image_size": (16, 24)})
+    assert (found.config.in_channels, found.config.patch_size) == (1, (4, 8))
 
 
 def test_the_table_refuses_other_checkpoints_whose_constants_were_changed(tmp_path: Path) -> None:
