@@ -72,7 +72,7 @@ SMALL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # name -> form
     ),
 }
 BUILDERS = {  # published sizes
-    "vit_base_patch16_224": ("mlp", vit.vit_base_patch16_224, {}),
+    "vit_small_patch16_224": ("mlp", vit.vit_small_patch16_224, {}),
     "dinov3_vits16": (
         "mlp",
         functools.partial(vit.dinov3_vits16_pretrain_lvd1689m, local_pos_embed_config_patch=EXACT_PERIODS),
