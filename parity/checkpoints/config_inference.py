@@ -108,7 +108,8 @@ def infer_config(format: Format, evidence: Evidence, given: Fields) -> tuple[ViT
     if "in_channels" not in {**stated, **given}:
         _check_channels_first(evidence)
     if format.definition:
-        _check_definition(format.definition, {**shown, **_activation_of_gate(likely)}, given)
+        gate = {name: likely[name] for name in ("mlp.activation",) if name in likely}  # `ViTConfig` has one kind of gate
+        _check_definition(format.definition, {**shown, **gate}, given)
     for name, value in stated.items():
         if name in shown and shown[name] != value and name not in given:
             raise InputError(
@@ -176,11 +177,6 @@ def _check_definition(definition: Definition, shown: Fields, given: Fields) -> N
             )
         if name in shown and shown[name] != value:
             raise InputError(f"{definition.source} sets {name}={value!r}, but the tensors show {shown[name]!r}: correct it")
-
-
-def _activation_of_gate(likely: Fields) -> Fields:
-    """Return mlp.activation if the tensors show a gated MLP, of which `ViTConfig` has one kind."""
-    return {name: value for name, value in likely.items() if name == "mlp.activation"}
 
 
 def override_fields(config: ViTConfig, given: Fields) -> tuple[ViTConfig, tuple[Assumption, ...]]:

@@ -5,7 +5,7 @@ Neither jax nor torch is imported until one of their arrays is passed in or aske
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -124,8 +124,13 @@ def to_jax(weights: Tree | Checkpoint, config: ViTConfig | None = None) -> dict[
     Raises:
         InputError: the weights do not match the config; the message lists every wrong key.
     """
+    return nest(converted_arrays(as_checkpoint(weights, config, "torch"), "jax"))
+
+
+def nest(arrays: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return arrays with keys such as "blocks/norm1/scale" as nested dictionaries."""
     nested: dict[str, Any] = {}
-    for key, array in converted_arrays(as_checkpoint(weights, config, "torch"), "jax"):
+    for key, array in arrays:
         *parents, leaf = key.split("/")
         node = nested
         for parent in parents:

@@ -17,7 +17,7 @@ import vit_spec
 from parity.checkpoints import metadata, surgery
 from parity.checkpoints.atomic_write import atomic_replace, check_replaceable
 from parity.checkpoints.config_overrides import parse_overrides
-from parity.checkpoints.format_file import format_text
+from parity.checkpoints.format_text import format_text
 from parity.checkpoints.formats import formats as format_names
 from parity.checkpoints.formats import get
 from parity.checkpoints.inspection import ParameterInfo, list_parameters

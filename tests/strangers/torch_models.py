@@ -387,6 +387,7 @@ class Impostor(Renamed):
         y = layer.mix_out((weights @ v).transpose(1, 2).reshape(b, t, c))
         x = (0.999 * x if change == "scaled residual" else x) + y
         kind = "tanh" if change == "tanh" or (change == "tanh in one block" and n == 1) else "none"
+        x = x.clamp(-65504, 65504) if change == "range of float16" else x
         hidden = layer.up(layer.norm_a(x))
         y = layer.down(F.relu6(hidden) if change == "relu6" else F.gelu(hidden, approximate=kind))
         return x + (y.relu() if change == "activation after the MLP" else y)

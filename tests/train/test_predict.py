@@ -18,7 +18,7 @@ pytest.importorskip("grain")
 import parity
 import vit_spec
 from parity.checkpoints import formats
-from parity.checkpoints.format_file import format_text
+from parity.checkpoints.format_text import format_text
 from parity.checkpoints.weights import replace_parameters
 from parity.checkpoints.writing import convert, write
 from parity.comparison import reproducible_init

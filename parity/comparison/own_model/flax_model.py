@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.weights import nest
 from parity.comparison.own_model.construct import Built, first_line
 from parity.comparison.own_model.model import (
     FIXED_DTYPE,
@@ -157,7 +158,7 @@ class LinenModel(FlaxModel):
         return ""
 
     def _apply(self, weights: Mapping[str, Any], images: Any) -> Any:
-        return self._module.apply({"params": nest(weights), **self._others}, images, **self._flags)
+        return self._module.apply({"params": nest(weights.items()), **self._others}, images, **self._flags)
 
 
 class NnxModel(FlaxModel):
@@ -212,18 +213,6 @@ def exact_jax() -> Iterator[None]:
     cpu = jax.default_device(jax.devices("cpu")[0])
     with jax.enable_x64(True), cpu, jax.default_matmul_precision("highest"):
         yield
-
-
-def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays by key as nested dictionaries."""
-    nested: dict[str, Any] = {}
-    for key, array in flat.items():
-        *parents, leaf = key.split("/")
-        node = nested
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = array
-    return nested
 
 
 def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:

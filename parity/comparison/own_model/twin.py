@@ -8,6 +8,7 @@ import numpy as np
 
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Layout
+from parity.checkpoints.weights import nest
 from parity.comparison.own_model.model import Array, as_float64
 from vit_spec import ViTConfig, rows
 
@@ -105,11 +106,11 @@ def _run_jax(config: ViTConfig, arrays: Mapping[str, Array], images: Array) -> A
     import jax
     import jax.numpy as jnp
 
-    from parity.comparison.own_model.flax_model import exact_jax, nest
+    from parity.comparison.own_model.flax_model import exact_jax
 
     # Most configs run once: to compile one takes ten times as long as to run its operations one by one.
     with exact_jax(), jax.disable_jit():
-        tree = jax.tree.map(jnp.asarray, nest(arrays))
+        tree = jax.tree.map(jnp.asarray, nest(arrays.items()))
         return np.asarray(_jax_function(config)(tree, jnp.asarray(images)))
 
 
@@ -126,14 +127,14 @@ def _jax_gradients(
     import jax
     import jax.numpy as jnp
 
-    from parity.comparison.own_model.flax_model import QUICK_COMPILE, exact_jax, nest
+    from parity.comparison.own_model.flax_model import QUICK_COMPILE, exact_jax
 
     def loss(tree: Any, images: Any, target: Any) -> Any:
         output = _jax_function(config)(tree, images)
         return jnp.square(output - target).mean(), output
 
     with exact_jax():
-        tree = jax.tree.map(jnp.asarray, nest(arrays))
+        tree = jax.tree.map(jnp.asarray, nest(arrays.items()))
         step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICK_COMPILE)
         found, output = step(tree, jnp.asarray(images), jnp.asarray(target))
     flat = {

@@ -15,7 +15,8 @@ import vit_spec
 from parity.__main__ import main
 from parity.checkpoints import format_file, formats, ignored_keys
 from parity.checkpoints.config_inference import Assumption
-from parity.checkpoints.format_file import format_text, parse_format, read_format
+from parity.checkpoints.format_file import parse_format, read_format
+from parity.checkpoints.format_text import format_text
 from parity.checkpoints.formats.format import digest
 from parity.checkpoints.reading import sidecar_path
 from parity.checkpoints.weights import Checkpoint, converted_arrays

@@ -214,6 +214,7 @@ IMPOSTORS = {
     "tanh in one block": "the projection of patches agree, but the blocks together differ",
     "activation after the MLP": "the MLP of the first block differs",
     "relu6": "with norms and biases 20 times as large, the output differs by",
+    "range of float16": r"with norms and biases 1e\+06 times as large, the output differs by",
     "large pixels": "with three images with pixels from 0 to 255, the output differs by",
     "batch of two": "with one image with pixels from 0 to 1, the output differs by",
     "no gradients": "with one image with pixels from 0 to 1, the output differs by",
