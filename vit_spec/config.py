@@ -177,6 +177,8 @@ class ViTConfig:
             "label": self.num_classes,
             "pool_head": self.pool_heads,
             "pool_dim": self.pool_head_dim,
+            "row": self.grid[0],
+            "column": self.grid[1],
             "pair": self.head_dim // 2,
             "xy": 2,
             "yx": 2,

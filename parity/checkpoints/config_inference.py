@@ -422,6 +422,9 @@ def _infer_grid(format: Format, known: Fields, evidence: Evidence) -> list[Assum
         return [Assumption("image_size", (14 * ph, 14 * pw), "for a grid of 14 x 14 patches")]
     if "token" not in evidence.sizes:
         raise FormatMismatch(f"models of format {format.name!r} have a position table, and the file has none")
+    if "row" in evidence.sizes:  # a grid, without rows for prefix tokens
+        size = (evidence.sizes["row"] * ph, evidence.sizes["column"] * pw)
+        return [Assumption("image_size", size, ""), Assumption("positions.covers", "none", "")]
     rows = evidence.sizes["token"]
     covers = {"all": prefix, "none": 0, "class": int(known["tokens.class_token"])}  # in order of preference
     if isinstance(allowed := format.constraints.get("positions.covers"), tuple):

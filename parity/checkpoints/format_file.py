@@ -14,7 +14,8 @@
     blocks.attn.qkv.weight  | blocks.{block}.heads.{head}.{qkv}.weight  | dim width
 
 `parity/checkpoints/layout.py` explains `key | axes`.  A `?` marks a parameter that a checkpoint may lack.  A parameter with
-axes that depend on the config has a line for each case.  The other lines are:
+axes that depend on the config has a line for each case.  A parameter may have a line for each of several pieces, as
+`parity/checkpoints/columns.py` explains.  The other lines are:
 
     name          the name of the format; by default that of the file without its suffix
     description   one line for the list of formats
@@ -37,6 +38,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from parity.checkpoints.columns import SPLIT_AXES, Piece, check_pieces, parameter_of, pieces_of
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.formats import Fields, Format, get, register
 from parity.checkpoints.formats.behaviour import common_behaviour
@@ -140,6 +142,9 @@ def parse_format(text: str, source: str, default_name: str = "") -> Format:
     for number, parameter, *_ in lines.parameters:
         numbers.setdefault(parameter, number)
     required = {parameter for _, parameter, is_optional, *_ in lines.parameters if not is_optional}
+    for each in required:
+        if mixed := [piece for piece in pieces_of(numbers, parameter_of(each)) if piece not in required]:
+            raise InputError(f"{source}:{numbers[mixed[0]]}: {mixed[0]} has a ?, but {each} has none: correct one of them")
     table = "\n".join(f"{p}{'' if p in required else '?'} | {layout}" for p, layout in column)
     _check_lengths(table, source)
     proven, description = _only(lines, "proven"), _only(lines, "description") or f"defined in {source}"
@@ -291,18 +296,23 @@ def _parse_column(lines: _Lines, spellings: Spellings, source: str) -> list[tupl
     words = sorted({axis for sets in known.values() for axes in sets for axis in axes} | FIXED_SIZES.keys())
     for number, parameter, _, key, axes in lines.parameters:
         where = f"{source}:{number}"
-        if parameter not in known:
-            hint = nearest(parameter, known) or "; `python -m parity formats --show torch` lists all"
-            raise InputError(f"{where}: no ViT has a parameter {parameter!r}{hint}")
+        if parameter_of(parameter) not in known:
+            hint = nearest(parameter_of(parameter), known) or "; `python -m parity formats --show torch` lists all"
+            raise InputError(f"{where}: no ViT has a parameter {parameter_of(parameter)!r}{hint}")
         with _located(where):
-            layout = Layout.parse(f"{key} | {axes}", spellings)
+            piece, layout = Piece.parse(parameter), Layout.parse(f"{key} | {axes}", spellings)
+        of_parameter = known[piece.parameter]
+        if piece.axis and not any(piece.axis in each for each in of_parameter):
+            expected = " or ".join(" ".join(sorted(each)) for each in sorted(of_parameter, key=sorted))
+            raise InputError(f"{where}: {piece.parameter} has the axes {expected}, and not {piece.axis}: correct the line")
+        possible = {frozenset(piece.axes(each)) for each in of_parameter if not piece.axis or piece.axis in each}
         used = [*layout.key_axes, *(axis.name for axis in layout.array_axes), *layout.parameter_axes]
         used += [axis for segment in (*layout.before, *layout.after) for axis in segment]
         if unknown := [axis for axis in used if axis not in words]:
             hint = nearest(unknown[0], words) or f": the axes are {', '.join(words)}"
             raise InputError(f"{where}: {unknown[0]!r} is not an axis of a ViT{hint}")
-        if frozenset(layout.parameter_axes) not in known[parameter]:
-            expected = " or ".join(" ".join(sorted(each)) for each in sorted(known[parameter], key=sorted))
+        if frozenset(layout.parameter_axes) not in possible:
+            expected = " or ".join(" ".join(sorted(each)) for each in sorted(possible, key=sorted))
             given = " ".join(sorted(layout.parameter_axes))
             raise InputError(f"{where}: {parameter} has the axes {expected}, but the line has {given}: correct the line")
         for axis in layout.array_axes:
@@ -322,8 +332,10 @@ def _parse_column(lines: _Lines, spellings: Spellings, source: str) -> list[tupl
         if other != parameter and not layout.is_part and not earlier.is_part:
             raise InputError(f"{where}: {key} is the key of {other} too, on line {other_number}: correct one of them")
         column.append((parameter, layout))
-    if missing := [name for name in REQUIRED if name not in {parameter for parameter, _ in column}]:
+    if missing := [name for name in REQUIRED if name not in {parameter_of(parameter) for parameter, _ in column}]:
         raise InputError(f"{source}: no line for {', '.join(missing)}: add one, in the form `parameter | key | axes`")
+    with _located(source):
+        check_pieces(dict.fromkeys(parameter for parameter, _ in column))
     return column
 
 
@@ -350,4 +362,8 @@ def _check_lengths(table: str, source: str) -> None:
 def known_axes() -> dict[str, frozenset[frozenset[str]]]:
     """Return all parameters that a ViT can have, by name, each with the sets of axes that it can have."""
     table = get("torch").table_layouts("")  # the state dict of the twin stores every config
-    return {name: frozenset(frozenset(each.parameter_axes) for each in layouts) for name, layouts in table.items()}
+    found = {name: {frozenset(each.parameter_axes) for each in layouts} for name, layouts in table.items()}
+    for axis, parts in SPLIT_AXES.items():
+        for sets in found.values():
+            sets |= {frozenset((axes - {axis}) | set(parts)) for axes in sets if axis in axes}
+    return {name: frozenset(sets) for name, sets in found.items()}

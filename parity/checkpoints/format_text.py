@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from parity.checkpoints.columns import Piece, parameter_of, pieces_of
 from parity.checkpoints.config_inference import HIDDEN_FIELDS
 from parity.checkpoints.format_file import REQUIRED, word_lines
 from parity.checkpoints.formats import Format
@@ -35,7 +36,7 @@ def format_text(format: Format, variant: str | None = None) -> str:
     lines += [f"ignore: {pattern} {reason}" for pattern, reason in ignored.items() if pattern not in constants]
     lines += [f"constant: {pattern} {value} {ignored[pattern]}" for pattern, value in constants.items()]
     rows = [(name, layout) for name, layouts in entries for layout in layouts]
-    optional = definition.optional if definition else {name for name, _ in entries if name not in REQUIRED}
+    optional = definition.optional if definition else {name for name, _ in entries if parameter_of(name) not in REQUIRED}
     names = [f"{name}?" if name in optional else name for name, _ in rows]
     widths = max(map(len, names)), max(len(layout.key) for _, layout in rows)
     table = [
@@ -52,8 +53,10 @@ def _hidden_fields(format: Format, variant: str) -> dict[str, Any]:
     }
     hidden = HIDDEN_FIELDS + (_OF_FIXED_POSITIONS if constant.get("positions.kind") == "fixed" else ())
     known = {**{name: value for name, value in constant.items() if name in hidden}, **format.assumed}
-    is_gated = {"glu" in layout.parameter_axes for layout in format.table_layouts(variant)["blocks.mlp.fc1.weight"]}
-    if True in is_gated:  # the tensors show which models are gated
+    table = format.table_layouts(variant)
+    first = pieces_of(table, "blocks.mlp.fc1.weight")
+    # The tensors show which models are gated.
+    if any(Piece.parse(name).axis or "glu" in layout.parameter_axes for name in first for layout in table[name]):
         known.pop("mlp.activation", None)
     return {name: value for name, value in known.items() if name not in _NOT_OF_FORMAT}
 

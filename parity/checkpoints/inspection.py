@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.columns import parameter_of
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import READ_CHUNK, Array
 from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, validate
@@ -23,7 +25,7 @@ class ParameterInfo:
     """One parameter of a checkpoint.
 
     Attributes:
-        name: as in `vit_spec.rows`.
+        name: as in `vit_spec.rows`; of a piece, as in `parity.checkpoints.columns`.
         key: the pattern of the keys of its arrays; see `parity.checkpoints.layout`.
         axes: the axes of each array; see `parity.checkpoints.layout`.
         shape: the shape of each array.
@@ -56,9 +58,9 @@ def list_parameters(checkpoint: Checkpoint, values: bool | None = None) -> Itera
     total = sum(declared[name].size * dtype.itemsize for name, dtype in dtypes.items())
     examine = total <= MAX_EXAMINED_BYTES if values is None else values
     for name, layout in get(checkpoint.format).layouts(config).items():
-        keys, size = layout.keys(config.sizes), declared[name].size
+        keys, size = layout.keys(config.sizes), prod(config.sizes[axis] for axis in layout.parameter_axes)
         odd = find_suspicious_values([checkpoint.arrays[key] for key in keys]) if examine else None
-        shape, dtype = layout.shape(config.sizes), dtypes[name]
+        shape, dtype = layout.shape(config.sizes), dtypes[parameter_of(name)]
         yield ParameterInfo(
             name, layout.key, layout.axes_text, shape, dtype.name, len(keys), size, size * dtype.itemsize, odd
         )

@@ -27,8 +27,8 @@ the same copy with the two layouts swapped.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple, Self
@@ -210,6 +210,30 @@ class Layout:
             }
             yield self.key.format_map(words), key_indices
 
+    def cut(self, axis: str, start: int, part: str | None) -> "Layout":
+        """Return the layout of one index of a parameter's axis, or of the indices from `start` on, as the axis `part`."""
+
+        def in_key(match: re.Match[str]) -> str:
+            if match[1] != axis:
+                return match[0]
+            first = int(match[2] or 0) + start
+            if part is None:
+                return self.spellings[axis][start] if axis in self.spellings else str(first)
+            return f"{{{part}+{first}}}" if first and axis not in self.spellings else f"{{{part}}}"
+
+        words = {part: self.spellings[axis][start:]} if part is not None and axis in self.spellings else {}
+        dims = tuple(
+            tuple(Axis(each.name, part, each.start + start) if each.parameter_axis == axis else each for each in dim)
+            for dim in self.dims
+        )
+        return replace(self, key=_KEY_AXIS.sub(in_key, self.key), dims=dims, spellings={**self.spellings, **words})
+
+    def split(self, axis: str, parts: tuple[str, ...]) -> "Layout":
+        """Return the layout with an axis of the array, of which the parameter takes all, split into several axes."""
+        whole, split = (Axis(axis, axis, 0),), tuple(Axis(part, part, 0) for part in parts)
+        dims = tuple(tuple(each for old in dim for each in (split if (old,) == whole else (old,))) for dim in self.dims)
+        return replace(self, dims=dims)
+
     def view(self, array: Array, sizes: Sizes, indices: Indices, axes: list[str]) -> Array:
         """Return a view of the parameter in an array at `indices`, with one dimension for each of `axes`, in their order.
 
@@ -237,65 +261,6 @@ def _merged_text(axes: Iterable[str]) -> str:
 def _count_entries(segments: Iterable[tuple[str, ...]], sizes: Sizes) -> int:
     """Return the number of entries of segments on the first dimension."""
     return sum(prod(sizes[axis] for axis in segment) for segment in segments)
-
-
-Column = Mapping[str, Layout]  # parameter -> its layout in one format
-
-
-def check_unique_keys(column: Column, sizes: Sizes) -> None:
-    """Raise InputError if two keys of a table, or two indices in one of them, give the same key of a checkpoint.
-
-    "h{block}{head}" gives h111 for head 11 of block 1 and for head 1 of block 11.  Parts of one array share a key.
-    """
-    seen: dict[str, str] = {}  # key -> the key in the table
-    for pattern, layout in {layout.key: layout for layout in column.values()}.items():
-        for key in layout.keys(sizes):
-            if key in seen:
-                twice = f"of {seen[key]} and of {pattern}" if seen[key] != pattern else f"for two indices of {pattern}"
-                raise InputError(f"{key} is the key {twice}: correct the table of the format")
-            seen[key] = pattern
-
-
-def check_parts(column: Column, sizes: Sizes, places: Mapping[str, str]) -> None:
-    """Raise InputError if parameters share entries of an array, give it different shapes, or do not fit into it.
-
-    places: parameter -> where its line is, for messages.
-    """
-    for name, layout in column.items():
-        for axis in layout.array_axes:
-            end = axis.start + (sizes[axis.parameter_axis] if axis.parameter_axis else 1)
-            if end > sizes[axis.name]:
-                raise InputError(
-                    f"{places[name]}: {axis} ends at {end}, beyond the {sizes[axis.name]} indices of {axis.name}"
-                )
-    for key, layouts in shared_arrays(column).items():
-        lines = " and ".join(places[name] for name, layout in column.items() if layout.key == key)
-        if len({layout.shape(sizes) for layout in layouts}) > 1:
-            raise InputError(f"{lines}: the lines give the array {key} different shapes: correct them")
-        if (count_parameters(layouts, sizes) > 1).any():
-            raise InputError(f"{lines}: the same entries of {key} belong to two parameters: correct the lines")
-
-
-def shared_arrays(column: Column) -> dict[str, list[Layout]]:
-    """Return the key of each array that has room for more than one parameter, with the layouts of its parameters."""
-    shared: dict[str, list[Layout]] = {}
-    for layout in column.values():
-        if layout.is_part:
-            shared.setdefault(layout.key, []).append(layout)
-    return shared
-
-
-def count_parameters(layouts: Sequence[Layout], sizes: Sizes) -> NDArray[np.uint8]:
-    """Return an array of the shape of those at one key, with the number of parameters that each entry belongs to.
-
-    layouts: the layouts of the parameters that share the key.
-    """
-    counts = np.zeros(layouts[0].shape(sizes), np.uint8)
-    for layout in layouts:
-        axes = [axis.parameter_axis for axis in layout.array_axes if axis.parameter_axis]
-        view = layout.view(counts, sizes, dict.fromkeys(layout.key_axes, 0), axes)
-        view += 1
-    return counts
 
 
 def _view(split: Array, array_axes: list[Axis], sizes: Sizes, indices: Indices, axes: list[str]) -> Array:

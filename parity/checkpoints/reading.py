@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.checkpoints import containers, hub, metadata
+from parity.checkpoints.columns import count_parameters, shared_arrays
 from parity.checkpoints.config_inference import Assumption, FormatMismatch, infer_config, override_fields
 from parity.checkpoints.containers import Contents, folders
 from parity.checkpoints.containers.container import LFS_START, StoredArray, refuse_lfs_pointer
@@ -16,7 +17,6 @@ from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.formats import Fields, add_version, hf_processor, open_clip_config
 from parity.checkpoints.formats import get as get_format
 from parity.checkpoints.formats.format import Definition, digest, no_files
-from parity.checkpoints.layout import count_parameters, shared_arrays
 from parity.checkpoints.recognition import Match, join_keys, recognise
 from parity.checkpoints.unreadable import describe_unreadable
 from parity.checkpoints.weights import FLOAT_DTYPES, Checkpoint, validate

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from parity.checkpoints.columns import pieces_of
 from parity.checkpoints.containers.container import KeyPath, StoredArray
 from parity.checkpoints.formats import Evidence, Format, formats, get
 from parity.checkpoints.formats.format import PROJECTION
@@ -363,8 +364,9 @@ def _match_format(format: Format, index: KeyIndex, other_keys: frozenset[str], n
     # and a line for the bias of all three: the first is not an incomplete form of the second.
     partial = [line for name, found in lines.items() if not complete[name] for line in found]
     missing = [key for line in partial if any(key not in complete_keys for key in line.present) for key in line.missing]
-    if not complete["blocks.mlp.fc1.weight"] and not any(line.present for line in lines["blocks.mlp.fc1.weight"]):
-        missing += lines["blocks.mlp.fc1.weight"][0].missing  # every model has it, whatever else is optional
+    first = [line for name in pieces_of(lines, "blocks.mlp.fc1.weight") for line in lines[name]]
+    if not any(line.present for line in first):
+        missing += first[0].missing  # every model has it, whatever else is optional
     if format.definition:
         absent = [name for name, found in lines.items() if not any(line.present for line in found)]
         needed = [name for name in absent if name not in format.definition.optional]

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import islice
 from math import prod
 
+from parity.checkpoints.columns import SPLIT_AXES, Piece, parameter_of
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.layout import FIXED_SIZES, Layout
 
@@ -163,7 +164,7 @@ def solve_sizes(
     More entries are lengths of merged axes: see `_MERGED_SIZES`.
 
     Args:
-        shapes: parameter -> its possible layouts, each with the shape of one of its arrays.
+        shapes: parameter, or piece of one -> its possible layouts, each with the shape of one of its arrays.
         known: the lengths that are known beforehand.
     """
     sizes, contradictions = dict(known), []
@@ -189,7 +190,14 @@ def solve_sizes(
         sizes.setdefault("dim", 2 * sizes["pair"])
     if "head" in sizes and "dim" in sizes:
         sizes["inner"] = sizes["head"] * sizes["dim"]
-    axes = {name: frozenset(lines[0][0].parameter_axes) for name, lines in open_lines.items()}
+    for axis, parts in SPLIT_AXES.items():
+        if sizes.keys() >= set(parts):
+            sizes[axis] = prod(sizes[part] for part in parts)
+    axes: dict[str, frozenset[str]] = {}
+    for name, lines in open_lines.items():
+        divided = Piece.parse(name).axis
+        found = frozenset(lines[0][0].parameter_axes) | ({divided} if divided else set())
+        axes[parameter_of(name)] = axes.get(parameter_of(name), frozenset()) | found
     return sizes, axes, contradictions
 
 

@@ -14,22 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import ml_dtypes
 import numpy as np
 
+from parity.checkpoints.columns import Column, align, parameter_of, row_column
 from parity.checkpoints.config_inference import Assumption
 from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import Format, get
-from parity.checkpoints.layout import (
-    Array,
-    Axis,
-    Column,
-    Indices,
-    Layout,
-    ReadRange,
-    Sizes,
-    convert_chunks,
-    split_by_source,
-)
+from parity.checkpoints.layout import Array, Axis, Indices, Layout, ReadRange, Sizes, convert_chunks, split_by_source
 from parity.checkpoints.preprocessing import Preprocessing
-from vit_spec import InputError, ViTConfig, rows
+from vit_spec import InputError, ViTConfig
 
 if TYPE_CHECKING:
     import torch
@@ -192,7 +183,8 @@ def validate(checkpoint: Checkpoint) -> dict[str, np.dtype[Any]]:
     """
     config, format, arrays = checkpoint.config, get(checkpoint.format), checkpoint.arrays
     wrong: dict[str, list[str]] = {"missing": [], "unexpected": [], "misshapen": [], "of a wrong dtype": []}
-    dtypes, expected, column = {}, set(), format.layouts(config)
+    dtypes: dict[str, np.dtype[Any]] = {}
+    expected, column = set(), format.layouts(config)
     count = sum(prod(config.sizes[axis] for axis in layout.key_axes) for layout in column.values())
     if count > _MAX_MISSING_RATIO * (len(arrays) + 1):  # the missing keys would fill a screen, or the memory
         raise InputError(
@@ -200,7 +192,7 @@ def validate(checkpoint: Checkpoint) -> dict[str, np.dtype[Any]]:
             f"model of depth={config.depth} has {count:,}. Give the config that they were made with"
         )
     for name, layout in column.items():
-        shape, seen = layout.shape(config.sizes), set()
+        parameter, shape, seen = parameter_of(name), layout.shape(config.sizes), set()
         for key in layout.keys(config.sizes):
             expected.add(key)
             if key not in arrays:
@@ -213,9 +205,11 @@ def validate(checkpoint: Checkpoint) -> dict[str, np.dtype[Any]]:
             if given != shape:
                 wrong["misshapen"].append(f"{key} {given}, expected {layout.axes_text} {shape}")
             seen.add(dtype)
+        seen |= {dtypes[parameter].name} if parameter in dtypes else set()  # of another piece
         if len(seen) > 1:
             wrong["of a wrong dtype"].append(f"{layout.key} is {' and '.join(sorted(seen))}, expected one of them")
-        dtypes[name] = FLOAT_DTYPES[seen.pop()] if seen else FLOAT_DTYPES["float32"]
+        if seen:
+            dtypes[parameter] = FLOAT_DTYPES[min(seen)]
     extra = [
         key
         for key in arrays
@@ -263,7 +257,7 @@ def plan_conversion(checkpoint: Checkpoint, to: str, dtype: np.dtype[Any] | None
     read = _entry_reader(checkpoint.arrays)
     planned = list(_plan_column(source, column, config.sizes, dtypes, read))
     for name, layout in target.duplicate_layouts(config).items():
-        planned += _plan_column({name: source[name]}, {name: layout}, config.sizes, dtypes, read)
+        planned += _plan_column(source, {name: layout}, config.sizes, dtypes, read)
     widest = max(dtypes.values(), key=lambda each: each.itemsize)
     for key, array in target.constant_arrays(config).items():
         values = array.astype(widest) if array.dtype.kind == "f" else array
@@ -274,9 +268,9 @@ def plan_conversion(checkpoint: Checkpoint, to: str, dtype: np.dtype[Any] | None
 def parameter(checkpoint: Checkpoint, name: str) -> Array:
     """Return one parameter as a new array with the axes of its row in `vit_spec.rows`, in their order."""
     config = checkpoint.config
-    source, target = get(checkpoint.format).layouts(config)[name], _row_layout(name, rows(config)[name].axes)
+    source, target = get(checkpoint.format).layouts(config), row_column(config, [name])
     dtypes, read = validate(checkpoint), _entry_reader(checkpoint.arrays)
-    [conversion] = _plan_column({name: source}, {name: target}, config.sizes, dtypes, read)
+    [conversion] = _plan_column(source, target, config.sizes, dtypes, read)
     return conversion.to_array()
 
 
@@ -292,13 +286,14 @@ def replace_parameters(checkpoint: Checkpoint, config: ViTConfig, changes: Mappi
         InputError: the format cannot store the config.
     """
     column, before = get(checkpoint.format).layouts(config), get(checkpoint.format).layouts(checkpoint.config)
-    shared = {column[name].key for name in changes if column[name].is_part}
-    new = {name: layout for name, layout in column.items() if name in changes or layout.key in shared}
+    shared = {layout.key for name, layout in column.items() if parameter_of(name) in changes and layout.is_part}
+    renewed = {parameter_of(name) for name, layout in column.items() if layout.key in shared} | changes.keys()
+    new = {name: layout for name, layout in column.items() if parameter_of(name) in renewed}
     kept = [layout for name, layout in before.items() if name in column and name not in new]
     arrays = {key: checkpoint.arrays[key] for layout in kept for key in layout.keys(checkpoint.config.sizes)}
 
-    values = {name: changes[name] if name in changes else parameter(checkpoint, name) for name in new}
-    own = {name: _row_layout(name, rows(config)[name].axes) for name in new}
+    values = {name: changes[name] if name in changes else parameter(checkpoint, name) for name in renewed}
+    own = row_column(config, values)
     dtypes = {name: array.dtype for name, array in values.items()}
     planned = _plan_column(own, new, config.sizes, dtypes, _entry_reader(values))
     made = {conversion.key: conversion.to_array() for conversion in planned}
@@ -309,20 +304,16 @@ Chunks = Iterator[tuple[int, Array]]  # (offset of the first entry, entries in o
 Dtypes = Mapping[str, np.dtype[Any]]  # parameter -> its dtype
 
 
-def _row_layout(name: str, axes: Sequence[str]) -> Layout:
-    """Return the layout of a parameter as `vit_spec.rows` declares it: a dimension for each axis."""
-    return Layout(name, tuple((Axis(axis, axis, 0),) for axis in axes))
-
-
 def _plan_column(
     source: Column, target: Column, sizes: Sizes, dtypes: Dtypes, read: ReadRange
 ) -> Iterator[ArrayConversion]:
     """Yield the conversion of each key of the target column, in its order."""
+    source, target = align(source, target)
     owners: dict[str, list[str]] = defaultdict(list)
     for name, layout in target.items():
         owners[layout.key].append(name)
     for names in owners.values():
-        layout, dtype = target[names[0]], dtypes[names[0]]
+        layout, dtype = target[names[0]], dtypes[parameter_of(names[0])]
         for key, indices in layout.indexed_keys(sizes, {}):
             if layout.is_part:
                 column = {name: target[name] for name in names}
@@ -355,8 +346,8 @@ def _assembled_chunks(
     for name, layout in target.items():
         axes = [axis.parameter_axis for axis in layout.array_axes if axis.parameter_axis]
         key = "".join(f"{{{axis}}}" for axis in layout.key_axes)
-        view = layout.view(array, sizes, indices, axes)
-        run = partial(_converted_chunks, source[name], _row_layout(key, axes), sizes, indices, dtype, read)
+        view, alone = layout.view(array, sizes, indices, axes), Layout(key, tuple((Axis(each, each, 0),) for each in axes))
+        run = partial(_converted_chunks, source[name], alone, sizes, indices, dtype, read)
         view[...] = ArrayConversion(name, view.shape, dtype, [(0, run)]).to_array()
     yield 0, array.reshape(-1)
 

@@ -16,6 +16,7 @@ from rich.table import Table
 import vit_spec
 from parity.checkpoints import metadata, surgery
 from parity.checkpoints.atomic_write import atomic_replace, check_replaceable
+from parity.checkpoints.columns import pieces_of
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.format_text import format_text
 from parity.checkpoints.formats import formats as format_names
@@ -123,7 +124,8 @@ def formats(args: argparse.Namespace) -> int:
     for name in format_names():
         format = get(name)
         for variant in format.tables:
-            layouts = format.table_layouts(variant)["blocks.attn.qkv.weight"]
+            lines = format.table_layouts(variant)
+            layouts = [each for name in pieces_of(lines, "blocks.attn.qkv.weight") for each in lines[name]]
             table.add_row(f"{name}:{variant}" if variant else name, format.description, "; ".join(map(str, layouts)))
     print_lines(table)
     return 0

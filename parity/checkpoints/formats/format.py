@@ -13,9 +13,19 @@ from typing import Any, Self
 
 import numpy as np
 
+from parity.checkpoints.columns import (
+    SPLIT_AXES,
+    Column,
+    Piece,
+    check_parts,
+    check_pieces,
+    check_unique_keys,
+    parameter_of,
+    pieces_of,
+)
 from parity.checkpoints.containers.container import StoredArray
-from parity.checkpoints.layout import Array, Column, Layout, Sizes, Spellings, check_parts, check_unique_keys
-from vit_spec import InputError, Row, ViTConfig, nearest, rows
+from parity.checkpoints.layout import Array, Layout, Sizes, Spellings
+from vit_spec import InputError, ViTConfig, nearest, rows
 from vit_spec.config import coerce_field
 
 PROJECTION = "patch_embed.proj.weight"  # every checkpoint has this parameter, as one array
@@ -62,7 +72,7 @@ class Definition:
         source: the path of the file, for messages.
         table: what the file says about the models of the format, as text that `format_file.parse_format` accepts.  Files
             that are written in the format contain it.
-        lines: parameter -> the number of its line in the file.
+        lines: parameter, or piece of one -> the number of its line in the file.
         optional: the parameters that a checkpoint may lack.
         wrappers: beginnings of keys to remove, such as "net.vit.", besides those that are always removed.
         ignored: regular expression for whole keys that are not parameters -> the reason.
@@ -148,9 +158,10 @@ class Format:
     tables: variant -> table.  Each variant is a set of keys that is in use for the models of the format, for example the
         keys of an old and of a new release.  A format with one set of keys names it "".  A table has a line
         `parameter | key | axes` for each parameter of `vit_spec.rows` that the models can have; `layout.py` explains
-        `key | axes`.  If the axes of a parameter depend on the config, the table has a line for each case, and the line
-        with exactly the axes of the config is used.  Checkpoints are recognised by `patch_embed.proj.weight`,
-        `blocks.mlp.fc1.weight` and `blocks.mlp.fc2.weight`, so every table has lines for these.
+        `key | axes`, and `columns.py` lines for pieces of a parameter.  If the axes of a parameter depend on the config,
+        the table has a line for each case, and the line with exactly the axes of the config is used.  Checkpoints are
+        recognised by `patch_embed.proj.weight`, `blocks.mlp.fc1.weight` and `blocks.mlp.fc2.weight`, so every table has
+        lines for these.
     default_variant: config -> the variant to write.  By default, the first.
     variant: the chosen variant, or "" for none.  Modules do not set it; `with_variant` does.
     spellings: axis -> the words for its indices in keys, if they are not 0, 1, 2, ...: {"qkv": ("query", "key", "value")}.
@@ -289,21 +300,22 @@ class Format:
         return self.name if len(self.tables) == 1 else f"{self.name}:{self._variant_for(config)}"
 
     def table_layouts(self, variant: str) -> dict[str, list[Layout]]:
-        """Return the layouts in the table of a variant, by parameter."""
+        """Return the layouts in the table of a variant, by parameter or by piece of one."""
         spellings = {**self.spellings, **self.variant_spellings.get(variant, {})}
         return _parse_table(self.tables[variant], tuple(spellings.items()))
 
     def layouts(self, config: ViTConfig) -> Column:
-        """Return the layout of each parameter of a config.
+        """Return the layout of each parameter of a config, or the layouts of its pieces.
 
         Raises:
             InputError: the format cannot store this config, or its table has a mistake.
         """
         variant = self._variant_for(config)
         table = self.table_layouts(variant)
-        missing = [f"has no key for {name}" for name in rows(config) if name not in table]
+        names = {name: pieces_of(table, name) for name in rows(config)}
+        missing = [f"has no key for {name}" for name, pieces in names.items() if not pieces]
         if self.definition:
-            extra = [name for name in table if name not in rows(config) and name not in self.definition.optional]
+            extra = [name for name in table if parameter_of(name) not in names and name not in self.definition.optional]
             missing += [f"needs {name} ({self.definition.place(name)}), which the model lacks" for name in extra]
         if problems := [*self._violated_constraints(config), *missing]:
             flags = (flag for name, flags in _SURGERY_FLAGS.items() for flag in flags if f" {name}=" in "".join(problems))
@@ -312,7 +324,9 @@ class Format:
             raise InputError(f"format {self.name!r} {'; '.join(problems)}: choose another format{own}{remedy}")
         if what := self.unsupported(config, variant):
             raise InputError(f"format {self.name!r} cannot store {what}: choose another format")
-        column = {name: self._fitting_layout(row, table.get(name, [])) for name, row in rows(config).items()}
+        pieces = [Piece.parse(piece) for several in names.values() for piece in several]
+        check_pieces(map(str, pieces))
+        column = {str(piece): self._fitting_layout(piece, table[str(piece)], config) for piece in pieces}
         owners: dict[str, Layout] = {}
         for layout in column.values():
             other = owners.setdefault(layout.key, layout)
@@ -350,7 +364,7 @@ class Format:
         found = {}
         for line in filter(str.strip, self.duplicates.splitlines()):
             name, _, layout = (part.strip() for part in line.partition("|"))
-            found[name] = self._fitting_layout(rows(config)[name], [Layout.parse(layout)])
+            found[name] = self._fitting_layout(Piece(name), [Layout.parse(layout)], config)
         first = self.layouts(config) if found else {}
         return {name: layout for name, layout in found.items() if layout.key != first[name].key}
 
@@ -365,18 +379,29 @@ class Format:
             if (value := config.at(name)) not in values:
                 yield f"cannot store {name}={value!r}, only {' or '.join(map(repr, values))}"
 
-    def _fitting_layout(self, row: Row, layouts: list[Layout]) -> Layout:
-        """Return the one layout with exactly the axes of `row`, so that no table can drop an axis."""
-        fitting = [layout for layout in layouts if sorted(layout.parameter_axes) == sorted(row.axes)]
+    def _fitting_layout(self, piece: Piece, layouts: list[Layout], config: ViTConfig) -> Layout:
+        """Return the one layout with exactly the axes of a parameter, or of a piece, so that no table can drop an axis."""
+        axes = piece.axes(rows(config)[piece.parameter].axes)
+        fitting = [layout for layout in layouts if sorted(layout.parameter_axes) == sorted(axes)]
+        for axis, parts in SPLIT_AXES.items():
+            split = sorted([*parts, *(each for each in axes if each != axis)])
+            if grids := [layout for layout in layouts if sorted(layout.parameter_axes) == split]:
+                if config.sizes[axis] != prod(config.sizes[part] for part in parts):
+                    raise InputError(
+                        f"format {self.name!r} stores {piece.parameter} as a grid, which has no place for prefix tokens, "
+                        f"but positions.covers is {config.positions.covers!r}: choose another format"
+                    )
+                fitting += grids
         if len(fitting) != 1:
             given = "; ".join(map(str, layouts))
             raise InputError(
-                f"format {self.name!r} has no key, or several, for {row.name} with the axes {' '.join(row.axes)}: "
+                f"format {self.name!r} has no key, or several, for {piece} with the axes {' '.join(axes)}: "
                 f"its table has {given}"
             )
-        lengths = dict(zip(row.axes, row.shape, strict=True))
         for word in fitting[0].key_axes:
             spelling = fitting[0].spellings.get(word)
-            if spelling is not None and len(spelling) != lengths[word]:
-                raise InputError(f"format {self.name!r} spells {word} as {spelling}, but it has {lengths[word]} indices")
+            if spelling is not None and len(spelling) != config.sizes[word]:
+                raise InputError(
+                    f"format {self.name!r} spells {word} as {spelling}, but it has {config.sizes[word]} indices"
+                )
         return fitting[0]
