@@ -165,7 +165,7 @@ class Search:
         key = (
             stage,
             config.patch_size,
-            *sorted(candidate.column[name].key for name in candidate.column if _is_off(name, stage)),
+            *sorted({candidate.column[name].key for name in candidate.column if _is_off(name, stage)}),
         )
         if key not in self._outputs:
             self._outputs[key] = self._model.run(weights, images)
@@ -179,12 +179,13 @@ class Search:
     def _muted(self, candidate: Candidate, stage: Stage) -> dict[str, Array]:
         """Return the weights with those that are off in a stage set to zero."""
         weights = dict(self._weights)
+        stacked = {leaf.key for leaf in candidate.roles.leaves.values() if leaf.stacked}
         for name, layout in candidate.column.items():
             off = name.startswith(stage.off_in_first), name.startswith(stage.off_in_others)
             if not any(off):
                 continue
             for key, indices in layout.indexed_keys(candidate.config.sizes, {}):
-                if candidate.roles.leaves[name].stacked:
+                if layout.key in stacked:
                     weights[key] = np.array(weights[key])
                     weights[key][:1] *= not off[0]
                     weights[key][1:] *= not off[1]
