@@ -45,6 +45,7 @@ from parity.checkpoints.formats import (
     openai_clip,
     scenic,
     timm,
+    timm_naflex,
     torch,
     torch_encoder,
     torchvision,
@@ -61,7 +62,7 @@ _PYTORCH = (deit, dino, dinov2, dinov3, mae, openai_clip, torchvision, lucidrain
 _FLAX = (big_vision, google, scenic, big_vision_old, hf_flax, hf_flax_dinov2, hf_flax_clip)
 _JAX_LIBRARIES = (bonsai_vit, bonsai_dinov3, equimo, keras_hub)
 _ARTICLES = (article_xray_rope, article_multihead, article_sincos, article_rectangular, article_dino)
-_MODULES = (timm, *_TWINS, *_HUGGING_FACE, *_PYTORCH, *_FLAX, *_JAX_LIBRARIES, *_ARTICLES)
+_MODULES = (timm, timm_naflex, *_TWINS, *_HUGGING_FACE, *_PYTORCH, *_FLAX, *_JAX_LIBRARIES, *_ARTICLES)
 _FORMATS: dict[str, Format] = {module.FORMAT.name: module.FORMAT for module in _MODULES}
 
 
