@@ -322,6 +322,18 @@ def _relpos(size: str, patch: int) -> ViTConfig:
     )
 
 
+def _vit_b16_rpn() -> ViTConfig:
+    """timm's vit_base_patch16_rpn_224: the norms of a block come after attention and MLP, before the sums."""
+    return _config(
+        SIZES["b"],
+        16,
+        tokens=Tokens(class_token=False),
+        attention=Attention(qkv_bias="none"),
+        norms=Norms(order="res_post", after_blocks=False, after_pool=True),
+        head=Head(pool="mean"),
+    )
+
+
 def _naflex(size: str, patch: int, square: bool = False, factorized: bool = False) -> ViTConfig:
     """timm's NaFlexVit, naflexvit_*_gap: a grid of positions, resized to images of other sizes, and four registers."""
     return _config(
@@ -546,6 +558,7 @@ _MODELS: dict[str, ConfigBuilder] = {
     **_family("beit_{}", _beit, "b16 l16"),
     **_family("beit3_{}", _beit3, "b16 l16"),
     **_family("relpos_{}", _relpos, "s16 m16 b16"),
+    "vit_b16_rpn": _vit_b16_rpn,
     **_family("naflex_{}", _naflex, "b16"),
     **_family("naflex_{}_par", partial(_naflex, square=True), "b16"),
     **_family("naflex_{}_parfac", partial(_naflex, square=True, factorized=True), "b16"),

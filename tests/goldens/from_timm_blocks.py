@@ -327,3 +327,28 @@ def timm_naflex_factorized() -> Golden:
         head={"pool": "mean"},
     )
     return naflex("timm_naflex_factorized", config, pos_embed="factorized", class_token=True)
+
+
+@case
+def timm_pe_spatial() -> Golden:
+    """The Perception Encoder for language and space: layer scale, no final norm, and the mean of the patches."""
+    config = tiny_config(
+        **WIDE_HEADS,
+        tokens={"patch_bias": False},
+        positions={"rotary": "rope_vit", "rotary_start": 1.0, "rotary_grid": (4, 4)},
+        norms={"eps": 1e-5, "before_blocks": True, "after_blocks": False, "layer_scale": 0.1},
+        head={"pool": "mean"},
+    )
+    options = {"attn_type": "rope", "use_pre_transformer_norm": True, "norm_layer": partial(LayerNorm, eps=1e-5)}
+    rotary = {"rope_grid_offset": 1.0, "rope_grid_indexing": "xy", "ref_feat_shape": (4, 4)}
+    norms = {"use_post_transformer_norm": False, "use_fc_norm": False, "init_values": 0.1}
+    return eva("timm_pe_spatial", config, "blocks.1", **options, **rotary, **norms)
+
+
+@case
+def timm_silu() -> Golden:
+    """SiLU in MLPs without biases, attention without a bias of its output, and a norm of the patch embeddings."""
+    config = tiny_config(
+        attention={"proj_bias": False}, mlp={"activation": "silu", "bias": False}, norms={"after_patches": True}
+    )
+    return vit("timm_silu", config, proj_bias=False, act_layer="silu", embed_norm_layer="layernorm")

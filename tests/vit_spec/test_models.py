@@ -158,6 +158,7 @@ TIMM = [
     ("vit_large_patch16_rope_mixed_224", 304.20, 61.60, "rope_l16_mixed", {}),
     ("vit_small_patch16_rope_mixed_ape_224", 22.06, 4.61, "rope_s16_mixed_ape", {}),
     ("vit_base_patch16_rope_mixed_ape_224", 86.59, 17.58, "rope_b16_mixed_ape", {}),
+    ("vit_base_patch16_rpn_224", 86.54, 17.49, "vit_b16_rpn", {}),
     ("vit_large_patch16_rope_mixed_ape_224", 304.40, 61.60, "rope_l16_mixed_ape", {}),
 ]
 # fmt: on
