@@ -138,7 +138,10 @@ def _build_parser() -> Parser:
     _add_golden_actions(sub)
     sub = command("formats")
     add_format_file_option(sub)
-    text = "print a format, such as timm or timm:eva, as a file that --format-file reads: a start for a format of your own"
+    text = (
+        "print a format, such as timm or timm:eva, or that of a checkpoint, as a file that --format-file reads: a start "
+        "for a format of your own"
+    )
     sub.add_argument("--show", metavar="FORMAT", help=text)
     command("models")
     return parser

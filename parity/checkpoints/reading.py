@@ -130,7 +130,7 @@ def build_checkpoint(
         match, config, assumed = _first_valid_match(matches, given)
         name = match.format.full_name(config)
         _check_duplicates(match, config)
-        left = list(match.unread)
+        left = [*match.unread, *_empty_arrays(contents)]
         if match.format.definition:
             _check_constants(match, match.format.definition, contents)
             left += [f"{file}: format {match.format.name} has no such file" for file in COMPANION_FILES if notes.get(file)]
@@ -318,6 +318,13 @@ def _check_constants(match: Match, definition: Definition, contents: Contents) -
                     f"{key} is a constant for {definition.source}, but has other values or another dtype than when it was "
                     f"written, and the model may need them: write the table again from this checkpoint"
                 )
+
+
+def _empty_arrays(contents: Contents) -> list[str]:
+    """Return a line for the arrays without entries, which are not read."""
+    empty = ["/".join(words) for words, array in contents.arrays.items() if not array.size]
+    more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+    return [f"{empty[0]}{more}: without entries"] if empty else []
 
 
 def _is_equal(first: StoredArray, second: StoredArray) -> bool:

@@ -350,13 +350,18 @@ def _replace_aliases(arrays: dict[str, StoredArray], aliases: Mapping[str, str])
 
 
 def _match_format(format: Format, index: KeyIndex, other_keys: frozenset[str], notes: Mapping[str, Any]) -> Match | None:
-    """Match keys with one variant of a format; None without a whole patch projection or without any second MLP layer."""
+    """Match keys with one variant of a format; None without a whole patch projection or without any second MLP layer.
+
+    A format that a user defines needs the projection only, so that a message can name the line of a missing key.
+    """
     table, arrays = format.table_layouts(format.variant), index.arrays
     if not any(layout.key in arrays for layout in table[PROJECTION]):
         return None
     lines, known_sizes = match_lines(table, index)
     complete = {name: [line for line in found if line.present and not line.missing] for name, found in lines.items()}
-    if not complete[PROJECTION] or not any(line.present for line in lines["blocks.mlp.fc2.weight"]):
+    if not complete[PROJECTION]:
+        return None
+    if not format.definition and not any(line.present for line in lines["blocks.mlp.fc2.weight"]):
         return None
     known_keys = {key for found in lines.values() for line in found for key in line.present}
     complete_keys = {key for found in complete.values() for line in found for key in line.present}

@@ -22,6 +22,7 @@ from parity.checkpoints.format_text import format_text
 from parity.checkpoints.formats import formats as format_names
 from parity.checkpoints.formats import get
 from parity.checkpoints.inspection import ParameterInfo, list_parameters
+from parity.checkpoints.reading import load
 from parity.checkpoints.weights import Checkpoint
 from parity.checkpoints.writing import write
 from parity.commands.printing import (
@@ -108,9 +109,10 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def formats(args: argparse.Namespace) -> int:
-    """List all formats, or print one of them as a file."""
+    """List all formats, or print one of them, or that of a checkpoint, as a file."""
     if args.show:
-        text = format_text(get(args.show))
+        is_file = args.show not in format_names() and os.path.exists(args.show)
+        text = format_text(get(load(args.show).format if is_file else args.show))
         print(json.dumps({"format": args.show, "file": text}) if args.json else text, end="" if not args.json else "\n")
         return 0
     if args.json:

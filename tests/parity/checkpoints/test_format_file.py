@@ -256,6 +256,18 @@ def test_a_line_that_no_key_meets_is_named_with_its_place(tmp_path: Path, table:
         parity.load(save(tmp_path / "a.safetensors", foreign_arrays(CONFIG)), format="lab", given=GIVEN)
 
 
+def test_a_second_layer_that_no_key_meets_is_named_with_its_place(tmp_path: Path) -> None:
+    own = write_table(tmp_path, APART.replace("down.w", "donw.w"))
+    with pytest.raises(InputError, match=r"missing layers.{block\+1}.donw.w .*other.txt:25.*unexpected layers.1.down.w"):
+        parity.load(save(tmp_path / "own.safetensors", foreign_arrays(CONFIG)), format=parity.register_format(own))
+
+
+def test_arrays_without_entries_are_reported(tmp_path: Path, table: Path) -> None:
+    parity.register_format(table)
+    path = save(tmp_path / "own.safetensors", foreign_arrays(CONFIG), unused=np.zeros((0, 3), np.float32))
+    assert any("unused: without entries" in line for line in parity.load(path, given=GIVEN).left)
+
+
 def test_a_projection_that_no_key_meets_is_named_with_its_place(tmp_path: Path, table: Path) -> None:
     parity.register_format(table)
     with pytest.raises(InputError, match=r"no key to_patches\.w \(\S+lab\.txt:13\) among"):
@@ -704,6 +716,14 @@ def test_formats_show_prints_a_file_that_format_file_reads(tmp_path: Path, capsy
     assert "blocks.attn.qkv.weight" in json.loads(capsys.readouterr().out)["file"]
     assert main(["formats", "--show", "hf-vitt"]) == 2
     assert "did you mean 'hf-vit'" in capsys.readouterr().err
+
+
+def test_formats_show_prints_the_table_in_a_file(tmp_path: Path, table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parity.write(reproducible_init.weights(CONFIG, 0), tmp_path / "own.safetensors", parity.register_format(table))
+    with formats.registered():
+        assert main(["formats", "--show", str(tmp_path / "own.safetensors")]) == 0
+    printed = parse_format(capsys.readouterr().out, "printed")
+    assert printed.definition and printed.definition.version == read_format(table).definition.version
 
 
 def test_diagnose_prints_a_command_with_the_table(tmp_path: Path) -> None:
