@@ -23,7 +23,7 @@ import tests.goldens.peers  # noqa: F401  # makes torchvision importable, which 
 import timm  # isort: skip
 
 RELATED_MODULES = ("vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam")
-MODULES = ("vision_transformer", "deit", "eva", "beit", "naflexvit", *RELATED_MODULES)
+MODULES = ("vision_transformer", "deit", "eva", "beit", "naflexvit", "qwen3_vit", *RELATED_MODULES)
 TABLE = Path(__file__).parents[1] / "parity/checkpoints/formats/timm_architectures.json"
 # Arguments that do not change the trained model's function.
 TRAINING_ARGUMENTS = {"drop_rate", "weight_init", "fix_init", "head_init_scale"}
