@@ -14,7 +14,7 @@ from vit_spec import InputError, ViTConfig, rows
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension of an array, the axes merged into it
 
-_NOT_OF_CONFIG = ("inner", "token_mean", "output_axes")  # facts that are no fields
+_NOT_OF_CONFIG = ("inner", "pool_inner", "token_mean", "output_axes")  # facts that are no fields
 _MAX_LAYOUTS = 48  # of one parameter
 
 
@@ -74,13 +74,17 @@ class Candidate:
                     f"{leaves[name].key} {leaves[name].shape} does not fit the axes {' '.join(declared[name].axes)}"
                 )
             words = {axis: self.roles.words[axis] for axis in leaves[name].axes if axis in self.roles.words}
-            found[name] = Layout(leaves[name].key, tuple(tuple(Axis(a, a, 0) for a in dim) for dim in dims), words)
+            part = leaves[name].part
+            axes = (tuple(part if part and a == part.name else Axis(a, a, 0) for a in dim) for dim in dims)
+            found[name] = Layout(leaves[name].key, tuple(axes), words)
         return found
 
     def layouts_of(self, name: str) -> list[Dims]:
         """Return the ways in which the axes of a row fit the shape of its arrays, the likeliest first."""
         leaf, row = self.roles.leaves[name], rows(self.config)[name]
         axes = tuple(axis for axis in row.axes if axis not in leaf.axes)
+        if leaf.part:  # the array has another axis, of which the row takes a part
+            axes = (leaf.part.name, *(axis for axis in axes if axis != leaf.part.parameter_axis))
         return _layouts(leaf.shape, axes, tuple(self.config.sizes[axis] for axis in axes), leaf.stacked)
 
     def fits_heads(self, heads: int) -> bool:
@@ -93,6 +97,11 @@ class Candidate:
             if leaf and not _layouts(leaf.shape, rest, tuple(sizes[axis] for axis in rest), leaf.stacked):
                 return False
         return True
+
+    def fits_pool_heads(self, heads: int | None) -> bool:
+        """Return whether the shapes of the weights of attention pooling allow a number of heads."""
+        chosen = self.with_fields(head__pool="attention", head__pool_heads=heads)
+        return all(chosen.layouts_of(f"attn_pool.{name}.weight") for name in ("q", "kv", "proj"))
 
     def to_rows(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return arrays by row, with the axes of the row, from arrays by key."""
@@ -131,7 +140,7 @@ def _layouts(shape: tuple[int, ...], axes: tuple[str, ...], sizes: tuple[int, ..
     return [((first, *dims) if stacked else dims) for dims in found[:_MAX_LAYOUTS]]
 
 
-_GROUPS = ({"qkv", "head", "dim"}, {"rgb", "ph", "pw"}, {"glu", "ff"})
+_GROUPS = ({"qkv", "head", "dim"}, {"qkv", "kv", "pool_head", "pool_dim"}, {"rgb", "ph", "pw"}, {"glu", "ff"})
 
 
 def _is_group(axes: tuple[str, ...]) -> bool:
@@ -167,7 +176,15 @@ def _merged(length: int, axes: tuple[str, ...], lengths: Mapping[str, int]) -> I
 
 def _inputs_first(axes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the axes of a weight with those of its inputs first, as in Flax."""
-    for inputs in (("rgb", "ph", "pw"), ("head", "dim"), ("width",), ("ff",), ("pooled",), ("feature",)):
+    for inputs in (
+        ("rgb", "ph", "pw"),
+        ("head", "dim"),
+        ("pool_head", "pool_dim"),
+        ("width",),
+        ("ff",),
+        ("pooled",),
+        ("feature",),
+    ):
         if axes[-len(inputs) :] == inputs and len(axes) > len(inputs):
             moved = ("ph", "pw", "rgb") if inputs[0] == "rgb" else inputs
             return (*moved, *axes[: -len(inputs)])

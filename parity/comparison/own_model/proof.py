@@ -94,12 +94,13 @@ def check_other_inputs(model: OwnModel, candidate: Candidate, own: Mapping[str, 
         cases.append((f"norms and biases {factor:g} times as large", large, rng.standard_normal((2, *size))))
     for what, weights, images in cases:
         output = model.run(weights, images, inference=True)
-        expected = twin.run(config, candidate.to_rows(weights), images)
+        expected = twin.run(config, candidate.to_rows(weights), images, is_compiled=True)
         if output.shape != expected.shape:
             raise InputError(f"with {what}, its output has the shape {output.shape}, expected {expected.shape}")
         signs = {key: rng.choice((-1, 1), array.shape) for key, array in weights.items()}
         disturbed = {key: array * (1 + np.finfo(np.float64).eps * signs[key]) for key, array in weights.items()}
-        noise = ErrorNorms.of(twin.run(config, candidate.to_rows(disturbed), images), expected).relative_rms()
+        disturbed_output = twin.run(config, candidate.to_rows(disturbed), images, is_compiled=True)
+        noise = ErrorNorms.of(disturbed_output, expected).relative_rms()
         difference = float(ErrorNorms.of(output, expected).relative_rms())
         if not difference <= max(FLOAT64_TOLERANCE, _ROUNDING_FACTOR * noise) or not np.isfinite(output).all():
             raise InputError(
