@@ -159,7 +159,7 @@ class Search:
                 for each in generate(best[1] if generate == options.epsilons else start):
                     difference, tried = self.difference(each, STAGES[number]), tried + 1
                     best = min(best, (difference, each), key=lambda pair: pair[0])
-                    if difference <= FLOAT64_TOLERANCE or (number and self._is_rounding(difference)):
+                    if difference <= FLOAT64_TOLERANCE or (number and difference < _FLOAT32[1]):
                         break
                 if best[0] <= FLOAT64_TOLERANCE:
                     break
@@ -193,10 +193,6 @@ class Search:
         first, second = (each.mean(1) if candidate.config.head.pool == "none" else each for each in outputs)
         return ErrorNorms.of(first, second).relative_rms() > _FLOAT32[1]
 
-    def _is_rounding(self, difference: float) -> bool:
-        """Return whether a difference is explained by a part of the model that computes in another precision."""
-        return bool(self._narrowed) and _FLOAT32[0] < difference < _FLOAT32[1]
-
     def _failure(self, number: int, start: Candidate, difference: float, tried: int) -> Failure:
         """Return the failure of a stage, with what is known about its cause.
 
@@ -205,12 +201,14 @@ class Search:
         found = Failure(number, difference, tried)
         if difference == np.inf:
             return replace(found, detail=self._contradiction)
-        if self._is_rounding(difference):
+        is_rounding = _FLOAT32[0] < difference < _FLOAT32[1]
+        if is_rounding and self._narrowed:
             return replace(found, detail=f"its forward pass computes an array {self._narrowed}", remedy=FIXED_DTYPE)
         if difference < _SMALL and (detail := self._options.several_eps()):
             return replace(found, detail=detail)
-        if _FLOAT32[0] < difference < _FLOAT32[1]:
-            return replace(found, detail="the difference is as large as rounding to float32", remedy=FIXED_DTYPE)
+        if is_rounding:
+            detail = "the difference is as large as rounding to float32, as of a table that the class makes in that dtype"
+            return replace(found, detail=detail, remedy=FIXED_DTYPE)
         if STAGES[number] is STEM and (key := self._rows_of_prefix_last(start)):
             detail = (
                 f"the tokens ahead of the patches come after them, so that their rows of {key} are the last, not the first"

@@ -95,9 +95,9 @@ def _no_width(leaves: Sequence[Leaf]) -> str:
     width = max(entries, key=lambda length: (entries[length], -length))
     other = next(leaf for leaf in matrices if width not in leaf.inner_shape)
     return (
-        f"{other.key} {other.shape} has no dimension of the width {width}, which other matrices have: each layer of a "
-        "block must take or return the whole width; a layer on a part of it, such as that of one head, is the same as "
-        "one on the whole width whose other entries are zero, which a copy of the class and of the checkpoint can have"
+        f"{other.key} {other.shape} has no dimension of the width {width}, which each layer of a block must take or "
+        "return; a layer on a part of the width, such as that of one head, is the same as one on all of it whose other "
+        "entries are zero, which a copy of the class and of the checkpoint can have; any other is not in ViTConfig"
     )
 
 

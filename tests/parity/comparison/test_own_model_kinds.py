@@ -99,7 +99,7 @@ REFUSED = {
     f"{MORE}:Changed('temperature')": r"no place for \[layers.\{block\}.temperature \(\)\].*multiply it into the weights",
     f"{MORE}:Changed('temperature of heads')": r"no place for \[layers.\{block\}.temperature \(4, 1, 1\)\]",
     f"{MORE}:Changed('float32')": r"computes an array \(2, 4, 25, 25\) in float32; .* without .float\(\)",
-    f"{MORE}:Tutorial": r"q_mappings.0.weight \(16, 16\) has no dimension of the width 64, which other matrices",
+    f"{MORE}:Tutorial": r"q_mappings.0.weight \(16, 16\) has no dimension of the width 64, which each layer",
 }
 
 
