@@ -170,20 +170,19 @@ class Search:
 
     def _attention(self, candidate: Candidate) -> Iterator[Candidate]:
         """Yield candidates that differ in attention, with rotary embeddings only if the order of the patches matters."""
-        options, fixed = self._options, candidate.config.positions.kind == "fixed"
-        if fixed or not self._depends_on_order(candidate):
+        options, is_unknown = self._options, candidate.config.positions.kind == "fixed"
+        matters = not is_unknown and self._depends_on_order(candidate)
+        if not matters:
             yield from options.attention(candidate)
-        if fixed or self._depends_on_order(candidate):
+        if matters or is_unknown:
             yield from options.rotary(candidate)
-        else:
+        if not matters:
             yield from options.value_skip(candidate)
 
     def _depends_on_order(self, candidate: Candidate) -> bool:
         """Return whether the output of the first block changes with the order of the patches, without learned positions."""
-        weights, (ph, pw) = (
-            self._muted(candidate, replace(ATTENTION, off_in_first=("pos_embed", *_POOL))),
-            candidate.config.patch_size,
-        )
+        weights = self._muted(candidate, replace(ATTENTION, off_in_first=("pos_embed", *_POOL)))
+        ph, pw = candidate.config.patch_size
         images = self._flat_images((ph, pw))
         b, h, w, c = images.shape
         patches = images.reshape(b, h // ph, ph, w // pw, pw, c).swapaxes(2, 3).reshape(b, -1, ph, pw, c)

@@ -114,7 +114,7 @@ def _misfit(
         rest = [leaf for leaf in leaves if leaf not in unit.leaves]
         if any(True for _ in find(rest)):
             others = f"but for all other parameters {where}"
-            return f"ViTConfig has no place for {_listed(unit.leaves)}, {others}: {_kind(unit, width)}"
+            return f"--like has no place for {_listed(unit.leaves)}, {others}: {_kind(unit, width)}"
     return f"the parameters {where}, {_listed(leaves)}, {expected}"
 
 
@@ -130,7 +130,7 @@ def _kind(unit: Unit, width: int) -> str:
             "it may be a learned temperature or gate; if it scales the scores of attention, multiply it into the weights "
             "of the queries, in a copy of the class and in the checkpoint"
         )
-    return "only a model without it can be converted"
+    return "if ViTConfig has such a part, write a table by hand; otherwise only a model without it can be converted"
 
 
 def _listed(leaves: Sequence[Leaf]) -> str:
