@@ -121,7 +121,7 @@ class Projections(nn.Module):
             self.wq, self.wk, self.wv = (nn.Parameter(torch.randn(HEADS, WIDTH, DIM) / 8) for _ in range(3))
         elif style == "conv1d":
             self.to_qkv = nn.Conv1d(WIDTH, 3 * WIDTH, 1, bias=False)
-        elif style in ("head first", "dim head"):
+        elif style in ("head first", "dim head", "values first"):
             self.to_qkv = nn.Linear(WIDTH, 3 * WIDTH)
         else:
             self.to_q, self.to_k, self.to_v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
@@ -138,6 +138,9 @@ class Projections(nn.Module):
             return self.to_qkv(x.mT).mT.reshape(b, t, 3, HEADS, DIM).permute(2, 0, 3, 1, 4)
         if style == "head first":
             return self.to_qkv(x).reshape(b, t, HEADS, 3, DIM).permute(3, 0, 2, 1, 4)
+        if style == "values first":
+            v, q, k = self.to_qkv(x).chunk(3, dim=-1)
+            return (each.unflatten(-1, (HEADS, DIM)).transpose(1, 2) for each in (q, k, v))
         if style == "dim head":
             return self.to_qkv(x).reshape(b, t, 3, DIM, HEADS).permute(2, 0, 4, 1, 3)
         return (f(x).reshape(b, t, HEADS, DIM).transpose(1, 2) for f in (self.to_q, self.to_k, self.to_v))
@@ -209,7 +212,10 @@ class Changed(nn.Module):
         rows = CELLS if change in ("positions of patches, class token last",) else CELLS + 1
         self.pos = nn.Parameter(torch.randn(1, rows, WIDTH))
         self.layers = nn.ModuleList([self.Layer(change) for _ in range(depth)])
-        self.ln, self.fc = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.ln = nn.LayerNorm(WIDTH)
+        self.fc: nn.Module = nn.Linear(WIDTH, CLASSES)
+        if change == "gelu in the head":
+            self.fc = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
         change, cls = self.change, self.cls.expand(len(x), -1, -1)

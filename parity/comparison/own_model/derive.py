@@ -19,7 +19,8 @@ from parity.comparison.own_model.images import image_shapes
 from parity.comparison.own_model.model import Array, ImageShape, OwnModel, Trace, as_float64
 from parity.comparison.own_model.options import Options
 from parity.comparison.own_model.proof import Proof, check_other_inputs, prove, random_weights
-from parity.comparison.own_model.search import Failure, Search
+from parity.comparison.own_model.search import Search
+from parity.comparison.own_model.stages import Failure
 from parity.comparison.own_model.structures import find_candidates
 from parity.comparison.own_model.table import table_text
 from parity.comparison.own_model.twin import Twin

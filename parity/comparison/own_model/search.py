@@ -1,108 +1,26 @@
 """Find the config and the layouts with which a twin computes the function of the user's model.
 
-A model is a function of its weights, so parts of it can be switched off: with weights of zero, attention and MLP add
-nothing.  What is left is decided first, then one block, then all:
-
-1. blocks off: pooling, norms, epsilon, positions, tokens, classifier
-2. the MLP of the first block: activation, layouts
-3. attention of the first block: heads, layouts of queries, keys and values, scale, rotary embeddings
-4. the order of the entries of a patch
-5. all blocks
-6. attention pooling: heads, layouts
-
-All pixels of a patch are equal until the fourth stage, so that the order of its entries has no effect.  That stage needs
-attention, because a class token sees the patches through it alone.
-
-Every stage must agree in float64 on random weights before the next one begins.  In this way the number of hypotheses is
-the sum over the stages, and not the product; and a failure says where the models part.
+`parity.comparison.own_model.stages` has the stages of the search.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from parity.comparison.own_model.candidate import Candidate
+from parity.comparison.own_model.explanations import Change, Explanations
 from parity.comparison.own_model.model import FIXED_DTYPE, Array, OwnModel
 from parity.comparison.own_model.options import Options
+from parity.comparison.own_model.stages import ALL, ATTENTION, POOL, STAGES, Failure, Stage
 from parity.comparison.own_model.twin import Twin
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import InputError, rows
 
 _FLOAT32 = 1e-10, 1e-6  # differences between these may come from rounding to float32
 _COMPILED = 12  # configs that JAX compiles as a whole; few models need more
-REMEDY = (
-    "state what is known with --set FIELD=VALUE, or write a table by hand, such as the one that `python -m parity formats "
-    "--show torch` prints"
-)
 _SMALL = 1e-3  # a difference below this may come from an epsilon
-_ATTENTION = ("blocks.attn.qkv.", "blocks.attn.proj.", "blocks.attn.q_bias", "blocks.attn.v_bias")
-_MLP = ("blocks.mlp.fc",)
-_NORM_BIASES = ("blocks.norm1.bias", "blocks.norm2.bias", "blocks.attn.norm.bias", "blocks.mlp.norm.bias")
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A state of the model in which some rows of the first block and of the other blocks are zero.
-
-    what: the part that it adds to the stage before, for messages.
-    flat: whether all pixels of a patch are equal.
-    """
-
-    what: str
-    off_in_first: tuple[str, ...]
-    off_in_others: tuple[str, ...]
-    flat: bool = True
-
-
-_POOL = ("attn_pool.q", "attn_pool.mlp.fc")  # without them, attention pooling is a linear layer of the mean
-_ALL = (*_ATTENTION, *_MLP, *_NORM_BIASES, *_POOL)
-STEM = Stage("tokens, positions, norms, pooling and classifier", _ALL, _ALL)
-MLP = Stage("the MLP of the first block", (*_ATTENTION, "blocks.attn.norm.bias", *_POOL), _ALL)
-ATTENTION = Stage("attention of the first block", _POOL, _ALL)
-PATCHES = Stage("the projection of patches", _POOL, _ALL, flat=False)
-EVERYTHING = Stage("the blocks together", _POOL, _POOL, flat=False)
-POOLING = Stage("attention pooling", (), (), flat=False)
-STAGES = (STEM, MLP, ATTENTION, PATCHES, EVERYTHING, POOLING)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The nearest hypothesis that did not agree.
-
-    Attributes:
-        stage: the number of the stage at which it failed.
-        difference: the relRMS of the outputs; infinity if every hypothesis contradicts itself.
-        tried: the number of hypotheses tried at this stage.
-        detail: further facts for the message.
-        remedy: what to do.
-    """
-
-    stage: int
-    difference: float
-    tried: int
-    detail: str = ""
-    remedy: str = REMEDY
-
-    @property
-    def progress(self) -> tuple[int, bool, float]:
-        """How far the hypothesis came: of two failures, the one with the larger value tells more."""
-        return self.stage, bool(self.detail), -self.difference
-
-    def __str__(self) -> str:
-        agree = [each.what for each in STAGES[: self.stage]]
-        before = f"{', '.join(agree)} agree, but " if agree else ""
-        what = STAGES[self.stage].what
-        if self.difference == np.inf:
-            return f"{before}{what} cannot be expressed: {self.detail}; {self.remedy}"
-        differ = "differ" if what.endswith(("classifier", "together")) else "differs"
-        noun = "hypothesis" if self.tried == 1 else "hypotheses"
-        detail = f": {self.detail}" if self.detail else ""
-        return (
-            f"{before}{what} {differ} by {self.difference:.1e} (relRMS in float64, {self.tried} {noun} tried){detail}"
-            + (f"; {self.remedy}")
-        )
 
 
 class Search:
@@ -170,18 +88,22 @@ class Search:
 
     def _attention(self, candidate: Candidate) -> Iterator[Candidate]:
         """Yield candidates that differ in attention, with rotary embeddings only if the order of the patches matters."""
-        options, is_unknown = self._options, candidate.config.positions.kind == "fixed"
-        matters = not is_unknown and self._depends_on_order(candidate)
+        options, matters = self._options, self._depends_on_order(candidate)
         if not matters:
             yield from options.attention(candidate)
-        if matters or is_unknown:
+        if matters or candidate.config.positions.kind == "fixed":
             yield from options.rotary(candidate)
         if not matters:
             yield from options.value_skip(candidate)
 
     def _depends_on_order(self, candidate: Candidate) -> bool:
-        """Return whether the output of the first block changes with the order of the patches, without learned positions."""
-        weights = self._muted(candidate, replace(ATTENTION, off_in_first=("pos_embed", *_POOL)))
+        """Return whether the output of the first block changes with the order of the patches, without learned positions.
+
+        A fixed table of positions cannot be switched off: then the answer is no, although it is not known.
+        """
+        if candidate.config.positions.kind == "fixed":
+            return False
+        weights = self._muted(candidate, replace(ATTENTION, off_in_first=("pos_embed", *POOL)))
         ph, pw = candidate.config.patch_size
         images = self._flat_images((ph, pw))
         b, h, w, c = images.shape
@@ -208,38 +130,11 @@ class Search:
         if is_rounding:
             detail = "the difference is as large as rounding to float32, as of a table that the class makes in that dtype"
             return replace(found, detail=detail, remedy=FIXED_DTYPE)
-        if STAGES[number] is STEM and (key := self._rows_of_prefix_last(start)):
-            detail = (
-                f"the tokens ahead of the patches come after them, so that their rows of {key} are the last, not the first"
-            )
-            remedy = (
-                "in a copy of the class put them first, and in the checkpoint move their rows to the front; every token "
-                "stays what it was"
-            )
-            return replace(found, detail=detail, remedy=remedy)
-        if STAGES[number] is ATTENTION and start.config.positions.kind != "fixed" and self._depends_on_order(start):
-            detail = (
-                "it depends on the order of the patches, but not as rotary positions do, which are the only ones within "
-                "attention that --like finds; is there another rotation, a bias of the scores, a mask or a window?"
-            )
-            return replace(found, detail=detail)
-        return found
+        depends = STAGES[number] is ATTENTION and self._depends_on_order(start)
+        detail, remedy = Explanations(self._options, self.difference).of(STAGES[number], start, depends)
+        return replace(found, detail=detail, remedy=remedy)
 
-    def _rows_of_prefix_last(self, candidate: Candidate) -> str:
-        """Return the key of the learned positions if the models agree once the first rows of them are the last ones."""
-        leaf, count = candidate.roles.leaves.get("pos_embed"), self._options.count_prefix(candidate)
-        if leaf is None or candidate.roles.fields["positions.covers"] != "all" or not count:
-            return ""
-
-        def moved(values: dict[str, Array]) -> dict[str, Array]:
-            return {**values, "pos_embed": np.roll(values["pos_embed"], count, axis=0)}
-
-        agree = (self.difference(each, STEM, moved) <= FLOAT64_TOLERANCE for each in self._options.stem_and_head(candidate))
-        return leaf.key if any(agree) else ""
-
-    def difference(
-        self, candidate: Candidate, stage: Stage, change: Callable[[dict[str, Array]], dict[str, Array]] = dict
-    ) -> float:
+    def difference(self, candidate: Candidate, stage: Stage, change: Change = dict) -> float:
         """Return the relRMS between the outputs of both models; infinity if the hypothesis contradicts itself.
 
         change: a change of the weights of the twin, by row.
@@ -248,7 +143,7 @@ class Search:
             config = candidate.config
             weights = self._muted(candidate, stage)
             values = change(candidate.to_rows(weights))
-            is_first_alone = stage.off_in_others == _ALL and config.norms.order != "post"
+            is_first_alone = stage.off_in_others == ALL and config.norms.order != "post"
             if is_first_alone and config.depth > 1:  # the others return their input
                 values = {name: array[:1] if name.startswith("blocks.") else array for name, array in values.items()}
                 config = replace(config, depth=1)

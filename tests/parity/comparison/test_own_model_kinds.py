@@ -94,11 +94,13 @@ def test_a_base_of_rotary_positions_in_the_class_is_found(tmp_path: Path) -> Non
 
 REFUSED = {
     f"{ROTARY}:OneDimensional": "it depends on the order of the patches, but not as rotary positions do",
-    f"{MORE}:Changed('class token last')": "their rows of pos are the last, not the first; in a copy of the class put",
+    f"{MORE}:Changed('class token last')": "its row of pos is the last one, not the first; in a copy of the class",
     f"{MORE}:Changed('norm of flat patches')": r"no place for \[patches.0.weight \(192,\); .*a norm of 192 entries",
     f"{MORE}:Changed('temperature')": r"no place for \[layers.\{block\}.temperature \(\)\].*multiply it into the weights",
     f"{MORE}:Changed('temperature of heads')": r"no place for \[layers.\{block\}.temperature \(4, 1, 1\)\]",
     f"{MORE}:Changed('float32')": r"computes an array \(2, 4, 25, 25\) in float32; .* without .float\(\)",
+    f"{MORE}:Changed('values first')": "to_qkv.weight has values, queries, keys in this order, not .*; reorder",
+    f"{MORE}:Changed('gelu in the head')": "ViTConfig has tanh after fc.0.weight: is there another activation",
     f"{MORE}:Tutorial": r"q_mappings.0.weight \(16, 16\) has no dimension of the width 64, which each layer",
 }
 
