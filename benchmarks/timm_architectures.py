@@ -50,6 +50,8 @@ def record_arguments(module: Any, name: str) -> list[Any]:
     with mock.patch.dict(function.__globals__, build_model_with_cfg=build):
         function()
     (cls, options) = calls[0]
+    if "cfg" in options:  # of NaFlexVit, whose other arguments override its fields
+        options |= vars(options.pop("cfg"))
     builder_arguments = (
         "pretrained_cfg",
         "pretrained_cfg_overlay",
@@ -73,8 +75,6 @@ def to_json(value: Any) -> Any:
         return [to_json(each) for each in value]
     if callable(value):
         return getattr(value, "__name__", type(value).__name__)
-    if hasattr(value, "__dataclass_fields__"):
-        return repr(value)
     return value
 
 

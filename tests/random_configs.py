@@ -15,6 +15,7 @@ RESAMPLING: dict[str, dict[str, Any]] = {
     "SigLIP 2 naflex": {"kernel": "bilinear", "antialias": True},
     "torchvision": {"kernel": "bicubic", "antialias": False, "align_corners": True},
     "big_vision": {"kernel": "bilinear", "antialias": False, "align_corners": True},
+    "timm naflex": {"kernel": "bicubic", "antialias": True, "square": True},
 }
 
 ROTARY = ("none", "axial", "dinov3", "eva", "rope_vit", "mixed")
@@ -31,6 +32,9 @@ def configs(draw: st.DrawFn) -> ViTConfig:
     heads, dim, patch, class_token = one(1, 2, 3), one(4, 8), (one(2, 3), one(2, 4)), flag()
     pool = one("mean", "attention", "none", *(["token", "token_mean"] if class_token else []))
     kind, proj, value_skip = one("learned", "fixed", "none"), flag(), flag()
+    covers = one("all", "none", *(["class"] if class_token else []))
+    factorized = kind == "learned" and covers == "none" and flag()
+    laws = ("normal(0.02)", "uniform(0, 1)") if kind == "learned" else ()
     pads, order, rotary = one("refuse", "pad", "crop"), one("pre", "post", "res_post", "parallel"), one(*ROTARY)
     layer_scale = one(None, 0.1) if order != "res_post" else None
     norm_kind, relative = one("layer", "rms"), one("none", "none", "table", "mlp")
@@ -54,8 +58,9 @@ def configs(draw: st.DrawFn) -> ViTConfig:
         ),
         positions=Positions(
             kind=kind,
-            table=one("sincos_1d", *(("normal(0.02)", "uniform(0, 1)") if kind == "learned" else ())),
-            covers=one("all", "none", *(["class"] if class_token else [])),
+            table=one(*([] if factorized else ["sincos_1d"]), *laws),
+            covers=covers,
+            factorized=factorized,
             rotary=rotary,
             rotary_start=one(0.0, 1.0) if rotary in ("eva", "rope_vit") else 0.0,
             rotary_grid=one(None, (3, 5)) if rotary in ("eva", "rope_vit") else None,

@@ -227,8 +227,10 @@ class ViT(ViTModule):
         self.cls_token = self.declare("cls_token", (1, 1, width)) if tokens.class_token else None
         self.dist_token = self.declare("dist_token", (1, 1, width)) if tokens.distillation else None
         self.reg_token = self.declare("reg_token", (1, tokens.registers, width)) if tokens.registers else None
-        learned, rows = config.positions.kind == "learned", config.sizes["token"]
-        self.pos_embed = self.declare("pos_embed", (1, rows, width)) if learned else None
+        learned, factorized, sizes = config.positions.kind == "learned", config.positions.factorized, config.sizes
+        self.pos_embed = self.declare("pos_embed", (1, sizes["token"], width)) if learned and not factorized else None
+        self.pos_embed_y = self.declare("pos_embed_y", (1, sizes["row"], width)) if factorized else None
+        self.pos_embed_x = self.declare("pos_embed_x", (1, sizes["column"], width)) if factorized else None
         shared = config.positions.relative_shared
         self.rel_pos = RelativeBias(config, execution) if shared else None
         self.norm_pre = Norm(config, execution, (width,)) if norms.before_blocks else None
@@ -276,12 +278,15 @@ class ViT(ViTModule):
     def positions(self, x: Array, grid: tuple[int, int]) -> Array:
         """Return the position table of x's tokens on this grid, (1, T, width); prefix tokens without a row get zeros."""
         config, covered = self.config, self.config.num_covered
-        if self.pos_embed is None:
-            table = self.constants(position_table, grid, x)[0][None]
-        else:
+        if self.pos_embed is not None:
             table = self.pos_embed.astype(at_least_float32(x))
+        elif self.pos_embed_y is not None and self.pos_embed_x is not None:
+            rows, columns = self.pos_embed_y.astype(at_least_float32(x)), self.pos_embed_x.astype(at_least_float32(x))
+            table = (rows[:, :, None] + columns[:, None]).reshape(1, -1, config.width)
+        else:
+            table = self.constants(position_table, grid, x)[0][None]
         head, body = table[:, :covered], table[:, covered:]  # (1, covered, width), (1, rows * columns, width)
-        if self.pos_embed is not None and grid != config.grid:
+        if config.positions.kind == "learned" and grid != config.grid:
             height, width = self.constants(resampling_matrices, grid, body)
             body = body.reshape(*config.grid, config.width)
             body = jnp.einsum("yh,hwd->ywd", height, body, precision="highest")

@@ -322,6 +322,34 @@ def _relpos(size: str, patch: int) -> ViTConfig:
     )
 
 
+def _vit_b16_rpn() -> ViTConfig:
+    """timm's vit_base_patch16_rpn_224: the norms of a block come after attention and MLP, before the sums."""
+    return _config(
+        SIZES["b"],
+        16,
+        tokens=Tokens(class_token=False),
+        attention=Attention(qkv_bias="none"),
+        norms=Norms(order="res_post", after_blocks=False, after_pool=True),
+        head=Head(pool="mean"),
+    )
+
+
+def _naflex(size: str, patch: int, square: bool = False, factorized: bool = False) -> ViTConfig:
+    """timm's NaFlexVit, naflexvit_*_gap: a grid of positions, resized to images of other sizes, and four registers."""
+    return _config(
+        SIZES[size],
+        patch,
+        image=256,
+        tokens=Tokens(class_token=False, registers=4, init="normal(1e-6)"),
+        positions=Positions(covers="none", factorized=factorized),
+        resampling=Resampling(kernel="bilinear", antialias=False, square=square)
+        if factorized
+        else Resampling(square=square),
+        norms=Norms(layer_scale=1e-5, after_blocks=False, after_pool=True),
+        head=Head(pool="mean"),
+    )
+
+
 def _aimv2(size: str, patch: int) -> ViTConfig:
     """AIMv2 (arXiv 2411.14402): apple/ml-aim, aim-v2.  The feature is the mean of the tokens, as in timm."""
     sizes = {"l": Size(1024, 24, 8, 2816), "h": Size(1536, 24, 12, 4096)}
@@ -530,6 +558,10 @@ _MODELS: dict[str, ConfigBuilder] = {
     **_family("beit_{}", _beit, "b16 l16"),
     **_family("beit3_{}", _beit3, "b16 l16"),
     **_family("relpos_{}", _relpos, "s16 m16 b16"),
+    "vit_b16_rpn": _vit_b16_rpn,
+    **_family("naflex_{}", _naflex, "b16"),
+    **_family("naflex_{}_par", partial(_naflex, square=True), "b16"),
+    **_family("naflex_{}_parfac", partial(_naflex, square=True, factorized=True), "b16"),
     **_family("aimv2_{}", _aimv2, "l14 h14"),
     "pe_core_ti16": partial(_pe_core, "ti", 16, 384, 512),
     "pe_core_s16": partial(_pe_core, "s", 16, 384, 512),

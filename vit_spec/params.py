@@ -74,7 +74,11 @@ def _rows(c: ViTConfig) -> Iterator[Declaration]:
         yield "reg_token", "register width", token_law, False
     if c.positions.kind == "learned":
         law = None if c.positions.table in TABLES else Law.parse(c.positions.table, "positions.table")
-        yield "pos_embed", "token width", law, False
+        if c.positions.factorized:
+            yield "pos_embed_y", "row width", law, False
+            yield "pos_embed_x", "column width", law, False
+        else:
+            yield "pos_embed", "token width", law, False
     if c.positions.relative_shared:
         yield from _relative_rows("rel_pos", "", c)
     if c.norms.before_blocks:

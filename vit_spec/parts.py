@@ -75,6 +75,8 @@ class Positions:
         table: the fixed table, or the initial value of the learned one: the name of a sine-cosine table, or for a learned
             table also a distribution such as "normal(0.02)".
         covers: which prefix tokens have a row in the table; these rows come before those of the patches.
+        factorized: the learned table is the sum of one with a row for each row of patches, and one with a row for each
+            column (NaViT, arXiv 2307.06304).
         rotary: 2-D rotary embedding (RoPE, arXiv 2104.09864) of queries and keys; `vit_spec.positions` has the formulas.
             "axial" is that of s-chh/2D-Positional-Encoding-Vision-Transformer, "dinov3" of arXiv 2508.10104, "eva" of
             EVA-02 (arXiv 2303.11331), "rope_vit" of arXiv 2403.13298 with fixed frequencies, also in the Perception Encoder
@@ -94,6 +96,7 @@ class Positions:
     kind: Literal["learned", "fixed", "none"] = "learned"
     table: str = "normal(0.02)"
     covers: Literal["all", "class", "none"] = "all"
+    factorized: bool = False
     rotary: Literal["none", "axial", "dinov3", "eva", "rope_vit", "mixed"] = "none"
     rotary_base: float = 10000.0
     rotary_start: float = 0.0
@@ -121,6 +124,11 @@ class Positions:
         require(
             self.kind == "none" or self.covers != "class" or class_token,
             "positions.covers='class' needs a class token: set tokens.class_token=True, or positions.covers='none'",
+        )
+        require(
+            not self.factorized or (self.kind == "learned" and self.covers == "none" and self.table not in TABLES),
+            "positions.factorized=True needs positions.kind='learned', positions.covers='none', and a distribution as "
+            "positions.table: set these, or leave it out",
         )
         require(self.rotary_base > 0, f"positions.rotary_base is {self.rotary_base}: give a positive number")
         require(
@@ -156,12 +164,15 @@ class Resampling:
         antialias: widen the kernel when the grid becomes smaller.
         align_corners: keep the positions of the first and last patches, as in torch.
         offset: scale by (new + offset) / old instead of new / old, as DINO does.
+        square: resample to a square grid with the longer side of the new grid, and take its first rows and columns, as the
+            NaFlex models of timm that preserve the aspect ratio do.
     """
 
     kernel: Literal["bicubic", "bilinear"] = "bicubic"
     antialias: bool = True
     align_corners: bool = False
     offset: float = 0.0
+    square: bool = False
 
     def check(self) -> None:
         """Raise InputError for options that cannot be combined, and for an offset out of range."""

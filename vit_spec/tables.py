@@ -53,8 +53,9 @@ def relative_tables(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Ta
 def resampling_matrices(config: ViTConfig, grid: tuple[int, int]) -> tuple[Table, Table]:
     """Return the matrices (new rows, rows) and (new columns, columns) that resample a learned table to another grid."""
     r = config.resampling
+    sizes = (max(grid), max(grid)) if r.square else grid
     rows, columns = (
         resample.matrix(old, new, kernel=r.kernel, antialias=r.antialias, align_corners=r.align_corners, offset=r.offset)
-        for old, new in zip(config.grid, grid, strict=True)
+        for old, new in zip(config.grid, sizes, strict=True)
     )
-    return rows, columns
+    return rows[: grid[0]], columns[: grid[1]]

@@ -225,8 +225,10 @@ class ViT(ViTModule):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if tokens.class_token else None
         self.dist_token = nn.Parameter(torch.empty(1, 1, width)) if tokens.distillation else None
         self.reg_token = nn.Parameter(torch.empty(1, tokens.registers, width)) if tokens.registers else None
-        learned, rows = config.positions.kind == "learned", config.sizes["token"]
-        self.pos_embed = nn.Parameter(torch.empty(1, rows, width)) if learned else None
+        learned, factorized, sizes = config.positions.kind == "learned", config.positions.factorized, config.sizes
+        self.pos_embed = nn.Parameter(torch.empty(1, sizes["token"], width)) if learned and not factorized else None
+        self.pos_embed_y = nn.Parameter(torch.empty(1, sizes["row"], width)) if factorized else None
+        self.pos_embed_x = nn.Parameter(torch.empty(1, sizes["column"], width)) if factorized else None
         shared = config.positions.relative_shared
         self.rel_pos = RelativeBias(config, execution) if shared else None
         self.norm_pre = Norm(config, (width,)) if norms.before_blocks else None
@@ -275,12 +277,15 @@ class ViT(ViTModule):
     def positions(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         """Return the position table of x's tokens on this grid, (1, T, width); prefix tokens without a row get zeros."""
         config, covered = self.config, self.config.num_covered
-        if self.pos_embed is None:
-            table = self.constants(position_table, grid, x)[0][None]
-        else:
+        if self.pos_embed is not None:
             table = self.pos_embed.to(at_least_float32(x))
+        elif self.pos_embed_y is not None and self.pos_embed_x is not None:
+            rows, columns = self.pos_embed_y.to(at_least_float32(x)), self.pos_embed_x.to(at_least_float32(x))
+            table = (rows[:, :, None] + columns[:, None]).flatten(1, 2)
+        else:
+            table = self.constants(position_table, grid, x)[0][None]
         head, body = table[:, :covered], table[:, covered:]  # (1, covered, width), (1, rows * columns, width)
-        if self.pos_embed is not None and grid != config.grid:
+        if config.positions.kind == "learned" and grid != config.grid:
             height, width = self.constants(resampling_matrices, grid, body)
             body = body.view(*config.grid, config.width)
             body = torch.einsum("yh,hwd->ywd", height, body)

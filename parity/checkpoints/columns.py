@@ -82,8 +82,8 @@ def parameter_of(text: str) -> str:
 
 
 def pieces_of(names: Iterable[str], parameter: str) -> list[str]:
-    """Return the names, as in a column, that are a parameter or pieces of it."""
-    return [name for name in names if parameter_of(name) == parameter]
+    """Return the names, as in a column, that are a parameter or pieces of it, in the order of their indices."""
+    return sorted((name for name in names if parameter_of(name) == parameter), key=lambda name: Piece.parse(name).start)
 
 
 def check_pieces(names: Iterable[str]) -> None:

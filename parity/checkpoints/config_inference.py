@@ -259,8 +259,8 @@ def _fields_from_tensors(evidence: Evidence) -> tuple[dict[str, Any], dict[str, 
         shown |= {"in_channels": sizes["rgb"], "patch_size": (sizes["ph"], sizes["pw"])}
     if shown["attention.proj"]:
         shown["attention.proj_bias"] = "blocks.attn.proj.bias" in axes
-    if "pos_embed" in axes:
-        shown["positions.kind"] = "learned"
+    if "pos_embed" in axes or "pos_embed_y" in axes:
+        shown |= {"positions.kind": "learned", "positions.factorized": "pos_embed_y" in axes}
     if "blocks.attn.freqs" in axes:
         shown["positions.rotary"] = "mixed"
     shown |= _relative_fields(evidence)
@@ -320,7 +320,7 @@ def _check_channels_first(evidence: Evidence) -> None:
 def _affects_model(name: str, known: Fields, evidence: Evidence) -> bool:
     """Return whether an assumed field changes the function of this model."""
     if name.startswith("resampling."):
-        return "pos_embed" in evidence.axes
+        return "pos_embed" in evidence.axes or "pos_embed_y" in evidence.axes
     if name.startswith("head.pool_"):
         return False  # see `_infer_pooling`
     return name != "norms.layer_scale"  # only the initial value of parameters that are in the file

@@ -8,6 +8,7 @@ import timm
 from timm.layers import LayerNorm, RmsNorm, SwiGLU
 from timm.models.beit import Beit
 from timm.models.eva import Eva
+from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock, VisionTransformer
 from timm.models.vision_transformer_relpos import ResPostRelPosBlock, VisionTransformerRelPos
 
@@ -284,3 +285,70 @@ def timm_relative_shared() -> Golden:
     )
     options = {"rel_pos_dim": 5, "shared_rel_pos": True, "block_fn": ResPostRelPosBlock}
     return relative("timm_relative_shared", VisionTransformerRelPos, config, **options)
+
+
+def naflex(name: str, config: ViTConfig, **options: Any) -> Golden:
+    """Return the golden file of a `NaFlexVit`, whose patches have their channels last."""
+
+    def rename(state: State) -> State:
+        state = rename_keys(state, {r"^embeds\.(proj)": r"patch_embed.\1", r"^embeds\.": ""})
+        weight = state["patch_embed.proj.weight"].unflatten(1, (*config.patch_size, config.in_channels))
+        state["patch_embed.proj.weight"] = weight.permute(0, 3, 1, 2)
+        if "pos_embed" in state:
+            state["pos_embed"] = state["pos_embed"].flatten(1, 2)
+        return state
+
+    with float64():
+        settings = {key: value for key, value in common(config).items() if key != "img_size"}
+        grid = {"pos_embed_grid_size": config.grid, "global_pool": "avg", "reg_tokens": config.tokens.registers}
+        model = NaFlexVit(**settings, **grid, **options)
+        return golden(name, model, config, rename, partial(run, "blocks.1"), peer=f"timm {timm.__version__}")
+
+
+@case
+def timm_naflex() -> Golden:
+    """NaFlexVit: a grid of positions for patches alone, and registers."""
+    config = tiny_config(
+        tokens={"class_token": False, "registers": 2},
+        positions={"covers": "none"},
+        norms={"after_blocks": False, "after_pool": True},
+        head={"pool": "mean"},
+    )
+    return naflex("timm_naflex", config)
+
+
+@case
+def timm_naflex_factorized() -> Golden:
+    """NaFlexVit with the sum of a table for rows and one for columns, and a class token."""
+    config = tiny_config(
+        tokens={"class_token": True},
+        positions={"covers": "none", "factorized": True},
+        norms={"after_blocks": False, "after_pool": True},
+        head={"pool": "mean"},
+    )
+    return naflex("timm_naflex_factorized", config, pos_embed="factorized", class_token=True)
+
+
+@case
+def timm_pe_spatial() -> Golden:
+    """The Perception Encoder for language and space: layer scale, no final norm, and the mean of the patches."""
+    config = tiny_config(
+        **WIDE_HEADS,
+        tokens={"patch_bias": False},
+        positions={"rotary": "rope_vit", "rotary_start": 1.0, "rotary_grid": (4, 4)},
+        norms={"eps": 1e-5, "before_blocks": True, "after_blocks": False, "layer_scale": 0.1},
+        head={"pool": "mean"},
+    )
+    options = {"attn_type": "rope", "use_pre_transformer_norm": True, "norm_layer": partial(LayerNorm, eps=1e-5)}
+    rotary = {"rope_grid_offset": 1.0, "rope_grid_indexing": "xy", "ref_feat_shape": (4, 4)}
+    norms = {"use_post_transformer_norm": False, "use_fc_norm": False, "init_values": 0.1}
+    return eva("timm_pe_spatial", config, "blocks.1", **options, **rotary, **norms)
+
+
+@case
+def timm_silu() -> Golden:
+    """SiLU in MLPs without biases, attention without a bias of its output, and a norm of the patch embeddings."""
+    config = tiny_config(
+        attention={"proj_bias": False}, mlp={"activation": "silu", "bias": False}, norms={"after_patches": True}
+    )
+    return vit("timm_silu", config, proj_bias=False, act_layer="silu", embed_norm_layer="layernorm")

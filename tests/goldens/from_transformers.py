@@ -128,6 +128,33 @@ def hf_mae() -> Golden:
     return hf("hf_mae", "ViTMAEModel", config, rename, run, prepare=prepare, mask_ratio=0.0, layer_norm_eps=1e-12)
 
 
+# BEiT ---------------------------------------------------------------------------------------------------------------
+
+
+@case
+def hf_beit() -> Golden:
+    """transformers' BEiT: a table of relative positions in each block, layer scale, a norm of the mean of the patches."""
+    config = tiny_config(
+        image_size=SQUARE,
+        positions={"kind": "none", "relative": "table"},
+        attention={"qkv_bias": "qv"},
+        norms={"eps": 1e-12, "layer_scale": 0.1, "after_blocks": False, "after_pool": True},
+        head={"pool": "mean"},
+    )
+
+    def rename(state: State) -> State:
+        rules = {r"^beit\.": "", r"pooler\.layernorm": "fc_norm", **EMBEDDINGS, **ViT_BLOCKS, "classifier": "head"}
+        rules |= {r"lambda_(\d)": r"ls\1.gamma", r"attention\.([qv])_proj\.bias": r"attn.\1_bias", **ATTENTION}
+        rules[r"relative_position_bias\.relative_position_bias_table"] = "attn.rel_pos.table"
+        del rules[r"embeddings\.position_embeddings"], rules["layernorm"]  # it has neither
+        return merge_projections(rename_keys(state, rules), QKV, "qkv")
+
+    def run(model: Any, images: Tensor) -> Outputs:
+        return {"logits": model(images).logits, "blocks.1": model.beit(images).last_hidden_state}
+
+    return hf("hf_beit", "BeitForImageClassification", config, rename, run, use_relative_position_bias=True)
+
+
 # DINO ---------------------------------------------------------------------------------------------------------------
 
 

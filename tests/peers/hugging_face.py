@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import transformers
 
+from parity.checkpoints.formats import get
 from tests.goldens.golden import noise
 from tests.goldens.peers import fill, float64, rng_for
 
@@ -55,6 +56,12 @@ class Case:
                 if name.endswith("position_embeddings"):  # MAE does not train it, so `fill` skips it
                     parameter.copy_(torch.tensor(noise(rng_for(self.name), tuple(parameter.shape), 0.5)))
         return model
+
+    @property
+    def variant_in_memory(self) -> str:
+        """The variant of the keys in memory: that of transformers 5, except for classes that have kept their names."""
+        variant = self.variant.replace("v4", "v5")
+        return variant if variant in get(self.format).tables and "Projection" not in self.cls else self.variant
 
     @property
     def size(self) -> tuple[int, int]:
@@ -111,7 +118,12 @@ NO_BIAS = {"query_bias": False, "key_bias": False, "value_bias": False, "proj_bi
 ALL_BIAS = {"query_bias": True, "key_bias": True, "value_bias": True}
 MAE = {"mask_ratio": 0.0, "decoder_num_hidden_layers": 1, "decoder_hidden_size": 8, "decoder_num_attention_heads": 2}
 
+TABLES, SHARED = {"use_relative_position_bias": True}, {"use_shared_relative_position_bias": True}
+ABSOLUTE, CLASS_TOKEN = {"use_absolute_position_embeddings": True}, {"use_mean_pooling": False}
+PLAIN = {"hidden_act": "gelu_pytorch_tanh", "layer_scale_init_value": 0.0}
+
 VIT, DINOV2, REG = "ViTForImageClassification", "Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification"
+BEIT, DATA2VEC = "BeitForImageClassification", "Data2VecVisionForImageClassification"
 CASES = [
     Case("vit", "hf-vit", VIT, "v4", WIDE),
     Case("vit_oblong", "hf-vit", VIT, "v4", OBLONG),
@@ -143,4 +155,15 @@ CASES = [
     Case("clip", "hf-clip", "CLIPVisionModel", "v5", {}, pooled),
     Case("clip_projection", "hf-clip", "CLIPVisionModelWithProjection", "v4", {"projection_dim": 5}, image_embeds),
     Case("vit_mae", "hf-vit-mae", "ViTMAEModel", "v4-bare", {**MAE, **WIDE}, first_token),
+    Case("beit", "hf-beit", BEIT, "v4", TABLES),
+    Case("beit_shared", "hf-beit", BEIT, "v4", {**SHARED, **ABSOLUTE, **CLASS_TOKEN, "image_size": 14}),
+    Case("beit_absolute", "hf-beit", BEIT, "v4", {**ABSOLUTE, **PLAIN, "layer_norm_eps": 1e-5}),
+    Case("beit_mean", "hf-beit", "BeitModel", "v4-bare", {**TABLES, "hidden_act": "relu"}, pooled),
+    Case("beit_class_token", "hf-beit", "BeitModel", "v4-bare", {**SHARED, **CLASS_TOKEN, **PLAIN}, pooled),
+    Case("beit_features", "hf-beit", "BeitModel", "v4-bare", {**SHARED, "use_mask_token": False}, first_token, BARE),
+    Case("data2vec", "hf-data2vec", DATA2VEC, "v4", {**SHARED, "num_channels": 1}),
+    Case("data2vec_tables", "hf-data2vec", DATA2VEC, "v4", {**TABLES, **CLASS_TOKEN}),
+    Case("data2vec_no_classifier", "hf-data2vec", DATA2VEC, "v4", {**ABSOLUTE, **PLAIN, "num_labels": 0}),
+    Case("data2vec_features", "hf-data2vec", "Data2VecVisionModel", "v4-bare", SHARED, first_token),
+    Case("data2vec_normed", "hf-data2vec", "Data2VecVisionModel", "v4-bare", {**TABLES, **CLASS_TOKEN}, first_token),
 ]

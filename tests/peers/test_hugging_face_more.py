@@ -14,12 +14,12 @@ from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from tests.goldens.golden import noise
 from tests.goldens.peers import fill, float64, rng_for
 from tests.peers.hugging_face import CASES, MAE, PEER, SIZES
-from tests.peers.proof import prove, relrms, torch_logits
+from tests.peers.proof import prove, prove_gradients, relrms, torch_logits
 from vit_spec import InputError
 
 CASE = {case.name: case for case in CASES}
 TEXT = {"vocab_size": 20, "max_position_embeddings": 4, "bos_token_id": 0, "eos_token_id": 1}
-RESAMPLING = ["vit_no_bias", "deit_features", "dinov2", "dinov2_reg", "dinov3_gated", "siglip", "clip"]
+RESAMPLING = ["vit_no_bias", "deit_features", "dinov2", "dinov2_reg", "dinov3_gated", "siglip", "clip", "beit_absolute"]
 
 
 @pytest.mark.parametrize("name", RESAMPLING)
@@ -76,6 +76,33 @@ def test_a_deit_that_classifies_by_the_class_token_alone_is_refused(tmp_path):
         parity.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["BeitForMaskedImageModeling", "BeitForSemanticSegmentation", "BeitBackbone"])
+def test_a_beit_that_returns_no_single_vector_is_refused(tmp_path, name):
+    cls = getattr(transformers, name)
+    stages = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]} if name == "BeitForSemanticSegmentation" else {}
+    cls(cls.config_class(**{**SIZES, **stages})).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=f"its class is '{name}', whose output is .*: not supported"):
+        parity.load(tmp_path)
+
+
+def test_a_beit_with_both_kinds_of_relative_positions_is_refused(tmp_path):
+    cls, both = transformers.BeitModel, {"use_relative_position_bias": True, "use_shared_relative_position_bias": True}
+    cls(cls.config_class(**SIZES, **both)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="use_relative_position_bias and use_shared_relative_position_bias: both together"):
+        parity.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["beit", "beit_shared", "beit_class_token", "data2vec", "data2vec_tables"])
+def test_the_twins_have_the_gradients_of_transformers(tmp_path, name):
+    """With respect to the tables of relative positions, layer scale, and the biases of queries and values, too."""
+    case = CASE[name]
+    case.model().save_pretrained(tmp_path)
+    model, _ = case.exact()
+    torch.save(model.state_dict(), tmp_path / "state.pth")  # with the keys of the gradients, beside config.json
+    model.register_forward_hook(lambda model, arguments, out: case.logits(out))
+    prove_gradients(parity.load(tmp_path / "state.pth"), case.images(), model)
+
+
 REAL = {**SIZES, "hidden_size": 192, "intermediate_size": 768, "image_size": 64, "patch_size": 16, "num_labels": 0}
 
 
@@ -123,9 +150,9 @@ def test_transformers_normalizes_images_as_the_config_says(tmp_path, name):
 
 
 def test_a_model_type_without_a_format_is_refused_by_name(tmp_path):
-    cls = transformers.BeitModel
+    cls = transformers.IJepaModel
     cls(cls.config_class(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="model_type 'beit', which is not a known ViT; known are vit, "):
+    with pytest.raises(InputError, match="model_type 'ijepa', which is not a known ViT; known are vit, "):
         parity.load(tmp_path)
 
 

@@ -203,8 +203,68 @@ class TorchAttention(nn.Module):
         return self.mha(x, x, x, need_weights=False)[0]
 
 
+class PairAttention(nn.Module):
+    """One layer for queries, one for keys and values, as for cross-attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.to_kv = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.to_out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        q, (k, v) = self.to_q(x), self.to_kv(x if context is None else context).chunk(2, dim=-1)
+        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (q, k, v))
+        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class ScoreAttention(nn.Module):
+    """One layer for queries and keys of each head together, before or after that of the values; no output projection."""
+
+    def __init__(self, values_first: bool = False) -> None:
+        super().__init__()
+        self.values_first = values_first
+        self.scores, self.value = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.value(x) if self.values_first else None
+        q, k = self.scores(x).unflatten(-1, (HEADS, 2, -1)).permute(3, 0, 2, 1, 4)
+        v = (self.value(x) if v is None else v).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class OtherOrder(nn.Module):
+    """Keys, values and queries, in this order, are one array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kvq, self.mix = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v, q = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.kvq(x).chunk(3, dim=-1))
+        return self.mix(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class ValuesBeforeKeys(nn.Module):
+    """Values come before keys in their array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.vk, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        v, k = self.vk(x).chunk(2, dim=-1)
+        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in (self.q(x), k, v))
+        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
 ATTENTIONS = {
+    "other_order": OtherOrder,
+    "values_before_keys": ValuesBeforeKeys,
     "split": SplitAttention,
+    "pair": PairAttention,
+    "scores": ScoreAttention,
+    "values_first": lambda: ScoreAttention(values_first=True),
     "heads": HeadList,
     "dim_first": DimFirst,
     "transposed": TransposedWeights,

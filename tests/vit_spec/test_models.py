@@ -158,6 +158,7 @@ TIMM = [
     ("vit_large_patch16_rope_mixed_224", 304.20, 61.60, "rope_l16_mixed", {}),
     ("vit_small_patch16_rope_mixed_ape_224", 22.06, 4.61, "rope_s16_mixed_ape", {}),
     ("vit_base_patch16_rope_mixed_ape_224", 86.59, 17.58, "rope_b16_mixed_ape", {}),
+    ("vit_base_patch16_rpn_224", 86.54, 17.49, "vit_b16_rpn", {}),
     ("vit_large_patch16_rope_mixed_ape_224", 304.40, 61.60, "rope_l16_mixed_ape", {}),
 ]
 # fmt: on
@@ -166,7 +167,7 @@ TIMM = [
 OTHERS = {
     "vit_s16_plain": 22122472,  # big_vision models/vit.py, variant S/16, rep_size, sincos2d, gap
     # The parameters of the classes of timm 1.0.31: vit_7b_patch16_dinov3, aimv2_*_patch14_224, vit_base_patch16_sapiens2,
-    # eva02_enormous_patch14_clip_224, beit_*_patch16_224 and vit_relpos_*_patch16_224.
+    # eva02_enormous_patch14_clip_224, beit_*_patch16_224, vit_relpos_*_patch16_224 and naflexvit_base_patch16_*gap.
     "dinov3_7b16": 6716030976,
     "beit3_l16": 304572392,  # timm publishes 61.72 GMACs; counted as for the base model, its layers have 61.73
     "aimv2_l14": 309197824,
@@ -178,6 +179,9 @@ OTHERS = {
     "relpos_s16": 21983920,
     "relpos_m16": 38747208,
     "relpos_b16": 86429560,
+    "naflex_b16": 86633704,
+    "naflex_b16_par": 86633704,
+    "naflex_b16_parfac": 86461672,
 }
 
 # No published count exists.
@@ -240,7 +244,7 @@ def test_the_plain_s16_without_its_hidden_layer_has_21974632_parameters():
 def test_all_models_of_a_family_have_its_published_eps():
     published = {"vit": 1e-6, "deit": 1e-6, "deit3": 1e-6, "dino": 1e-6, "dinov2": 1e-6, "dinov3": 1e-5}
     published |= {"mae": 1e-6, "clip": 1e-5, "siglip": 1e-6, "article": 1e-5, "eva02": 1e-6, "beit3": 1e-5, "aimv2": 1e-5}
-    published |= {"beit": 1e-6, "relpos": 1e-6, "pe": 1e-5, "rope": 1e-6, "sapiens2": 1e-6}
+    published |= {"beit": 1e-6, "relpos": 1e-6, "naflex": 1e-6, "pe": 1e-5, "rope": 1e-6, "sapiens2": 1e-6}
     found = {}
     for name in names():
         if name != "article_dino":  # a model of DINO, with DINO's eps

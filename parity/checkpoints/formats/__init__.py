@@ -27,7 +27,9 @@ from parity.checkpoints.formats import (
     dinov3,
     equimo,
     google,
+    hf_beit,
     hf_clip,
+    hf_data2vec,
     hf_deit,
     hf_dinov2,
     hf_dinov2_reg,
@@ -45,6 +47,7 @@ from parity.checkpoints.formats import (
     openai_clip,
     scenic,
     timm,
+    timm_naflex,
     torch,
     torch_encoder,
     torchvision,
@@ -56,12 +59,15 @@ from vit_spec import InputError, nearest
 __all__ = ["Evidence", "Fields", "Format", "add_version", "formats", "get", "register", "registered", "revision"]
 
 _TWINS = (torch, jax)
-_HUGGING_FACE = (hf_vit, hf_deit, hf_dinov2, hf_dinov2_reg, hf_dinov3, hf_siglip, hf_clip, hf_vit_mae)
+_HUGGING_FACE = (
+    *(hf_vit, hf_deit, hf_dinov2, hf_dinov2_reg, hf_dinov3, hf_siglip, hf_clip, hf_vit_mae),
+    *(hf_beit, hf_data2vec),
+)
 _PYTORCH = (deit, dino, dinov2, dinov3, mae, openai_clip, torchvision, lucidrains, tutorial, torch_encoder)
 _FLAX = (big_vision, google, scenic, big_vision_old, hf_flax, hf_flax_dinov2, hf_flax_clip)
 _JAX_LIBRARIES = (bonsai_vit, bonsai_dinov3, equimo, keras_hub)
 _ARTICLES = (article_xray_rope, article_multihead, article_sincos, article_rectangular, article_dino)
-_MODULES = (timm, *_TWINS, *_HUGGING_FACE, *_PYTORCH, *_FLAX, *_JAX_LIBRARIES, *_ARTICLES)
+_MODULES = (timm, timm_naflex, *_TWINS, *_HUGGING_FACE, *_PYTORCH, *_FLAX, *_JAX_LIBRARIES, *_ARTICLES)
 _FORMATS: dict[str, Format] = {module.FORMAT.name: module.FORMAT for module in _MODULES}
 
 

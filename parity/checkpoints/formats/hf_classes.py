@@ -18,23 +18,34 @@ POOLED, PROJECTED, CLASSIFIED = "the pooled output", "the projected output", "lo
 TOKENS, MAPS, IMAGE = "all tokens", "feature maps", "a reconstruction of the image"
 RETURNED = (TOKENS, MAPS, IMAGE)
 UNSUPPORTED = {
+    "BeitBackbone": "feature maps without a norm",
+    "BeitForMaskedImageModeling": "logits of visual tokens for each patch",
+    "BeitForSemanticSegmentation": "logits for each pixel",
     "CLIPForImageClassification": "the mean of the patches before the last norm",
+    "Data2VecVisionForSemanticSegmentation": "logits for each pixel",
     "DeiTForImageClassification": "the class token alone",
     "SiglipForImageClassification": "the mean of the patches after the last norm",
 }
+_HEADS = {  # the layers of such a class besides the model; those of others are classifier.*
+    "BeitForMaskedImageModeling": "layernorm.* or lm_head.*",
+    "BeitForSemanticSegmentation": "fpn*.*, decode_head.* or auxiliary_head.*",
+    "Data2VecVisionForSemanticSegmentation": "fpn*.*, decode_head.* or auxiliary_head.*",
+}
 _OUTPUTS = {
-    POOLED: "CLIPVisionModel DINOv3ViTModel Dinov2Model Dinov2WithRegistersModel SiglipModel SiglipVisionModel",
+    POOLED: "BeitModel CLIPVisionModel DINOv3ViTModel Dinov2Model Dinov2WithRegistersModel SiglipModel SiglipVisionModel",
     PROJECTED: "CLIPModel CLIPVisionModelWithProjection",
-    CLASSIFIED: "DeiTForImageClassificationWithTeacher Dinov2ForImageClassification "
-    "Dinov2WithRegistersForImageClassification ViTForImageClassification",
-    TOKENS: "DeiTModel ViTMAEModel ViTModel",
+    CLASSIFIED: "BeitForImageClassification Data2VecVisionForImageClassification DeiTForImageClassificationWithTeacher "
+    "Dinov2ForImageClassification Dinov2WithRegistersForImageClassification ViTForImageClassification",
+    TOKENS: "Data2VecVisionModel DeiTModel ViTMAEModel ViTModel",
     MAPS: "DINOv3ViTBackbone Dinov2Backbone Dinov2WithRegistersBackbone",
     IMAGE: "DeiTForMaskedImageModeling ViTForMaskedImageModeling ViTMAEForPreTraining",
 }
 CLASSES = {name: output for output, names in _OUTPUTS.items() for name in names.split()} | UNSUPPORTED
 MODELS = {  # model_type -> the beginning of the names of its classes
+    "beit": "Beit",
     "clip": "CLIP",
     "clip_vision_model": "CLIP",
+    "data2vec-vision": "Data2VecVision",
     "deit": "DeiT",
     "dinov2": "Dinov2",
     "dinov2_with_registers": "Dinov2WithRegisters",
@@ -48,6 +59,8 @@ MODELS = {  # model_type -> the beginning of the names of its classes
 
 # Classes whose own keys have no prefix -> the prefix of these keys in classes that contain them.
 _BARE_CLASSES = {
+    "BeitModel": "beit",
+    "Data2VecVisionModel": "data2vec_vision",
     "DeiTModel": "deit",
     "Dinov2Backbone": "dinov2",
     "Dinov2Model": "dinov2",
@@ -106,6 +119,8 @@ def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
         found["outputs"] = f"{outputs}; config.json names no class in architectures"
     elif CLASSES[name] in RETURNED and "pre_logits.weight" not in evidence.axes:
         found["outputs"] = f"{outputs}; {name} returns {CLASSES[name]}"
+    elif name == "BeitModel" and not {"norm.weight", "fc_norm.weight"} & evidence.axes.keys():
+        found["outputs"] = f"{outputs}; the weights lack the pooler of {name}"
     return found
 
 
@@ -118,8 +133,10 @@ def _outputs(evidence: Evidence) -> str:
         return "those of the pooler"
     if "attn_pool.latent" in axes:
         return "those of the attention pooling"
+    if "fc_norm.weight" in axes:
+        return "the mean of the patches, after its norm"
     both = "the mean of the class token and the distillation token" if "dist_token" in axes else "the class token"
-    return f"{both}, after the last norm"
+    return f"{both}, after the last {'norm' if 'norm.weight' in axes else 'block'}"
 
 
 def model_type(evidence: Evidence) -> str:
@@ -163,7 +180,7 @@ def check_class(name: str, evidence: Evidence, content: Mapping[str, Any]) -> No
     if name in UNSUPPORTED:
         raise InputError(
             f"{what}, whose output is {output}: not supported; remove architectures from config.json, and any "
-            f"classifier.* from the weights, to get {_outputs(evidence)}"
+            f"{_HEADS.get(name, 'classifier.*')} from the weights, to get {_outputs(evidence)}"
         )
     mismatch = ""
     if "head.weight" in axes and output in (POOLED, *RETURNED):

@@ -42,6 +42,7 @@ _SQUASHED = {"size": 224, "resample": 2}
 CLASSES: dict[str, dict[str, Any]] = {
     "ViT": {**_DEFAULTS, **_HALF, **_SQUASHED},
     "DeiT": {**_DEFAULTS, **_HALF, "size": 256, "do_center_crop": True, "crop_size": 224, "resample": 3},
+    "Beit": {**_DEFAULTS, **_HALF, "size": 224, "resample": 3},
     "Bit": {**_DEFAULTS, **_CLIP, **_CENTER_CROPPED},
     "CLIP": {**_DEFAULTS, **_CLIP, **_CENTER_CROPPED},
     "Siglip": {**_DEFAULTS, **_HALF, "size": {"height": 224, "width": 224}, "default_to_square": False, "resample": 3},
@@ -49,6 +50,7 @@ CLASSES: dict[str, dict[str, Any]] = {
 }
 CLASS_BY_MODEL_TYPE = {  # for files that name no class
     **dict.fromkeys(("vit", "vit_mae"), "ViT"),
+    **dict.fromkeys(("beit", "data2vec-vision"), "Beit"),
     **dict.fromkeys(("dinov2", "dinov2_with_registers"), "Bit"),
     **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
     **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),

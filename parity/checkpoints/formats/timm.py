@@ -35,6 +35,10 @@ def read_config(evidence: Evidence) -> Fields:
             "its pre_logits.fc is a layer of timm before 0.6, which timm 1.0 drops if it opens a folder with config.json: "
             "remove pre_logits.* for the function in timm 1.0, or remove config.json for the function in older versions"
         )
+    if timm_arguments.class_of(evidence.notes) == "NaFlexVit":
+        raise InputError(
+            "its config.json or its arguments name a NaFlexVit, whose keys are others: give those of its weights"
+        )
     return timm_arguments.fields_of_notes(evidence.notes, evidence.sizes["rgb"])
 
 

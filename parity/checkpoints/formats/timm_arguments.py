@@ -144,6 +144,13 @@ def likely_fields(notes: Mapping[str, Any], channels: int) -> Fields:
     return _train_py_fields(notes, channels)
 
 
+def class_of(notes: Mapping[str, Any]) -> str:
+    """Return the class of the architecture that the notes name; "" if they name none, or an unknown one."""
+    config = notes.get("config.json", {})
+    name = config.get("architecture") if config else notes.get("arch")
+    return architectures()[name][0] if isinstance(name, str) and (name := name.partition(".")[0]) in architectures() else ""
+
+
 def changed_fields(notes: Mapping[str, Any]) -> Fields:
     """Return the fields that follow from the architecture, but had another value in earlier versions of timm."""
     if not names_architecture(notes):
@@ -195,7 +202,7 @@ def config_fields(whole: Mapping[str, Any], channels: int) -> Fields:
 
     Args:
         whole: the content of config.json.
-        channels: the input channels of the weights.
+        channels: the input channels of the weights; 0 if the tensors do not show them.
 
     Raises:
         InputError: an unknown architecture, field, argument or value; names it.
@@ -230,9 +237,10 @@ def config_fields(whole: Mapping[str, Any], channels: int) -> Fields:
     kernel, antialias = _RESAMPLING[not re.search(r"flexivit|radio", name)]
     aligned = re.search(_ALIGNED_CORNERS, name) is not None
     resampling = {"resampling.kernel": kernel, "resampling.antialias": antialias, "resampling.align_corners": aligned}
+    channels = channels or found["in_channels"]
     if name in _ACTIVATION_CHANGED and "act_layer" not in given:  # see `changed_fields`
         found = {field: value for field, value in found.items() if field != "mlp.activation"}
-    return {**found, **resampling, "resampling.offset": 0.0, **_pixels(data, channels)}
+    return {**resampling, **found, "resampling.offset": 0.0, **_pixels(data, channels)}
 
 
 def _refuse_unknown(what: str, found: Mapping[str, Any], known: frozenset[str]) -> None:

@@ -20,6 +20,8 @@ WRITTEN_FIELDS = frozenset(
     "norms.layer_scale image_size".split()
 )
 
+ACTIVATION_NAMES = {ours: theirs for theirs, ours in ACTIVATIONS.items()} | {"swiglu": "silu"}
+
 
 def json_files(config: ViTConfig) -> Mapping[str, Any]:
     """Return the config.json from which timm builds the model of a config.
@@ -30,18 +32,9 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
     c, eva = config, timm_tables.is_eva(config)
     if c.head.hidden is not None:
         raise InputError(f"timm has no layer for head.hidden={c.head.hidden}: choose another format")
-    pool_names = {ours: theirs for theirs, ours in POOLS.items()}
     arguments = {
         "img_size": _size_json(c.image_size),
-        "patch_size": _size_json(c.patch_size),
-        "in_chans": c.in_channels,
-        "embed_dim": c.width,
-        "depth": c.depth,
-        "num_heads": c.num_heads,
-        "mlp_ratio": _mlp_ratio(c, 1 if eva or _kind(c) != "gated" else 2),
-        "qkv_bias": c.attention.qkv_bias != "none",
-        "init_values": c.norms.layer_scale,
-        "global_pool": pool_names.get(c.head.pool),
+        **common_arguments(c, 1 if eva or _kind(c) != "gated" else 2),
     }
     if _kind(c) == "beit":
         arguments |= _beit_arguments(c)
@@ -50,18 +43,58 @@ def json_files(config: ViTConfig) -> Mapping[str, Any]:
         arguments |= (
             _eva_arguments(c) if eva else _rel_pos_arguments(c) if c.positions.relative != "none" else _vit_arguments(c)
         )
+    is_fixed = c.tokens.crop or c.positions.relative != "none" or not (eva or c.tokens.pad)
+    return {"config.json": content(c, _architecture(c), arguments, is_fixed, "patch_embed.proj")}
+
+
+def common_arguments(c: ViTConfig, parts: int = 1) -> dict[str, Any]:
+    """Return the arguments that all classes have.
+
+    Args:
+        c: the config.
+        parts: 2 if one layer computes gate and value of the MLP, and the ratio is that of its outputs, else 1.
+    """
+    return {
+        "patch_size": _size_json(c.patch_size),
+        "in_chans": c.in_channels,
+        "embed_dim": c.width,
+        "depth": c.depth,
+        "num_heads": c.num_heads,
+        "mlp_ratio": _mlp_ratio(c, parts),
+        "qkv_bias": c.attention.qkv_bias != "none",
+        "init_values": c.norms.layer_scale,
+        "global_pool": {ours: theirs for theirs, ours in POOLS.items()}.get(c.head.pool),
+    }
+
+
+def content(
+    c: ViTConfig, architecture: str, arguments: Mapping[str, Any], has_fixed_size: bool, projection: str
+) -> dict[str, Any]:
+    """Return the content of config.json.
+
+    Args:
+        c: the config.
+        architecture: the architecture whose arguments are overridden.
+        arguments: the arguments.
+        has_fixed_size: whether the model accepts images of one size only.
+        projection: the name of the module that projects patches.
+    """
     data = {
         "num_classes": c.num_classes,
         "input_size": [c.in_channels, *c.image_size],
-        "fixed_input_size": c.tokens.crop or c.positions.relative != "none" or not (eva or c.tokens.pad),
+        "fixed_input_size": has_fixed_size,
         "mean": list(c.pixels.mean * (c.in_channels // len(c.pixels.mean))),
         "std": list(c.pixels.std * (c.in_channels // len(c.pixels.std))),
-        "first_conv": "patch_embed.proj",
+        "first_conv": projection,
         "classifier": ["head", "head_dist"] if c.tokens.distillation else "head",
     }
-    content = {"architecture": _architecture(c), "num_classes": c.num_classes, "num_features": c.width}
     return {
-        "config.json": {**content, "global_pool": arguments["global_pool"], "model_args": arguments, "pretrained_cfg": data}
+        "architecture": architecture,
+        "num_classes": c.num_classes,
+        "num_features": c.width,
+        "global_pool": arguments["global_pool"],
+        "model_args": arguments,
+        "pretrained_cfg": data,
     }
 
 
@@ -126,7 +159,6 @@ def _architecture(c: ViTConfig) -> str:
 
 def _vit_arguments(c: ViTConfig) -> Fields:
     """Return the arguments of `VisionTransformer` besides those that `json_files` gives to both classes."""
-    activations = {ours: theirs for theirs, ours in ACTIVATIONS.items()} | {"swiglu": "silu"}
     return {
         "pos_embed": "learn" if c.positions.kind == "learned" else "none",
         "no_embed_class": c.num_covered == 0 and c.num_prefix > 0,
@@ -134,7 +166,7 @@ def _vit_arguments(c: ViTConfig) -> Fields:
         "pre_norm": c.norms.before_blocks,
         "final_norm": c.norms.after_blocks or c.norms.after_pool,
         "fc_norm": c.norms.after_pool,
-        "act_layer": activations[c.mlp.activation],
+        "act_layer": ACTIVATION_NAMES[c.mlp.activation],
         "proj_bias": c.attention.proj_bias,
         "scale_attn_norm": c.attention.out_norm,
         "scale_mlp_norm": c.mlp.norm,

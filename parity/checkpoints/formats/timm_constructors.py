@@ -3,7 +3,8 @@
 An unknown argument or value is refused, because it may change the function.
 
 Sources: huggingface/pytorch-image-models 1.0.31, timm/models/vision_transformer.py (VisionTransformer), deit.py
-(VisionTransformerDistilled), eva.py (Eva), beit.py (Beit) and vision_transformer_relpos.py (VisionTransformerRelPos).
+(VisionTransformerDistilled), eva.py (Eva), beit.py (Beit), vision_transformer_relpos.py (VisionTransformerRelPos) and
+naflexvit.py (NaFlexVit, NaFlexVitCfg, get_block_fn).
 """
 
 import re
@@ -124,6 +125,33 @@ _REL_POS: Fields = {
     "block_fn": None,
 }
 
+_NAFLEX: Fields = {
+    **_ALL,
+    "global_pool": "map",
+    "qk_norm": False,
+    "init_values": None,
+    "class_token": False,
+    "reg_tokens": 0,
+    "proj_bias": True,
+    "pos_embed": "learned",
+    "pos_embed_grid_size": (16, 16),
+    "pos_embed_interp_mode": "bicubic",
+    "pos_embed_ar_preserving": False,
+    "pos_embed_antialias": True,
+    "pos_embed_align_corners": False,
+    "dynamic_img_pad": False,
+    "pre_norm": False,
+    "final_norm": True,
+    "fc_norm": None,
+    "pool_include_prefix": False,
+    "act_layer": None,
+    "embed_norm_layer": None,
+    "scale_attn_inner_norm": False,
+    "scale_mlp_norm": False,
+    "attn_pool_num_heads": None,
+    "attn_pool_mlp_ratio": None,
+}
+
 # Arguments for which only these values are supported; any other value changes the function.
 _VIT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "attn_layer": (None, "", "Attention"),
@@ -132,6 +160,25 @@ _VIT_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 _EVA_SUPPORTED: Mapping[str, tuple[Any, ...]] = {"use_naflex": (None, False)}
 _REL_POS_SUPPORTED: Mapping[str, tuple[Any, ...]] = {"embed_layer": (None, "PatchEmbed"), "act_layer": (None,)}
+_NAFLEX_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "embed_proj_type": ("linear",),
+    "patchify_channels_last": (True,),
+    "input_norm_layer": (None,),
+    "rope_type": ("", "none"),
+    "attn_type": ("standard",),
+    "attn_layer": (None, "", "attn"),
+    "attn_gated": (False,),
+    "attn_only_layer_scale": (False,),
+    "num_kv_heads": (None,),
+    "swiglu_mlp": (False,),
+    "mlp_layer": (None,),
+    "block_fn": (None,),
+}
+# What acts only on batches of patches of several images, which are no input of the twins, or only beside what is refused.
+_NAFLEX_NEUTRAL = frozenset(
+    "pos_embed_use_grid_sample enable_patch_interpolator use_key_only_attn_mask qkv_fused swiglu_align_to rope_temperature "
+    "rope_ref_feat_shape rope_grid_offset rope_grid_indexing rope_rotate_half rope_mrope_section".split()
+)
 # For each rope_type, only these values are supported.
 _ROTARY_SUPPORTED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "dinov3": {"rope_grid_offset": (0, 0.0), "rope_grid_indexing": ("ij",), "rope_rotate_half": (True,)},
@@ -371,6 +418,59 @@ def _rel_pos(given: _Arguments) -> Fields:
     }
 
 
+def _naflex(given: _Arguments) -> Fields:
+    """Return the fields of `NaFlexVit`, without the image size, which is that of the grid of the stored positions."""
+    given.require_values(_NAFLEX_SUPPORTED)
+    given.require_known_names(_NAFLEX, _NAFLEX_SUPPORTED, _NAFLEX_NEUTRAL)
+    a = given.read(_NAFLEX)
+    pool, kind = a["global_pool"], a["pos_embed"] or "none"
+    if pool not in POOLS:
+        given.refuse("global_pool")
+    if kind not in ("none", "learned", "factorized"):
+        given.refuse("pos_embed")
+    if a["embed_norm_layer"] and _norm_kind(given, "embed_norm_layer") != _norm_kind(given, "norm_layer"):
+        given.refuse("embed_norm_layer")
+    if pool == "map" and (a["scale_mlp_norm"] or not a["proj_bias"]):  # the MLP of the pool has biases and no norm
+        given.refuse("proj_bias" if not a["proj_bias"] else "scale_mlp_norm")
+    if (a["attn_pool_mlp_ratio"] or a["mlp_ratio"]) != a["mlp_ratio"]:
+        given.refuse("attn_pool_mlp_ratio")
+    factorized, prefix = kind == "factorized", a["class_token"] + a["reg_tokens"]
+    if factorized and a["pos_embed_ar_preserving"] and len(set(a["pos_embed_grid_size"])) > 1:
+        given.refuse("pos_embed_ar_preserving")  # it then resizes positions even on their own grid
+    after_pool = pool == "avg" if a["fc_norm"] is None else bool(a["fc_norm"])
+    common = _common(given, {**_COMMON, **a})
+    return {
+        **{name: value for name, value in common.items() if name != "image_size"},
+        "tokens.registers": a["reg_tokens"],
+        "tokens.patch_bias": not a["pre_norm"],
+        "tokens.crop": False,
+        "positions.kind": "none" if kind == "none" else "learned",
+        "positions.rotary": "none",
+        **({} if kind == "none" else {"positions.covers": "none", "positions.factorized": factorized}),
+        "attention.qkv_bias": "qkv" if a["qkv_bias"] else "none",
+        "attention.proj_bias": bool(a["proj_bias"]),
+        "attention.out_norm": bool(a["scale_attn_inner_norm"]),
+        "mlp.activation": _activation(given, {**a, "mlp_layer": None}, pool),
+        "mlp.bias": bool(a["proj_bias"]),
+        "mlp.norm": bool(a["scale_mlp_norm"]),
+        "mlp_dim": int(a["embed_dim"] * a["mlp_ratio"]),
+        "norms.order": "pre",
+        "norms.mlp_layer_scale": True,
+        "norms.after_patches": bool(a["embed_norm_layer"]),
+        "norms.before_blocks": bool(a["pre_norm"]),
+        "norms.after_blocks": bool(a["final_norm"]) and not after_pool,
+        "norms.after_pool": bool(a["final_norm"]) and after_pool,
+        "norms.layer_scale": a["init_values"] or None,
+        "head.pool_prefix": bool(a["pool_include_prefix"] and prefix and pool in ("avg", "map")),
+        "head.pool_heads": a["attn_pool_num_heads"] if pool == "map" else None,
+        # One-dimensional tables are interpolated linearly, whatever the mode.
+        "resampling.kernel": "bilinear" if factorized else a["pos_embed_interp_mode"],
+        "resampling.antialias": bool(a["pos_embed_antialias"]) and not factorized,
+        "resampling.align_corners": bool(a["pos_embed_align_corners"]) and not factorized,
+        "resampling.square": bool(a["pos_embed_ar_preserving"]),
+    }
+
+
 def _plain(given: _Arguments, a: Mapping[str, Any], after_pool: bool) -> Fields:
     """Return the fields that have the same values in all models with relative positions."""
     if a["global_pool"] not in ("token", "avg", ""):
@@ -491,4 +591,5 @@ _CLASSES: dict[str, Callable[[_Arguments], Fields]] = {
     "Eva": _eva,
     "Beit": _beit,
     "VisionTransformerRelPos": _rel_pos,
+    "NaFlexVit": _naflex,
 }

@@ -19,16 +19,28 @@ def _join(*tables: str) -> str:
     return "\n".join(tables)
 
 
-_RELATIVE = ("rel_pos", "blocks.attn.rel_pos")
+_FACTORS = ("pos_embed_",)  # beginnings of the names of factorized positions
+RELATIVE = ("rel_pos", "blocks.attn.rel_pos")
 _POOL_MLP = ("attn_pool.mlp.fc1", "attn_pool.mlp.norm", "attn_pool.mlp.fc2")
 _POOL_MLP_LINES = "\n".join(line for line in ungated(torch.TABLE).splitlines() if line.strip().startswith(_POOL_MLP))
 _VIT = replace_keys(
-    torch.TABLE, {}, ("pre_logits", "blocks.attn.q_bias", "blocks.attn.v_bias", "blocks.attn.freqs", *_RELATIVE, *_POOL_MLP)
+    torch.TABLE,
+    {},
+    (*_FACTORS, "pre_logits", "blocks.attn.q_bias", "blocks.attn.v_bias", "blocks.attn.freqs", *RELATIVE, *_POOL_MLP),
 )
 _PACKED_EVA = replace_keys(
     torch.TABLE,
     {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"},
-    ("pre_logits", "dist_token", "head_dist", "patch_embed.norm", "blocks.attn.freqs", *_RELATIVE, *_POOL_MLP),
+    (
+        "pos_embed_",
+        "pre_logits",
+        "dist_token",
+        "head_dist",
+        "patch_embed.norm",
+        "blocks.attn.freqs",
+        *RELATIVE,
+        *_POOL_MLP,
+    ),
 )
 _PACKED_EVA = _join(_PACKED_EVA, "blocks.attn.freqs | rope.freqs | xy block head pair", _POOL_MLP_LINES)
 _AROUND_BLOCKS = _join(replace_keys(_VIT, {}, ("blocks.",)), _POOL_MLP_LINES)

@@ -17,6 +17,8 @@ TABLE = """
     dist_token              | dist_token              | 1 1 width
     reg_token               | reg_token               | 1 register width
     pos_embed               | pos_embed               | 1 token width
+    pos_embed_y             | pos_embed_y             | 1 row width
+    pos_embed_x             | pos_embed_x             | 1 column width
     rel_pos.table           | rel_pos.table           | offset head
     rel_pos.fc1.weight      | rel_pos.fc1.weight      | offset_ff yx
     rel_pos.fc1.bias        | rel_pos.fc1.bias        | offset_ff

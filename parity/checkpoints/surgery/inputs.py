@@ -13,7 +13,7 @@ from vit_spec import InputError, Pixels, Resampling, ViTConfig, nearest, resampl
 
 Size = int | tuple[int, int]  # (height, width), or the side of a square
 
-PROJECTION, TABLE = "patch_embed.proj.weight", "pos_embed"
+PROJECTION, TABLE, FACTORS = "patch_embed.proj.weight", "pos_embed", ("pos_embed_y", "pos_embed_x")
 
 # How libraries resample learned positions to another grid.
 MODES: dict[str, Resampling] = {
@@ -81,7 +81,12 @@ def resize(
         )
     if config.grid != before.grid and config.positions.kind == "learned":
         matrices = resampling_matrices(before.replace(resampling=config.resampling), config.grid)
-        changes[TABLE] = _resample_positions(parameter(checkpoint, TABLE), before, *matrices)
+        if before.positions.factorized:
+            for name, matrix in zip(FACTORS, matrices, strict=True):
+                table = parameter(checkpoint, name)
+                changes[name] = round_to(matrix @ to_float64(table), table.dtype)
+        else:
+            changes[TABLE] = _resample_positions(parameter(checkpoint, TABLE), before, *matrices)
         done.append(
             f"{TABLE} {_format_value(before.grid)} -> {_format_value(config.grid)}, {_format_value(config.resampling)}"
         )
@@ -110,7 +115,7 @@ def _format_value(value: tuple[int, int] | Resampling) -> str:
     """Return "14x24" or "bicubic antialias"."""
     if isinstance(value, tuple):
         return f"{value[0]}x{value[1]}"
-    flags = [name for name in ("antialias", "align_corners") if getattr(value, name)]
+    flags = [name for name in ("antialias", "align_corners", "square") if getattr(value, name)]
     return " ".join([value.kernel, *flags, *([f"offset {value.offset}"] if value.offset else [])])
 
 

@@ -74,20 +74,47 @@ def find_mlp_roles(layers: Sequence[Unit], sizes: Mapping[Unit, int], width: int
 
 
 def _attention_roles(layers: Sequence[Unit], sizes: Mapping[Unit, int], width: int, heads: int | None) -> Iterator[Roles]:
-    """Yield the roles of the layers of attention: one or three for queries, keys and values, and the output projection."""
-    if len(layers) not in (1, 2, 3, 4):
+    """Yield the roles of the layers of attention: for queries, keys and values one to three, and the output projection."""
+    total = sum(sizes[unit] for unit in layers)
+    for proj in (None, *layers[-1:]):
+        inputs = layers if proj is None else layers[:-1]
+        inner = total // ((3 if proj is None else 4) * width)
+        counts = (
+            [sizes[unit] / (inner * width) for unit in inputs] if inner else []
+        )  # 1 for queries alone, 2 for two of them
+        if sorted(counts) not in ([3], [1, 2], [1, 1, 1]) or (proj and sizes[proj] != inner * width):
+            continue
+        fields: dict[str, Any] = {"inner": inner, "attention.proj": proj is not None}
+        leaves: dict[str, Leaf] = {}
+        if proj:
+            fields["attention.proj_bias"] = proj.bias is not None
+            leaves |= leaves_of("blocks.attn.proj", proj)
+        if heads:
+            fields["num_heads"] = heads
+        for found in _pair_roles(inputs, counts) if len(inputs) == 2 else _input_roles(inputs):
+            yield found | Roles(fields, leaves)
+
+
+def _pair_roles(layers: Sequence[Unit], counts: Sequence[float]) -> Iterator[Roles]:
+    """Yield the roles of two layers, of which one is for two of queries, keys and values, the likeliest first."""
+    if len({unit.bias is None for unit in layers}) != 1:
         return
-    has_proj = len(layers) in (2, 4)
-    inputs, proj = (layers[:-1], layers[-1]) if has_proj else (layers, None)
-    total = sum(sizes[unit] for unit in inputs)
-    inner = total // (3 * width)
-    if total != 3 * inner * width or len({sizes[unit] for unit in inputs}) != 1 or not inner:
-        return
-    if proj and sizes[proj] != inner * width:
-        return
+    single, pair = sorted(layers, key=lambda unit: counts[layers.index(unit)])
+    pieces = [("[qkv=0]", "[qkv=1:kv]"), ("[qkv=2]", "[qkv=0:kv]")]
+    for several in pieces if "value" not in _words_of(single) else reversed(pieces):
+        leaves = {
+            f"{name}{piece}": leaf
+            for unit, piece in zip((single, pair), several, strict=True)
+            for name, leaf in leaves_of("blocks.attn.qkv", unit).items()
+        }
+        yield Roles({"attention.qkv_bias": "none" if single.bias is None else "qkv"}, leaves)
+
+
+def _input_roles(inputs: Sequence[Unit]) -> Iterator[Roles]:
+    """Yield the roles of one layer for queries, keys and values, or of three."""
     ordered = by_name(inputs) if len(inputs) == 3 else list(inputs)
     given = [unit.bias is not None for unit in ordered]
-    fields: dict[str, Any] = {"inner": inner, "attention.proj": proj is not None}
+    fields: dict[str, Any] = {}
     leaves: dict[str, Leaf] = {}
     if len(inputs) == 3 and sum(given) == 2:  # keys have no bias, because it does not change the softmax
         missing = given.index(False)
@@ -101,28 +128,26 @@ def _attention_roles(layers: Sequence[Unit], sizes: Mapping[Unit, int], width: i
     else:
         return
     found = join(ordered, "qkv", "blocks.attn.qkv")
-    if found is None:
-        return
-    if proj:
-        fields["attention.proj_bias"] = proj.bias is not None
-        leaves |= leaves_of("blocks.attn.proj", proj)
-    if heads:
-        fields["num_heads"] = heads
-    yield found | Roles(fields, leaves)
+    if found is not None:
+        yield found | Roles(fields, leaves)
 
 
 def by_name(units: Sequence[Unit]) -> list[Unit]:
     """Return the three layers of queries, keys and values in this order, if names tell two, else in the order of use."""
     named = {}
     for unit in units:
-        parts = [word for part in unit.weight.key.replace("/", ".").split(".") for word in words_of(part)]
-        found = [word for word in ("query", "key", "value") if word in parts]
+        found = [word for word in ("query", "key", "value") if word in _words_of(unit)]
         if len(found) == 1:
             named[found[0]] = unit
     rest = [unit for unit in units if unit not in named.values()]
     if len(named) < 2 or len(named) + len(rest) != 3:
         return list(units)
     return [named[word] if word in named else rest[0] for word in ("query", "key", "value")]
+
+
+def _words_of(unit: Unit) -> list[str]:
+    """Return the words in the key of a layer, in one spelling."""
+    return [word for part in unit.weight.key.replace("/", ".").split(".") for word in words_of(part)]
 
 
 def join(units: Sequence[Unit], axis: str, name: str) -> Roles | None:

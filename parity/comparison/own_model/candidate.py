@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+from parity.checkpoints.columns import Piece, parameter_of, pieces_of
 from parity.checkpoints.config_inference import build_config
-from parity.checkpoints.layout import Axis, Layout
+from parity.checkpoints.layout import FIXED_SIZES, Axis, Layout
 from parity.comparison.own_model.block_roles import Roles
 from parity.comparison.own_model.model import Array
 from parity.comparison.own_model.twin import by_row
@@ -25,12 +26,15 @@ class Candidate:
     Attributes:
         roles: the parameters by the names of the rows, the words in keys, and the config fields.
         depth: the number of blocks.
-        dims: row -> the axes of the dimensions of its arrays, where they are chosen already; else they are the likeliest.
+        dims: row, or piece of one -> the axes of the dimensions of its arrays, where they are chosen already; else they are
+            the likeliest.
+        orders: "qkv" or "kv" -> the index that each index of this axis has in the arrays, if their order is not ours.
     """
 
     roles: Roles
     depth: int
     dims: Mapping[str, Dims] = field(default_factory=dict)
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def with_fields(self, **fields: Any) -> "Candidate":
         """Return the candidate with other config fields; two underscores stand for a dot."""
@@ -45,6 +49,10 @@ class Candidate:
         """Return the candidate with another layout of a row."""
         return replace(self, dims={**self.dims, name: dims})
 
+    def with_order(self, axis: str, order: tuple[int, ...]) -> "Candidate":
+        """Return the candidate with another order of queries, keys and values, or of keys and values, in arrays."""
+        return replace(self, orders={axis: order})
+
     @cached_property
     def config(self) -> ViTConfig:
         """The config.
@@ -56,33 +64,43 @@ class Candidate:
 
     @cached_property
     def column(self) -> dict[str, Layout]:
-        """The layout of each row of the config.
+        """The layout of each row of the config, or of each piece of one.
 
         Raises:
             InputError: the parameters are not those of the config, or a shape does not fit.
         """
         declared, leaves = rows(self.config), self.roles.leaves
-        if wrong := [f"the parameter {leaves[name].key}" for name in leaves if name not in declared]:
+        if wrong := [f"the parameter {leaves[name].key}" for name in leaves if parameter_of(name) not in declared]:
             raise InputError(f"the config has no place for {wrong[0]}")
-        if missing := [name for name in declared if name not in leaves]:
+        names = {name: pieces_of(leaves, name) for name in declared}
+        if missing := [name for name, pieces in names.items() if not pieces]:
             raise InputError(f"no parameter is {missing[0]}")
-        found = {}
-        for name in declared:
+        found = dict[str, Layout]()
+        for name in (piece for pieces in names.values() for piece in pieces):
             dims = self.dims.get(name) or next(iter(self.layouts_of(name)), None)
             if dims is None:
-                raise InputError(
-                    f"{leaves[name].key} {leaves[name].shape} does not fit the axes {' '.join(declared[name].axes)}"
-                )
+                axes = " ".join(Piece.parse(name).axes(declared[parameter_of(name)].axes))
+                raise InputError(f"{leaves[name].key} {leaves[name].shape} does not fit the axes {axes}")
             words = {axis: self.roles.words[axis] for axis in leaves[name].axes if axis in self.roles.words}
             part = leaves[name].part
-            axes = (tuple(part if part and a == part.name else Axis(a, a, 0) for a in dim) for dim in dims)
-            found[name] = Layout(leaves[name].key, tuple(axes), words)
+            merged = (tuple(part if part and a == part.name else Axis(a, a, 0) for a in dim) for dim in dims)
+            found |= self._in_order(Piece.parse(name), Layout(leaves[name].key, tuple(merged), words))
         return found
 
+    def _in_order(self, piece: Piece, layout: Layout) -> dict[str, Layout]:
+        """Return the layout of a piece, or the layouts of its single indices if their order in the array is not ours."""
+        for axis, order in self.orders.items():
+            if axis in {each.name for each in layout.array_axes} and piece.parameter.startswith("blocks.attn.qkv."):
+                return {
+                    str(Piece(piece.parameter, "qkv", piece.start + n)): layout.cut(axis, stored, None)
+                    for n, stored in enumerate(order)
+                }
+        return {str(piece): layout}
+
     def layouts_of(self, name: str) -> list[Dims]:
-        """Return the ways in which the axes of a row fit the shape of its arrays, the likeliest first."""
-        leaf, row = self.roles.leaves[name], rows(self.config)[name]
-        axes = tuple(axis for axis in row.axes if axis not in leaf.axes)
+        """Return the ways in which the axes of a row, or of a piece, fit the shape of its arrays, the likeliest first."""
+        leaf, row = self.roles.leaves[name], rows(self.config)[parameter_of(name)]
+        axes = tuple(axis for axis in Piece.parse(name).axes(row.axes) if axis not in leaf.axes)
         if leaf.part:  # the array has another axis, of which the row takes a part
             axes = (leaf.part.name, *(axis for axis in axes if axis != leaf.part.parameter_axis))
         return _layouts(leaf.shape, axes, tuple(self.config.sizes[axis] for axis in axes), leaf.stacked)
@@ -90,12 +108,18 @@ class Candidate:
     def fits_heads(self, heads: int) -> bool:
         """Return whether the shapes of the weights of attention allow a number of heads."""
         fields = self.roles.fields
-        sizes = {"block": self.depth, "qkv": 3, "head": heads, "dim": fields["inner"] // heads, "width": fields["width"]}
+        sizes = {
+            "block": self.depth,
+            "head": heads,
+            "dim": fields["inner"] // heads,
+            "width": fields["width"],
+        } | FIXED_SIZES
         for name, axes in (("qkv", ("block", "qkv", "head", "dim", "width")), ("proj", ("block", "width", "head", "dim"))):
-            leaf = self.roles.leaves.get(f"blocks.attn.{name}.weight")
-            rest = tuple(axis for axis in axes if leaf is None or axis not in leaf.axes)
-            if leaf and not _layouts(leaf.shape, rest, tuple(sizes[axis] for axis in rest), leaf.stacked):
-                return False
+            for piece in pieces_of(self.roles.leaves, f"blocks.attn.{name}.weight"):
+                leaf = self.roles.leaves[piece]
+                rest = tuple(axis for axis in Piece.parse(piece).axes(axes) if axis not in leaf.axes)
+                if not _layouts(leaf.shape, rest, tuple(sizes[axis] for axis in rest), leaf.stacked):
+                    return False
         return True
 
     def fits_pool_heads(self, heads: int | None) -> bool:
@@ -108,7 +132,7 @@ class Candidate:
         return by_row(self.column, self.config, arrays)
 
     def keys_of(self, name: str) -> list[str]:
-        """Return the keys of a row's arrays."""
+        """Return the keys of the arrays of a row, or of a piece."""
         return self.column[name].keys(self.config.sizes)
 
 
@@ -140,7 +164,12 @@ def _layouts(shape: tuple[int, ...], axes: tuple[str, ...], sizes: tuple[int, ..
     return [((first, *dims) if stacked else dims) for dims in found[:_MAX_LAYOUTS]]
 
 
-_GROUPS = ({"qkv", "head", "dim"}, {"qkv", "kv", "pool_head", "pool_dim"}, {"rgb", "ph", "pw"}, {"glu", "ff"})
+_GROUPS = (
+    {"qkv", "kv", "head", "dim"},
+    {"qkv", "kv", "pool_head", "pool_dim"},
+    {"rgb", "ph", "pw"},
+    {"glu", "ff"},
+)
 
 
 def _is_group(axes: tuple[str, ...]) -> bool:

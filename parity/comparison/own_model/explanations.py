@@ -1,7 +1,6 @@
 """Known causes for which a stage of the search differs: properties that neither `ViTConfig` nor a table can express."""
 
 from collections.abc import Callable, Iterable
-from itertools import islice, permutations
 
 import numpy as np
 
@@ -12,8 +11,6 @@ from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, Stage
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 
 Change = Callable[[dict[str, Array]], dict[str, Array]]  # of the weights of a twin, by row
-
-_MAX_REORDERED = 24  # layouts to try with queries, keys and values in another order
 
 
 class Explanations:
@@ -38,7 +35,7 @@ class Explanations:
                 "attention that --like finds; is there another rotation, a bias of the scores, a mask or a window?"
             )
             return detail, REMEDY
-        return self._of_attention(candidate) if stage is ATTENTION else ("", REMEDY)
+        return "", REMEDY
 
     def _of_stem(self, candidate: Candidate) -> tuple[str, str]:
         leaves, count = candidate.roles.leaves, self._options.count_prefix(candidate)
@@ -55,21 +52,6 @@ class Explanations:
                 )
         if "pre_logits.weight" in leaves:
             return f"ViTConfig has tanh after {leaves['pre_logits.weight'].key}: is there another activation?", REMEDY
-        return "", REMEDY
-
-    def _of_attention(self, candidate: Candidate) -> tuple[str, str]:
-        leaf, names = candidate.roles.leaves["blocks.attn.qkv.weight"], ("queries", "keys", "values")
-        for order in [] if "qkv" in leaf.axes else permutations(range(3)):
-
-            def reorder(values: dict[str, Array], order: tuple[int, ...] = order) -> dict[str, Array]:
-                return {n: v[:, order] if n.startswith("blocks.attn.qkv.") else v for n, v in values.items()}
-
-            if self._agree(islice(self._options.attention(candidate, is_usual=True), _MAX_REORDERED), ATTENTION, reorder):
-                shown = ", ".join(names[order.index(n)] for n in range(3))
-                return (
-                    f"{leaf.key} has {shown} in this order, not queries, keys, values",
-                    "reorder its entries and those of its bias in the checkpoint and in a copy of the class",
-                )
         return "", REMEDY
 
     def _agree(self, candidates: Iterable[Candidate], stage: Stage, change: Change) -> bool:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, permutations, product
 from typing import Any
 
+from parity.checkpoints.columns import Piece, pieces_of
+from parity.checkpoints.layout import FIXED_SIZES
 from parity.comparison.own_model.candidate import Candidate, Dims
 from parity.comparison.own_model.model import Trace
 from vit_spec import InputError
@@ -16,6 +18,7 @@ _ROTARY = ("axial", "dinov3", "eva", "rope_vit")
 _ROTARY_BASES = (100.0, 10000.0)
 _ROTARY_GRIDS = (None, (16, 16), (14, 14))  # a grid of the model's own size is the same as None
 _MAX_SKIPS = 50  # layouts to try with values added to the output of attention
+_MAX_ORDERED = 4  # layouts to try with other orders of queries, keys and values
 _MAX_CANDIDATES = 500  # from one of the functions below
 
 
@@ -110,6 +113,8 @@ class Options:
                     ordered = chosen.with_words("qkv", order) if words else chosen
                     layouts = _layouts(ordered, ("blocks.attn.qkv.weight", "blocks.attn.proj.weight"))
                     (other if m else usual).append(layouts)
+                if not words and n < named and not m:
+                    other.append([each for layout in usual[-1][:_MAX_ORDERED] for each in _other_orders(layout)])
         followers = ("blocks.attn.qkv.bias", "blocks.attn.q_bias", "blocks.attn.v_bias")
         for each in chain(_round_robin(usual), _round_robin(other)):
             yield _follow(each, "blocks.attn.qkv.weight", followers)
@@ -250,7 +255,7 @@ def _by_likelihood(choices: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 def _layouts(candidate: Candidate, names: Sequence[str]) -> list[Candidate]:
     """Return the candidate with all layouts of some rows; [] if its config is invalid."""
-    present = [name for name in names if name in candidate.roles.leaves]
+    present = [piece for name in names for piece in pieces_of(candidate.roles.leaves, name)]
     try:
         options: list[list[tuple[str, Dims]]] = [[(name, dims) for dims in candidate.layouts_of(name)] for name in present]
     except (InputError, KeyError):
@@ -264,10 +269,20 @@ def _layouts(candidate: Candidate, names: Sequence[str]) -> list[Candidate]:
     return found
 
 
+def _other_orders(candidate: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate with each other order of queries, keys and values in their array, or of two of them."""
+    pieces = [Piece.parse(name) for name in pieces_of(candidate.roles.leaves, "blocks.attn.qkv.weight")]
+    for axis in (piece.part if piece.axis else "qkv" for piece in pieces):
+        if axis is not None:
+            _, *orders = permutations(range(FIXED_SIZES[axis]))
+            yield from (candidate.with_order(axis, order) for order in orders)
+
+
 def _follow(candidate: Candidate, name: str, others: Sequence[str]) -> Candidate:
     """Return the candidate with the axes of biases in the order that they have in the weight."""
-    order = [axis for dim in candidate.dims.get(name, ()) for axis in dim]
-    for other in others:
+    for weight, other in product(pieces_of(candidate.roles.leaves, name), others):
+        order = [axis for dim in candidate.dims.get(weight, ()) for axis in dim]
+        other += weight.removeprefix(name)  # the same piece
         if other in candidate.roles.leaves:
             layouts = candidate.layouts_of(other)
             axes = {axis for dims in layouts[:1] for dim in dims for axis in dim}

@@ -6,6 +6,7 @@ from math import prod
 
 import numpy as np
 
+from parity.checkpoints.columns import pieces_of
 from parity.comparison.localisation import module_scales
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.model import Array, OwnModel
@@ -71,7 +72,8 @@ def prove(model: OwnModel, candidate: Candidate, own: Mapping[str, Array], image
             found[kind][name] = float(ErrorNorms.of(gradient, expected[name]).relative_rms(scales[name]))
         for name, difference in found[kind].items():
             if not difference <= FLOAT64_TOLERANCE:
-                what = "the output" if name == OUTPUT else f"the gradient of {candidate.column[name].key}"
+                keys = [candidate.column[piece].key for piece in pieces_of(candidate.column, name)]
+                what = "the output" if name == OUTPUT else f"the gradient of {' and '.join(keys)}"
                 weights_text = "the weights of the checkpoint" if kind == "own" else "random weights"
                 raise InputError(f"{what} differs by {difference:.1e} (relRMS in float64) with {weights_text}")
     return Proof(found)

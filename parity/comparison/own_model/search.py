@@ -16,7 +16,7 @@ from parity.comparison.own_model.options import Options
 from parity.comparison.own_model.stages import ALL, ATTENTION, POOL, STAGES, Failure, Stage
 from parity.comparison.own_model.twin import Twin
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
-from vit_spec import InputError, rows
+from vit_spec import InputError
 
 _FLOAT32 = 1e-10, 1e-6  # differences between these may come from rounding to float32
 _COMPILED = 12  # configs that JAX compiles as a whole; few models need more
@@ -175,7 +175,7 @@ class Search:
             if not any(off):
                 continue
             for key, indices in layout.indexed_keys(sizes, {}):
-                axes = [axis for axis in rows(candidate.config)[name].axes if axis not in indices]
+                axes = sorted(set(layout.parameter_axes) - set(indices), key=lambda axis: axis != "block")
                 weights[key] = np.array(weights[key])
                 view = layout.view(weights[key], sizes, indices, axes)
                 if axes[:1] == ["block"]:

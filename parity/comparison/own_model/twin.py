@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkpoints.columns import align, parameter_of, row_column
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Layout
 from parity.checkpoints.weights import nest
@@ -54,16 +55,15 @@ class Twin:
 
 def by_row(column: Mapping[str, Layout], config: ViTConfig, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return arrays by row, with the axes of the row, from arrays by key."""
-    sizes, found = config.sizes, {}
-    for name, layout in column.items():
-        row = rows(config)[name]
-        axes = [axis for axis in row.axes if axis not in layout.key_axes]
-        out = np.empty(0)
+    sizes, found = config.sizes, dict[str, Array]()
+    source, target = align(column, row_column(config, {parameter_of(name): None for name in column}))
+    for name, layout in source.items():
+        row, axes = rows(config)[parameter_of(name)], target[name].parameter_axes
+        rest = [axis for axis in axes if axis not in layout.key_axes]
         for key, indices in layout.indexed_keys(sizes, {}):
-            view = layout.view(np.asarray(arrays[key]), sizes, indices, axes)
-            out = out if out.size else np.empty(row.shape, view.dtype)
-            out[tuple(indices.get(axis, slice(None)) for axis in row.axes)] = view
-        found[name] = out
+            view = layout.view(np.asarray(arrays[key]), sizes, indices, rest)
+            out = found.setdefault(row.name, np.empty(row.shape, view.dtype))
+            target[name].view(out, sizes, {}, axes)[tuple(indices.get(axis, slice(None)) for axis in axes)] = view
     return found
 
 

@@ -113,6 +113,8 @@ MODELS: dict[str, str | dict[str, Any]] = {
     "hf-siglip": "siglip_b32",
     "hf-clip": "clip_b32",
     "hf-vit-mae": "mae_b16",
+    "hf-beit": "beit_b16",
+    "hf-data2vec": "beit_b16",
     "dino": "dino_s16",
     "dinov2": "dinov2_s14",
     "dinov3": "dinov3_s16",

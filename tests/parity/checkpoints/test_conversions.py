@@ -24,6 +24,7 @@ UNNAMED = (  # published models that have no name in vit_spec
     DINOV2.replace(num_classes=5, head={"pool": "token_mean"}),
     DINOV2.replace(num_classes=5, head={"pool": "token_mean"}, mlp={"activation": "swiglu"}),
     small_config(vit_spec.get("deit_b16_distilled")).replace(num_classes=0),
+    small_config(vit_spec.get("beit_b16")).replace(num_classes=0),
     PLAIN.replace(attention={"qkv_bias": "none"}, norms=NORM_AFTER_POOL_ONLY),
     PLAIN.replace(
         tokens={"class_token": False},

@@ -21,6 +21,12 @@ BARE = VIT.replace(num_classes=0)
 DINO = {"norms": {"layer_scale": 1.0}, "head": {"pool": "token_mean"}}
 PATCHES = {"class_token": False}
 ROTARY = {"kind": "none", "rotary": "dinov3"}
+BEIT = {
+    "positions": {"kind": "none", "relative": "table"},
+    "attention": {"qkv_bias": "qv"},
+    "norms": {"eps": 1e-12, "layer_scale": 0.1, "after_blocks": False, "after_pool": True},
+    "head": {"pool": "mean"},
+}
 CONFIGS = {
     "hf-vit": VIT.replace(norms={"eps": 1e-12}),
     "hf-deit": VIT.replace(tokens={"distillation": True}, norms={"eps": 1e-12}),
@@ -30,6 +36,8 @@ CONFIGS = {
     "hf-siglip": BARE.replace(tokens=PATCHES, head={"pool": "attention"}),
     "hf-clip": VIT.replace(tokens={"patch_bias": False}, norms={"before_blocks": True}, head={"bias": False}),
     "hf-vit-mae": BARE.replace(norms={"eps": 1e-12}),
+    "hf-beit": VIT.replace(**BEIT),
+    "hf-data2vec": VIT.replace(**BEIT).replace(positions={"relative_shared": True}),
 }
 HEADS = {"num_heads": 1}  # no tensor shows it
 NAMES_BY_KEYS = [name for name in CONFIGS if name != "hf-vit-mae"]  # "hf-vit-mae" has the keys of "hf-vit"
@@ -60,12 +68,13 @@ def write_config_json(tmp_path, **fields):
 
 def recognised_format(tmp_path, format, prefix=""):
     """Return the format that `parity` recognises in a file without metadata whose keys have a prefix."""
-    path = file_without_metadata(tmp_path, CONFIGS[format.partition(":")[0]], format, prefix)
-    return parity.load(path, given=HEADS).format
+    config = CONFIGS[format.partition(":")[0]]
+    path = file_without_metadata(tmp_path, config, format, prefix)
+    return parity.load(path, given=HEADS if config.positions.relative == "none" else None).format
 
 
 def test_a_file_is_recognised_by_its_keys(tmp_path):
-    variants = [f"{name}:{layout}" for name in NAMES_BY_KEYS for layout in ("v4", "v5")]
+    variants = [f"{name}:{layout}" for name in NAMES_BY_KEYS for layout in ("v4", "v5") if layout in get(name).tables]
     assert [recognised_format(tmp_path, variant) for variant in variants] == variants
 
 
@@ -117,6 +126,8 @@ MODELS = {  # model_type -> format, and a config without a classifier
     "siglip_vision_model": ("hf-siglip", WIDE.replace(tokens=PATCHES, head={"pool": "attention"})),
     "clip_vision_model": ("hf-clip", WIDE.replace(tokens={"patch_bias": False}, norms={"before_blocks": True})),
     "vit_mae": ("hf-vit-mae", WIDE.replace(norms={"eps": 1e-12})),
+    "beit": ("hf-beit", WIDE.replace(**BEIT)),
+    "data2vec-vision": ("hf-data2vec", WIDE.replace(**BEIT)),
 }
 
 
@@ -163,6 +174,10 @@ UNSUPPORTED_CLASSES = [
     ("deit", "DeiTForImageClassification", "the class token alone"),
     ("clip_vision_model", "CLIPForImageClassification", "the mean of the patches before the last norm"),
     ("siglip_vision_model", "SiglipForImageClassification", "the mean of the patches after the last norm"),
+    ("beit", "BeitBackbone", "feature maps without a norm"),
+    ("beit", "BeitForMaskedImageModeling", "logits of visual tokens for each patch"),
+    ("beit", "BeitForSemanticSegmentation", "logits for each pixel"),
+    ("data2vec-vision", "Data2VecVisionForSemanticSegmentation", "logits for each pixel"),
 ]
 
 
@@ -193,6 +208,8 @@ def test_the_outputs_of_a_class_that_returns_no_single_vector_are_an_assumption(
     assert (found.field, found.value) == ("outputs", f"{token}, after the last norm; {name} returns {returned}")
 
 
+CLASS_TOKEN = {"norms": {"after_blocks": True, "after_pool": False}, "head": {"pool": "token"}}  # of Beit
+LAST_BLOCK = {"norms": {"after_blocks": False, "after_pool": False}, "head": {"pool": "token"}}
 EXACT = [
     ("vit", "ViTForImageClassification", {}),
     ("vit", "ViTForImageClassification", {"num_classes": 7}),
@@ -203,6 +220,11 @@ EXACT = [
     ("siglip_vision_model", "SiglipVisionModel", {}),
     ("clip_vision_model", "CLIPVisionModel", {}),
     ("clip_vision_model", "CLIPVisionModelWithProjection", {"num_classes": 7, "head": {"bias": False}}),
+    ("beit", "BeitModel", {}),
+    ("beit", "BeitModel", CLASS_TOKEN),
+    ("beit", "BeitForImageClassification", {"num_classes": 7}),
+    ("data2vec-vision", "Data2VecVisionForImageClassification", {}),
+    ("data2vec-vision", "Data2VecVisionForImageClassification", {**CLASS_TOKEN, "num_classes": 7}),
 ]
 
 
@@ -296,6 +318,13 @@ OPTIONS = [
     ("hf-dinov3", {"tokens": {"registers": 0}, "attention": {"qkv_bias": "qv"}, "mlp": {"activation": "swiglu"}}),
     ("hf-dinov3", {"attention": {"qkv_bias": "none", "proj_bias": False}, "positions": {"rotary_base": 50.0}}),
     ("hf-clip", {"num_classes": 0, "head": {"bias": True}, "mlp": {"activation": "quick_gelu"}}),
+    ("hf-beit", {"num_classes": 0, "positions": {"kind": "learned", "relative_shared": True}}),
+    ("hf-beit", {**CLASS_TOKEN, "positions": {"kind": "learned", "relative": "none"}, "mlp": {"activation": "relu"}}),
+    ("hf-beit", {**LAST_BLOCK, "num_classes": 0}),
+    ("hf-beit", {"norms": {"eps": 1e-6, "layer_scale": None}, "image_size": 14, "tokens": {"crop": True}}),
+    ("hf-data2vec", {"num_classes": 0}),
+    ("hf-data2vec", {**LAST_BLOCK, "num_classes": 0}),
+    ("hf-data2vec", {**CLASS_TOKEN, "num_classes": 0}),
 ]
 
 
@@ -306,6 +335,69 @@ def test_config_json_determines_the_whole_config(tmp_path, name, changes):
     remove_metadata(tmp_path / "out")
     found = parity.load(tmp_path / "out").config
     assert found == config.replace(resampling=found.resampling)  # which config.json does not state
+
+
+@pytest.mark.parametrize(("model_type", "name"), [("beit", "BeitModel"), ("data2vec-vision", "Data2VecVisionModel")])
+@pytest.mark.parametrize(("changes", "token"), [(CLASS_TOKEN, "norm"), (LAST_BLOCK, "block")], ids=["norm", "block"])
+def test_the_output_of_a_beit_without_a_pooler_is_an_assumption(tmp_path, model_type, name, changes, token):
+    """A BeitModel without mean pooling has a pooler without parameters."""
+    found = {each.field: each.value for each in parity.load(folder_of_class(tmp_path, model_type, [name], changes)).assumed}
+    why = "the weights lack the pooler of BeitModel" if name == "BeitModel" else "Data2VecVisionModel returns all tokens"
+    text = f"the class token, after the last {token}; {why}"
+    assert found == ({} if (name, token) == ("BeitModel", "norm") else {"outputs": text})
+
+
+@pytest.mark.parametrize("prefix", ["", "beit."])
+def test_the_index_of_relative_positions_in_old_files_is_not_read(tmp_path, prefix):
+    index = f"{prefix}encoder.layer.0.attention.attention.relative_position_bias.relative_position_index"
+    variant = "hf-beit:v4" if prefix else "hf-beit:v4-bare"
+    config = CONFIGS["hf-beit"].replace(num_classes=5 if prefix else 0)
+    found = parity.load(file_without_metadata(tmp_path, config, variant, **{index: np.zeros((10, 10), np.int64)}))
+    assert found.format == variant
+    assert [line for line in found.left if "numbers that follow from the grid of patches" in line]
+
+
+BEIT_JSON = {"model_type": "beit", "image_size": 12, "patch_size": 4, "hidden_size": 12, "use_relative_position_bias": True}
+
+
+@pytest.mark.parametrize(
+    "fields, words",
+    [
+        (
+            {"use_shared_relative_position_bias": True},
+            "and use_shared_relative_position_bias: both together",
+        ),
+        ({"use_relative_position_bias": False}, "positions.relative='none', but its tensors show 'table'"),
+        ({"use_absolute_position_embeddings": True}, "have a position table, and the file has none"),
+        ({"use_mean_pooling": False}, "norms.after_blocks=True, but its tensors show False"),
+        ({"layer_scale_init_value": 0.0}, r"4 unexpected: 'beit\.encoder\.layer\.0\.lambda_1'"),
+        ({"layer_scale_init_value": "small"}, "do not describe a config"),
+        ({"image_size": [12, 20]}, r"says image_size \[12, 20\]: only squares are supported"),
+        ({"patch_size": [4, 2]}, r"says patch_size \[4, 2\]: only squares are supported"),
+        ({"head_dim": 5}, "head_dim=5, which format 'hf-beit' does not know"),
+        ({"num_attention_heads": 4}, "num_heads=4, but its tensors show 3"),
+    ],
+)
+def test_a_config_json_that_contradicts_a_beit_is_refused(tmp_path, fields, words):
+    path = file_without_metadata(tmp_path, CONFIGS["hf-beit"], "hf-beit")
+    stated = {"num_attention_heads": 3, "architectures": ["BeitForImageClassification"]}
+    write_config_json(tmp_path, **{**BEIT_JSON, **stated, **fields})
+    with pytest.raises(InputError, match=words) as caught:
+        parity.load(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["config.json", ""])
+def test_a_beit_with_tables_of_both_kinds_or_a_bias_of_keys_is_refused(tmp_path, file):
+    table = "beit.encoder.relative_position_bias.relative_position_bias_table"
+    bias = "beit.encoder.layer.0.attention.attention.key.bias"
+    for key, shape in ((table, (28, 3)), (bias, (12,))):
+        path = file_without_metadata(tmp_path, CONFIGS["hf-beit"], "hf-beit", **{key: np.ones(shape, np.float32)})
+        if file:
+            write_config_json(tmp_path, **BEIT_JSON, num_attention_heads=3, architectures=["BeitForImageClassification"])
+        with pytest.raises(InputError, match=r"table|key\.bias") as caught:
+            parity.load(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_config_json_distinguishes_vit_and_vit_mae(tmp_path):
@@ -334,9 +426,11 @@ def test_every_behaviour_that_no_tensor_shows_is_an_assumption_without_config_js
     path = file_without_metadata(tmp_path, config, format)
     found = {each.field: each.value for each in parity.load(path, format=format).assumed}
     assert COMMON_BEHAVIOUR | {"outputs"} <= found.keys()
-    assert ("use of positions" in found) == (format != "hf-dinov3")
+    beit = format in ("hf-beit", "hf-data2vec")
+    assert ("use of positions" in found) == (format != "hf-dinov3" and not beit)
+    assert ("relative positions" in found) == beit
     assert ("head.pool_heads" in found) == (format == "hf-siglip")
-    assert ("mean pooling" in found) == (format != "hf-siglip")
+    assert ("mean pooling" in found) == (format != "hf-siglip" and not beit)
     assert ("masked patches" in found) == (format == "hf-vit-mae")
 
 
@@ -602,6 +696,19 @@ def test_the_written_mlp_ratio_of_the_giant_is_the_published_one():
         ("hf-clip", {"head": {"bias": True}}, "head.bias=True"),
         ("hf-clip", {"norms": {"before_blocks": False}}, "norms.before_blocks=False"),
         ("hf-vit-mae", {"num_classes": 5}, "no key for head.weight"),
+        ("hf-beit", {"attention": {"qkv_bias": "qkv"}}, "attention.qkv_bias='qkv', only 'qv'"),
+        ("hf-beit", {"image_size": (12, 20)}, r"image_size=\(12, 20\), only \(12, 12\)"),
+        ("hf-beit", {"positions": {"relative": "mlp", "relative_dim": 4}}, "positions.relative='mlp'"),
+        (
+            "hf-beit",
+            {"head": {"pool": "token"}},
+            "'token' with norms.after_blocks=False and norms.after_pool=True",
+        ),
+        ("hf-beit", LAST_BLOCK, "head.pool='token' with norms.after_blocks=False and norms.after_pool=False"),
+        ("hf-beit", {"norms": {"layer_scale": 0.0}}, "norms.layer_scale=0.0, only positive numbers"),
+        ("hf-beit", {"head": {"pool_prefix": True}}, "head.pool_prefix=True"),
+        ("hf-data2vec", {"tokens": {"registers": 1}}, "no key for reg_token"),
+        ("hf-data2vec", {"head": {"hidden": 7}}, "head.hidden=7"),
     ],
 )
 def test_a_config_that_the_format_cannot_store_is_refused_by_field(name, changes, words):

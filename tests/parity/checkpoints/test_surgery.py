@@ -179,6 +179,18 @@ def test_given_resampling_is_no_longer_assumed():
     assert [each.field for each in after.assumed] == ["norms.eps"]
 
 
+@pytest.mark.parametrize("square", [False, True])
+def test_factorized_positions_are_resized_as_the_model_resizes_them(square):
+    rule = {"kernel": "bilinear", "antialias": False, "square": square}
+    config = TINY.replace(positions={"covers": "none", "factorized": True}, resampling=rule)
+    before, size = weights(config), (20, 8)
+    after, line = surgery.resize(before, size)
+    assert parameter(after, "pos_embed_y").shape == (5, config.width)
+    larger = images(config.replace(image_size=size))
+    assert same_function(before, after, larger, larger)
+    assert line.endswith(f"pos_embed 2x3 -> 5x2, bilinear{' square' * square}")
+
+
 # Patches --------------------------------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,9 @@ PROVEN = {
     f"{MORE}:Changed('conv1d')": ["layers.{block}.attn.to_qkv.weight | (qkv head dim) width 1"],
     f"{MORE}:Changed('head first')": ["layers.{block}.attn.to_qkv.weight | (head qkv dim) width"],
     f"{MORE}:Changed('dim head')": ["layers.{block}.attn.to_qkv.weight | (qkv dim head) width"],
+    f"{MORE}:Changed('values first')": [
+        "blocks.attn.qkv.weight[qkv=2] | layers.{block}.attn.to_qkv.weight | (qkv=0 head dim) width"
+    ],
     f"{MORE}:Changed('positions of patches, class token last')": [
         "pos_embed | pos | 1 token width",
         "set: head.pool=token",
@@ -99,7 +102,6 @@ REFUSED = {
     f"{MORE}:Changed('temperature')": r"no place for \[layers.\{block\}.temperature \(\)\].*multiply it into the weights",
     f"{MORE}:Changed('temperature of heads')": r"no place for \[layers.\{block\}.temperature \(4, 1, 1\)\]",
     f"{MORE}:Changed('float32')": r"computes an array \(2, 4, 25, 25\) in float32; .* without .float\(\)",
-    f"{MORE}:Changed('values first')": "to_qkv.weight has values, queries, keys in this order, not .*; reorder",
     f"{MORE}:Changed('gelu in the head')": "ViTConfig has tanh after fc.0.weight: is there another activation",
     f"{MORE}:Tutorial": r"q_mappings.0.weight \(16, 16\) has no dimension of the width 64, which each layer",
 }

@@ -14,6 +14,7 @@ from timm.layers.create_act import _ACT_LAYER_DEFAULT
 from timm.layers.pos_embed_sincos import RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed
 from timm.models import list_models, save_for_hf
 from timm.models import vision_transformer as vit
+from timm.models.naflexvit import NaFlexVit
 from timm.models.qwen3_vit import Qwen3VitEncoder
 from torch import nn
 
@@ -77,6 +78,9 @@ def image_size(model: nn.Module) -> tuple[int, int]:
     if isinstance(_encoder(model), Qwen3VitEncoder):  # it accepts any image size; this is the size of its position table
         side = _encoder(model).pos_embed_grid_size * _encoder(model).patch_embed.patch_size[0]
         return side, side
+    if isinstance(model, NaFlexVit):  # likewise
+        grid = model.embeds.pos_embed_grid_size or (16, 16)
+        return tuple(length * side for length, side in zip(grid, model.embeds.patch_size, strict=True))
     own = getattr(getattr(_encoder(model), "patch_embed", None), "img_size", None)
     return tuple(own or model.pretrained_cfg["input_size"][1:])
 
@@ -371,8 +375,17 @@ def _assume_no_bare_norms(model: nn.Module, value: str) -> None:
                 setattr(module, name, nn.Identity())
 
 
+def _patch_size(model: nn.Module) -> tuple[int, int]:
+    embedding = model.embeds if isinstance(model, NaFlexVit) else _encoder(model).patch_embed
+    return tuple(embedding.patch_size)
+
+
+def _has_positions(model: nn.Module) -> bool:
+    return any(getattr(module, "pos_embed", None) is not None for module in (model, getattr(model, "embeds", None)))
+
+
 def _covers(model: nn.Module) -> Any:
-    return "none" if getattr(model, "no_embed_class", False) else "all"
+    return "none" if isinstance(model, NaFlexVit) or getattr(model, "no_embed_class", False) else "all"
 
 
 PROPERTIES = {
@@ -405,9 +418,9 @@ PROPERTIES = {
     "attention.scale": Property(lambda model: None),
     "attention.value_skip": Property(lambda model: False),
     "positions.covers": Property(_covers),
-    "positions.kind": Property(lambda model: "none" if getattr(model, "pos_embed", None) is None else "learned"),
+    "positions.kind": Property(lambda model: "learned" if _has_positions(model) else "none"),
     "image_size": Property(image_size),
-    "patch_size": Property(lambda model: tuple(_encoder(model).patch_embed.patch_size)),
+    "patch_size": Property(_patch_size),
     "in_channels": Property(lambda model: model.in_chans),
 }
 
@@ -590,12 +603,12 @@ def signature(architecture: str) -> tuple[Any, ...]:
             with contextlib.suppress(AttributeError):  # the class does not have this property
                 values.append((name, each.truth(model)))
     kind = type(model).__name__
-    if kind not in _READ_CLASSES or hasattr(model.patch_embed, "backbone"):
+    if kind not in _READ_CLASSES or hasattr(getattr(model, "patch_embed", None), "backbone"):
         return (kind,)  # its keys are not a plain ViT's, so one model of the class is enough
     return kind, frozenset(model.state_dict()), *values
 
 
-_READ_CLASSES = ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit", "VisionTransformerRelPos")
+_READ_CLASSES = ("VisionTransformer", "VisionTransformerDistilled", "Eva", "Beit", "VisionTransformerRelPos", "NaFlexVit")
 _SIZES = ("image_size", "patch_size", "in_channels", "num_heads")
 
 
@@ -622,6 +635,8 @@ def _one_block(architecture: str) -> dict[str, Any]:
         return {"depth": 1, "num_kv_heads": ({"base": 12, "large": 16, "huge": 16, "giant": 24}[found[1]],)}
     if architecture.startswith("qwen3_vit"):
         return {"depth": 1, "pos_embed_grid_size": 16}
+    if architecture.startswith("naflexvit") and "radio" in architecture:  # its grid of 128 x 128 would take long
+        return {"depth": 1, "pos_embed_grid_size": (16, 16)}
     return {"depth": 1}
 
 
@@ -688,6 +703,10 @@ DISTINCT = tuple(
     deit_tiny_distilled_patch16_224
     beit_base_patch16_224
     naflexvit_base_patch16_gap
+    naflexvit_base_patch16_parfac_gap
+    naflexvit_base_patch16_map
+    naflexvit_base_patch16_siglip
+    naflexvit_base_patch16_radio_v3
     vit_tiny_r_s16_p8_224
     vit_relpos_small_patch16_224
     vit_relpos_small_patch16_rpn_224

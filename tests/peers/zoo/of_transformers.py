@@ -88,6 +88,11 @@ def _normed(model: nn.Module, pixels: Tensor) -> Tensor:
     return (model.layernorm if hasattr(model, "layernorm") else model.norm)(hidden)[:, 0]
 
 
+def _last_block(model: nn.Module, pixels: Tensor) -> Tensor:
+    """Return the class token after the last block of a Beit, which has a norm after it only without mean pooling."""
+    return model.beit.layernorm(model(pixels, output_hidden_states=True).hidden_states[-1])[:, 0]
+
+
 _TEXT = {"num_hidden_layers": 1, "vocab_size": 99, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
 _TOWERS = {"vision_config": {"num_hidden_layers": 1}, "text_config": _TEXT}
 _CAPTIONER = {
@@ -155,8 +160,11 @@ CLASSES = {
         ("BeitForImageClassification",),
         ("BeitForImageClassification, absolute", output, {"use_absolute_position_embeddings": True}),
         ("BeitModel",),
+        ("BeitBackbone", _last_block),
         ("Data2VecVisionForImageClassification",),
+        ("BeitForImageClassification, relative", output, {"use_relative_position_bias": True}),
         ("Data2VecVisionModel",),
+        ("Data2VecVisionModel, shared", output, {"use_shared_relative_position_bias": True}),
         ("IJepaForImageClassification",),
         ("IJepaModel", _mean),
         ("Aimv2VisionModel",),
@@ -307,6 +315,8 @@ def _assume_pooler(model: nn.Module, value: str) -> None:
 
 def _pool(model: nn.Module) -> str:
     """Return the pool of a class; "token" for a class that does not pool, whose class token `run` takes."""
+    if re.match("Beit|Data2VecVision", type(model).__name__):  # the norm of the pooler is that of the mean
+        return "mean" if any(name.endswith("pooler.layernorm.weight") for name, _ in model.named_parameters()) else "token"
     return "token_mean" if re.match("Dinov2.*ForImageClassification", type(model).__name__) else "token"
 
 
@@ -346,6 +356,11 @@ def _assume_no_windows(model: nn.Module, value: str) -> None:
     model.config.num_windows = 1
 
 
+def _positions(model: nn.Module) -> str:
+    is_added = getattr(vision_config(model), "use_absolute_position_embeddings", _rotary(model) != "dinov3")
+    return "learned" if is_added else "none"
+
+
 def _base(model: nn.Module) -> Any:
     return float(getattr(vision_config(model), "rope_theta", 100.0))
 
@@ -362,7 +377,7 @@ PROPERTIES = {
     "norms.eps": Property(_eps, _assume_eps),
     "mlp.activation": Property(_activation, _assume_activation),
     "num_heads": Property(lambda model: vision_config(model).num_attention_heads),
-    "positions.kind": Property(lambda model: "none" if _rotary(model) == "dinov3" else "learned"),
+    "positions.kind": Property(_positions),
     "positions.rotary": Property(_rotary),
     "positions.rotary_base": Property(_base),
     "rotation": Property(lambda model: AS_ASSUMED),  # `_rotary` reports the difference
@@ -379,6 +394,7 @@ PROPERTIES = {
     "residual connections": Property(lambda model: AS_ASSUMED),
     "norms without weights": Property(lambda model: AS_ASSUMED),
     "patch extraction": Property(lambda model: AS_ASSUMED),
+    "relative positions": Property(lambda model: AS_ASSUMED),
     "use of blocks": Property(lambda model: AS_ASSUMED),
     "further operations": Property(lambda model: AS_ASSUMED),
     "code around the model": Property(lambda model: AS_ASSUMED),  # the properties above describe it
@@ -408,6 +424,13 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "num_labels": (0, 1, 3),
     "rotary_share": (0.5,),  # transformers does not know this field and the next one, and stores them
     "attention_scale": (2.0,),
+}
+_BEIT = {
+    "use_absolute_position_embeddings": (True,),
+    "use_relative_position_bias": (True,),
+    "use_shared_relative_position_bias": (True,),
+    "use_mean_pooling": (False,),
+    "layer_scale_init_value": (0.0,),
 }
 _POOLED = {"qkv_bias": (False,), "pooler_act": ("relu", "tanh", "gelu"), "pooler_output_size": (100,)}
 _FIELDS_OF_CLASS: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -441,13 +464,8 @@ _FIELDS_OF_CLASS: dict[str, dict[str, tuple[Any, ...]]] = {
         "out_indices": ([0], [0, 1]),
     },
     "Siglip": {"vision_use_head": (False,)},
-    "Beit": {
-        "use_absolute_position_embeddings": (True,),
-        "use_relative_position_bias": (True,),
-        "use_shared_relative_position_bias": (True,),
-        "use_mean_pooling": (False,),
-        "layer_scale_init_value": (0.0,),
-    },
+    "Data2VecVision": _BEIT,
+    "Beit": _BEIT,
     "Aimv2": {"use_head": (False,), "qkv_bias": (True,), "mlp_bias": (True,), "is_native": (True,)},
 }
 
