@@ -44,7 +44,7 @@ def find_block_roles(leaves: Sequence[Leaf], width: int) -> Iterator[Roles]:
         sizes = {unit: unit.weight.size * (heads or 1 if "head" in unit.weight.axes else 1) for unit in layers}
         for count in (2, 3):
             for mlp, attention in ((layers[-count:], layers[:-count]), (layers[:count], layers[count:])):
-                for first in _mlp_roles(mlp, sizes, width):
+                for first in find_mlp_roles(mlp, sizes, width, "blocks.mlp"):
                     for second in _attention_roles(attention, sizes, width, heads):
                         for rest in _norm_roles(
                             others, attention, mlp, second.fields["inner"], first.fields["mlp_dim"], width
@@ -52,8 +52,8 @@ def find_block_roles(leaves: Sequence[Leaf], width: int) -> Iterator[Roles]:
                             yield first | second | rest
 
 
-def _mlp_roles(layers: Sequence[Unit], sizes: Mapping[Unit, int], width: int) -> Iterator[Roles]:
-    """Yield the roles of the two layers of an MLP, or of the three of a gated one."""
+def find_mlp_roles(layers: Sequence[Unit], sizes: Mapping[Unit, int], width: int, name: str) -> Iterator[Roles]:
+    """Yield the roles of the two layers of an MLP, or of the three of a gated one; `name` begins those of their rows."""
     if len(layers) < 2:
         return
     *first, second = layers
@@ -63,10 +63,10 @@ def _mlp_roles(layers: Sequence[Unit], sizes: Mapping[Unit, int], width: int) ->
         return
     if len(first) > 1 and ratio != 2:
         return
-    found = _join(first, "glu", "blocks.mlp.fc1")
+    found = join(first, "glu", f"{name}.fc1")
     if found is None:
         return
-    leaves = {**found.leaves, **leaves_of("blocks.mlp.fc2", second)}
+    leaves = {**found.leaves, **leaves_of(f"{name}.fc2", second)}
     fields: dict[str, Any] = {"mlp_dim": hidden, "mlp.bias": biases.pop()}
     if ratio == 2:
         fields["mlp.activation"] = "swiglu"
@@ -112,7 +112,7 @@ def _pair_roles(layers: Sequence[Unit], counts: Sequence[float]) -> Iterator[Rol
 
 def _input_roles(inputs: Sequence[Unit]) -> Iterator[Roles]:
     """Yield the roles of one layer for queries, keys and values, or of three."""
-    ordered = _by_name(inputs) if len(inputs) == 3 else list(inputs)
+    ordered = by_name(inputs) if len(inputs) == 3 else list(inputs)
     given = [unit.bias is not None for unit in ordered]
     fields: dict[str, Any] = {}
     leaves: dict[str, Leaf] = {}
@@ -127,19 +127,22 @@ def _input_roles(inputs: Sequence[Unit]) -> Iterator[Roles]:
         fields["attention.qkv_bias"] = "qkv" if given[0] else "none"
     else:
         return
-    found = _join(ordered, "qkv", "blocks.attn.qkv")
+    found = join(ordered, "qkv", "blocks.attn.qkv")
     if found is not None:
         yield found | Roles(fields, leaves)
 
 
-def _by_name(units: Sequence[Unit]) -> list[Unit]:
-    """Return the layers of queries, keys and values in this order, if their names tell it, else in the order of use."""
+def by_name(units: Sequence[Unit]) -> list[Unit]:
+    """Return the three layers of queries, keys and values in this order, if names tell two, else in the order of use."""
     named = {}
     for unit in units:
         found = [word for word in ("query", "key", "value") if word in _words_of(unit)]
         if len(found) == 1:
             named[found[0]] = unit
-    return [named[word] for word in ("query", "key", "value")] if len(named) == 3 else list(units)
+    rest = [unit for unit in units if unit not in named.values()]
+    if len(named) < 2 or len(named) + len(rest) != 3:
+        return list(units)
+    return [named[word] if word in named else rest[0] for word in ("query", "key", "value")]
 
 
 def _words_of(unit: Unit) -> list[str]:
@@ -147,7 +150,7 @@ def _words_of(unit: Unit) -> list[str]:
     return [word for part in unit.weight.key.replace("/", ".").split(".") for word in words_of(part)]
 
 
-def _join(units: Sequence[Unit], axis: str, name: str) -> Roles | None:
+def join(units: Sequence[Unit], axis: str, name: str) -> Roles | None:
     """Return the roles of layers that are one row, with the axis in the key; None if their keys have no common pattern."""
     if len(units) == 1:
         return Roles({}, leaves_of(name, units[0]))

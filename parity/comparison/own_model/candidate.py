@@ -15,7 +15,7 @@ from vit_spec import InputError, ViTConfig, rows
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension of an array, the axes merged into it
 
-_NOT_OF_CONFIG = ("inner", "token_mean", "output_axes")  # facts that are no fields
+_NOT_OF_CONFIG = ("inner", "pool_inner", "token_mean", "output_axes")  # facts that are no fields
 _MAX_LAYOUTS = 48  # of one parameter
 
 
@@ -82,8 +82,9 @@ class Candidate:
                 axes = " ".join(Piece.parse(name).axes(declared[parameter_of(name)].axes))
                 raise InputError(f"{leaves[name].key} {leaves[name].shape} does not fit the axes {axes}")
             words = {axis: self.roles.words[axis] for axis in leaves[name].axes if axis in self.roles.words}
-            layout = Layout(leaves[name].key, tuple(tuple(Axis(a, a, 0) for a in dim) for dim in dims), words)
-            found |= self._in_order(Piece.parse(name), layout)
+            part = leaves[name].part
+            merged = (tuple(part if part and a == part.name else Axis(a, a, 0) for a in dim) for dim in dims)
+            found |= self._in_order(Piece.parse(name), Layout(leaves[name].key, tuple(merged), words))
         return found
 
     def _in_order(self, piece: Piece, layout: Layout) -> dict[str, Layout]:
@@ -100,6 +101,8 @@ class Candidate:
         """Return the ways in which the axes of a row, or of a piece, fit the shape of its arrays, the likeliest first."""
         leaf, row = self.roles.leaves[name], rows(self.config)[parameter_of(name)]
         axes = tuple(axis for axis in Piece.parse(name).axes(row.axes) if axis not in leaf.axes)
+        if leaf.part:  # the array has another axis, of which the row takes a part
+            axes = (leaf.part.name, *(axis for axis in axes if axis != leaf.part.parameter_axis))
         return _layouts(leaf.shape, axes, tuple(self.config.sizes[axis] for axis in axes), leaf.stacked)
 
     def fits_heads(self, heads: int) -> bool:
@@ -118,6 +121,11 @@ class Candidate:
                 if not _layouts(leaf.shape, rest, tuple(sizes[axis] for axis in rest), leaf.stacked):
                     return False
         return True
+
+    def fits_pool_heads(self, heads: int | None) -> bool:
+        """Return whether the shapes of the weights of attention pooling allow a number of heads."""
+        chosen = self.with_fields(head__pool="attention", head__pool_heads=heads)
+        return all(chosen.layouts_of(f"attn_pool.{name}.weight") for name in ("q", "kv", "proj"))
 
     def to_rows(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return arrays by row, with the axes of the row, from arrays by key."""
@@ -156,7 +164,12 @@ def _layouts(shape: tuple[int, ...], axes: tuple[str, ...], sizes: tuple[int, ..
     return [((first, *dims) if stacked else dims) for dims in found[:_MAX_LAYOUTS]]
 
 
-_GROUPS = ({"qkv", "head", "dim"}, {"kv", "head", "dim"}, {"rgb", "ph", "pw"}, {"glu", "ff"})
+_GROUPS = (
+    {"qkv", "kv", "head", "dim"},
+    {"qkv", "kv", "pool_head", "pool_dim"},
+    {"rgb", "ph", "pw"},
+    {"glu", "ff"},
+)
 
 
 def _is_group(axes: tuple[str, ...]) -> bool:
@@ -192,7 +205,15 @@ def _merged(length: int, axes: tuple[str, ...], lengths: Mapping[str, int]) -> I
 
 def _inputs_first(axes: tuple[str, ...]) -> tuple[str, ...]:
     """Return the axes of a weight with those of its inputs first, as in Flax."""
-    for inputs in (("rgb", "ph", "pw"), ("head", "dim"), ("width",), ("ff",), ("pooled",), ("feature",)):
+    for inputs in (
+        ("rgb", "ph", "pw"),
+        ("head", "dim"),
+        ("pool_head", "pool_dim"),
+        ("width",),
+        ("ff",),
+        ("pooled",),
+        ("feature",),
+    ):
         if axes[-len(inputs) :] == inputs and len(axes) > len(inputs):
             moved = ("ph", "pw", "rgb") if inputs[0] == "rgb" else inputs
             return (*moved, *axes[: -len(inputs)])

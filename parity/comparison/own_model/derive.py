@@ -19,7 +19,8 @@ from parity.comparison.own_model.images import image_shapes
 from parity.comparison.own_model.model import Array, ImageShape, OwnModel, Trace, as_float64
 from parity.comparison.own_model.options import Options
 from parity.comparison.own_model.proof import Proof, check_other_inputs, prove, random_weights
-from parity.comparison.own_model.search import Failure, Search
+from parity.comparison.own_model.search import Search
+from parity.comparison.own_model.stages import Failure
 from parity.comparison.own_model.structures import find_candidates
 from parity.comparison.own_model.table import table_text
 from parity.comparison.own_model.twin import Twin
@@ -28,10 +29,6 @@ from vit_spec import InputError, ViTConfig
 from vit_spec.config import coerce_field
 
 _SEED = 0
-_REMEDY = (
-    "state what is known with --set FIELD=VALUE, or write a table by hand, such as the one that `python -m parity formats "
-    "--show torch` prints"
-)
 
 
 @dataclass(frozen=True)
@@ -196,8 +193,8 @@ def _derive_for(model: OwnModel, weights: OwnWeights, images: ImageShape, given:
         return _finish(model, weights, found, pixels, given)
     further = [each for each in failures if isinstance(each, Failure)]
     if further:
-        worst = max(further, key=lambda each: (each.stage, -each.difference))
-        raise InputError(f"no config of ViTConfig computes the same function: {worst}; {_REMEDY}")
+        worst = max(further, key=lambda each: each.progress)
+        raise InputError(f"no config of ViTConfig computes the same function: {worst}")
     raise _NoStructure(str(failures[0]))
 
 
@@ -226,7 +223,7 @@ def _search(
 ) -> Candidate | Failure:
     shapes = {key: array.shape for key, array in model.weights.items()}
     options = Options(model.settings, trace, dict(given))
-    search = Search(model, options, trial, pixels)
+    search = Search(model, options, trial, pixels, trace.narrowed)
     candidates = find_candidates(shapes, trace.order, images, output)
     return search.find(each.with_fields(output_axes=len(output)) for each in candidates)
 
@@ -284,7 +281,9 @@ def _read_with(derived: _Derived, model: OwnModel, source: StrPath, **options: A
     images = np.random.default_rng(_SEED).standard_normal((2, *expected.image_size, expected.in_channels))
     same = read.keys() == (arrays := twin.arrays(expected, values)).keys()
     same = same and all(np.array_equal(read[key], array) for key, array in arrays.items())
-    outputs = [twin.run(config, values, images) for config in (expected, checkpoint.config)] if same else []
+    outputs = (
+        [twin.run(config, values, images, is_compiled=True) for config in (expected, checkpoint.config)] if same else []
+    )
     if not same or not np.array_equal(outputs[0], outputs[1]):
         raise InputError("its table reads another model than the one that was proven: report this as a bug")
     return checkpoint

@@ -227,12 +227,19 @@ def _flatten(tree: Any, path: str = "") -> Iterator[tuple[str, Array]]:
 def _let_compute_in_float64(model: Any) -> None:
     """Let the layers of an NNX module that fix their dtype compute in float64, as `double()` does in PyTorch.
 
-    nnx.Embed fixes the dtype of its initial values.
+    nnx.Embed fixes the dtype of its initial values.  Attention without dropout calls jax.nn.dot_product_attention, whose
+    softmax is in float32; with dropout it computes the same function by itself, in the dtype of its inputs.
     """
     import jax.numpy as jnp
     from flax import nnx
 
+    def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        options |= {"dropout_rate": options["dropout_rate"] or 0.5}  # without effect: it is deterministic
+        return nnx.dot_product_attention(query, key, value, **options)
+
     for _, inner in nnx.iter_graph(model):
+        if isinstance(inner, nnx.MultiHeadAttention) and inner.attention_fn is nnx.dot_product_attention:
+            inner.attention_fn = attention
         dtype = getattr(inner, "dtype", None) if isinstance(inner, nnx.Module) else None
         if dtype is not None and jnp.issubdtype(dtype, jnp.floating):
             inner.dtype = jnp.float64
@@ -265,6 +272,7 @@ def _walk(jaxpr: Any, names: Mapping[Any, str], trace: Trace) -> None:
         if not inner:
             for name in filter(None, known):
                 trace.use(name)
+            trace.convert(*([v.aval for v in several] for several in (equation.invars, equation.outvars)))
 
 
 def _inner_jaxprs(value: Any) -> Iterator[Any]:

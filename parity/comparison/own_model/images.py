@@ -7,7 +7,7 @@ from typing import Any
 
 from parity.comparison.own_model.model import ImageShape
 
-_SIZE = re.compile(r"im(age|g)|input|resolution|(^|_)(res|size|shape)($|_)", re.IGNORECASE)
+_SIZE = re.compile(r"im(age|g)|input|resolution|^chw$|(^|_)(res|size|shape)($|_)", re.IGNORECASE)
 _NOT_SIZE = re.compile(r"patch|kernel|hidden|vocab|batch|window|head|mlp|embed|stride|channel|class", re.IGNORECASE)
 _CHANNELS = re.compile(r"chan|in_c|^c$", re.IGNORECASE)
 _USUAL_SIZES = (224, 32, 28, 64, 96, 128, 384, 256, 48, 16, 512)

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from parity.checkpoints.layout import Axis
+
 Shape = tuple[int, ...]
 
 _NUMBER = re.compile(r"(?<![0-9{+])\d+(?![0-9}])")
@@ -22,6 +24,7 @@ class Leaf:
         rank: the position of the first of them in the order of their use.
         axes: the axes in the key.
         stacked: whether the first axis of the array is that of the blocks.
+        part: the axis of the array of which the parameter takes a part; None if it takes all of the array.
     """
 
     key: str
@@ -29,6 +32,7 @@ class Leaf:
     rank: int
     axes: tuple[str, ...] = ()
     stacked: bool = False
+    part: Axis | None = None
 
     @property
     def inner_shape(self) -> Shape:

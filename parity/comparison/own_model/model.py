@@ -1,7 +1,7 @@
 """A model of the user as a function of its weights and of images, in float64 on CPU, whatever its framework is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,8 +14,9 @@ Array = NDArray[Any]
 Weights = Mapping[str, Array]
 
 FIXED_DTYPE = (
-    "if a part of it has a fixed dtype, it cannot be compared in float64: let that part compute in the dtype of its inputs "
-    "(in flax dtype=None, in torch no .float() or dtype=torch.float32)"
+    "a part with a fixed dtype cannot be compared in float64: in a copy of the class, let it compute in the dtype of its "
+    "inputs (in torch without .float() or dtype=torch.float32; in Flax with dtype=None, and jax.nn.softmax in place of "
+    "jax.nn.dot_product_attention, whose softmax is always in float32)"
 )
 
 
@@ -35,10 +36,12 @@ class Trace:
     Attributes:
         order: the keys of the weights, in the order in which operations first use them.
         numbers: the floating-point constants of the operations, in order.
+        narrowed: the shape and the dtype of the first array that was computed from float64 in another precision; else "".
     """
 
     order: list[str] = field(default_factory=list)
     numbers: list[float] = field(default_factory=list)
+    narrowed: str = ""
 
     def use(self, key: str) -> None:
         """Record the use of a weight."""
@@ -49,6 +52,14 @@ class Trace:
         """Record a constant."""
         if isinstance(value, float) and value == value and value not in self.numbers:
             self.numbers.append(value)
+
+    def convert(self, before: Iterable[Any], after: Iterable[Any]) -> None:
+        """Record an operation by the arrays that it reads and those that it returns, if it reduces their precision."""
+        if self.narrowed or not any(str(each.dtype).endswith("float64") for each in before):
+            return
+        for each in after:
+            if str(each.dtype).endswith(("float32", "float16")):
+                self.narrowed = f"{tuple(each.shape)} in {str(each.dtype).removeprefix('torch.')}"
 
 
 class OwnModel(ABC):

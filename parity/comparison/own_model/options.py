@@ -16,6 +16,7 @@ _EPS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-3)
 _ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu", "quick_gelu", "mish", "none")
 _ROTARY = ("axial", "dinov3", "eva", "rope_vit")
 _ROTARY_BASES = (100.0, 10000.0)
+_ROTARY_GRIDS = (None, (16, 16), (14, 14))  # a grid of the model's own size is the same as None
 _MAX_SKIPS = 50  # layouts to try with values added to the output of attention
 _MAX_ORDERED = 4  # layouts to try with other orders of queries, keys and values
 _MAX_CANDIDATES = 500  # from one of the functions below
@@ -36,7 +37,10 @@ class Options:
     def initial(self, candidate: Candidate) -> Candidate:
         """Return the candidate with a value for each field that it needs."""
         fields = {"num_heads": next(iter(self.heads(candidate))), **candidate.roles.fields}
-        return candidate.with_fields(**{**fields, **self.given})
+        first = candidate.with_fields(**{**fields, **self.given})
+        if "pool_inner" in fields:
+            first = first.with_fields(head__pool_heads=self.pool_heads(first)[0])
+        return first
 
     def contradiction(self, candidate: Candidate) -> str:
         """Return the field of `given` that the parameters contradict; "" if there is none."""
@@ -91,16 +95,19 @@ class Options:
                 for each in _layouts(ordered, ("blocks.mlp.fc1.weight", "blocks.mlp.fc2.weight")):
                     yield _follow(each, "blocks.mlp.fc1.weight", ("blocks.mlp.fc1.bias",))
 
-    def attention(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Yield candidates that differ in attention: heads, layout of queries, keys and values, scale."""
+    def attention(self, candidate: Candidate, is_usual: bool = False) -> Iterator[Candidate]:
+        """Yield candidates that differ in attention: heads, layout of queries, keys and values, scale.
+
+        is_usual: yield only those with the first numbers of heads, and the first scale.
+        """
         words = candidate.roles.words.get("qkv", ())
         free = "blocks.attn.q_bias" not in candidate.roles.leaves  # else the bias shows which layer is that of the keys
         orders = list(permutations(words)) if free else [words]
         usual: list[list[Candidate]] = []
         other: list[list[Candidate]] = []
         named = len(self._named_heads(candidate)) or 3
-        for n, heads in enumerate(self.heads(candidate)):
-            for m, scale in enumerate(self._scales(candidate, heads)[: None if n < named else 1]):
+        for n, heads in enumerate(self.heads(candidate)[: named if is_usual else None]):
+            for m, scale in enumerate(self._scales(candidate, heads)[: None if n < named and not is_usual else 1]):
                 chosen = candidate.with_fields(num_heads=heads, attention__scale=scale)
                 for order in orders:
                     ordered = chosen.with_words("qkv", order) if words else chosen
@@ -112,25 +119,52 @@ class Options:
         for each in chain(_round_robin(usual), _round_robin(other)):
             yield _follow(each, "blocks.attn.qkv.weight", followers)
 
-    def rotary(self, candidate: Candidate) -> Iterator[Candidate]:
-        """Yield candidates with rotary embeddings, or with values added to the output of attention."""
-        bases = dict.fromkeys([value for value in self._numbers if value > 5] + self._named("base|theta", float, int))
-        for heads in self.heads(candidate)[:4]:
-            for kind in self._of("positions.rotary", _ROTARY):
-                for base in self._of("positions.rotary_base", [*map(float, bases), *_ROTARY_BASES]):
-                    fields = {"num_heads": heads, "positions.rotary": kind, "positions.rotary_base": base}
-                    yield from self._rotary_coordinates(candidate.with_fields(**fields), kind)
+    def value_skip(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Yield candidates with values added to the output of attention."""
         for each in islice(self.attention(candidate), _MAX_SKIPS):
             yield each.with_fields(attention__value_skip=True)
 
-    def _rotary_coordinates(self, candidate: Candidate, kind: str) -> Iterator[Candidate]:
-        if kind not in ("eva", "rope_vit"):
+    def rotary(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Yield candidates with rotary embeddings, and different layouts of attention."""
+        own = [*(value for value in self._numbers if value > 5), *self._named("base|theta", float, int)]
+        bases = self._of("positions.rotary_base", [*map(float, own), *_ROTARY_BASES])
+        starts, grids = self._of("positions.rotary_start", (0.0, 1.0)), self._of("positions.rotary_grid", _ROTARY_GRIDS)
+        kinds = []
+        for kind, base in product(self._of("positions.rotary", _ROTARY), bases):
+            places = product(starts, grids) if kind in ("eva", "rope_vit") else [(0.0, None)]
+            kinds += [(kind, base, start, grid) for start, grid in places]
+        for each, (kind, base, start, grid) in _by_likelihood([list(self.attention(candidate, is_usual=True)), kinds]):
+            yield each.with_fields(
+                positions__rotary=kind,
+                positions__rotary_base=base,
+                positions__rotary_start=start,
+                positions__rotary_grid=grid,
+            )
+
+    def pooling(self, candidate: Candidate) -> Iterator[Candidate]:
+        """Yield candidates that differ in attention pooling: heads, layouts; the candidate itself without such pooling."""
+        if candidate.config.head.pool != "attention":
             yield candidate
             return
-        size, patch = candidate.roles.fields["image_size"], candidate.roles.fields["patch_size"]
-        grid = (size[0] // patch[0], size[1] // patch[1])
-        for start, reference in product((0.0, 1.0), (None, grid, (16, 16), (14, 14))):
-            yield candidate.with_fields(positions__rotary_start=start, positions__rotary_grid=reference)
+        names = [f"attn_pool.{name}" for name in ("q", "kv", "proj", "mlp.fc1", "mlp.fc2")]
+        weights = [f"{name}.weight" for name in names]
+        several = [_layouts(candidate.with_fields(head__pool_heads=heads), weights) for heads in self.pool_heads(candidate)]
+        for each in _round_robin(several):
+            for name in names:
+                each = _follow(each, f"{name}.weight", (f"{name}.bias",))
+            yield each
+
+    def pool_heads(self, candidate: Candidate) -> list[int | None]:
+        """Return the numbers of heads of attention pooling to try; None is that of the blocks."""
+        fields = candidate.roles.fields
+        if "head.pool_heads" in self.given:
+            return [self.given["head.pool_heads"]]
+        inner, width = fields["pool_inner"], fields["width"]
+        found: list[int | None] = [None] if inner == fields["inner"] else []
+        if inner == width:
+            found += [*self._named_heads(candidate), *(n for n in range(1, width + 1) if width % n == 0)]
+            found = [None if n == fields["num_heads"] and inner == fields["inner"] else n for n in found]
+        return [heads for heads in dict.fromkeys(found) if candidate.fits_pool_heads(heads)] or found[:1]
 
     def eps(self) -> list[float]:
         """Return the epsilons to try: those of the operations and settings first."""
@@ -179,11 +213,20 @@ class Options:
         named += ["gelu_tanh"] if "tanh" in texts else []
         return list(dict.fromkeys([*named, *_ACTIVATIONS]))
 
+    def count_prefix(self, candidate: Candidate) -> int:
+        """Return the number of tokens ahead of the patches."""
+        names = ("tokens.class_token", "tokens.distillation", "tokens.registers")
+        return sum(candidate.roles.fields[name] for name in names)
+
     def _pools(self, candidate: Candidate) -> Iterator[dict[str, Any]]:
-        fields = candidate.roles.fields
-        prefix = fields["tokens.class_token"] + fields["tokens.distillation"] + fields["tokens.registers"]
+        fields, prefix = candidate.roles.fields, self.count_prefix(candidate)
         if fields["token_mean"]:
             yield {"head.pool": "token_mean"}
+            return
+        if "pool_inner" in fields:
+            yield {"head.pool": "attention"}
+            if prefix:
+                yield {"head.pool": "attention", "head.pool_prefix": True}
             return
         if fields.get("output_axes") == 3:
             yield {"head.pool": "none"}

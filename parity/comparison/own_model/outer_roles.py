@@ -8,6 +8,7 @@ from parity.comparison.any_model.names import words as words_of
 from parity.comparison.own_model.block_roles import Roles, leaves_of
 from parity.comparison.own_model.keys import Leaf
 from parity.comparison.own_model.model import ImageShape
+from parity.comparison.own_model.pooling_roles import find_pooling_roles
 from parity.comparison.own_model.units import Unit, find_units
 
 Sizes = tuple[int, int]
@@ -127,16 +128,32 @@ def _token_names(singles: Sequence[Leaf], registers: Sequence[Leaf]) -> Iterator
 
 
 def find_head_roles(
-    leaves: Sequence[Leaf], width: int, output: tuple[int, ...], norm_bias: bool, distillation: bool
+    leaves: Sequence[Leaf], width: int, output: tuple[int, ...], block: Roles, distillation: bool
 ) -> Iterator[Roles]:
     """Yield the roles of the parameters that are used after the blocks, the likeliest first.
 
     output: the shape of the output.
+    block: the roles in a block.
     """
     single = _single_output(leaves, width) if output[-1] == 1 else None
     units = find_units([leaf for leaf in leaves if single is None or leaf not in single.leaves])
-    layers = [*(unit for unit in units if unit.kind == "linear"), *([single] if single else [])]
-    norms = [unit for unit in units if unit.kind != "linear"]
+    for pooling, rest in [(Roles(), units), *find_pooling_roles(units, width, block)]:
+        layers = [*(unit for unit in rest if unit.kind == "linear"), *([single] if single else [])]
+        norms = [unit for unit in rest if unit.kind != "linear"]
+        for found in _classifier_roles(layers, norms, width, output, block.fields["norms.bias"], distillation):
+            if not pooling.fields or not found.fields["token_mean"]:
+                yield pooling | found
+
+
+def _classifier_roles(
+    layers: Sequence[Unit],
+    norms: Sequence[Unit],
+    width: int,
+    output: tuple[int, ...],
+    norm_bias: bool,
+    distillation: bool,
+) -> Iterator[Roles]:
+    """Yield the roles of the layers of the classifier, and of the norms around the pooling."""
     if any((unit.kind == "norm") != norm_bias for unit in norms):
         return
     for named, fields in _layers(layers, output, width, distillation):

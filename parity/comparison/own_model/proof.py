@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from parity.checkpoints.columns import pieces_of
+from parity.comparison.localisation import module_scales
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.model import Array, OwnModel
 from parity.comparison.own_model.twin import Twin
@@ -66,7 +67,7 @@ def prove(model: OwnModel, candidate: Candidate, own: Mapping[str, Array], image
         expected_output, expected = twin.gradients(candidate.config, values, images, target)
         found[kind][OUTPUT] = float(ErrorNorms.of(output, expected_output).relative_rms())
         rows = candidate.to_rows(gradients)
-        scales = _scales(expected)
+        scales = module_scales(expected)
         for name, gradient in rows.items():
             found[kind][name] = float(ErrorNorms.of(gradient, expected[name]).relative_rms(scales[name]))
         for name, difference in found[kind].items():
@@ -96,12 +97,13 @@ def check_other_inputs(model: OwnModel, candidate: Candidate, own: Mapping[str, 
         cases.append((f"norms and biases {factor:g} times as large", large, rng.standard_normal((2, *size))))
     for what, weights, images in cases:
         output = model.run(weights, images, inference=True)
-        expected = twin.run(config, candidate.to_rows(weights), images)
+        expected = twin.run(config, candidate.to_rows(weights), images, is_compiled=True)
         if output.shape != expected.shape:
             raise InputError(f"with {what}, its output has the shape {output.shape}, expected {expected.shape}")
         signs = {key: rng.choice((-1, 1), array.shape) for key, array in weights.items()}
         disturbed = {key: array * (1 + np.finfo(np.float64).eps * signs[key]) for key, array in weights.items()}
-        noise = ErrorNorms.of(twin.run(config, candidate.to_rows(disturbed), images), expected).relative_rms()
+        disturbed_output = twin.run(config, candidate.to_rows(disturbed), images, is_compiled=True)
+        noise = ErrorNorms.of(disturbed_output, expected).relative_rms()
         difference = float(ErrorNorms.of(output, expected).relative_rms())
         if not difference <= max(FLOAT64_TOLERANCE, _ROUNDING_FACTOR * noise) or not np.isfinite(output).all():
             raise InputError(
@@ -124,17 +126,3 @@ def random_weights(weights: Mapping[str, Array], seed: int) -> dict[str, Array]:
         else:
             found[key] = rng.standard_normal(array.shape) * prod(lengths) ** -0.25
     return found
-
-
-def _scales(gradients: Mapping[str, Array]) -> dict[str, float]:
-    """Return for each gradient the root-mean-square over the gradients of its layer: see `_gradient_scales` in any_model.
-
-    Some gradients are zero except for rounding errors, such as that of a bias of keys.
-    """
-    scales = {}
-    for name in gradients:
-        module = name.rpartition(".")[0]
-        several = [array for other, array in gradients.items() if other.rpartition(".")[0] == module]
-        squares = sum(float(np.vdot(array, array)) for array in several)
-        scales[name] = (squares / max(1, sum(array.size for array in several))) ** 0.5
-    return scales

@@ -1,12 +1,15 @@
 """All hypotheses on the roles of the parameters of a model, before anything is computed with them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from parity.comparison.own_model.block_roles import Roles, find_block_roles
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.keys import Blocks, Leaf, Shape, find_blocks
 from parity.comparison.own_model.model import ImageShape
 from parity.comparison.own_model.outer_roles import find_head_roles, find_stem_roles
+from parity.comparison.own_model.units import Unit, find_units
 from vit_spec import InputError
 
 
@@ -47,25 +50,30 @@ def _roles(blocks: Blocks, images: ImageShape, output: tuple[int, ...], reasons:
     start = blocks.inner[0].rank
     before = [leaf for leaf in blocks.outer if leaf.rank < start]
     after = [leaf for leaf in blocks.outer if leaf.rank > start]
-    for width in _widths(blocks.inner):
+    widths = _widths(blocks.inner)
+    if not widths:
+        reasons.append(_no_width(blocks.inner))
+    for width in widths:
         of_blocks = list(find_block_roles(blocks.inner, width))
-        if not of_blocks:
-            reasons.append(f"the parameters of a block, {_listed(blocks.inner)}, do not fit any block of ViTConfig")
+        if not of_blocks and not reasons:
+            expected = "do not fit any block of ViTConfig"
+            reasons.append(_misfit(blocks.inner, partial(find_block_roles, width=width), "of a block", expected, width))
         for block in of_blocks:
-            norm_bias = block.fields["norms.bias"]
-            stems = list(find_stem_roles(before, width, images, norm_bias))
-            if not stems:
-                reasons.append(
-                    f"the parameters ahead of the blocks, {_listed(before)}, are not a projection of patches of images of "
-                    f"{images.height}x{images.width} with {images.channels} channels, tokens, positions and norms"
+            find_stems = partial(find_stem_roles, width=width, images=images, norm_bias=block.fields["norms.bias"])
+            stems = list(find_stems(before))
+            if not stems and not reasons:
+                expected = (
+                    f"are not a projection of patches of images of {images.height}x{images.width} with {images.channels} "
+                    "channels, tokens, positions and norms"
                 )
+                reasons.append(_misfit(before, find_stems, "ahead of the blocks", expected, width))
             for stem in stems:
-                heads = list(find_head_roles(after, width, output, norm_bias, stem.fields["tokens.distillation"]))
-                if not heads:
-                    reasons.append(
-                        f"the parameters after the blocks, {_listed(after)}, are not norms and a classifier with "
-                        f"{output[-1]} outputs"
-                    )
+                distillation = stem.fields["tokens.distillation"]
+                find_heads = partial(find_head_roles, width=width, output=output, block=block, distillation=distillation)
+                heads = list(find_heads(after))
+                if not heads and not reasons:
+                    expected = f"are not norms, attention pooling and a classifier with {output[-1]} outputs"
+                    reasons.append(_misfit(after, find_heads, "after the blocks", expected, width))
                 for head in heads:
                     yield block | stem | head
 
@@ -76,6 +84,53 @@ def _widths(leaves: Sequence[Leaf]) -> list[int]:
     common = set.intersection(*(set(leaf.inner_shape) for leaf in matrices)) - {1}
     vectors = [leaf.size for leaf in leaves if not leaf.is_matrix]
     return sorted(common, key=lambda width: -vectors.count(width))
+
+
+def _no_width(leaves: Sequence[Leaf]) -> str:
+    """Return why a block has no width: which of its matrices does not have the dimension that the largest ones have."""
+    matrices = [leaf for leaf in leaves if leaf.is_matrix]
+    entries = Counter[int]()
+    for leaf in matrices:
+        entries.update(dict.fromkeys(set(leaf.inner_shape) - {1}, leaf.size))
+    width = max(entries, key=lambda length: (entries[length], -length))
+    other = next(leaf for leaf in matrices if width not in leaf.inner_shape)
+    return (
+        f"{other.key} {other.shape} has no dimension of the width {width}, which each layer of a block must take or "
+        "return; a layer on a part of the width, such as that of one head, is the same as one on all of it whose other "
+        "entries are zero, which a copy of the class and of the checkpoint can have; any other is not in ViTConfig"
+    )
+
+
+def _misfit(
+    leaves: Sequence[Leaf], find: Callable[[Sequence[Leaf]], Iterator[Roles]], where: str, expected: str, width: int
+) -> str:
+    """Return why parameters have no roles: the layer without which the others have some; else all of them.
+
+    find: yields the roles of parameters.
+    where: where the parameters are.
+    expected: the end of a message with all of them.
+    """
+    for unit in sorted(find_units(leaves), key=lambda unit: unit.weight.size):
+        rest = [leaf for leaf in leaves if leaf not in unit.leaves]
+        if any(True for _ in find(rest)):
+            others = f"but for all other parameters {where}"
+            return f"--like has no place for {_listed(unit.leaves)}, {others}: {_kind(unit, width)}"
+    return f"the parameters {where}, {_listed(leaves)}, {expected}"
+
+
+def _kind(unit: Unit, width: int) -> str:
+    """Return what a layer without a role may be, and what to do."""
+    if unit.kind == "norm" and unit.weight.size != width:
+        return (
+            f"a norm of {unit.weight.size} entries, not of the width {width}, such as one of flattened patches ahead of "
+            "their projection, is in no config: only a model without it can be converted"
+        )
+    if unit.kind != "linear" and unit.weight.size < width:
+        return (
+            "it may be a learned temperature or gate; if it scales the scores of attention, multiply it into the weights "
+            "of the queries, in a copy of the class and in the checkpoint"
+        )
+    return "if ViTConfig has such a part, write a table by hand; otherwise only a model without it can be converted"
 
 
 def _listed(leaves: Sequence[Leaf]) -> str:

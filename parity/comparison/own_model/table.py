@@ -69,12 +69,14 @@ def hidden_fields(config: ViTConfig, given: Sequence[str]) -> dict[str, Any]:
     names = [name for name in DEFAULTS if not name.startswith(_NOT_PROVEN) and name not in _SHOWN]
     # A checkpoint of another width has another number of heads too, which its tensors may not show.
     names = ["image_size", "patch_size", "in_channels", "width", "num_heads", *names]
-    if config.positions.kind == "fixed":
-        names += ["positions.kind", "positions.table", "positions.covers"]
+    if config.positions.kind != "learned":
+        names += ["positions.kind", "positions.table", "positions.covers"][: 3 if config.positions.kind == "fixed" else 1]
     if config.positions.rotary != "none":
         names += _ROTARY[: 3 if config.positions.rotary in ("eva", "rope_vit") else 1]
     if config.head.pool in ("mean", "attention") and config.num_prefix:
         names.append("head.pool_prefix")
+    if config.head.pool == "attention":
+        names.append("head.pool_heads")
     if config.norms.shared_norm:
         names.append("norms.shared_norm")
     return {name: config.at(name) for name in dict.fromkeys([*names, *given])}

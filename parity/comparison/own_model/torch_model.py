@@ -90,11 +90,14 @@ class TorchModel(OwnModel):
 
         class Recorder(base):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                for leaf in tree_leaves((args, kwargs or {})):
+                leaves = tree_leaves((args, kwargs or {}))
+                for leaf in leaves:
                     if isinstance(leaf, torch.Tensor) and id(leaf) in names:
                         trace.use(names[id(leaf)])
                     trace.number(leaf)
-                return func(*args, **(kwargs or {}))
+                returned = func(*args, **(kwargs or {}))
+                trace.convert(*(filter(torch.is_tensor, each) for each in (leaves, tree_leaves(returned))))
+                return returned
 
         with self._running():
             tensors = self._tensors(weights)

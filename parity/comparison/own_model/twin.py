@@ -1,6 +1,7 @@
 """The twins as functions of arrays by row, in float64 on CPU: only the twin of the user's framework is imported."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -35,10 +36,14 @@ class Twin:
                 found[key] = array
         return found
 
-    def run(self, config: ViTConfig, values: Rows, images: Array) -> Array:
-        """Return the output for images (B, H, W, C)."""
+    def run(self, config: ViTConfig, values: Rows, images: Array, is_compiled: bool = False) -> Array:
+        """Return the output for images (B, H, W, C).
+
+        is_compiled: whether JAX compiles the config as a whole.  Otherwise it runs operations one by one, which it
+            compiles too: this costs as much as ten configs at first, and for each further config a tenth of one.
+        """
         arrays = {key: as_float64(array) for key, array in self.arrays(config, values).items()}
-        return _run_torch(config, arrays, images) if self.name == "torch" else _run_jax(config, arrays, images)
+        return _run_torch(config, arrays, images) if self.name == "torch" else _run_jax(config, arrays, images, is_compiled)
 
     def gradients(self, config: ViTConfig, values: Rows, images: Array, target: Array) -> tuple[Array, dict[str, Array]]:
         """Return the output, and the gradients of its mean squared error from a target, by row."""
@@ -102,16 +107,38 @@ def _torch_gradients(
     return output.detach().numpy(), {name: each.numpy() for name, each in zip(names, found, strict=True)}
 
 
-def _run_jax(config: ViTConfig, arrays: Mapping[str, Array], images: Array) -> Array:
+def _run_jax(config: ViTConfig, arrays: Mapping[str, Array], images: Array, is_compiled: bool) -> Array:
     import jax
     import jax.numpy as jnp
 
     from parity.comparison.own_model.flax_model import exact_jax
 
-    # Most configs run once: to compile one takes ten times as long as to run its operations one by one.
-    with exact_jax(), jax.disable_jit():
-        tree = jax.tree.map(jnp.asarray, nest(arrays.items()))
-        return np.asarray(_jax_function(config)(tree, jnp.asarray(images)))
+    with exact_jax(), nullcontext() if is_compiled else jax.disable_jit():
+        run = _compiled_run(config) if is_compiled else _jax_function(config)
+        return np.asarray(run(jax.tree.map(jnp.asarray, nest(arrays.items())), jnp.asarray(images)))
+
+
+@lru_cache(maxsize=4)
+def _compiled_run(config: ViTConfig) -> Any:
+    import jax
+
+    from parity.comparison.own_model.flax_model import QUICK_COMPILE
+
+    return jax.jit(_jax_function(config), compiler_options=QUICK_COMPILE)
+
+
+@lru_cache(maxsize=4)
+def _compiled_gradients(config: ViTConfig) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    from parity.comparison.own_model.flax_model import QUICK_COMPILE
+
+    def loss(tree: Any, images: Any, target: Any) -> Any:
+        output = _jax_function(config)(tree, images)
+        return jnp.square(output - target).mean(), output
+
+    return jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICK_COMPILE)
 
 
 def _jax_function(config: ViTConfig) -> Any:
@@ -127,16 +154,11 @@ def _jax_gradients(
     import jax
     import jax.numpy as jnp
 
-    from parity.comparison.own_model.flax_model import QUICK_COMPILE, exact_jax
-
-    def loss(tree: Any, images: Any, target: Any) -> Any:
-        output = _jax_function(config)(tree, images)
-        return jnp.square(output - target).mean(), output
+    from parity.comparison.own_model.flax_model import exact_jax
 
     with exact_jax():
         tree = jax.tree.map(jnp.asarray, nest(arrays.items()))
-        step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=QUICK_COMPILE)
-        found, output = step(tree, jnp.asarray(images), jnp.asarray(target))
+        found, output = _compiled_gradients(config)(tree, jnp.asarray(images), jnp.asarray(target))
     flat = {
         "/".join(str(each.key) for each in path): np.asarray(leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(found)

@@ -19,7 +19,7 @@ from parity.checkpoints.format_file import parse_format
 from parity.checkpoints.formats import registered
 from parity.comparison.own_model import DerivedTable, derive_table
 from parity.comparison.own_model.construct import build
-from parity.comparison.own_model.model import ImageShape
+from parity.comparison.own_model.model import ImageShape, select_output
 from parity.comparison.own_model.proof import prove, random_weights
 from parity.comparison.own_model.structures import find_candidates
 from parity.comparison.own_model.torch_model import TorchModel
@@ -57,9 +57,7 @@ def check_function(table: DerivedTable, model: nn.Module, folder: Path) -> None:
     assert {each.field.partition(".")[0] for each in table.checkpoint.assumed} <= {"pixels", "resampling"}
     images = torch.randn(3, table.config.in_channels, *table.config.image_size, generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
-        found = model(images)
-        found = found["logits"] if isinstance(found, dict) else found[0] if isinstance(found, tuple) else found
-        torch.testing.assert_close(twin(images), found, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(twin(images), select_output(model(images)), rtol=1e-4, atol=1e-4)
 
 
 # Proven ---------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 
 import parity
 import vit_jax
+from parity.checkpoints.format_file import parse_format
+from parity.checkpoints.formats import registered
 from parity.comparison.own_model import DerivedTable, derive_table
 from parity.comparison.own_model.construct import build
 from parity.comparison.own_model.derive import _make_model
@@ -21,12 +23,13 @@ from parity.comparison.own_model.model import ImageShape
 from parity.comparison.tolerances import FLOAT64_TOLERANCE
 from vit_spec import InputError
 
-MODULE = "tests.strangers.flax_models"
+MODULE, MORE = "tests.strangers.flax_models", "tests.strangers.more_flax_models"
 
 
 def derived(like: str, folder: Path, extra: dict[str, Any] | None = None, **options: Any) -> tuple[DerivedTable, Any]:
     """Return the table of a class and its model, with noise on the weights of the checkpoint."""
-    model = _make_model(build(f"{MODULE}:{like}"))
+    like = like if ":" in like else f"{MODULE}:{like}"
+    model = _make_model(build(like))
     assert model.fit(ImageShape(16, 24, 3, True)) == ""
     rng = np.random.default_rng(0)
     arrays = {
@@ -35,7 +38,7 @@ def derived(like: str, folder: Path, extra: dict[str, Any] | None = None, **opti
     stored = {f"params/{key}": array for key, array in arrays.items()} | model.constants | (extra or {})
     np.savez(folder / "theirs.npz", **stored)
     model.weights = arrays
-    return derive_table(f"{MODULE}:{like}", folder / "theirs.npz", **options), model
+    return derive_table(like, folder / "theirs.npz", **options), model
 
 
 STRANGERS = {
@@ -46,6 +49,14 @@ STRANGERS = {
     "Scanned": ["blocks/qkv/kernel | block width qkv head dim", "project/kernel | (ph pw rgb) width", "fc_norm"],
     "Buffered": ["set: positions.table=sincos_2d_mae", "constant: constants/table"],
     "Nnx": ["blocks/{block}/attn/{qkv}/kernel", "positions/embedding", "set: mlp.activation=silu"],
+    f"{MORE}:BigVision": [
+        "attn_pool.kv.weight | MAPHead_0/MultiHeadDotProductAttention_0/{kv}/kernel | width pool_head pool_dim",
+        "words: kv = key value",
+        "set: head.pool_heads=2",
+        "set: head.pool_prefix=True",
+    ],
+    f"{MORE}:NnxPlain": ["blocks/{block}/attn/{qkv}/kernel | width head dim", "set: mlp.activation=gelu_tanh"],
+    f"{MORE}:Attending(rotary=True)": ["set: positions.rotary=eva", "set: positions.rotary_grid=None"],
 }
 
 
@@ -63,11 +74,23 @@ def test_the_table_of_a_flax_class_is_found_and_proven(like: str, tmp_path: Path
     expected = model.run(model.weights, images)
     found = twin.apply({"params": params}, jnp.asarray(images, jnp.float32))
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-3, atol=1e-3)
+    format = parse_format(table.text, "table.txt")
+    with registered(format):
+        parity.convert(tmp_path / "ours.safetensors", tmp_path / "back.npz", format.name)
+    with np.load(tmp_path / "back.npz") as back:
+        assert all(np.array_equal(back[key], array) for key, array in model.weights.items())
 
 
 def test_a_flax_class_that_is_no_vit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no config of ViTConfig computes the same function"):
         derived("Reversed", tmp_path)
+
+
+def test_a_softmax_that_is_always_in_float32_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"1 hypothesis tried.*computes an array .* in float32; .*jax.nn.dot_product_attention"
+    ):
+        derived(f"{MORE}:Attending(fused=True)", tmp_path)
 
 
 def test_a_changed_constant_of_a_collection_is_refused(tmp_path: Path) -> None:

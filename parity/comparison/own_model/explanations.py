@@ -1,0 +1,59 @@
+"""Known causes for which a stage of the search differs: properties that neither `ViTConfig` nor a table can express."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from parity.comparison.own_model.candidate import Candidate
+from parity.comparison.own_model.model import Array
+from parity.comparison.own_model.options import Options
+from parity.comparison.own_model.stages import ATTENTION, REMEDY, STEM, Stage
+from parity.comparison.tolerances import FLOAT64_TOLERANCE
+
+Change = Callable[[dict[str, Array]], dict[str, Array]]  # of the weights of a twin, by row
+
+
+class Explanations:
+    """The causes of a difference, each found by a change of the twin's weights with which the models agree."""
+
+    def __init__(self, options: Options, difference: Callable[[Candidate, Stage, Change], float]) -> None:
+        self._options, self._difference = options, difference
+
+    def of(self, stage: Stage, candidate: Candidate, depends_on_order: bool) -> tuple[str, str]:
+        """Return why a stage differs, "" if it is not known, and what to do.
+
+        Args:
+            stage: the stage.
+            candidate: the candidate that agreed at the stage before.
+            depends_on_order: whether attention depends on the order of the patches.
+        """
+        if stage is STEM:
+            return self._of_stem(candidate)
+        if stage is ATTENTION and depends_on_order:
+            detail = (
+                "it depends on the order of the patches, but not as rotary positions do, which are the only ones within "
+                "attention that --like finds; is there another rotation, a bias of the scores, a mask or a window?"
+            )
+            return detail, REMEDY
+        return "", REMEDY
+
+    def _of_stem(self, candidate: Candidate) -> tuple[str, str]:
+        leaves, count = candidate.roles.leaves, self._options.count_prefix(candidate)
+        if "pos_embed" in leaves and candidate.roles.fields["positions.covers"] == "all" and count:
+
+            def move(values: dict[str, Array]) -> dict[str, Array]:
+                return {**values, "pos_embed": np.roll(values["pos_embed"], count, axis=0)}
+
+            if self._agree(self._options.stem_and_head(candidate), STEM, move):
+                key = leaves["pos_embed"].key
+                return (
+                    f"the class token comes after the patches, so that its row of {key} is the last one, not the first",
+                    "in a copy of the class put it first, before registers, and in the checkpoint move its row too",
+                )
+        if "pre_logits.weight" in leaves:
+            return f"ViTConfig has tanh after {leaves['pre_logits.weight'].key}: is there another activation?", REMEDY
+        return "", REMEDY
+
+    def _agree(self, candidates: Iterable[Candidate], stage: Stage, change: Change) -> bool:
+        """Return whether one of some candidates agrees after a change of its weights."""
+        return any(self._difference(each, stage, change) <= FLOAT64_TOLERANCE for each in candidates)

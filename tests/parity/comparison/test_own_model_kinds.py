@@ -1,0 +1,124 @@
+"""`parity.derive_table` with more kinds of PyTorch classes: rotary positions, attention pooling, other layers, tokens."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+import parity
+from parity.checkpoints.format_file import parse_format
+from parity.checkpoints.formats import registered
+from parity.comparison.own_model import DerivedTable
+from parity.comparison.own_model.construct import build
+from parity.comparison.tolerances import FLOAT64_TOLERANCE
+from tests.parity.comparison.test_own_model import check_function, derived, trained
+from vit_spec import InputError
+
+ROTARY, MORE = "tests.strangers.rotary_models", "tests.strangers.more_torch_models"
+
+
+def check_round_trip(table: DerivedTable, like: str, folder: Path) -> None:
+    """Check that other weights of the class are the same after they were written as ours and back with the table."""
+    other = trained(like, seed=5)
+    torch.save(other.state_dict(), folder / "other.pth")
+    format = parse_format(table.text, "table.txt")
+    with registered(format):
+        parity.convert(folder / "other.pth", folder / "other.safetensors", "torch")
+        parity.convert(folder / "other.safetensors", folder / "back.pth", format.name)
+    back: nn.Module = build(like).model.float().eval()
+    back.load_state_dict(torch.load(folder / "back.pth"), strict=False)  # without the constants
+    for (name, first), second in zip(other.named_parameters(), back.parameters(), strict=True):
+        assert torch.equal(first, second), name
+
+
+# Proven ---------------------------------------------------------------------------------------------------------------
+
+PROVEN = {
+    f"{ROTARY}:DinoStyle": ["set: positions.rotary=dinov3", "set: positions.rotary_base=100.0", "set: positions.kind=none"],
+    f"{ROTARY}:DinoStyle(class_token=False)": ["set: positions.rotary=dinov3", "set: head.pool=mean"],
+    f"{ROTARY}:EvaStyle": [
+        "set: positions.rotary=eva",
+        "set: positions.rotary_grid=16x16",
+        "set: positions.rotary_base=10000.0",
+    ],
+    f"{ROTARY}:ComplexStyle": [
+        "set: positions.rotary=rope_vit",
+        "| (head qkv dim) width",
+        "set: positions.rotary_start=0.0",
+    ],
+    f"{ROTARY}:FromOne": ["set: positions.rotary=axial", "| (qkv head dim) width"],
+    f"{MORE}:attention_pooled": [
+        "attn_pool.kv.weight | head.attention.in_proj_weight | (qkv=1:kv pool_head pool_dim) width"
+    ],
+    f"{MORE}:attention_pooled('torch', 2, 0)": ["set: head.pool_heads=2"],
+    f"{MORE}:attention_pooled('split')": ["words: kv = k v", "attn_pool.latent | head.seed"],
+    f"{MORE}:Changed('lists')": ["layers.{block}.attn.{qkv}.{head}.weight | dim width"],
+    f"{MORE}:Changed('parameter lists')": ["layers.{block}.attn.w{qkv}.{head} | width dim"],
+    f"{MORE}:Changed('einsum')": ["layers.{block}.attn.w{qkv} | head width dim"],
+    f"{MORE}:Changed('conv1d')": ["layers.{block}.attn.to_qkv.weight | (qkv head dim) width 1"],
+    f"{MORE}:Changed('head first')": ["layers.{block}.attn.to_qkv.weight | (head qkv dim) width"],
+    f"{MORE}:Changed('dim head')": ["layers.{block}.attn.to_qkv.weight | (qkv dim head) width"],
+    f"{MORE}:Changed('values first')": [
+        "blocks.attn.qkv.weight[qkv=2] | layers.{block}.attn.to_qkv.weight | (qkv=0 head dim) width"
+    ],
+    f"{MORE}:Changed('positions of patches, class token last')": [
+        "pos_embed | pos | 1 token width",
+        "set: head.pool=token",
+    ],
+}
+
+
+@pytest.mark.parametrize("like", PROVEN)
+def test_the_table_is_found_proven_and_used_in_both_directions(like: str, tmp_path: Path) -> None:
+    table, model = derived(like, tmp_path)
+    assert table.proof.largest <= FLOAT64_TOLERANCE
+    text = re.sub(" +", " ", table.text)
+    assert [line for line in PROVEN[like] if line not in text] == [], table.text
+    check_function(table, model, tmp_path)
+    check_round_trip(table, like, tmp_path)
+
+
+def test_a_layer_of_einops_is_run(tmp_path: Path) -> None:
+    pytest.importorskip("einops")
+    table, _ = derived(f"{MORE}:Changed('rearrange')", tmp_path)
+    assert "(ph pw rgb)" in table.text
+
+
+def test_a_base_of_rotary_positions_in_the_class_is_found(tmp_path: Path) -> None:
+    assert "set: positions.rotary_base=50.0" in derived(f"{ROTARY}:ComplexStyle(theta=50.0)", tmp_path)[0].text
+
+
+# Refused --------------------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    f"{ROTARY}:OneDimensional": "it depends on the order of the patches, but not as rotary positions do",
+    f"{MORE}:Changed('class token last')": "its row of pos is the last one, not the first; in a copy of the class",
+    f"{MORE}:Changed('norm of flat patches')": r"no place for \[patches.0.weight \(192,\); .*a norm of 192 entries",
+    f"{MORE}:Changed('temperature')": r"no place for \[layers.\{block\}.temperature \(\)\].*multiply it into the weights",
+    f"{MORE}:Changed('temperature of heads')": r"no place for \[layers.\{block\}.temperature \(4, 1, 1\)\]",
+    f"{MORE}:Changed('float32')": r"computes an array \(2, 4, 25, 25\) in float32; .* without .float\(\)",
+    f"{MORE}:Changed('gelu in the head')": "ViTConfig has tanh after fc.0.weight: is there another activation",
+    f"{MORE}:Tutorial": r"q_mappings.0.weight \(16, 16\) has no dimension of the width 64, which each layer",
+}
+
+
+@pytest.mark.parametrize("like", REFUSED)
+def test_the_cause_is_named(like: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=REFUSED[like]) as error:
+        derived(like, tmp_path)
+    assert "\n" not in str(error.value) and "--set" not in str(error.value).partition("float32")[1]
+
+
+def test_the_remedy_for_a_class_token_that_is_last_works(tmp_path: Path) -> None:
+    """The class with its token first computes the same function, once the last row of positions is the first."""
+    last, first = (trained(f"{MORE}:Changed('{change}')") for change in ("class token last", "plain"))
+    state = last.state_dict()
+    images = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
+    first.load_state_dict({**state, "pos": state["pos"].roll(1, dims=1)})
+    with torch.no_grad():
+        np.testing.assert_allclose(first(images), last(images), rtol=1e-4, atol=1e-4)
