@@ -49,6 +49,8 @@ from train.loop.tensorboard import EventWriter
 from train.recipes import RECIPES, Augment, DataInfo, Model, Optimizer, Recipe, model_config
 from vit_spec import InputError
 
+pytestmark = pytest.mark.usefixtures("rendered_once")
+
 SMALL = ("patch_size=4", "width=32", "depth=2", "num_heads=2", "mlp_dim=64")
 RECIPE = Recipe(
     model=Model(name="vit_ti16", changes=(*SMALL, "regularisation.drop_path=0.1")),
