@@ -168,7 +168,7 @@ def test_the_losses_of_two_processes_equal_the_losses_on_one_device(one_device_l
 
 @pytest.mark.slow
 def test_a_signal_to_one_of_two_processes_stops_both_and_the_run_resumes(tmp_path: Path) -> None:
-    model = ["--model.changes", "patch_size=2", "width=32", "depth=2", "num_heads=2", "mlp_dim=64"]
+    model = ["--model.changes", "patch_size=2", "width=32", "depth=1", "num_heads=2", "mlp_dim=64"]
     lengths = ["--epochs", "30steps", "--eval-every", "15steps", "--save-every", "15steps"]
     # JAX checks for a signal about once per second, so the steps must not be too short.
     layout = ["--batch-size", "256", "--mesh", "data=2,fsdp=2", "--run", str(tmp_path)]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,29 +20,42 @@ from vit_spec import ViTConfig
 CONFIG = ViTConfig(image_size=(32, 48), patch_size=8, width=64, depth=3, num_heads=4, mlp_dim=96, num_classes=7)
 SUFFIXES = ["safetensors", "npz", "msgpack", "pth"]
 
-# A script that converts a checkpoint, counts the calls that change a file, and kills its own process at the call of a given
-# number.  If the number is 0, the process is not killed, and prints how many calls there are.
+# A script that reads numbers of calls from its input.  For each, it forks a process that converts a checkpoint, counts the
+# calls that change a file, and kills itself at the call of this number.  If the number is 0, the process is not killed.
+# The script prints the exit status of the process, and the count of the calls if it was not killed.
 CHILD = """
-import builtins, os, signal, sys
+import os, signal, sys
 import parity.checkpoints.writing
-source, target, moment = sys.argv[1], sys.argv[2], int(sys.argv[3])
-calls = 0
+source, target, to = sys.argv[1:]
+if target.endswith(".pth"):
+    import torch  # once, not in each forked process
 
-def count_calls(function):
-    def call(*arguments, **named):
-        global calls
-        calls += 1
-        if calls == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **named)
-    return call
+def convert(moment):
+    calls = 0
+    def count_calls(function):
+        def call(*arguments, **named):
+            nonlocal calls
+            calls += 1
+            if calls == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **named)
+        return call
 
-for name in ("pwrite", "replace", "fsync", "unlink", "rmdir", "posix_fallocate"):
-    setattr(os, name, count_calls(getattr(os, name)))
-checksum = parity.checkpoints.writing._checksum
-parity.checkpoints.writing._checksum = count_calls(checksum)
-parity.checkpoints.writing.convert(source, target, sys.argv[4], force=True)
-print(calls)
+    for name in ("pwrite", "replace", "fsync", "unlink", "rmdir", "posix_fallocate"):
+        setattr(os, name, count_calls(getattr(os, name)))
+    parity.checkpoints.writing._checksum = count_calls(parity.checkpoints.writing._checksum)
+    parity.checkpoints.writing.convert(source, target, to, force=True)
+    return calls
+
+for line in sys.stdin:
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        os.write(writer, b"%d" % convert(int(line)))
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as file:
+        calls = file.read()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), calls, flush=True)
 """
 
 
@@ -52,10 +66,19 @@ def saved(tmp_path):
     return tmp_path / "source.safetensors"
 
 
-def run_conversion(source, target, moment, to="jax"):
-    """Run `CHILD`, which kills itself at the call number `moment`."""
-    command = [sys.executable, "-c", textwrap.dedent(CHILD), source, target, str(moment), to]
-    return subprocess.run(command, capture_output=True, text=True)
+@contextmanager
+def conversions(source, target, to="jax"):
+    """Start `CHILD`, and return a function of a moment that returns the exit status and the count of calls, as text."""
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), source, target, to]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def run_conversion(moment):
+            process.stdin.write(f"{moment}\n")
+            process.stdin.flush()
+            status, _, calls = process.stdout.readline().rstrip("\n").partition(" ")
+            return int(status), calls
+
+        yield run_conversion
 
 
 def values(path):
@@ -73,16 +96,15 @@ def test_a_process_killed_at_any_moment_leaves_the_old_file_or_the_new(saved, tm
     target = tmp_path / f"target.{suffix}"
     parity.convert(saved, target, "torch")
     old, new = target.read_bytes(), values(saved)
-    uninterrupted = run_conversion(saved, target, 0)
-    assert uninterrupted.returncode == 0, uninterrupted.stderr
-    calls = int(uninterrupted.stdout)
-    finished = target.read_bytes()
-    assert calls > 50 and values(target) == new
-    for moment in sorted({1, 2, calls // 3, calls // 2, calls - 2, calls - 1, calls}):
-        target.write_bytes(old)
-        assert run_conversion(saved, target, moment).returncode == -signal.SIGKILL
-        assert target.read_bytes() in (old, finished)
-        assert values(target) == new
+    with conversions(saved, target) as run_conversion:
+        status, calls = run_conversion(0)
+        finished, calls = target.read_bytes(), int(calls)
+        assert status == 0 and calls > 50 and values(target) == new
+        for moment in sorted({1, 2, calls // 3, calls // 2, calls - 2, calls - 1, calls}):
+            target.write_bytes(old)
+            assert run_conversion(moment) == (-signal.SIGKILL, "")
+            assert target.read_bytes() in (old, finished)
+            assert values(target) == new
 
 
 def test_a_process_killed_at_any_moment_leaves_the_old_folder_or_the_new(saved, tmp_path):
@@ -90,15 +112,16 @@ def test_a_process_killed_at_any_moment_leaves_the_old_folder_or_the_new(saved, 
     parity.convert(saved, target, "timm")
     os.rename(target, old)  # the old folder has another format, so that a mixture of old and new files is detected
     shutil.copytree(old, target)
-    uninterrupted = run_conversion(saved, target, 0, "hf-vit")
-    assert uninterrupted.returncode == 0, uninterrupted.stderr
-    calls, new, finished = int(uninterrupted.stdout), values(saved), files(target)
-    for moment in sorted({1, calls // 2, *range(calls - 6, calls + 1)}):
-        shutil.rmtree(target)
-        shutil.copytree(old, target)
-        assert run_conversion(saved, target, moment, "hf-vit").returncode == -signal.SIGKILL
-        assert files(target) in (files(old), finished)
-        assert values(target) == new
+    with conversions(saved, target, "hf-vit") as run_conversion:
+        status, calls = run_conversion(0)
+        assert status == 0
+        calls, new, finished = int(calls), values(saved), files(target)
+        for moment in sorted({1, calls // 2, *range(calls - 6, calls + 1)}):
+            shutil.rmtree(target)
+            shutil.copytree(old, target)
+            assert run_conversion(moment) == (-signal.SIGKILL, "")
+            assert files(target) in (files(old), finished)
+            assert values(target) == new
 
 
 def files(folder):

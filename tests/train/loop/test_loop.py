@@ -31,6 +31,8 @@ from train.loop.session import train
 from train.recipes import Model, Recipe
 from vit_spec import InputError
 
+pytestmark = pytest.mark.usefixtures("rendered_once")
+
 RECIPE = Recipe(
     model=Model(name="vit_ti16", changes=("patch_size=4", "width=16", "depth=1", "num_heads=2", "mlp_dim=16")),
     epochs="6steps",

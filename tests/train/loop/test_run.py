@@ -34,6 +34,7 @@ from train.cli import BAD_INPUT, run_command
 from train.data.batches import Batch
 from train.data.sources import Dataset, open_dataset
 from train.jax import checkpoints
+from train.jax import engine as jax_engine
 from train.jax.engine import JaxEngine
 from train.jax.runtime import memory_errors
 from train.loop import session
@@ -47,6 +48,8 @@ from train.loop.start_warnings import start_warnings
 from train.loop.tensorboard import EventWriter
 from train.recipes import RECIPES, Augment, DataInfo, Model, Optimizer, Recipe, model_config
 from vit_spec import InputError
+
+pytestmark = pytest.mark.usefixtures("rendered_once")
 
 SMALL = ("patch_size=4", "width=32", "depth=2", "num_heads=2", "mlp_dim=64")
 RECIPE = Recipe(
@@ -87,6 +90,46 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 def weights(path: Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in parity.load(path).arrays.items()}
+
+
+# Fields of a recipe that are not in the compiled functions of an engine.  The length of the run is in the learning rate.
+NOT_COMPILED = {"init", "run", "epochs", "log_every", "eval_every", "save_every", "keep", "tensorboard", "wandb", "profile"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs() -> Iterator[dict[Any, Any]]:
+    """Trace and compile each function of an engine once for all engines with the same settings; return what they share.
+
+    Most runs of this module differ only in when they end.  They also share the initial state, which is copied for each.
+    A test whose claim is about tracing or initialization clears the dictionary.
+    """
+    shared: dict[Any, Any] = {}
+
+    def share(engine: JaxEngine, name: str, make: Any) -> Any:
+        rates = tuple(float(engine._learning_rate(float(step))) for step in range(100))
+        recipe = {field: value for field, value in vars(engine._recipe).items() if field not in NOT_COMPILED}
+        settings = repr((engine.config, recipe, engine._task, rates))
+        key = name, settings, jax_engine.ema_step_size  # one test replaces this function
+        if key not in shared:
+            shared[key] = make()
+        return shared[key]
+
+    def make_state(self: JaxEngine, start: Any) -> Any:
+        if start is not None:
+            return original_state(self, start)
+        initial = share(self, "state", lambda: jax.tree.map(np.array, original_state(self, None)))
+        return jax.device_put(jax.tree.map(np.copy, initial), self.shardings)
+
+    original_state = JaxEngine._make_state
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("shardings", "_compiled_step", "_compiled_eval", "_compiled_attention"):
+            make = vars(JaxEngine)[name].func
+            patch.setattr(
+                JaxEngine, name, property(lambda self, name=name, make=make: share(self, name, lambda: make(self)))
+            )
+        patch.setattr(JaxEngine, "_make_state", make_state)
+        yield shared
+        shared.clear()
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +177,9 @@ def test_a_run_folder_loads_in_torch(run: Path) -> None:
     assert model.config.num_classes == 10 and model.config.in_channels == 1
 
 
-def test_the_same_seed_gives_the_same_run_bit_for_bit(run: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run_bit_for_bit(run: Path, programs: dict[Any, Any], tmp_path: Path) -> None:
     again = tmp_path / "again"
+    programs.clear()
     assert run_training(replace(RECIPE, run=str(again))) == 0
     assert records(again) == records(run)
     for name in ("weights", "best"):
@@ -510,12 +554,17 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("steps", [3, 23, 44])
 def test_a_killed_run_resumes_to_the_same_records(
-    steps: int, reference: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    steps: int,
+    reference: list[dict[str, Any]],
+    programs: dict[Any, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = replace(LONG_RECIPE, run=str(tmp_path / "run"))
     with pytest.raises(Killed):
         run_training(recipe, engine_that_dies_after(steps))
     capsys.readouterr()
+    programs.clear()  # as in a new process, whose compilation outlasts the writes that the threads of this one still do
     assert run_training(recipe) == 0
     assert records(tmp_path / "run") == reference
     match = re.search(r"resuming from step (\d+) of 45", capsys.readouterr().out)
