@@ -102,14 +102,8 @@ def assumed_behaviour(evidence: Evidence) -> Mapping[str, str]:
 def unsupported(config: ViTConfig, variant: str) -> str:
     """Return the values in a config that timm's classes cannot express; "" if there are none."""
     c, pool = config, config.head.pool
-    if what := unsupported_head_width(c):
+    if what := unsupported_by_all(c):
         return what
-    if c.norms.kind == "layer" and not c.norms.bias:
-        return "norms.bias=False with norms.kind='layer'"
-    if c.tokens.patch_bias == c.norms.before_blocks:
-        return (
-            f"norms.before_blocks={c.norms.before_blocks} with tokens.patch_bias={c.tokens.patch_bias}, only one of the two"
-        )
     if pool == "attention":  # its MLP always has biases, and neither a gate nor a norm
         for name, value in (("activation", "swiglu"), ("bias", False), ("norm", True)):
             if getattr(c.mlp, name) == value:
@@ -129,6 +123,19 @@ def unsupported(config: ViTConfig, variant: str) -> str:
             return f"positions.relative={c.positions.relative!r} with {both}"
     what = _unsupported_eva(c, variant) if variant.startswith("eva") else _unsupported_vit(c, variant)
     return f"{what} in its variant {variant!r}" if what else ""
+
+
+def unsupported_by_all(c: ViTConfig) -> str:
+    """Return the values in a config that no class of timm can express; "" if there are none."""
+    if what := unsupported_head_width(c):
+        return what
+    if c.norms.kind == "layer" and not c.norms.bias:
+        return "norms.bias=False with norms.kind='layer'"
+    if c.tokens.patch_bias == c.norms.before_blocks:
+        return (
+            f"norms.before_blocks={c.norms.before_blocks} with tokens.patch_bias={c.tokens.patch_bias}, only one of the two"
+        )
+    return ""
 
 
 def _unsupported_vit(c: ViTConfig, variant: str) -> str:

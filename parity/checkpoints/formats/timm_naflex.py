@@ -13,7 +13,7 @@ from typing import Any
 
 from parity.checkpoints.formats import timm, timm_arguments, timm_config, timm_tables
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import replace_keys, unsupported_head_width
+from parity.checkpoints.formats.tables import replace_keys
 from vit_spec import InputError, ViTConfig
 
 _CLASS = "NaFlexVit"
@@ -58,14 +58,8 @@ def infer_assumed(evidence: Evidence) -> Fields:
 def unsupported(config: ViTConfig, variant: str) -> str:
     """Return the values in a config that `NaFlexVit` cannot express; "" if there are none."""
     c, r = config, config.resampling
-    if what := unsupported_head_width(c):
+    if what := timm.unsupported_by_all(c):
         return what
-    if c.norms.kind == "layer" and not c.norms.bias:
-        return "norms.bias=False with norms.kind='layer'"
-    if c.tokens.patch_bias == c.norms.before_blocks:
-        return (
-            f"norms.before_blocks={c.norms.before_blocks} with tokens.patch_bias={c.tokens.patch_bias}, only one of the two"
-        )
     if c.norms.after_blocks and c.norms.after_pool:
         return "norms.after_blocks=True with norms.after_pool=True"
     if c.attention.proj_bias != c.mlp.bias:
