@@ -8,6 +8,7 @@ from vit_spec import ViTConfig, rows
 
 QKV, QKV_BIAS = "blocks.attn.qkv.weight", "blocks.attn.qkv.bias"
 PROJ, FC1, FC2 = "blocks.attn.proj.weight", "blocks.mlp.fc1.weight", "blocks.mlp.fc2.weight"
+FACTORS = ("pos_embed_y", "pos_embed_x")
 PATCH_KERNEL, POSITIONS, CLASS_TOKEN, DISTILLATION_TOKEN = "patch_embed.proj.weight", "pos_embed", "cls_token", "dist_token"
 AFTER_BLOCKS = ("norm.", "fc_norm.", "attn_pool.", "pre_logits.", "head.", "head_dist.")
 
@@ -191,6 +192,13 @@ def _tokens(c: ViTConfig) -> Iterator[Hypothesis]:
 def _position_rows(c: ViTConfig) -> Iterator[Hypothesis]:
     """Yield other orders of the rows of a learned position table."""
     if c.positions.kind != "learned":
+        return
+    if c.positions.factorized:
+        zeros = tuple(Edit(name, "0 * {w}") for name in FACTORS)
+        yield Hypothesis("positions are not added", "rows of positions", edits=zeros)
+        if c.grid[0] == c.grid[1]:
+            swapped = _swap(*FACTORS)
+            yield Hypothesis("positions of rows and columns are swapped", "rows of positions", edits=swapped)
         return
     n, (height, width) = c.num_covered, c.grid
     codes = {"are not added": "0 * {w}"}

@@ -47,6 +47,7 @@ ROTARY = small_config(vit_spec.get("article_xray_rope"))
 DISTILLED = small_config(vit_spec.get("deit_s16_distilled"))
 FIXED = PLAIN.replace(positions={"kind": "fixed", "table": "sincos_2d_mae"})
 NORMED = PLAIN.replace(attention={"qk_norm": True})
+FACTORIZED = PLAIN.replace(image_size=(32, 32), patch_size=(8, 8), positions={"covers": "none", "factorized": True})
 
 State = dict[str, Any]  # of the PyTorch twin
 Change = Callable[[State], None]
@@ -156,6 +157,14 @@ def _swap_tokens(state: State) -> None:
     state["cls_token"], state["dist_token"] = state["dist_token"], state["cls_token"]
 
 
+def _zero(end: str) -> Change:
+    return _change_tensors(end, torch.zeros_like)
+
+
+def _swap_positions(state: State) -> None:
+    state["pos_embed_y"], state["pos_embed_x"] = state["pos_embed_x"], state["pos_embed_y"]
+
+
 def _reverse_blocks(state: State) -> None:
     for name in [name for name in state if name.startswith("blocks.0.")]:
         other = name.replace("blocks.0.", "blocks.1.")
@@ -194,6 +203,8 @@ WEIGHTS: dict[str, tuple[str, ViTConfig, Change]] = {
     "the class position added twice": ("class position", PLAIN, _add_class_position_twice),
     "the class row last": ("rows of positions", PLAIN, _change_tensors("pos_embed", lambda w: w.roll(1, 1))),
     "positions one place early": ("rows of positions", PLAIN, _change_tensors("pos_embed", lambda w: w.roll(-1, 1))),
+    "positions left out": ("rows of positions", FACTORIZED, _compose(*(_zero(f"pos_embed_{axis}") for axis in "yx"))),
+    "positions of rows and columns swapped": ("rows of positions", FACTORIZED, _swap_positions),
     "layer scale left out": ("layer scale", SCALED, _change_tensors("gamma", torch.ones_like)),
     "layer scale on one branch": ("layer scale", SCALED, _change_tensors("ls1.gamma", torch.ones_like)),
     "layer scale squared": ("layer scale", SCALED, _change_tensors("gamma", torch.square)),
@@ -485,6 +496,7 @@ STRUCTURES = {
     "rotary of DINOv3": small_config(vit_spec.get("dinov3_s16")),
     "distilled": DISTILLED,
     "fixed positions": FIXED,
+    "factorized positions": FACTORIZED,
     "norms of queries": NORMED,
     "attention pooling": small_config(vit_spec.get("siglip_b16")),
     "hidden layer": PLAIN.replace(head={"hidden": 12}),
