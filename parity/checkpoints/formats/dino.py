@@ -18,6 +18,7 @@ BACKBONE = replace_keys(
     (
         "dist_token",
         "reg_token",
+        "pos_embed_",
         "norm_pre",
         "blocks.attn.q_bias",
         "blocks.attn.v_bias",

@@ -101,6 +101,7 @@ def test_every_property_that_tensors_do_not_show_is_an_assumption(bare_file: Pat
 
 # Models that formats which cannot store a plain ViT are made for, or changes of one.
 MODELS: dict[str, str | dict[str, Any]] = {
+    "timm-naflex": "naflex_b16",
     "hf-deit": "deit_ti16_distilled",
     "hf-dinov2": "dinov2_s14",
     "hf-dinov2-reg": {

@@ -290,6 +290,7 @@ CONFIGS = [
     TINY.replace(mlp={"activation": "swiglu"}, head={"pool": "attention"}),
     TINY.replace(positions={"rotary": "mixed"}, attention={"out_norm": True}, norms={"after_patches": True}),
     TINY.replace(mlp={"norm": True}, head={"pool": "attention"}),
+    TINY.replace(positions={"covers": "none", "factorized": True}),
     *(
         TINY.replace(positions={"relative": kind, "relative_dim": dim, "relative_shared": shared})
         for kind, dim in (("table", None), ("mlp", 3))
@@ -348,6 +349,12 @@ def test_spellings_must_have_a_word_for_every_index():
     short = replace(toy_format(line), spellings={"qkv": ("query", "key")})
     with pytest.raises(InputError, match="spells qkv as"):
         short.layouts(TINY)
+
+
+def test_only_naflex_and_the_twins_store_factorized_positions():
+    tables = [(name, variant) for name in formats() for variant in get(name).tables]
+    found = {name for name, variant in tables if "pos_embed_y" in get(name).table_layouts(variant)}
+    assert found == {"timm-naflex", "torch", "jax"}
 
 
 def test_every_table_of_every_format_parses_and_names_known_parameters():
