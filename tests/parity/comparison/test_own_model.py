@@ -167,7 +167,7 @@ def test_a_class_of_real_size_is_proven(tmp_path: Path) -> None:
     import tests.goldens.peers  # noqa: F401  # makes torchvision importable, which timm imports
 
     pytest.importorskip("timm")
-    like = "timm.models.vision_transformer:VisionTransformer(embed_dim=192, depth=12, num_heads=3)"
+    like = "timm.models.vision_transformer:VisionTransformer(img_size=64, embed_dim=192, depth=12, num_heads=3)"
     table, _ = derived(like, tmp_path)
     assert (table.config.width, table.config.depth) == (192, 12) and table.proof.largest <= FLOAT64_TOLERANCE
 
@@ -227,7 +227,7 @@ IMPOSTORS = {
 
 @pytest.mark.parametrize("change", IMPOSTORS)
 def test_an_impostor_is_refused(change: str, tmp_path: Path) -> None:
-    given = {"num_heads": 3} if change != "causal" else {}  # fewer hypotheses
+    given = {"num_heads": 3} if change != "scaled residual" else {}  # fewer hypotheses
     with pytest.raises(InputError, match=IMPOSTORS[change]) as error:
         derived(f"Impostor('{change}')", tmp_path, given=given)
     assert "\n" not in str(error.value)
