@@ -304,12 +304,17 @@ def _relative_fields(evidence: Evidence) -> dict[str, Any]:
 
 
 def _check_channels_first(evidence: Evidence) -> None:
-    """Raise InputError if the channels seem to be the last axis of the patch projection.
+    """Raise InputError if the channels seem to be another axis of the patch projection.
 
     MLX stores (width, 16, 16, 3) instead of (width, 3, 16, 16).  In PyTorch's order that shape means 16 channels and
-    patches of 16 x 3, and all other shapes of the file agree with it.
+    patches of 16 x 3, and all other shapes of the file agree with it.  A table of a user may have the mistake too.
     """
     channels, ph, pw = (evidence.sizes.get(axis, 0) for axis in ("rgb", "ph", "pw"))
+    if 1 < channels == pw != ph and ph in (1, 3):
+        raise InputError(
+            f"its patch projection has {channels} channels of {ph}x{pw} pixels, or {ph} channels of {channels}x{pw} if the "
+            f"channels are the axis that is called rows: correct the table, or give --set in_channels={channels}"
+        )
     if 1 < channels == ph != pw and pw in (1, 3):
         raise InputError(
             f"its patch projection has {channels} channels of {ph}x{pw} pixels, or {pw} channels of {channels}x{ph} if the "

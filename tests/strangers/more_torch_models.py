@@ -193,11 +193,18 @@ class Changed(nn.Module):
             y = self.back(F.gelu(self.fc(y.mT))).mT if change == "conv1d" else self.back(F.gelu(self.fc(y)))
             return x + self.drop_path(y)
 
-    def __init__(self, change: str, depth: int = 2, img_size: tuple[int, int] = IMAGE, num_heads: int = HEADS) -> None:
+    def __init__(
+        self,
+        change: str,
+        depth: int = 2,
+        img_size: tuple[int, int] = IMAGE,
+        num_heads: int = HEADS,
+        channels: int = 3,
+    ) -> None:
         super().__init__()
         self.change = change
         self.num_heads = num_heads
-        length = PATCH * PATCH * 3
+        length = PATCH * PATCH * channels
         if change == "norm of flat patches":
             self.patches = nn.Sequential(nn.LayerNorm(length), nn.Linear(length, WIDTH), nn.LayerNorm(WIDTH))
         elif change == "rearrange":
@@ -231,6 +238,21 @@ class Changed(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.fc(self.ln(x[:, -1 if "last" in change else 0]))
+
+
+class Listed(Changed):
+    """An output with a list of attention maps, which is empty; positions of longer sequences are left out."""
+
+    def __init__(self) -> None:
+        super().__init__("plain", img_size=())
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.patches(x).mT
+        x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1)
+        x = x + self.pos[:, : x.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return self.fc(self.ln(x[:, 0])), []
 
 
 class Mappings(nn.Module):

@@ -142,6 +142,8 @@ def _derive(
         raise errors[0]
     # A reason that is not an exception of the forward pass is one for images of the right size.
     reason = next((each for each in reasons if "forward pass raised" not in each), reasons[0])
+    if "forward pass returns" in reason:
+        raise InputError(f"with {reason}")
     raise InputError(
         f"its forward pass takes no batch of images alone: {reason}; name a function that returns a module which does, "
         "or give --set image_size=HxW --set in_channels=N"
@@ -194,7 +196,8 @@ def _derive_for(model: OwnModel, weights: OwnWeights, images: ImageShape, given:
     further = [each for each in failures if isinstance(each, Failure)]
     if further:
         worst = max(further, key=lambda each: each.progress)
-        raise InputError(f"no config of ViTConfig computes the same function: {worst}")
+        size = "" if "image_size" in given else f" for images of {images.height}x{images.width}"
+        raise InputError(f"no config of ViTConfig computes the same function{size}: {worst}")
     raise _NoStructure(str(failures[0]))
 
 

@@ -66,7 +66,8 @@ def _sizes_of_tables(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[in
     patches = [(shape[2:] if shape[0] > shape[1] else shape[:2]) for shape in kernels[:2]]
     lengths = {max(shape[:-1]) for shape in shapes.values() if len(shape) in (2, 3) and 3 < max(shape[:-1]) < _MAX_CELLS}
     for patch in patches:
-        for length, prefix in product(sorted(lengths), (1, 0, 2)):
+        # A class may take images that use the first rows of a table alone: the longest table that fits comes first.
+        for length, prefix in product(sorted(lengths, reverse=True), (1, 0, 2)):
             cells = length - prefix
             divisors = [rows for rows in range(2, cells // 2 + 1) if cells % rows == 0]
             for rows in sorted(divisors, key=lambda rows: abs(rows - cells // rows))[:3]:

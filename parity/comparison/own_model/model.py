@@ -129,10 +129,17 @@ def select_output(returned: Any) -> Any:
     elif isinstance(returned, (tuple, list)):
         parts = returned
     arrays = [part for part in parts if _is_array(part)]
-    if len(arrays) == 1 and all(_is_array(part) or part is None for part in parts):
+    if len(arrays) == 1 and all(_is_array(part) or _is_nothing(part) for part in parts):
         return arrays[0]
     what = f"a {type(returned).__name__} of {len(arrays)} arrays" if parts else f"a {type(returned).__name__}"
-    raise InputError(f"its forward pass returns {what}: return the logits alone, or as the entry or attribute `logits`")
+    raise InputError(
+        f"its forward pass returns {what}: let a subclass return the logits alone, or as the entry or attribute `logits`"
+    )
+
+
+def _is_nothing(value: Any) -> bool:
+    """Return whether a part of a return value stands for one that is left out: None, or an empty list."""
+    return value is None or (isinstance(value, (Mapping, tuple, list)) and not value)
 
 
 def _is_array(value: Any) -> bool:

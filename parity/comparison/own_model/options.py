@@ -19,7 +19,7 @@ _ROTARY_BASES = (100.0, 10000.0)
 _ROTARY_GRIDS = (None, (16, 16), (14, 14))  # a grid of the model's own size is the same as None
 _MAX_SKIPS = 50  # layouts to try with values added to the output of attention
 _MAX_ORDERED = 4  # layouts to try with other orders of queries, keys and values
-_MAX_CANDIDATES = 500  # from one of the functions below
+MAX_CANDIDATES = 500  # from one of the functions below
 
 
 class Options:
@@ -103,6 +103,7 @@ class Options:
         words = candidate.roles.words.get("qkv", ())
         free = "blocks.attn.q_bias" not in candidate.roles.leaves  # else the bias shows which layer is that of the keys
         orders = list(permutations(words)) if free else [words]
+        likely: list[list[Candidate]] = []
         usual: list[list[Candidate]] = []
         other: list[list[Candidate]] = []
         named = len(self._named_heads(candidate)) or 3
@@ -112,11 +113,11 @@ class Options:
                 for order in orders:
                     ordered = chosen.with_words("qkv", order) if words else chosen
                     layouts = _layouts(ordered, ("blocks.attn.qkv.weight", "blocks.attn.proj.weight"))
-                    (other if m else usual).append(layouts)
+                    (other if m else likely if n < named else usual).append(layouts)
                 if not words and n < named and not m:
-                    other.append([each for layout in usual[-1][:_MAX_ORDERED] for each in _other_orders(layout)])
+                    other.append([each for layout in likely[-1][:_MAX_ORDERED] for each in _other_orders(layout)])
         followers = ("blocks.attn.qkv.bias", "blocks.attn.q_bias", "blocks.attn.v_bias")
-        for each in chain(_round_robin(usual), _round_robin(other)):
+        for each in chain.from_iterable(map(_round_robin, (likely, usual, other))):
             yield _follow(each, "blocks.attn.qkv.weight", followers)
 
     def value_skip(self, candidate: Candidate) -> Iterator[Candidate]:
@@ -249,7 +250,7 @@ class Options:
 def _by_likelihood(choices: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     """Return all combinations; those with few choices that are not the first come first."""
     indexed = product(*(range(len(each)) for each in choices))
-    ordered = sorted(indexed, key=lambda numbers: (sum(n > 0 for n in numbers), sum(numbers)))[:_MAX_CANDIDATES]
+    ordered = sorted(indexed, key=lambda numbers: (sum(n > 0 for n in numbers), sum(numbers)))[:MAX_CANDIDATES]
     return [tuple(each[n] for each, n in zip(choices, numbers, strict=True)) for numbers in ordered]
 
 
@@ -297,6 +298,6 @@ def _round_robin(several: Sequence[Sequence[Candidate]]) -> Iterator[Candidate]:
     count = 0
     for n in range(max(map(len, several), default=0)):
         for each in several:
-            if n < len(each) and count < _MAX_CANDIDATES:
+            if n < len(each) and count < MAX_CANDIDATES:
                 count += 1
                 yield each[n]

@@ -27,6 +27,8 @@ def find_stem_roles(leaves: Sequence[Leaf], width: int, images: ImageShape, norm
     matrices = [unit for unit in rest if unit.kind == "linear"]
     likely = sorted(matrices, key=lambda unit: (len(unit.weight.shape) != 4, unit.bias is None, unit.rank))
     for projection in likely:
+        if any(unit.rank < projection.rank for unit in norms):  # a norm of flattened patches
+            continue
         others = [unit for unit in rest if unit is not projection]
         for patch in _patch_sizes(projection.weight, width, images):
             fields: dict[str, Any] = {

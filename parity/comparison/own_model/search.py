@@ -12,8 +12,8 @@ import numpy as np
 from parity.comparison.own_model.candidate import Candidate
 from parity.comparison.own_model.explanations import Change, Explanations
 from parity.comparison.own_model.model import FIXED_DTYPE, Array, OwnModel
-from parity.comparison.own_model.options import Options
-from parity.comparison.own_model.stages import ALL, ATTENTION, POOL, STAGES, Failure, Stage
+from parity.comparison.own_model.options import MAX_CANDIDATES, Options
+from parity.comparison.own_model.stages import ALL, ATTENTION, HEADS_REMEDY, POOL, STAGES, Failure, Stage
 from parity.comparison.own_model.twin import Twin
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorNorms
 from vit_spec import InputError
@@ -131,6 +131,13 @@ class Search:
             detail = "the difference is as large as rounding to float32, as of a table that the class makes in that dtype"
             return replace(found, detail=detail, remedy=FIXED_DTYPE)
         depends = STAGES[number] is ATTENTION and self._depends_on_order(start)
+        if (
+            STAGES[number] is ATTENTION
+            and not depends
+            and tried >= MAX_CANDIDATES
+            and "num_heads" not in self._options.given
+        ):
+            return replace(found, detail="not every number of heads was tried with every layout", remedy=HEADS_REMEDY)
         detail, remedy = Explanations(self._options, self.difference).of(STAGES[number], start, depends)
         return replace(found, detail=detail, remedy=remedy)
 

@@ -25,6 +25,7 @@ REMEDY = (
     "state what is known with --set FIELD=VALUE, or write a table by hand, such as the one that `python -m parity formats "
     "--show torch` prints"
 )
+HEADS_REMEDY = "give --set num_heads=N"
 _ATTENTION = ("blocks.attn.qkv.", "blocks.attn.proj.", "blocks.attn.q_bias", "blocks.attn.v_bias")
 _MLP = ("blocks.mlp.fc",)
 _NORM_BIASES = ("blocks.norm1.bias", "blocks.norm2.bias", "blocks.attn.norm.bias", "blocks.mlp.norm.bias")

@@ -110,20 +110,25 @@ def _misfit(
     where: where the parameters are.
     expected: the end of a message with all of them.
     """
-    for unit in sorted(find_units(leaves), key=lambda unit: unit.weight.size):
+    units = find_units(leaves)
+    for unit in sorted(units, key=lambda unit: unit.weight.size):
         rest = [leaf for leaf in leaves if leaf not in unit.leaves]
         if any(True for _ in find(rest)):
             others = f"but for all other parameters {where}"
-            return f"--like has no place for {_listed(unit.leaves)}, {others}: {_kind(unit, width)}"
+            is_early = any(other.kind == "linear" and other.rank > unit.rank for other in units)
+            return f"--like has no place for {_listed(unit.leaves)}, {others}: {_kind(unit, width, is_early)}"
     return f"the parameters {where}, {_listed(leaves)}, {expected}"
 
 
-def _kind(unit: Unit, width: int) -> str:
-    """Return what a layer without a role may be, and what to do."""
-    if unit.kind == "norm" and unit.weight.size != width:
+def _kind(unit: Unit, width: int, is_early: bool) -> str:
+    """Return what a layer without a role may be, and what to do.
+
+    is_early: whether a linear layer among the same parameters is used after it.
+    """
+    if unit.kind == "norm" and is_early:
         return (
-            f"a norm of {unit.weight.size} entries, not of the width {width}, such as one of flattened patches ahead of "
-            "their projection, is in no config: only a model without it can be converted"
+            f"a norm of {unit.weight.size} entries, such as one of flattened patches ahead of their projection, is in no "
+            "config: only a model without it can be converted"
         )
     if unit.kind != "linear" and unit.weight.size < width:
         return (

@@ -262,6 +262,14 @@ def test_a_second_layer_that_no_key_meets_is_named_with_its_place(tmp_path: Path
         parity.load(save(tmp_path / "own.safetensors", foreign_arrays(CONFIG)), format=parity.register_format(own))
 
 
+def test_channels_that_a_table_calls_rows_are_refused(tmp_path: Path) -> None:
+    config = LARGE.replace(num_classes=0)
+    own = write_table(tmp_path, format_text(formats.get("torch")).replace("width rgb ph pw", "width ph pw rgb"))
+    path = save(tmp_path / "own.safetensors", arrays_of(config))
+    with pytest.raises(InputError, match=r"16 channels of 3x16 pixels, or 3 channels of 16x16 .* correct the table"):
+        parity.load(path, format=parity.register_format(own))
+
+
 def test_arrays_without_entries_are_reported(tmp_path: Path, table: Path) -> None:
     parity.register_format(table)
     path = save(tmp_path / "own.safetensors", foreign_arrays(CONFIG), unused=np.zeros((0, 3), np.float32))

@@ -254,7 +254,7 @@ def test_a_given_field_is_not_searched(tmp_path: Path) -> None:
     ("like", "message"),
     [
         ("NeedsLabels", "takes no batch of images alone: .*missing 1 required positional argument: 'labels'"),
-        ("TwoOutputs", "returns a tuple of 2 arrays: return the logits alone"),
+        ("TwoOutputs", "returns a tuple of 2 arrays: let a subclass return the logits alone"),
         ("SingleTyped", "its output is torch.float32, with weights and images in float64"),
         ("Tied", "stack.0.up.weight and stack.1.up.weight as one parameter"),
         ("Convolutional", "do not fit any block of ViTConfig"),

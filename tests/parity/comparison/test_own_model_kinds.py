@@ -89,6 +89,11 @@ def test_a_layer_of_einops_is_run(tmp_path: Path) -> None:
     assert "(ph pw rgb)" in table.text
 
 
+def test_an_empty_list_beside_the_logits_is_left_out_and_all_positions_are_used(tmp_path: Path) -> None:
+    table, _ = derived(f"{MORE}:Listed", tmp_path)
+    assert table.config.num_tokens == table.config.sizes["token"] == 25
+
+
 def test_a_base_of_rotary_positions_in_the_class_is_found(tmp_path: Path) -> None:
     assert "set: positions.rotary_base=50.0" in derived(f"{ROTARY}:ComplexStyle(theta=50.0)", tmp_path)[0].text
 
@@ -98,6 +103,7 @@ def test_a_base_of_rotary_positions_in_the_class_is_found(tmp_path: Path) -> Non
 REFUSED = {
     f"{ROTARY}:OneDimensional": "it depends on the order of the patches, but not as rotary positions do",
     f"{MORE}:Changed('class token last')": "its row of pos is the last one, not the first; in a copy of the class",
+    f"{MORE}:Changed('norm of flat patches', channels=1)": r"\[patches.0.weight \(64,\); .*a norm of 64 entries",
     f"{MORE}:Changed('norm of flat patches')": r"no place for \[patches.0.weight \(192,\); .*a norm of 192 entries",
     f"{MORE}:Changed('temperature')": r"no place for \[layers.\{block\}.temperature \(\)\].*multiply it into the weights",
     f"{MORE}:Changed('temperature of heads')": r"no place for \[layers.\{block\}.temperature \(4, 1, 1\)\]",
