@@ -255,6 +255,18 @@ class Listed(Changed):
         return self.fc(self.ln(x[:, 0])), []
 
 
+class Probabilities(Changed):
+    """An output after a softmax, or after its logarithm."""
+
+    def __init__(self, logarithm: bool = False) -> None:
+        super().__init__("plain")
+        self.logarithm = logarithm
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x.log_softmax(-1) if self.logarithm else x.softmax(-1)
+
+
 class Mappings(nn.Module):
     """A tutorial: each head has layers of its own, which take a part of the tokens' entries."""
 

@@ -14,10 +14,13 @@ Change = Callable[[dict[str, Array]], dict[str, Array]]  # of the weights of a t
 
 
 class Explanations:
-    """The causes of a difference, each found by a change of the twin's weights with which the models agree."""
+    """The causes of a difference: most are found by a change of the twin's weights with which the models agree.
 
-    def __init__(self, options: Options, difference: Callable[[Candidate, Stage, Change], float]) -> None:
-        self._options, self._difference = options, difference
+    output: the output of the user's model, with nothing switched off.
+    """
+
+    def __init__(self, options: Options, difference: Callable[[Candidate, Stage, Change], float], output: Array) -> None:
+        self._options, self._difference, self._output = options, difference, output
 
     def of(self, stage: Stage, candidate: Candidate, depends_on_order: bool) -> tuple[str, str]:
         """Return why a stage differs, "" if it is not known, and what to do.
@@ -38,6 +41,12 @@ class Explanations:
         return "", REMEDY
 
     def _of_stem(self, candidate: Candidate) -> tuple[str, str]:
+        for what, probabilities in (("probabilities", self._output), ("log-probabilities", np.exp(self._output))):
+            if probabilities.shape[-1] > 1 and np.allclose(probabilities.sum(-1), 1, rtol=0, atol=1e-9):
+                return (
+                    f"its output is {what}, and that of ViTConfig logits",
+                    "let a subclass return what goes into the softmax: its keys stay the same",
+                )
         leaves, count = candidate.roles.leaves, self._options.count_prefix(candidate)
         if "pos_embed" in leaves and candidate.roles.fields["positions.covers"] == "all" and count:
 

@@ -15,8 +15,8 @@ Weights = Mapping[str, Array]
 
 FIXED_DTYPE = (
     "a part with a fixed dtype cannot be compared in float64: in a copy of the class, let it compute in the dtype of its "
-    "inputs (in torch without .float() or dtype=torch.float32; in Flax with dtype=None, and jax.nn.softmax in place of "
-    "jax.nn.dot_product_attention, whose softmax is always in float32)"
+    "inputs (in torch without .float() or dtype=torch.float32; in Flax with dtype=None, perhaps as an argument in --like, "
+    "and jax.nn.softmax in place of jax.nn.dot_product_attention or nnx's, whose softmax is always in float32)"
 )
 
 

@@ -130,15 +130,12 @@ class Search:
         if is_rounding:
             detail = "the difference is as large as rounding to float32, as of a table that the class makes in that dtype"
             return replace(found, detail=detail, remedy=FIXED_DTYPE)
-        depends = STAGES[number] is ATTENTION and self._depends_on_order(start)
-        if (
-            STAGES[number] is ATTENTION
-            and not depends
-            and tried >= MAX_CANDIDATES
-            and "num_heads" not in self._options.given
-        ):
+        is_attention = STAGES[number] is ATTENTION
+        depends = is_attention and self._depends_on_order(start)
+        if is_attention and not depends and tried >= MAX_CANDIDATES and "num_heads" not in self._options.given:
             return replace(found, detail="not every number of heads was tried with every layout", remedy=HEADS_REMEDY)
-        detail, remedy = Explanations(self._options, self.difference).of(STAGES[number], start, depends)
+        explanations = Explanations(self._options, self.difference, self._model.run(self._weights, self._images))
+        detail, remedy = explanations.of(STAGES[number], start, depends)
         return replace(found, detail=detail, remedy=remedy)
 
     def difference(self, candidate: Candidate, stage: Stage, change: Change = dict) -> float:
