@@ -707,6 +707,8 @@ DISTINCT = tuple(
     naflexvit_base_patch16_map
     naflexvit_base_patch16_siglip
     naflexvit_base_patch16_radio_v3
+    naflexvit_so150m2_patch16_reg1_gap
+    naflexvit_so150m2_patch16_reg1_map
     vit_tiny_r_s16_p8_224
     vit_relpos_small_patch16_224
     vit_relpos_small_patch16_rpn_224
