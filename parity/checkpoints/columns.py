@@ -105,9 +105,9 @@ def check_pieces(names: Iterable[str]) -> None:
         indices = sorted(n for piece in several for n in range(piece.start, piece.start + piece.length))
         if indices != list(range(FIXED_SIZES[axis])):
             given = ", ".join(map(str, several))
+            singles = ", ".join(f"{parameter}[{axis}={n}]" for n in range(FIXED_SIZES[axis]))
             raise InputError(
-                f"{given}: write a line for each of the {FIXED_SIZES[axis]} indices of {axis}, once, as in "
-                f"{parameter}[qkv=0] and {parameter}[qkv=1:kv]"
+                f"{given}: write a line for each of the {FIXED_SIZES[axis]} indices of {axis}, once, as in {singles}"
             )
 
 

@@ -302,25 +302,32 @@ def naflex(name: str, config: ViTConfig, **options: Any) -> Golden:
         settings = {key: value for key, value in common(config).items() if key != "img_size"}
         grid = {"pos_embed_grid_size": config.grid, "global_pool": "avg", "reg_tokens": config.tokens.registers}
         model = NaFlexVit(**settings, **grid, **options)
-        return golden(name, model, config, rename, partial(run, "blocks.1"), peer=f"timm {timm.__version__}")
+        return golden(name, model, config, rename, partial(run, "blocks.0"), peer=f"timm {timm.__version__}")
 
 
 @case
 def timm_naflex() -> Golden:
-    """NaFlexVit: a grid of positions for patches alone, and registers."""
+    """NaFlexVit: a grid of positions for patches alone, registers, and SiLU."""
     config = tiny_config(
+        depth=1,
+        image_size=(8, 12),
+        mlp_dim=4,
         tokens={"class_token": False, "registers": 2},
         positions={"covers": "none"},
+        mlp={"activation": "silu"},
         norms={"after_blocks": False, "after_pool": True},
         head={"pool": "mean"},
     )
-    return naflex("timm_naflex", config)
+    return naflex("timm_naflex", config, act_layer="silu")
 
 
 @case
 def timm_naflex_factorized() -> Golden:
     """NaFlexVit with the sum of a table for rows and one for columns, and a class token."""
     config = tiny_config(
+        depth=1,
+        image_size=(8, 12),
+        mlp_dim=4,
         tokens={"class_token": True},
         positions={"covers": "none", "factorized": True},
         norms={"after_blocks": False, "after_pool": True},
@@ -333,6 +340,9 @@ def timm_naflex_factorized() -> Golden:
 def timm_pe_spatial() -> Golden:
     """The Perception Encoder for language and space: layer scale, no final norm, and the mean of the patches."""
     config = tiny_config(
+        depth=1,
+        image_size=(8, 12),
+        mlp_dim=4,
         **WIDE_HEADS,
         tokens={"patch_bias": False},
         positions={"rotary": "rope_vit", "rotary_start": 1.0, "rotary_grid": (4, 4)},
@@ -342,13 +352,4 @@ def timm_pe_spatial() -> Golden:
     options = {"attn_type": "rope", "use_pre_transformer_norm": True, "norm_layer": partial(LayerNorm, eps=1e-5)}
     rotary = {"rope_grid_offset": 1.0, "rope_grid_indexing": "xy", "ref_feat_shape": (4, 4)}
     norms = {"use_post_transformer_norm": False, "use_fc_norm": False, "init_values": 0.1}
-    return eva("timm_pe_spatial", config, "blocks.1", **options, **rotary, **norms)
-
-
-@case
-def timm_silu() -> Golden:
-    """SiLU in MLPs without biases, attention without a bias of its output, and a norm of the patch embeddings."""
-    config = tiny_config(
-        attention={"proj_bias": False}, mlp={"activation": "silu", "bias": False}, norms={"after_patches": True}
-    )
-    return vit("timm_silu", config, proj_bias=False, act_layer="silu", embed_norm_layer="layernorm")
+    return eva("timm_pe_spatial", config, "blocks.0", **options, **rotary, **norms)

@@ -135,6 +135,8 @@ def hf_mae() -> Golden:
 def hf_beit() -> Golden:
     """transformers' BEiT: a table of relative positions in each block, layer scale, a norm of the mean of the patches."""
     config = tiny_config(
+        depth=1,
+        mlp_dim=4,
         image_size=SQUARE,
         positions={"kind": "none", "relative": "table"},
         attention={"qkv_bias": "qv"},
@@ -150,7 +152,7 @@ def hf_beit() -> Golden:
         return merge_projections(rename_keys(state, rules), QKV, "qkv")
 
     def run(model: Any, images: Tensor) -> Outputs:
-        return {"logits": model(images).logits, "blocks.1": model.beit(images).last_hidden_state}
+        return {"logits": model(images).logits, "blocks.0": model.beit(images).last_hidden_state}
 
     return hf("hf_beit", "BeitForImageClassification", config, rename, run, use_relative_position_bias=True)
 

@@ -1,8 +1,8 @@
 """timm's `NaFlexVit`: positions are a grid, or a table of rows and one of columns, and patches have their channels last.
 
-`NaFlexVit` also computes batches of patches of images of several sizes.  The twins take images of one size at a time.  Its
-default resizes positions to the new grid.  `pos_embed_ar_preserving` resizes them to a square grid of its longer side and
-takes the first rows and columns.
+`NaFlexVit` also takes batches of patches from images of several sizes.  The twins take images of one size.  For images of
+another size than its own, the class resizes the positions to the grid of the image.  With `pos_embed_ar_preserving`, it
+resizes them to a square grid whose side is the longer side of that grid, and takes the first rows and columns.
 
 Sources: huggingface/pytorch-image-models 1.0.31, timm/models/naflexvit.py; arXiv 2307.06304 (NaViT); arXiv 2502.14786
 (SigLIP 2); arXiv 2412.07679 (RADIO).
@@ -13,7 +13,7 @@ from typing import Any
 
 from parity.checkpoints.formats import timm, timm_arguments, timm_config, timm_tables
 from parity.checkpoints.formats.format import Evidence, Fields, Format
-from parity.checkpoints.formats.tables import replace_keys
+from parity.checkpoints.formats.tables import UNGATED_ACTIVATIONS, replace_keys
 from vit_spec import InputError, ViTConfig
 
 _CLASS = "NaFlexVit"
@@ -47,8 +47,8 @@ def read_config(evidence: Evidence) -> Fields:
 
 
 def infer_assumed(evidence: Evidence) -> Fields:
-    """Return the pooling, and how positions are resampled, of the published models with these tensors."""
-    fields: dict[str, Any] = {"head.pool": "mean"} if "fc_norm.weight" in evidence.axes else {}
+    """Return how positions are resampled in the published models with these tensors."""
+    fields: dict[str, Any] = {}
     if "pos_embed_y" in evidence.axes:
         is_square = evidence.sizes["row"] == evidence.sizes["column"]
         fields |= {"resampling.kernel": "bilinear", "resampling.antialias": False, "resampling.square": is_square}
@@ -130,7 +130,7 @@ FORMAT = Format(
         "positions.covers": lambda config: "none" if config.positions.kind == "learned" else config.positions.covers,
         "positions.rotary": "none",
         "positions.relative": "none",
-        "mlp.activation": ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "mish", "none"),
+        "mlp.activation": UNGATED_ACTIVATIONS,
         "norms.order": "pre",
         "norms.shared_norm": False,
         "norms.mlp_layer_scale": True,

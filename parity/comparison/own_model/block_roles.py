@@ -79,9 +79,8 @@ def _attention_roles(layers: Sequence[Unit], sizes: Mapping[Unit, int], width: i
     for proj in (None, *layers[-1:]):
         inputs = layers if proj is None else layers[:-1]
         inner = total // ((3 if proj is None else 4) * width)
-        counts = (
-            [sizes[unit] / (inner * width) for unit in inputs] if inner else []
-        )  # 1 for queries alone, 2 for two of them
+        # 1 for a layer of queries, keys or values alone, 2 for one of two of them.
+        counts = [sizes[unit] / (inner * width) for unit in inputs] if inner else []
         if sorted(counts) not in ([3], [1, 2], [1, 1, 1]) or (proj and sizes[proj] != inner * width):
             continue
         fields: dict[str, Any] = {"inner": inner, "attention.proj": proj is not None}

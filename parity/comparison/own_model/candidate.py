@@ -108,12 +108,8 @@ class Candidate:
     def fits_heads(self, heads: int) -> bool:
         """Return whether the shapes of the weights of attention allow a number of heads."""
         fields = self.roles.fields
-        sizes = {
-            "block": self.depth,
-            "head": heads,
-            "dim": fields["inner"] // heads,
-            "width": fields["width"],
-        } | FIXED_SIZES
+        sizes = {"block": self.depth, "head": heads, "dim": fields["inner"] // heads, "width": fields["width"]}
+        sizes |= FIXED_SIZES
         for name, axes in (("qkv", ("block", "qkv", "head", "dim", "width")), ("proj", ("block", "width", "head", "dim"))):
             for piece in pieces_of(self.roles.leaves, f"blocks.attn.{name}.weight"):
                 leaf = self.roles.leaves[piece]

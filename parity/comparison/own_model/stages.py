@@ -88,7 +88,5 @@ class Failure:
         differ = "differ" if what.endswith(("classifier", "together")) else "differs"
         noun = "hypothesis" if self.tried == 1 else "hypotheses"
         detail = f": {self.detail}" if self.detail else ""
-        return (
-            f"{before}{what} {differ} by {self.difference:.1e} (relRMS in float64, {self.tried} {noun} tried){detail}"
-            + (f"; {self.remedy}")
-        )
+        measured = f"{self.difference:.1e} (relRMS in float64, {self.tried} {noun} tried)"
+        return f"{before}{what} {differ} by {measured}{detail}; {self.remedy}"
