@@ -20,6 +20,7 @@ from parity.comparison.any_model import runners
 from parity.comparison.any_model.correspondence import Correspondence, match
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.origin import Origin, find_origin, find_wrong_gradient
+from parity.comparison.any_model.trace.precision import find_imprecise_operation
 from parity.comparison.any_model.trace.tables import Table, find_rounded_tables
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget, ErrorNorms
 from vit_spec import InputError
@@ -72,6 +73,7 @@ class Report:
         origin: where the models part, if they do not compute the same function; None if it was not found.
         fixed_parts: the parts that a model computes in a fixed lower precision; the comparison in float64 computes them in
             float64.
+        training: paths of the NNX modules that ran in training mode.
         tables: the constants that a model has rounded to float32; the comparison in float64 uses PyTorch's in both models.
     """
 
@@ -83,6 +85,7 @@ class Report:
     origin: Origin | None = None
     fixed_parts: tuple[FixedPart, ...] = ()
     tables: tuple[Table, ...] = ()
+    training: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -131,6 +134,10 @@ class Report:
         row = self.first
         if row is not None and row.same_function:
             yield f"tolerance: {row.budget}"
+        if self.training:
+            names = f"{', '.join(self.training[:3])}{', ...' if len(self.training) > 3 else ''}"
+            what = "call model.eval() first, or give the nnx.Module itself as params"
+            yield f"hint: {names} of flax ran in training mode: {what}"
         if self.origin is not None:
             yield f"origin: {self.origin}"
 
@@ -236,22 +243,31 @@ def compare_models(
     runs: dict[str, Tensors] = {}
     _run(flax, torch, correspondence, "float64", runs)
     tables: tuple[Table, ...] = ()
-    is_same = all(row.same_function for row in _compare_tensors(runs))
-    if not is_same:
-        tables = find_rounded_tables(flax.record("float64"), torch.record("float64"))
-        if tables:
-            flax.tables = [(table.flax, table.torch) for table in tables]
-            _run(flax, torch, correspondence, "float64", runs)
+    graphs = None
+    if not all(row.same_function for row in _compare_tensors(runs)):
+        graphs = flax.record("float64"), torch.record("float64")
+        tables = find_rounded_tables(*graphs)
+    if tables:
+        flax.tables = [(table.flax, table.torch) for table in tables]
+        _run(flax, torch, correspondence, "float64", runs)
+        graphs = None
     if level == "precision":
         _run(flax, torch, correspondence, "float32", runs)
     rows = _compare_tensors(runs)
     digest = _digest(both[0], {str(n): x for n, x in enumerate(arrays)})
     origin = None
-    if not all(row.same_function for row in rows):
-        wrong = [row.name.removeprefix(GRADIENT_OF) for row in rows if not row.same_function]
-        origin = find_origin(flax.record("float64"), torch.record("float64")) or find_wrong_gradient(wrong, correspondence)
+    if wrong := [row.name.removeprefix(GRADIENT_OF) for row in rows if not row.same_function]:
+        graphs = graphs or (flax.record("float64"), torch.record("float64"))
+        origin = find_origin(*graphs) or find_wrong_gradient(wrong, correspondence)
+    elif imprecise := [row for row in rows if not row.same_precision]:
+        worse: Any = flax if imprecise[0].flax > imprecise[0].torch else torch
+        place = find_imprecise_operation(worse.record("float64"), worse.record("float32"))
+        of_flax, of_torch = (place, None) if worse is flax else (None, place)
+        origin = Origin(of_flax, of_torch, "precision") if place else None
     parts = tuple(dict.fromkeys([*flax.parts, *torch.parts]))
-    return Report(rows, correspondence, runs, environment, digest, origin, parts, tables)
+    return Report(
+        rows, correspondence, runs, environment, digest, origin, parts, tables, tuple(dict.fromkeys(flax.training))
+    )
 
 
 def _run(flax: Any, torch: Any, correspondence: Correspondence, dtype: str, runs: dict[str, Tensors]) -> None:

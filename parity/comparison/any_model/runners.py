@@ -117,6 +117,7 @@ class FlaxRunner:
     Attributes:
         parts: the parts that the model computes in a fixed lower precision, known after the run in float64, which computes
             them in float64.
+        training: paths of the NNX modules that run in training mode, known after the run in float64.
         tables: pairs of equal-shaped arrays: a constant of the model, and the one to use instead of it.
     """
 
@@ -144,6 +145,7 @@ class FlaxRunner:
         self._order: list[str] = []
         self._dtype = "float64"
         self.parts: list[FixedPart] = []
+        self.training: list[str] = []
         self.tables: list[tuple[Array, Array]] = []
 
     def run(self, dtype: str) -> tuple[Tensors, Tensors, Tensors]:
@@ -177,7 +179,7 @@ class FlaxRunner:
     def _run_in_float64(self, step: Callable[..., Any], arguments: tuple[Any, Any]) -> Any:
         import jax
 
-        with scopes_for_modules():
+        with scopes_for_modules() as self.training:
             traced = jax.jit(step, compiler_options=QUICK_COMPILE).trace(*arguments)
         self.parts = fixed_parts(traced.jaxpr)
         if not self.parts and not self.tables:

@@ -95,6 +95,15 @@ def test_a_part_in_bfloat16_fails_the_second_check() -> None:
     report = compare(Linear(lambda y: y.astype(jnp.bfloat16).astype(y.dtype)))
     assert all(row.same_function for row in report.rows) and not report.passed
     assert report.verdict.startswith("FAIL G1") and report.fixed_parts[0].dtype == "bfloat16"
+    assert report.origin.kind == "precision" and report.origin.flax.operation == "convert_element_type"
+
+
+def test_a_part_of_torch_in_bfloat16_is_the_origin_of_the_error() -> None:
+    report = compare(torch_model=TorchLinear(lambda y: y.bfloat16().to(y.dtype) * 2), level="precision")
+    assert not report.passed
+    report = compare(Linear(lambda y: 2 * y), TorchLinear(lambda y: y.bfloat16().to(y.dtype) * 2))
+    assert report.verdict.startswith("FAIL G1") and report.origin.flax is None
+    assert report.origin.torch.file == __file__ and "the error is large after" in str(report)
 
 
 class Attention(nnx.Module):

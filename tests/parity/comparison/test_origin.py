@@ -116,6 +116,12 @@ def test_the_right_model_passes_and_is_put_into_evaluation() -> None:
     assert not model.blocks[0].dropout.deterministic  # only a copy was changed
 
 
+def test_a_model_in_training_mode_that_cannot_be_changed_is_named() -> None:
+    graph, state = nnx.split(perturbed_module(Model()))
+    report = compare_models(lambda state, x: nnx.merge(graph, state)(x), state, TorchModel(), TOKENS, level="function")
+    assert "hint: blocks/0/dropout, blocks/1/dropout of flax ran in training mode: call model.eval()" in str(report)
+
+
 def test_a_norm_of_an_nnx_module_is_the_origin() -> None:
     origin = find("eps")
     assert (origin.kind, origin.flax.module, origin.torch.module) == ("operation", "blocks/1/norm", "blocks.1.norm")

@@ -56,7 +56,7 @@ class _Recorder(Evaluator):
 
     def constant(self, value: Any) -> _Recorded:
         array = super().constant(value)
-        return _Recorded(array, self._graph.add_source(np.asarray(array), CONSTANT))
+        return _Recorded(array, self._graph.add_source(_host(array), CONSTANT))
 
     def bind(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
         arrays = [each.array for each in values]

@@ -25,11 +25,16 @@ _active: list["_Paths"] = []  # of the kinds of modules whose calls open scopes 
 
 
 @contextmanager
-def scopes_for_modules() -> Iterator[None]:
-    """Open a named scope in every call of a linen, NNX or Equinox module."""
-    with _linen_scopes(), _class_scopes(_nnx_classes(), _nnx_children):
-        with _class_scopes(_equinox_classes(), _equinox_children):
-            yield
+def scopes_for_modules() -> Iterator[list[str]]:
+    """Open a named scope in every call of a linen, NNX or Equinox module.
+
+    Yields:
+        A list to which the path of every NNX module is added that is called in training mode.
+    """
+    training: list[str] = []
+    with _linen_scopes(), _class_scopes(_nnx_classes(), _nnx_children, training):
+        with _class_scopes(_equinox_classes(), _equinox_children, training):
+            yield training
 
 
 def name_modules_of(model: Any) -> None:
@@ -64,8 +69,8 @@ class _Paths:
     The first module that is called is the model, unless `name_modules_of` has named one.
     """
 
-    def __init__(self, children: _Children) -> None:
-        self._children = children
+    def __init__(self, children: _Children, training: list[str]) -> None:
+        self._children, self._training = children, training
         self._known: dict[int, tuple[str, Any]] = {}  # the module is kept, so that no other object gets its id
         self._calls: list[str] = []  # the paths of the modules that are being called, the innermost last
 
@@ -84,6 +89,9 @@ class _Paths:
         if id(module) not in self._known:  # the model, or a copy that was made while it ran
             self.add(module, f"{self._calls[-1]}/{type(module).__name__}".lstrip("/") if self._calls else "")
         self._calls.append(self._known[id(module)][0])
+        is_random = getattr(module, "deterministic", None) is False and getattr(module, "rate", 1) > 0
+        if is_random or getattr(module, "use_running_average", None) is False:
+            self._training.append(self._calls[-1])
         try:
             with _named_scope(self._calls[-1]):
                 yield
@@ -92,12 +100,15 @@ class _Paths:
 
 
 @contextmanager
-def _class_scopes(classes: Iterator[type], children: _Children) -> Iterator[None]:
+def _class_scopes(classes: Iterator[type], children: _Children, training: list[str]) -> Iterator[None]:
     """Open a scope in `__call__` of classes whose instances do not know their paths.
 
-    children: yields the names and values of the parts of an instance.
+    Args:
+        classes: the classes.
+        children: yields the names and values of the parts of an instance.
+        training: the list to which the paths of modules in training mode are added.
     """
-    paths = _Paths(children)
+    paths = _Paths(children, training)
 
     def wrap(original: Any) -> Any:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:

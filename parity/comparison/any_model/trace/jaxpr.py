@@ -70,9 +70,9 @@ class Evaluator:
 
     def constant(self, value: Any) -> Any:
         """Return a constant of the jaxpr in float64 if it is floating-point."""
-        array = np.asarray(value) if self._exact else np.zeros(0, bool)
-        if array.dtype.kind != "f" and "float" not in str(array.dtype):
+        if not self._exact or "float" not in str(np.result_type(value) if np.isscalar(value) else value.dtype):
             return value
+        array = np.asarray(value)
         if array.ndim == 0:
             return np.float64(_exact(array))
         return self._replaced(array.astype(np.float64))

@@ -25,7 +25,8 @@ class Origin:
         flax, torch: the place in each model; None if it has no operation there.
         kind: "operation" if the same values enter both places; "between" if the models part between two modules;
             "constant" if an array that depends neither on inputs nor on weights differs, such as a table of positions;
-            "gradient" if only gradients differ.
+            "gradient" if only gradients differ; "precision" if the models compute the same function, and one of them rounds
+            more.
         difference: relRMS between the results, if they can be compared; else 0.
     """
 
@@ -37,6 +38,8 @@ class Origin:
     def __str__(self) -> str:
         places = [f"{place} of {side}" for side, place in (("torch", self.torch), ("flax", self.flax)) if place]
         where = " and ".join(places)
+        if self.kind == "precision":
+            return f"in float32 the error is large after {where}, and small in everything that it reads"
         if self.kind == "gradient":
             return f"the outputs agree, and the first wrong gradient on the way back is that in {where}"
         if self.kind == "constant":
@@ -181,17 +184,12 @@ class _Side:
         here = self.graph.operations[operation]
         if constants := self.differing_constants(operation):
             here = self._first_of(constants) or here
-            return self._place(here, here.module, [here.stack])
+            return _make_place(here, here.module, [here.stack])
         before = [self.graph.operations[n] for n in self._producers(operation)]
         module, separator = here.module, self.graph.separator
         if kind == "between" and before and not any(_contains(module, each.module, separator) for each in before):
             module = _common_path([here.module, *(each.module for each in before)], self.graph.separator)
-        return self._place(here, module, [here.stack, *(each.stack for each in before)])
-
-    def _place(self, operation: Operation, module: str, stacks: Sequence[Stack]) -> Place:
-        line = operation.stack[0] if operation.stack else Line("", 0, "")
-        lines = {(each.file, each.line) for each in _lines_between(stacks)}
-        return Place(module, operation.name, *line, tuple(sorted(lines)))
+        return _make_place(here, module, [here.stack, *(each.stack for each in before)])
 
     def _first_of(self, constants: Sequence[int]) -> Operation | None:
         """Return the first differing operation that these values are computed with; None if they are given."""
@@ -215,6 +213,18 @@ class _Side:
             yield producer
             # An operation that returns the numbers that it reads has only rearranged them, rightly or wrongly.
             left += [each for each in operations[producer].inputs if self.classes.get(each, each) == self.classes.get(n)]
+
+
+def operation_place(graph: Graph, operation: int) -> Place:
+    """Return the place of an operation of a graph."""
+    here = graph.operations[operation]
+    return _make_place(here, here.module, [here.stack])
+
+
+def _make_place(operation: Operation, module: str, stacks: Sequence[Stack]) -> Place:
+    line = operation.stack[0] if operation.stack else Line("", 0, "")
+    lines = {(each.file, each.line) for each in _lines_between(stacks)}
+    return Place(module, operation.name, *line, tuple(sorted(lines)))
 
 
 def _lines_between(stacks: Sequence[Stack]) -> Iterator[Line]:

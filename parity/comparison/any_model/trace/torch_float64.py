@@ -40,10 +40,11 @@ def all_in_float64(module: Any, parts: list[FixedPart]) -> Iterator[None]:
             if name in _CASTS and not found and isinstance(args[0], torch.Tensor):
                 found.append(torch.float32 if name == "float" else getattr(torch, name))
                 func = torch.Tensor.double
-            if found:
+            returned = func(*args, **kwargs)
+            if found and isinstance(returned, torch.Tensor) and returned.is_floating_point():
                 dtype = str(found[0]).removeprefix("torch.")
                 parts.append(FixedPart("torch", scopes.current, dtype, name, current_stack()))
-            return func(*args, **kwargs)
+            return returned
 
     default = torch.get_default_dtype()
     with module_scopes(module) as scopes:
