@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from parity.comparison.any_model.assertion import Report, UnequalWeightsError
+from parity.comparison.any_model.trace.origin import Origin
 from parity.comparison.report import replace_non_finite
 
 SCHEMA = "parity.verdict/1"
@@ -34,11 +35,15 @@ def facts(report: Report) -> dict[str, Any]:
         ],
         "parameters": [str(pair) + (f"    ({pair.note})" if pair.note else "") for pair in report.correspondence.pairs],
         "skipped": dict(report.correspondence.skipped),
-        "origin": _origin_facts(getattr(report, "origin", None)),
-        "float32_parts": [
+        "origin": _origin_facts(report.origin),
+        "fixed_parts": [
             {name: getattr(part, name) for name in ("framework", "module", "dtype", "operation")}
-            for part in getattr(report, "float32_parts", ())
+            for part in report.fixed_parts
         ],
+        "tables": [
+            {"shape": list(table.flax.shape), "module": table.module, "rounded": table.rounded} for table in report.tables
+        ],
+        "training": list(report.training),
         "versions": dict(report.environment),
         "digest": report.digest,
     }
@@ -58,7 +63,9 @@ def unequal_weights_facts(error: UnequalWeightsError, level: str, versions: Mapp
         "parameters": [line.strip() for line in parameters],
         "skipped": {},
         "origin": None,
-        "float32_parts": [],
+        "fixed_parts": [],
+        "tables": [],
+        "training": [],
         "versions": dict(versions),
         "digest": None,
     }
@@ -69,12 +76,13 @@ def error_facts(error: object) -> dict[str, Any]:
     return {"schema": SCHEMA, "passed": None, "error": " ".join(str(error).split("\n"))}
 
 
-def _origin_facts(origin: Any) -> dict[str, Any] | None:
+def _origin_facts(origin: Origin | None) -> dict[str, Any] | None:
     """Return the operations where the models first differ; null for a framework in which none was found."""
     if origin is None:
         return None
     names = ("module", "operation", "file", "line", "function")
     places = {side: getattr(origin, side) for side in ("flax", "torch")}
-    return {
+    sides = {
         side: None if place is None else {name: getattr(place, name) for name in names} for side, place in places.items()
     }
+    return {"kind": origin.kind, "difference": origin.difference, **sides}

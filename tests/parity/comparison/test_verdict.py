@@ -1,10 +1,10 @@
 """The verdict on a pair of models as JSON: the command `assert`, the option --parity-json, and the page of its fields."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,19 @@ from flax import linen
 
 from parity.__main__ import main
 from parity.comparison.any_model import compare_models, verdict
+from parity.comparison.any_model.trace.fixed_parts import FixedPart
+from parity.comparison.any_model.trace.origin import Origin
+from parity.comparison.any_model.trace.places import Place
+from parity.comparison.any_model.trace.tables import Table
 from tests import ROOT
 
 pytest_plugins = ["pytester"]
 
 PAGE = (ROOT / "docs" / "reference" / "verdict.md").read_text()
 ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
-PLACE = SimpleNamespace(module="head", operation="dot_general", file="mine.py", line=3, function="__call__")
-PART = SimpleNamespace(framework="flax", module="head", dtype="float32", operation="exp")
+PLACE = Place("norm", "add", "model.py", 3, "forward")
+PART = FixedPart("flax", "softmax", "float32", "convert_element_type")
+TABLE = Table(np.ones((2, 3)), np.ones((2, 3)), "flax", "rope", None)
 OF_USER = """
 import flax.linen, jax.numpy as jnp, numpy as np, torch
 
@@ -118,8 +123,7 @@ def report(**changes: Any) -> Any:
     """Return the report of a linen layer and the same layer in PyTorch, with other attributes."""
     params = {"params": {"kernel": np.ones((4, 2), np.float32), "bias": np.zeros(2, np.float32)}}
     found = compare_models(linen.Dense(2).apply, params, torch.nn.Linear(4, 2), ROWS)
-    names = ("rows", "first", "passed", "verdict", "runs", "correspondence", "environment", "digest")
-    return SimpleNamespace(**{name: getattr(found, name) for name in names} | changes)
+    return dataclasses.replace(found, **changes)
 
 
 def fields(value: Any, path: str = "") -> Iterator[str]:
@@ -144,7 +148,7 @@ def documented(header: str) -> set[str]:
 
 
 def test_the_page_lists_exactly_the_fields_that_are_printed() -> None:
-    found = verdict.facts(report(origin=SimpleNamespace(flax=PLACE, torch=PLACE), float32_parts=[PART]))
+    found = verdict.facts(report(origin=Origin(PLACE, PLACE), fixed_parts=(PART,), tables=(TABLE,), training=("norm",)))
     assert documented("field") == {*fields(found), *fields(verdict.error_facts("x"))}
 
 
@@ -154,7 +158,7 @@ def test_every_verdict_has_the_same_fields() -> None:
 
 
 def test_an_operation_that_was_not_found_in_one_framework_is_null() -> None:
-    origin = verdict.facts(report(origin=SimpleNamespace(flax=None, torch=PLACE)))["origin"]
+    origin = verdict.facts(report(origin=Origin(None, PLACE)))["origin"]
     assert origin["flax"] is None and origin["torch"]["line"] == 3
 
 
