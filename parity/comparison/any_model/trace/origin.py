@@ -17,6 +17,9 @@ from parity.comparison.any_model.trace.places import Line, Place, Stack
 from parity.comparison.tolerances import ErrorNorms
 
 
+_NEXT_OPERATIONS = 16  # how many operations one model may take for what the other computes in one
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where two models part.
@@ -256,9 +259,20 @@ def _common_path(modules: Sequence[str], separator: str) -> str:
 
 
 def _difference(flax: Graph, torch: Graph, first_flax: int, first_torch: int) -> float:
-    """Return the relRMS between the results of two operations, in the order of their numbers; 0 if sizes differ."""
-    a, b = (graph.values[graph.operations[n].outputs[0]].array for graph, n in ((flax, first_flax), (torch, first_torch)))
-    if a is None or b is None or a.size != b.size:
-        return 0.0
-    error = ErrorNorms.of(np.sort(a, axis=None), np.sort(b, axis=None)).relative_rms()
-    return error if np.isfinite(error) else 0.0
+    """Return the relRMS between the results that two operations lead to, in the order of their numbers; 0 if none compare.
+
+    One model may compute in one operation what the other computes in several.  The result of each first operation is
+    therefore compared with the nearest result among the next operations of the other model.
+    """
+    found = []
+    for one, first_one, other, first_other in (
+        (flax, first_flax, torch, first_torch),
+        (torch, first_torch, flax, first_flax),
+    ):
+        result = one.values[one.operations[first_one].outputs[0]].array
+        for operation in other.operations[first_other : first_other + _NEXT_OPERATIONS]:
+            array = other.values[operation.outputs[0]].array if operation.outputs else None
+            if result is not None and array is not None and result.size == array.size and array.dtype.kind == "f":
+                error = ErrorNorms.of(np.sort(array, axis=None), np.sort(result, axis=None)).relative_rms()
+                found.append(error if np.isfinite(error) else 0.0)
+    return min(found, default=0.0)
