@@ -81,6 +81,15 @@ class Correspondence:
     torch: Shapes
     skipped: Mapping[str, str] = field(default_factory=dict)
 
+    def unknown_squares(self) -> list[tuple[str, ...]]:
+        """Return groups of torch keys of square matrices of which only a convention gives the order of axes."""
+        groups: dict[str, list[str]] = {}
+        for pair in self.pairs:
+            if matching.SQUARE in pair.note or matching.SQUARE_AS_IT_IS in pair.note:
+                keys = [b for _, b, *_ in pair.arrays()]
+                groups.setdefault(pair.torch.key.rpartition(".")[2], []).extend(keys)
+        return [tuple(dict.fromkeys(keys)) for keys in groups.values()]
+
     def to_torch(self, arrays: Arrays) -> dict[str, Array]:
         """Return arrays (weights or gradients) by torch key, C-contiguous, from arrays by flax key."""
         return self._convert(arrays, self.torch, 0, 1)
@@ -119,7 +128,7 @@ def match(
     layouts: Iterable[str] = (),
     skipped: Mapping[str, str] | None = None,
     optional: Iterable[str] = (),
-    uses: matching.Uses | None = None,
+    evidence: matching.Evidence | None = None,
 ) -> Correspondence:
     """Match the parameters of both sides.
 
@@ -130,8 +139,7 @@ def match(
             braces in both keys counts from 0.
         skipped: torch keys that are left out of `torch`, and why; they are only printed.
         optional: torch keys that need no counterpart, such as a mask in a buffer.
-        uses: the keys of flax and of torch in the order in which a forward pass first uses them; it decides where names do
-            not, and then the line has a note.
+        evidence: what is known of the models besides names and shapes; a line that it decides has a note.
 
     Raises:
         InputError: a parameter is ambiguous (the message quotes a line that resolves the ambiguity) or has no counterpart,
@@ -141,7 +149,9 @@ def match(
     given = tuple(Pair.parse(line, flax, torch) for line in layouts)
     matched = _mark_matched_entries(given, flax, torch)
     known_keys = [keys[:2] for pair in given for keys in pair.arrays()]
-    lines, unmatched = matching.match_lines(flax, torch, matched, known_keys, set(optional), uses)
+    lines, unmatched = matching.match_lines(
+        flax, torch, matched, known_keys, set(optional), evidence or matching.Evidence()
+    )
     inferred = tuple(Pair.parse(line, flax, torch, note) for line, note in matching.fold_lines(lines, flax, torch))
     _mark_matched_entries(given + inferred, flax, torch, complete=set(torch) - unmatched)
     reasons = {key: "a buffer without a counterpart: it keeps its own values" for key in sorted(unmatched)}

@@ -24,6 +24,17 @@ TORCH_ROLES = {"weight": "weight", "bias": "bias", "running_mean": "mean", "runn
 QKV = ("query", "key", "value")
 
 
+class Axes(NamedTuple):
+    """The order of the axes of a matrix of PyTorch.
+
+    names: "out in", as linear layers have it, or "in out".
+    evidence: a clause that says how it is known; "" if the class of the module fixes it.
+    """
+
+    names: str
+    evidence: str = ""
+
+
 class Parameter(NamedTuple):
     """One parameter: an array of a model, or a part of one.
 
@@ -34,6 +45,8 @@ class Parameter(NamedTuple):
     shape: shape of the parameter itself.
     dims: for each dimension of the array, the axes of the parameter in it (as numbers), and the fixed indices in it (as
         text, such as "qkv=0").
+    order: how the order of the axes of a matrix is known: a clause that is printed, or "" if it is known for certain;
+        None if it is not known.
     """
 
     key: str
@@ -42,6 +55,7 @@ class Parameter(NamedTuple):
     is_kernel: bool
     shape: tuple[int, ...]
     dims: tuple[tuple[int | str, ...], ...]
+    order: str | None = None
 
     def layout(self, axes: Sequence[str]) -> str:
         """Return the layout of the parameter as a line "key | axes".
@@ -97,11 +111,21 @@ def flax_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
     return _parameter(key, path[:-1] if role else path, role, path[-1] == "kernel", shape)
 
 
-def torch_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
+def torch_parameter(key: str, shape: tuple[int, ...], axes: Axes | None = None) -> Parameter:
     """Return the parameter for an entry of a state dict.
 
     If the last name of the key is not in TORCH_ROLES, the whole key is the path of the module, and the role is "weight".
+
+    axes: the order of the axes of a matrix, if it is known; the parameter has it as PyTorch's linear layers do.
     """
+    found = _torch_parameter(key, shape)
+    if axes is None:
+        return found
+    is_reversed = axes.names == "in out" and len(shape) == 2
+    return (found.transposed() if is_reversed else found)._replace(order=axes.evidence)
+
+
+def _torch_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
     path = tuple(key.split("."))
     role, projection = (
         TORCH_ROLES.get(path[-1]),
