@@ -88,6 +88,12 @@ class Comparison:
             uses = (_called("flax", flax.keys_by_use, self), _called("torch", torch.keys_by_use, self))
             self._evidence = Evidence(uses, self._evidence.axes)
             self._use(self._match(evidence=self._evidence))
+        order = self.correspondence.order_of_siblings(self._evidence.axes)
+        squares = [key for group in self.correspondence.unknown_squares() for key in group]
+        if order and squares:
+            axes = {key: Axes(order, "square: as the other matrices") for key in squares if key not in self._evidence.axes}
+            self._evidence = Evidence(self._evidence.uses, {**self._evidence.axes, **axes})
+            self._use(self._match(evidence=self._evidence))
 
     def _use(self, correspondence: Correspondence) -> None:
         """Give both models the same weights, converted by a mapping."""

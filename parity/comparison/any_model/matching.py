@@ -23,7 +23,7 @@ from parity.comparison.any_model.parameters import (
     Parameter,
     Path,
     flax_parameter,
-    split_qkv,
+    split_fused,
     torch_parameter,
     unstack_blocks,
 )
@@ -121,7 +121,7 @@ def match_lines(
     if (unstacked := unstack_blocks(left, right)) != left:
         attempts.append(unstacked)
     for n, parameters in enumerate(attempts):
-        a, b = split_qkv(parameters, right), split_qkv(right, parameters)
+        a, b = split_fused(parameters, right), split_fused(right, parameters)
         known_pairs = _known_module_pairs(a, b, known)
         try:
             return _match_modules(
