@@ -89,7 +89,7 @@ class Evaluator:
         return _operation_in_float64(equation, values) if self._exact else _bind(equation, values, equation.params)
 
     def _replaced(self, value: Any) -> Any:
-        if self._replace is None or not self._exact or getattr(value, "ndim", 0) == 0:
+        if self._replace is None or not self._exact or value.ndim == 0 or value.dtype != np.float64:
             return value
         return self._replace(value)
 
