@@ -31,6 +31,10 @@ GRADIENT_OF_INPUT = f"{GRADIENT_OF}input "
 MAX_SHOWN_GRADIENTS = 5
 
 
+class UnequalWeightsError(AssertionError):
+    """The weights of two models differ, which weights="equal" excludes."""
+
+
 @dataclass(frozen=True)
 class Row:
     """Comparison of one tensor.
@@ -193,7 +197,7 @@ def compare_models(
         seed: seed of the targets.
 
     Raises:
-        AssertionError: weights="equal", and the weights differ.
+        UnequalWeightsError: weights="equal", and the weights differ; it is an AssertionError.
         InputError: a framework is not installed, the mapping of parameters is ambiguous, inputs or outputs do not match,
             an output is NaN, or a model does not compute in float64.
     """
@@ -241,7 +245,7 @@ def _copy_weights(source: str, correspondence: Correspondence, flax: Tensors, to
     """Return equal weights for both models, in the keys and layouts of Flax and of PyTorch.
 
     Raises:
-        AssertionError: `source` is "equal", and the weights differ.
+        UnequalWeightsError: `source` is "equal", and the weights differ.
     """
     if source == "flax":
         return flax, correspondence.to_torch(flax)
@@ -250,7 +254,7 @@ def _copy_weights(source: str, correspondence: Correspondence, flax: Tensors, to
         for key, array in converted.items():
             if not np.array_equal(array, flax[key]):
                 difference = ErrorNorms.of(array, flax[key]).relative_rms()
-                raise AssertionError(
+                raise UnequalWeightsError(
                     f"the weights are not equal: {key} differs by {difference:.1e}\n"
                     f"parameters (flax <-> torch):\n{correspondence}"
                 )
