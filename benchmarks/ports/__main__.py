@@ -67,7 +67,9 @@ def revision(path: str) -> str:
         commit = subprocess.run(["git", "-C", path, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
         changes = subprocess.run(["git", "-C", path, "diff", "--stat", "HEAD"], capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return ", ".join(sorted(each.name.removesuffix(".dist-info") for each in Path(path).glob("*.dist-info"))) or "no git"
+        return (
+            ", ".join(sorted(each.name.removesuffix(".dist-info") for each in Path(path).glob("*.dist-info"))) or "no git"
+        )
     return commit.strip() + ("+" if changes.strip() else "")
 
 
@@ -139,7 +141,9 @@ def print_totals(groups: dict[str, list[Pair]], results: list[Result]) -> None:
         print(f"| {name} | {' | '.join(str(counts[column]) for column in COLUMNS)} |")
 
 
-def chosen_pairs(every: list[Pairs], pattern: str, given: dict[str, str]) -> tuple[dict[str, list[Pair]], dict[str, list[str]]]:
+def chosen_pairs(
+    every: list[Pairs], pattern: str, given: dict[str, str]
+) -> tuple[dict[str, list[Pair]], dict[str, list[str]]]:
     """Return the pairs to judge by source, and the paths of each source."""
     groups: dict[str, list[Pair]] = defaultdict(list)
     for source in every:

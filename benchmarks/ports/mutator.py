@@ -22,7 +22,15 @@ from typing import Any
 from benchmarks.ports.operators import mutations
 
 # Their lines are executed, but they define no operation of a model.
-NOT_MODELS = ("configuration_", "/utils/", "tokenization", "/generation/", "/integrations/hub", "/_registry", "image_processing")
+NOT_MODELS = (
+    "configuration_",
+    "/utils/",
+    "tokenization",
+    "/generation/",
+    "/integrations/hub",
+    "/_registry",
+    "image_processing",
+)
 
 
 @dataclass
@@ -261,7 +269,9 @@ def attribute_mutations(module: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 @contextmanager
-def changed_attribute(module: Any, path: str, mutation: tuple[str, str, Any], refresh: Callable[[], None]) -> Iterator[Fault]:
+def changed_attribute(
+    module: Any, path: str, mutation: tuple[str, str, Any], refresh: Callable[[], None]
+) -> Iterator[Fault]:
     """Change an attribute of a module while the context is open; `refresh` is called after each change."""
     kind, name, value = mutation
     old = getattr(module, name)

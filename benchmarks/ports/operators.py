@@ -76,9 +76,13 @@ def _of_comparison(node: ast.Compare) -> Iterator[Mutation]:
 
 def _of_constant(node: ast.Constant) -> Iterator[Mutation]:
     if isinstance(node.value, float) and node.value:
-        yield ("epsilon", ast.Constant(node.value * 10)) if abs(node.value) <= EPSILON else (
-            "constant",
-            ast.Constant(node.value * 1.25),
+        yield (
+            ("epsilon", ast.Constant(node.value * 10))
+            if abs(node.value) <= EPSILON
+            else (
+                "constant",
+                ast.Constant(node.value * 1.25),
+            )
         )
 
 

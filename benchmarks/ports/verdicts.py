@@ -45,7 +45,9 @@ def judge(pair: Pair, count: int, seed: int) -> Iterator[Result]:
     if right["passed"]:
         rng = random.Random(f"{seed} {pair.name}")
         layouts = () if right["automatic"] else pair.layouts
-        yield from ({"event": "fault", "pair": pair.name, **each} for each in Mutants(pair, built, layouts, rng).judge(count))
+        yield from (
+            {"event": "fault", "pair": pair.name, **each} for each in Mutants(pair, built, layouts, rng).judge(count)
+        )
 
 
 def judge_right(pair: Pair, built: Built) -> Result:
@@ -138,7 +140,9 @@ class Mutants:
             use_attribute = self.attributes[side] and self.rng.random() < ATTRIBUTE_SHARE
             fault_context: AbstractContextManager[Fault] | None
             if use_attribute:
-                fault_context = self._changed(side, self.attributes[side].pop(self.rng.randrange(len(self.attributes[side]))))
+                fault_context = self._changed(
+                    side, self.attributes[side].pop(self.rng.randrange(len(self.attributes[side])))
+                )
             else:
                 candidate = next(self.pools[side], None)
                 if candidate is None and self.attributes[side]:
@@ -298,7 +302,8 @@ def _normal(path: str) -> str:
 def _relative_difference(arrays: list[tuple[Any, Any]]) -> float:
     """Return the norm of the difference of several pairs of arrays, divided by the norm of the second ones."""
     squares = [
-        (float(np.sum(np.square(a.astype(np.float64) - b))), float(np.sum(np.square(b.astype(np.float64))))) for a, b in arrays
+        (float(np.sum(np.square(a.astype(np.float64) - b))), float(np.sum(np.square(b.astype(np.float64)))))
+        for a, b in arrays
     ]
     difference, norm = (sum(each) ** 0.5 for each in zip(*squares, strict=True))
     return difference / max(norm, 1e-300)
@@ -322,4 +327,3 @@ def _leave_out_shared(first: Executed, second: Executed) -> None:
     for file in set(first.lines) & set(second.lines):
         for line in set(first.lines[file]) & set(second.lines[file]):
             del first.lines[file][line], second.lines[file][line]
-

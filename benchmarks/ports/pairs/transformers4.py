@@ -45,7 +45,12 @@ def main_output(returned: Any) -> Any:
 
 
 def build(
-    name: str, config: str, options: dict[str, Any], inputs: Any, dtype: str | None = "float64", arguments: Any = ("input_ids",)
+    name: str,
+    config: str,
+    options: dict[str, Any],
+    inputs: Any,
+    dtype: str | None = "float64",
+    arguments: Any = ("input_ids",),
 ) -> Built:
     """Return the pair of the classes Flax`name` and `name`.
 
@@ -57,7 +62,9 @@ def build(
     settings = getattr(transformers, config)(**options)
     settings._attn_implementation = "eager"
     own = getattr(transformers, name)(settings)
-    model = getattr(transformers, f"Flax{name}")(settings, **({"dtype": getattr(jnp, dtype)} if dtype else {}), **SHAPE.get(name, {}))
+    model = getattr(transformers, f"Flax{name}")(
+        settings, **({"dtype": getattr(jnp, dtype)} if dtype else {}), **SHAPE.get(name, {})
+    )
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
 
     def apply(params: Any, *inputs: Any) -> Any:
@@ -75,7 +82,10 @@ SHAPE: dict[str, dict[str, Any]] = {}
 def declare(name: str, config: str, options: dict[str, Any], inputs: Any, **arguments: Any) -> None:
     """Declare the pair of the classes Flax`name` and `name`."""
     PAIRS.add(
-        name, f"transformers 4 Flax{name}", f"transformers 4 {name}", lambda: build(name, config, options, inputs, **arguments)
+        name,
+        f"transformers 4 Flax{name}",
+        f"transformers 4 {name}",
+        lambda: build(name, config, options, inputs, **arguments),
     )
 
 
@@ -151,7 +161,9 @@ for name in ("ViTModel", "ViTForImageClassification"):
 declare("BeitForImageClassification", "BeitConfig", {**OF_VIT, "use_relative_position_bias": True}, PIXELS, **PICTURE)
 declare("BeitModel", "BeitConfig", {**OF_VIT, "use_absolute_position_embeddings": True}, PIXELS, **PICTURE)
 declare("Dinov2Model", "Dinov2Config", OF_VIT, PIXELS, **PICTURE)
-declare("ResNetForImageClassification", "ResNetConfig", {**OF_CONV, "layer_type": "bottleneck"}, floats(2, 3, 32, 32), **PICTURE)
+declare(
+    "ResNetForImageClassification", "ResNetConfig", {**OF_CONV, "layer_type": "bottleneck"}, floats(2, 3, 32, 32), **PICTURE
+)
 declare("ResNetModel", "ResNetConfig", {**OF_CONV, "layer_type": "basic"}, floats(2, 3, 32, 32), **PICTURE)
 declare("RegNetForImageClassification", "RegNetConfig", {**OF_CONV, "groups_width": 8}, floats(2, 3, 32, 32), **PICTURE)
 declare(
