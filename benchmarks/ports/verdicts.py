@@ -236,7 +236,7 @@ def module_tree(model: Any) -> list[tuple[str, Any]]:
     out, seen, stack = [], set(), [("", model)]
     while stack:
         path, each = stack.pop(0)
-        if isinstance(each, (list, tuple)) or type(each).__name__ in ("List", "Sequential", "Dict") and path:
+        if isinstance(each, (list, tuple)) or (type(each).__name__ in ("List", "Sequential", "Dict") and path):
             pass
         elif isinstance(each, dict):
             stack += [(f"{path}.{key}", value) for key, value in each.items()]
