@@ -1,9 +1,10 @@
-"""The pytest plugin: the fixture `assert_parity`, which verifies golden files, and the option that records them.
+"""The pytest plugin: the fixture `assert_parity`, and the options that record golden files and verdicts.
 
 pytest loads this module for every project in the environment.  It therefore has a unique name, and imports `parity` only
 when a test uses the fixture: the project may have a package `parity` of its own.
 """
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,24 @@ FOLDER = "parity_goldens"  # a folder next to the test file
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --parity-record."""
+    """Add --parity-record and --parity-json."""
     group = parser.getgroup("parity", "JAX and PyTorch parity")
     text = f"record golden files of assert_parity in {FOLDER}/ next to each test file; by default they are verified"
     group.addoption("--parity-record", action="store_true", help=text)
+    text = "write the verdict of each call of the fixture assert_parity to this file, one JSON object per line"
+    group.addoption("--parity-json", metavar="FILE", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Create the file of --parity-json, empty."""
+    path = _json_path(config)
+    if path is None or hasattr(config, "workerinput"):  # a worker of pytest-xdist: its controller has created the file
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    except OSError as error:
+        raise pytest.UsageError(f"--parity-json {path} cannot be written ({error.strerror}): give another path") from None
 
 
 @pytest.fixture
@@ -34,18 +49,41 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
         check_not_shadowed("parity")
     except InputError as error:
         pytest.fail(str(error), pytrace=False)
-    from parity.comparison.any_model import golden_outputs
-    from parity.comparison.any_model.assertion import compare_models
+    from parity.comparison.any_model import golden_outputs, runners, verdict
+    from parity.comparison.any_model.assertion import UnequalWeightsError, compare_models
 
     calls = 0
+
+    def write(facts: dict[str, Any], changes: list[str]) -> None:
+        if (path := _json_path(request.config)) is not None:
+            line = json.dumps({**facts, "test": request.node.nodeid, "golden": changes}, allow_nan=False)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+
+    def compare(arguments: Any, options: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return compare_models(*arguments, **options)
+        except InputError as error:
+            write(verdict.error_facts(error), [])
+            raise
+        except UnequalWeightsError as error:
+            level = options.get("level", "precision")
+            write(verdict.unequal_weights_facts(error, level, runners.framework_versions()), [])
+            raise
 
     def assert_and_record(*arguments: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         nonlocal calls
         path, calls = _golden_path(request.path, request.node.name, calls), calls + 1
-        report = compare_models(*arguments, **options)
+        report = compare(arguments, options)
         verify = path.exists() and not request.config.getoption("parity_record")
-        lines = golden_outputs.verify(path, report) if verify else []
+        try:
+            lines = golden_outputs.verify(path, report) if verify else []
+        except InputError as error:
+            write(verdict.facts(report), [str(error)])
+            raise
+        write(verdict.facts(report), lines)
         if lines or not report.passed:
             raise AssertionError("\n".join([*lines, str(report)]))
         if not verify and request.config.getoption("parity_record"):
@@ -59,3 +97,9 @@ def _golden_path(file: Path, test: str, call: int) -> Path:
     """Return the path of the golden file for one call of the fixture in a test; calls are counted from 0."""
     name = re.sub(r"[^\w.=,\[\]-]", "_", f"{file.stem}.{test}")
     return file.parent / FOLDER / f"{name}{f'.{call}' if call else ''}.npz"
+
+
+def _json_path(config: pytest.Config) -> Path | None:
+    """Return the path of the option --parity-json; a relative one is in the folder in which pytest was started."""
+    given = config.getoption("parity_json")
+    return config.invocation_params.dir / given if given else None

@@ -1,4 +1,4 @@
-"""The command line: python -m parity convert | inspect | check | diagnose | golden | formats | models.
+"""The command line: python -m parity convert | inspect | check | diagnose | assert | golden | formats | models.
 
 Exit codes: 0 success, or the check passed; 1 the check failed; 2 invalid input; 130 interrupted.
 """
@@ -63,7 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _build_parser() -> Parser:
-    parser = Parser(prog="python -m parity", description="Convert, inspect, check and diagnose ViT checkpoints.")
+    parser = Parser(
+        prog="python -m parity", description="Convert, inspect, check and diagnose ViT checkpoints, and compare models."
+    )
     parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     def command(name: str) -> argparse.ArgumentParser:
@@ -132,6 +134,12 @@ def _build_parser() -> Parser:
         "--pairs", type=int, metavar="N", help="number of pairs of causes to test; by default as many as are fast to test"
     )
     sub.add_argument("--seed", type=_parse_seed, metavar="N", default=0, help="seed of the images for --against")
+
+    sub = command("assert")
+    text = "a function without arguments that returns a dict with the arguments of parity.assert_parity"
+    sub.add_argument("function", metavar="MODULE:FUNCTION", help=text)
+    text = "function: compare in float64; precision: also the rounding errors in float32; by default as in the dict"
+    sub.add_argument("--level", choices=("function", "precision"), help=text)
 
     sub = command("golden")
     add_format_file_option(sub)
@@ -272,6 +280,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "inspect": files.inspect,
     "check": checks.check,
     "diagnose": checks.diagnose,
+    "assert": checks.assert_pair,
     "golden": checks.golden,
     "formats": files.formats,
     "models": files.models,

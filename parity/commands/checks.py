@@ -1,4 +1,4 @@
-"""The commands check, diagnose and golden, which run models, called with parsed arguments; see `parity.__main__`."""
+"""The commands check, diagnose, assert and golden, which run models, with parsed arguments; see `parity.__main__`."""
 
 import argparse
 import json
@@ -89,6 +89,30 @@ def diagnose(args: argparse.Namespace) -> int:
         print_lines(*describe_checkpoint(checkpoint))
         print_report(found)
     return 0 if found.passed else 1
+
+
+def assert_pair(args: argparse.Namespace) -> int:
+    """Compare the Flax and the PyTorch model that a function of your own returns, and print the verdict."""
+    from parity.comparison.any_model import named_pair, runners, verdict
+    from parity.comparison.any_model.assertion import UnequalWeightsError
+
+    try:
+        with spinner(quiet=args.json) as progress:
+            progress("both models")
+            report = named_pair.compare_named_pair(args.function, args.level)
+        passed, text, facts = report.passed, str(report), verdict.facts(report)
+    except UnequalWeightsError as error:
+        passed, text = False, f"FAIL: {error}"
+        facts = verdict.unequal_weights_facts(error, args.level or "precision", runners.framework_versions())
+    except InputError as error:
+        if args.json:
+            _print_json(verdict.error_facts(error))
+        raise
+    if args.json:
+        _print_json(facts)
+    else:
+        print_report(text)
+    return 0 if passed else 1
 
 
 def golden(args: argparse.Namespace) -> int:

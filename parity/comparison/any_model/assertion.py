@@ -7,6 +7,7 @@ Weights and gradients are converted with the same mapping of parameters, which
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -17,8 +18,11 @@ from numpy.typing import NDArray
 
 from parity.comparison.any_model import runners
 from parity.comparison.any_model.correspondence import Correspondence, match
-from parity.comparison.any_model.module_outputs import first_differing_module
-from parity.comparison.tolerances import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, UNIT_ROUNDOFF, ErrorBudget, ErrorNorms
+from parity.comparison.any_model.trace.fixed_parts import FixedPart
+from parity.comparison.any_model.trace.origin import Origin, find_origin, find_wrong_gradient
+from parity.comparison.any_model.trace.precision import find_imprecise_operation
+from parity.comparison.any_model.trace.tables import Table, find_rounded_tables
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget, ErrorNorms
 from vit_spec import InputError
 
 Array = NDArray[Any]
@@ -29,6 +33,10 @@ WEIGHT_SOURCES = ("flax", "torch", "equal")
 GRADIENT_OF = "gradient of "
 GRADIENT_OF_INPUT = f"{GRADIENT_OF}input "
 MAX_SHOWN_GRADIENTS = 5
+
+
+class UnequalWeightsError(AssertionError):
+    """The weights of two models differ, which weights="equal" excludes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,11 @@ class Report:
             have the order of axes in Flax, gradients of parameters the order in PyTorch.
         environment: versions of the libraries, and the machine type.
         digest: SHA-256 of the weights and inputs.
-        suspect: the first module whose output differs; "" if none was found.
+        origin: where the models part, if they do not compute the same function; None if it was not found.
+        fixed_parts: the parts that a model computes in a fixed lower precision; the comparison in float64 computes them in
+            float64.
+        training: paths of the NNX modules that ran in training mode.
+        tables: the constants that a model has rounded to float32; the comparison in float64 uses PyTorch's in both models.
     """
 
     rows: tuple[Row, ...]
@@ -74,7 +86,10 @@ class Report:
     runs: Mapping[str, Tensors]
     environment: Mapping[str, str]
     digest: str
-    suspect: str = ""
+    origin: Origin | None = None
+    fixed_parts: tuple[FixedPart, ...] = ()
+    tables: tuple[Table, ...] = ()
+    training: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -110,6 +125,7 @@ class Report:
             [
                 self.verdict,
                 *self._failure_lines(),
+                *self._fixed_part_lines(),
                 *self._table_lines(),
                 "parameters (flax <-> torch):",
                 str(self.correspondence),
@@ -122,10 +138,24 @@ class Report:
         row = self.first
         if row is not None and row.same_function:
             yield f"tolerance: {row.budget}"
-        elif row is not None and UNIT_ROUNDOFF["float32"] / 10 < row.difference < FLOAT32_TOLERANCE:
-            yield "hint: the difference is as large as float32 rounding; does a part of either model cast to float32?"
-        if self.suspect:
-            yield f"the first module that differs: {self.suspect}"
+        if self.training:
+            names = f"{', '.join(self.training[:3])}{', ...' if len(self.training) > 3 else ''}"
+            what = "call model.eval() first, or give the nnx.Module itself as params"
+            yield f"hint: {names} of flax ran in training mode: {what}"
+        if self.origin is not None:
+            yield f"origin: {self.origin}"
+
+    def _fixed_part_lines(self) -> Iterator[str]:
+        """Yield a line for each group of parts with a fixed dtype, and for each rounded table."""
+        groups: dict[str, int] = {}
+        for part in self.fixed_parts:
+            text = re.sub(r"\d+", "{n}", part.module or "the model itself")
+            text = f"{text} of {part.framework} in {part.dtype}"
+            groups[text] = groups.get(text, 0) + 1
+        for text, n in groups.items():
+            yield f"in float64 for the first check: {text} ({n} operation{'s'[: n > 1]})"
+        for table in self.tables:
+            yield f"the same for the first check: {table}"
 
     def _table_lines(self) -> Iterator[str]:
         """Yield a line for each output, and for the gradients with the largest differences."""
@@ -193,7 +223,7 @@ def compare_models(
         seed: seed of the targets.
 
     Raises:
-        AssertionError: weights="equal", and the weights differ.
+        UnequalWeightsError: weights="equal", and the weights differ; it is an AssertionError.
         InputError: a framework is not installed, the mapping of parameters is ambiguous, inputs or outputs do not match,
             an output is NaN, or a model does not compute in float64.
     """
@@ -201,6 +231,7 @@ def compare_models(
         if value not in known:
             raise InputError(f"{name} is {value!r}: give one of {', '.join(known)}")
     environment = runners.framework_versions()
+    params = runners.in_evaluation(params)
     flax_weights = runners.flax_weights(flax_apply, params)
     torch_weights, skipped, optional = runners.torch_weights(torch_module)
     shapes = [{key: np.shape(array) for key, array in side.items()} for side in (flax_weights, torch_weights)]
@@ -210,23 +241,50 @@ def compare_models(
     # Inputs are rounded to float32 for both dtypes, so that the float32 runs do not add this rounding error.
     arrays = [x if x.dtype.kind in "iub" else x.astype(np.float32) for x in given]
     axes = [_parse_permutations(lines) for lines in (input_axes, output_axes)]
-    run_flax = runners.make_flax_runner(flax_apply, params, both[0], arrays, loss, seed)
-    run_torch = runners.make_torch_runner(torch_module, both[1], arrays, axes, loss, seed)
+    flax = runners.FlaxRunner(flax_apply, params, both[0], arrays, loss, seed)
+    torch = runners.TorchRunner(torch_module, both[1], arrays, axes, loss, seed)
 
     runs: dict[str, Tensors] = {}
-    for dtype in ("float64", "float32")[: 1 + LEVELS.index(level)]:
-        outputs, gradients, input_gradients = run_flax(dtype)
-        runs[f"torch {dtype}"] = torch_tensors = run_torch(dtype, list(outputs))
-        _check_outputs(outputs, torch_tensors)
-        converted = {f"{GRADIENT_OF}{key}": array for key, array in correspondence.to_torch(gradients).items()}
-        runs[f"flax {dtype}"] = {name: {**outputs, **converted, **input_gradients}[name] for name in torch_tensors}
+    _run(flax, torch, correspondence, "float64", runs)
+    tables: tuple[Table, ...] = ()
+    graphs = None
+    if not all(row.same_function for row in _compare_tensors(runs)):
+        graphs = flax.record("float64"), torch.record("float64")
+        tables = find_rounded_tables(*graphs)
+    if tables:
+        flax.tables = [(table.flax, table.torch) for table in tables]
+        _run(flax, torch, correspondence, "float64", runs)
+        graphs = None
+    if level == "precision":
+        _run(flax, torch, correspondence, "float32", runs)
+    rows = _compare_tensors(runs)
     digest = _digest(both[0], {str(n): x for n, x in enumerate(arrays)})
-    rows, suspect = _compare_tensors(runs), ""
-    if not all(row.same_function for row in rows):
-        torch_modules = runners.torch_module_outputs(torch_module, both[1], arrays, axes[0])
-        flax_modules = runners.flax_module_outputs(flax_apply, params, both[0], arrays)
-        suspect = first_differing_module(flax_modules, torch_modules, correspondence)
-    return Report(rows, correspondence, runs, environment, digest, suspect)
+    origin = None
+    if wrong := [row.name.removeprefix(GRADIENT_OF) for row in rows if not row.same_function]:
+        graphs = graphs or (flax.record("float64"), torch.record("float64"))
+        origin = find_origin(*graphs) or find_wrong_gradient(wrong, correspondence)
+    elif imprecise := [row for row in rows if not row.same_precision]:
+        worse: Any = flax if imprecise[0].flax > imprecise[0].torch else torch
+        place = find_imprecise_operation(worse.record("float64"), worse.record("float32"))
+        of_flax, of_torch = (place, None) if worse is flax else (None, place)
+        origin = Origin(of_flax, of_torch, "precision") if place else None
+    parts = tuple(dict.fromkeys([*flax.parts, *torch.parts]))
+    return Report(
+        rows, correspondence, runs, environment, digest, origin, parts, tables, tuple(dict.fromkeys(flax.training))
+    )
+
+
+def _run(flax: Any, torch: Any, correspondence: Correspondence, dtype: str, runs: dict[str, Tensors]) -> None:
+    """Run both models in a dtype, and add their tensors to `runs`.
+
+    Raises:
+        InputError: the models return different outputs, or NaN.
+    """
+    outputs, gradients, input_gradients = flax.run(dtype)
+    runs[f"torch {dtype}"] = torch_tensors = torch.run(dtype, list(outputs))
+    _check_outputs(outputs, torch_tensors)
+    converted = {f"{GRADIENT_OF}{key}": array for key, array in correspondence.to_torch(gradients).items()}
+    runs[f"flax {dtype}"] = {name: {**outputs, **converted, **input_gradients}[name] for name in torch_tensors}
 
 
 def _digest(*groups: Mapping[str, Array]) -> str:
@@ -241,7 +299,7 @@ def _copy_weights(source: str, correspondence: Correspondence, flax: Tensors, to
     """Return equal weights for both models, in the keys and layouts of Flax and of PyTorch.
 
     Raises:
-        AssertionError: `source` is "equal", and the weights differ.
+        UnequalWeightsError: `source` is "equal", and the weights differ.
     """
     if source == "flax":
         return flax, correspondence.to_torch(flax)
@@ -250,7 +308,7 @@ def _copy_weights(source: str, correspondence: Correspondence, flax: Tensors, to
         for key, array in converted.items():
             if not np.array_equal(array, flax[key]):
                 difference = ErrorNorms.of(array, flax[key]).relative_rms()
-                raise AssertionError(
+                raise UnequalWeightsError(
                     f"the weights are not equal: {key} differs by {difference:.1e}\n"
                     f"parameters (flax <-> torch):\n{correspondence}"
                 )

@@ -6,14 +6,23 @@ Everything runs on CPU, in the requested dtype, on copies of the models.
 import copy
 import dataclasses
 import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.comparison.any_model.module_outputs import Path, capture_flax_outputs, capture_torch_outputs
+from parity.comparison.any_model.trace.fixed_parts import FixedPart, fixed_parts
+from parity.comparison.any_model.trace.flax_graph import record_flax, trace
+from parity.comparison.any_model.trace.flax_modules import name_modules_of, scopes_for_modules
+from parity.comparison.any_model.trace.graph import Graph
+from parity.comparison.any_model.trace.jaxpr import Evaluator
+from parity.comparison.any_model.trace.scope import Scope
+from parity.comparison.any_model.trace.torch_float64 import all_in_float64
+from parity.comparison.any_model.trace.torch_graph import record_torch
 from vit_spec import InputError
 
 Array = NDArray[Any]
@@ -102,110 +111,230 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
     return tensors, skipped, buffers
 
 
-def make_flax_runner(
-    flax_apply: Callable[..., Any], params: Any, weights: Tensors, inputs: Sequence[Array], loss: Loss | None, seed: int
-) -> Callable[[str], tuple[Tensors, Tensors, Tensors]]:
-    """Return a function that runs the Flax model in a dtype, "float64" or "float32".
+class FlaxRunner:
+    """Runs the Flax model in a dtype, "float64" or "float32".
 
-    It returns outputs and loss by name, gradients of the weights by key, and gradients of the inputs by name.
-
-    Args:
-        weights: the weights to run with, by key.
-        inputs: the inputs, with the order of axes in Flax.
-        loss: function of the outputs; None for the mean squared error from targets drawn with `seed`.
+    Attributes:
+        parts: the parts that the model computes in a fixed lower precision, known after the run in float64, which computes
+            them in float64.
+        training: paths of the NNX modules that run in training mode, known after the run in float64.
+        tables: pairs of equal-shaped arrays: a constant of the model, and the one to use instead of it.
     """
-    import jax
-    import jax.numpy as jnp
 
-    leaves, tree = _flatten(params)
-    float_inputs = [n for n, x in enumerate(inputs) if np.issubdtype(x.dtype, np.floating)]
-    order: list[str] = []
+    def __init__(
+        self,
+        flax_apply: Callable[..., Any],
+        params: Any,
+        weights: Tensors,
+        inputs: Sequence[Array],
+        loss: Loss | None,
+        seed: int,
+    ) -> None:
+        """Prepare the model.
 
-    def objective(weights: Any, floats: Any) -> Any:
-        arguments = [jnp.asarray(x) for x in inputs]
-        for n, x in zip(float_inputs, floats, strict=True):
-            arguments[n] = x
-        own = tree.unflatten([leaf if key is None else weights[key] for key, leaf in leaves])
-        returned = flax_apply(own, *arguments)
-        outputs = dict(_named_arrays(returned))
-        order[:] = outputs  # jit returns dicts with sorted keys
-        return (_default_loss(outputs, seed, jnp.asarray) if loss is None else loss(returned)), outputs
+        Args:
+            flax_apply, params: as for `compare_models`.
+            weights: the weights to run with, by key.
+            inputs: the inputs, with the order of axes in Flax.
+            loss: function of the outputs; None for the mean squared error from targets drawn with `seed`.
+        """
+        self._apply, self._loss, self._seed = flax_apply, loss, seed
+        self._weights, self._inputs = weights, inputs
+        self._leaves, self._tree = _flatten(params)
+        self._float_inputs = [n for n, x in enumerate(inputs) if np.issubdtype(x.dtype, np.floating)]
+        self._order: list[str] = []
+        self._dtype = "float64"
+        self.parts: list[FixedPart] = []
+        self.training: list[str] = []
+        self.tables: list[tuple[Array, Array]] = []
 
-    def run(dtype: str) -> tuple[Tensors, Tensors, Tensors]:
+    def run(self, dtype: str) -> tuple[Tensors, Tensors, Tensors]:
+        """Return outputs and loss by name, gradients of the weights by key, and gradients of the inputs by name."""
+        import jax
+
+        self._dtype = dtype
+        step = jax.value_and_grad(self._objective, argnums=(0, 1), has_aux=True)
         with _exact_jax(dtype):
-            step = jax.jit(
-                jax.value_and_grad(objective, argnums=(0, 1), has_aux=True),
-                compiler_options=QUICK_COMPILE if dtype == "float64" else None,
-            )
-            cast = {key: jnp.asarray(np.asarray(array, dtype)) for key, array in weights.items()}
-            floats = [jnp.asarray(np.asarray(inputs[n], dtype)) for n in float_inputs]
-            (value, outputs), (gradients, of_inputs) = step(cast, floats)
-        input_gradients = {f"{GRADIENT_OF}input {n}": np.asarray(x) for n, x in zip(float_inputs, of_inputs, strict=True)}
-        tensors = {**{name: np.asarray(outputs[name]) for name in order}, "loss": np.asarray(value)}
-        _check_dtypes(dtype, "flax", tensors)
-        return tensors, {key: np.asarray(x) for key, x in gradients.items()}, input_gradients
+            arguments = self._arguments(dtype)
+            if dtype == "float64":
+                results = self._run_in_float64(step, arguments)
+            else:
+                results = jax.jit(step)(*arguments)
+            (value, outputs), (gradients, of_inputs) = results
+        input_gradients = {f"{GRADIENT_OF}input {n}": _host(x) for n, x in zip(self._float_inputs, of_inputs, strict=True)}
+        tensors = {**{name: _host(outputs[name]) for name in self._order}, "loss": _host(value)}
+        return tensors, {key: _host(x) for key, x in gradients.items()}, input_gradients
 
-    return run
+    def record(self, dtype: str) -> Graph:
+        """Return the operations of a forward pass outside of jit, with all values."""
+        import jax
+
+        with _exact_jax(dtype):
+            weights, floats = self._arguments(dtype)
+            inputs = self._all_inputs(floats)
+            closed = trace(lambda weights, inputs: [*self._outputs(weights, inputs)[1].values()], weights, inputs)
+            arguments = [jax.tree.leaves(weights), inputs]
+            return record_flax(closed, *arguments, replace=self._replace, exact=dtype == "float64")
+
+    def _run_in_float64(self, step: Callable[..., Any], arguments: tuple[Any, Any]) -> Any:
+        import jax
+
+        with scopes_for_modules() as self.training:
+            traced = jax.jit(step, compiler_options=QUICK_COMPILE).trace(*arguments)
+        self.parts = fixed_parts(traced.jaxpr)
+        if not self.parts and not self.tables:
+            return traced.lower().compile()(*arguments)
+        evaluator = Evaluator(self._replace)
+        run = jax.jit(lambda leaves: evaluator.run(traced.jaxpr, leaves, Scope()), compiler_options=QUICK_COMPILE)
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), run(jax.tree.leaves(arguments)))
+
+    def _arguments(self, dtype: str) -> tuple[dict[str, Any], list[Any]]:
+        import jax.numpy as jnp
+
+        weights = {key: jnp.asarray(np.asarray(array, dtype)) for key, array in self._weights.items()}
+        return weights, [jnp.asarray(np.asarray(self._inputs[n], dtype)) for n in self._float_inputs]
+
+    def _all_inputs(self, floats: Any) -> list[Any]:
+        import jax.numpy as jnp
+
+        inputs = [jnp.asarray(x) for x in self._inputs]
+        for n, x in zip(self._float_inputs, floats, strict=True):
+            inputs[n] = x
+        return inputs
+
+    def _outputs(self, weights: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
+        own = self._tree.unflatten([leaf if key is None else weights[key] for key, leaf in self._leaves])
+        name_modules_of(own)
+        returned = self._apply(own, *inputs)
+        return returned, dict(_named_arrays(returned))
+
+    def _objective(self, weights: Any, floats: Any) -> Any:
+        import jax.numpy as jnp
+
+        returned, outputs = self._outputs(weights, self._all_inputs(floats))
+        self._order[:] = outputs  # jit returns dicts with sorted keys
+        loss = (
+            _default_loss(outputs, self._seed, partial(jnp.asarray, dtype=self._dtype))
+            if self._loss is None
+            else self._loss(returned)
+        )
+        return loss, outputs
+
+    def _replace(self, array: Any) -> Any:
+        for old, new in self.tables:
+            if old.shape == array.shape and np.array_equal(old, array):
+                return new
+        return array
 
 
-def make_torch_runner(
-    module: Any, weights: Tensors, inputs: Sequence[Array], axes: Sequence[Permutations], loss: Loss | None, seed: int
-) -> Callable[[str, list[str]], Tensors]:
-    """Return a function that runs the PyTorch module in a dtype, "float64" or "float32".
+class TorchRunner:
+    """Runs the PyTorch module in a dtype, "float64" or "float32".
 
-    It takes the dtype and the names of Flax's outputs, and returns outputs, loss and all gradients by name.  Outputs and
-    gradients of inputs have the order of axes in Flax.
-
-    Args:
-        weights, inputs, loss, seed: as in `make_flax_runner`; weights have the keys and layouts of the state dict.
-        axes: permutations of the axes of inputs, and of outputs, from Flax's order to PyTorch's.
+    Attributes:
+        parts: the parts that the module computes in a fixed lower precision, known after the run in float64, which
+            computes them in float64.
     """
-    import torch
 
-    inverse = [None if order is None else [order.index(n) for n in range(len(order))] for order in axes[1]]
+    def __init__(
+        self,
+        module: Any,
+        weights: Tensors,
+        inputs: Sequence[Array],
+        axes: Sequence[Permutations],
+        loss: Loss | None,
+        seed: int,
+    ) -> None:
+        """Prepare the module.
 
-    def run(dtype: str, names: list[str]) -> Tensors:
-        own, tensors = _copy_module(module, weights, dtype), [torch.tensor(_cast_floats(x, dtype)) for x in inputs]
+        Args:
+            module, weights, inputs, loss, seed: as in `FlaxRunner`; weights have the keys and layouts of the state dict.
+            axes: permutations of the axes of inputs, and of outputs, from Flax's order to PyTorch's.
+        """
+        self._module, self._weights, self._inputs, self._axes = module, weights, inputs, axes
+        self._loss, self._seed = loss, seed
+        self.parts: list[FixedPart] = []
+
+    def run(self, dtype: str, names: list[str]) -> Tensors:
+        """Return outputs, loss and all gradients by name, all in the order of axes in Flax except those of parameters.
+
+        names: the names of Flax's outputs.
+        """
+        import torch
+
+        own, tensors = _copy_module(self._module, self._weights, dtype), self._tensors(dtype)
         tensors = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors]
-        with _exact_torch():
-            returned = _call(own, [_permute(tensor, axes[0], n, f"input {n}") for n, tensor in enumerate(tensors)], dtype)
-            outputs = _rename_outputs(dict(_named_arrays(returned)), names)
-            outputs = {name: _permute(tensor, inverse, n, name) for n, (name, tensor) in enumerate(outputs.items())}
-            value = _default_loss(outputs, seed, torch.tensor) if loss is None else loss(returned)
+        parts: list[FixedPart] = []
+        with _exact_torch(), all_in_float64(own, parts) if dtype == "float64" else nullcontext():
+            returned = _call(own, self._permuted(tensors), dtype)
+            outputs = self._named(returned, names)
+            value = (
+                _default_loss(outputs, self._seed, partial(torch.tensor, dtype=getattr(torch, dtype)))
+                if self._loss is None
+                else self._loss(returned)
+            )
             parameters = dict(reversed(list(own.named_parameters())))
             variables = {f"{GRADIENT_OF}{key}": parameter for key, parameter in parameters.items()}
             variables |= {f"{GRADIENT_OF}input {n}": tensor for n, tensor in enumerate(tensors) if tensor.requires_grad}
             computed = torch.autograd.grad(value, list(variables.values()), allow_unused=True)
+        self.parts = parts or self.parts
         gradients = {
             name: torch.zeros_like(tensor) if gradient is None else gradient
             for (name, tensor), gradient in zip(variables.items(), computed, strict=True)
         }
-        arrays = {name: tensor.detach().numpy() for name, tensor in {**outputs, "loss": value, **gradients}.items()}
-        _check_dtypes(dtype, "torch", arrays)
-        return arrays
+        return {name: _torch_host(tensor) for name, tensor in {**outputs, "loss": value, **gradients}.items()}
 
-    return run
+    def record(self, dtype: str) -> Graph:
+        """Return the operations of a forward pass, with all values."""
+        own, tensors = _copy_module(self._module, self._weights, dtype), self._tensors(dtype)
+        with _exact_torch():
+            return record_torch(
+                own,
+                self._permuted(tensors),
+                lambda returned: [tensor for _, tensor in _named_arrays(returned)],
+                exact=dtype == "float64",
+            )
+
+    def _tensors(self, dtype: str) -> list[Any]:
+        import torch
+
+        return [torch.tensor(_cast_floats(x, dtype)) for x in self._inputs]
+
+    def _permuted(self, tensors: Sequence[Any]) -> list[Any]:
+        return [_permute(tensor, self._axes[0], n, f"input {n}") for n, tensor in enumerate(tensors)]
+
+    def _named(self, returned: Any, names: list[str]) -> dict[str, Any]:
+        """Return the outputs with the names and the order of axes of Flax's."""
+        inverse = [None if order is None else [order.index(n) for n in range(len(order))] for order in self._axes[1]]
+        outputs = _rename_outputs(dict(_named_arrays(returned)), names)
+        return {name: _permute(tensor, inverse, n, name) for n, (name, tensor) in enumerate(outputs.items())}
 
 
-def flax_module_outputs(
-    flax_apply: Callable[..., Any], params: Any, weights: Tensors, inputs: Sequence[Array]
-) -> dict[Path, Array]:
-    """Return the first output of each linen module in float64, by the path of the module."""
-    import jax.numpy as jnp
+def in_evaluation(params: Any) -> Any:
+    """Return an NNX or Equinox module in evaluation mode, as a copy; any other parameters as they are."""
+    from flax import nnx
 
-    leaves, tree = _flatten(params)
-    with _exact_jax("float64"):
-        own = tree.unflatten([leaf if key is None else jnp.asarray(weights[key]) for key, leaf in leaves])
-        arguments = [jnp.asarray(_cast_floats(x, "float64")) for x in inputs]
-        return capture_flax_outputs(lambda: flax_apply(own, *arguments), _named_arrays)
+    if isinstance(params, nnx.Module):
+        params = nnx.clone(params)
+        params.eval()
+        return params
+    equinox = sys.modules.get("equinox")  # a module of Equinox has imported it
+    if equinox is not None and isinstance(params, equinox.Module):
+        return equinox.nn.inference_mode(params)
+    return params
 
 
-def torch_module_outputs(module: Any, weights: Tensors, inputs: Sequence[Array], axes: Permutations) -> dict[Path, Array]:
-    """Return the first output of each module inside a PyTorch module in float64, by the path of the module."""
+def _host(array: Any) -> Array:
+    """Return an array of JAX as one of NumPy; bfloat16 as float32, in which it is exact."""
+    out = np.asarray(array)
+    return out.astype(np.float32) if str(out.dtype) == "bfloat16" else out
+
+
+def _torch_host(tensor: Any) -> Array:
+    """Return a tensor as an array of NumPy; bfloat16 as float32, in which it is exact."""
     import torch
 
-    tensors = [_permute(torch.tensor(_cast_floats(x, "float64")), axes, n, f"input {n}") for n, x in enumerate(inputs)]
-    return capture_torch_outputs(_copy_module(module, weights, "float64"), tensors, _named_arrays)
+    tensor = tensor.detach()
+    return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 
 def _cast_floats(array: Array, dtype: str) -> Array:
@@ -257,16 +386,9 @@ def _call(module: Any, inputs: Sequence[Any], dtype: str) -> Any:
 
 
 _REMEDY = (
-    "a part of it has a fixed dtype, so it cannot be checked in float64; let it compute in the dtype of its inputs "
+    "a part of it has a fixed dtype that cannot be replaced; let it compute in the dtype of its inputs "
     "(in flax dtype=None, in torch no .float() or dtype=torch.float32)"
 )
-
-
-def _check_dtypes(dtype: str, side: str, tensors: Tensors) -> None:
-    """Raise InputError for a floating-point tensor that has another dtype than the weights and inputs, `dtype`."""
-    for name, array in tensors.items():
-        if array.dtype.kind not in "iub" and array.dtype != np.dtype(dtype):
-            raise InputError(f"{name} of the {side} model is {array.dtype}, with weights and inputs in {dtype}: {_REMEDY}")
 
 
 def _named_arrays(returned: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
@@ -323,5 +445,5 @@ def _default_loss(outputs: Mapping[str, Any], seed: int, asarray: Callable[..., 
     for output in outputs.values():
         target = rng.standard_normal(tuple(output.shape))
         if "float" in str(output.dtype):
-            total = total + ((output - asarray(target, dtype=output.dtype)) ** 2).mean()
+            total = total + ((output - asarray(target)) ** 2).mean()
     return total

@@ -53,7 +53,7 @@ def build(like: Any) -> Built:
     if not colon or not module_name.strip() or not match:
         raise InputError(f"--like {like!r} does not name a class: {_FORM}")
     name = f"{module_name.strip()}:{match[1]}"
-    found = _find(module_name.strip(), match[1], like)
+    found = import_attribute(module_name.strip(), match[1], f"--like {like}")
     positional, keywords = _literals(match[2] or "()", like)
     if not callable(found) or (match[2] is None and _framework_of(found)):  # a model, not a class
         return Built(name, found, _framework(found, f"--like {like}"), {})
@@ -111,12 +111,12 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
 
 
-def _class_name(model: Any) -> str:
-    return f"{type(model).__module__}:{type(model).__qualname__}"
+def import_attribute(module_name: str, path: str, what: str) -> Any:
+    """Import a module of the user, and return its attribute with this dotted path.
 
-
-def _find(module_name: str, path: str, like: str) -> Any:
-    """Return the attribute of a module that `--like` names."""
+    Raises:
+        InputError: the module or the attribute does not exist, or the import fails; `what` begins the message.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -125,16 +125,20 @@ def _find(module_name: str, path: str, like: str) -> Any:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             files = [path.stem for path in Path.cwd().glob("*.py")] if "." not in module_name else []
             hint = nearest(module_name, files) or ": run the command in the folder that has it, or set PYTHONPATH"
-            raise InputError(f"--like {like}: there is no module {error.name}{hint}") from None
-        raise InputError(f"--like {like}: {module_name} needs {error.name}, which is not installed: install it") from None
+            raise InputError(f"{what}: there is no module {error.name}{hint}") from None
+        raise InputError(f"{what}: {module_name} needs {error.name}, which is not installed: install it") from None
     except (Exception, SystemExit) as error:  # of the user's code
-        raise InputError(f"--like {like}: importing {module_name} raised {first_line(error)}") from None
+        raise InputError(f"{what}: importing {module_name} raised {first_line(error)}") from None
     for word in path.split("."):
         if not hasattr(found, word):
             names = [name for name in dir(found) if not name.startswith("_")]
-            raise InputError(f"--like {like}: {module_name} has no {word}{nearest(word, names) or ': check the name'}")
+            raise InputError(f"{what}: {module_name} has no {word}{nearest(word, names) or ': check the name'}")
         found = getattr(found, word)
     return found
+
+
+def _class_name(model: Any) -> str:
+    return f"{type(model).__module__}:{type(model).__qualname__}"
 
 
 def _literals(call: str, like: str) -> tuple[list[Any], dict[str, Any]]:

@@ -236,7 +236,7 @@ def test_help_names_every_command():
     ("line", "what"),
     [
         ("convrt a b", "unknown command 'convrt'; did you mean 'convert'?"),
-        ("zzz", "unknown command 'zzz': give one of convert, inspect, check, diagnose, golden, formats, models"),
+        ("zzz", "unknown command 'zzz': give one of convert, inspect, check, diagnose, assert, golden, formats, models"),
         ("", "COMMAND; see python -m parity --help"),
         ("convert a", "DST, --to; see python -m parity convert --help"),
         ("convert a b.safetensors --to jux", "unknown format 'jux'; did you mean 'jax'?"),

@@ -1,0 +1,113 @@
+"""The graph of the operations of a Flax model, or of any function of JAX."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parity.comparison.any_model.trace.flax_modules import scopes_for_modules
+from parity.comparison.any_model.trace.graph import CONSTANT, INPUTS, WEIGHTS, Graph
+from parity.comparison.any_model.trace.jaxpr import Evaluator
+from parity.comparison.any_model.trace.scope import Scope
+
+Array = NDArray[Any]
+
+
+def trace(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the ClosedJaxpr of a function, with the paths of its modules in the name stacks.
+
+    arguments: pytrees of arrays or of shapes.
+    """
+    import jax
+
+    with scopes_for_modules():
+        return jax.make_jaxpr(function)(*arguments)
+
+
+def record_flax(
+    closed: Any, weights: Sequence[Any], inputs: Sequence[Any], *, replace: Any = None, exact: bool = True
+) -> Graph:
+    """Return the graph of a jaxpr that takes weights and then inputs.
+
+    replace, exact: see `Evaluator`.
+    """
+    graph = Graph("/")
+    recorder = _Recorder(graph, replace, exact)
+    arguments = [_Recorded(x, graph.add_source(np.asarray(x), WEIGHTS)) for x in weights]
+    arguments += [_Recorded(x, graph.add_source(np.asarray(x), INPUTS)) for x in inputs]
+    graph.outputs = [each.value for each in recorder.run(closed, arguments, Scope())]
+    return graph
+
+
+class _Recorded(NamedTuple):
+    """An array, and the index of its value in the graph."""
+
+    array: Any
+    value: int
+
+
+class _Recorder(Evaluator):
+    """Evaluates a jaxpr operation by operation, and adds the operations to a graph."""
+
+    def __init__(self, graph: Graph, replace: Any, exact: bool) -> None:
+        super().__init__(replace, exact)
+        self._graph = graph
+
+    def constant(self, value: Any) -> _Recorded:
+        array = super().constant(value)
+        return _Recorded(array, self._graph.add_source(_host(array), CONSTANT))
+
+    def bind(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        arrays = [each.array for each in values]
+        is_constant = all(self._graph.values[each.value].source == CONSTANT for each in values)
+        results = super().bind(equation, arrays, scope) if is_constant else self.operation(equation, arrays)
+        return self._add(equation, scope, values, results)
+
+    def _add(self, equation: Any, scope: Scope, inputs: Sequence[_Recorded], arrays: Sequence[Any]) -> list[Any]:
+        numbers = [each.value for each in inputs]
+        known = [_host(each) for each in arrays]
+        outputs = self._graph.add(equation.primitive.name, scope.module, scope.stack, numbers, known)
+        return [_Recorded(array, n) for array, n in zip(arrays, outputs, strict=True)]
+
+    def scan(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        import jax.numpy as jnp
+
+        p = equation.params
+        fixed = p["num_consts"] + p["num_carry"]
+        constants, carry, sequences = values[: p["num_consts"]], values[p["num_consts"] : fixed], values[fixed:]
+        steps: list[list[_Recorded]] = []
+        for n in reversed(range(p["length"])) if p["reverse"] else range(p["length"]):
+            rows = [self._add(equation, scope, [each], [jnp.asarray(each.array)[n]])[0] for each in sequences]
+            out = self.run(p["jaxpr"], [*constants, *carry, *rows], scope)
+            carry = out[: p["num_carry"]]
+            steps.append(out[p["num_carry"] :])
+        steps = steps[::-1] if p["reverse"] else steps
+        stacked = [
+            self._add(equation, scope, column, [jnp.stack([jnp.asarray(each.array) for each in column])])[0]
+            for column in zip(*steps, strict=True)
+        ]
+        return [*carry, *stacked]
+
+    def loop(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        p = equation.params
+        fixed = p["cond_nconsts"] + p["body_nconsts"]
+        of_test, of_body, carry = values[: p["cond_nconsts"]], values[p["cond_nconsts"] : fixed], values[fixed:]
+        while bool(self.run(p["cond_jaxpr"], [*of_test, *carry], scope)[0].array):
+            carry = self.run(p["body_jaxpr"], [*of_body, *carry], scope)
+        return list(carry)
+
+    def branch(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        index, *operands = values
+        branches = equation.params["branches"]
+        chosen = min(max(int(index.array), 0), len(branches) - 1)
+        return self.run(branches[chosen], operands, scope)
+
+
+def _host(array: Any) -> Array:
+    """Return an array of JAX as one of NumPy; a random number generator's key as an empty array."""
+    import jax
+
+    if jax.numpy.issubdtype(getattr(array, "dtype", np.float64), jax.dtypes.extended):
+        return np.zeros(0, np.int32)
+    return np.asarray(array)

@@ -1,0 +1,173 @@
+"""The values that a model computes, as a graph of operations, and fingerprints that recognize the same values elsewhere."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parity.comparison.any_model.trace.places import Stack
+
+Array = NDArray[Any]
+
+# Two fingerprints in float64 are of the same values if their sums differ by at most this, relative to the sum of
+# magnitudes.  Rounding errors are 1e-15 to 1e-13; the smallest faults, an epsilon of 1e-12 apart, about 1e-7.
+TOLERANCE = 1e-10
+CONSTANT, WEIGHTS, INPUTS = range(3)  # what a value depends on
+MAX_KEPT = 1 << 27  # entries of all arrays that a graph keeps; beyond these it keeps fingerprints only
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Sums over the entries of an array, which do not depend on their order.
+
+    Two arrays have the same sums if one is the other with its axes permuted, reshaped or split.  The second group of sums
+    is of x / (1 + |x|), so that a few huge entries, as masks have them, do not hide the others.
+
+    sums: the sums; each is compared relative to the sum of magnitudes in `scales`.
+    """
+
+    size: int
+    sums: tuple[float, ...]
+    scales: tuple[float, ...]
+
+    @classmethod
+    def of(cls, array: Array) -> "Fingerprint | None":
+        """Return the fingerprint of an array; None if it is not floating-point, or has a single value."""
+        if array.dtype.kind != "f" or array.size < 2:
+            return None
+        x = np.asarray(array, np.float64).ravel()
+        finite = np.isfinite(x)
+        x = x if finite.all() else x[finite]
+        if not x.size or x.min() == x.max():
+            return None
+        with np.errstate(over="ignore", invalid="ignore"):
+            magnitude = np.abs(x)
+            bounded = x / (1 + magnitude)
+            squares = (float(np.vdot(x, x)), float(np.vdot(bounded, bounded)))
+            absolute = (float(magnitude.sum()), float(np.abs(bounded).sum()))
+            sums = (absolute[0], float(x.sum()), squares[0], absolute[1], float(bounded.sum()), squares[1])
+        return cls(array.size, sums, (absolute[0], absolute[0], squares[0], absolute[1], absolute[1], squares[1]))
+
+    def matches(self, other: "Fingerprint") -> bool:
+        """Return whether both are of the same values."""
+        return self.size == other.size and all(
+            abs(a - b) <= TOLERANCE * max(scale, other_scale) or a == b
+            for a, b, scale, other_scale in zip(self.sums, other.sums, self.scales, other.scales, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array that a model computes or is given.
+
+    operation: index of the operation that computes it; -1 for an input, a parameter or a constant.
+    source: what it depends on: `CONSTANT`, `WEIGHTS` for weights but no inputs, or `INPUTS`.
+    array: its entries, if the graph keeps them.
+    """
+
+    operation: int
+    source: int
+    fingerprint: Fingerprint | None
+    array: Array | None = None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of a framework, with indices of the values that it reads and computes."""
+
+    name: str
+    module: str
+    stack: Stack
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass
+class Graph:
+    """The operations of one forward pass, in the order of execution.
+
+    Attributes:
+        separator: what separates the names in the path of a module.
+        outputs: indices of the values that the model returns.
+    """
+
+    separator: str
+    values: list[Value] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    _kept: int = 0
+
+    def add_source(self, array: Array, source: int) -> int:
+        """Add an input, a parameter or a constant, and return its index."""
+        self.values.append(Value(-1, source, Fingerprint.of(array), self._keep(array)))
+        return len(self.values) - 1
+
+    def add(self, name: str, module: str, stack: Stack, inputs: Iterable[int], arrays: Sequence[Array]) -> list[int]:
+        """Add an operation with the arrays that it computes, and return the indices of these."""
+        inputs = tuple(inputs)
+        source = max((self.values[n].source for n in inputs), default=CONSTANT)
+        first = len(self.values)
+        for array in arrays:
+            self.values.append(Value(len(self.operations), source, Fingerprint.of(array), self._keep(array)))
+        outputs = range(first, len(self.values))
+        self.operations.append(Operation(name, module, stack, inputs, tuple(outputs)))
+        return list(outputs)
+
+    def users(self) -> dict[int, list[int]]:
+        """Return for each value the indices of the operations that read it."""
+        users: dict[int, list[int]] = defaultdict(list)
+        for n, operation in enumerate(self.operations):
+            for value in operation.inputs:
+                users[value].append(n)
+        return users
+
+    def ancestors(self, values: Iterable[int]) -> set[int]:
+        """Return the indices of these values and of all that they are computed from."""
+        found: set[int] = set()
+        left = list(values)
+        while left:
+            value = left.pop()
+            if value not in found:
+                found.add(value)
+                left += self.inputs_of(value)
+        return found
+
+    def inputs_of(self, value: int) -> tuple[int, ...]:
+        """Return the values that the operation reads which computes a value."""
+        operation = self.values[value].operation
+        return self.operations[operation].inputs if operation >= 0 else ()
+
+    def _keep(self, array: Array) -> Array | None:
+        self._kept += array.size
+        return array if self._kept <= MAX_KEPT else None
+
+
+class Index:
+    """The fingerprints of a graph's values, searchable."""
+
+    def __init__(self, values: Sequence[Value]) -> None:
+        found: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        for n, value in enumerate(values):
+            if value.fingerprint is not None:
+                found[value.fingerprint.size].append((value.fingerprint.sums[0], n))
+        self._values = values
+        self._sums = {
+            size: (np.array([s for s, _ in sorted(each)]), [n for _, n in sorted(each)]) for size, each in found.items()
+        }
+
+    def find(self, fingerprint: Fingerprint) -> Iterator[int]:
+        """Yield the indices of all values with a fingerprint, by their order in the search."""
+        if fingerprint.size not in self._sums:
+            return
+        sums, numbers = self._sums[fingerprint.size]
+        width = 2 * TOLERANCE * abs(fingerprint.sums[0])
+        low, high = np.searchsorted(sums, [fingerprint.sums[0] - width, fingerprint.sums[0] + width * (1 + TOLERANCE)])
+        for n in range(low, len(numbers)):
+            if n >= high and sums[n] > fingerprint.sums[0] + width:
+                break
+            other = self._values[numbers[n]].fingerprint
+            if other is not None and fingerprint.matches(other):
+                yield numbers[n]

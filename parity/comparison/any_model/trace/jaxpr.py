@@ -1,0 +1,207 @@
+"""Evaluation of a jaxpr with all of its parts in float64, also those that the model computes in a fixed lower precision.
+
+A model may compute a softmax, a norm or a table in float32 whatever its weights are.  To compare the function with another
+model's, these parts are evaluated in float64, and reported.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from math import pi, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parity.comparison.any_model.trace.fixed_parts import NARROW_TYPES, RANDOM_BITS, narrow_float
+from parity.comparison.any_model.trace.scope import Scope, inner_jaxprs
+
+Array = NDArray[Any]
+
+_INLINED = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
+_IRRATIONAL = (pi, 2 * pi, 1 / pi, sqrt(2 / pi), sqrt(pi / 2), 1 / sqrt(2 * pi), float(np.log(2)), 1 / float(np.log(2)))
+
+
+class Evaluator:
+    """Evaluates a jaxpr with floating-point values in float64.
+
+    Subclasses override `bind`, which evaluates one operation, `scan`, `loop` and `branch`.
+
+    replace: called with every array that depends neither on inputs nor on weights; returns the array to use instead.
+    exact: whether all floating-point values are in float64; otherwise they have the dtypes of the jaxpr.
+    """
+
+    def __init__(self, replace: Callable[[Array], Array] | None = None, exact: bool = True) -> None:
+        self._replace, self._exact = replace, exact
+
+    def run(self, closed: Any, arguments: Sequence[Any], scope: Scope) -> list[Any]:
+        """Return the results of a ClosedJaxpr for its arguments."""
+        return self.evaluate(closed.jaxpr, [self.constant(each) for each in closed.consts], arguments, scope)
+
+    def evaluate(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], scope: Scope) -> list[Any]:
+        """Return the results of a jaxpr, which is in a scope."""
+        from jax.extend.core import Literal
+
+        known: dict[Any, Any] = {}
+
+        def read(variable: Any) -> Any:
+            return self.constant(variable.val) if isinstance(variable, Literal) else known[variable]
+
+        known.update(zip(jaxpr.constvars, constants, strict=True))
+        known.update(zip(jaxpr.invars, arguments, strict=True))
+        for equation in jaxpr.eqns:
+            results = self._apply(equation, [read(each) for each in equation.invars], scope.inside(equation))
+            known.update(zip(equation.outvars, results, strict=True))
+        return [read(each) for each in jaxpr.outvars]
+
+    def _apply(self, equation: Any, values: list[Any], scope: Scope) -> Sequence[Any]:
+        name, params = equation.primitive.name, equation.params
+        if name in _INLINED:
+            inner = next(each for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if (each := params.get(key)) is not None)
+            closed = inner if hasattr(inner, "consts") else None
+            constants = [self.constant(each) for each in closed.consts] if closed else []
+            return self.evaluate(closed.jaxpr if closed else inner, constants, values, scope)
+        if name == "scan":
+            return self.scan(equation, values, scope)
+        if name == "while":
+            return self.loop(equation, values, scope)
+        if name == "cond":
+            return self.branch(equation, values, scope)
+        return self.bind(equation, values, scope)
+
+    def constant(self, value: Any) -> Any:
+        """Return a constant of the jaxpr in float64 if it is floating-point."""
+        if not self._exact or "float" not in str(np.result_type(value) if np.isscalar(value) else value.dtype):
+            return value
+        array = np.asarray(value)
+        if array.ndim == 0:
+            return np.float64(_exact(array))
+        return self._replaced(array.astype(np.float64))
+
+    def bind(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        """Evaluate one operation."""
+        import jax
+
+        if any(isinstance(each, jax.core.Tracer) for each in values):
+            return self.operation(equation, values)
+        with jax.ensure_compile_time_eval():  # a constant is computed now, so that it can be replaced
+            return [self._replaced(each) for each in self.operation(equation, values)]
+
+    def operation(self, equation: Any, values: Sequence[Any]) -> list[Any]:
+        """Return the results of an operation that contains no other."""
+        return _operation_in_float64(equation, values) if self._exact else _bind(equation, values, equation.params)
+
+    def _replaced(self, value: Any) -> Any:
+        if self._replace is None or not self._exact or getattr(value, "ndim", 0) == 0:
+            return value
+        return self._replace(value)
+
+    def scan(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        """Evaluate a scan."""
+        import jax
+
+        p = equation.params
+        constants, start, sequences = _split(values, p["num_consts"], p["num_carry"])
+
+        def step(carry: Any, xs: Any) -> tuple[Any, Any]:
+            out = self.run(p["jaxpr"], [*constants, *carry, *xs], scope)
+            return _like(out[: len(start)], carry), out[len(start) :]
+
+        start = [jax.numpy.asarray(each) for each in start]
+        last, stacked = jax.lax.scan(step, start, sequences, length=p["length"], reverse=p["reverse"], unroll=p["unroll"])
+        return [*last, *stacked]
+
+    def loop(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        """Evaluate a while loop."""
+        import jax
+
+        p = equation.params
+        of_test, of_body, start = _split(values, p["cond_nconsts"], p["body_nconsts"])
+        return list(
+            jax.lax.while_loop(
+                lambda carry: self.run(p["cond_jaxpr"], [*of_test, *carry], scope)[0],
+                lambda carry: _like(self.run(p["body_jaxpr"], [*of_body, *carry], scope), carry),
+                [jax.numpy.asarray(each) for each in start],
+            )
+        )
+
+    def branch(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
+        """Evaluate a conditional."""
+        import jax
+
+        index, *operands = values
+        branches = [lambda *given, each=each: self.run(each, given, scope) for each in equation.params["branches"]]
+        return list(jax.lax.switch(index, branches, *operands))
+
+
+def _split(values: list[Any], first: int, second: int) -> tuple[list[Any], list[Any], list[Any]]:
+    return values[:first], values[first : first + second], values[first + second :]
+
+
+def _like(values: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """Return values with the dtypes of others."""
+    return [each.astype(other.dtype) for each, other in zip(map(_as_array, values), map(_as_array, others), strict=True)]
+
+
+def _as_array(value: Any) -> Any:
+    import jax
+
+    return jax.numpy.asarray(value)
+
+
+def _operation_in_float64(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Evaluate one operation with floating-point values in float64."""
+    name, params = equation.primitive.name, equation.params
+    if name == "reduce_precision":
+        return list(values)
+    if name == "convert_element_type" and narrow_float(equation.outvars[0].aval):
+        params = {**params, "new_dtype": np.dtype(np.float64)}
+    elif name in RANDOM_BITS or any(True for value in params.values() for _ in inner_jaxprs(value)):
+        values = [
+            _as_array(v).astype(e.aval.dtype) if _is_narrowed(v, e.aval) else v
+            for v, e in zip(values, equation.invars, strict=True)
+        ]
+    else:
+        params = {key: np.dtype(np.float64) if _is_narrow_dtype(value) else value for key, value in params.items()}
+    if name == "mul" and params.get("out_dtype") is not None and equation.outvars[0].aval.dtype.kind == "f":
+        params = {**params, "out_dtype": np.dtype(np.float64)}
+    return [each.astype(np.float64) if narrow_float(each) else each for each in _bind(equation, values, params)]
+
+
+def _bind(equation: Any, values: Sequence[Any], params: Any) -> list[Any]:
+    bound = equation.primitive.get_bind_params(params)
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a tuple in older versions of JAX
+    out = equation.primitive.bind(*functions, *values, **params)
+    return list(out) if equation.primitive.multiple_results else [out]
+
+
+def _is_narrowed(value: Any, aval: Any) -> bool:
+    return getattr(value, "dtype", None) == np.float64 and narrow_float(aval) != ""
+
+
+def _is_narrow_dtype(value: Any) -> bool:
+    """Return whether a parameter of an operation is a floating-point dtype below float64."""
+    is_dtype = isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic))
+    return is_dtype and str(np.dtype(value)) in NARROW_TYPES
+
+
+def _exact(value: Array) -> float:
+    """Return the number that a scalar stands for: 0.1 for the float32 number nearest to it.
+
+    A number in the source of a model is rounded when a part in float32 uses it.
+    """
+    number = float(value)
+    if value.dtype == np.float64 or not np.isfinite(number) or number == 0 or number.is_integer():
+        return number
+    if str(value.dtype) != "float32":
+        return number
+    decimal = Decimal(np.format_float_positional(np.float32(number), unique=True)).normalize()
+    if len(decimal.as_tuple().digits) <= 6:
+        return float(decimal)
+    for each in _IRRATIONAL:
+        if np.float32(each) == abs(number):
+            return each if number > 0 else -each
+    square = number * number
+    for root in (sqrt(round(square)) if square > 1 else 0.0, 1 / sqrt(round(1 / square)) if square < 1 else 0.0):
+        if np.float32(root) == abs(number):
+            return root if number > 0 else -root
+    return number

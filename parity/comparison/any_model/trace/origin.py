@@ -1,0 +1,278 @@
+"""The origin of a difference between two models: the first operations whose results differ although their inputs agree.
+
+Both models are recorded operation by operation.  A value of one model agrees if the other model computes the same numbers
+somewhere, in whatever order of axes.  Models compute the same function by different operations, so a value without a
+counterpart says nothing, as long as a value that is computed from it agrees.  The origin is the first operation whose
+result has no counterpart and leads to none, although everything that it reads agrees.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parity.comparison.any_model.trace.graph import CONSTANT, INPUTS, Graph, Index, Operation
+from parity.comparison.any_model.trace.places import Line, Place, Stack
+from parity.comparison.tolerances import ErrorNorms
+
+
+_NEXT_OPERATIONS = 16  # how many operations one model may take for what the other computes in one
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where two models part.
+
+    Attributes:
+        flax, torch: the place in each model; None if it has no operation there.
+        kind: "operation" if the same values enter both places; "between" if the models part between two modules;
+            "constant" if an array that depends neither on inputs nor on weights differs, such as a table of positions;
+            "gradient" if only gradients differ; "precision" if the models compute the same function, and one of them rounds
+            more.
+        difference: relRMS between the results, if they can be compared; else 0.
+    """
+
+    flax: Place | None
+    torch: Place | None
+    kind: str = "operation"
+    difference: float = 0.0
+
+    def __str__(self) -> str:
+        places = [f"{place} of {side}" for side, place in (("torch", self.torch), ("flax", self.flax)) if place]
+        where = " and ".join(places)
+        if self.kind == "precision":
+            return f"in float32 the error is large after {where}, and small in everything that it reads"
+        if self.kind == "gradient":
+            return f"the outputs agree, and the first wrong gradient on the way back is that in {where}"
+        if self.kind == "constant":
+            return f"an array that does not depend on the inputs differs: {where}"
+        if self.kind == "between":
+            return f"what enters {where} differs, and what the models compute last before it agrees"
+        by = f" by {self.difference:.1e}" if self.difference else ""
+        return f"{where}: the same values enter, and the results differ{by}"
+
+
+def find_origin(flax: Graph, torch: Graph) -> Origin | None:
+    """Return the origin of the difference between the outputs of two graphs; None if no value differs."""
+    classes = _classes_of_values(flax, torch)
+    sides = [_Side(graph, each) for graph, each in zip((flax, torch), classes, strict=True)]
+    first_flax, first_torch = firsts = [side.first_difference() for side in sides]
+    if first_flax is None and first_torch is None:
+        return None
+    kind, difference = "between", 0.0
+    if first_flax is not None and first_torch is not None:
+        if sides[0].entering(first_flax) & sides[1].entering(first_torch):
+            kind, difference = "operation", _difference(flax, torch, first_flax, first_torch)
+    if any(first is not None and side.enters_as_constant(first) for side, first in zip(sides, firsts, strict=True)):
+        kind = "constant"
+    places = [None if first is None else side.place(first, kind) for side, first in zip(sides, firsts, strict=True)]
+    return Origin(places[0], places[1], kind, difference)
+
+
+def find_wrong_gradient(keys: Sequence[str], correspondence: Any) -> Origin | None:
+    """Return the module of the first wrong gradient on the way back, as an origin; None if none is of a parameter.
+
+    keys: keys of PyTorch's parameters whose gradients differ, from the last parameter to the first.
+    """
+    partners = {b: a for pair in correspondence.pairs for a, b, *_ in pair.arrays()}
+    for key in keys:
+        if key in partners:
+            of_flax, of_torch = partners[key].rpartition("/")[0], key.rpartition(".")[0]
+            return Origin(Place(of_flax, "gradient"), Place(of_torch, "gradient"), "gradient")
+    return None
+
+
+def _classes_of_values(flax: Graph, torch: Graph) -> tuple[dict[int, int], dict[int, int]]:
+    """Return for each graph the values that agree with one of the other graph, with a number for all equal values."""
+    values, n_flax = [*flax.values, *torch.values], len(flax.values)
+    index = Index(values)
+    classes: tuple[dict[int, int], dict[int, int]] = ({}, {})
+    for n, value in enumerate(values):
+        equal = sorted(index.find(value.fingerprint)) if value.fingerprint is not None else []
+        if equal and equal[0] < n_flax <= equal[-1]:
+            classes[n >= n_flax][n - n_flax if n >= n_flax else n] = equal[0]
+    return classes
+
+
+class _Side:
+    """One of the two graphs.
+
+    classes: for each value that agrees with one of the other graph, the number of its class of equal values.
+    """
+
+    def __init__(self, graph: Graph, classes: dict[int, int]) -> None:
+        self.graph, self.classes = graph, classes
+        self.differing = self._find_differing()
+
+    def _find_differing(self) -> set[int]:
+        """Return the values that do not agree, and from which nothing is computed that does."""
+        values, operations = self.graph.values, self.graph.operations
+        leads = [n in self.classes and values[n].source == INPUTS for n in range(len(values))]
+        for operation in reversed(operations):
+            if any(leads[n] for n in operation.outputs):
+                for n in operation.inputs:
+                    leads[n] = True
+        wrong = [n for n in self.graph.outputs if values[n].fingerprint is None or n not in self.classes]
+        return {
+            n
+            for n in self.graph.ancestors(wrong)
+            if not leads[n] and n not in self.classes and values[n].fingerprint is not None
+        }
+
+    def first_difference(self) -> int | None:
+        """Return the first operation that differs and reads no differing value that depends on the inputs; else None."""
+        first = self._first_difference()
+        if first is None:
+            return None
+        # A norm may hide a difference from all that it leads to, until the value itself is read again, as in a residual.
+        hidden = set(self.graph.operations[first].inputs) - self.classes.keys()
+        if any(self._varies(n) and self.graph.values[n].fingerprint is not None for n in hidden):
+            self.differing |= self._ancestors_that_differ(hidden)
+        return self._first_difference()
+
+    def _first_difference(self) -> int | None:
+        for n, operation in enumerate(self.graph.operations):
+            differs = self.differing.intersection(operation.outputs) and any(map(self._varies, operation.outputs))
+            if differs and not any(map(self._varies, self.differing.intersection(operation.inputs))):
+                return n
+        return None
+
+    def _varies(self, value: int) -> bool:
+        return self.graph.values[value].source == INPUTS
+
+    def _ancestors_that_differ(self, values: Iterable[int]) -> set[int]:
+        """Return these values, and those that they are computed from without a value that agrees between."""
+        found: set[int] = set()
+        left = list(values)
+        while left:
+            n = left.pop()
+            if n not in found and n not in self.classes and self.graph.values[n].fingerprint is not None:
+                found.add(n)
+                left += self.graph.inputs_of(n)
+        return found
+
+    def differing_constants(self, operation: int) -> list[int]:
+        """Return the differing values that an operation reads and that do not depend on the inputs."""
+        inputs = self.graph.operations[operation].inputs
+        return [n for n in inputs if n in self.differing and self.graph.values[n].source != INPUTS]
+
+    def enters_as_constant(self, operation: int) -> bool:
+        """Return whether a table or a constant differs that an operation reads, or a value computed from weights alone."""
+        return bool(self.differing_constants(operation))
+
+    def entering(self, operation: int) -> set[Any]:
+        """Return the classes of the values that an operation reads, and of those that enter its module, as two items."""
+        of_operation = self._of_inputs(self.graph.operations[operation].inputs)
+        of_module = self._of_inputs(self._entering_module(operation))
+        return {each for each in (of_operation, of_module) if each}
+
+    def _of_inputs(self, values: Iterable[int]) -> frozenset[Any]:
+        return frozenset(self.classes[n] for n in values if n in self.classes and self.graph.values[n].source == INPUTS)
+
+    def _entering_module(self, operation: int) -> set[int]:
+        """Return the values from outside that the module of an operation reads up to this operation."""
+        module, operations, values = self.graph.operations[operation].module, self.graph.operations, self.graph.values
+        found: set[int] = set()
+        for each in reversed(operations[: operation + 1]):
+            if each.module != module:
+                break
+            for n in each.inputs:
+                if values[n].operation < 0 or operations[values[n].operation].module != module:
+                    found.add(n)
+        return found
+
+    def place(self, operation: int, kind: str) -> Place:
+        """Return the place of the first operation that differs."""
+        here = self.graph.operations[operation]
+        if constants := self.differing_constants(operation):
+            here = self._first_of(constants) or here
+            return _make_place(here, here.module, [here.stack])
+        before = [self.graph.operations[n] for n in self._producers(operation)]
+        module, separator = here.module, self.graph.separator
+        if kind == "between" and before and not any(_contains(module, each.module, separator) for each in before):
+            module = _common_path([here.module, *(each.module for each in before)], self.graph.separator)
+        return _make_place(here, module, [here.stack, *(each.stack for each in before)])
+
+    def _first_of(self, constants: Sequence[int]) -> Operation | None:
+        """Return the first differing operation that these values are computed with; None if they are given."""
+        numbers = [
+            self.graph.values[n].operation
+            for n in self.graph.ancestors(constants)
+            if n in self.differing and self.graph.values[n].operation >= 0
+        ]
+        return self.graph.operations[min(numbers)] if numbers else None
+
+    def _producers(self, operation: int) -> Iterator[int]:
+        """Yield the operations that compute the inputs of an operation, and those that only rearranged them."""
+        values, operations = self.graph.values, self.graph.operations
+        left, seen = list(operations[operation].inputs), set()
+        while left:
+            n = left.pop()
+            if n in seen or values[n].source == CONSTANT or values[n].operation < 0:
+                continue
+            seen.add(n)
+            producer = values[n].operation
+            yield producer
+            # An operation that returns the numbers that it reads has only rearranged them, rightly or wrongly.
+            left += [each for each in operations[producer].inputs if self.classes.get(each, each) == self.classes.get(n)]
+
+
+def operation_place(graph: Graph, operation: int) -> Place:
+    """Return the place of an operation of a graph."""
+    here = graph.operations[operation]
+    return _make_place(here, here.module, [here.stack])
+
+
+def _make_place(operation: Operation, module: str, stacks: Sequence[Stack]) -> Place:
+    line = operation.stack[0] if operation.stack else Line("", 0, "")
+    lines = {(each.file, each.line) for each in _lines_between(stacks)}
+    return Place(module, operation.name, *line, tuple(sorted(lines)))
+
+
+def _lines_between(stacks: Sequence[Stack]) -> Iterator[Line]:
+    """Yield the lines of several calls from the innermost up to the function that all of them are in."""
+    outer = [[*reversed(stack)] for stack in stacks if stack]
+    if not outer:
+        return
+    shared = 0
+    while all(len(each) > shared for each in outer) and len({each[shared] for each in outer}) == 1:
+        shared += 1
+    for each in outer:
+        yield from each[shared:] or each[-1:]
+
+
+def _contains(module: str, other: str, separator: str) -> bool:
+    """Return whether another module is inside a module."""
+    return other != module and (not module or other.startswith(f"{module}{separator}"))
+
+
+def _common_path(modules: Sequence[str], separator: str) -> str:
+    """Return the path of the innermost module that contains all of these."""
+    paths = [module.split(separator) if module else [] for module in modules]
+    common: list[str] = []
+    for names in zip(*paths, strict=False):
+        if len(set(names)) != 1:
+            break
+        common.append(names[0])
+    return separator.join(common)
+
+
+def _difference(flax: Graph, torch: Graph, first_flax: int, first_torch: int) -> float:
+    """Return the relRMS between the results that two operations lead to, in the order of their numbers; 0 if none compare.
+
+    One model may compute in one operation what the other computes in several.  The result of each first operation is
+    therefore compared with the nearest result among the next operations of the other model.
+    """
+    found = []
+    for one, first_one, other, first_other in (
+        (flax, first_flax, torch, first_torch),
+        (torch, first_torch, flax, first_flax),
+    ):
+        result = one.values[one.operations[first_one].outputs[0]].array
+        for operation in other.operations[first_other : first_other + _NEXT_OPERATIONS]:
+            array = other.values[operation.outputs[0]].array if operation.outputs else None
+            if result is not None and array is not None and result.size == array.size and array.dtype.kind == "f":
+                error = ErrorNorms.of(np.sort(array, axis=None), np.sort(result, axis=None)).relative_rms()
+                found.append(error if np.isfinite(error) else 0.0)
+    return min(found, default=0.0)

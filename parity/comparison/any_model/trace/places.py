@@ -1,0 +1,105 @@
+"""Places in the source of a model: the module and the line that an operation comes from."""
+
+import sys
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+# Packages whose lines tell nothing about a model: the place of an operation in them is the line that calls them.
+_LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "torch", "numpy", "einops", "optax", "jaxtyping", "beartype", "parity")
+_CALLERS = frozenset(
+    str((Path(__file__).parent / name).resolve()) for name in ("flax_graph.py", "torch_graph.py", "../runners.py")
+)
+
+
+class Line(NamedTuple):
+    """A line of source that a call is at."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+
+Stack = tuple[Line, ...]  # the innermost call first
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model computes something.
+
+    Attributes:
+        module: path of the module, such as "layers.0.norm1" or "layer_0/LayerNorm_0"; "" for the model itself.
+        operation: name of the operation, such as "erf" or "layer_norm"; "" for a place between operations.
+        file, line, function: the line of the model's source, outside of the frameworks; "", 0 and "" if it is unknown.
+        lines: (file, line) of all calls between the last values on which the models agree and this operation.
+    """
+
+    module: str
+    operation: str
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    lines: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        where = self.module or "the model itself"
+        source = f" ({Path(self.file).name}:{self.line}, in {self.function})" if self.file else ""
+        return f"{self.operation} in {where}{source}" if self.operation else f"{where}{source}"
+
+
+def user_stack(frames: Iterable[tuple[str, int, str]]) -> Stack:
+    """Return the lines of a call stack that belong to the model, the innermost first.
+
+    frames: file, line and function of each call, the innermost first.  The stack ends where the comparison calls the model.
+    """
+    out: list[Line] = []
+    leading = True  # frames of the recorder itself, which a model's operation has called
+    for file, line, function in frames:
+        if _calls_models(file):
+            if leading:
+                continue
+            break
+        leading = False
+        if not _is_library(file):
+            out.append(Line(file, line, function.rpartition(".")[2]))
+    return tuple(out)
+
+
+def current_stack() -> Stack:
+    """Return the lines of the model that are being executed."""
+    frames = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        frames.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return user_stack(frames)
+
+
+def _calls_models(file: str) -> bool:
+    """Return whether a file is one of those that call the models and record their operations."""
+    return file in _CALLERS
+
+
+@cache
+def _is_library(file: str) -> bool:
+    """Return whether a file belongs to a framework or to Python."""
+    if not Path(file).suffix or file.startswith("<"):
+        return True
+    return any(Path(file).is_relative_to(root) for root in _library_roots())
+
+
+@cache
+def _library_roots() -> tuple[Path, ...]:
+    roots = []
+    for name in _LIBRARIES:
+        module = sys.modules.get(name)
+        roots += [Path(path) for path in getattr(module, "__path__", ())]
+    standard = Path(sysconfig.get_paths()["stdlib"])
+    return (*roots, *(path for path in standard.iterdir() if path.name != "site-packages"))

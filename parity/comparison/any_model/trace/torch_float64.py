@@ -1,0 +1,89 @@
+"""A mode in which a PyTorch module computes all of its parts in float64, also those with a fixed lower precision."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from parity.comparison.any_model.trace.fixed_parts import FixedPart
+from parity.comparison.any_model.trace.places import current_stack
+
+_CASTS = ("float", "half", "bfloat16")  # methods of tensors
+
+
+@contextmanager
+def all_in_float64(module: Any, parts: list[FixedPart]) -> Iterator[None]:
+    """Replace every floating-point dtype that the code of a module fixes by float64, and add the places to `parts`."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_map
+
+    narrow = {torch.float32, torch.float16, torch.bfloat16}
+    converted: dict[int, tuple[Any, Any]] = {}  # the original is kept, so that no other tensor gets its id
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs, found = kwargs or {}, []
+            name = getattr(func, "__name__", "")
+
+            def convert(leaf: Any) -> Any:
+                if isinstance(leaf, torch.dtype) and leaf in narrow:
+                    found.append(leaf)
+                    return torch.float64
+                if isinstance(leaf, torch.Tensor) and leaf.dtype in narrow and not name.endswith("_"):
+                    found.append(leaf.dtype)
+                    return converted.setdefault(id(leaf), (leaf, leaf.to(torch.float64)))[1]
+                return leaf
+
+            if name == "__get__" or name == "__set__":
+                return func(*args, **kwargs)
+            args, kwargs = tree_map(convert, args), tree_map(convert, kwargs)
+            if name in _CASTS and not found and isinstance(args[0], torch.Tensor):
+                found.append(torch.float32 if name == "float" else getattr(torch, name))
+                func = torch.Tensor.double
+            returned = func(*args, **kwargs)
+            if found and isinstance(returned, torch.Tensor) and returned.is_floating_point():
+                dtype = str(found[0]).removeprefix("torch.")
+                parts.append(FixedPart("torch", scopes.current, dtype, name, current_stack()))
+            return returned
+
+    default = torch.get_default_dtype()
+    with module_scopes(module) as scopes:
+        try:
+            torch.set_default_dtype(torch.float64)
+            with Mode():
+                yield
+        finally:
+            torch.set_default_dtype(default)
+
+
+class Scopes:
+    """The paths of the modules that are being called, the innermost last."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    @property
+    def current(self) -> str:
+        """Path of the innermost module."""
+        return self.paths[-1] if self.paths else ""
+
+
+@contextmanager
+def module_scopes(module: Any) -> Iterator[Scopes]:
+    """Track which of a module's submodules is being called."""
+    scopes, handles = Scopes(), []
+
+    def enter(path: str) -> Callable[..., None]:
+        return lambda *_: scopes.paths.append(path)
+
+    def leave(*_: Any) -> None:
+        scopes.paths.pop()
+
+    for path, inner in module.named_modules():
+        handles.append(inner.register_forward_pre_hook(enter(path), prepend=True))
+        handles.append(inner.register_forward_hook(leave, always_call=True))
+    try:
+        yield scopes
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,178 @@
+"""Models that compute parts in a fixed lower precision: float64 for the first check, as they are for the second one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+
+import jax.numpy as jnp
+from flax import linen, nnx
+from torch import nn
+
+from parity.comparison.any_model.assertion import compare_models
+from tests.pairs_of_models import random_variables
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.standard_normal((3, 4)).astype(np.float32)
+TOKENS = RNG.standard_normal((2, 5, 8)).astype(np.float32)
+
+
+class Linear(linen.Module):
+    """One layer, and a function of its output."""
+
+    after: Any = staticmethod(lambda y: y)
+    dtype: Any = None
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return self.after(linen.Dense(2, dtype=self.dtype)(x))
+
+
+class TorchLinear(nn.Module):
+    """The same layer, and a function of its output."""
+
+    def __init__(self, after: Any = lambda y: y) -> None:
+        super().__init__()
+        self.fc, self.after = nn.Linear(4, 2), after
+
+    def forward(self, x: Any) -> Any:
+        return self.after(self.fc(x))
+
+
+def compare(flax: Any = None, torch_model: Any = None, **options: Any) -> Any:
+    """Return the report of one layer."""
+    flax = flax or Linear()
+    return compare_models(flax.apply, random_variables(flax, ROWS), torch_model or TorchLinear(), ROWS, **options)
+
+
+def test_a_part_in_float32_is_named_and_the_function_is_compared_in_float64() -> None:
+    def softmax(y: Any) -> Any:
+        return jax.nn.softmax(y.astype(jnp.float32)).astype(y.dtype) * 0.1
+
+    report = compare(Linear(softmax), TorchLinear(lambda y: y.softmax(-1) * 0.1))
+    assert report.passed and max(row.difference for row in report.rows) < 1e-15
+    [part] = report.fixed_parts
+    assert (part.framework, part.dtype, part.operation) == ("flax", "float32", "convert_element_type")
+    assert "in float64 for the first check: the model itself of flax in float32 (1 operation)" in str(report)
+
+
+def test_numbers_of_a_part_in_float32_are_not_rounded() -> None:
+    def gelu(y: Any) -> Any:
+        return (0.3 * jax.nn.gelu(y.astype(jnp.float32), approximate=True) / np.sqrt(48)).astype(y.dtype)
+
+    other = TorchLinear(lambda y: 0.3 * nn.functional.gelu(y, approximate="tanh") / 48**0.5)
+    report = compare(Linear(gelu), other, level="function")
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize(
+    "cast", [lambda y: y.float(), lambda y: y.to(torch.float32), lambda y: y.type(torch.float32)], ids="abc"
+)
+def test_a_part_in_float32_of_torch_is_named(cast: Any) -> None:
+    report = compare(Linear(jax.nn.softmax), TorchLinear(lambda y: cast(y).softmax(-1).to(y.dtype)))
+    assert report.passed
+    assert [(part.framework, part.dtype) for part in report.fixed_parts] == [("torch", "float32")]
+    assert report.fixed_parts[0].stack[0].file == __file__
+
+
+def test_a_wrong_formula_in_a_part_with_a_fixed_dtype_fails() -> None:
+    def wrong(y: Any) -> Any:
+        return jax.nn.softmax(y.astype(jnp.float32) * (1 + 1e-6)).astype(y.dtype)
+
+    report = compare(Linear(wrong), TorchLinear(lambda y: y.softmax(-1)), level="function")
+    assert not report.passed and 1e-8 < report.rows[0].difference < 1e-5
+
+
+def test_a_model_in_float32_as_a_whole_is_compared() -> None:
+    assert compare(Linear(dtype=jnp.float32), level="function").passed
+    assert compare(torch_model=TorchLinear(lambda y: y.float()), level="function").passed
+
+
+def test_a_part_in_bfloat16_fails_the_second_check() -> None:
+    report = compare(Linear(lambda y: y.astype(jnp.bfloat16).astype(y.dtype)))
+    assert all(row.same_function for row in report.rows) and not report.passed
+    assert report.verdict.startswith("FAIL G1") and report.fixed_parts[0].dtype == "bfloat16"
+    assert report.origin.kind == "precision" and report.origin.flax.operation == "convert_element_type"
+
+
+def test_a_part_of_torch_in_bfloat16_is_the_origin_of_the_error() -> None:
+    report = compare(torch_model=TorchLinear(lambda y: y.bfloat16().to(y.dtype) * 2), level="precision")
+    assert not report.passed
+    report = compare(Linear(lambda y: 2 * y), TorchLinear(lambda y: y.bfloat16().to(y.dtype) * 2))
+    assert report.verdict.startswith("FAIL G1") and report.origin.flax is None
+    assert report.origin.torch.file == __file__ and "the error is large after" in str(report)
+
+
+class Attention(nnx.Module):
+    """Attention with the softmax of jax.nn.dot_product_attention, which is always in float32."""
+
+    def __init__(self) -> None:
+        self.attn = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: Any) -> Any:
+        return self.attn(x)
+
+
+def test_the_softmax_of_jax_nn_dot_product_attention_is_compared_in_float64() -> None:
+    options: dict[str, Any] = {"batch_first": True}
+    other = TorchAttention(options)
+    report = compare_models(Attention.__call__, Attention(), other, TOKENS)
+    assert report.passed and report.rows[0].difference < 1e-14
+    assert {(part.framework, part.module) for part in report.fixed_parts} == {("flax", "attn")}
+
+
+class TorchAttention(nn.Module):
+    """The same attention."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(8, 2, **options)
+
+    def forward(self, x: Any) -> Any:
+        return self.attn(x, x, x, need_weights=False)[0]
+
+
+def table(tokens: int, width: int) -> Any:
+    """Return sines of positions, in float64."""
+    return np.sin(np.arange(1, tokens + 1)[:, None] / 10 ** np.arange(width))
+
+
+class Positions(linen.Module):
+    """A layer, and positions from a table in float32."""
+
+    scale: float = 1.0
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return linen.Dense(8)(x + self.scale * jnp.asarray(table(5, 8).astype(np.float32)))
+
+
+class TorchPositions(nn.Module):
+    """The same layer, with a table in the dtype of its inputs."""
+
+    def __init__(self, buffer: bool = False) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        if buffer:
+            self.register_buffer("table", torch.tensor(table(5, 8), dtype=torch.float32))
+
+    def forward(self, x: Any) -> Any:
+        rows = torch.arange(1, 6, dtype=x.dtype)[:, None] / 10 ** torch.arange(8, dtype=x.dtype)
+        return self.fc(x + getattr(self, "table", rows.sin()))
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_a_table_that_is_rounded_to_float32_is_named(buffer: bool) -> None:
+    flax = Positions()
+    report = compare_models(flax.apply, random_variables(flax, TOKENS), TorchPositions(buffer), TOKENS)
+    assert report.passed, str(report)
+    assert [each.flax.shape for each in report.tables] == ([] if buffer else [(5, 8)])
+
+
+def test_a_table_with_other_numbers_fails() -> None:
+    flax = Positions(scale=1 + 3e-6)
+    report = compare_models(flax.apply, random_variables(flax, TOKENS), TorchPositions(), TOKENS, level="function")
+    assert not report.passed and report.origin is not None and report.origin.kind == "constant"

@@ -1,0 +1,230 @@
+"""The origin of a difference: the operation that is fed the same values and differs, not the first module to show it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+
+import jax.numpy as jnp
+from flax import linen, nnx
+from torch import nn
+
+from parity.comparison.any_model.assertion import compare_models
+from tests.pairs_of_models import perturbed_module
+
+RNG = np.random.default_rng(0)
+TOKENS = RNG.standard_normal((2, 5, 8)).astype(np.float32)
+THIS = __file__
+
+
+class Mlp(nnx.Module):
+    """Two layers with an activation between them."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.fc1 = nnx.Linear(8, 16, rngs=rngs)
+        self.fc2 = nnx.Linear(16, 8, rngs=rngs)
+
+    def __call__(self, x: Any, approximate: bool) -> Any:
+        return self.fc2(jax.nn.gelu(self.fc1(x), approximate=approximate))
+
+
+class Block(nnx.Module):
+    """A block of an MLP, with every mistake that a test asks for."""
+
+    def __init__(self, mistake: str, rngs: nnx.Rngs) -> None:
+        self.norm = nnx.LayerNorm(8, epsilon=1e-6 if mistake == "eps" else 1e-5, use_fast_variance=False, rngs=rngs)
+        self.mlp = Mlp(rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.mistake = mistake
+
+    def __call__(self, x: Any) -> Any:
+        y = self.mlp(self.norm(x), self.mistake == "gelu")
+        y = self.dropout(y)
+        return y if self.mistake == "residual" else x + y
+
+
+class Model(nnx.Module):
+    """Positions, two blocks and a norm; only the second block has the mistake."""
+
+    def __init__(self, mistake: str = "") -> None:
+        rngs = nnx.Rngs(0)
+        self.blocks = nnx.List([Block("", rngs), Block(mistake, rngs)])
+        self.head = nnx.Linear(8, 3, rngs=rngs)
+        self.mistake = mistake
+
+    def __call__(self, x: Any) -> Any:
+        first = 0.0 if self.mistake == "positions" else 1.0
+        positions = jnp.cos(first + jnp.arange(5, dtype=x.dtype))
+        x = x + positions[:, None]
+        for block in self.blocks:
+            x = block(x)
+        x = x.max(1) if self.mistake == "pooling" else x.mean(1)
+        if self.mistake == "gradient":
+            x = jax.lax.stop_gradient(x) + 0 * x
+        return self.head(x)
+
+
+class TorchBlock(nn.Module):
+    """The same block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(8, 16), "fc2": nn.Linear(16, 8)})
+
+    def forward(self, x: Any) -> Any:
+        y = self.mlp["fc1"](self.norm(x))
+        return x + self.mlp["fc2"](nn.functional.gelu(y))
+
+
+class TorchModel(nn.Module):
+    """The same model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([TorchBlock(), TorchBlock()])
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        x = x + torch.arange(1.0, 6.0, dtype=x.dtype).cos()[:, None]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+def find(mistake: str) -> Any:
+    """Return the origin for a mistake in the second block, and the lines that it names of the NNX model."""
+    model = perturbed_module(Model(mistake))
+    report = compare_models(Model.__call__, model, TorchModel(), TOKENS, level="function")
+    assert not report.passed and report.origin is not None, str(report)
+    return report.origin
+
+
+def line_of(text: str) -> int:
+    """Return the number of the line of this file that contains a text."""
+    with open(THIS) as file:
+        return next(n for n, line in enumerate(file, 1) if text in line)
+
+
+def test_the_right_model_passes_and_is_put_into_evaluation() -> None:
+    model = perturbed_module(Model())
+    report = compare_models(Model.__call__, model, TorchModel(), TOKENS)
+    assert report.passed and report.origin is None, str(report)
+    assert not model.blocks[0].dropout.deterministic  # only a copy was changed
+
+
+def test_a_model_in_training_mode_that_cannot_be_changed_is_named() -> None:
+    graph, state = nnx.split(perturbed_module(Model()))
+    report = compare_models(lambda state, x: nnx.merge(graph, state)(x), state, TorchModel(), TOKENS, level="function")
+    assert "hint: blocks/0/dropout, blocks/1/dropout of flax ran in training mode: call model.eval()" in str(report)
+
+
+def test_a_norm_of_an_nnx_module_is_the_origin() -> None:
+    origin = find("eps")
+    assert (origin.kind, origin.flax.module, origin.torch.module) == ("operation", "blocks/1/norm", "blocks.1.norm")
+
+
+def test_a_function_between_modules_is_the_origin_and_not_the_module_after_it() -> None:
+    origin = find("gelu")
+    assert (origin.kind, origin.flax.module, origin.torch.module) == ("operation", "blocks/1/mlp", "blocks.1")
+    assert origin.torch.operation == "gelu" and origin.torch.line == line_of("nn.functional" + ".gelu(y)")
+    assert (origin.flax.file, origin.flax.line) == (THIS, line_of("jax.nn" + ".gelu"))
+
+
+def test_a_missing_residual_lies_between_the_modules_around_it() -> None:
+    origin = find("residual")
+    assert (THIS, line_of("y = self.mlp(self." + "norm(x)")) in origin.flax.lines
+    assert (origin.torch.operation, origin.torch.module) == ("add", "blocks.1")
+
+
+def test_positions_are_named_and_not_the_block_after_them() -> None:
+    origin = find("positions")
+    assert origin.kind == "constant" and origin.flax.module == "" and origin.torch.module == ""
+    assert (THIS, line_of("positions = " + "jnp.cos")) in origin.flax.lines
+
+
+def test_another_pooling_is_named() -> None:
+    origin = find("pooling")
+    assert (origin.flax.operation, origin.flax.line) == ("reduce_max", line_of("x = x.max(1) if"))
+    assert origin.torch.operation == "mean"
+
+
+def test_a_wrong_gradient_alone_is_named_by_its_parameter() -> None:
+    origin = find("gradient")
+    assert origin.kind == "gradient" and (origin.flax.module, origin.torch.module) == (
+        "blocks/1/mlp/fc2",
+        "blocks.1.mlp.fc2",
+    )
+
+
+def test_the_origin_is_in_the_message() -> None:
+    report = compare_models(Model.__call__, perturbed_module(Model("eps")), TorchModel(), TOKENS, level="function")
+    second = str(report).splitlines()[1]
+    assert second.startswith("origin: ") and "the same values enter, and the results differ by" in second
+    assert "of torch and " in second and second.count("blocks") == 2
+
+
+class Scanned(linen.Module):
+    """Layers in nn.scan, one of them with a bias of its own."""
+
+    wrong: bool = False
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        layers = linen.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        return layers(self.wrong, name="layers")(x, None)[0]
+
+
+class Layer(linen.Module):
+    """One layer of the scan."""
+
+    wrong: bool
+
+    @linen.compact
+    def __call__(self, x: Any, _: Any) -> tuple[Any, None]:
+        y = linen.Dense(8, name="fc")(x)
+        return (jnp.sin if self.wrong else jnp.tanh)(y), None
+
+
+class TorchLayers(nn.Module):
+    """The same layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict({"fc": nn.Linear(8, 8)}) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer["fc"](x).tanh()
+        return x
+
+
+def test_modules_inside_a_scan_are_named() -> None:
+    from tests.pairs_of_models import random_variables
+
+    variables = random_variables(Scanned(), TOKENS)
+    assert compare_models(Scanned().apply, variables, TorchLayers(), TOKENS).passed
+    report = compare_models(Scanned(True).apply, variables, TorchLayers(), TOKENS, level="function")
+    assert report.origin is not None and report.origin.flax is not None and report.origin.torch is not None
+    assert (report.origin.flax.module, report.origin.torch.operation) == ("layers", "tanh")
+
+
+def test_modules_of_equinox_are_named() -> None:
+    equinox = pytest.importorskip("equinox")
+    from tests.parity.comparison.equinox_model import make_model
+
+    model = make_model(eps=1e-6)
+    arrays, static = equinox.partition(model, equinox.is_array)
+
+    def apply(params: Any, x: Any) -> Any:
+        return jax.vmap(jax.vmap(equinox.combine(params, static)))(x)
+
+    other = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 3))
+    layouts = ["norm/weight | width <-> 0.weight | width", "norm/bias | width <-> 0.bias | width"]
+    layouts += ["head/weight | out in <-> 1.weight | out in", "head/bias | out <-> 1.bias | out"]
+    report = compare_models(apply, arrays, other, TOKENS, layouts=layouts, level="function")
+    assert report.origin is not None and report.origin.flax is not None and report.origin.torch is not None
+    assert (report.origin.flax.module, report.origin.torch.module) == ("norm", "0")

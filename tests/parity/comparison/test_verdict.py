@@ -1,0 +1,236 @@
+"""The verdict on a pair of models as JSON: the command `assert`, the option --parity-json, and the page of its fields."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+
+from flax import linen
+
+from parity.__main__ import main
+from parity.comparison.any_model import compare_models, verdict
+from parity.comparison.any_model.trace.fixed_parts import FixedPart
+from parity.comparison.any_model.trace.origin import Origin
+from parity.comparison.any_model.trace.places import Place
+from parity.comparison.any_model.trace.tables import Table
+from tests import ROOT
+
+pytest_plugins = ["pytester"]
+
+PAGE = (ROOT / "docs" / "reference" / "verdict.md").read_text()
+ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+PLACE = Place("norm", "add", "model.py", 3, "forward")
+PART = FixedPart("flax", "softmax", "float32", "convert_element_type")
+TABLE = Table(np.ones((2, 3)), np.ones((2, 3)), "flax", "rope", None)
+OF_USER = """
+import flax.linen, jax.numpy as jnp, numpy as np, torch
+
+def pair(**options):
+    print("a message")
+    params = {"params": {"kernel": jnp.ones((4, 2)) * 1.5, "bias": jnp.arange(2.0)}}
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    model = {"flax_apply": flax.linen.Dense(2).apply, "params": params, "torch_module": torch.nn.Linear(4, 2), "inputs": x}
+    return {**model, **options}
+
+def wrong(): return pair(torch_module=torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU()))
+def zeros():
+    module = torch.nn.Linear(4, 2)
+    torch.nn.init.zeros_(module.weight)
+    return pair(torch_module=module, weights="equal")
+def misspelled(): return pair(input_axis="")
+def incomplete(): return {"params": {}}
+def a_list(): return []
+def raises(): return 1 / 0
+def other_width(): return pair(inputs=np.zeros((3, 5), np.float32))
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: Any) -> Any:
+    """Return a function that runs `assert` on a function of a module in the working directory."""
+    name = re.sub(r"\W", "_", f"models_of_{request.node.name}")  # the module stays imported
+    (tmp_path / f"{name}.py").write_text(OF_USER)
+    monkeypatch.chdir(tmp_path)
+
+    def run(function: str, *options: str) -> tuple[int, str, str]:
+        code = main(["assert", f"{name}:{function}", *options])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_assert_prints_the_report_and_exits_with_0_if_the_models_pass(run: Any) -> None:
+    code, out, err = run("pair")
+    assert code == 0 and out.startswith("PASS: ") and "kernel | in out  <->  weight | out in" in out
+    assert err == "a message\n"
+
+
+def test_assert_exits_with_1_and_names_the_failed_check_if_the_models_differ(run: Any) -> None:
+    code, out, _ = run("wrong", "--json")
+    found = json.loads(out)
+    assert (code, found["passed"], found["failed_check"]) == (1, False, "G0")
+
+
+def test_the_level_option_replaces_the_level_of_the_function(run: Any) -> None:
+    found = json.loads(run("pair", "--json", "--level", "function")[1])
+    assert found["level"] == "function" and {each["flax"] for each in found["tensors"]} == {None}
+
+
+def test_unequal_weights_fail_without_a_failed_check(run: Any) -> None:
+    code, out, _ = run("zeros", "--json")
+    found = json.loads(out)
+    assert (code, found["passed"], found["failed_check"], found["digest"]) == (1, False, None, None)
+    assert found["verdict"].startswith("FAIL: the weights are not equal: ") and len(found["parameters"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        ("misspelled", "'input_axis' is no argument of parity.assert_parity; did you mean 'input_axes'?"),
+        ("incomplete", "the dict has no flax_apply, torch_module, inputs: return a dict with flax_apply, params"),
+        ("a_list", "returned a list: return a dict with flax_apply, params, torch_module, inputs"),
+        ("raises", "raised ZeroDivisionError: division by zero ("),
+        ("other_width", "the comparison raised "),
+        ("np.pi", "is a float: name a function that returns the models"),
+        ("pear", "has no pear; did you mean 'pair'?"),
+        ("pair()", "does not name a function: write it as package.module:function"),
+    ],
+)
+def test_bad_input_exits_with_2_and_gives_the_error_as_json_and_as_text(run: Any, function: str, what: str) -> None:
+    code, out, err = run(function, "--json")
+    found = json.loads(out)
+    assert code == 2 and found.keys() == {"schema", "passed", "error"} and found["passed"] is None
+    assert what in found["error"] and err.endswith(f"error: {found['error']}\n")
+
+
+def test_an_error_of_the_users_code_names_its_line(run: Any) -> None:
+    line = OF_USER.splitlines().index("def raises(): return 1 / 0") + 1
+    assert run("raises")[2].endswith(f".py, line {line})\n")
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def report(**changes: Any) -> Any:
+    """Return the report of a linen layer and the same layer in PyTorch, with other attributes."""
+    params = {"params": {"kernel": np.ones((4, 2), np.float32), "bias": np.zeros(2, np.float32)}}
+    found = compare_models(linen.Dense(2).apply, params, torch.nn.Linear(4, 2), ROWS)
+    return dataclasses.replace(found, **changes)
+
+
+def fields(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of the fields in a JSON value, as the page writes them."""
+    if path in ("skipped", "versions"):
+        yield f"{path}.*"
+    elif isinstance(value, dict):
+        if path.startswith("origin"):
+            yield path
+        for key, each in value.items():
+            yield from fields(each, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value:
+        yield from fields(value[0], f"{path}[]")
+    else:
+        yield path
+
+
+def documented(header: str) -> set[str]:
+    """Return the fields in the table of the page whose first column has this header."""
+    table = PAGE.partition(f"| {header} |")[2].partition("\n\n")[0]
+    return {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(.+?)`", row)}
+
+
+def test_the_page_lists_exactly_the_fields_that_are_printed() -> None:
+    found = verdict.facts(report(origin=Origin(PLACE, PLACE), fixed_parts=(PART,), tables=(TABLE,), training=("norm",)))
+    assert documented("field") == {*fields(found), *fields(verdict.error_facts("x"))}
+
+
+def test_every_verdict_has_the_same_fields() -> None:
+    unequal = verdict.UnequalWeightsError("the weights are not equal\nparameters (flax <-> torch):\n  a  <->  b")
+    assert verdict.unequal_weights_facts(unequal, "function", {}).keys() == verdict.facts(report()).keys()
+
+
+def test_an_operation_that_was_not_found_in_one_framework_is_null() -> None:
+    origin = verdict.facts(report(origin=Origin(None, PLACE)))["origin"]
+    assert origin["flax"] is None and origin["torch"]["line"] == 3
+
+
+def test_the_page_names_the_version_of_the_schema() -> None:
+    assert f"| `schema` | text | `{verdict.SCHEMA}` |" in PAGE
+
+
+# The pytest plugin ----------------------------------------------------------------------------------------------------
+
+TESTS = """
+from models_of_plugin import pair, wrong, zeros
+import pytest
+
+def positional(arguments):
+    return [arguments.pop(name) for name in ("flax_apply", "params", "torch_module", "inputs")]
+
+@pytest.mark.parametrize("make", [pair, wrong, zeros])
+def test_it(assert_parity, make):
+    arguments = make()
+    assert_parity(*positional(arguments), **arguments)
+
+def test_bad_input(assert_parity):
+    assert_parity(*positional(pair()), level="functional")
+"""
+
+
+@pytest.fixture
+def verdicts(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that runs a project with four tests, and returns its verdicts by test."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(test_mine=TESTS, models_of_plugin=OF_USER)
+
+    def run(*options: str) -> dict[str, Any]:
+        file = pytester.path / "folder" / "verdicts.jsonl"
+        given = ("-p", "twin_vision_transformers_pytest", "-p", "no:cacheprovider", "-W", "error")
+        pytester.runpytest_inprocess(*given, "--parity-json", "folder/verdicts.jsonl", *options)
+        return {found["test"]: found for found in map(json.loads, file.read_text().splitlines())}
+
+    return run
+
+
+def test_parity_json_has_a_verdict_for_each_call(verdicts: Any) -> None:
+    found = {test.partition("::")[2]: each["passed"] for test, each in verdicts().items()}
+    assert found == {"test_it[pair]": True, "test_it[wrong]": False, "test_it[zeros]": False, "test_bad_input": None}
+
+
+def test_parity_json_replaces_the_file_of_an_earlier_run(verdicts: Any) -> None:
+    verdicts()
+    assert list(verdicts("-k", "pair")) == ["test_mine.py::test_it[pair]"]
+
+
+def test_the_page_lists_the_fields_that_the_plugin_adds(verdicts: Any) -> None:
+    [found] = verdicts("-k", "pair").values()
+    assert {name.removesuffix("[]") for name in documented("field of pytest")} == found.keys() - verdict.facts(
+        report()
+    ).keys()
+
+
+def test_parity_json_has_the_changes_from_the_golden_file(verdicts: Any, pytester: pytest.Pytester) -> None:
+    verdicts("-k", "pair", "--parity-record")
+    source = pytester.path / "models_of_plugin.py"
+    source.write_text(source.read_text().replace("* 1.5", "* 12.5"))  # another size, so that Python compiles it again
+    [found] = verdicts("-k", "pair").values()
+    assert found["passed"] and "was recorded with other weights" in found["golden"][0]
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_the_tests(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile("def test_it(): pass")
+    (pytester.path / "file").write_text("")
+    found = pytester.runpytest_inprocess("-p", "twin_vision_transformers_pytest", "--parity-json", "file/a.jsonl")
+    assert found.ret == pytest.ExitCode.USAGE_ERROR
+    assert "cannot be written (" in found.stderr.str() and "give another path" in found.stderr.str()
