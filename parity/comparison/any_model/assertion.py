@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -234,15 +234,26 @@ def compare_models(
     params = runners.in_evaluation(params)
     flax_weights = runners.flax_weights(flax_apply, params)
     torch_weights, skipped, optional = runners.torch_weights(torch_module)
-    shapes = [{key: np.shape(array) for key, array in side.items()} for side in (flax_weights, torch_weights)]
-    correspondence = match(*shapes, layouts=layouts, skipped=skipped, optional=optional)
-    both = _copy_weights(weights, correspondence, flax_weights, torch_weights)
     given = [np.asarray(x) for x in (inputs if isinstance(inputs, (tuple, list)) else (inputs,))]
     # Inputs are rounded to float32 for both dtypes, so that the float32 runs do not add this rounding error.
     arrays = [x if x.dtype.kind in "iub" else x.astype(np.float32) for x in given]
     axes = [_parse_permutations(lines) for lines in (input_axes, output_axes)]
-    flax = runners.FlaxRunner(flax_apply, params, both[0], arrays, loss, seed)
-    torch = runners.TorchRunner(torch_module, both[1], arrays, axes, loss, seed)
+
+    def runners_with(flax: Tensors, torch: Tensors) -> tuple[runners.FlaxRunner, runners.TorchRunner]:
+        return (
+            runners.FlaxRunner(flax_apply, params, flax, arrays, loss, seed),
+            runners.TorchRunner(torch_module, torch, arrays, axes, loss, seed),
+        )
+
+    shapes = [{key: np.shape(array) for key, array in side.items()} for side in (flax_weights, torch_weights)]
+    find = partial(match, *shapes, layouts=layouts, skipped=skipped, optional=optional)
+    try:
+        correspondence = find()
+    except InputError:
+        fresh = runners_with(flax_weights, torch_weights)
+        correspondence = find(uses=(fresh[0].keys_by_use(), fresh[1].keys_by_use()))
+    both = _copy_weights(weights, correspondence, flax_weights, torch_weights)
+    flax, torch = runners_with(*both)
 
     runs: dict[str, Tensors] = {}
     _run(flax, torch, correspondence, "float64", runs)

@@ -119,6 +119,7 @@ def match(
     layouts: Iterable[str] = (),
     skipped: Mapping[str, str] | None = None,
     optional: Iterable[str] = (),
+    uses: matching.Uses | None = None,
 ) -> Correspondence:
     """Match the parameters of both sides.
 
@@ -129,6 +130,8 @@ def match(
             braces in both keys counts from 0.
         skipped: torch keys that are left out of `torch`, and why; they are only printed.
         optional: torch keys that need no counterpart, such as a mask in a buffer.
+        uses: the keys of flax and of torch in the order in which a forward pass first uses them; it decides where names do
+            not, and then the line has a note.
 
     Raises:
         InputError: a parameter is ambiguous (the message quotes a line that resolves the ambiguity) or has no counterpart,
@@ -138,7 +141,7 @@ def match(
     given = tuple(Pair.parse(line, flax, torch) for line in layouts)
     matched = _mark_matched_entries(given, flax, torch)
     known_keys = [keys[:2] for pair in given for keys in pair.arrays()]
-    lines, unmatched = matching.match_lines(flax, torch, matched, known_keys, set(optional))
+    lines, unmatched = matching.match_lines(flax, torch, matched, known_keys, set(optional), uses)
     inferred = tuple(Pair.parse(line, flax, torch, note) for line, note in matching.fold_lines(lines, flax, torch))
     _mark_matched_entries(given + inferred, flax, torch, complete=set(torch) - unmatched)
     reasons = {key: "a buffer without a counterpart: it keeps its own values" for key in sorted(unmatched)}

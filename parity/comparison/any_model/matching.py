@@ -31,6 +31,7 @@ from vit_spec import InputError
 Shapes = Mapping[str, tuple[int, ...]]
 MatchedEntries = tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[np.bool_]]]  # masks by key, of flax and of torch
 
+Uses = tuple[Sequence[str], Sequence[str]]  # keys of flax and of torch, in the order of their first use
 Rules = tuple[tuple[str, str], ...]
 Rule = tuple[str, str, str]  # the axes in flax and in torch, and a note
 Candidates = Mapping[tuple[Path, Path], Mapping[str, Rule]]  # modules that can match -> the rule of each role
@@ -82,7 +83,12 @@ class Module:
 
 
 def match_lines(
-    flax: Shapes, torch: Shapes, matched: MatchedEntries, known: Sequence[tuple[str, str]], optional: set[str]
+    flax: Shapes,
+    torch: Shapes,
+    matched: MatchedEntries,
+    known: Sequence[tuple[str, str]],
+    optional: set[str],
+    uses: Uses | None = None,
 ) -> tuple[list[tuple[str, str]], set[str]]:
     """Return a line and a note for each parameter that is not matched yet, and the optional torch keys left unmatched.
 
@@ -90,6 +96,7 @@ def match_lines(
     matched: entries that the lines of the caller cover.
     known: pairs of a flax key and a torch key in these lines; the other parameters of their modules match too.
     optional: torch keys that need no counterpart.
+    uses: for both sides, the keys in the order in which a forward pass first uses them; it decides where names do not.
 
     Raises:
         InputError: a parameter is ambiguous or has no counterpart.
@@ -104,7 +111,7 @@ def match_lines(
         known_pairs = _known_module_pairs(a, b, known)
         try:
             return _match_modules(
-                _unmatched_modules(a, matched[0]), _unmatched_modules(b, matched[1]), known_pairs, optional
+                _unmatched_modules(a, matched[0]), _unmatched_modules(b, matched[1]), known_pairs, optional, uses
             )
         except InputError:
             if n == len(attempts) - 1:
@@ -215,13 +222,17 @@ def _known_module_pairs(
 
 
 def _match_modules(
-    flax: list[Module], torch: list[Module], known_pairs: list[tuple[Path, Path]], optional: set[str]
+    flax: list[Module],
+    torch: list[Module],
+    known_pairs: list[tuple[Path, Path]],
+    optional: set[str],
+    uses: Uses | None,
 ) -> tuple[list[tuple[str, str]], set[str]]:
     """Match modules, and return a line and a note for each parameter, and the optional torch keys left unmatched.
 
     The most certain matches come first.  Each step takes the first of these that finds a match: groups of modules with the
     same pattern, groups with the same inner pattern, single modules, each by their names; then the same groups without a
-    word in common, if each is the only candidate of the other.
+    word in common, if each is the only candidate of the other; then modules in the order in which a forward pass uses them.
 
     Raises:
         InputError: a module is ambiguous or has no counterpart.
@@ -243,6 +254,10 @@ def _match_modules(
         if not (new := next(filter(None, pairs), None)):
             break
         chosen |= new
+    by_use = _pairs_by_use(flax_left, torch_left, candidates, uses) if uses else {}
+    chosen |= by_use
+    flax_left = [a for a in flax_left if a.path not in by_use.values()]
+    torch_left = [b for b in torch_left if b.path not in by_use]
     unmatched = {each.key for b in torch_left for each in b.parameters.values()} & optional
     torch_left = [b for b in torch_left if not {each.key for each in b.parameters.values()} <= unmatched]
     if torch_left or flax_left:
@@ -251,7 +266,7 @@ def _match_modules(
         b.path for b in torch if b.path in chosen and _is_matched_by_order(by_path[chosen[b.path]], b, flax, candidates)
     }
     return [
-        (line, "; ".join(filter(None, ["by order" if b.path in ordered else "", note])))
+        (line, "; ".join(filter(None, ["by order of use" if b.path in by_use else "by order" * (b.path in ordered), note])))
         for b in torch
         if b.path in chosen
         for line, note in _module_lines(by_path[chosen[b.path]], b, candidates[chosen[b.path], b.path])
@@ -294,6 +309,39 @@ def _unambiguous_pairs(
         and all(sorted(row)[-1:] == [score] and row.count(score) == 1 for row in (by_flax[a], by_torch[b]))
     ]
     return {b: a for left, right in best for a, b in zip(groups[0][left], groups[1][right], strict=True)}
+
+
+def _pairs_by_use(flax: list[Module], torch: list[Module], candidates: Candidates, uses: Uses) -> dict[Path, Path]:
+    """Return torch path -> flax path for modules that a forward pass uses in the same order.
+
+    Modules are matched only if as many modules of the other side can match each of them, and all of these can.
+    """
+    ranks = [{key: n for n, key in enumerate(keys)} for keys in uses]
+    ordered = [
+        sorted(
+            modules, key=lambda m: (min(rank.get(each.key, len(rank)) for each in m.parameters.values()), numbers(m.path))
+        )
+        for modules, rank in zip((flax, torch), ranks, strict=True)
+    ]
+    partners = {b.path: frozenset(a.path for a in ordered[0] if (a.path, b.path) in candidates) for b in ordered[1]}
+    groups: dict[frozenset[Path], list[Path]] = defaultdict(list)
+    for b in ordered[1]:
+        groups[partners[b.path]].append(b.path)
+    pairs: dict[Path, Path] = {}
+    for possible, paths in groups.items():
+        if possible and len(possible) == len(paths) and not any(possible & other for other in groups if other != possible):
+            pairs |= dict(zip(paths, [a.path for a in ordered[0] if a.path in possible], strict=True))
+    return pairs
+
+
+def _sort_by_use(modules: list[Module], keys: Sequence[str]) -> list[Module]:
+    """Return modules in the order in which a forward pass uses the first of their keys."""
+    ranks = {key: n for n, key in enumerate(keys)}
+
+    def rank(module: Module) -> tuple[int, tuple[int, ...]]:
+        return min(ranks.get(each.key, len(ranks)) for each in module.parameters.values()), numbers(module.path)
+
+    return sorted(modules, key=rank)
 
 
 def _group_paths(modules: list[Module], group_key: Callable[[Module], str]) -> dict[str, list[Path]]:

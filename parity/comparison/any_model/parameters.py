@@ -16,7 +16,10 @@ from parity.comparison.any_model.names import words
 
 Path = tuple[str, ...]
 
-FLAX_ROLES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "mean", "var": "var"}
+FLAX_ROLES = {
+    **{"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "mean", "var": "var"},
+    "weight": "weight",  # of Equinox, with the axes of PyTorch
+}
 TORCH_ROLES = {"weight": "weight", "bias": "bias", "running_mean": "mean", "running_var": "var"}
 QKV = ("query", "key", "value")
 

@@ -176,6 +176,11 @@ class FlaxRunner:
             arguments = [jax.tree.leaves(weights), inputs]
             return record_flax(closed, *arguments, replace=self._replace, exact=dtype == "float64")
 
+    def keys_by_use(self) -> list[str]:
+        """Return the keys of the weights in the order in which a forward pass first uses them."""
+        keys = sorted(self._weights)  # as JAX orders the entries of a dict
+        return [keys[n] for n in self.record("float64").sources_by_use() if n < len(keys)]
+
     def _run_in_float64(self, step: Callable[..., Any], arguments: tuple[Any, Any]) -> Any:
         import jax
 
@@ -294,6 +299,11 @@ class TorchRunner:
                 exact=dtype == "float64",
             )
 
+    def keys_by_use(self) -> list[str]:
+        """Return the keys of the parameters in the order in which a forward pass first uses them."""
+        keys = [key for key, _ in self._module.named_parameters()]
+        return [keys[n] for n in self.record("float64").sources_by_use() if n < len(keys)]
+
     def _tensors(self, dtype: str) -> list[Any]:
         import torch
 
@@ -319,7 +329,10 @@ def in_evaluation(params: Any) -> Any:
         return params
     equinox = sys.modules.get("equinox")  # a module of Equinox has imported it
     if equinox is not None and isinstance(params, equinox.Module):
-        return equinox.nn.inference_mode(params)
+        try:
+            return equinox.nn.inference_mode(params)
+        except ValueError:  # the arrays of a partitioned model, without its flags
+            return params
     return params
 
 

@@ -33,7 +33,7 @@ def scopes_for_modules() -> Iterator[list[str]]:
     """
     training: list[str] = []
     with _linen_scopes(), _class_scopes(_nnx_classes(), _nnx_children, training):
-        with _class_scopes(_equinox_classes(), _equinox_children, training):
+        with _class_scopes(_equinox_classes(), _equinox_children, []):
             yield training
 
 

@@ -116,13 +116,10 @@ class Graph:
         self.operations.append(Operation(name, module, stack, inputs, tuple(outputs)))
         return list(outputs)
 
-    def users(self) -> dict[int, list[int]]:
-        """Return for each value the indices of the operations that read it."""
-        users: dict[int, list[int]] = defaultdict(list)
-        for n, operation in enumerate(self.operations):
-            for value in operation.inputs:
-                users[value].append(n)
-        return users
+    def sources_by_use(self) -> list[int]:
+        """Return the indices of the values that no operation computes, in the order in which operations first read them."""
+        used = dict.fromkeys(n for operation in self.operations for n in operation.inputs)
+        return [n for n in used if self.values[n].operation < 0]
 
     def ancestors(self, values: Iterable[int]) -> set[int]:
         """Return the indices of these values and of all that they are computed from."""

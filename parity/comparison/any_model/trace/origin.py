@@ -16,7 +16,6 @@ from parity.comparison.any_model.trace.graph import CONSTANT, INPUTS, Graph, Ind
 from parity.comparison.any_model.trace.places import Line, Place, Stack
 from parity.comparison.tolerances import ErrorNorms
 
-
 _NEXT_OPERATIONS = 16  # how many operations one model may take for what the other computes in one
 
 
