@@ -31,8 +31,10 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any
 
 from benchmarks.ports.declaration import Pair, Pairs
@@ -41,24 +43,39 @@ from benchmarks.ports.pairs import sources
 SECONDS = 90  # time limit of a pair, and for each fault in addition
 SECONDS_PER_FAULT = 60
 MARK = "RESULT "
+PART = 8  # pairs of a source that share the process from which they are forked
 Result = dict[str, Any]
 
 
-def run_pair(pair: Pair, paths: list[str], faults: int, seed: int) -> list[Result]:
-    """Judge a pair in a process, and return the results; those before its time limit if it exceeds it."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ports.worker", pair.name, str(faults), str(seed), *paths]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "USE_TF": "0"}
+def run_pairs(pairs: list[Pair], paths: list[str], faults: int, seed: int) -> Iterator[list[Result]]:
+    """Judge pairs of one source, each in a process of its own, and yield the results of each."""
+    names = ",".join(pair.name for pair in pairs)
     limit = SECONDS + SECONDS_PER_FAULT * faults
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment)
-        text, failure = done.stdout, f"exit code {done.returncode}: {done.stderr[-800:]}"
-    except subprocess.TimeoutExpired as error:
-        out = error.stdout or b""
-        text, failure = out.decode() if isinstance(out, bytes) else out, f"more than {limit} s"
-    results = [json.loads(line.removeprefix(MARK)) for line in text.splitlines() if line.startswith(MARK)]
-    if not any(each["event"] in ("right", "error") for each in results):
-        results.append({"event": "error", "pair": pair.name, "reason": failure})
-    return results
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "benchmarks.ports.worker",
+        names,
+        f"{faults}",
+        f"{seed}",
+        f"{limit}",
+        *paths,
+    ]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "USE_TF": "0"}
+    results: list[Result] = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        for line in process.stdout or ():
+            if line.startswith(MARK):
+                result = json.loads(line.removeprefix(MARK))
+                if result["event"] != "end":
+                    results.append(result)
+                    continue
+                yield results
+                results = []
 
 
 def revision(path: str) -> str:
@@ -76,8 +93,8 @@ def revision(path: str) -> str:
 def format_result(result: Result) -> str:
     """Return a line for the result of a right pair or a fault."""
     reason = result.get("reason", "").split("\n")[0][:150]
-    if result["event"] == "error":
-        return f"ERROR    {result['pair']}: {reason}"
+    if result["event"] in ("error", "stopped"):
+        return f"{result['event'].upper()} {result['pair']}: {reason}"
     if result["event"] == "right":
         how = "" if result["automatic"] else " with layouts" if result["passed"] else ""
         return f"{'right' if result['passed'] else 'REJECTED'}{how} {result['pair']} ({result['seconds']:.1f} s): {reason}"
@@ -104,7 +121,7 @@ def count_results(pairs: list[Pair], results: list[Result]) -> Counter[str]:
             out["false rejects"] += not accepted and result["event"] == "right"
             out["not built"] += result["event"] == "error"
             out["seconds"] += round(result.get("seconds", 0))
-        elif result["kind"] != "none":
+        elif result["event"] == "fault" and result["kind"] != "none":
             out["faults"] += 1
             out["false accepts"] += result["passed"]
             for hit in ("line", "region", "module"):
@@ -156,6 +173,18 @@ def chosen_pairs(
     return groups, {source.source: [given[name] for name in source.needs if name in given] for source in every}
 
 
+def _next(done: Queue[list[Result]], futures: list[Future[None]]) -> list[Result]:
+    """Return the next results, or raise an exception of a thread that has stopped."""
+    while True:
+        try:
+            return done.get(timeout=5)
+        except Empty:
+            if all(future.done() for future in futures) and done.empty():
+                for future in futures:
+                    future.result()
+                raise SystemExit("a worker stopped before its pairs were judged") from None
+
+
 def main() -> None:
     """Judge the pairs, and print a line for each result, then the totals."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -180,9 +209,16 @@ def main() -> None:
     start, results = time.perf_counter(), []
     with ThreadPoolExecutor(args.jobs) as pool:
         pairs = [pair for group in groups.values() for pair in group]
-        futures = [pool.submit(run_pair, pair, paths[pair.source], args.faults, args.seed) for pair in pairs]
-        for number, future in enumerate(as_completed(futures), 1):
-            results += (own := future.result())
+        parts = [group[n : n + PART] for group in groups.values() for n in range(0, len(group), PART)]
+        done: Queue[list[Result]] = Queue()
+
+        def run(part: list[Pair]) -> None:
+            for own in run_pairs(part, paths[part[0].source], args.faults, args.seed):
+                done.put(own)
+
+        futures = [pool.submit(run, part) for part in parts]
+        for number in range(1, len(pairs) + 1):
+            results += (own := _next(done, futures))
             print("\n".join(map(format_result, own)), flush=True)
             print(f"{number} of {len(pairs)}, {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
             if args.json:

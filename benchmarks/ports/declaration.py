@@ -83,52 +83,29 @@ class Pairs:
         return declare
 
 
-class NNXApply:
-    """An NNX model as a function of its state; `call` gets the model and the inputs.
+class Apply:
+    """The function that `assert_parity` gets for an NNX or Equinox model: `call` with the model and the inputs.
 
     Attributes:
-        model: the model; after its attributes are changed, `refresh` must be called.
-        current: the copy of the model of the latest call.
+        current: the model of the latest call, which is a copy of the one that is declared.
     """
 
-    def __init__(self, model: Any, call: Callable[..., Any] = lambda model, *inputs: model(*inputs)) -> None:
-        self.model, self.call, self.current = model, call, None
-        self.refresh()
+    def __init__(self, call: Callable[..., Any] | None, *, one_by_one: bool) -> None:
+        """Prepare the function.
 
-    def refresh(self) -> None:
-        """Read the attributes of the model again."""
-        from flax import nnx
+        call: gets the model and the inputs; None to call the model with the inputs.
+        one_by_one: whether it gets single examples, without a batch, as Equinox modules do.
+        """
+        self._call, self._one_by_one = call or (lambda model, *inputs: model(*inputs)), one_by_one
+        self.current: Any = None
 
-        self.graph, self.params, self.rest = nnx.split(self.model, (nnx.Param, nnx.BatchStat), ...)
-
-    def __call__(self, params: Any, *inputs: Any) -> Any:
-        from flax import nnx
-
-        self.current = nnx.merge(self.graph, params, self.rest)
-        return self.call(self.current, *inputs)
-
-
-class EquinoxApply:
-    """An Equinox model as a function of its arrays; `call` gets the model and the inputs of one example, without a batch."""
-
-    def __init__(self, model: Any, call: Callable[..., Any] = lambda model, *inputs: model(*inputs)) -> None:
-        import equinox
-
-        self.model, self.call, self.current = equinox.nn.inference_mode(model), call, None
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Read the attributes of the model again."""
-        import equinox
-
-        self.params, self.rest = equinox.partition(self.model, equinox.is_inexact_array)
-
-    def __call__(self, params: Any, *inputs: Any) -> Any:
-        import equinox
+    def __call__(self, model: Any, *inputs: Any) -> Any:
         import jax
 
-        self.current = equinox.combine(params, self.rest)
-        return jax.vmap(lambda *example: self.call(self.current, *example))(*inputs)
+        self.current = model
+        if self._one_by_one:
+            return jax.vmap(lambda *example: self._call(model, *example))(*inputs)
+        return self._call(model, *inputs)
 
 
 def perturbed(params: Any, seed: int = 0) -> Any:
@@ -163,19 +140,16 @@ def tokens(*shape: int, high: int, seed: int = 1) -> Any:
 
 
 def of_nnx(model: Any, torch_module: Any, inputs: Any, *, call: Any = None, **options: Any) -> Built:
-    """Return a pair whose JAX side is an NNX module, with random weights."""
+    """Return a pair whose JAX side is an NNX module, with random weights; `call` is as for `Apply`."""
     from flax import nnx
 
-    model.eval()
     nnx.update(model, perturbed(nnx.state(model, (nnx.Param, nnx.BatchStat))))
-    apply = NNXApply(model, *([call] if call else []))
-    return Built(apply, apply.params, torch_module, inputs, options)
+    return Built(Apply(call, one_by_one=False), model, torch_module, inputs, options)
 
 
 def of_equinox(model: Any, torch_module: Any, inputs: Any, *, call: Any = None, **options: Any) -> Built:
-    """Return a pair whose JAX side is an Equinox module, with random weights."""
-    apply = EquinoxApply(perturbed(model), *([call] if call else []))
-    return Built(apply, apply.params, torch_module, inputs, options)
+    """Return a pair whose JAX side is an Equinox module, with random weights; `call` is as for `Apply`."""
+    return Built(Apply(call, one_by_one=True), perturbed(model), torch_module, inputs, options)
 
 
 def of_linen(

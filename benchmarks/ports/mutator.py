@@ -269,17 +269,13 @@ def attribute_mutations(module: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 @contextmanager
-def changed_attribute(
-    module: Any, path: str, mutation: tuple[str, str, Any], refresh: Callable[[], None]
-) -> Iterator[Fault]:
-    """Change an attribute of a module while the context is open; `refresh` is called after each change."""
+def changed_attribute(module: Any, path: str, mutation: tuple[str, str, Any]) -> Iterator[Fault]:
+    """Change an attribute of a module while the context is open."""
     kind, name, value = mutation
     old = getattr(module, name)
     fault = Fault(kind, "", 0, 0, type(module).__name__, f"{name}={old!r}", f"{name}={value!r}", (path,), name)
     object.__setattr__(module, name, value)
-    refresh()
     try:
         yield fault
     finally:
         object.__setattr__(module, name, old)
-        refresh()

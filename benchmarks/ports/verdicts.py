@@ -5,13 +5,14 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from benchmarks.ports.declaration import Built, EquinoxApply, NNXApply, Pair
+from benchmarks.ports.declaration import Apply, Built, Pair
 from benchmarks.ports.mutator import (
     Executed,
     Fault,
@@ -23,7 +24,7 @@ from benchmarks.ports.mutator import (
     trace,
 )
 from parity.comparison.any_model import runners
-from parity.comparison.any_model.assertion import _copy_weights, compare_models
+from parity.comparison.any_model.assertion import _copy_weights, _parse_permutations, compare_models
 from parity.comparison.any_model.correspondence import match
 from vit_spec import InputError
 
@@ -69,10 +70,30 @@ def _is_matched(built: Built) -> bool:
 
 
 def _match(built: Built, layouts: tuple[str, ...]) -> Any:
-    flax = runners.flax_weights(built.flax_apply, built.params)
+    params = runners.in_evaluation(built.params)
+    flax = runners.flax_weights(built.flax_apply, params)
     torch, skipped, optional = runners.torch_weights(built.torch_module)
     shapes = [{key: np.shape(array) for key, array in side.items()} for side in (flax, torch)]
-    return flax, torch, match(*shapes, layouts=layouts, skipped=skipped, optional=optional)
+    find = partial(match, *shapes, layouts=layouts, skipped=skipped, optional=optional)
+    try:
+        return flax, torch, find()
+    except InputError:
+        fresh = _runners(built, params, flax, torch)
+        return flax, torch, find(uses=(fresh[0].keys_by_use(), fresh[1].keys_by_use()))
+
+
+def _inputs(built: Built) -> list[Any]:
+    given = built.inputs if isinstance(built.inputs, (tuple, list)) else (built.inputs,)
+    return [x if x.dtype.kind in "iub" else x.astype(np.float32) for x in map(np.asarray, given)]
+
+
+def _runners(built: Built, params: Any, flax: Any, torch: Any) -> tuple[runners.FlaxRunner, runners.TorchRunner]:
+    inputs, loss = _inputs(built), built.options.get("loss")
+    axes = [_parse_permutations(built.options.get(name, ())) for name in ("input_axes", "output_axes")]
+    return (
+        runners.FlaxRunner(built.flax_apply, params, flax, inputs, loss, 0),
+        runners.TorchRunner(built.torch_module, torch, inputs, axes, loss, 0),
+    )
 
 
 def _attempt(built: Built, layouts: tuple[str, ...], **options: Any) -> Result:
@@ -96,20 +117,10 @@ class Mutants:
     def __init__(self, pair: Pair, built: Built, layouts: tuple[str, ...], rng: random.Random) -> None:
         self.pair, self.built, self.layouts, self.rng = pair, built, layouts, rng
         flax, torch, correspondence = _match(built, layouts)
-        weights = _copy_weights(built.options.get("weights", "flax"), correspondence, flax, torch)
-        given = built.inputs if isinstance(built.inputs, (tuple, list)) else (built.inputs,)
-        self.inputs = [x if x.dtype.kind in "iub" else x.astype(np.float32) for x in map(np.asarray, given)]
-        from parity.comparison.any_model.assertion import _parse_permutations
-
-        axes = [_parse_permutations(built.options.get(name, ())) for name in ("input_axes", "output_axes")]
-        self.axes, loss = axes[0], built.options.get("loss")
-        run_flax = runners.make_flax_runner(built.flax_apply, built.params, weights[0], self.inputs, loss, 0)
-        run_torch = runners.make_torch_runner(built.torch_module, weights[1], self.inputs, axes, loss, 0)
-        self.runs: dict[str, Any] = {"flax": lambda: _merged(run_flax("float64"))}
-        self.reference = {"flax": self.runs["flax"]()}
-        names = [name for name in self.reference["flax"] if name.startswith("output")]
-        self.runs["torch"] = lambda: run_torch("float64", names)
-        self.reference["torch"] = self.runs["torch"]()
+        self.weights = _copy_weights(built.options.get("weights", "flax"), correspondence, flax, torch)
+        self.inputs = _inputs(built)
+        self.reference = {"flax": self._run("flax")}
+        self.reference["torch"] = self._run("torch")
         traced = {"flax": self._trace_flax(), "torch": self._trace_torch()}
         self.executed = {side: traced[side] for side in SIDES}
         _leave_out_shared(traced["flax"], traced["torch"])
@@ -157,11 +168,19 @@ class Mutants:
                     if change > DISTINCT:
                         return {**asdict(fault), "change": change, **counts, **self._judge(side, fault)}
                 counts["equivalent"] += 1
-            except Exception:  # most mutants of shapes and indices do not run
+            except (Exception, SystemExit):  # most mutants of shapes and indices do not run
                 counts["failed"] += 1
             finally:
                 _forget_traces(side)
         return {"kind": "none", **counts, "event_note": "no fault that runs was found"}
+
+    def _run(self, side: str) -> dict[str, Any]:
+        """Return outputs, loss and gradients of one side by name, in float64."""
+        flax, torch = _runners(self.built, runners.in_evaluation(self.built.params), *self.weights)
+        if side == "torch":
+            return torch.run("float64", [name for name in self.reference["flax"] if name.startswith("output")])
+        outputs, gradients, of_inputs = flax.run("float64")
+        return {**outputs, **gradients, **of_inputs}
 
     def _change(self, side: str) -> float:
         """Return the largest relRMS between a tensor of the mutant and the same tensor of the right model.
@@ -171,7 +190,7 @@ class Mutants:
         """
         if side == "flax":
             _forget_traces(side)
-        tensors, reference = self.runs[side](), self.reference[side]
+        tensors, reference = self._run(side), self.reference[side]
         groups: dict[str, list[tuple[Any, Any]]] = {}
         for name, right in reference.items():
             if tensors[name].shape != right.shape or not np.isfinite(np.asarray(tensors[name], np.float64)).all():
@@ -188,7 +207,7 @@ class Mutants:
             result = _attempt(self.built, self.layouts)
         report = result.pop("report")
         origin = getattr(report, "origin", None)
-        return {**result, "suspect": getattr(report, "suspect", ""), **_hits(getattr(origin, side, None), fault)}
+        return {**result, "named": str(origin or ""), **_hits(getattr(origin, side, None), fault)}
 
     def _trace_flax(self) -> Executed:
         import jax
@@ -201,7 +220,8 @@ class Mutants:
         _forget_traces("flax")
         inputs = [jax.numpy.asarray(x) for x in self.inputs]
         folders = code_folders(self.pair.jax_code)
-        executed = trace(lambda: jax.eval_shape(apply, self.built.params, *inputs), folders, path_of)
+        params = runners.in_evaluation(self.built.params)
+        executed = trace(lambda: jax.jit(lambda: apply(params, *inputs)).eval_shape(), folders, path_of)
         _forget_traces("flax")
         return executed
 
@@ -210,7 +230,9 @@ class Mutants:
 
         module = self.built.torch_module.eval()
         paths = {id(each): path for path, each in module.named_modules()}
-        tensors = [runners._permute(torch.tensor(x), self.axes, n, "input") for n, x in enumerate(self.inputs)]
+        tensors = _runners(self.built, self.built.params, *self.weights)[1]._permuted(
+            [torch.tensor(x) for x in self.inputs]
+        )
         folders = code_folders(self.pair.torch_code)
         with torch.no_grad():
             return trace(lambda: module(*tensors), folders, lambda frame: paths.get(id(frame.f_locals.get("self"))))
@@ -219,16 +241,15 @@ class Mutants:
         """Return (module, path, mutation) for every attribute that can be mutated."""
         if side == "torch":
             modules = [(each, path) for path, each in self.built.torch_module.named_modules()]
-        elif isinstance(self.built.flax_apply, (NNXApply, EquinoxApply)):
-            modules = [(each, path) for path, each in module_tree(self.built.flax_apply.model)]
+        elif isinstance(self.built.flax_apply, Apply):
+            modules = [(each, path) for path, each in module_tree(self.built.params)]
         else:
             modules = []
         return [(each, path, mutation) for each, path in modules for mutation in attribute_mutations(each)]
 
     def _changed(self, side: str, attribute: Any) -> AbstractContextManager[Fault]:
         module, path, mutation = attribute
-        refresh = getattr(self.built.flax_apply, "refresh", None) if side == "flax" else None
-        return changed_attribute(module, path, mutation, refresh or (lambda: None))
+        return changed_attribute(module, path, mutation)
 
 
 def module_tree(model: Any) -> list[tuple[str, Any]]:
@@ -307,11 +328,6 @@ def _relative_difference(arrays: list[tuple[Any, Any]]) -> float:
     ]
     difference, norm = (sum(each) ** 0.5 for each in zip(*squares, strict=True))
     return difference / max(norm, 1e-300)
-
-
-def _merged(parts: Any) -> dict[str, Any]:
-    outputs, gradients, of_inputs = parts
-    return {**outputs, **gradients, **of_inputs}
 
 
 def _forget_traces(side: str) -> None:

@@ -1,33 +1,78 @@
-"""Judge one pair in a process of its own: `python -m benchmarks.ports.worker PAIR FAULTS SEED [PATH ...]`.
+"""Judge pairs of one source: `python -m benchmarks.ports.worker NAMES FAULTS SEED SECONDS [PATH ...]`.
 
-The paths are put first on sys.path.  Every result is printed as one line of JSON.
+The process imports the frameworks, and forks for each of the comma-separated NAMES; the PATHS are then put first on
+sys.path.  Every result is printed as one line of JSON, and one with the event "end" after each pair.  A pair that takes
+more than SECONDS is stopped.
 """
 
+import importlib
 import json
+import os
+import signal
 import sys
+import time
 import traceback
 import warnings
+from typing import Any
+
+PRELOADED = ("jax.numpy", "flax.linen", "flax.nnx", "torch", "tests.goldens.peers")  # the last makes torchvision importable
 
 
-def main() -> None:
-    """Print the results of the pair."""
-    name, faults, seed, *paths = sys.argv[1:]
-    sys.path[:0] = paths
-    warnings.simplefilter("ignore")
+def print_result(result: dict[str, Any]) -> None:
+    """Print a result as a line."""
+    print("RESULT " + json.dumps(result), flush=True)
+
+
+def judge_pair(name: str, faults: int, seed: int) -> None:
+    """Judge a pair in this process, and print the results."""
     import torch
 
-    import tests.goldens.peers  # noqa: F401  first: it makes torchvision importable
     from benchmarks.ports.pairs import find
     from benchmarks.ports.verdicts import judge
 
     torch.set_num_threads(1)
+    has_right = False
     try:
-        for result in judge(find(name), int(faults), int(seed)):
-            result.pop("report", None)
-            print("RESULT " + json.dumps(result), flush=True)
+        for result in judge(find(name), faults, seed):
+            has_right = True
+            print_result(result)
     except Exception as error:  # a builder of any library can raise anything
         traceback.print_exc()
-        print("RESULT " + json.dumps({"event": "error", "pair": name, "reason": f"{type(error).__name__}: {error}"[:1500]}))
+        event = "stopped" if has_right else "error"
+        print_result({"event": event, "pair": name, "reason": f"{type(error).__name__}: {error}"[:1500]})
+
+
+def judge_in_fork(name: str, faults: int, seed: int, seconds: float) -> None:
+    """Judge a pair in a forked process, and print an error if it crashes or takes too long."""
+    child = os.fork()
+    if child == 0:
+        judge_pair(name, faults, seed)
+        sys.stdout.flush()
+        os._exit(0)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            if status:
+                print_result({"event": "stopped", "pair": name, "reason": f"the process ended with status {status}"})
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        print_result({"event": "stopped", "pair": name, "reason": f"more than {seconds:.0f} s"})
+    print_result({"event": "end", "pair": name})
+
+
+def main() -> None:
+    """Judge the pairs."""
+    names, faults, seed, seconds, *paths = sys.argv[1:]
+    warnings.simplefilter("ignore")
+    for module in (*PRELOADED, "benchmarks.ports.verdicts"):
+        importlib.import_module(module)
+    sys.path[:0] = paths
+    for name in names.split(","):
+        judge_in_fork(name, int(faults), int(seed), float(seconds))
 
 
 if __name__ == "__main__":

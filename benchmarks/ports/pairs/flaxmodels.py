@@ -1,5 +1,8 @@
 """flaxmodels (matthias-wright/flaxmodels) and its counterparts in torchvision and transformers, `--source flaxmodels=CLONE`."""
 
+import importlib
+import sys
+import types
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +13,17 @@ AXES = {"input_axes": "b y x c <-> b c y x"}
 PLAIN: dict[str, Any] = {"output": "logits", "pretrained": None, "normalize": False, "num_classes": 5}
 
 
-def _resnet(name: str) -> Built:
-    import importlib
+def load(name: str) -> Any:
+    """Import a module of flaxmodels; h5py and requests, which only downloads need, are replaced by empty modules."""
+    for package in ("h5py", "requests"):
+        sys.modules.setdefault(package, types.ModuleType(package))
+    return importlib.import_module(f"flaxmodels.{name}")
 
+
+def _resnet(name: str) -> Built:
     import torchvision
 
-    resnet = importlib.import_module("flaxmodels.resnet.resnet")
+    resnet = load("resnet.resnet")
     model = getattr(resnet, name)(**PLAIN)
     return of_linen(
         model,
@@ -32,11 +40,9 @@ PAIRS.add("resnet50", "flaxmodels ResNet50", "torchvision resnet50", lambda: _re
 
 @PAIRS.pair("vgg16", "flaxmodels VGG16 without its head", "torchvision vgg16 features")
 def _() -> Built:
-    import importlib
-
     import torchvision
 
-    model = importlib.import_module("flaxmodels.vgg.vgg").VGG16(**{**PLAIN, "output": "activations", "include_head": False})
+    model = load("vgg.vgg").VGG16(**{**PLAIN, "output": "activations", "include_head": False})
     module = torchvision.models.vgg16().features
     built = of_linen(
         model, module, floats(1, 32, 32, 3), call_options={"train": False}, output_axes="b y x c <-> b c y x", **AXES
@@ -69,11 +75,9 @@ GPT2 = {
 
 @PAIRS.pair("gpt2", "flaxmodels GPT2LMHeadModel", "transformers GPT2LMHeadModel")
 def _() -> Built:
-    import importlib
-
     import transformers
 
-    gpt2 = importlib.import_module("flaxmodels.gpt2.gpt2")
+    gpt2 = load("gpt2.gpt2")
     model = gpt2.GPT2LMHeadModel(config=SimpleNamespace(**GPT2))
     config = transformers.GPT2Config(**{**GPT2, "attn_implementation": "eager"})
     module = TorchCall(transformers.GPT2LMHeadModel(config), lambda module, x: module(x).logits)

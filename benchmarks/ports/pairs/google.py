@@ -4,8 +4,10 @@
 the name of a package of this project, so its files are imported one by one.
 """
 
+import importlib
 import importlib.util
 import sys
+import types
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,15 @@ def load(package: str, name: str) -> Any:
     raise ModuleNotFoundError(f"{package}/{name}.py")
 
 
+def big_vision(name: str) -> Any:
+    """Import a module of big_vision's models.
+
+    `big_vision.utils` needs TensorFlow, and the models use it only to read checkpoints: an empty module takes its place.
+    """
+    sys.modules.setdefault("big_vision.utils", types.ModuleType("big_vision.utils"))
+    return importlib.import_module(f"big_vision.models.{name}")
+
+
 def timm_vit(**options: Any) -> Any:
     """Return a ViT of timm."""
     from timm.models.vision_transformer import VisionTransformer
@@ -47,8 +58,6 @@ def tanh_gelu() -> Any:
 
 
 def _models_vit() -> Any:
-    import types
-
     resnet = load("vit_jax", "models_resnet")
     package = sys.modules["vit_jax"] = types.ModuleType("vit_jax")
     package.models_resnet = resnet  # type: ignore[attr-defined]
@@ -106,7 +115,7 @@ def _() -> Built:
 
 
 def _big_vision(options: dict[str, Any], **theirs: Any) -> Built:
-    vit = importlib.import_module("big_vision.models.vit")
+    vit = big_vision("vit")
     sizes = {"patch_size": (4, 4), "width": 32, "depth": 2, "mlp_dim": 48, "num_heads": 4, "dtype_mm": "float64"}
     model = vit.Model(5, **{**sizes, **options})
     built = of_linen(model, timm_vit(act_layer=tanh_gelu(), **theirs), IMAGES, call_options={"train": False}, **AXES)
@@ -148,7 +157,7 @@ PAIRS.add(
 def _() -> Built:
     from timm.models.mlp_mixer import MlpMixer
 
-    mixer = importlib.import_module("big_vision.models.mlp_mixer")
+    mixer = big_vision("mlp_mixer")
     model = mixer.Model(
         num_classes=5, patch_size=(4, 4), num_blocks=2, hidden_dim=32, tokens_mlp_dim=16, channels_mlp_dim=128
     )
@@ -162,7 +171,7 @@ def _() -> Built:
     from timm.layers import GroupNormAct, StdConv2d
     from timm.models.resnetv2 import ResNetV2
 
-    bit = importlib.import_module("big_vision.models.bit")
+    bit = big_vision("bit")
     model = bit.Model(num_classes=5, depth=[1, 1, 1, 1], width=1)
     module = ResNetV2(
         [1, 1, 1, 1],
