@@ -57,6 +57,7 @@ def judge_right(pair: Pair, built: Built) -> Result:
     automatic = result["passed"]
     if not automatic and pair.layouts:
         result = _attempt(built, pair.layouts)
+    result.pop("report")
     return {**result, "automatic": automatic, "matched": automatic or _is_matched(built)}
 
 
@@ -99,7 +100,7 @@ def _runners(built: Built, params: Any, flax: Any, torch: Any) -> tuple[runners.
 def _attempt(built: Built, layouts: tuple[str, ...], **options: Any) -> Result:
     """Run `assert_parity`'s comparison; an exception is a rejection with its text as the reason."""
     start = time.perf_counter()
-    result: Result = {"passed": False, "first": "", "report": None}
+    result: Result = {"passed": False, "report": None}
     try:
         report = compare_models(*built[:4], **{**built.options, "layouts": layouts, **options})
         result.update(passed=report.passed, reason=str(report).split("\nparameters (flax")[0], report=report)

@@ -15,6 +15,8 @@ import traceback
 import warnings
 from typing import Any
 
+from benchmarks.ports.pairs import find
+
 PRELOADED = ("jax.numpy", "flax.linen", "flax.nnx", "torch", "tests.goldens.peers")  # the last makes torchvision importable
 
 
@@ -27,7 +29,6 @@ def judge_pair(name: str, faults: int, seed: int) -> None:
     """Judge a pair in this process, and print the results."""
     import torch
 
-    from benchmarks.ports.pairs import find
     from benchmarks.ports.verdicts import judge
 
     torch.set_num_threads(1)
@@ -71,6 +72,8 @@ def main() -> None:
     for module in (*PRELOADED, "benchmarks.ports.verdicts"):
         importlib.import_module(module)
     sys.path[:0] = paths
+    for package in sorted({package.partition(".")[0] for name in names.split(",") for package in find(name).torch_code}):
+        importlib.import_module(package)  # before the forks, because it takes seconds
     for name in names.split(","):
         judge_in_fork(name, int(faults), int(seed), float(seconds))
 
