@@ -29,6 +29,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -43,6 +44,15 @@ from benchmarks.ports.pairs import sources
 SECONDS = 90  # time limit of a pair, and for each fault in addition
 SECONDS_PER_FAULT = 60
 MARK = "RESULT "
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "USE_TF": "0",
+    # The compilation cache, because most mutants change one side, and the other is compiled again otherwise.
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 PART = 8  # pairs of a source that share the process from which they are forked
 Result = dict[str, Any]
 
@@ -63,7 +73,6 @@ def run_pairs(pairs: list[Pair], paths: list[str], faults: int, seed: int) -> It
         f"{limit}",
         *paths,
     ]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "USE_TF": "0"}
     results: list[Result] = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
@@ -207,7 +216,8 @@ def main() -> None:
         print(f"{name}: {revision(path)}", flush=True)
     groups, paths = chosen_pairs(every, args.pairs, given)
     start, results = time.perf_counter(), []
-    with ThreadPoolExecutor(args.jobs) as pool:
+    with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(args.jobs) as pool:
+        ENVIRONMENT["JAX_COMPILATION_CACHE_DIR"] = cache
         pairs = [pair for group in groups.values() for pair in group]
         parts = [group[n : n + PART] for group in groups.values() for n in range(0, len(group), PART)]
         done: Queue[list[Result]] = Queue()

@@ -35,14 +35,29 @@ def hidden(module: Any, *inputs: Any) -> Any:
     return module(*inputs).last_hidden_state
 
 
-@PAIRS.pair("convnext", "bonsai ConvNeXt", "transformers ConvNextForImageClassification")
-def _() -> Built:
+def _convnext(eps: float, **given: Any) -> Built:
     from bonsai.models.convnext.modeling import ConvNeXt, ModelConfig
 
-    model = ConvNeXt(ModelConfig((1, 1, 2, 1), (16, 24, 32, 40), 0.0, 5), rngs=rngs())
-    options = {"hidden_sizes": [16, 24, 32, 40], "depths": [1, 1, 2, 1], "num_labels": 5}
+    model = ConvNeXt(ModelConfig((1, 1, 2, 1), (16, 24, 32, 40), 0.0, 5, layernorm_eps=eps), rngs=rngs())
+    options = {"hidden_sizes": [16, 24, 32, 40], "depths": [1, 1, 2, 1], "num_labels": 5, **given}
     module = hugging_face("ConvNextForImageClassification", "ConvNextConfig", options, logits)
     return of_nnx(model, module, floats(2, 64, 64, 3), call=lambda m, x: m(x, rngs=None), **IMAGE_AXES)
+
+
+PAIRS.add(
+    "convnext",
+    "bonsai ConvNeXt, layernorm_eps 1e-6",
+    "transformers ConvNextForImageClassification, layer_norm_eps 1e-6",
+    lambda: _convnext(1e-6, layer_norm_eps=1e-6),
+)
+PAIRS.add(
+    "convnext_as_published",
+    "bonsai ConvNeXt",
+    "transformers ConvNextForImageClassification",
+    lambda: _convnext(1e-12),
+    disagreement="bonsai's LayerNorms all have the eps of the config, 1e-12 (bonsai/models/convnext/modeling.py:19); in "
+    "transformers only the last one has it, and the others 1e-6 (models/convnext/modeling_convnext.py:75, 131 and 174)",
+)
 
 
 @PAIRS.pair("convnext_x_timm", "bonsai ConvNeXt, layernorm_eps 1e-6", "timm ConvNeXt")
@@ -225,11 +240,11 @@ VJEPA2 = {
 }
 
 
-@PAIRS.pair("vjepa2", "bonsai VJEPA2Model", "transformers VJEPA2Model")
+@PAIRS.pair("vjepa2", "bonsai VJEPA2Encoder", "transformers VJEPA2Encoder")
 def _() -> Built:
     from bonsai.models.vjepa2.modeling import ModelConfig, VJEPA2Model
 
-    module = hugging_face("VJEPA2Model", "VJEPA2Config", VJEPA2, lambda m, x: m.encoder(x).last_hidden_state)
+    module = TorchCall(hugging_face("VJEPA2Model", "VJEPA2Config", VJEPA2, hidden).model.encoder, hidden)
     model = VJEPA2Model(ModelConfig(**VJEPA2), rngs())
     return of_nnx(model.encoder, module, floats(1, 4, 16, 16, 3), input_axes="b t y x c <-> b t c y x")
 
@@ -252,5 +267,5 @@ def _() -> Built:
         "tie_word_embeddings": False,
     }
     module = hugging_face("Qwen3ForCausalLM", "Qwen3Config", options, logits)
-    call = lambda m, x: m(x, cache=init_cache(config, 2, 9, 0), segment_ids=jnp.ones_like(x))  # noqa: E731
+    call = lambda m, x: m(x, cache=init_cache(config, 2, 9, 0, jnp.float64), segment_ids=jnp.ones_like(x))  # noqa: E731
     return of_nnx(Qwen3(config, rngs=rngs()), module, tokens(2, 9, high=60), call=call)

@@ -98,8 +98,19 @@ for name in ("RobertaModel", "RobertaForTokenClassification"):
     declare(name, "RobertaConfig", {**TEXT, "max_position_embeddings": 32}, TOKENS)
 declare("XLMRobertaModel", "XLMRobertaConfig", {**TEXT, "max_position_embeddings": 32}, TOKENS)
 declare("RobertaPreLayerNormModel", "RobertaPreLayerNormConfig", {**TEXT, "max_position_embeddings": 32}, TOKENS)
-declare("ElectraModel", "ElectraConfig", {**TEXT, "embedding_size": 16}, TOKENS)
-declare("ElectraForMaskedLM", "ElectraConfig", {**TEXT, "embedding_size": 32}, TOKENS)
+# FlaxElectra takes ones as token types where none are given, and Electra zeros (models/electra/modeling_flax_electra.py:796).
+TYPES = {"arguments": ("input_ids", "token_type_ids")}
+TYPED = (TOKENS, tokens(2, 9, high=5) % 2)
+declare("ElectraModel", "ElectraConfig", {**TEXT, "embedding_size": 16}, TYPED, **TYPES)
+declare("ElectraForMaskedLM", "ElectraConfig", {**TEXT, "embedding_size": 32}, TYPED, **TYPES)
+PAIRS.add(
+    "ElectraModel_without_token_types",
+    "transformers 4 FlaxElectraModel",
+    "transformers 4 ElectraModel",
+    lambda: build("ElectraModel", "ElectraConfig", {**TEXT, "embedding_size": 16}, TOKENS),
+    disagreement="FlaxElectraModel takes ones as token types where none are given, and ElectraModel zeros "
+    "(transformers/models/electra/modeling_flax_electra.py:796)",
+)
 for name in ("AlbertModel", "AlbertForMaskedLM"):
     declare(name, "AlbertConfig", {**TEXT, "embedding_size": 16}, TOKENS)
 DISTIL = {"vocab_size": 60, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
