@@ -49,8 +49,9 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
         check_not_shadowed("parity")
     except InputError as error:
         pytest.fail(str(error), pytrace=False)
-    from parity.comparison.any_model import golden_outputs, runners, verdict
-    from parity.comparison.any_model.assertion import UnequalWeightsError, compare_models
+    from parity.comparison.any_model import comparison, golden_outputs, verdict
+    from parity.comparison.any_model.assertion import compare_models
+    from parity.comparison.any_model.report import UnequalWeightsError
 
     calls = 0
 
@@ -69,7 +70,7 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
             raise
         except UnequalWeightsError as error:
             level = options.get("level", "precision")
-            write(verdict.unequal_weights_facts(error, level, runners.framework_versions()), [])
+            write(verdict.unequal_weights_facts(error, level, comparison.framework_versions()), [])
             raise
 
     def assert_and_record(*arguments: Any, **options: Any) -> Any:

@@ -8,7 +8,8 @@ gives, and finds the other pairs by names, order and shapes.  It does not guess:
 message quotes a line that resolves the ambiguity.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from parity.checkpoints.layout import Indices, Layout, Sizes
 from parity.comparison.any_model import matching
+from parity.comparison.any_model.parameters import FUSED
 from vit_spec import InputError, nearest
 
 Array = NDArray[Any]
@@ -44,16 +46,19 @@ class Pair:
     def parse(cls, line: str, flax: Shapes, torch: Shapes, note: str = "") -> "Pair":
         """Parse "flax key | axes <-> torch key | axes", and derive the lengths of its axes from the shapes of the arrays.
 
+        An axis may be followed by its length, as in "(c:3 y:4 x:4)", where the shapes do not determine it.
+
         Raises:
             InputError: the line is wrong; the message quotes it.
         """
-        left, arrow, right = line.partition(ARROW)
+        stripped, lengths = _split_lengths(line)
+        left, arrow, right = stripped.partition(ARROW)
         if not arrow:
             raise InputError(f"layout {line.strip()!r}: write it as `flax key | axes {ARROW} torch key | axes`")
         a, b = Layout.parse(left), Layout.parse(right)
         if sorted(a.parameter_axes) != sorted(b.parameter_axes):
             raise InputError(f"layout {line.strip()!r}: both sides must have the same axes")
-        return cls(a, b, _axis_sizes(line.strip(), (a, flax, "flax"), (b, torch, "torch")), note)
+        return cls(a, b, _axis_sizes(line.strip(), lengths, (a, flax, "flax"), (b, torch, "torch")), note)
 
     def arrays(self) -> Iterator[tuple[str, str, Indices, list[str]]]:
         """Yield for each pair of arrays flax key, torch key, indices on the axes in the keys, and the other axes."""
@@ -80,6 +85,26 @@ class Correspondence:
     flax: Shapes
     torch: Shapes
     skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def unknown_squares(self) -> list[tuple[str, ...]]:
+        """Return groups of torch keys of square matrices of which only a convention gives the order of axes."""
+        groups: dict[str, list[str]] = {}
+        for pair in self.pairs:
+            if matching.SQUARE in pair.note or matching.SQUARE_AS_IT_IS in pair.note:
+                keys = [b for _, b, *_ in pair.arrays()]
+                groups.setdefault(pair.torch.key.rpartition(".")[2], []).extend(keys)
+        return [tuple(dict.fromkeys(keys)) for keys in groups.values()]
+
+    def order_of_siblings(self, known: Container[str]) -> str:
+        """Return the order of axes that all matrices have whose class does not fix it, "in out" or "out in"; "" if none.
+
+        known: torch keys of matrices whose class fixes the order.
+        """
+        orders = set()
+        for pair in self.pairs:
+            if pair.flax.parameter_axes == ["in", "out"] and not pair.note and pair.torch.key not in known:
+                orders.add(" ".join(pair.torch.parameter_axes))
+        return orders.pop() if len(orders) == 1 else ""
 
     def to_torch(self, arrays: Arrays) -> dict[str, Array]:
         """Return arrays (weights or gradients) by torch key, C-contiguous, from arrays by flax key."""
@@ -119,7 +144,7 @@ def match(
     layouts: Iterable[str] = (),
     skipped: Mapping[str, str] | None = None,
     optional: Iterable[str] = (),
-    uses: matching.Uses | None = None,
+    evidence: matching.Evidence | None = None,
 ) -> Correspondence:
     """Match the parameters of both sides.
 
@@ -130,8 +155,7 @@ def match(
             braces in both keys counts from 0.
         skipped: torch keys that are left out of `torch`, and why; they are only printed.
         optional: torch keys that need no counterpart, such as a mask in a buffer.
-        uses: the keys of flax and of torch in the order in which a forward pass first uses them; it decides where names do
-            not, and then the line has a note.
+        evidence: what is known of the models besides names and shapes; a line that it decides has a note.
 
     Raises:
         InputError: a parameter is ambiguous (the message quotes a line that resolves the ambiguity) or has no counterpart,
@@ -141,7 +165,9 @@ def match(
     given = tuple(Pair.parse(line, flax, torch) for line in layouts)
     matched = _mark_matched_entries(given, flax, torch)
     known_keys = [keys[:2] for pair in given for keys in pair.arrays()]
-    lines, unmatched = matching.match_lines(flax, torch, matched, known_keys, set(optional), uses)
+    lines, unmatched = matching.match_lines(
+        flax, torch, matched, known_keys, set(optional), evidence or matching.Evidence()
+    )
     inferred = tuple(Pair.parse(line, flax, torch, note) for line, note in matching.fold_lines(lines, flax, torch))
     _mark_matched_entries(given + inferred, flax, torch, complete=set(torch) - unmatched)
     reasons = {key: "a buffer without a counterpart: it keeps its own values" for key in sorted(unmatched)}
@@ -176,13 +202,28 @@ def _mark_matched_entries(
     return matched
 
 
-def _axis_sizes(line: str, *sides: tuple[Layout, Shapes, str]) -> dict[str, int]:
+def _split_lengths(line: str) -> tuple[str, dict[str, int]]:
+    """Return a line without the lengths that follow some of its axes, and these lengths.
+
+    Raises:
+        InputError: an axis has two lengths.
+    """
+    lengths: dict[str, int] = {}
+    for axis, length in re.findall(r"\b([a-z_]\w*):([0-9]+)", line):
+        if lengths.setdefault(axis, int(length)) != int(length):
+            raise InputError(f"layout {line.strip()!r}: {axis} has the lengths {lengths[axis]} and {length}")
+    return re.sub(r"\b([a-z_]\w*):[0-9]+", r"\1", line), lengths
+
+
+def _axis_sizes(line: str, lengths: Mapping[str, int], *sides: tuple[Layout, Shapes, str]) -> dict[str, int]:
     """Return the length of every axis, solved from the shapes of the arrays.
+
+    lengths: the lengths that the line gives.
 
     Raises:
         InputError: a key is missing, or the shapes do not determine the lengths or do not fit.
     """
-    sizes: dict[str, int] = {}
+    sizes: dict[str, int] = dict(lengths)
     equations: list[tuple[list[str], int]] = []
     for layout, shapes, side in sides:
         for axis in layout.key_axes:
@@ -193,24 +234,36 @@ def _axis_sizes(line: str, *sides: tuple[Layout, Shapes, str]) -> dict[str, int]
         if len(shapes[key]) != len(layout.dims):
             raise InputError(f"layout {line!r}: {side}'s {key} has shape {shapes[key]}, not {len(layout.dims)} dimensions")
         equations += [([axis.name for axis in dim], n) for dim, n in zip(layout.dims, shapes[key], strict=True)]
-    while True:
-        unknown = [([axis for axis in axes if axis not in sizes], axes, n) for axes, n in equations]
-        solved = {
-            left[0]: n // max(1, prod(sizes.get(axis, 1) for axis in axes)) for left, axes, n in unknown if len(left) == 1
-        }
-        if not solved:
-            break
-        sizes |= solved
+    _solve(sizes, equations)
+    for axis, names in FUSED.items():  # which are known to be three or two, if both sides are fused in different ways
+        if any(axis == name for axes, _ in equations for name in axes) and axis not in sizes:
+            sizes[axis] = len(names)
+    _solve(sizes, equations)
     axes = {axis for layout, _, _ in sides for axis in layout.parameter_axes} | {a for axes, _ in equations for a in axes}
+    if no_axes := sorted(lengths.keys() - axes):
+        raise InputError(f"layout {line!r}: {no_axes[0]} has a length, and is no axis")
     if missing := sorted(axes - sizes.keys()):
         raise InputError(
-            f"layout {line!r}: the shapes do not determine the lengths of {', '.join(missing)}; write them as one axis"
+            f"layout {line!r}: the shapes do not determine the lengths of {', '.join(missing)}; write each length after "
+            f"its axis, as in {missing[0]}:4"
         )
     if not all(_fits(layout, sizes, shapes) for layout, shapes, _ in sides):
         (a, left, _), (b, right, _) = sides
         found = [f"{key} {shapes.get(key)}" for layout, shapes in ((a, left), (b, right)) for key in layout.keys(sizes)[:1]]
         raise InputError(f"layout {line!r}: its axes do not fit {' and '.join(found)}, or do not fit all of its keys")
     return sizes
+
+
+def _solve(sizes: dict[str, int], equations: Sequence[tuple[list[str], int]]) -> None:
+    """Add to `sizes` the lengths of all axes that follow from equations: axes whose lengths have a given product."""
+    while True:
+        unknown = [([axis for axis in axes if axis not in sizes], axes, n) for axes, n in equations]
+        solved = {
+            left[0]: n // max(1, prod(sizes.get(axis, 1) for axis in axes)) for left, axes, n in unknown if len(left) == 1
+        }
+        if not solved:
+            return
+        sizes |= solved
 
 
 def _fits(layout: Layout, sizes: Sizes, shapes: Shapes) -> bool:

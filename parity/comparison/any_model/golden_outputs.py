@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parity.checkpoints import containers
-from parity.comparison.any_model.assertion import GRADIENT_OF, Report
+from parity.comparison.any_model.report import GRADIENT_OF, Report
 from parity.comparison.tolerances import (
     ERROR_RATIO_SLACK,
     FLOAT32_TOLERANCE,

@@ -8,7 +8,7 @@ If neither names nor order decide, the match is ambiguous, which is an error.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import product
 from math import prod
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from parity.comparison.any_model.names import numbers, similarity
 from parity.comparison.any_model.parameters import (
+    Axes,
     Parameter,
     Path,
     flax_parameter,
-    split_qkv,
+    split_fused,
     torch_parameter,
     unstack_blocks,
 )
@@ -48,6 +49,7 @@ KERNELS: Rules = (
     ("in out", "out in 1"),  # Dense in flax, a convolution with a kernel of one entry in torch
     ("in out", "out in 1 1"),
 )
+SQUARE, SQUARE_AS_IT_IS = "square: transposed", "square: not transposed"  # notes of matrices with unknown orders of axes
 UNTRANSPOSED: Rules = (("in out", "in out"),)  # torch multiplies from the right; tried only if nothing else fits
 # ConvTranspose: flax also flips these kernels, which no layout expresses.
 FLIPPED = [("x in out", "in out x"), ("y x in out", "in out y x"), ("z y x in out", "in out z y x")]
@@ -56,6 +58,18 @@ FLIPPED = [("x in out", "in out x"), ("y x in out", "in out y x"), ("z y x in ou
 # SAME_AXES: torch has the same axes.  MERGED_AXES: torch merges them into one.
 SAME_AXES = ["", "width", "row width", "x row width", "y x row width"]
 MERGED_AXES = ["", "width", "head dim", "qkv head dim", "part qkv head dim"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of two models besides the names and shapes of their parameters.
+
+    uses: for both sides, the keys in the order in which a forward pass first uses them; it decides where names do not.
+    axes: the order of the axes of PyTorch's matrices by key, where it is known.
+    """
+
+    uses: Uses | None = None
+    axes: Mapping[str, Axes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,7 @@ def match_lines(
     matched: MatchedEntries,
     known: Sequence[tuple[str, str]],
     optional: set[str],
-    uses: Uses | None = None,
+    evidence: Evidence,
 ) -> tuple[list[tuple[str, str]], set[str]]:
     """Return a line and a note for each parameter that is not matched yet, and the optional torch keys left unmatched.
 
@@ -96,22 +110,22 @@ def match_lines(
     matched: entries that the lines of the caller cover.
     known: pairs of a flax key and a torch key in these lines; the other parameters of their modules match too.
     optional: torch keys that need no counterpart.
-    uses: for both sides, the keys in the order in which a forward pass first uses them; it decides where names do not.
+    evidence: what is known of the models besides names and shapes.
 
     Raises:
         InputError: a parameter is ambiguous or has no counterpart.
     """
     left = [flax_parameter(key, shape) for key, shape in flax.items()]
-    right = [torch_parameter(key, shape) for key, shape in torch.items()]
+    right = [torch_parameter(key, shape, evidence.axes.get(key)) for key, shape in torch.items()]
     attempts = [left]
     if (unstacked := unstack_blocks(left, right)) != left:
         attempts.append(unstacked)
     for n, parameters in enumerate(attempts):
-        a, b = split_qkv(parameters, right), split_qkv(right, parameters)
+        a, b = split_fused(parameters, right), split_fused(right, parameters)
         known_pairs = _known_module_pairs(a, b, known)
         try:
             return _match_modules(
-                _unmatched_modules(a, matched[0]), _unmatched_modules(b, matched[1]), known_pairs, optional, uses
+                _unmatched_modules(a, matched[0]), _unmatched_modules(b, matched[1]), known_pairs, optional, evidence.uses
             )
         except InputError:
             if n == len(attempts) - 1:
@@ -123,10 +137,15 @@ def match_lines(
 
 
 @cache
-def _find_rule(is_kernel: bool, flax: tuple[int, ...], torch: tuple[int, ...], rules: Rules) -> Rule | None:
+def _find_rule(
+    is_kernel: bool, flax: tuple[int, ...], torch: tuple[int, ...], rules: Rules, order: str | None, is_torch_like: bool
+) -> Rule | None:
     """Return the rule for two shapes of the same role, or None if none fits.
 
-    Its note is not empty if other axes would fit the same shapes, so that a convention decided.
+    Its note is not empty if other axes would fit the same shapes, so that a convention or other evidence decided.
+
+    order: how the order of torch's axes is known; see `Parameter`.
+    is_torch_like: whether the axes of flax are known to have torch's order.
     """
     if is_kernel:
         fitting = [rule for rule in rules if _fits(rule, flax, torch)]
@@ -135,14 +154,21 @@ def _find_rule(is_kernel: bool, flax: tuple[int, ...], torch: tuple[int, ...], r
         sizes = dict(zip(fitting[0][0].split(), flax, strict=True))
         notes = ["heads in order"] if "head" in sizes and "(" in fitting[0][1] else []
         n_in, n_out = (prod(n for axis, n in sizes.items() if axis in group) for group in _input_and_output_axes(sizes))
-        notes += ["square: transposed"] if n_in == n_out and fitting[0][1] != "in out" else []
-        return fitting[0][0], fitting[0][1], f"by convention: {'; '.join(notes)}" if notes else ""
+        is_square = n_in == n_out and fitting[0][1] != "in out"
+        notes += [SQUARE] if is_square and order is None else []
+        note = f"by convention: {'; '.join(notes)}" if notes else ""
+        return fitting[0][0], fitting[0][1], "; ".join(filter(None, [note, order if is_square else ""]))
+    note = ""
+    if len(flax) == len(torch) == 2 and flax == torch[::-1] and not is_torch_like:
+        if flax != torch:
+            return "in out", "out in", ""
+        note = order or f"by convention: {SQUARE_AS_IT_IS}"
     a, b = ([n for n in shape if n > 1] for shape in (flax, torch))
     if len(a) >= len(SAME_AXES) or (a != b and b != [prod(a)]):
         return None
     axes = (SAME_AXES if a == b else MERGED_AXES)[len(a)].split()
     torch_axes = axes if a == b else [" ".join(axes)]
-    return " ".join(_name_axes(flax, iter(axes))), " ".join(_name_axes(torch, iter(torch_axes))), ""
+    return " ".join(_name_axes(flax, iter(axes))), " ".join(_name_axes(torch, iter(torch_axes))), note
 
 
 def _input_and_output_axes(sizes: Mapping[str, int]) -> tuple[set[str], set[str]]:
@@ -178,10 +204,10 @@ def _find_rules(flax: Module, torch: Module, rules: Rules) -> dict[str, Rule] | 
     """Return the rule of each role; None if the roles differ or a parameter fits no rule."""
     if flax.size != torch.size or flax.parameters.keys() != torch.parameters.keys():
         return None
-    found = {
-        role: _find_rule(each.is_kernel, each.shape, torch.parameters[role].shape, rules)
-        for role, each in flax.parameters.items()
-    }
+    found = {}
+    for role, each in flax.parameters.items():
+        other, is_torch_like = torch.parameters[role], each.key.endswith(("/weight", "/embedding"))
+        found[role] = _find_rule(each.is_kernel, each.shape, other.shape, rules, other.order, is_torch_like)
     return {role: rule for role, rule in found.items() if rule} if all(found.values()) else None
 
 

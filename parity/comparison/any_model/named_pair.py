@@ -12,7 +12,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from parity.comparison.any_model.assertion import Report, UnequalWeightsError, compare_models
+from parity.comparison.any_model.assertion import compare_models
+from parity.comparison.any_model.report import Report, UnequalWeightsError
 from parity.comparison.own_model.construct import first_line, import_attribute, working_directory_on_path
 from vit_spec import InputError, nearest
 

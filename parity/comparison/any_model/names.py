@@ -11,6 +11,7 @@ SPELLINGS = {
     "key": "k kproj keyproj wk tok klin lineark",
     "value": "v vproj valueproj wv tov vlin linearv",
     "qkv": "inproj cattn qkvproj querykeyvalue toqkv wqkv",
+    "kv": "kvproj keyvalue tokv wkv",
     "out": "o oproj outproj proj projection outlin toout wo cproj",
     "attn": "attention selfattn selfattention mha multiheadattention multiheaddotproductattention multiheadselfattention",
     "dense": "linear lin fc cfc densegeneral",

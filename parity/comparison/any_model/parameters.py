@@ -1,7 +1,7 @@
 """Parameters of Flax and PyTorch models in one common form, so that they can be matched.
 
-A stack of blocks in one array, such as nn.scan makes, becomes one parameter for each block.  A fused query, key and value
-becomes three parameters, if the other side has them separately.
+A stack of blocks in one array, such as nn.scan makes, becomes one parameter for each block.  Fused queries, keys and
+values become several parameters, if the other side has them separately.
 """
 
 import re
@@ -22,6 +22,18 @@ FLAX_ROLES = {
 }
 TORCH_ROLES = {"weight": "weight", "bias": "bias", "running_mean": "mean", "running_var": "var"}
 QKV = ("query", "key", "value")
+FUSED = {"qkv": QKV, "kv": QKV[1:]}  # the word for several fused matrices -> the words for each
+
+
+class Axes(NamedTuple):
+    """The order of the axes of a matrix of PyTorch.
+
+    names: "out in", as linear layers have it, or "in out".
+    evidence: a clause that says how it is known; "" if the class of the module fixes it.
+    """
+
+    names: str
+    evidence: str = ""
 
 
 class Parameter(NamedTuple):
@@ -34,6 +46,8 @@ class Parameter(NamedTuple):
     shape: shape of the parameter itself.
     dims: for each dimension of the array, the axes of the parameter in it (as numbers), and the fixed indices in it (as
         text, such as "qkv=0").
+    order: how the order of the axes of a matrix is known: a clause that is printed, or "" if it is known for certain;
+        None if it is not known.
     """
 
     key: str
@@ -42,6 +56,7 @@ class Parameter(NamedTuple):
     is_kernel: bool
     shape: tuple[int, ...]
     dims: tuple[tuple[int | str, ...], ...]
+    order: str | None = None
 
     def layout(self, axes: Sequence[str]) -> str:
         """Return the layout of the parameter as a line "key | axes".
@@ -97,11 +112,21 @@ def flax_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
     return _parameter(key, path[:-1] if role else path, role, path[-1] == "kernel", shape)
 
 
-def torch_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
+def torch_parameter(key: str, shape: tuple[int, ...], axes: Axes | None = None) -> Parameter:
     """Return the parameter for an entry of a state dict.
 
     If the last name of the key is not in TORCH_ROLES, the whole key is the path of the module, and the role is "weight".
+
+    axes: the order of the axes of a matrix, if it is known; the parameter has it as PyTorch's linear layers do.
     """
+    found = _torch_parameter(key, shape)
+    if axes is None:
+        return found
+    is_reversed = axes.names == "in out" and len(shape) == 2
+    return (found.transposed() if is_reversed else found)._replace(order=axes.evidence)
+
+
+def _torch_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
     path = tuple(key.split("."))
     role, projection = (
         TORCH_ROLES.get(path[-1]),
@@ -155,33 +180,40 @@ def unstack_blocks(flax: list[Parameter], torch: list[Parameter]) -> list[Parame
     return out
 
 
-def split_qkv(parameters: list[Parameter], others: list[Parameter]) -> list[Parameter]:
-    """Return the parameters with every fused query, key and value split into three, if `others` has them separately."""
+def split_fused(parameters: list[Parameter], others: list[Parameter]) -> list[Parameter]:
+    """Return the parameters with every fused query, key and value, or key and value, split if `others` has them apart."""
     other_words = {word for parameter in others for name in parameter.path for word in words(name)}
-    if not other_words.issuperset(QKV):
-        return parameters
+    is_split = {
+        "qkv": other_words >= set(QKV) or (other_words >= {"query", "kv"} and "qkv" not in other_words),
+        "kv": (other_words >= set(FUSED["kv"]) or "qkv" in other_words) and "kv" not in other_words,
+    }
+    return [part for parameter in parameters for part in _split(parameter, [kind for kind in FUSED if is_split[kind]])]
+
+
+def _split(parameter: Parameter, kinds: Sequence[str]) -> list[Parameter]:
+    """Return the parts of a parameter that is fused in one of these ways; else the parameter itself."""
+    place = next(((n, kind) for n, name in enumerate(parameter.path) for kind in kinds if words(name) == (kind,)), None)
+    if place is None:
+        return [parameter]
+    n, kind = place
+    names = FUSED[kind]
+    axis = _fused_axis(parameter, len(names))
     out = []
-    for parameter in parameters:
-        fused = next((n for n, name in enumerate(parameter.path) if words(name) == ("qkv",)), None)
-        if fused is None:
-            out.append(parameter)
-            continue
-        axis = _fused_axis(parameter)
-        for n, name in enumerate(QKV):
-            path = (*parameter.path[:fused], name, *parameter.path[fused + 1 :])
-            part = parameter if axis is None else parameter.part(axis, "qkv", n, 3, path)
-            out.append(part.transposed() if axis == 1 and not parameter.is_kernel else part)
+    for index, name in enumerate(names):
+        path = (*parameter.path[:n], name, *parameter.path[n + 1 :])
+        part = parameter if axis is None else parameter.part(axis, kind, index, len(names), path)
+        out.append(part.transposed() if axis == 1 and not parameter.is_kernel else part)
     return out
 
 
-def _fused_axis(parameter: Parameter) -> int | None:
-    """Return the axis along which query, key and value are concatenated or stacked; None if there is none.
+def _fused_axis(parameter: Parameter, count: int) -> int | None:
+    """Return the axis along which `count` matrices are concatenated or stacked; None if there is none.
 
     It is an output axis.  In a flax kernel it follows the input axis.  In a torch weight it is the first axis, or the
     second if torch multiplies by the weight from the right.
     """
     axes = range(1, len(parameter.shape)) if parameter.is_kernel else range(1)
-    if not parameter.is_kernel and len(parameter.shape) == 2 and parameter.shape[1] == 3 * parameter.shape[0]:
+    if not parameter.is_kernel and len(parameter.shape) == 2 and parameter.shape[1] == count * parameter.shape[0]:
         return 1
     sizes = parameter.shape
-    return next((n for n in axes if sizes[n] == 3), next((n for n in axes if sizes[n] % 3 == 0), None))
+    return next((n for n in axes if sizes[n] == count), next((n for n in axes if sizes[n] % count == 0), None))

@@ -6,7 +6,7 @@ docs/reference/verdict.md describes the fields and the rule by which `SCHEMA` ch
 from collections.abc import Mapping
 from typing import Any
 
-from parity.comparison.any_model.assertion import Report, UnequalWeightsError
+from parity.comparison.any_model.report import Report, UnequalWeightsError
 from parity.comparison.any_model.trace.origin import Origin
 from parity.comparison.report import replace_non_finite
 
@@ -43,7 +43,8 @@ def facts(report: Report) -> dict[str, Any]:
         "tables": [
             {"shape": list(table.flax.shape), "module": table.module, "rounded": table.rounded} for table in report.tables
         ],
-        "training": list(report.training),
+        "hints": list(report.hints),
+        "skipped_outputs": dict(report.skipped_outputs),
         "versions": dict(report.environment),
         "digest": report.digest,
     }
@@ -65,7 +66,8 @@ def unequal_weights_facts(error: UnequalWeightsError, level: str, versions: Mapp
         "origin": None,
         "fixed_parts": [],
         "tables": [],
-        "training": [],
+        "hints": [],
+        "skipped_outputs": {},
         "versions": dict(versions),
         "digest": None,
     }

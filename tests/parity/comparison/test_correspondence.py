@@ -285,3 +285,67 @@ def test_parameters_without_a_counterpart_are_refused_by_name():
 def test_a_flipped_transposed_convolution_is_refused():
     with pytest.raises(InputError, match=r"transposed convolution.*transpose_kernel=True"):
         match({"up/kernel": (2, 2, 3, 4)}, {"up.weight": (3, 4, 2, 2)})
+
+
+def test_lengths_in_a_line_give_the_order_inside_a_patch():
+    line = "embed/kernel | (c:3 y:2 x:4) out <-> embed.weight | out (y x c)"
+    pair = Pair.parse(line, {"embed/kernel": (24, 5)}, {"embed.weight": (5, 24)})
+    assert (pair.sizes["c"], pair.sizes["y"], pair.sizes["x"], pair.sizes["out"]) == (3, 2, 4, 5)
+    [found] = match({"embed/kernel": (24, 5)}, {"embed.weight": (5, 24)}, layouts=[line]).pairs
+    flax = np.arange(120.0).reshape(24, 5)
+    torch = match({"embed/kernel": (24, 5)}, {"embed.weight": (5, 24)}, layouts=[line]).to_torch({"embed/kernel": flax})
+    np.testing.assert_array_equal(torch["embed.weight"], flax.reshape(3, 2, 4, 5).transpose(3, 1, 2, 0).reshape(5, 24))
+    assert found.sizes == pair.sizes
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "k | (c y) out <-> w | out (y c)",
+            "do not determine the lengths of c, y; write each length after its axis, as in c:4",
+        ),
+        ("k | (c:2 y) out <-> w | out (y c:3)", "c has the lengths 2 and 3"),
+        ("k | (c:2 y) out <-> w | out (y c:2) ", ""),
+        ("k | (c:5 y) out <-> w | out (y c)", "do not fit"),
+    ],
+)
+def test_wrong_lengths_are_refused(line, message):
+    shapes = {"k": (24, 5)}, {"w": (5, 24)}
+    if not message:
+        assert Pair.parse(line, *shapes).sizes["y"] == 12
+        return
+    with pytest.raises(InputError, match=message):
+        Pair.parse(line, *shapes)
+
+
+SEPARATE = {f"attn/{name}/kernel": (6, 2, 3) for name in ("query", "key", "value")}
+FUSED = {
+    "kv": {"attn.to_q.weight": (6, 6), "attn.to_kv.weight": (12, 6)},
+    "qkv": {"attn.to_qkv.weight": (18, 6)},
+    "separate": {f"attn.to_{name}.weight": (6, 6) for name in "qkv"},
+}
+
+
+@pytest.mark.parametrize("kind", FUSED)
+def test_queries_keys_and_values_match_however_they_are_fused(kind):
+    found = lines(match(SEPARATE, FUSED[kind]))
+    expected = {"kv": "to_kv.weight | (kv=1 head dim) in", "qkv": "to_qkv.weight | (qkv=2 head dim) in"}
+    assert found["attn/value/kernel | in head dim"] == f"attn.{expected.get(kind, 'to_v.weight | (head dim) in')}"
+
+
+def test_a_fused_kernel_of_flax_matches_a_partly_fused_one():
+    found = match({"attn/qkv/kernel": (6, 18)}, FUSED["kv"])
+    flax = np.arange(108.0).reshape(6, 18)
+    torch = found.to_torch({"attn/qkv/kernel": flax})
+    np.testing.assert_array_equal(torch["attn.to_q.weight"], flax[:, :6].T)
+    np.testing.assert_array_equal(torch["attn.to_kv.weight"], flax[:, 6:].T)
+
+
+def test_gates_in_separate_arrays_match_stacked_ones_by_lines():
+    flax = {f"cell/i{gate}/kernel": (3, 4) for gate in "ifgo"}
+    given = [f"cell/i{gate}/kernel | in width <-> lstm.weight_ih_l0 | (gate={n} width) in" for n, gate in enumerate("ifgo")]
+    found = match(flax, {"lstm.weight_ih_l0": (16, 3)}, layouts=given)
+    arrays = {key: np.full((3, 4), n, float) for n, key in enumerate(flax)}
+    torch = found.to_torch(arrays)["lstm.weight_ih_l0"]
+    np.testing.assert_array_equal(torch[::4, 0], np.arange(4.0))

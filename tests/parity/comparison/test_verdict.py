@@ -128,7 +128,7 @@ def report(**changes: Any) -> Any:
 
 def fields(value: Any, path: str = "") -> Iterator[str]:
     """Yield the paths of the fields in a JSON value, as the page writes them."""
-    if path in ("skipped", "versions"):
+    if path in ("skipped", "skipped_outputs", "versions"):
         yield f"{path}.*"
     elif isinstance(value, dict):
         if path.startswith("origin"):
@@ -148,7 +148,7 @@ def documented(header: str) -> set[str]:
 
 
 def test_the_page_lists_exactly_the_fields_that_are_printed() -> None:
-    found = verdict.facts(report(origin=Origin(PLACE, PLACE), fixed_parts=(PART,), tables=(TABLE,), training=("norm",)))
+    found = verdict.facts(report(origin=Origin(PLACE, PLACE), fixed_parts=(PART,), tables=(TABLE,), hints=("norm",)))
     assert documented("field") == {*fields(found), *fields(verdict.error_facts("x"))}
 
 

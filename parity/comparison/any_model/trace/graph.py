@@ -13,8 +13,8 @@ from parity.comparison.any_model.trace.places import Stack
 Array = NDArray[Any]
 
 # Two fingerprints in float64 are of the same values if their sums differ by at most this, relative to the sum of
-# magnitudes.  Rounding errors are 1e-15 to 1e-13; the smallest faults, an epsilon of 1e-12 apart, about 1e-7.
-TOLERANCE = 1e-10
+# magnitudes.  Rounding errors change the sums by 1e-16 to 1e-13, and numbers that were rounded to float32 by 1e-9.
+TOLERANCE = 1e-12
 CONSTANT, WEIGHTS, INPUTS = range(3)  # what a value depends on
 MAX_KEPT = 1 << 27  # entries of all arrays that a graph keeps; beyond these it keeps fingerprints only
 

@@ -5,20 +5,18 @@ model's, these parts are evaluated in float64, and reported.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal
-from math import pi, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from parity.comparison.any_model.trace.fixed_parts import NARROW_TYPES, RANDOM_BITS, narrow_float
+from parity.comparison.any_model.trace.numbers import intended_number
 from parity.comparison.any_model.trace.scope import Scope, inner_jaxprs
 
 Array = NDArray[Any]
 
 _INLINED = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call")
-_IRRATIONAL = (pi, 2 * pi, 1 / pi, sqrt(2 / pi), sqrt(pi / 2), 1 / sqrt(2 * pi), float(np.log(2)), 1 / float(np.log(2)))
 
 
 class Evaluator:
@@ -74,7 +72,7 @@ class Evaluator:
             return value
         array = np.asarray(value)
         if array.ndim == 0:
-            return np.float64(_exact(array))
+            return np.float64(intended_number(array))
         return self._replaced(array.astype(np.float64))
 
     def bind(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
@@ -91,7 +89,7 @@ class Evaluator:
         return _operation_in_float64(equation, values) if self._exact else _bind(equation, values, equation.params)
 
     def _replaced(self, value: Any) -> Any:
-        if self._replace is None or not self._exact or getattr(value, "ndim", 0) == 0:
+        if self._replace is None or not self._exact or value.ndim == 0 or value.dtype != np.float64:
             return value
         return self._replace(value)
 
@@ -182,26 +180,3 @@ def _is_narrow_dtype(value: Any) -> bool:
     """Return whether a parameter of an operation is a floating-point dtype below float64."""
     is_dtype = isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic))
     return is_dtype and str(np.dtype(value)) in NARROW_TYPES
-
-
-def _exact(value: Array) -> float:
-    """Return the number that a scalar stands for: 0.1 for the float32 number nearest to it.
-
-    A number in the source of a model is rounded when a part in float32 uses it.
-    """
-    number = float(value)
-    if value.dtype == np.float64 or not np.isfinite(number) or number == 0 or number.is_integer():
-        return number
-    if str(value.dtype) != "float32":
-        return number
-    decimal = Decimal(np.format_float_positional(np.float32(number), unique=True)).normalize()
-    if len(decimal.as_tuple().digits) <= 6:
-        return float(decimal)
-    for each in _IRRATIONAL:
-        if np.float32(each) == abs(number):
-            return each if number > 0 else -each
-    square = number * number
-    for root in (sqrt(round(square)) if square > 1 else 0.0, 1 / sqrt(round(1 / square)) if square < 1 else 0.0):
-        if np.float32(root) == abs(number):
-            return root if number > 0 else -root
-    return number

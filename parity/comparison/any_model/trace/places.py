@@ -11,8 +11,13 @@ from typing import NamedTuple
 
 # Packages whose lines tell nothing about a model: the place of an operation in them is the line that calls them.
 _LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "torch", "numpy", "einops", "optax", "jaxtyping", "beartype", "parity")
+_HERE = Path(__file__).parent
 _CALLERS = frozenset(
-    str((Path(__file__).parent / name).resolve()) for name in ("flax_graph.py", "torch_graph.py", "../runners.py")
+    str(path)
+    for path in (
+        *(_HERE / "flax_graph.py", _HERE / "torch_graph.py"),
+        *(_HERE.parent / "flax_runner.py", _HERE.parent / "torch_runner.py"),
+    )
 )
 
 

@@ -58,24 +58,18 @@ def _is_table(value: Value) -> bool:
 
 
 def _rounded_partners(array: Any, others: list[Value]) -> Iterator[Array]:
-    """Yield the constants that equal an array up to rounding, in the order of its entries."""
-    order = np.argsort(array, axis=None, kind="stable")
-    ordered = np.asarray(array).reshape(-1)[order]
+    """Yield for each constant that has all entries of an array up to rounding its entries, in the order of the array."""
     for other in others:
-        entries = other.array
-        if entries is None or entries.size != ordered.size:
+        known = np.unique(np.asarray(other.array))
+        known = known[np.isfinite(known)]
+        if not known.size:
             continue
-        if entries.shape == array.shape and _are_close(array, entries):
-            yield np.asarray(entries)
-        elif _are_close(ordered, candidates := np.sort(entries, axis=None)):
-            out = np.empty(ordered.size)
-            out[order] = candidates
-            yield out.reshape(array.shape)
-
-
-def _are_close(a: Array, b: Array) -> bool:
-    with np.errstate(invalid="ignore"):
-        return bool((np.abs(a - b) <= _ROUNDINGS * np.maximum(np.abs(a), np.abs(b))).all())
+        above = np.clip(np.searchsorted(known, array), 1, max(1, known.size - 1))
+        below, above = known[above - 1], known[np.minimum(above, known.size - 1)]
+        nearest = np.where(np.abs(array - below) <= np.abs(above - array), below, above)
+        nearest = np.where(np.isfinite(array), nearest, array)
+        if (np.abs(array - nearest) <= _ROUNDINGS * np.abs(nearest))[np.isfinite(array)].all():
+            yield nearest
 
 
 def _table(flax: Graph, n: int, array: Any, entries: Array) -> Table:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
+from parity.comparison.any_model.trace.numbers import intended_number
 from parity.comparison.any_model.trace.places import current_stack
 
 _CASTS = ("float", "half", "bfloat16")  # methods of tensors
@@ -31,7 +32,7 @@ def all_in_float64(module: Any, parts: list[FixedPart]) -> Iterator[None]:
                     return torch.float64
                 if isinstance(leaf, torch.Tensor) and leaf.dtype in narrow and not name.endswith("_"):
                     found.append(leaf.dtype)
-                    return converted.setdefault(id(leaf), (leaf, leaf.to(torch.float64)))[1]
+                    return converted.setdefault(id(leaf), (leaf, _widened(leaf)))[1]
                 return leaf
 
             if name == "__get__" or name == "__set__":
@@ -54,6 +55,15 @@ def all_in_float64(module: Any, parts: list[FixedPart]) -> Iterator[None]:
                 yield
         finally:
             torch.set_default_dtype(default)
+
+
+def _widened(tensor: Any) -> Any:
+    """Return a tensor in float64; a scalar as the number that it stands for."""
+    import torch
+
+    if tensor.ndim == 0 and tensor.dtype == torch.float32 and not tensor.requires_grad:
+        return torch.tensor(intended_number(tensor.numpy()), dtype=torch.float64)
+    return tensor.to(torch.float64)
 
 
 class Scopes:

@@ -1,0 +1,301 @@
+"""The comparison of two models, step by step: match the parameters, run both models, and find where they part."""
+
+import hashlib
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parity.comparison.any_model import weights as model_weights
+from parity.comparison.any_model.correspondence import Correspondence, match
+from parity.comparison.any_model.flax_runner import FlaxRunner
+from parity.comparison.any_model.matching import Evidence
+from parity.comparison.any_model.outputs import Permutations, pair_outputs, parse_permutations
+from parity.comparison.any_model.parameters import Axes
+from parity.comparison.any_model.random_masks import MaskStream
+from parity.comparison.any_model.report import GRADIENT_OF, Report, Row, Tensors, UnequalWeightsError
+from parity.comparison.any_model.tensor_comparison import compare_tensors
+from parity.comparison.any_model.torch_runner import TorchRunner
+from parity.comparison.any_model.trace.graph import Graph
+from parity.comparison.any_model.trace.origin import Origin, find_origin, find_wrong_gradient
+from parity.comparison.any_model.trace.precision import find_imprecise_operation
+from parity.comparison.any_model.trace.tables import Table, find_rounded_tables
+from parity.comparison.tolerances import ErrorNorms
+from vit_spec import InputError
+
+Array = NDArray[Any]
+
+MAX_TRIED_GROUPS = 3  # of square matrices, whose orders of axes are tried
+IMAGE_AXES = "b y x c <-> b c y x"
+
+
+class Comparison:
+    """Two models with their inputs, and what has been found of them."""
+
+    def __init__(
+        self,
+        flax_apply: Callable[..., Any],
+        params: Any,
+        torch_module: Any,
+        inputs: Any,
+        *,
+        layouts: Sequence[str],
+        weights: str,
+        axes: tuple[str | Sequence[str], str | Sequence[str]],
+        outputs: Sequence[str],
+        loss: Any,
+        train: bool,
+        seed: int,
+    ) -> None:
+        """Prepare a comparison; the arguments are those of `compare_models`."""
+        self.environment = framework_versions()
+        self._params = params if train else model_weights.in_evaluation(params)
+        self._flax_weights = model_weights.flax_weights(flax_apply, self._params)
+        self._torch_weights, skipped, optional = model_weights.torch_weights(torch_module)
+        sides = (self._flax_weights, self._torch_weights)
+        shapes = [{key: np.shape(array) for key, array in side.items()} for side in sides]
+        self._match = partial(match, *shapes, layouts=layouts, skipped=skipped, optional=optional)
+        given = [np.asarray(x) for x in (inputs if isinstance(inputs, (tuple, list)) else (inputs,))]
+        # Inputs are rounded to float32 for both dtypes, so that the float32 runs do not add this rounding error.
+        self.inputs = [x if x.dtype.kind in "iub" else x.astype(np.float32) for x in given]
+        self._axes = [parse_permutations(lines) for lines in axes]
+        self._selected = [outputs] if isinstance(outputs, str) else list(outputs)
+        self._masks = MaskStream(seed) if train else None
+        losses = loss if isinstance(loss, tuple) else (loss, loss)
+        self._make_flax = partial(FlaxRunner, flax_apply, self._params, masks=self._masks, loss=losses[0], seed=seed)
+        self._make_torch = partial(TorchRunner, torch_module, masks=self._masks, loss=losses[1], seed=seed)
+        self._source = weights
+        self._evidence = Evidence(axes=model_weights.matrix_axes(torch_module))
+        self.runs: dict[str, Tensors] = {}
+        self.tables: tuple[Table, ...] = ()
+        self._graphs: tuple[Graph, Graph] | None = None
+
+    def match(self) -> None:
+        """Match the parameters, and give both models the same weights.
+
+        Raises:
+            UnequalWeightsError: the weights must be equal, and differ.
+            InputError: a parameter is ambiguous or has no counterpart.
+        """
+        try:
+            self._use(self._match(evidence=self._evidence))
+        except InputError:  # the order in which a forward pass uses the parameters may decide
+            flax, torch = self._runners(self._flax_weights, self._torch_weights)
+            uses = (_called("flax", flax.keys_by_use, self), _called("torch", torch.keys_by_use, self))
+            self._evidence = Evidence(uses, self._evidence.axes)
+            self._use(self._match(evidence=self._evidence))
+        order = self.correspondence.order_of_siblings(self._evidence.axes)
+        squares = [key for group in self.correspondence.unknown_squares() for key in group]
+        if order and squares:
+            axes = {key: Axes(order, "square: as the other matrices") for key in squares if key not in self._evidence.axes}
+            self._evidence = Evidence(self._evidence.uses, {**self._evidence.axes, **axes})
+            self._use(self._match(evidence=self._evidence))
+
+    def _use(self, correspondence: Correspondence) -> None:
+        """Give both models the same weights, converted by a mapping."""
+        self.correspondence = correspondence
+        both = _copy_weights(self._source, correspondence, self._flax_weights, self._torch_weights)
+        self.flax, self.torch = self._runners(*both)
+        self._weights = both[0]
+
+    def _runners(self, flax: Tensors, torch: Tensors) -> tuple[FlaxRunner, TorchRunner]:
+        return self._make_flax(flax, self.inputs), self._make_torch(torch, self.inputs, self._axes)
+
+    def name_outputs(self) -> None:
+        """Find the outputs that are compared.
+
+        Raises:
+            InputError: a model does not take the inputs, or the outputs do not correspond.
+        """
+        of_flax = _called("flax", self.flax.output_shapes, self)
+        of_torch = _called("torch", self.torch.output_shapes, self)
+        self.names = pair_outputs(list(of_flax), list(of_torch), self._selected)
+        for n, (name, other) in enumerate(self.names.items()):
+            shape = _permuted_shape(of_torch[other], self._axes[1], n)
+            if of_flax[name] != shape:
+                raise InputError(
+                    f"{name}: flax returns shape {of_flax[name]} and torch {shape}; if only the order of the axes differs, "
+                    f"give output_axes, as in '{IMAGE_AXES}'{self.axes_hint()}"
+                )
+        self.skipped = {**_skipped("flax", self.flax.skipped, of_flax, self.names)}
+        self.skipped |= _skipped("torch", self.torch.skipped, of_torch, self.names.values())
+
+    def axes_hint(self) -> str:
+        """Return a clause that names input_axes, if an input looks like images and no order of its axes is given."""
+        is_image = any(x.ndim == 4 and (x.shape[1] <= 4 or x.shape[3] <= 4) for x in self.inputs)
+        return f"; the inputs may need input_axes, as in '{IMAGE_AXES}'" if is_image and not any(self._axes[0]) else ""
+
+    def run(self, dtype: str) -> None:
+        """Run both models in a dtype.
+
+        Raises:
+            InputError: an output is NaN.
+        """
+        outputs, gradients, input_gradients = self.flax.run(dtype, list(self.names))
+        self.runs[f"torch {dtype}"] = torch_tensors = self.torch.run(dtype, self.names)
+        for name in outputs:
+            for side, values in (("flax", outputs[name]), ("torch", torch_tensors[name])):
+                if np.isnan(np.asarray(values, np.float64)).any():
+                    what = "returns NaN, which cannot be compared; check its weights and inputs"
+                    raise InputError(f"{name}: the {side} model {what}")
+        tensors = {**outputs, **input_gradients, **self._statistics()}
+        tensors |= {f"{GRADIENT_OF}{key}": array for key, array in self.correspondence.to_torch(gradients).items()}
+        self.runs[f"flax {dtype}"] = {name: tensors[name] for name in torch_tensors if name in tensors}
+        self.runs[f"torch {dtype}"] = {name: torch_tensors[name] for name in self.runs[f"flax {dtype}"]}
+        self._graphs = None
+
+    def _statistics(self) -> Tensors:
+        """Return the running statistics that Flax has updated, by the names that PyTorch's have."""
+        keys = {a: b for pair in self.correspondence.pairs for a, b, *_ in pair.arrays()}
+        return {f"statistics {keys[key]}": array for key, array in self.flax.statistics.items() if key in keys}
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The comparison of all tensors of the runs so far."""
+        return compare_tensors(self.runs)
+
+    @property
+    def is_same_function(self) -> bool:
+        """Whether all tensors pass G0."""
+        return all(row.same_function for row in self.rows)
+
+    def try_orders_of_axes(self) -> None:
+        """Try the other order of axes of square matrices for which only a convention decides, and keep one that passes."""
+        groups = self.correspondence.unknown_squares()[:MAX_TRIED_GROUPS]
+        before = self.correspondence, self.flax, self.torch, self._weights, self.runs, self._graphs
+        for n in range(1, len(groups) + 1):
+            for several in combinations(groups, n):
+                axes = {key: Axes("in out", "by trial: the other order fails") for group in several for key in group}
+                self._use(self._match(evidence=Evidence(self._evidence.uses, {**self._evidence.axes, **axes})))
+                self.runs = {}
+                self.run("float64")
+                if self.is_same_function:
+                    return
+        self.correspondence, self.flax, self.torch, self._weights, self.runs, self._graphs = before
+
+    def use_one_table(self) -> None:
+        """Use PyTorch's constants in Flax where both differ only because one model has rounded them to float32."""
+        self.tables = find_rounded_tables(*self.graphs())
+        if self.tables:
+            self.flax.tables = [(table.flax, table.torch) for table in self.tables]
+            self.run("float64")
+
+    def graphs(self) -> tuple[Graph, Graph]:
+        """Return the operations of both models in float64."""
+        self._graphs = self._graphs or (self.flax.record("float64"), self.torch.record("float64"))
+        return self._graphs
+
+    def find_origin(self) -> Origin | None:
+        """Return where the models part; None if they pass, or if it was not found."""
+        if wrong := [row.name.removeprefix(GRADIENT_OF) for row in self.rows if not row.same_function]:
+            return find_origin(*self.graphs()) or find_wrong_gradient(wrong, self.correspondence)
+        imprecise = next((row for row in self.rows if not row.same_precision), None)
+        if imprecise is None:
+            return None
+        is_flax = imprecise.flax > imprecise.torch
+        worse: Any = self.flax if is_flax else self.torch
+        place = find_imprecise_operation(worse.record("float64"), worse.record("float32"))
+        return Origin(place if is_flax else None, None if is_flax else place, "precision") if place else None
+
+    def report(self) -> Report:
+        """Return the report."""
+        return Report(
+            self.rows,
+            self.correspondence,
+            self.runs,
+            self.environment,
+            _digest(self._weights, {str(n): x for n, x in enumerate(self.inputs)}),
+            self.find_origin(),
+            tuple(dict.fromkeys([*self.flax.parts, *self.torch.parts])),
+            self.tables,
+            tuple(self._hints()),
+            self.skipped,
+        )
+
+    def _hints(self) -> Iterator[str]:
+        if self._masks is not None:
+            yield from self._masks.hints()
+            if any(row.name.endswith("running_var") and not row.same_function for row in self.rows):
+                yield "PyTorch divides the running variance by n - 1, and Flax by n"
+        elif self.flax.training:
+            names = [*dict.fromkeys(self.flax.training)]
+            what = "call model.eval() first, or give the nnx.Module itself as params"
+            yield f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} of flax ran in training mode: {what}"
+
+
+def _called(side: str, function: Callable[[], Any], comparison: Comparison) -> Any:
+    """Return the result of a function that runs a model; an error for images without input_axes becomes an InputError."""
+    try:
+        return function()
+    except InputError:
+        raise
+    except Exception as error:
+        hint = comparison.axes_hint()
+        if not hint:
+            raise
+        first = str(error).strip().partition("\n")[0]
+        raise InputError(f"the {side} model raised {type(error).__name__}: {first[:200]}{hint}") from error
+
+
+def _permuted_shape(shape: tuple[int, ...], axes: Permutations, n: int) -> tuple[int, ...]:
+    """Return the shape of PyTorch's n-th output in the order of axes of Flax."""
+    order = axes[n] if n < len(axes) else None
+    if order is None:
+        return shape
+    if len(order) != len(shape):
+        raise InputError(f"output {n} has {len(shape)} axes, and the line given for it has {len(order)}")
+    return tuple(shape[order.index(axis)] for axis in range(len(order)))
+
+
+def _skipped(side: str, other_types: Mapping[str, str], names: Mapping[str, Any], compared: Any) -> dict[str, str]:
+    """Return why parts of a return value are not compared."""
+    out = {f"{name} of {side}": f"a {kind}, which is no array" for name, kind in other_types.items()}
+    return out | {f"{name} of {side}": "not compared" for name in names if name not in compared}
+
+
+def framework_versions() -> dict[str, str]:
+    """Return the versions of both frameworks, NumPy and Python, and the machine type.
+
+    Raises:
+        InputError: a framework is not installed.
+    """
+    try:
+        import flax
+        import jax
+        import torch
+    except ImportError as error:
+        raise InputError(f"assert_parity runs both frameworks, and {error.name} is not installed: pip install it") from None
+    versions = {"jax": jax.__version__, "flax": flax.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {**versions, "python": platform.python_version(), "machine": platform.machine()}
+
+
+def _digest(*groups: Mapping[str, Array]) -> str:
+    """Return the SHA-256 of arrays with their keys, dtypes and shapes."""
+    out = hashlib.sha256()
+    for key, array in (item for group in groups for item in sorted(group.items())):
+        out.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    return out.hexdigest()
+
+
+def _copy_weights(source: str, correspondence: Correspondence, flax: Tensors, torch: Tensors) -> tuple[Tensors, Tensors]:
+    """Return equal weights for both models, in the keys and layouts of Flax and of PyTorch.
+
+    Raises:
+        UnequalWeightsError: `source` is "equal", and the weights differ.
+    """
+    if source == "flax":
+        return flax, correspondence.to_torch(flax)
+    converted = correspondence.to_flax(torch)
+    if source == "equal":
+        for key, array in converted.items():
+            if not np.array_equal(array, flax[key]):
+                difference = ErrorNorms.of(array, flax[key]).relative_rms()
+                raise UnequalWeightsError(
+                    f"the weights are not equal: {key} differs by {difference:.1e}\n"
+                    f"parameters (flax <-> torch):\n{correspondence}"
+                )
+    return converted, torch

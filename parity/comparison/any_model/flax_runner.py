@@ -1,0 +1,201 @@
+"""Runs of a model in JAX on CPU, which take weights by key and return outputs and gradients by name."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parity.comparison.any_model.outputs import Loss, default_loss, named_arrays
+from parity.comparison.any_model.random_masks import MaskStream
+from parity.comparison.any_model.report import GRADIENT_OF
+from parity.comparison.any_model.trace.fixed_parts import FixedPart, fixed_parts
+from parity.comparison.any_model.trace.flax_graph import record_flax, trace
+from parity.comparison.any_model.trace.flax_modules import name_modules_of, scopes_for_modules
+from parity.comparison.any_model.trace.graph import Graph
+from parity.comparison.any_model.trace.jaxpr import Evaluator
+from parity.comparison.any_model.trace.scope import Scope
+from parity.comparison.any_model.weights import flatten
+
+Array = NDArray[Any]
+Tensors = dict[str, Array]
+
+# A float64 run is executed once, so compiling it quickly matters more than its speed.  The float32 run keeps XLA's default
+# options, because its rounding errors are what is measured.
+_STATISTICS = ".batch_stats."  # in the name of a part of what linen returns with mutable=["batch_stats"]
+QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+class FlaxRunner:
+    """Runs the Flax model in a dtype, "float64" or "float32".
+
+    Attributes:
+        parts: the parts that the model computes in a fixed lower precision, known after the run in float64, which computes
+            them in float64.
+        training: paths of the NNX modules that run in training mode, known after the run in float64.
+        statistics: running statistics that the last run has returned, by key.
+        skipped: names and types of the parts of the return value that are no arrays.
+        tables: pairs of equal-shaped arrays: a constant of the model, and the one to use instead of it.
+    """
+
+    def __init__(
+        self,
+        flax_apply: Callable[..., Any],
+        params: Any,
+        weights: Tensors,
+        inputs: Sequence[Array],
+        *,
+        masks: MaskStream | None,
+        loss: Loss | None,
+        seed: int,
+    ) -> None:
+        """Prepare the model.
+
+        Args:
+            flax_apply, params: as for `compare_models`.
+            weights: the weights to run with, by key.
+            inputs: the inputs, with the order of axes in Flax.
+            masks: the masks of dropout in training; None in evaluation.
+            loss: function of the outputs; None for the mean squared error from targets drawn with `seed`.
+        """
+        self._apply, self._masks, self._loss, self._seed = flax_apply, masks, loss, seed
+        self._weights, self._inputs = weights, inputs
+        self._leaves, self._tree = flatten(params)
+        self._float_inputs = [n for n, x in enumerate(inputs) if np.issubdtype(x.dtype, np.floating)]
+        self.skipped: dict[str, str] = {}
+        self.statistics: Tensors = {}
+        self._dtype = "float64"
+        self._order: list[str] = []
+        self._names: tuple[str, ...] = ()
+        self.parts: list[FixedPart] = []
+        self.training: list[str] = []
+        self.tables: list[tuple[Array, Array]] = []
+
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the outputs by name."""
+        import jax
+
+        with exact_jax("float64"):
+            weights, floats = self._arguments("float64")
+            shapes = jax.eval_shape(lambda *given: self._outputs(*given)[1], weights, self._all_inputs(floats))
+            return {name: shapes[name].shape for name in self._order}
+
+    def run(self, dtype: str, names: Sequence[str]) -> tuple[Tensors, Tensors, Tensors]:
+        """Return outputs and loss by name, gradients of the weights by key, and gradients of the inputs by name.
+
+        names: the outputs to return, in this order.
+        """
+        import jax
+
+        self._dtype, self._names = dtype, tuple(names)
+        step = jax.value_and_grad(self._objective, argnums=(0, 1), has_aux=True)
+        with exact_jax(dtype):
+            arguments = self._arguments(dtype)
+            if dtype == "float64":
+                results = self._run_in_float64(step, arguments)
+            else:
+                results = jax.jit(step)(*arguments)
+            (value, outputs), (gradients, of_inputs) = results
+        input_gradients = {f"{GRADIENT_OF}input {n}": _host(x) for n, x in zip(self._float_inputs, of_inputs, strict=True)}
+        self.statistics = {
+            f"batch_stats/{name.removeprefix(_STATISTICS).replace('.', '/')}": _host(each)
+            for name, each in outputs.items()
+            if name.startswith(_STATISTICS)
+        }
+        tensors = {**{name: _host(outputs[name]) for name in names}, "loss": _host(value)}
+        return tensors, {key: _host(x) for key, x in gradients.items()}, input_gradients
+
+    def record(self, dtype: str) -> Graph:
+        """Return the operations of a forward pass outside of jit, with all values."""
+        import jax
+
+        with exact_jax(dtype):
+            weights, floats = self._arguments(dtype)
+            inputs = self._all_inputs(floats)
+
+            def compared(weights: Any, inputs: Any) -> list[Any]:
+                outputs = self._outputs(weights, inputs)[1]
+                return [outputs[name] for name in self._names or outputs]
+
+            closed = trace(compared, weights, inputs)
+            arguments = [jax.tree.leaves(weights), inputs]
+            return record_flax(closed, *arguments, replace=self._replace, exact=dtype == "float64")
+
+    def keys_by_use(self) -> list[str]:
+        """Return the keys of the weights in the order in which a forward pass first uses them."""
+        keys = sorted(self._weights)  # as JAX orders the entries of a dict
+        return [keys[n] for n in self.record("float64").sources_by_use() if n < len(keys)]
+
+    def _run_in_float64(self, step: Callable[..., Any], arguments: tuple[Any, Any]) -> Any:
+        import jax
+
+        with scopes_for_modules() as self.training:
+            traced = jax.jit(step, compiler_options=QUICK_COMPILE).trace(*arguments)
+        self.parts = fixed_parts(traced.jaxpr)
+        if not self.parts and not self.tables:
+            return traced.lower().compile()(*arguments)
+        evaluator = Evaluator(self._replace)
+        run = jax.jit(lambda leaves: evaluator.run(traced.jaxpr, leaves, Scope()), compiler_options=QUICK_COMPILE)
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), run(jax.tree.leaves(arguments)))
+
+    def _arguments(self, dtype: str) -> tuple[dict[str, Any], list[Any]]:
+        import jax.numpy as jnp
+
+        weights = {key: jnp.asarray(np.asarray(array, dtype)) for key, array in self._weights.items()}
+        return weights, [jnp.asarray(np.asarray(self._inputs[n], dtype)) for n in self._float_inputs]
+
+    def _all_inputs(self, floats: Any) -> list[Any]:
+        import jax.numpy as jnp
+
+        inputs = [jnp.asarray(x) for x in self._inputs]
+        for n, x in zip(self._float_inputs, floats, strict=True):
+            inputs[n] = x
+        return inputs
+
+    def _outputs(self, weights: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
+        own = self._tree.unflatten([leaf if key is None else weights[key] for key, leaf in self._leaves])
+        name_modules_of(own)
+        with self._masks.in_flax() if self._masks else nullcontext():
+            returned = self._apply(own, *inputs)
+        outputs = dict(named_arrays(returned, skipped=self.skipped))
+        for name in [name for name in outputs if self._masks and _STATISTICS in name]:
+            outputs[_STATISTICS + name.partition(_STATISTICS)[2]] = outputs.pop(name)
+        self._order = [name for name in outputs if not name.startswith(_STATISTICS)]  # JAX sorts the keys of dicts
+        return returned, outputs
+
+    def _objective(self, weights: Any, floats: Any) -> Any:
+        import jax.numpy as jnp
+
+        returned, outputs = self._outputs(weights, self._all_inputs(floats))
+        statistics = {name: each for name, each in outputs.items() if name.startswith(_STATISTICS)}
+        outputs = {name: outputs[name] for name in self._names}
+        loss = (
+            default_loss(outputs, self._seed, partial(jnp.asarray, dtype=self._dtype))
+            if self._loss is None
+            else self._loss(returned)
+        )
+        return loss, {**outputs, **statistics}
+
+    def _replace(self, array: Any) -> Any:
+        for old, new in self.tables:
+            if old.shape == array.shape and np.array_equal(old, array):
+                return new
+        return array
+
+
+def _host(array: Any) -> Array:
+    """Return an array of JAX as one of NumPy; bfloat16 as float32, in which it is exact."""
+    out = np.asarray(array)
+    return out.astype(np.float32) if str(out.dtype) == "bfloat16" else out
+
+
+@contextmanager
+def exact_jax(dtype: str) -> Iterator[None]:
+    """Run JAX on CPU in a dtype, with matrix products computed in that dtype."""
+    import jax
+
+    cpu = jax.default_device(jax.devices("cpu")[0])
+    with jax.enable_x64(dtype == "float64"), cpu, jax.default_matmul_precision("highest"):
+        yield

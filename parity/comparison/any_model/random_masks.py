@@ -1,0 +1,150 @@
+"""Dropout masks that come from outside of two models, so that both drop the same entries in training.
+
+The n-th call of dropout in either framework takes the n-th mask of one stream of random numbers.  In JAX the masks replace
+`jax.random.bernoulli`, which every library's dropout calls; in PyTorch they replace dropout functions and
+`Tensor.bernoulli_`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vit_spec import InputError
+
+_ELEMENTWISE = ("dropout", "dropout_")
+_BY_CHANNEL = ("feature_dropout", "feature_dropout_", "dropout1d", "dropout2d", "dropout3d")
+_UNKNOWN = ("alpha_dropout", "feature_alpha_dropout", "rrelu")
+
+
+class MaskStream:
+    """The masks of one seed.
+
+    Attributes:
+        calls: for each framework, the shape and the probability to keep of every call of its last run.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self.calls: dict[str, list[tuple[tuple[int, ...], float]]] = {"flax": [], "torch": []}
+
+    def draw(self, framework: str, shape: tuple[int, ...], keep: float) -> NDArray[np.bool_]:
+        """Return the next mask of a framework: true for the entries to keep.
+
+        PyTorch's masks are Flax's with the axes in the order of PyTorch, so Flax runs first.
+
+        Raises:
+            InputError: the shapes of this call do not correspond.
+        """
+        calls = self.calls[framework]
+        n = len(calls)
+        calls.append((shape, keep))
+        if framework == "flax":
+            return self._uniform(n, shape) < keep
+        if n >= len(self.calls["flax"]):
+            raise InputError(
+                f"torch calls dropout more often than flax, which calls it {n} times: a dropout is missing in flax"
+            )
+        of_flax = self.calls["flax"][n][0]
+        numbers = self._uniform(n, of_flax)
+        if shape != of_flax:
+            if sorted(shape) != sorted(of_flax) or len(set(shape)) != len(shape):
+                raise InputError(
+                    f"dropout {n}: its mask has shape {of_flax} in flax and {shape} in torch, and no order of axes follows "
+                    "from the lengths; use lengths that all differ, or drop the same array in both models"
+                )
+            numbers = numbers.transpose([of_flax.index(length) for length in shape])
+        return numbers < keep
+
+    def hints(self) -> Iterator[str]:
+        """Yield a line for each disagreement between the last runs of both frameworks."""
+        flax, torch = self.calls["flax"], self.calls["torch"]
+        if len(flax) != len(torch):
+            yield f"flax calls dropout {len(flax)} times and torch {len(torch)} times"
+        for n, ((_, a), (_, b)) in enumerate(zip(flax, torch, strict=False)):
+            if abs(a - b) > 1e-7:
+                yield f"dropout {n}: the rate is {1 - a:.3g} in flax and {1 - b:.3g} in torch"
+
+    def _uniform(self, n: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        return np.random.default_rng((self._seed, n)).random(shape)
+
+    @contextmanager
+    def in_flax(self) -> Iterator[None]:
+        """Let `jax.random.bernoulli` return the masks, from the first one on."""
+        import jax
+
+        original, self.calls["flax"] = jax.random.bernoulli, []
+
+        def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, mode: str = "low") -> Any:
+            return jax.numpy.asarray(self.draw("flax", tuple(np.shape(p) if shape is None else shape), float(p)))
+
+        jax.random.bernoulli = bernoulli  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            jax.random.bernoulli = original
+
+    @contextmanager
+    def in_torch(self) -> Iterator[None]:
+        """Let PyTorch's dropout functions use the masks, from the first one on."""
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        self.calls["torch"] = []
+        draw = self.draw
+
+        def mask(like: Any, shape: Any, keep: float) -> Any:
+            return torch.from_numpy(draw("torch", tuple(shape), keep)).to(like.dtype)
+
+        def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            return x * mask(x, x.shape, 1 - p) / (1 - p) if training and p else x
+
+        def feature_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            shape = (*x.shape[:2], *(1 for _ in x.shape[2:]))
+            return x * mask(x, shape, 1 - p) / (1 - p) if training and p else x
+
+        def attention(
+            q: Any,
+            k: Any,
+            v: Any,
+            attn_mask: Any = None,
+            dropout_p: float = 0.0,
+            is_causal: bool = False,
+            scale: float | None = None,
+            enable_gqa: bool = False,
+        ) -> Any:
+            if enable_gqa:
+                k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+            scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+            if is_causal:
+                attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            if attn_mask is not None:
+                is_bool = attn_mask.dtype == torch.bool
+                scores = scores.masked_fill(~attn_mask, -torch.inf) if is_bool else scores + attn_mask
+            return dropout(scores.softmax(-1), dropout_p) @ v
+
+        class Mode(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+                if name in _UNKNOWN:
+                    raise InputError(f"torch calls {name}, whose random numbers cannot be given from outside")
+                if name in _ELEMENTWISE:
+                    return dropout(*args, **_with_own_names(kwargs))
+                if name in _BY_CHANNEL:
+                    return feature_dropout(*args, **_with_own_names(kwargs))
+                if name == "scaled_dot_product_attention" and (kwargs.get("dropout_p") or (len(args) > 4 and args[4])):
+                    return attention(*args, **kwargs)
+                if name == "bernoulli_":
+                    x, p = args[0], float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
+                    return x.copy_(mask(x, x.shape, p))
+                return func(*args, **kwargs)
+
+        with Mode():
+            yield
+
+
+def _with_own_names(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a dropout function with the names that `torch.nn.functional.dropout` has."""
+    return {{"input": "x", "train": "training"}.get(name, name): value for name, value in arguments.items()}

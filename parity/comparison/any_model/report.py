@@ -1,0 +1,158 @@
+"""The report of a comparison of two models: the verdict, the origin of a difference, the tensors and the parameters."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from parity.comparison.any_model.correspondence import Correspondence
+from parity.comparison.any_model.trace.fixed_parts import FixedPart
+from parity.comparison.any_model.trace.origin import Origin
+from parity.comparison.any_model.trace.tables import Table
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget
+
+Array = NDArray[Any]
+Tensors = dict[str, Array]  # outputs, "loss" and gradients by name
+
+GRADIENT_OF = "gradient of "
+GRADIENT_OF_INPUT = f"{GRADIENT_OF}input "
+MAX_SHOWN_GRADIENTS = 5
+
+
+class UnequalWeightsError(AssertionError):
+    """The weights of two models differ, which weights="equal" excludes."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Comparison of one tensor.
+
+    Attributes:
+        name: "output", "output.logits", "loss", "gradient of KEY", "gradient of input 0", or "gradient" for the gradients
+            of all parameters as one vector.
+        difference: relRMS between Flax and PyTorch in float64.
+        same_function: whether the tensor passes G0.
+        same_precision: whether it passes G1; always true for the gradient of a single parameter or input, which G1 does
+            not test.
+        budget: the tolerance of G1.
+        flax, torch: float32 error of each model: relRMS from PyTorch's float64 result; 0 if only float64 was run.
+    """
+
+    name: str
+    difference: float
+    same_function: bool
+    same_precision: bool
+    budget: ErrorBudget
+    flax: float = 0.0
+    torch: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of `compare_models`; `str` gives the verdict, the tensors and the mapping of parameters.
+
+    Attributes:
+        rows: the comparison of each tensor.
+        correspondence: the mapping of the parameters; `str` gives its lines.
+        runs: outputs, loss and gradients by run: "torch float64", "flax float32", ...  Outputs and gradients of inputs
+            have the order of axes in Flax, gradients of parameters the order in PyTorch.
+        environment: versions of the libraries, and the machine type.
+        digest: SHA-256 of the weights and inputs.
+        origin: where the models part, if they do not compute the same function; None if it was not found.
+        fixed_parts: the parts that a model computes in a fixed lower precision; the comparison in float64 computes them in
+            float64.
+        tables: the constants that a model has rounded to float32; the comparison in float64 uses PyTorch's in both models.
+        hints: sentences about what may explain a failure.
+        skipped_outputs: names of the parts of the return values that are not compared, and why.
+    """
+
+    rows: tuple[Row, ...]
+    correspondence: Correspondence
+    runs: Mapping[str, Tensors]
+    environment: Mapping[str, str]
+    digest: str
+    origin: Origin | None = None
+    fixed_parts: tuple[FixedPart, ...] = ()
+    tables: tuple[Table, ...] = ()
+    hints: tuple[str, ...] = ()
+    skipped_outputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every tensor passes the checks of the level."""
+        return self.first is None
+
+    @property
+    def first(self) -> Row | None:
+        """The first tensor that fails G0, or else G1; None if all pass.
+
+        Outputs come first, and then gradients, from the last parameter to the first.
+        """
+        wrong = [row for row in self.rows if not row.same_function] or [row for row in self.rows if not row.same_precision]
+        return wrong[0] if wrong else None
+
+    @property
+    def verdict(self) -> str:
+        """One line with PASS, or with FAIL, the check that failed, the first tensor that fails it, and its errors."""
+        row = self.first
+        if row is None:
+            worst = max(self.rows, key=lambda row: row.difference)
+            return f"PASS: {len(self.rows)} tensors agree to {worst.difference:.1e} in float64 ({worst.name})"
+        if row.same_function:
+            errors = f"relRMS {row.flax:.1e} in flax and {row.torch:.1e} in torch"
+            return f"FAIL G1, the same precision: the errors of {row.name} in float32 are {errors}"
+        return (
+            f"FAIL G0, the same function: {row.name} differs by {row.difference:.1e} in float64 "
+            f"(tolerance {FLOAT64_TOLERANCE:.0e})"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                self.verdict,
+                *self._failure_lines(),
+                *self._fixed_part_lines(),
+                *self._table_lines(),
+                *(f"  {name}: {why}" for name, why in self.skipped_outputs.items()),
+                "parameters (flax <-> torch):",
+                str(self.correspondence),
+                f"versions: {', '.join(f'{name} {version}' for name, version in self.environment.items())}",
+            ]
+        )
+
+    def _failure_lines(self) -> Iterator[str]:
+        """Yield lines that explain a failure."""
+        row = self.first
+        if row is not None and row.same_function:
+            yield f"tolerance: {row.budget}"
+        if row is not None:
+            yield from (f"hint: {hint}" for hint in self.hints)
+        if self.origin is not None:
+            yield f"origin: {self.origin}"
+
+    def _fixed_part_lines(self) -> Iterator[str]:
+        """Yield a line for each group of parts with a fixed dtype, and for each rounded table."""
+        groups: dict[str, int] = {}
+        for part in self.fixed_parts:
+            text = re.sub(r"\d+", "{n}", part.module or "the model itself")
+            text = f"{text} of {part.framework} in {part.dtype}"
+            groups[text] = groups.get(text, 0) + 1
+        for text, n in groups.items():
+            yield f"in float64 for the first check: {text} ({n} operation{'s'[: n > 1]})"
+        for table in self.tables:
+            yield f"the same for the first check: {table}"
+
+    def _table_lines(self) -> Iterator[str]:
+        """Yield a line for each output, and for the gradients with the largest differences."""
+        single = [row for row in self.rows if row.name.startswith(GRADIENT_OF)]
+        worst = sorted(single, key=lambda row: -row.difference)[:MAX_SHOWN_GRADIENTS]
+        shown = [row for row in self.rows if row not in single or row in worst]
+        width = max(len(row.name) for row in shown)
+        yield "relRMS between flax and torch in float64, and of each in float32 from float64:"
+        yield f"  {'tensor':{width}}   float64  flax f32 torch f32"
+        for row in shown:
+            yield f"  {row.name:{width}}  {row.difference:8.1e}  {row.flax:8.1e}  {row.torch:8.1e}"
+        if hidden := len(single) - len(worst):
+            yield f"  not shown: {hidden} gradients with smaller differences in float64"

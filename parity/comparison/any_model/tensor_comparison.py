@@ -1,0 +1,57 @@
+"""The comparison of the tensors of two models, one by one, with the tolerances of G0 and G1."""
+
+from collections.abc import Mapping
+from functools import reduce
+
+import numpy as np
+
+from parity.comparison.any_model.report import GRADIENT_OF, GRADIENT_OF_INPUT, Row, Tensors
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget, ErrorNorms
+
+
+def compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
+    """Return the comparison of every tensor, and of the gradients of all parameters as one vector."""
+    reference = runs["torch float64"]
+    sides = [runs[side] for side in ("flax float64", "flax float32", "torch float32") if side in runs]
+    errors = {name: [ErrorNorms.of(side[name], tensor) for side in sides] for name, tensor in reference.items()}
+    scales, entries = _gradient_scales(reference), {name: tensor.size for name, tensor in reference.items()}
+    parameters = [name for name in errors if name.startswith(GRADIENT_OF) and not name.startswith(GRADIENT_OF_INPUT)]
+    if parameters:
+        errors["gradient"] = [
+            reduce(ErrorNorms.combined_with, several)
+            for several in zip(*(errors[name] for name in parameters), strict=True)
+        ]
+        # The error of the whole gradient varies by chance as much as the error of the outputs does, so it counts as having
+        # as many independent entries as they have.
+        entries["gradient"] = sum(n for name, n in entries.items() if not name.startswith(GRADIENT_OF) and name != "loss")
+    rows = []
+    for group in (
+        [name for name in errors if not name.startswith("gradient")],
+        [n for n in errors if n.startswith("gradient")],
+    ):
+        differences = {name: errors[name][0].relative_rms(scales.get(name, 0.0)) for name in group}
+        budget = ErrorBudget(float64_error=max(differences.values(), default=0.0))
+        for name in group:
+            scale, (_, *float32_errors) = scales.get(name, 0.0), errors[name]
+            is_tested = float32_errors and not name.startswith(GRADIENT_OF)
+            same_precision = not is_tested or budget.accepts(*float32_errors, scale=scale, entries=entries[name])
+            relative = [error.relative_rms(scale) for error in float32_errors]
+            same_function = differences[name] <= FLOAT64_TOLERANCE
+            rows.append(Row(name, differences[name], same_function, same_precision, budget, *relative))
+    return tuple(rows)
+
+
+def _gradient_scales(reference: Tensors) -> dict[str, float]:
+    """Return for each gradient the root-mean-square over the gradients of its module and submodules.
+
+    The error of a gradient is relative to this value if its own root-mean-square is smaller.  Some gradients are zero
+    except for rounding errors, for example the gradient of a key's bias, which cannot change a softmax.  The relative error
+    of rounding errors says nothing.
+    """
+    sums = {name: (float(np.vdot(t, t)), t.size) for name, t in reference.items() if name.startswith(GRADIENT_OF)}
+    out = {}
+    for name in sums:
+        module = name[: name.rfind(".") + 1] or GRADIENT_OF
+        squares, sizes = zip(*(sums[other] for other in sums if other.startswith(module)), strict=True)
+        out[name] = (sum(squares) / max(1, sum(sizes))) ** 0.5
+    return out

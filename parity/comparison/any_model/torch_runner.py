@@ -1,0 +1,192 @@
+"""Runs of a PyTorch module on CPU, on copies that take weights by key and return outputs and gradients by name."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parity.comparison.any_model.outputs import Loss, Permutations, default_loss, named_arrays, permute
+from parity.comparison.any_model.random_masks import MaskStream
+from parity.comparison.any_model.report import GRADIENT_OF
+from parity.comparison.any_model.trace.fixed_parts import FixedPart
+from parity.comparison.any_model.trace.graph import Graph
+from parity.comparison.any_model.trace.torch_float64 import all_in_float64
+from parity.comparison.any_model.trace.torch_graph import record_torch
+from vit_spec import InputError
+
+Array = NDArray[Any]
+Tensors = dict[str, Array]
+
+
+class TorchRunner:
+    """Runs the PyTorch module in a dtype, "float64" or "float32".
+
+    Attributes:
+        parts: the parts that the module computes in a fixed lower precision, known after the run in float64, which
+            computes them in float64.
+        skipped: names and types of the parts of the return value that are no arrays.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        weights: Tensors,
+        inputs: Sequence[Array],
+        axes: Sequence[Permutations],
+        *,
+        masks: MaskStream | None,
+        loss: Loss | None,
+        seed: int,
+    ) -> None:
+        """Prepare the module.
+
+        Args:
+            module, inputs, masks, loss, seed: as in `FlaxRunner`.
+            weights: as in `FlaxRunner`, with the keys and layouts of the state dict.
+            axes: permutations of the axes of inputs, and of outputs, from Flax's order to PyTorch's.
+        """
+        self._module, self._weights, self._inputs, self._axes = module, weights, inputs, axes
+        self._masks, self._loss, self._seed = masks, loss, seed
+        self.parts: list[FixedPart] = []
+        self.skipped: dict[str, str] = {}
+        self._names: Mapping[str, str] = {}
+
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the outputs by name, in the order of axes of PyTorch."""
+        import torch
+
+        own, tensors = self._copy("float64"), self._permuted(self._tensors("float64"))
+        with torch.no_grad(), all_in_float64(own, []), self._given_masks():
+            returned = _call(own, tensors, "float64")
+        return {name: tuple(tensor.shape) for name, tensor in named_arrays(returned, skipped=self.skipped)}
+
+    def run(self, dtype: str, names: Mapping[str, str]) -> Tensors:
+        """Return outputs, loss and all gradients by name, all in the order of axes in Flax except those of parameters.
+
+        names: the names of Flax's outputs that are compared, with those of PyTorch's.
+        """
+        import torch
+
+        self._names = names
+        own, tensors = self._copy(dtype), self._tensors(dtype)
+        tensors = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors]
+        parts: list[FixedPart] = []
+        with _exact_torch(), all_in_float64(own, parts) if dtype == "float64" else nullcontext():
+            with self._given_masks():
+                returned = _call(own, self._permuted(tensors), dtype)
+            outputs = self._named(returned, names)
+            value = (
+                default_loss(outputs, self._seed, partial(torch.tensor, dtype=getattr(torch, dtype)))
+                if self._loss is None
+                else self._loss(returned)
+            )
+            parameters = dict(reversed(list(own.named_parameters())))
+            variables = {f"{GRADIENT_OF}{key}": parameter for key, parameter in parameters.items()}
+            variables |= {f"{GRADIENT_OF}input {n}": tensor for n, tensor in enumerate(tensors) if tensor.requires_grad}
+            computed = torch.autograd.grad(value, list(variables.values()), allow_unused=True)
+        self.parts = parts or self.parts
+        gradients = {
+            name: torch.zeros_like(tensor) if gradient is None else gradient
+            for (name, tensor), gradient in zip(variables.items(), computed, strict=True)
+        }
+        statistics = {
+            f"statistics {key}": buffer
+            for key, buffer in own.named_buffers()
+            if self._masks and key.rpartition(".")[2] in ("running_mean", "running_var")
+        }
+        tensors_by_name = {**outputs, "loss": value, **statistics, **gradients}
+        return {name: _torch_host(tensor) for name, tensor in tensors_by_name.items()}
+
+    def record(self, dtype: str) -> Graph:
+        """Return the operations of a forward pass, with all values."""
+        own, tensors = self._copy(dtype), self._tensors(dtype)
+        with _exact_torch(), self._given_masks():
+            return record_torch(
+                own,
+                self._permuted(tensors),
+                lambda returned: [
+                    tensor for name, tensor in named_arrays(returned) if not self._names or name in self._names.values()
+                ],
+                exact=dtype == "float64",
+            )
+
+    def keys_by_use(self) -> list[str]:
+        """Return the keys of the parameters in the order in which a forward pass first uses them."""
+        keys = [key for key, _ in self._module.named_parameters()]
+        return [keys[n] for n in self.record("float64").sources_by_use() if n < len(keys)]
+
+    def _copy(self, dtype: str) -> Any:
+        return _copy_module(self._module, self._weights, dtype, train=self._masks is not None)
+
+    def _given_masks(self) -> Any:
+        return self._masks.in_torch() if self._masks else nullcontext()
+
+    def _tensors(self, dtype: str) -> list[Any]:
+        import torch
+
+        return [torch.tensor(_cast_floats(x, dtype)) for x in self._inputs]
+
+    def _permuted(self, tensors: Sequence[Any]) -> list[Any]:
+        return [permute(tensor, self._axes[0], n, f"input {n}") for n, tensor in enumerate(tensors)]
+
+    def _named(self, returned: Any, names: Mapping[str, str]) -> dict[str, Any]:
+        """Return the outputs with the names and the order of axes of Flax's."""
+        inverse = [None if order is None else [order.index(n) for n in range(len(order))] for order in self._axes[1]]
+        outputs = dict(named_arrays(returned))
+        return {name: permute(outputs[of_torch], inverse, n, name) for n, (name, of_torch) in enumerate(names.items())}
+
+
+def _torch_host(tensor: Any) -> Array:
+    """Return a tensor as an array of NumPy; bfloat16 as float32, in which it is exact."""
+    import torch
+
+    tensor = tensor.detach()
+    return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
+
+
+def _cast_floats(array: Array, dtype: str) -> Array:
+    """Return a floating-point array in another dtype, and any other array as it is."""
+    return array.astype(dtype) if np.issubdtype(array.dtype, np.floating) else array
+
+
+def _copy_module(module: Any, weights: Tensors, dtype: str, train: bool) -> Any:
+    """Return a copy of a module with these weights, in training or evaluation mode; all parameters require gradients."""
+    import torch
+
+    torch_dtype = getattr(torch, dtype)
+    own = copy.deepcopy(module).to("cpu", torch_dtype).train(train).requires_grad_()
+    own.load_state_dict({key: torch.tensor(array).to(torch_dtype) for key, array in weights.items()}, strict=False)
+    return own
+
+
+@contextmanager
+def _exact_torch() -> Iterator[None]:
+    """Run PyTorch with matrix products computed in the dtype of their operands."""
+    import torch
+
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _call(module: Any, inputs: Sequence[Any], dtype: str) -> Any:
+    try:
+        return module(*inputs)
+    except RuntimeError as error:
+        if dtype == "float64" and "dtype" in str(error):
+            what = str(error).splitlines()[0]
+            raise InputError(f"the torch model does not run in float64 ({what}): {_REMEDY}") from None
+        raise
+
+
+_REMEDY = (
+    "a part of it has a fixed dtype that cannot be replaced; let it compute in the dtype of its inputs "
+    "(in flax dtype=None, in torch no .float() or dtype=torch.float32)"
+)

@@ -1,0 +1,32 @@
+"""Numbers of a model's source that a part in float32 has rounded."""
+
+from decimal import Decimal
+from math import log, pi, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_IRRATIONAL = (pi, 2 * pi, 1 / pi, sqrt(2 / pi), sqrt(pi / 2), 1 / sqrt(2 * pi), log(2), 1 / log(2), log(10000))
+_MAX_ROOT = 1000.0  # roots of larger integers are as dense as the numbers of float32
+
+
+def intended_number(value: NDArray[Any]) -> float:
+    """Return the number that a scalar stands for: 0.1 for the float32 number nearest to it.
+
+    It is the decimal with at most six digits, the irrational constant, or the root of an integer or its inverse, that
+    rounds to this number; else the number itself.
+    """
+    number = float(value)
+    if str(value.dtype) != "float32" or not np.isfinite(number) or number == 0 or number.is_integer():
+        return number
+    decimal = Decimal(np.format_float_positional(np.float32(number), unique=True)).normalize()
+    if len(decimal.as_tuple().digits) <= 6:
+        return float(decimal)
+    size = abs(number)
+    roots = [sqrt(round(size**2))] if 1 < size < _MAX_ROOT else []
+    roots += [1 / sqrt(round(size**-2))] if 1 / _MAX_ROOT < size < 1 else []
+    for each in (*_IRRATIONAL, *roots):
+        if np.float32(each) == np.float32(size):
+            return float(np.copysign(each, number))
+    return number

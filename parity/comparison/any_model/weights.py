@@ -1,0 +1,107 @@
+"""The weights of two models by key, as float64 arrays, and what is known of them."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parity.comparison.any_model.parameters import Axes
+from vit_spec import InputError
+
+Array = NDArray[Any]
+Tensors = dict[str, Array]
+
+
+def flax_weights(flax_apply: Callable[..., Any], params: Any) -> Tensors:
+    """Return the floating-point leaves of a pytree by path, as float64; the path leaves out the collection "params".
+
+    Raises:
+        InputError: `flax_apply` is linen's `apply`, and `params` has no collection "params".
+    """
+    from flax import linen
+
+    owner = getattr(flax_apply, "__self__", None)
+    if isinstance(owner, linen.Module) and "params" not in params:
+        raise InputError("model.apply takes variables with their collections: give {'params': params}, not params alone")
+    return {key: np.asarray(leaf).astype(np.float64) for key, leaf in flatten(params)[0] if key is not None}
+
+
+def flatten(params: Any) -> tuple[list[tuple[str | None, Any]], Any]:
+    """Return every leaf with its key, and the tree definition; leaves that are not floating-point have None as key."""
+    import jax
+    import jax.numpy as jnp
+
+    paths, tree = jax.tree_util.tree_flatten_with_path(params)
+    leaves = []
+    for path, leaf in paths:
+        names = [str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", "")))) for entry in path]
+        if names[-1:] == ["value"] and not isinstance(path[-1], jax.tree_util.DictKey):  # the value of an nnx.Variable
+            names.pop()
+        is_float = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+        leaves.append(("/".join(names).removeprefix("params/") if is_float else None, leaf))
+    return leaves, tree
+
+
+def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
+    """Return a module's floating-point tensors by key, the keys that are left out and why, and the keys of its buffers.
+
+    The tensors are float64 arrays.  A tensor with several keys is returned under the first one.  Running statistics do not
+    count as buffers.
+
+    Raises:
+        InputError: `module` is not a torch.nn.Module.
+    """
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        raise InputError(f"torch_module is a {type(module).__name__}: give a torch.nn.Module")
+    tensors: Tensors = {}
+    skipped: dict[str, str] = {}
+    first_keys: dict[int, str] = {}
+    state = {**module.state_dict(keep_vars=True)}
+    for key, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            skipped[key] = "integers, which are not weights: it keeps its own values"
+        elif (first_key := first_keys.setdefault(id(tensor), key)) != key:
+            skipped[key] = f"the same tensor as {first_key}"
+        else:
+            tensors[key] = tensor.detach().cpu().to(torch.float64).numpy()
+    statistics = ("running_mean", "running_var")
+    buffers = {key for key, _ in module.named_buffers() if key.rpartition(".")[2] not in statistics}
+    return tensors, skipped, buffers
+
+
+def matrix_axes(module: Any) -> dict[str, Axes]:
+    """Return the order of the axes of a module's matrices by key, for the classes that fix it."""
+    import torch
+
+    found: dict[str, Axes] = {}
+    for path, inner in module.named_modules():
+        is_linear = isinstance(inner, (torch.nn.Linear, torch.nn.MultiheadAttention, torch.nn.Embedding))
+        is_convolution = isinstance(inner, torch.nn.modules.conv._ConvNd)
+        # The layer of GPT-2 in transformers, which is a linear layer in spite of its name.
+        is_reversed = type(inner).__name__ == "Conv1D" and hasattr(inner, "nf")
+        if is_linear or is_convolution or is_reversed:
+            for name, parameter in inner.named_parameters(recurse=False):
+                if parameter.ndim > 1:
+                    found[f"{path}.{name}".lstrip(".")] = Axes("in out" if is_reversed else "out in")
+    return found
+
+
+def in_evaluation(params: Any) -> Any:
+    """Return an NNX or Equinox module in evaluation mode, as a copy; any other parameters as they are."""
+    from flax import nnx
+
+    if isinstance(params, nnx.Module):
+        params = nnx.clone(params)
+        params.eval()
+        return params
+    equinox = sys.modules.get("equinox")  # a module of Equinox has imported it
+    if equinox is not None and isinstance(params, equinox.Module):
+        try:
+            return equinox.nn.inference_mode(params)
+        except ValueError:  # the arrays of a partitioned model, without its flags
+            return params
+    return params

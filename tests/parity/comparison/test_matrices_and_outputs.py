@@ -1,0 +1,266 @@
+"""What `assert_parity` finds out about models of today: orders of axes, outputs that are no arrays, masks of dropout."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+
+import jax.numpy as jnp
+from flax import linen
+from torch import nn
+
+from parity.comparison.any_model.assertion import compare_models
+from tests.pairs_of_models import random_variables
+from vit_spec import InputError
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.standard_normal((3, 4)).astype(np.float32)
+IMAGES = RNG.standard_normal((2, 6, 8, 3)).astype(np.float32)
+
+
+def compare(flax: Any, other: Any, inputs: Any = ROWS, **options: Any) -> Any:
+    """Return the report of a linen model and a module, in float64."""
+    return compare_models(flax.apply, random_variables(flax, inputs), other, inputs, **{"level": "function", **options})
+
+
+# Square matrices ----------------------------------------------------------------------------------------------------
+
+
+class Conv1D(nn.Module):
+    """The layer of GPT-2 in transformers, whose weight is (in, out)."""
+
+    def __init__(self, n_out: int, n_in: int) -> None:
+        super().__init__()
+        self.nf = n_out
+        self.weight, self.bias = nn.Parameter(torch.randn(n_in, n_out)), nn.Parameter(torch.randn(n_out))
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.weight + self.bias
+
+
+class Matrix(nn.Module):
+    """A layer with a matrix of its own, from the right or from the left."""
+
+    def __init__(self, is_right: bool) -> None:
+        super().__init__()
+        self.matrix, self.is_right = nn.Parameter(torch.randn(4, 4)), is_right
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.matrix if self.is_right else x @ self.matrix.T
+
+
+class Square(linen.Module):
+    """A square layer, as a Dense or with a matrix of its own."""
+
+    is_dense: bool = True
+    use_bias: bool = False
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        if self.is_dense:
+            return linen.Dense(4, use_bias=self.use_bias, name="layer")(x)
+        return x @ self.param("kernel", linen.initializers.normal(), (4, 4))
+
+
+def test_the_class_of_a_module_gives_the_order_of_axes_of_a_square_matrix() -> None:
+    layer = Square(use_bias=True)
+    report = compare(layer, nn.Sequential(Conv1D(4, 4)))
+    assert report.passed and "layer/kernel | in out  <->  0.weight | in out\n" in str(report)
+    report = compare(layer, nn.Sequential(nn.Linear(4, 4)))
+    assert report.passed and "layer/kernel | in out  <->  0.weight | out in\n" in str(report)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_a_trial_gives_the_order_of_axes_where_nothing_else_does(is_right: bool, is_dense: bool) -> None:
+    report = compare(Square(is_dense), Matrix(is_right))
+    order = "matrix | in out" if is_right else "matrix | out in"
+    assert report.passed and (order in str(report) or not is_dense)
+
+
+def test_a_trial_does_not_make_a_wrong_model_right() -> None:
+    class Twice(Matrix):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) * 1.001
+
+    report = compare(Square(), Twice(True))
+    assert not report.passed and "by convention: square" in str(report)
+
+
+# Outputs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Returned:
+    """What a model of transformers returns."""
+
+    logits: Any
+    past_key_values: Any
+    hidden: Any
+
+
+class Cache:
+    """An object that is no array."""
+
+
+class WithCache(nn.Module):
+    """A layer that also returns a cache, and its input."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(4, 2), kind
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x)
+        return Returned(y, Cache(), x) if self.kind == "object" else {"logits": y, "extra": 2 * y}
+
+
+class Logits(linen.Module):
+    """The same layer; `returned` makes its return value."""
+
+    returned: Any
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return self.returned(linen.Dense(2, name="layer")(x), x)
+
+
+def test_outputs_that_are_no_arrays_are_left_out_and_named() -> None:
+    report = compare(Logits(lambda y, x: {"logits": y, "hidden": x}), WithCache("object"))
+    assert report.passed and report.skipped_outputs == {"output.past_key_values of torch": "a Cache, which is no array"}
+    assert "output.past_key_values of torch: a Cache, which is no array" in str(report)
+
+
+def test_outputs_that_only_one_model_names_are_left_out_and_named() -> None:
+    report = compare(Logits(lambda y, x: {"logits": y, "loss": 0 * y}), WithCache("dict"))
+    assert report.passed and report.rows[0].name == "output.logits"
+    assert report.skipped_outputs == {"output.loss of flax": "not compared", "output.extra of torch": "not compared"}
+
+
+@pytest.mark.parametrize("selected", ["output <-> logits", ["output <-> output.logits"]])
+def test_outputs_can_be_selected(selected: Any) -> None:
+    report = compare(Logits(lambda y, x: y), WithCache("dict"), outputs=selected)
+    assert report.passed and report.rows[0].name == "output"
+
+
+def test_a_selected_output_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InputError, match=r"torch returns no logit.*logits"):
+        compare(Logits(lambda y, x: y), WithCache("dict"), outputs="output <-> logit")
+
+
+def test_models_without_a_common_output_are_refused_with_a_line_that_selects() -> None:
+    with pytest.raises(InputError, match=r"flax returns output and torch output\.logits, output\.extra.*output <-> logits"):
+        compare(Logits(lambda y, x: y), WithCache("dict"))
+
+
+# Images -------------------------------------------------------------------------------------------------------------
+
+
+class Conv(linen.Module):
+    """A convolution."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return linen.Conv(5, (2, 2), padding="VALID")(x)
+
+
+def test_images_without_input_axes_give_a_hint() -> None:
+    with pytest.raises(InputError, match=r"the torch model raised RuntimeError: .*input_axes, as in 'b y x c <-> b c y x'"):
+        compare(Conv(), nn.Conv2d(3, 5, 2), IMAGES)
+
+
+# Losses and training ------------------------------------------------------------------------------------------------
+
+LABELS = np.array([0, 1, 1])
+
+
+def test_each_framework_can_have_its_own_loss() -> None:
+    def flax_loss(y: Any) -> Any:
+        return -jnp.take_along_axis(jax.nn.log_softmax(y), LABELS[:, None], 1).mean()
+
+    def torch_loss(y: Any) -> Any:
+        return nn.functional.cross_entropy(y, torch.tensor(LABELS))
+
+    report = compare(linen.Dense(2), nn.Linear(4, 2), loss=(flax_loss, torch_loss), level="precision")
+    assert report.passed and 0 < report.runs["torch float64"]["loss"] < 5
+
+
+class Dropped(linen.Module):
+    """Two layers with dropout and a batch norm, in training."""
+
+    rate: float = 0.5
+    momentum: float = 0.9
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        x = linen.Dropout(self.rate, deterministic=False)(linen.Dense(16)(x))
+        x = linen.BatchNorm(use_running_average=False, momentum=self.momentum, use_fast_variance=False)(x)
+        return linen.Dropout(0.25, deterministic=False)(linen.Dense(16)(x))
+
+
+def compare_in_training(flax: Any = None, mutable: Any = False) -> Any:
+    """Return the report of the two layers in training."""
+    flax = flax or Dropped()
+    x = RNG.standard_normal((7, 4)).astype(np.float32)
+    keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    shapes = jax.eval_shape(flax.init, keys, x)
+    variables = jax.tree.map(lambda leaf: jnp.asarray(RNG.uniform(0.5, 1.5, leaf.shape), jnp.float32), shapes)
+    other = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.BatchNorm1d(16), nn.Linear(16, 16), nn.Dropout(0.25))
+
+    def apply(variables: Any, x: Any) -> Any:
+        returned = flax.apply(variables, x, rngs={"dropout": jax.random.key(5)}, mutable=["batch_stats"])
+        return returned if mutable else returned[0]
+
+    options: dict[str, Any] = {"outputs": "0 <-> output"} if mutable else {}
+    return compare_models(apply, variables, other, x, train=True, **options)
+
+
+def test_both_models_train_with_the_same_masks() -> None:
+    report = compare_in_training()
+    assert report.passed, str(report)
+    assert 0.1 < (report.runs["torch float64"]["output"] == 0).mean() < 0.5
+
+
+def test_another_rate_of_dropout_fails_and_is_named() -> None:
+    report = compare_in_training(Dropped(rate=0.4))
+    assert not report.passed and "hint: dropout 0: the rate is 0.4 in flax and 0.5 in torch" in str(report)
+
+
+def test_running_statistics_are_compared_and_the_bias_of_the_variance_is_named() -> None:
+    report = compare_in_training(mutable=True)
+    wrong = {row.name for row in report.rows if not row.same_function}
+    assert wrong == {"statistics 2.running_var"} and "n - 1" in str(report)
+    assert {row.name for row in report.rows} >= {"statistics 2.running_mean"}
+
+
+class Three(nn.Module):
+    """Three matrices of its own, of which the second one is square, and a fault."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = [(4, 6), (6, 6), (6, 2)]
+        self.first, self.second, self.third = (nn.Parameter(torch.randn(shape)) for shape in shapes)
+
+    def forward(self, x: Any) -> Any:
+        return 1.01 * (x @ self.first @ self.second @ self.third)
+
+
+class FlaxThree(linen.Module):
+    """The same matrices."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        for name, width in (("first", 6), ("second", 6), ("third", 2)):
+            x = linen.Dense(width, use_bias=False, name=name)(x)
+        return x
+
+
+def test_the_other_matrices_give_the_order_of_axes_of_a_square_one_also_if_the_models_differ() -> None:
+    report = compare(FlaxThree(), Three())
+    assert not report.passed and report.origin is not None and report.origin.torch is not None
+    assert "second/kernel | in out  <->  second | in out    (square: as the other matrices)" in str(report)
+    assert report.origin.torch.operation == "mul"
