@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,9 +22,10 @@ from benchmarks.ports.mutator import (
     planted,
     trace,
 )
-from parity.comparison.any_model import runners
-from parity.comparison.any_model.assertion import _copy_weights, _parse_permutations, compare_models
-from parity.comparison.any_model.correspondence import match
+from parity.comparison.any_model.assertion import compare_models
+from parity.comparison.any_model.comparison import Comparison
+from parity.comparison.any_model.report import GRADIENT_OF
+from parity.comparison.any_model.weights import in_evaluation
 from vit_spec import InputError
 
 DISTINCT = 1e-9  # a mutant whose tensors differ less (relRMS, float64) is equivalent
@@ -64,37 +64,17 @@ def judge_right(pair: Pair, built: Built) -> Result:
 def _is_matched(built: Built) -> bool:
     """Return whether `assert_parity` finds a mapping of the parameters."""
     try:
-        _match(built, ())
+        _comparison(built, ()).match()
     except Exception:
         return False
     return True
 
 
-def _match(built: Built, layouts: tuple[str, ...]) -> Any:
-    params = runners.in_evaluation(built.params)
-    flax = runners.flax_weights(built.flax_apply, params)
-    torch, skipped, optional = runners.torch_weights(built.torch_module)
-    shapes = [{key: np.shape(array) for key, array in side.items()} for side in (flax, torch)]
-    find = partial(match, *shapes, layouts=layouts, skipped=skipped, optional=optional)
-    try:
-        return flax, torch, find()
-    except InputError:
-        fresh = _runners(built, params, flax, torch)
-        return flax, torch, find(uses=(fresh[0].keys_by_use(), fresh[1].keys_by_use()))
-
-
-def _inputs(built: Built) -> list[Any]:
-    given = built.inputs if isinstance(built.inputs, (tuple, list)) else (built.inputs,)
-    return [x if x.dtype.kind in "iub" else x.astype(np.float32) for x in map(np.asarray, given)]
-
-
-def _runners(built: Built, params: Any, flax: Any, torch: Any) -> tuple[runners.FlaxRunner, runners.TorchRunner]:
-    inputs, loss = _inputs(built), built.options.get("loss")
-    axes = [_parse_permutations(built.options.get(name, ())) for name in ("input_axes", "output_axes")]
-    return (
-        runners.FlaxRunner(built.flax_apply, params, flax, inputs, loss, 0),
-        runners.TorchRunner(built.torch_module, torch, inputs, axes, loss, 0),
-    )
+def _comparison(built: Built, layouts: tuple[str, ...]) -> Comparison:
+    """Return the comparison that `assert_parity` makes, before its first step."""
+    options = {"weights": "flax", "outputs": (), "loss": None, "train": False, "seed": 0, **built.options}
+    axes = (options.pop("input_axes", ()), options.pop("output_axes", ()))
+    return Comparison(*built[:4], layouts=layouts, axes=axes, **options)
 
 
 def _attempt(built: Built, layouts: tuple[str, ...], **options: Any) -> Result:
@@ -117,11 +97,10 @@ class Mutants:
 
     def __init__(self, pair: Pair, built: Built, layouts: tuple[str, ...], rng: random.Random) -> None:
         self.pair, self.built, self.layouts, self.rng = pair, built, layouts, rng
-        flax, torch, correspondence = _match(built, layouts)
-        self.weights = _copy_weights(built.options.get("weights", "flax"), correspondence, flax, torch)
-        self.inputs = _inputs(built)
-        self.reference = {"flax": self._run("flax")}
-        self.reference["torch"] = self._run("torch")
+        self.right = _comparison(built, layouts)
+        self.right.match()
+        self.right.name_outputs()
+        self.reference = {side: self._run(side) for side in SIDES}
         traced = {"flax": self._trace_flax(), "torch": self._trace_torch()}
         self.executed = {side: traced[side] for side in SIDES}
         _leave_out_shared(traced["flax"], traced["torch"])
@@ -177,10 +156,11 @@ class Mutants:
 
     def _run(self, side: str) -> dict[str, Any]:
         """Return outputs, loss and gradients of one side by name, in float64."""
-        flax, torch = _runners(self.built, runners.in_evaluation(self.built.params), *self.weights)
+        comparison = _comparison(self.built, self.layouts)
+        comparison._use(self.right.correspondence)
         if side == "torch":
-            return torch.run("float64", [name for name in self.reference["flax"] if name.startswith("output")])
-        outputs, gradients, of_inputs = flax.run("float64")
+            return comparison.torch.run("float64", self.right.names)
+        outputs, gradients, of_inputs = comparison.flax.run("float64", list(self.right.names))
         return {**outputs, **gradients, **of_inputs}
 
     def _change(self, side: str) -> float:
@@ -197,7 +177,7 @@ class Mutants:
             if tensors[name].shape != right.shape or not np.isfinite(np.asarray(tensors[name], np.float64)).all():
                 raise ValueError(name)
             # The gradients are one vector, because single ones can be zero up to rounding errors.
-            group = name if name.startswith(("output", "loss", runners.GRADIENT_OF + "input")) else "gradients"
+            group = name if name.startswith(("output", "loss", GRADIENT_OF + "input")) else "gradients"
             groups.setdefault(group, []).append((tensors[name], right))
         return max(_relative_difference(arrays) for arrays in groups.values())
 
@@ -219,9 +199,9 @@ class Mutants:
             return flax_module_path(frame.f_locals.get("self"), apply, cache)
 
         _forget_traces("flax")
-        inputs = [jax.numpy.asarray(x) for x in self.inputs]
+        inputs = [jax.numpy.asarray(x) for x in self.right.inputs]
         folders = code_folders(self.pair.jax_code)
-        params = runners.in_evaluation(self.built.params)
+        params = in_evaluation(self.built.params)
         executed = trace(lambda: jax.jit(lambda: apply(params, *inputs)).eval_shape(), folders, path_of)
         _forget_traces("flax")
         return executed
@@ -231,9 +211,7 @@ class Mutants:
 
         module = self.built.torch_module.eval()
         paths = {id(each): path for path, each in module.named_modules()}
-        tensors = _runners(self.built, self.built.params, *self.weights)[1]._permuted(
-            [torch.tensor(x) for x in self.inputs]
-        )
+        tensors = self.right.torch._permuted([torch.tensor(x) for x in self.right.inputs])
         folders = code_folders(self.pair.torch_code)
         with torch.no_grad():
             return trace(lambda: module(*tensors), folders, lambda frame: paths.get(id(frame.f_locals.get("self"))))
