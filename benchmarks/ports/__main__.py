@@ -75,7 +75,7 @@ def run_pairs(pairs: list[Pair], paths: list[str], faults: int, seed: int) -> It
     ]
     results: list[Result] = []
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **ENVIRONMENT}
     ) as process:
         for line in process.stdout or ():
             if line.startswith(MARK):
