@@ -61,9 +61,7 @@ def build(
     settings = getattr(transformers, config)(**options)
     settings._attn_implementation = "eager"
     own = getattr(transformers, name)(settings)
-    model = getattr(transformers, f"Flax{name}")(
-        settings, **({"dtype": getattr(jnp, dtype)} if dtype else {}), **SHAPE.get(name, {})
-    )
+    model = getattr(transformers, f"Flax{name}")(settings, **({"dtype": getattr(jnp, dtype)} if dtype else {}))
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
 
     def apply(params: Any, *inputs: Any) -> Any:
