@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -75,12 +75,31 @@ class FlaxRunner:
 
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the outputs by name."""
+        shapes = self._shapes(self._traced)
+        return {name: shapes[name].shape for name in self._order}
+
+    @cached_property
+    def _traced(self) -> str:
+        """The dtype in which a run in float64 is traced: float32 if the model only runs without 64-bit types."""
+        try:
+            self._shapes("float64")
+        except (TypeError, ValueError) as error:
+            try:
+                self._shapes("float32")
+            except (TypeError, ValueError):
+                raise error from None
+            return "float32"
+        return "float64"
+
+    def _shapes(self, dtype: str) -> dict[str, Any]:
         import jax
 
-        with exact_jax("float64"):
-            weights, floats = self._arguments("float64")
-            shapes = jax.eval_shape(lambda *given: self._outputs(*given)[1], weights, self._all_inputs(floats))
-            return {name: shapes[name].shape for name in self._order}
+        with exact_jax(dtype):
+            weights, floats = self._arguments(dtype)
+            found: dict[str, Any] = jax.eval_shape(
+                lambda *given: self._outputs(*given)[1], weights, self._all_inputs(floats)
+            )
+            return found
 
     def run(self, dtype: str, names: Sequence[str]) -> tuple[Tensors, Tensors, Tensors]:
         """Return outputs and loss by name, gradients of the weights by key, and gradients of the inputs by name.
@@ -89,7 +108,7 @@ class FlaxRunner:
         """
         import jax
 
-        self._dtype, self._names = dtype, tuple(names)
+        self._dtype, self._names = self._traced if dtype == "float64" else dtype, tuple(names)
         step = jax.value_and_grad(self._objective, argnums=(0, 1), has_aux=True)
         with exact_jax(dtype):
             arguments = self._arguments(dtype)
@@ -111,15 +130,19 @@ class FlaxRunner:
         """Return the operations of a forward pass outside of jit, with all values."""
         import jax
 
+        def compared(weights: Any, inputs: Any) -> list[Any]:
+            outputs = self._outputs(weights, inputs)[1]
+            return [outputs[name] for name in self._names or outputs]
+
+        traced = self._traced if dtype == "float64" else dtype
+        with exact_jax(traced):
+            weights, floats = self._arguments(traced)
+            inputs = self._all_inputs(floats)
+            closed = trace(compared, weights, inputs)
         with exact_jax(dtype):
             weights, floats = self._arguments(dtype)
-            inputs = self._all_inputs(floats)
-
-            def compared(weights: Any, inputs: Any) -> list[Any]:
-                outputs = self._outputs(weights, inputs)[1]
-                return [outputs[name] for name in self._names or outputs]
-
-            closed = trace(compared, weights, inputs)
+            for n, x in zip(self._float_inputs, floats, strict=True):
+                inputs[n] = x
             arguments = [jax.tree.leaves(weights), inputs]
             return record_flax(closed, *arguments, replace=self._replace, exact=dtype == "float64")
 
@@ -131,11 +154,14 @@ class FlaxRunner:
     def _run_in_float64(self, step: Callable[..., Any], arguments: tuple[Any, Any]) -> Any:
         import jax
 
-        with scopes_for_modules() as self.training:
-            traced = jax.jit(step, compiler_options=QUICK_COMPILE).trace(*arguments)
-        self.parts = fixed_parts(traced.jaxpr)
-        if not self.parts and not self.tables:
-            return traced.lower().compile()(*arguments)
+        with exact_jax(self._traced), scopes_for_modules() as self.training:
+            traced = jax.jit(step, compiler_options=QUICK_COMPILE).trace(*self._arguments(self._traced))
+        if self._traced == "float64":
+            self.parts = fixed_parts(traced.jaxpr)
+            if not self.parts and not self.tables:
+                return traced.lower().compile()(*arguments)
+        else:
+            self.parts = [FixedPart("flax", "", self._traced, "trace")]
         evaluator = Evaluator(self._replace)
         run = jax.jit(lambda leaves: evaluator.run(traced.jaxpr, leaves, Scope()), compiler_options=QUICK_COMPILE)
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), run(jax.tree.leaves(arguments)))
