@@ -30,7 +30,8 @@ IMAGES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "
 OF_VIT = {**IMAGES, "patch_size": 4}
 LLAMA = {**TEXT, "num_key_value_heads": 2, "max_position_embeddings": 32}
 OF_CONV = {"embedding_size": 16, "hidden_sizes": [16, 24, 32], "depths": [1, 2, 1]}
-OF_WHISPER = {**OF_BART, "num_mel_bins": 10, "max_source_positions": 12, "max_target_positions": 16}
+SPECIAL = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+OF_WHISPER = {**OF_BART, **SPECIAL, "num_mel_bins": 10, "max_source_positions": 12, "max_target_positions": 16}
 
 TOKENS = tokens(2, 9, high=60)
 PIXELS = floats(2, 3, 16, 16)
