@@ -160,6 +160,26 @@ def test_a_wrong_gradient_alone_is_named_by_its_parameter() -> None:
     )
 
 
+def test_outputs_in_another_order_are_named() -> None:
+    class Reshaped(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            return linen.Dense(8, name="fc")(x).reshape(2, 8, 5)
+
+    class TorchTransposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x).transpose(1, 2)
+
+    variables = Reshaped().init(jax.random.key(0), TOKENS)
+    report = compare_models(Reshaped().apply, variables, TorchTransposed(), TOKENS, level="function")
+    assert report.origin is not None and report.origin.kind == "order" and report.origin.flax is not None
+    assert (report.origin.flax.operation, report.origin.flax.file) == ("reshape", THIS)
+
+
 def test_the_origin_is_in_the_message() -> None:
     report = compare_models(Model.__call__, perturbed_module(Model("eps")), TorchModel(), TOKENS, level="function")
     second = str(report).splitlines()[1]

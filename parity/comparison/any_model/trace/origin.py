@@ -27,7 +27,7 @@ class Origin:
         flax, torch: the place in each model; None if it has no operation there.
         kind: "operation" if the same values enter both places; "between" if the models part between two modules;
             "constant" if an array that depends neither on inputs nor on weights differs, such as a table of positions;
-            "gradient" if only gradients differ; "precision" if the models compute the same function, and one of them rounds
+            "order" if the outputs are the same numbers in another order; "gradient" if only gradients differ; "precision" if the models compute the same function, and one of them rounds
             more.
         difference: relRMS between the results, if they can be compared; else 0.
     """
@@ -42,6 +42,8 @@ class Origin:
         where = " and ".join(places)
         if self.kind == "precision":
             return f"in float32 the error is large after {where}, and small in everything that it reads"
+        if self.kind == "order":
+            return f"the outputs are the same numbers in another order; they are returned by {where}"
         if self.kind == "gradient":
             return f"the outputs agree, and the first wrong gradient on the way back is that in {where}"
         if self.kind == "constant":
@@ -67,6 +69,15 @@ def find_origin(flax: Graph, torch: Graph) -> Origin | None:
         kind = "constant"
     places = [None if first is None else side.place(first, kind) for side, first in zip(sides, firsts, strict=True)]
     return Origin(places[0], places[1], kind, difference)
+
+
+def find_order(flax: Graph, torch: Graph) -> Origin:
+    """Return the operations that return the outputs, of two models whose outputs differ in the order of their numbers."""
+    places = []
+    for graph in (flax, torch):
+        operations = [graph.values[n].operation for n in graph.outputs if graph.values[n].operation >= 0]
+        places.append(operation_place(graph, operations[0]) if operations else None)
+    return Origin(*places, kind="order")
 
 
 def find_wrong_gradient(keys: Sequence[str], correspondence: Any) -> Origin | None:
