@@ -27,8 +27,8 @@ class Origin:
         flax, torch: the place in each model; None if it has no operation there.
         kind: "operation" if the same values enter both places; "between" if the models part between two modules;
             "constant" if an array that depends neither on inputs nor on weights differs, such as a table of positions;
-            "order" if the outputs are the same numbers in another order; "gradient" if only gradients differ; "precision" if the models compute the same function, and one of them rounds
-            more.
+            "order" if the outputs are the same numbers in another order; "gradient" if only gradients differ;
+            "precision" if the models compute the same function, and one of them rounds more.
         difference: relRMS between the results, if they can be compared; else 0.
     """
 
@@ -77,7 +77,7 @@ def find_order(flax: Graph, torch: Graph) -> Origin:
     for graph in (flax, torch):
         operations = [graph.values[n].operation for n in graph.outputs if graph.values[n].operation >= 0]
         places.append(operation_place(graph, operations[0]) if operations else None)
-    return Origin(*places, kind="order")
+    return Origin(places[0], places[1], "order")
 
 
 def find_wrong_gradient(keys: Sequence[str], correspondence: Any) -> Origin | None:
