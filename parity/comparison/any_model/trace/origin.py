@@ -210,8 +210,8 @@ class _Side:
             return _make_place(here, here.module, [here.stack])
         before = [self.graph.operations[n] for n in self._producers(operation)]
         module, separator = here.module, self.graph.separator
-        if kind == "between" and before and not any(_contains(module, each.module, separator) for each in before):
-            module = _common_path([here.module, *(each.module for each in before)], self.graph.separator)
+        if kind == "between" and not any(_contains(module, each.module, separator) for each in before):
+            module = _caller(module, separator)
         return _make_place(here, module, [here.stack, *(each.stack for each in before)])
 
     def _first_of(self, constants: Sequence[int]) -> Operation | None:
@@ -267,15 +267,10 @@ def _contains(module: str, other: str, separator: str) -> bool:
     return other != module and (not module or other.startswith(f"{module}{separator}"))
 
 
-def _common_path(modules: Sequence[str], separator: str) -> str:
-    """Return the path of the innermost module that contains all of these."""
-    paths = [module.split(separator) if module else [] for module in modules]
-    common: list[str] = []
-    for names in zip(*paths, strict=False):
-        if len(set(names)) != 1:
-            break
-        common.append(names[0])
-    return separator.join(common)
+def _caller(module: str, separator: str) -> str:
+    """Return the path of the module that calls another one, without the list that may contain it."""
+    names = module.split(separator)[:-1] if module else []
+    return separator.join(names[:-1] if module.split(separator)[-1].isdigit() else names)
 
 
 def _difference(flax: Graph, torch: Graph, first_flax: int, first_torch: int) -> float:
