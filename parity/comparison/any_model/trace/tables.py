@@ -12,7 +12,7 @@ from parity.comparison.any_model.trace.places import Line
 
 Array = NDArray[Any]
 
-_ROUNDINGS = 4 * 2.0**-24  # a table that is computed in float32 has a few rounding errors
+_ROUNDINGS = 8 * 2.0**-24  # largest error of a table that is computed in float32, relative to its largest entry
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def _rounded_partners(array: Any, others: list[Value]) -> Iterator[Array]:
         below, above = known[above - 1], known[np.minimum(above, known.size - 1)]
         nearest = np.where(np.abs(array - below) <= np.abs(above - array), below, above)
         nearest = np.where(np.isfinite(array), nearest, array)
-        if (np.abs(array - nearest) <= _ROUNDINGS * np.abs(nearest))[np.isfinite(array)].all():
+        finite = np.isfinite(array)
+        if (np.abs(array - nearest)[finite] <= _ROUNDINGS * np.abs(array[finite]).max(initial=0.0)).all():
             yield nearest
 
 
