@@ -41,7 +41,7 @@ from typing import Any
 from benchmarks.ports.declaration import Pair, Pairs
 from benchmarks.ports.pairs import sources
 
-SECONDS = 90  # time limit of a pair, and for each fault in addition
+SECONDS = 120  # time limit of a pair, and for each fault in addition
 SECONDS_PER_FAULT = 60
 MARK = "RESULT "
 ENVIRONMENT = {

@@ -158,7 +158,7 @@ def _mbconv(stride: int, expand: int) -> Built:
     from timm.models._efficientnet_blocks import DepthwiseSeparableConv, InvertedResidual
     from torch.nn import SiLU
 
-    model = MBConv(16, 16, 3, stride, expand, 0.25, 1, ModelConfig.b0(), rngs=rngs())
+    model = MBConv(16, 16, 3, stride, expand, 0.25, 1, cfg=ModelConfig.b0(), rngs=rngs())
     squeeze = partial(SqueezeExcite, rd_ratio=0.25 / expand, gate_layer="sigmoid", act_layer=SiLU)
     if expand == 1:
         module: Any = DepthwiseSeparableConv(16, 16, 3, stride, act_layer=SiLU, se_layer=squeeze)
@@ -277,7 +277,7 @@ def _() -> Built:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,
-        "rope_theta": 10000,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},  # bonsai ignores that of its config
         "tie_word_embeddings": False,
     }
     module = hugging_face("Qwen3ForCausalLM", "Qwen3Config", options, logits)
