@@ -18,9 +18,12 @@ RATE = {"dropout_rate": 0.0}
 def module(path: str) -> Any:
     """Return the module of a workload."""
     # A file that only an installation writes, and a package that is imported and not used by the models.
-    sys.modules.setdefault("tensorflow", types.ModuleType("tensorflow"))
     sys.modules.setdefault("algoperf._version", types.SimpleNamespace(version="0"))  # type: ignore[arg-type]
-    return importlib.import_module(f"{WORKLOADS}.{path}.models")
+    sys.modules["tensorflow"] = types.ModuleType("tensorflow")
+    try:
+        return importlib.import_module(f"{WORKLOADS}.{path}.models")
+    finally:
+        del sys.modules["tensorflow"]
 
 
 def declare(name: str, workload: str, prefix: str, build: Any, **options: Any) -> None:
@@ -59,8 +62,8 @@ def _resnet(jax: Any, torch: Any, block: tuple[str, str], **options: Any) -> Bui
 
 
 OF_STRIDES = (
-    "the strided convolutions of the JAX workload are padded by SAME (imagenet_resnet/imagenet_jax/models.py:31), which adds "
-    "nothing at the top and left, and those of the PyTorch workload by 1 (imagenet_pytorch/models.py)"
+    "the strided convolutions of the JAX workload are padded by SAME (imagenet_resnet/imagenet_jax/models.py:31), which "
+    "adds nothing at the top and left, and those of the PyTorch workload by 1 (imagenet_pytorch/models.py)"
 )
 declare(
     "resnet_basic",

@@ -126,8 +126,8 @@ def _() -> Built:
     "vit_as_published",
     "bonsai ViTClassificationModel",
     "transformers ViTForImageClassification",
-    disagreement="bonsai applies the GELU by tanh (bonsai/models/vit/modeling.py:115, jax.nn.gelu), google/vit-base-patch16-224 "
-    "the one by erf",
+    disagreement="bonsai applies the GELU by tanh (bonsai/models/vit/modeling.py:115, jax.nn.gelu), and "
+    "google/vit-base-patch16-224 the one by erf",
 )
 def _() -> Built:
     module = hugging_face("ViTForImageClassification", "ViTConfig", {**VIT, "num_labels": 5}, logits)
@@ -186,8 +186,13 @@ def _() -> Built:
     return of_nnx(blocks, module, floats(2, 16, 16, 3), output_axes="b y x c <-> b c y x", **IMAGE_AXES)
 
 
-@PAIRS.pair("densenet121", "bonsai DenseNet", "torchvision DenseNet", disagreement="bonsai pads the strided stem by SAME and "
-    "its max pooling with it (bonsai/models/densenet121/modeling.py:95-99), as Keras does; torchvision pads by 3 and by 1")  # fmt: skip
+@PAIRS.pair(
+    "densenet121",
+    "bonsai DenseNet",
+    "torchvision DenseNet",
+    disagreement="bonsai pads the strided stem and its max pooling by SAME (bonsai/models/densenet121/modeling.py:95-99), "
+    "as Keras does, and torchvision by 3 and by 1",
+)
 def _() -> Built:
     from bonsai.models.densenet121.modeling import DenseNet, ModelConfig
     from torchvision.models.densenet import DenseNet as Other

@@ -1,4 +1,4 @@
-"""flaxmodels (matthias-wright/flaxmodels) and its counterparts in torchvision and transformers, `--source flaxmodels=CLONE`."""
+"""flaxmodels (matthias-wright/flaxmodels), `--source flaxmodels=CLONE`, with torchvision and transformers."""
 
 import importlib
 import sys
