@@ -159,7 +159,7 @@ def _mbconv(stride: int, expand: int) -> Built:
     from torch.nn import SiLU
 
     model = MBConv(16, 16, 3, stride, expand, 0.25, 1, cfg=ModelConfig.b0(), rngs=rngs())
-    squeeze = partial(SqueezeExcite, rd_ratio=0.25 / expand, gate_layer="sigmoid", act_layer=SiLU)
+    squeeze = partial(SqueezeExcite, rd_channels=4, gate_layer="sigmoid", act_layer=SiLU)
     if expand == 1:
         module: Any = DepthwiseSeparableConv(16, 16, 3, stride, act_layer=SiLU, se_layer=squeeze)
     else:
