@@ -127,8 +127,9 @@ class Mutants:
     def _next(self, side: str) -> Result | None:
         """Draw faults until one changes the function; return its result, or None if there is none."""
         counts = {"failed": 0, "equivalent": 0}
+        of_attribute = self.rng.random() < ATTRIBUTE_SHARE  # once for all redraws, because these faults rarely need any
         for _ in range(MAX_REDRAWS):
-            use_attribute = self.attributes[side] and self.rng.random() < ATTRIBUTE_SHARE
+            use_attribute = self.attributes[side] and of_attribute
             fault_context: AbstractContextManager[Fault] | None
             if use_attribute:
                 fault_context = self._changed(
