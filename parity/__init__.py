@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
     from parity.checkpoints.writing import convert, save, write
     from parity.comparison.any_model import assert_parity
+    from parity.comparison.invariance import invariance
     from parity.comparison.own_model import derive_table
     from parity.comparison.twins import compare
 
@@ -26,6 +27,7 @@ __all__ = [
     "compare",
     "convert",
     "derive_table",
+    "invariance",
     "load",
     "register_format",
     "save",
@@ -44,6 +46,7 @@ if not TYPE_CHECKING:  # a type checker would assume that a module with __getatt
         "compare": "comparison.twins",
         "convert": "checkpoints.writing",
         "derive_table": "comparison.own_model",
+        "invariance": "comparison.invariance.measurement",
         "load": "checkpoints.reading",
         "register_format": "checkpoints.format_file",
         "save": "checkpoints.writing",

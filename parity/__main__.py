@@ -123,6 +123,8 @@ def _build_parser() -> Parser:
     sub.add_argument(
         "--against", metavar="OTHER", help="a checkpoint in any format that must compute the same function as SRC"
     )
+    text = "test instead whether the outputs of each twin depend on the batch, threads and devices; with --dtype and --seed"
+    sub.add_argument("--invariance", action="store_true", help=text)
     _add_check_options(sub)
 
     sub = command("diagnose")

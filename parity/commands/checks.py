@@ -25,11 +25,7 @@ def check(args: argparse.Namespace) -> int:
     """Compare both twins on the weights of SRC, or SRC with OTHER, and print PASS or the first part that differs."""
     from parity.comparison import html_report
 
-    twin_options = ("level", "dtype", "steps", "no_gradients", "as_is", "html")
-    if args.against and (given := [f"--{name.replace('_', '-')}" for name in twin_options if getattr(args, name)]):
-        raise InputError(
-            f"--against compares only the forward passes of two checkpoints, in float64: remove {' and '.join(given)}"
-        )
+    _check_options_combine(args)
     if args.html:
         html_report.check_output_path(args.html)
     checkpoint = load_source(args)
@@ -37,9 +33,12 @@ def check(args: argparse.Namespace) -> int:
     check_format_files_used(args, checkpoint.format, *([other.format] if other else []))
     written: list[Path] = []
     with _require_frameworks("check runs both twins"), spinner(quiet=args.json) as progress:
-        report = (
-            _compare_checkpoints(checkpoint, other, args, progress) if other else _compare_twins(checkpoint, args, progress)
-        )
+        if args.invariance:
+            report = _test_invariance(checkpoint, args, progress)
+        elif other:
+            report = _compare_checkpoints(checkpoint, other, args, progress)
+        else:
+            report = _compare_twins(checkpoint, args, progress)
         if args.html:
             progress("the HTML report")
             written = html_report.write(report, checkpoint, args.html, source=args.source, seed=args.seed)
@@ -159,6 +158,24 @@ def _table(args: argparse.Namespace) -> int:
     else:
         print_report(history)
     return 0
+
+
+def _check_options_combine(args: argparse.Namespace) -> None:
+    """Raise InputError for options of `check` that do not combine with --against or with --invariance."""
+    of_twins = ("level", "steps", "no_gradients", "as_is", "html")
+    modes = (
+        ("invariance", "tests whether the outputs of each twin depend on the batch", ("against", *of_twins)),
+        ("against", "compares only the forward passes of two checkpoints, in float64", ("dtype", *of_twins)),
+    )
+    for mode, what, excluded in modes:
+        if getattr(args, mode) and (given := [f"--{name.replace('_', '-')}" for name in excluded if getattr(args, name)]):
+            raise InputError(f"--{mode} {what}: remove {' and '.join(given)}")
+
+
+def _test_invariance(checkpoint: Checkpoint, args: argparse.Namespace, progress: Any) -> Any:
+    from parity.comparison.invariance.twins import twins_invariance
+
+    return twins_invariance(checkpoint, seed=args.seed, dtype=args.dtype or "float32", progress=progress)
 
 
 def _compare_twins(checkpoint: Checkpoint, args: argparse.Namespace, progress: Any) -> Any:

@@ -38,7 +38,7 @@ def read_settings(torch: Any) -> dict[str, str | None]:
 def strict_settings(torch: Any) -> Iterator[None]:
     """Set every setting of PyTorch to its strict value, and restore the settings at the end."""
     with ExitStack() as stack:
-        stack.enter_context(_full_float32(torch))
+        stack.enter_context(full_float32(torch))
         for switch in _switches(torch):
             stack.enter_context(_temporarily_set(*switch))
         yield
@@ -107,7 +107,7 @@ _NODES = _PARENTS + [(backend, op) for backend in ("cuda", "mkldnn") for op in (
 
 
 @contextmanager
-def _full_float32(torch: Any) -> Iterator[None]:
+def full_float32(torch: Any) -> Iterator[None]:
     """Disable TF32 and bfloat16 in float32 operations, in both the older and the newer API of these settings.
 
     PyTorch keeps both (aten/src/ATen/Context.cpp) and refuses to read the older one if the newer one disagrees, so both are

@@ -66,7 +66,7 @@ class FlaxRunner:
         self._float_inputs = [n for n, x in enumerate(inputs) if np.issubdtype(x.dtype, np.floating)]
         self.skipped: dict[str, str] = {}
         self.statistics: Tensors = {}
-        self._dtype = "float64"
+        self._dtype = self._traced = "float64"  # of the weights in a run, and in the trace of a run in float64
         self._order: list[str] = []
         self._names: tuple[str, ...] = ()
         self.parts: list[FixedPart] = []
@@ -77,10 +77,21 @@ class FlaxRunner:
         """Return the shapes of the outputs by name."""
         import jax
 
-        with exact_jax("float64"):
-            weights, floats = self._arguments("float64")
-            shapes = jax.eval_shape(lambda *given: self._outputs(*given)[1], weights, self._all_inputs(floats))
-            return {name: shapes[name].shape for name in self._order}
+        def shapes() -> dict[str, tuple[int, ...]]:
+            with exact_jax(self._traced):
+                weights, floats = self._arguments(self._traced)
+                found = jax.eval_shape(lambda *given: self._outputs(*given)[1], weights, self._all_inputs(floats))
+                return {name: found[name].shape for name in self._order}
+
+        try:
+            return shapes()
+        except (TypeError, ValueError) as error:  # code that mixes types may run without 64-bit types only
+            self._traced = "float32"
+            try:
+                return shapes()
+            except (TypeError, ValueError):
+                self._traced = "float64"
+                raise error from None
 
     def run(self, dtype: str, names: Sequence[str]) -> tuple[Tensors, Tensors, Tensors]:
         """Return outputs and loss by name, gradients of the weights by key, and gradients of the inputs by name.
@@ -89,7 +100,7 @@ class FlaxRunner:
         """
         import jax
 
-        self._dtype, self._names = dtype, tuple(names)
+        self._dtype, self._names = self._traced if dtype == "float64" else dtype, tuple(names)
         step = jax.value_and_grad(self._objective, argnums=(0, 1), has_aux=True)
         with exact_jax(dtype):
             arguments = self._arguments(dtype)
@@ -111,15 +122,19 @@ class FlaxRunner:
         """Return the operations of a forward pass outside of jit, with all values."""
         import jax
 
+        def compared(weights: Any, inputs: Any) -> list[Any]:
+            outputs = self._outputs(weights, inputs)[1]
+            return [outputs[name] for name in self._names or outputs]
+
+        traced = self._traced if dtype == "float64" else dtype
+        with exact_jax(traced):
+            weights, floats = self._arguments(traced)
+            inputs = self._all_inputs(floats)
+            closed = trace(compared, weights, inputs)
         with exact_jax(dtype):
             weights, floats = self._arguments(dtype)
-            inputs = self._all_inputs(floats)
-
-            def compared(weights: Any, inputs: Any) -> list[Any]:
-                outputs = self._outputs(weights, inputs)[1]
-                return [outputs[name] for name in self._names or outputs]
-
-            closed = trace(compared, weights, inputs)
+            for n, x in zip(self._float_inputs, floats, strict=True):
+                inputs[n] = x
             arguments = [jax.tree.leaves(weights), inputs]
             return record_flax(closed, *arguments, replace=self._replace, exact=dtype == "float64")
 
@@ -131,11 +146,14 @@ class FlaxRunner:
     def _run_in_float64(self, step: Callable[..., Any], arguments: tuple[Any, Any]) -> Any:
         import jax
 
-        with scopes_for_modules() as self.training:
-            traced = jax.jit(step, compiler_options=QUICK_COMPILE).trace(*arguments)
-        self.parts = fixed_parts(traced.jaxpr)
-        if not self.parts and not self.tables:
-            return traced.lower().compile()(*arguments)
+        with exact_jax(self._traced), scopes_for_modules() as self.training:
+            traced = jax.jit(step, compiler_options=QUICK_COMPILE).trace(*self._arguments(self._traced))
+        if self._traced == "float64":
+            self.parts = fixed_parts(traced.jaxpr)
+            if not self.parts and not self.tables:
+                return traced.lower().compile()(*arguments)
+        else:
+            self.parts = [FixedPart("flax", "", self._traced, "trace")]
         evaluator = Evaluator(self._replace)
         run = jax.jit(lambda leaves: evaluator.run(traced.jaxpr, leaves, Scope()), compiler_options=QUICK_COMPILE)
         return jax.tree.unflatten(jax.tree.structure(traced.out_info), run(jax.tree.leaves(arguments)))

@@ -104,7 +104,7 @@ def default_loss(outputs: Mapping[str, Any], seed: int, asarray: Callable[..., A
     """Return the sum over the floating-point outputs of the mean squared error from a standard normal target."""
     rng, total = np.random.default_rng(seed + 1), 0.0
     for output in outputs.values():
-        target = rng.standard_normal(tuple(output.shape))
+        target = rng.standard_normal(tuple(output.shape)).astype(np.float32)  # the same numbers in every dtype
         if "float" in str(output.dtype):
             total = total + ((output - asarray(target)) ** 2).mean()
     return total

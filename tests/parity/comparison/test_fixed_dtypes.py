@@ -176,3 +176,51 @@ def test_a_table_with_other_numbers_fails() -> None:
     flax = Positions(scale=1 + 3e-6)
     report = compare_models(flax.apply, random_variables(flax, TOKENS), TorchPositions(), TOKENS, level="function")
     assert not report.passed and report.origin is not None and report.origin.kind == "constant"
+
+
+class Sliced(linen.Module):
+    """A layer that runs without 64-bit types only: it mixes integers of fixed and of default types."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        y = 0.1 * linen.Dense(2)(x)
+        return jax.lax.dynamic_update_slice(y, y[:1] / 7, (jnp.int32(1), jnp.arange(3)[0]))
+
+
+class TorchSliced(TorchLinear):
+    """The same layer."""
+
+    def forward(self, x: Any) -> Any:
+        y = 0.1 * self.fc(x)
+        return torch.cat([y[:1], y[:1] / 7, y[2:]])
+
+
+def test_a_model_that_runs_without_64_bit_types_only_is_compared_in_float64() -> None:
+    report = compare(Sliced(), TorchSliced())
+    assert report.passed and report.rows[0].difference < 1e-15, str(report)
+    assert report.fixed_parts[0].operation == "trace"
+
+
+class Embedded(linen.Module):
+    """An embedding whose gradient is added up in float32."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        table = self.param("table", linen.initializers.normal(), (4, 3)).astype(jnp.float32)
+        return table[jnp.array([0, 1, 1, 3, 1])] * x[:1, :3]
+
+
+class TorchEmbedded(nn.Module):
+    """The same embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(4, 3))
+
+    def forward(self, x: Any) -> Any:
+        return self.table[torch.tensor([0, 1, 1, 3, 1])] * x[:1, :3]
+
+
+def test_gradients_that_are_added_up_in_float32_are_compared_in_float64() -> None:
+    report = compare(Embedded(), TorchEmbedded())
+    assert report.passed and max(row.difference for row in report.rows) < 1e-15, str(report)

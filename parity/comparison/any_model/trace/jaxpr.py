@@ -153,6 +153,8 @@ def _operation_in_float64(equation: Any, values: Sequence[Any]) -> list[Any]:
         return list(values)
     if name == "convert_element_type" and narrow_float(equation.outvars[0].aval):
         params = {**params, "new_dtype": np.dtype(np.float64)}
+    elif name.startswith("scatter") and params.get("update_jaxpr") is not None:
+        params = {**params, "update_jaxpr": _jaxpr_in_float64(params["update_jaxpr"])}
     elif name in RANDOM_BITS or any(True for value in params.values() for _ in inner_jaxprs(value)):
         values = [
             _as_array(v).astype(e.aval.dtype) if _is_narrowed(v, e.aval) else v
@@ -163,6 +165,14 @@ def _operation_in_float64(equation: Any, values: Sequence[Any]) -> list[Any]:
     if name == "mul" and params.get("out_dtype") is not None and equation.outvars[0].aval.dtype.kind == "f":
         params = {**params, "out_dtype": np.dtype(np.float64)}
     return [each.astype(np.float64) if narrow_float(each) else each for each in _bind(equation, values, params)]
+
+
+def _jaxpr_in_float64(jaxpr: Any) -> Any:
+    """Return a jaxpr of scalars, such as how a scatter combines two of them, with all its parts in float64."""
+    import jax
+
+    scalars = [np.zeros((), np.float64 if narrow_float(v.aval) else v.aval.dtype) for v in jaxpr.invars]
+    return jax.make_jaxpr(lambda *given: Evaluator().evaluate(jaxpr, [], given, Scope()))(*scalars).jaxpr
 
 
 def _bind(equation: Any, values: Sequence[Any], params: Any) -> list[Any]:

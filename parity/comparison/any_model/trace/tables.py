@@ -48,7 +48,8 @@ def find_rounded_tables(flax: Graph, torch: Graph) -> tuple[Table, ...]:
             continue
         if found.keys() & flax.ancestors([n]):  # computed from a table that is replaced already
             continue
-        if (entries := next(_rounded_partners(value.array, others), None)) is not None:
+        entries = next(_rounded_partners(value.array, others), None)
+        if entries is not None and not np.array_equal(entries, np.asarray(value.array)):
             found[n] = _table(flax, n, value.array, entries)
     return tuple(found.values())
 

@@ -1,0 +1,172 @@
+"""`invariance`: test whether an image's outputs depend on the rest of its batch, on its place, on threads or on devices."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parity.comparison.invariance.conditions import ALONE, IN_ORDER, batches, compare
+from parity.comparison.invariance.jax_runner import JaxRunner
+from parity.comparison.invariance.report import Change, InvarianceReport
+from parity.comparison.invariance.torch_runner import NotTestedError, TorchRunner
+from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget, five_sigma_factor
+from vit_spec import InputError, nearest
+
+Array = NDArray[Any]
+Outputs = Mapping[str, Array]
+Runner = JaxRunner | TorchRunner
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+def invariance(
+    model: Any,
+    inputs: Any,
+    params: Any = None,
+    *,
+    dtype: Dtype = "float32",
+    progress: Callable[[str], None] = lambda what: None,
+) -> InvarianceReport:
+    """Test whether the outputs of an image are the same alone, in any batch, at any place, on any threads and devices.
+
+    Each image is run alone, in batches of 2 and of all images, in other orders, in a batch that is padded with zeros and
+    with other images, and twice; on one thread and on several; and on every other device.  All but the last two are
+    also run in float64, on CPU, which tells rounding from a dependence on the rest of the batch: see
+    `parity.comparison.invariance.report`.  Matrix products run in full precision, without TF32.  The model is not changed.
+
+    Args:
+        model: a torch.nn.Module, which keeps its mode, train or eval; an nnx.Module; a linen module; or a function that is
+            called as `model(params, *inputs)`, such as a linen `model.apply`, and is jitted.
+        inputs: one array, or a tuple of arrays.  Axis 0 is the batch, with at least 2 entries; so it is in every output.
+        params: the parameters of a linen module or a function, a pytree.
+        dtype: the type to which floating-point weights and inputs are cast.
+        progress: called with a description of each step when it begins.
+
+    Raises:
+        InputError: a framework is not installed, the inputs or outputs have no batch axis, or the model raises an error.
+    """
+    if dtype not in get_args(Dtype):
+        raise InputError(f"dtype is {dtype!r}: give one of {', '.join(get_args(Dtype))}{nearest(dtype, get_args(Dtype))}")
+    runner = _make_runner(model, params)
+    arrays = _check_inputs(inputs)
+    not_tested: dict[str, str] = {}
+    progress(f"{runner.framework} in {dtype}")
+    run = runner.prepare(dtype)
+    changes, in_order = _compare_batches(run, dtype, arrays)
+    if dtype != "float64":
+        progress(f"{runner.framework} in float64")
+        changes += _compare_in_float64(runner, arrays, not_tested)
+    progress(f"{runner.framework} on other threads and devices")
+    try:
+        condition, one, several = runner.run_on_threads(dtype, arrays)
+        changes += compare(condition, dtype, several, one)
+    except NotTestedError as error:
+        not_tested["threads"] = str(error)
+    others = runner.other_devices()
+    for device in others:
+        found = _run(runner.prepare(dtype, device), arrays, len(arrays[0]))
+        changes += compare(f"on {runner.device} and on {device}", dtype, in_order, found)
+    if not others:
+        not_tested["other devices"] = f"{runner.device} is the only one"
+    changes = with_tolerances(changes, in_order)
+    return InvarianceReport(runner.framework, dtype, tuple(changes), not_tested, runner.device, runner.versions)
+
+
+def _make_runner(model: Any, params: Any) -> Runner:
+    """Return the runner of a model of either framework."""
+    torch = sys.modules.get("torch")  # a module of PyTorch exists only if it was imported
+    if torch is not None and isinstance(model, torch.nn.Module):
+        if params is not None:
+            raise InputError("params are given with a torch.nn.Module, which has its own: leave params out")
+        return TorchRunner(model)
+    try:
+        from flax import linen, nnx
+    except ImportError as error:
+        raise InputError(f"the model is no torch.nn.Module, and {error.name} is not installed: pip install it") from None
+    if isinstance(model, nnx.Module):
+        if params is not None:
+            raise InputError("params are given with an nnx.Module, which has its own: leave params out")
+        return JaxRunner(type(model).__call__, model)
+    apply = model.apply if isinstance(model, linen.Module) else model
+    if not callable(apply):
+        raise InputError(f"the model is a {type(model).__name__}: give a torch.nn.Module, a Flax module or a function")
+    if params is None:
+        raise InputError("params are missing: give the parameters of the Flax function")
+    return JaxRunner(apply, params)
+
+
+def _check_inputs(inputs: Any) -> list[Array]:
+    """Return the inputs as arrays; floating-point arrays are rounded to float32, so that all runs have the same inputs."""
+    given = [np.asarray(x) for x in (inputs if isinstance(inputs, (tuple, list)) else (inputs,))]
+    sizes = {x.shape[:1] for x in given}
+    if len(sizes) != 1 or not (size := next(iter(sizes))) or size[0] < 2:
+        shapes = ", ".join(str(x.shape) for x in given) or "none"
+        raise InputError(f"the inputs have shapes {shapes}: axis 0 must be the same batch of at least 2 images in all")
+    return [x if x.dtype.kind in "iub" else x.astype(np.float32) for x in given]
+
+
+def _compare_batches(
+    run: Callable[[Sequence[Array]], Outputs], dtype: str, inputs: list[Array]
+) -> tuple[list[Change], Outputs]:
+    """Return the changes between all batches, and the outputs of the batch in order."""
+    count = len(inputs[0])
+    in_order = _run(run, inputs, count)
+    single = [_run(run, [x[n : n + 1] for x in inputs], 1) for n in range(count)]
+    references = {IN_ORDER: in_order, ALONE: {name: np.concatenate([each[name] for each in single]) for name in in_order}}
+    changes = []
+    for batch in batches(inputs):
+        found = _run(run, batch.inputs, len(batch.inputs[0]))
+        changes += compare(batch.condition, dtype, references[batch.reference], found, batch.images, batch.places)
+    return changes, in_order
+
+
+def _run(run: Callable[[Sequence[Array]], Outputs], inputs: Sequence[Array], count: int) -> Outputs:
+    """Run a batch of `count` images, and check that every output has that batch axis."""
+    try:
+        outputs = run([np.ascontiguousarray(x) for x in inputs])
+    except InputError:
+        raise
+    except Exception as error:
+        what = (str(error).strip() or "no message").splitlines()[0]
+        raise InputError(f"the model does not run on a batch of {count}: {type(error).__name__}: {what}") from error
+    for name, array in outputs.items():
+        if array.shape[:1] != (count,):
+            raise InputError(
+                f"{name} has shape {array.shape} for a batch of {count}: axis 0 must be the batch; leave out what is not "
+                "per image, such as a loss"
+            )
+    if not outputs:
+        raise InputError("the model returns no array: return its outputs")
+    return outputs
+
+
+def _compare_in_float64(runner: Runner, inputs: list[Array], not_tested: dict[str, str]) -> list[Change]:
+    """Return the changes in float64; none, and an entry in `not_tested`, if the model does not compute in float64."""
+    try:
+        changes, in_order = _compare_batches(runner.prepare("float64"), "float64", inputs)
+    except InputError as error:
+        not_tested["float64"] = str(error)
+        return []
+    for name, array in in_order.items():
+        if array.dtype.kind not in "iub" and array.dtype != np.float64:
+            not_tested["float64"] = f"{name} is {array.dtype} with weights and inputs in float64"
+            return []
+    return changes
+
+
+def with_tolerances(changes: list[Change], outputs: Outputs) -> list[Change]:
+    """Return the changes with their tolerances; see `parity.comparison.invariance.report`."""
+    exact = [c.difference for c in changes if c.dtype == "float64" and outputs[c.output].dtype.kind not in "iub"]
+    largest = max((each for each in exact if np.isfinite(each)), default=0.0)
+
+    def tolerance(change: Change) -> float | None:
+        output = outputs[change.output]
+        if change.dtype == "float64":
+            return FLOAT64_TOLERANCE
+        if output.dtype.kind in "iub":
+            return None
+        return 2 * ErrorBudget(change.dtype, float64_error=largest).tolerance * five_sigma_factor(output.size)
+
+    return [replace(change, tolerance=tolerance(change)) for change in changes]

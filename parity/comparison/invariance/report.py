@@ -1,0 +1,154 @@
+"""The result of `parity.invariance`: how much each condition changes the outputs of an image, and whether that is rounding.
+
+In float64 a change is rounding if relRMS is at most `FLOAT64_TOLERANCE`, as in check G0: a mean over the batch, even one
+with a small weight, changes more.  In the lower precision it is rounding if relRMS is at most twice the tolerance of G1
+or G2, because each of the two results may differ from the exact one by that tolerance.  Like there, the tolerance is
+wider for functions that amplify rounding errors, which the largest change in float64 shows, and for few entries.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from parity.comparison.report import replace_non_finite
+from parity.comparison.tolerances import FLOAT32_TOLERANCE, UNIT_ROUNDOFF
+
+TWICE = "run twice"
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of one output between two conditions.
+
+    Attributes:
+        condition: what changes, such as "run twice" or "alone and in a batch of 8".
+        dtype: the type of weights and inputs.
+        output: "output", "output.logits", ...
+        bit_equal: whether all entries are equal, bit for bit.
+        difference: relRMS of the image that changes most; the root-mean-square of an image counts as at least that of
+            all images.
+        largest: the largest absolute difference of an entry.
+        ulps: the largest number of steps between neighbouring numbers of the type that separate two entries; it is large
+            where an entry is near zero, and None if an entry is not finite or an integer.
+        tolerance: the largest `difference` that counts as rounding; None for integers, such as an argmax, in the lower
+            precision, because rounding errors may change them.
+    """
+
+    condition: str
+    dtype: str
+    output: str
+    bit_equal: bool
+    difference: float
+    largest: float
+    ulps: int | None
+    tolerance: float | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the change is at most rounding."""
+        return self.tolerance is None or self.difference <= self.tolerance
+
+
+@dataclass(frozen=True)
+class InvarianceReport:
+    """Result of `parity.invariance`; `str` gives the verdict and a table.
+
+    Attributes:
+        framework: "jax" or "torch".
+        dtype: the type that the model was tested in, in addition to float64.
+        changes: for each condition and type, the change of each output.
+        not_tested: conditions that were not tested, and why.
+        device: the device of all runs in `dtype` but those on other devices.
+        versions: versions of the framework and NumPy, and the machine type.
+    """
+
+    framework: str
+    dtype: str
+    changes: tuple[Change, ...]
+    not_tested: Mapping[str, str]
+    device: str
+    versions: Mapping[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every change is at most rounding."""
+        return all(change.passed for change in self.changes)
+
+    @property
+    def bit_equal(self) -> bool:
+        """Whether no condition changes a bit of an output in `dtype`."""
+        return all(change.bit_equal for change in self.changes if change.dtype == self.dtype)
+
+    @property
+    def worst(self) -> Change:
+        """The change that is largest relative to its tolerance; a failure of "run twice" comes first."""
+        failed = [change for change in self.changes if not change.passed]
+        candidates = [change for change in failed if change.condition == TWICE] or failed or list(self.changes)
+        return max(candidates, key=lambda each: each.difference / each.tolerance if each.tolerance else 0.0)
+
+    @property
+    def verdict(self) -> str:
+        """One line: PASS with the largest change in `dtype`, or FAIL with the condition that changes more than rounding."""
+        worst = self.worst
+        found = f"{worst.condition}: {worst.output} differs by {worst.difference:.1e} in {worst.dtype}"
+        if not worst.passed:
+            what = "not deterministic" if worst.condition == TWICE else "not invariant"
+            return f"FAIL, {what}: {found} (tolerance {worst.tolerance:.0e})"
+        if self.bit_equal:
+            conditions = {change.condition for change in self.changes if change.dtype == self.dtype}
+            return f"PASS: bit-equal in {self.dtype} under all {len(conditions)} conditions"
+        [*_, largest] = sorted((c for c in self.changes if c.dtype == self.dtype), key=lambda change: change.difference)
+        return (
+            f"PASS: the outputs change by rounding alone, by up to {largest.difference:.1e} in {self.dtype} "
+            f"({largest.condition})"
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything for JSON; infinite numbers and NaN become null."""
+        found = {
+            "framework": self.framework,
+            "device": self.device,
+            "dtype": self.dtype,
+            "passed": self.passed,
+            "bit_equal": self.bit_equal,
+            "verdict": self.verdict,
+            "changes": [{**asdict(change), "passed": change.passed} for change in self.changes],
+            "not_tested": dict(self.not_tested),
+            "versions": dict(self.versions),
+        }
+        return dict(replace_non_finite(found))
+
+    def __str__(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return "\n".join(
+            [
+                self.verdict,
+                *self._hint_lines(),
+                f"{self.framework} on {self.device}; change of the image that changes most:",
+                *self._table_lines(),
+                *(f"not tested: {what}: {why}" for what, why in self.not_tested.items()),
+                f"versions: {versions}",
+            ]
+        )
+
+    def _hint_lines(self) -> Iterator[str]:
+        worst = self.worst
+        if not worst.passed and worst.dtype == "float64":
+            if UNIT_ROUNDOFF["float32"] / 10 < worst.difference < FLOAT32_TOLERANCE:
+                yield "hint: the change is as large as float32 rounding; does a part of the model cast to float32?"
+
+    def _table_lines(self) -> Iterator[str]:
+        """Yield a line for each condition and type, with the output that changes most."""
+        rows: dict[tuple[str, str], Change] = {}
+        for change in self.changes:
+            key = (change.condition, change.dtype)
+            if key not in rows or (change.passed, -change.difference) < (rows[key].passed, -rows[key].difference):
+                rows[key] = change
+        width = max(len(condition) for condition, _ in rows)
+        outputs = max(len(change.output) for change in rows.values())
+        yield f"  {'condition':{width}}  {'dtype':8}  {'output':{outputs}}   relRMS   largest        ulps"
+        for change in rows.values():
+            start = f"  {change.condition:{width}}  {change.dtype:8}  {change.output:{outputs}}"
+            ulps = "-" if change.ulps is None else f"{change.ulps:,}"
+            sizes = f"{change.difference:8.1e}  {change.largest:8.1e}  {ulps:>10}"
+            yield f"{start}  {'bit-equal' if change.bit_equal else sizes}{'' if change.passed else '  FAIL'}"

@@ -1,0 +1,112 @@
+"""Runs of a PyTorch module for `parity.invariance`: in a dtype, on a device, on a number of threads."""
+
+import copy
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parity.checkpoints.weights import FLOAT_DTYPES
+from parity.comparison.any_model.outputs import named_arrays
+from parity.comparison.torch_settings import full_float32
+
+Array = NDArray[Any]
+Run = Callable[[Sequence[Array]], Mapping[str, Array]]
+
+
+class TorchRunner:
+    """A PyTorch module whose copies run in several dtypes and on several devices; the module itself stays as it is.
+
+    Attributes:
+        device: the device of the module, on which runs in the lower precision take place; those in float64 are on CPU.
+    """
+
+    framework = "torch"
+
+    def __init__(self, module: Any) -> None:
+        import torch
+
+        self._module = module
+        tensors = [*module.parameters(), *module.buffers()]
+        self.device = str(tensors[0].device) if tensors else str(torch.get_default_device())
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of PyTorch and NumPy, and the machine type."""
+        import torch
+
+        return {"torch": torch.__version__, "numpy": np.__version__, "machine": platform.machine()}
+
+    def other_devices(self) -> list[str]:
+        """Return the names of the devices on which the module can run beside `device`."""
+        import torch
+
+        names = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
+        here = str(torch.device("cuda:0")) if self.device == "cuda" else self.device
+        return [name for name in names if name != here]
+
+    def prepare(self, dtype: str, device: str | None = None) -> Run:
+        """Return a function that runs a copy of the module, in its mode, on arrays that are cast to `dtype`.
+
+        Buffers, such as running statistics, are the same at the start of each run.
+        """
+        import torch
+
+        device = device or ("cpu" if dtype == "float64" else self.device)
+        own = copy.deepcopy(self._module).to(device, getattr(torch, dtype))
+        buffers = {key: buffer.clone() for key, buffer in own.named_buffers()}
+
+        def run(inputs: Sequence[Array]) -> Mapping[str, Array]:
+            # The generator is not seeded: random numbers that the module draws must differ from run to run.
+            with torch.no_grad(), full_float32(torch):
+                for key, buffer in own.named_buffers():
+                    buffer.copy_(buffers[key])
+                returned = own(*(_to_tensor(x, dtype).to(device) for x in inputs))
+                return {name: _to_array(tensor) for name, tensor in named_arrays(returned)}
+
+        return run
+
+    def run_on_threads(self, dtype: str, inputs: Sequence[Array]) -> tuple[str, Mapping[str, Array], Mapping[str, Array]]:
+        """Return what was compared, and the outputs on one thread and on several.
+
+        Raises:
+            NotTestedError: the module is not on CPU.
+        """
+        import torch
+
+        if self.device != "cpu":
+            raise NotTestedError(f"the module is on {self.device}, and threads are those of the CPU")
+        before = torch.get_num_threads()
+        several, run = max(before, 2), self.prepare(dtype)
+        try:
+            found = []
+            for count in (1, several):
+                torch.set_num_threads(count)
+                found.append(run(inputs))
+        finally:
+            torch.set_num_threads(before)
+        return f"on 1 and on {several} threads", found[0], found[1]
+
+
+class NotTestedError(Exception):
+    """A condition cannot be tested; the message says why."""
+
+
+def _to_tensor(x: Array, dtype: str) -> Any:
+    import torch
+
+    tensor = torch.tensor(x)
+    return tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+
+
+def _to_array(tensor: Any) -> Array:
+    import torch
+
+    host = tensor.detach().cpu().contiguous()
+    if host.dtype == torch.bfloat16:
+        bits: Array = host.view(torch.int16).numpy()
+        return bits.view(FLOAT_DTYPES["bfloat16"])
+    array: Array = host.numpy()
+    return array
