@@ -224,3 +224,10 @@ class TorchEmbedded(nn.Module):
 def test_gradients_that_are_added_up_in_float32_are_compared_in_float64() -> None:
     report = compare(Embedded(), TorchEmbedded())
     assert report.passed and max(row.difference for row in report.rows) < 1e-15, str(report)
+
+
+@pytest.mark.parametrize("name", ["hard_sigmoid", "hard_swish"])
+def test_gradients_that_pytorch_computes_with_a_constant_in_float32_are_compared_in_float64(name: str) -> None:
+    report = compare(Linear(getattr(jax.nn, name)), TorchLinear(getattr(nn.functional, name.replace("_", ""))))
+    assert report.passed and max(row.difference for row in report.rows) < 1e-14, str(report)
+    assert report.fixed_parts[0].operation == f"{name.replace('_', '')}_backward"

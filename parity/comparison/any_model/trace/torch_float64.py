@@ -9,6 +9,11 @@ from parity.comparison.any_model.trace.numbers import intended_number
 from parity.comparison.any_model.trace.places import current_stack
 
 _CASTS = ("float", "half", "bfloat16")  # methods of tensors
+# Functions whose gradients multiply by 1/6 in float32 also in float64 (ATen/native/cpu/Activation.cpp).
+_INEXACT: dict[str, Callable[[Any], Any]] = {
+    "hardsigmoid": lambda x: (x + 3).clamp(0, 6) / 6,
+    "hardswish": lambda x: x * ((x + 3).clamp(0, 6) / 6),
+}
 
 
 @contextmanager
@@ -38,6 +43,9 @@ def all_in_float64(module: Any, parts: list[FixedPart]) -> Iterator[None]:
             if name == "__get__" or name == "__set__":
                 return func(*args, **kwargs)
             args, kwargs = tree_map(convert, args), tree_map(convert, kwargs)
+            if name in _INEXACT:
+                parts.append(FixedPart("torch", scopes.current, "float32", f"{name}_backward", current_stack()))
+                return _INEXACT[name](args[0] if args else kwargs["input"])
             if name in _CASTS and not found and isinstance(args[0], torch.Tensor):
                 found.append(torch.float32 if name == "float" else getattr(torch, name))
                 func = torch.Tensor.double
