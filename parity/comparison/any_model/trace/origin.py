@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.comparison.any_model.trace.graph import CONSTANT, INPUTS, Graph, Index, Operation
+from parity.comparison.any_model.trace.graph import CONSTANT, INPUTS, WEIGHTS, Graph, Index, Operation
 from parity.comparison.any_model.trace.places import Line, Place, Stack
 from parity.comparison.tolerances import ErrorNorms
 
@@ -116,8 +116,18 @@ class _Side:
         return {
             n
             for n in self.graph.ancestors(wrong)
-            if not leads[n] and n not in self.classes and values[n].fingerprint is not None
+            if not leads[n] and n not in self.classes and values[n].fingerprint is not None and not self._is_stored_apart(n)
         }
+
+    def _is_stored_apart(self, value: int) -> bool:
+        """Return whether a value is computed from weights alone, one of which the other model stores in another array.
+
+        The other model may fuse the weights of several layers, which says nothing about what it computes with them.
+        """
+        if self.graph.values[value].source != WEIGHTS:
+            return False
+        given = [n for n in self.graph.ancestors([value]) if self.graph.values[n].operation < 0]
+        return any(n not in self.classes for n in given if self.graph.values[n].source == WEIGHTS)
 
     def first_difference(self) -> int | None:
         """Return the first operation that differs and reads no differing value that depends on the inputs; else None."""
