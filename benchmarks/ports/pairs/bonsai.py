@@ -134,7 +134,13 @@ def _() -> Built:
     return of_nnx(_vit(), module, floats(2, 16, 16, 3), call=lambda m, x: m(x, rngs=None), **IMAGE_AXES)
 
 
-@PAIRS.pair("dinov3", "bonsai Dinov3ViTModel", "transformers DINOv3ViTModel, tanh GELU")
+@PAIRS.pair(
+    "dinov3",
+    "bonsai Dinov3ViTModel",
+    "transformers DINOv3ViTModel, tanh GELU",
+    disagreement="the same function, but bonsai rounds queries and keys to bfloat16 for the rotation "
+    "(bonsai/models/dinov3/modeling.py, apply_rotary_pos_emb), and transformers computes it in float32",
+)
 def _() -> Built:
     from bonsai.models.dinov3.modeling import Dinov3ViTModel, ModelConfig
 
@@ -144,19 +150,27 @@ def _() -> Built:
     return of_nnx(Dinov3ViTModel(config, rngs()), module, floats(2, 3, 16, 16), call=lambda m, x: m(x)["last_hidden_state"])
 
 
-def efficientnet(name: str, timm_name: str) -> Built:
-    """Return the EfficientNets of bonsai and timm, at their own width."""
-    import dataclasses
+def _mbconv(stride: int, expand: int) -> Built:
+    from functools import partial
 
-    import timm
-    from bonsai.models.efficientnet.modeling import EfficientNet, ModelConfig
+    from bonsai.models.efficientnet.modeling import MBConv, ModelConfig
+    from timm.layers import SqueezeExcite
+    from timm.models._efficientnet_blocks import DepthwiseSeparableConv, InvertedResidual
+    from torch.nn import SiLU
 
-    config = dataclasses.replace(getattr(ModelConfig, name)(), num_classes=5)
-    module = timm.create_model(timm_name, num_classes=5)
-    return of_nnx(EfficientNet(config, rngs=rngs()), module, floats(1, 32, 32, 3), **IMAGE_AXES)
+    model = MBConv(16, 16, 3, stride, expand, 0.25, 1, ModelConfig.b0(), rngs=rngs())
+    squeeze = partial(SqueezeExcite, rd_ratio=0.25 / expand, gate_layer="sigmoid", act_layer=SiLU)
+    if expand == 1:
+        module: Any = DepthwiseSeparableConv(16, 16, 3, stride, act_layer=SiLU, se_layer=squeeze)
+    else:
+        module = InvertedResidual(16, 16, 3, stride, exp_ratio=expand, act_layer=SiLU, se_layer=squeeze)
+    axes = {"output_axes": "b y x c <-> b c y x", **IMAGE_AXES}
+    return of_nnx(model, module, floats(2, 8, 8, 16), call=lambda m, x: m(x, training=False), **axes)
 
 
-PAIRS.add("efficientnet_b0", "bonsai EfficientNet", "timm efficientnet_b0", lambda: efficientnet("b0", "efficientnet_b0"))
+PAIRS.add("mbconv", "bonsai MBConv of EfficientNet", "timm InvertedResidual", lambda: _mbconv(1, 4))
+PAIRS.add("mbconv_strided", "bonsai MBConv of EfficientNet, strided", "timm InvertedResidual", lambda: _mbconv(2, 4))
+PAIRS.add("mbconv_separable", "bonsai MBConv of EfficientNet", "timm DepthwiseSeparableConv", lambda: _mbconv(1, 1))
 
 
 @PAIRS.pair("vgg19", "bonsai ConvBlock of VGG, three", "torchvision VGG features")

@@ -56,7 +56,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"reg_tokens": 3},
     ),
     "vit_dinov2": (
-        {"reg_tokens": 4, "init_values": 1e-5, "global_pos_embed_cls": True},
+        {"reg_tokens": 4, "init_values": 1e-5, "global_pos_embed_reg": True},
         {"reg_tokens": 4, "init_values": 1e-5, "no_embed_class": False},
     ),
     "vit_no_biases": ({"qkv_bias": False}, {"qkv_bias": False}),
@@ -123,7 +123,7 @@ def _() -> Built:
         options,
         lambda module, x: module(x).last_hidden_state[:, 0],
     )
-    return of_equinox(vit(reg_tokens=4, init_values=1.0, num_classes=0), module, IMAGES)
+    return of_equinox(vit(reg_tokens=4, init_values=1.0, num_classes=0, use_mask_token=True), module, IMAGES)
 
 
 @PAIRS.pair("vit_x_lucidrains", "Equimo VisionTransformer", "vit-pytorch ViT", disagreement="vit-pytorch has LayerNorms "
@@ -197,7 +197,7 @@ def _() -> Built:
     from equimo.layers.attention import AttentionBlock
     from timm.models.vision_transformer import Block
 
-    block = AttentionBlock(32, 4, act_layer="exactgelu", key=key())
+    block = AttentionBlock(32, 4, act_layer="exactgelu", eps=1e-6, key=key())
     return of_equinox(block, Block(32, 4, qkv_bias=True), FEATURES, call=with_key)
 
 

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-import types
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +13,9 @@ PLAIN: dict[str, Any] = {"output": "logits", "pretrained": None, "normalize": Fa
 
 
 def load(name: str) -> Any:
-    """Import a module of flaxmodels; h5py and requests, which only downloads need, are replaced by empty modules."""
+    """Import a module of flaxmodels; h5py and requests, which only downloads need, are replaced by empty classes."""
     for package in ("h5py", "requests"):
-        sys.modules.setdefault(package, types.ModuleType(package))
+        sys.modules.setdefault(package, SimpleNamespace(Group=object, File=object))  # type: ignore[arg-type]
     return importlib.import_module(f"flaxmodels.{name}")
 
 

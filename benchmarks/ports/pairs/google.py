@@ -166,7 +166,14 @@ def _() -> Built:
     return built._replace(flax_apply=lambda variables, x: built.flax_apply(variables, x)[0])
 
 
-@PAIRS.pair("big_vision_bit", "big_vision BiT ResNet", "timm ResNetV2 (BiT)", **BIG)
+NORMS_OF_BIT = tuple(
+    f"block{n + 1}/unit1/gn{m}/scale | width <-> stages.{n}.blocks.0.norm{m}.weight | width"
+    for n in range(4)
+    for m in (1, 2, 3)
+)
+
+
+@PAIRS.pair("big_vision_bit", "big_vision BiT ResNet", "timm ResNetV2 (BiT)", layouts=NORMS_OF_BIT, **BIG)
 def _() -> Built:
     from timm.layers import GroupNormAct, StdConv2d
     from timm.models.resnetv2 import ResNetV2

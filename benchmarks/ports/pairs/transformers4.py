@@ -33,7 +33,6 @@ OF_WHISPER = {**OF_BART, "num_mel_bins": 10, "max_source_positions": 12, "max_ta
 
 TOKENS = tokens(2, 9, high=60)
 PIXELS = floats(2, 3, 16, 16)
-FORBID = {"attn_implementation": "eager"}
 
 
 def main_output(returned: Any) -> Any:
@@ -62,9 +61,7 @@ def build(
     settings = getattr(transformers, config)(**options)
     settings._attn_implementation = "eager"
     own = getattr(transformers, name)(settings)
-    model = getattr(transformers, f"Flax{name}")(
-        settings, **({"dtype": getattr(jnp, dtype)} if dtype else {}), **SHAPE.get(name, {})
-    )
+    model = getattr(transformers, f"Flax{name}")(settings, **({"dtype": getattr(jnp, dtype)} if dtype else {}))
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
 
     def apply(params: Any, *inputs: Any) -> Any:
@@ -74,9 +71,6 @@ def build(
         return main_output(module(**dict(zip(arguments, inputs, strict=True))))
 
     return Built(apply, perturbed(model.params), TorchCall(own, call), inputs)
-
-
-SHAPE: dict[str, dict[str, Any]] = {}
 
 
 def declare(name: str, config: str, options: dict[str, Any], inputs: Any, **arguments: Any) -> None:
@@ -212,3 +206,21 @@ declare(
     floats(2, 120),
     arguments=("input_values",),
 )
+
+# Once more with the default dtype, which fixes float32 in the Flax classes.
+for name, config, options, inputs, more in (
+    ("BertModel", "BertConfig", TEXT, TOKENS, {}),
+    ("GPT2LMHeadModel", "GPT2Config", OF_GPT2, TOKENS, {}),
+    ("LlamaForCausalLM", "LlamaConfig", LLAMA, TOKENS, {}),
+    ("ViTForImageClassification", "ViTConfig", OF_VIT, PIXELS, PICTURE),
+    ("ResNetModel", "ResNetConfig", {**OF_CONV, "layer_type": "basic"}, floats(2, 3, 32, 32), PICTURE),
+    ("T5ForConditionalGeneration", "T5Config", OF_T5, TWO, BOTH),
+):
+    PAIRS.add(
+        f"{name}_default_dtype",
+        f"transformers 4 Flax{name}, dtype float32",
+        f"transformers 4 {name}",
+        lambda name=name, config=config, options=options, inputs=inputs, more=more: build(
+            name, config, options, inputs, dtype=None, **more
+        ),
+    )
