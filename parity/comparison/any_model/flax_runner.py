@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,7 @@ class FlaxRunner:
         self._float_inputs = [n for n, x in enumerate(inputs) if np.issubdtype(x.dtype, np.floating)]
         self.skipped: dict[str, str] = {}
         self.statistics: Tensors = {}
-        self._dtype = self._traced = "float64"  # of the weights in a run, and in the trace of a run in float64
+        self._dtype = "float64"
         self._order: list[str] = []
         self._names: tuple[str, ...] = ()
         self.parts: list[FixedPart] = []
@@ -75,23 +75,31 @@ class FlaxRunner:
 
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the outputs by name."""
+        shapes = self._shapes(self._traced)
+        return {name: shapes[name].shape for name in self._order}
+
+    @cached_property
+    def _traced(self) -> str:
+        """The dtype in which a run in float64 is traced: float32 if the model only runs without 64-bit types."""
+        try:
+            self._shapes("float64")
+        except (TypeError, ValueError) as error:
+            try:
+                self._shapes("float32")
+            except (TypeError, ValueError):
+                raise error from None
+            return "float32"
+        return "float64"
+
+    def _shapes(self, dtype: str) -> dict[str, Any]:
         import jax
 
-        def shapes() -> dict[str, tuple[int, ...]]:
-            with exact_jax(self._traced):
-                weights, floats = self._arguments(self._traced)
-                found = jax.eval_shape(lambda *given: self._outputs(*given)[1], weights, self._all_inputs(floats))
-                return {name: found[name].shape for name in self._order}
-
-        try:
-            return shapes()
-        except (TypeError, ValueError) as error:  # code that mixes types may run without 64-bit types only
-            self._traced = "float32"
-            try:
-                return shapes()
-            except (TypeError, ValueError):
-                self._traced = "float64"
-                raise error from None
+        with exact_jax(dtype):
+            weights, floats = self._arguments(dtype)
+            found: dict[str, Any] = jax.eval_shape(
+                lambda *given: self._outputs(*given)[1], weights, self._all_inputs(floats)
+            )
+            return found
 
     def run(self, dtype: str, names: Sequence[str]) -> tuple[Tensors, Tensors, Tensors]:
         """Return outputs and loss by name, gradients of the weights by key, and gradients of the inputs by name.

@@ -448,6 +448,8 @@ def _fold_group(lines: list[list[str]], keys: Set[str]) -> list[str]:
     first = lines[0]
     middle = next(n for n, token in enumerate(first) if "<->" in token)
     for i, j in product(range(1, middle, 2), range(middle + 1, len(first), 2)) if len(lines) > 1 else ():
+        if first[j - 1].endswith("=") or (first[i - 1].endswith("=") and not first[i - 1].endswith(" block=")):
+            continue  # a part of an axis cannot be counted
         groups: dict[str, list[list[str]]] = defaultdict(list)
         for line in lines:
             groups["".join(token for n, token in enumerate(line) if n not in (i, j))].append(line)

@@ -349,3 +349,9 @@ def test_gates_in_separate_arrays_match_stacked_ones_by_lines():
     arrays = {key: np.full((3, 4), n, float) for n, key in enumerate(flax)}
     torch = found.to_torch(arrays)["lstm.weight_ih_l0"]
     np.testing.assert_array_equal(torch[::4, 0], np.arange(4.0))
+
+
+def test_lines_that_differ_in_a_part_of_an_axis_are_not_folded():
+    flax = {f"layer_{n}/{name}/bias": (2, 3) for n, name in enumerate(("query", "key", "value"))}
+    found = match(flax, {"layer.qkv.bias": (18,)})
+    assert len(found.pairs) == 3 and "{n}" not in str(found)
