@@ -74,6 +74,7 @@ def run_pairs(pairs: list[Pair], paths: list[str], faults: int, seed: int) -> It
         *paths,
     ]
     results: list[Result] = []
+    missing = pairs
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **ENVIRONMENT}
     ) as process:
@@ -84,7 +85,9 @@ def run_pairs(pairs: list[Pair], paths: list[str], faults: int, seed: int) -> It
                     results.append(result)
                     continue
                 yield results
-                results = []
+                results, missing = [], missing[1:]
+    for pair in missing:
+        yield [{"event": "error", "pair": pair.name, "reason": f"the worker ended with exit code {process.returncode}"}]
 
 
 def revision(path: str) -> str:

@@ -5,6 +5,7 @@ compute in `dtype`, float32 unless it is given.  They are built with float64, wh
 some once more with the default.
 """
 
+from functools import partial
 from typing import Any
 
 from benchmarks.ports.declaration import Built, Pairs, TorchCall, floats, perturbed, tokens
@@ -29,7 +30,8 @@ IMAGES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "
 OF_VIT = {**IMAGES, "patch_size": 4}
 LLAMA = {**TEXT, "num_key_value_heads": 2, "max_position_embeddings": 32}
 OF_CONV = {"embedding_size": 16, "hidden_sizes": [16, 24, 32], "depths": [1, 2, 1]}
-OF_WHISPER = {**OF_BART, "num_mel_bins": 10, "max_source_positions": 12, "max_target_positions": 16}
+SPECIAL = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+OF_WHISPER = {**OF_BART, **SPECIAL, "num_mel_bins": 10, "max_source_positions": 12, "max_target_positions": 16}
 
 TOKENS = tokens(2, 9, high=60)
 PIXELS = floats(2, 3, 16, 16)
@@ -41,6 +43,11 @@ def main_output(returned: Any) -> Any:
         if (value := getattr(returned, name, None)) is not None:
             return value
     return returned[0]
+
+
+def _clip(clip: Any, x: Any, min: Any = None, max: Any = None, *, a_min: Any = None, a_max: Any = None) -> Any:
+    """Call jnp.clip also with the names that its arguments had when FlaxT5 was written."""
+    return clip(x, a_min if min is None else min, a_max if max is None else max)
 
 
 def build(
@@ -58,6 +65,8 @@ def build(
     import jax.numpy as jnp
     import transformers
 
+    if not isinstance(jnp.clip, partial):
+        jnp.clip = partial(_clip, jnp.clip)
     settings = getattr(transformers, config)(**options)
     settings._attn_implementation = "eager"
     own = getattr(transformers, name)(settings)
@@ -65,7 +74,7 @@ def build(
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
 
     def apply(params: Any, *inputs: Any) -> Any:
-        return main_output(model(**dict(zip(arguments, inputs, strict=True)), params=params, train=False))
+        return main_output(model(**dict(zip(arguments, inputs, strict=True)), params=params))
 
     def call(module: Any, *inputs: Any) -> Any:
         return main_output(module(**dict(zip(arguments, inputs, strict=True))))
@@ -131,7 +140,15 @@ declare(
 declare("GPTJForCausalLM", "GPTJConfig", {**OF_GPT2, "rotary_dim": 4}, TOKENS)
 for name in ("LlamaModel", "LlamaForCausalLM"):
     declare(name, "LlamaConfig", LLAMA, TOKENS)
-declare("MistralForCausalLM", "MistralConfig", {**LLAMA, "sliding_window": 4}, TOKENS)
+declare("MistralForCausalLM", "MistralConfig", {**LLAMA, "sliding_window": 16}, TOKENS)
+PAIRS.add(
+    "MistralForCausalLM_short_window",
+    "transformers 4 FlaxMistralForCausalLM",
+    "transformers 4 MistralForCausalLM",
+    lambda: build("MistralForCausalLM", "MistralConfig", {**LLAMA, "sliding_window": 4}, TOKENS),
+    disagreement="with a sliding window of n, the Flax class attends to n + 1 tokens, and PyTorch's to n "
+    "(transformers/models/mistral/modeling_flax_mistral.py, triu with k=-sliding_window)",
+)
 declare("GemmaForCausalLM", "GemmaConfig", {**LLAMA, "head_dim": 8, "hidden_activation": "gelu_pytorch_tanh"}, TOKENS)
 declare("BloomForCausalLM", "BloomConfig", {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4}, TOKENS)
 declare(

@@ -89,9 +89,9 @@ class Comparison:
             self._evidence = Evidence(uses, self._evidence.axes)
             self._use(self._match(evidence=self._evidence))
         order = self.correspondence.order_of_siblings(self._evidence.axes)
-        squares = [key for group in self.correspondence.unknown_squares() for key in group]
+        squares = [key for group in self.correspondence.squares() for key in group if key not in self._evidence.axes]
         if order and squares:
-            axes = {key: Axes(order, "square: as the other matrices") for key in squares if key not in self._evidence.axes}
+            axes = {key: Axes(order, "square: as the other matrices") for key in squares}
             self._evidence = Evidence(self._evidence.uses, {**self._evidence.axes, **axes})
             self._use(self._match(evidence=self._evidence))
 
@@ -164,18 +164,25 @@ class Comparison:
         return all(row.same_function for row in self.rows)
 
     def try_orders_of_axes(self) -> None:
-        """Try the other order of axes of square matrices for which only a convention decides, and keep one that passes."""
-        groups = self.correspondence.unknown_squares()[:MAX_TRIED_GROUPS]
+        """Try the other order of axes of square matrices, and keep one that passes."""
+        groups = self.correspondence.squares()[:MAX_TRIED_GROUPS]
         before = self.correspondence, self.flax, self.torch, self._weights, self.runs, self._graphs
         for n in range(1, len(groups) + 1):
             for several in combinations(groups, n):
-                axes = {key: Axes("in out", "by trial: the other order fails") for group in several for key in group}
+                axes = {key: self._other_axes(key) for group in several for key in group}
                 self._use(self._match(evidence=Evidence(self._evidence.uses, {**self._evidence.axes, **axes})))
                 self.runs = {}
                 self.run("float64")
                 if self.is_same_function:
                     return
         self.correspondence, self.flax, self.torch, self._weights, self.runs, self._graphs = before
+
+    def _other_axes(self, key: str) -> Axes:
+        """Return the order of axes of a square matrix that was not tried yet."""
+        known = self._evidence.axes.get(key)
+        return Axes(
+            "out in" if known is not None and known.names == "in out" else "in out", "by trial: the other order fails"
+        )
 
     def use_one_table(self) -> None:
         """Use PyTorch's constants in Flax where both differ only because one model has rounded them to float32."""

@@ -86,14 +86,19 @@ class Correspondence:
     torch: Shapes
     skipped: Mapping[str, str] = field(default_factory=dict)
 
-    def unknown_squares(self) -> list[tuple[str, ...]]:
-        """Return groups of torch keys of square matrices of which only a convention gives the order of axes."""
+    def squares(self) -> list[tuple[str, ...]]:
+        """Return groups of torch keys of square matrices: those whose order of axes a convention gives, then the others.
+
+        The order of the others is that of the class of their module, which Flax's need not have.
+        """
         groups: dict[str, list[str]] = {}
         for pair in self.pairs:
+            keys = [b for _, b, *_ in pair.arrays()]
             if matching.SQUARE in pair.note or matching.SQUARE_AS_IT_IS in pair.note:
-                keys = [b for _, b, *_ in pair.arrays()]
                 groups.setdefault(pair.torch.key.rpartition(".")[2], []).extend(keys)
-        return [tuple(dict.fromkeys(keys)) for keys in groups.values()]
+            elif pair.flax.parameter_axes == ["in", "out"] and pair.sizes["in"] == pair.sizes["out"]:
+                groups.setdefault("", []).extend(keys)
+        return [tuple(dict.fromkeys(groups[name])) for name in sorted(groups, key=lambda name: not name)]
 
     def order_of_siblings(self, known: Container[str]) -> str:
         """Return the order of axes that all matrices have whose class does not fix it, "in out" or "out in"; "" if none.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from parity.checkpoints.weights import nest
+from parity.comparison.any_model.trace.scope import inner_jaxprs
 from parity.comparison.own_model.construct import Built, first_line
 from parity.comparison.own_model.model import (
     FIXED_DTYPE,
@@ -260,7 +261,7 @@ def _walk(jaxpr: Any, names: Mapping[Any, str], trace: Trace) -> None:
 
     names = dict(names)
     for equation in jaxpr.eqns:
-        inner = [each for value in equation.params.values() for each in _inner_jaxprs(value)]
+        inner = [each for value in equation.params.values() for each in inner_jaxprs(value)]
         known = [names.get(v) if not isinstance(v, jax.extend.core.Literal) else None for v in equation.invars]
         for variable in equation.invars:
             if isinstance(variable, jax.extend.core.Literal) and np.ndim(variable.val) == 0:
@@ -273,14 +274,3 @@ def _walk(jaxpr: Any, names: Mapping[Any, str], trace: Trace) -> None:
             for name in filter(None, known):
                 trace.use(name)
             trace.convert(*([v.aval for v in several] for several in (equation.invars, equation.outvars)))
-
-
-def _inner_jaxprs(value: Any) -> Iterator[Any]:
-    """Yield the jaxprs in a parameter of an operation."""
-    if hasattr(value, "jaxpr"):
-        yield value.jaxpr
-    elif hasattr(value, "eqns"):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _inner_jaxprs(each)

@@ -74,6 +74,20 @@ def test_the_class_of_a_module_gives_the_order_of_axes_of_a_square_matrix() -> N
     assert report.passed and "layer/kernel | in out  <->  0.weight | out in\n" in str(report)
 
 
+class FlaxConv1D(linen.Module):
+    """The layer of GPT-2 in Flax, whose kernel is (out, in)."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        kernel = self.param("kernel", linen.initializers.normal(), (4, 4))
+        return x @ kernel.T + self.param("bias", linen.initializers.normal(), (4,))
+
+
+def test_a_trial_finds_a_kernel_of_flax_with_the_other_order_of_axes() -> None:
+    report = compare(FlaxConv1D(), nn.Sequential(Conv1D(4, 4)))
+    assert report.passed and "kernel | in out  <->  0.weight | out in    (by trial: the other order fails)" in str(report)
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 @pytest.mark.parametrize("is_dense", [True, False])
 def test_a_trial_gives_the_order_of_axes_where_nothing_else_does(is_right: bool, is_dense: bool) -> None:
