@@ -16,9 +16,9 @@ pair is judged in a process of its own, with a time limit.
   both sides in turn.  A mutant counts if it runs, its outputs have the same shapes and are finite, and its outputs, its
   loss or its gradients differ in float64 from those of the model itself by more than 1e-9.
 - false accept: `assert_parity` passes for a mutant.
-- origin: the report's origin on the mutated side.  "line" counts origins that are the mutated statement, "region" also those
-  whose lines between the last value that agrees and the first that differs contain it, "module" those whose module is the
-  innermost module that executes the mutated statement, or that has the mutated attribute.
+- origin: the report's origin on the mutated side.  "line" counts origins whose line belongs to the mutated statement,
+  "region" also those whose lines between the last value that agrees and the first that differs contain one of its lines,
+  "module" those whose module is the innermost module that executes the statement, or that has the mutated attribute.
 
 The script exits with 1 if there is a false reject or a false accept.
 """
@@ -41,7 +41,7 @@ from typing import Any
 from benchmarks.ports.declaration import Pair, Pairs
 from benchmarks.ports.pairs import sources
 
-SECONDS = 90  # time limit of a pair, and for each fault in addition
+SECONDS = 120  # time limit of a pair, and for each fault in addition
 SECONDS_PER_FAULT = 60
 MARK = "RESULT "
 ENVIRONMENT = {

@@ -133,7 +133,7 @@ class Source:
         self._visit(self.tree, None, (), 0)
 
     def _visit(self, node: ast.AST, statement: ast.stmt | None, names: tuple[str, ...], depth: int) -> None:
-        """Note for a node and all inside it the innermost simple statement, the function, and how deep in functions it is."""
+        """Note the innermost simple statement, the function, and the depth in functions of a node and of all inside it."""
         if isinstance(node, ast.stmt):
             statement = None if hasattr(node, "body") else node
         self.owner[id(node)] = (statement, ".".join(names), depth)
@@ -168,7 +168,7 @@ class Source:
 
 
 def draw(executed: Executed, rng: random.Random) -> Iterator[Candidate]:
-    """Yield all candidates in random order; each time a kind is drawn first, so that rare kinds are as frequent as others."""
+    """Yield all candidates in random order; a kind is drawn first each time, so that all kinds are equally frequent."""
     by_kind: dict[str, list[Candidate]] = defaultdict(list)
     for file in sorted(executed.lines):
         for candidate in Source(file).candidates(set(executed.lines[file])):

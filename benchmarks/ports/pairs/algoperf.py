@@ -17,9 +17,13 @@ RATE = {"dropout_rate": 0.0}
 
 def module(path: str) -> Any:
     """Return the module of a workload."""
-    # A file that only an installation writes.
+    # A file that only an installation writes, and a package that is imported and not used by the models.
     sys.modules.setdefault("algoperf._version", types.SimpleNamespace(version="0"))  # type: ignore[arg-type]
-    return importlib.import_module(f"{WORKLOADS}.{path}.models")
+    sys.modules["tensorflow"] = types.ModuleType("tensorflow")
+    try:
+        return importlib.import_module(f"{WORKLOADS}.{path}.models")
+    finally:
+        del sys.modules["tensorflow"]
 
 
 def declare(name: str, workload: str, prefix: str, build: Any, **options: Any) -> None:
@@ -44,8 +48,7 @@ def _vit(jax: Any, torch: Any, **options: Any) -> Built:
 
 
 declare("vit", "imagenet_vit", "imagenet", _vit)
-declare("vit_glu", "imagenet_vit", "imagenet", lambda jax, torch: _vit(jax, torch, use_glu=True))
-declare("vit_post_layer_norm", "imagenet_vit", "imagenet", lambda jax, torch: _vit(jax, torch, use_post_layer_norm=True))
+declare("vit_glu", "imagenet_vit", "imagenet", lambda jax, torch: _vit(jax, torch, use_glu=True, mlp_dim=48))
 declare("vit_map", "imagenet_vit", "imagenet", lambda jax, torch: _vit(jax, torch, use_map=True))
 
 
@@ -58,8 +61,17 @@ def _resnet(jax: Any, torch: Any, block: tuple[str, str], **options: Any) -> Bui
     return of_linen(model, other, floats(2, 32, 32, 3), call_options=call, **IMAGE_AXES)
 
 
-declare("resnet", "imagenet_resnet", "imagenet", lambda j, t: _resnet(j, t, ("BottleneckResNetBlock", "Bottleneck")))
-declare("resnet_basic", "imagenet_resnet", "imagenet", lambda j, t: _resnet(j, t, ("ResNetBlock", "BasicBlock")))
+OF_STRIDES = (
+    "the strided convolutions of the JAX workload are padded by SAME (imagenet_resnet/imagenet_jax/models.py:31), which "
+    "adds nothing at the top and left, and those of the PyTorch workload by 1 (imagenet_pytorch/models.py)"
+)
+declare(
+    "resnet_basic",
+    "imagenet_resnet",
+    "imagenet",
+    lambda jax, torch: _resnet(jax, torch, ("ResNetBlock", "BasicBlock")),
+    disagreement=OF_STRIDES,
+)
 
 
 def _cifar_resnet(jax: Any, torch: Any) -> Built:
@@ -69,10 +81,10 @@ def _cifar_resnet(jax: Any, torch: Any) -> Built:
     other = importlib.import_module(f"{WORKLOADS}.imagenet_resnet.imagenet_pytorch.models").BasicBlock
     call = {"update_batch_norm": False, "use_running_average_bn": True}
     model = jax.ResNet((1, 1, 1, 1), block, 5, 64, jnp.float64)
-    return of_linen(model, torch.ResNet(other, [1, 1, 1, 1], 5), floats(2, 16, 16, 3), call_options=call, **IMAGE_AXES)
+    return of_linen(model, torch.ResNet(other, [1, 1, 1, 1], 5), floats(2, 32, 32, 3), call_options=call, **IMAGE_AXES)
 
 
-declare("resnet_cifar", "cifar", "cifar", _cifar_resnet)
+declare("resnet_cifar", "cifar", "cifar", _cifar_resnet, disagreement=OF_STRIDES)
 
 
 def _unet(jax: Any, torch: Any, **options: Any) -> Built:

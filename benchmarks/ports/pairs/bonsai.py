@@ -126,8 +126,8 @@ def _() -> Built:
     "vit_as_published",
     "bonsai ViTClassificationModel",
     "transformers ViTForImageClassification",
-    disagreement="bonsai applies the GELU by tanh (bonsai/models/vit/modeling.py:115, jax.nn.gelu), google/vit-base-patch16-224 "
-    "the one by erf",
+    disagreement="bonsai applies the GELU by tanh (bonsai/models/vit/modeling.py:115, jax.nn.gelu), and "
+    "google/vit-base-patch16-224 the one by erf",
 )
 def _() -> Built:
     module = hugging_face("ViTForImageClassification", "ViTConfig", {**VIT, "num_labels": 5}, logits)
@@ -158,7 +158,7 @@ def _mbconv(stride: int, expand: int) -> Built:
     from timm.models._efficientnet_blocks import DepthwiseSeparableConv, InvertedResidual
     from torch.nn import SiLU
 
-    model = MBConv(16, 16, 3, stride, expand, 0.25, 1, ModelConfig.b0(), rngs=rngs())
+    model = MBConv(16, 16, 3, stride, expand, 0.25, 1, cfg=ModelConfig.b0(), rngs=rngs())
     squeeze = partial(SqueezeExcite, rd_ratio=0.25 / expand, gate_layer="sigmoid", act_layer=SiLU)
     if expand == 1:
         module: Any = DepthwiseSeparableConv(16, 16, 3, stride, act_layer=SiLU, se_layer=squeeze)
@@ -186,8 +186,13 @@ def _() -> Built:
     return of_nnx(blocks, module, floats(2, 16, 16, 3), output_axes="b y x c <-> b c y x", **IMAGE_AXES)
 
 
-@PAIRS.pair("densenet121", "bonsai DenseNet", "torchvision DenseNet", disagreement="bonsai pads the strided stem by SAME and "
-    "its max pooling with it (bonsai/models/densenet121/modeling.py:95-99), as Keras does; torchvision pads by 3 and by 1")  # fmt: skip
+@PAIRS.pair(
+    "densenet121",
+    "bonsai DenseNet",
+    "torchvision DenseNet",
+    disagreement="bonsai pads the strided stem and its max pooling by SAME (bonsai/models/densenet121/modeling.py:95-99), "
+    "as Keras does, and torchvision by 3 and by 1",
+)
 def _() -> Built:
     from bonsai.models.densenet121.modeling import DenseNet, ModelConfig
     from torchvision.models.densenet import DenseNet as Other
@@ -277,7 +282,7 @@ def _() -> Built:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,
-        "rope_theta": 10000,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},  # bonsai ignores that of its config
         "tie_word_embeddings": False,
     }
     module = hugging_face("Qwen3ForCausalLM", "Qwen3Config", options, logits)

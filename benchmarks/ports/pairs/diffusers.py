@@ -62,6 +62,6 @@ PAIRS.add(
     "diffusers FlaxUNet2DConditionModel",
     "diffusers UNet2DConditionModel",
     lambda: _unet(CROSS),
-    disagreement="the Flax class applies the GELU by tanh (diffusers/models/attention_flax.py:494), and PyTorch's the one by erf; "
+    disagreement="the Flax class applies the GELU by tanh (diffusers/models/attention_flax.py:494), PyTorch's by erf; "
     "the eps of the GroupNorm before the attention is 1e-5 (attention_flax.py:368) and 1e-6",
 )

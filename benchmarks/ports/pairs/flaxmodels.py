@@ -1,4 +1,4 @@
-"""flaxmodels (matthias-wright/flaxmodels) and its counterparts in torchvision and transformers, `--source flaxmodels=CLONE`."""
+"""flaxmodels (matthias-wright/flaxmodels), `--source flaxmodels=CLONE`, with torchvision and transformers."""
 
 import importlib
 import sys
@@ -34,7 +34,6 @@ def _resnet(name: str) -> Built:
 
 
 PAIRS.add("resnet18", "flaxmodels ResNet18", "torchvision resnet18", lambda: _resnet("ResNet18"))
-PAIRS.add("resnet50", "flaxmodels ResNet50", "torchvision resnet50", lambda: _resnet("ResNet50"))
 
 
 @PAIRS.pair("vgg16", "flaxmodels VGG16 without its head", "torchvision vgg16 features")
@@ -42,7 +41,7 @@ def _() -> Built:
     import torchvision
 
     model = load("vgg.vgg").VGG16(**{**PLAIN, "output": "activations", "include_head": False})
-    module = torchvision.models.vgg16().features
+    module = torchvision.models.vgg16().features[:-1]
     built = of_linen(
         model, module, floats(1, 32, 32, 3), call_options={"train": False}, output_axes="b y x c <-> b c y x", **AXES
     )
@@ -72,13 +71,13 @@ GPT2 = {
 }
 
 
-@PAIRS.pair("gpt2", "flaxmodels GPT2LMHeadModel", "transformers GPT2LMHeadModel")
+@PAIRS.pair("gpt2", "flaxmodels GPT2Model", "transformers GPT2Model")
 def _() -> Built:
     import transformers
 
     gpt2 = load("gpt2.gpt2")
-    model = gpt2.GPT2LMHeadModel(config=SimpleNamespace(**GPT2))
+    model = gpt2.GPT2Model(config=SimpleNamespace(**GPT2))
     config = transformers.GPT2Config(**{**GPT2, "attn_implementation": "eager"})
-    module = TorchCall(transformers.GPT2LMHeadModel(config), lambda module, x: module(x).logits)
+    module = TorchCall(transformers.GPT2Model(config), lambda module, x: module(x).last_hidden_state)
     built = of_linen(model, module, tokens(2, 9, high=60), call_options={"training": False})
-    return built._replace(flax_apply=lambda variables, x: built.flax_apply(variables, x)["logits"])
+    return built._replace(flax_apply=lambda variables, x: built.flax_apply(variables, x)["last_hidden_state"])

@@ -130,8 +130,8 @@ def _jimm_clip() -> Any:
     "clip_as_published",
     "jimm CLIP",
     "transformers CLIPModel",
-    disagreement="the eps of jimm's blocks is 1e-6, because layernorm_epsilon is not passed on (jimm/common/vit.py:193, and "
-    "jimm/models/clip.py for the text), and that of CLIP 1e-5",
+    disagreement="the eps of jimm's blocks is 1e-6, because layernorm_epsilon is not passed on (jimm/common/vit.py:193, "
+    "and jimm/models/clip.py for the text), and that of CLIP 1e-5",
 )
 def _() -> Built:
     import transformers

@@ -101,7 +101,7 @@ for name in ("RobertaModel", "RobertaForTokenClassification"):
     declare(name, "RobertaConfig", {**TEXT, "max_position_embeddings": 32}, TOKENS)
 declare("XLMRobertaModel", "XLMRobertaConfig", {**TEXT, "max_position_embeddings": 32}, TOKENS)
 declare("RobertaPreLayerNormModel", "RobertaPreLayerNormConfig", {**TEXT, "max_position_embeddings": 32}, TOKENS)
-# FlaxElectra takes ones as token types where none are given, and Electra zeros (models/electra/modeling_flax_electra.py:796).
+# FlaxElectra takes ones as token types where none are given, and Electra zeros (modeling_flax_electra.py:796).
 TYPES = {"arguments": ("input_ids", "token_type_ids")}
 TYPED = (TOKENS, tokens(2, 9, high=5) % 2)
 declare("ElectraModel", "ElectraConfig", {**TEXT, "embedding_size": 16}, TYPED, **TYPES)
