@@ -21,7 +21,7 @@ from parity.comparison.any_model.report import GRADIENT_OF, Report, Row, Tensors
 from parity.comparison.any_model.tensor_comparison import compare_tensors
 from parity.comparison.any_model.torch_runner import TorchRunner
 from parity.comparison.any_model.trace.graph import Graph
-from parity.comparison.any_model.trace.origin import Origin, find_origin, find_wrong_gradient
+from parity.comparison.any_model.trace.origin import Origin, find_order, find_origin, find_wrong_gradient
 from parity.comparison.any_model.trace.precision import find_imprecise_operation
 from parity.comparison.any_model.trace.tables import Table, find_rounded_tables
 from parity.comparison.tolerances import ErrorNorms
@@ -199,7 +199,10 @@ class Comparison:
     def find_origin(self) -> Origin | None:
         """Return where the models part; None if they pass, or if it was not found."""
         if wrong := [row.name.removeprefix(GRADIENT_OF) for row in self.rows if not row.same_function]:
-            return find_origin(*self.graphs()) or find_wrong_gradient(wrong, self.correspondence)
+            found = find_origin(*self.graphs())
+            if found is None and any(name in self.names for name in wrong):
+                found = find_order(*self.graphs())
+            return found or find_wrong_gradient(wrong, self.correspondence)
         imprecise = next((row for row in self.rows if not row.same_precision), None)
         if imprecise is None:
             return None

@@ -160,6 +160,76 @@ def test_a_wrong_gradient_alone_is_named_by_its_parameter() -> None:
     )
 
 
+class Scale(nn.Module):
+    """A scale that a mistake leaves out."""
+
+    def __init__(self, is_left_out: bool) -> None:
+        super().__init__()
+        self.weight, self.is_left_out = nn.Parameter(torch.ones(8)), is_left_out
+
+    def forward(self, x: Any) -> Any:
+        return x if self.is_left_out else x * self.weight
+
+
+class NnxScale(nnx.Module):
+    """The same scale."""
+
+    def __init__(self, is_left_out: bool) -> None:
+        self.scale, self.is_left_out = nnx.Param(jnp.ones(8)), is_left_out
+
+    def __call__(self, x: Any) -> Any:
+        return x if self.is_left_out else x * self.scale
+
+
+class Scaled(nnx.Module):
+    """A layer, a scale and an activation."""
+
+    def __init__(self, is_left_out: bool) -> None:
+        self.fc, self.gamma = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), NnxScale(is_left_out)
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.tanh(x + self.gamma(self.fc(x)))
+
+
+class TorchScaled(nn.Module):
+    """The same model."""
+
+    def __init__(self, is_left_out: bool) -> None:
+        super().__init__()
+        self.fc, self.gamma = nn.Linear(8, 8), Scale(is_left_out)
+
+    def forward(self, x: Any) -> Any:
+        return (x + self.gamma(self.fc(x))).tanh()
+
+
+@pytest.mark.parametrize("side", ["flax", "torch"])
+def test_a_module_that_returns_what_it_is_given_is_named(side: str) -> None:
+    model = perturbed_module(Scaled(side == "flax"))
+    report = compare_models(Scaled.__call__, model, TorchScaled(side == "torch"), TOKENS, level="function")
+    place = getattr(report.origin, side)
+    assert place.passed == ("gamma",) and f"gamma of {side} returns what it is given" in str(report)
+
+
+def test_outputs_in_another_order_are_named() -> None:
+    class Reshaped(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            return linen.Dense(8, name="fc")(x).reshape(2, 8, 5)
+
+    class TorchTransposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.fc(x).transpose(1, 2)
+
+    variables = Reshaped().init(jax.random.key(0), TOKENS)
+    report = compare_models(Reshaped().apply, variables, TorchTransposed(), TOKENS, level="function")
+    assert report.origin is not None and report.origin.kind == "order" and report.origin.flax is not None
+    assert (report.origin.flax.operation, report.origin.flax.file) == ("reshape", THIS)
+
+
 def test_the_origin_is_in_the_message() -> None:
     report = compare_models(Model.__call__, perturbed_module(Model("eps")), TorchModel(), TOKENS, level="function")
     second = str(report).splitlines()[1]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parity.comparison.any_model.trace.flax_modules import scopes_for_modules
-from parity.comparison.any_model.trace.graph import CONSTANT, INPUTS, WEIGHTS, Graph
+from parity.comparison.any_model.trace.graph import CONSTANT, IDENTITY, INPUTS, WEIGHTS, Graph
 from parity.comparison.any_model.trace.jaxpr import Evaluator
 from parity.comparison.any_model.trace.scope import Scope
 
@@ -67,7 +67,9 @@ class _Recorder(Evaluator):
     def _add(self, equation: Any, scope: Scope, inputs: Sequence[_Recorded], arrays: Sequence[Any]) -> list[Any]:
         numbers = [each.value for each in inputs]
         known = [_host(each) for each in arrays]
-        outputs = self._graph.add(equation.primitive.name, scope.module, scope.stack, numbers, known)
+        is_identity = equation.primitive.name == "copy_p" or equation.primitive.name == "copy"
+        name = IDENTITY if is_identity else equation.primitive.name
+        outputs = self._graph.add(name, scope.module, scope.stack, numbers, known)
         return [_Recorded(array, n) for array, n in zip(arrays, outputs, strict=True)]
 
     def scan(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:

@@ -49,6 +49,15 @@ def _named_scope(path: str) -> Any:
     return jax.named_scope(f"[{path}]")
 
 
+def _visible(returned: Any, given: Any) -> Any:
+    """Return what a module returns; a copy of it if it is what it was given, so that the call leaves an operation."""
+    import jax
+
+    if isinstance(returned, jax.core.Tracer) and any(each is returned for each in given):
+        return jax.numpy.array(returned, copy=True)
+    return returned
+
+
 @contextmanager
 def _linen_scopes() -> Iterator[None]:
     from flax import linen
@@ -57,7 +66,7 @@ def _linen_scopes() -> Iterator[None]:
         if context.method_name == "setup":
             return call(*args, **kwargs)
         with _named_scope("/".join(context.module.path)):
-            return call(*args, **kwargs)
+            return _visible(call(*args, **kwargs), args)
 
     with linen.intercept_methods(interceptor):
         yield
@@ -113,7 +122,7 @@ def _class_scopes(classes: Iterator[type], children: _Children, training: list[s
     def wrap(original: Any) -> Any:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             with paths.calling(self):
-                return original.__get__(self)(*args, **kwargs)
+                return _visible(original.__get__(self)(*args, **kwargs), args)
 
         return call
 

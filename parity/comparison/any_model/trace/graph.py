@@ -15,6 +15,7 @@ Array = NDArray[Any]
 # Two fingerprints in float64 are of the same values if their sums differ by at most this, relative to the sum of
 # magnitudes.  Rounding errors change the sums by 1e-16 to 1e-13, and numbers that were rounded to float32 by 1e-9.
 TOLERANCE = 1e-12
+IDENTITY = "identity"  # the name of an operation that stands for a module that returns what it is given
 CONSTANT, WEIGHTS, INPUTS = range(3)  # what a value depends on
 MAX_KEPT = 1 << 27  # entries of all arrays that a graph keeps; beyond these it keeps fingerprints only
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from parity.comparison.any_model.trace.graph import CONSTANT, INPUTS, WEIGHTS, Graph, Index, Operation
-from parity.comparison.any_model.trace.places import Line, Place, Stack
+from parity.comparison.any_model.trace.graph import CONSTANT, IDENTITY, INPUTS, WEIGHTS, Graph, Index, Operation
+from parity.comparison.any_model.trace.places import Line, Place, lines_between
 from parity.comparison.tolerances import ErrorNorms
 
 _NEXT_OPERATIONS = 16  # how many operations one model may take for what the other computes in one
@@ -27,8 +27,8 @@ class Origin:
         flax, torch: the place in each model; None if it has no operation there.
         kind: "operation" if the same values enter both places; "between" if the models part between two modules;
             "constant" if an array that depends neither on inputs nor on weights differs, such as a table of positions;
-            "gradient" if only gradients differ; "precision" if the models compute the same function, and one of them rounds
-            more.
+            "order" if the outputs are the same numbers in another order; "gradient" if only gradients differ;
+            "precision" if the models compute the same function, and one of them rounds more.
         difference: relRMS between the results, if they can be compared; else 0.
     """
 
@@ -38,16 +38,21 @@ class Origin:
     difference: float = 0.0
 
     def __str__(self) -> str:
-        places = [f"{place} of {side}" for side, place in (("torch", self.torch), ("flax", self.flax)) if place]
+        sides = (("torch", self.torch), ("flax", self.flax))
+        places = [f"{place} of {side}" for side, place in sides if place]
         where = " and ".join(places)
         if self.kind == "precision":
             return f"in float32 the error is large after {where}, and small in everything that it reads"
+        if self.kind == "order":
+            return f"the outputs are the same numbers in another order; they are returned by {where}"
         if self.kind == "gradient":
             return f"the outputs agree, and the first wrong gradient on the way back is that in {where}"
         if self.kind == "constant":
             return f"an array that does not depend on the inputs differs: {where}"
         if self.kind == "between":
-            return f"what enters {where} differs, and what the models compute last before it agrees"
+            passed = [f"{name} of {side}" for side, place in sides if place for name in place.passed]
+            note = f"; {', '.join(passed)} returns what it is given" if passed else ""
+            return f"what enters {where} differs, and what the models compute last before it agrees{note}"
         by = f" by {self.difference:.1e}" if self.difference else ""
         return f"{where}: the same values enter, and the results differ{by}"
 
@@ -67,6 +72,15 @@ def find_origin(flax: Graph, torch: Graph) -> Origin | None:
         kind = "constant"
     places = [None if first is None else side.place(first, kind) for side, first in zip(sides, firsts, strict=True)]
     return Origin(places[0], places[1], kind, difference)
+
+
+def find_order(flax: Graph, torch: Graph) -> Origin:
+    """Return the operations that return the outputs, of two models whose outputs differ in the order of their numbers."""
+    places = []
+    for graph in (flax, torch):
+        operations = [graph.values[n].operation for n in graph.outputs if graph.values[n].operation >= 0]
+        places.append(operation_place(graph, operations[0]) if operations else None)
+    return Origin(places[0], places[1], "order")
 
 
 def find_wrong_gradient(keys: Sequence[str], correspondence: Any) -> Origin | None:
@@ -196,12 +210,12 @@ class _Side:
         here = self.graph.operations[operation]
         if constants := self.differing_constants(operation):
             here = self._first_of(constants) or here
-            return _make_place(here, here.module, [here.stack])
+            return _make_place(here, here.module, [], is_between=False)
         before = [self.graph.operations[n] for n in self._producers(operation)]
         module, separator = here.module, self.graph.separator
-        if kind == "between" and before and not any(_contains(module, each.module, separator) for each in before):
-            module = _common_path([here.module, *(each.module for each in before)], self.graph.separator)
-        return _make_place(here, module, [here.stack, *(each.stack for each in before)])
+        if kind == "between" and not any(_contains(module, each.module, separator) for each in before):
+            module = _caller(module, separator)
+        return _make_place(here, module, before, kind == "between")
 
     def _first_of(self, constants: Sequence[int]) -> Operation | None:
         """Return the first differing operation that these values are computed with; None if they are given."""
@@ -230,25 +244,15 @@ class _Side:
 def operation_place(graph: Graph, operation: int) -> Place:
     """Return the place of an operation of a graph."""
     here = graph.operations[operation]
-    return _make_place(here, here.module, [here.stack])
+    return _make_place(here, here.module, [], is_between=False)
 
 
-def _make_place(operation: Operation, module: str, stacks: Sequence[Stack]) -> Place:
+def _make_place(operation: Operation, module: str, before: Sequence[Operation], is_between: bool) -> Place:
+    """Return the place of an operation, with the lines from those before it to it."""
     line = operation.stack[0] if operation.stack else Line("", 0, "")
-    lines = {(each.file, each.line) for each in _lines_between(stacks)}
-    return Place(module, operation.name, *line, tuple(sorted(lines)))
-
-
-def _lines_between(stacks: Sequence[Stack]) -> Iterator[Line]:
-    """Yield the lines of several calls from the innermost up to the function that all of them are in."""
-    outer = [[*reversed(stack)] for stack in stacks if stack]
-    if not outer:
-        return
-    shared = 0
-    while all(len(each) > shared for each in outer) and len({each[shared] for each in outer}) == 1:
-        shared += 1
-    for each in outer:
-        yield from each[shared:] or each[-1:]
+    lines = {*lines_between([each.stack for each in before], operation.stack, is_between)}
+    passed = tuple(sorted({each.module for each in before if each.name == IDENTITY}))
+    return Place(module, operation.name, *line, tuple(sorted(lines)), passed)
 
 
 def _contains(module: str, other: str, separator: str) -> bool:
@@ -256,15 +260,10 @@ def _contains(module: str, other: str, separator: str) -> bool:
     return other != module and (not module or other.startswith(f"{module}{separator}"))
 
 
-def _common_path(modules: Sequence[str], separator: str) -> str:
-    """Return the path of the innermost module that contains all of these."""
-    paths = [module.split(separator) if module else [] for module in modules]
-    common: list[str] = []
-    for names in zip(*paths, strict=False):
-        if len(set(names)) != 1:
-            break
-        common.append(names[0])
-    return separator.join(common)
+def _caller(module: str, separator: str) -> str:
+    """Return the path of the module that calls another one, without the list that may contain it."""
+    names = module.split(separator)[:-1] if module else []
+    return separator.join(names[:-1] if module.split(separator)[-1].isdigit() else names)
 
 
 def _difference(flax: Graph, torch: Graph, first_flax: int, first_torch: int) -> float:

@@ -1,8 +1,10 @@
 """Places in the source of a model: the module and the line that an operation comes from."""
 
+import ast
+import linecache
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,7 +45,8 @@ class Place:
         module: path of the module, such as "layers.0.norm1" or "layer_0/LayerNorm_0"; "" for the model itself.
         operation: name of the operation, such as "erf" or "layer_norm"; "" for a place between operations.
         file, line, function: the line of the model's source, outside of the frameworks; "", 0 and "" if it is unknown.
-        lines: (file, line) of all calls between the last values on which the models agree and this operation.
+        lines: (file, line) from the last values on which the models agree to this operation.
+        passed: paths of modules in between that return what they are given.
     """
 
     module: str
@@ -52,11 +55,54 @@ class Place:
     line: int = 0
     function: str = ""
     lines: tuple[tuple[str, int], ...] = ()
+    passed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         where = self.module or "the model itself"
         source = f" ({Path(self.file).name}:{self.line}, in {self.function})" if self.file else ""
         return f"{self.operation} in {where}{source}" if self.operation else f"{where}{source}"
+
+
+def lines_between(before: Sequence[Stack], here: Stack, is_between: bool) -> Iterator[tuple[str, int]]:
+    """Yield (file, line) of the lines from several calls to a later one, up to the function that all of them are in.
+
+    is_between: whether the lines include those that no operation comes from: the rest of the functions that are left, and
+        the beginning of those that are entered.
+    """
+    later = [*reversed(here)]
+    if not later:
+        return
+    for stack in before or [here]:
+        earlier = [*reversed(stack)]
+        shared = 0
+        while shared < min(len(earlier), len(later)) and earlier[shared] == later[shared]:
+            shared += 1
+        left, entered = earlier[shared:], later[shared:] or later[-1:]
+        yield from ((each.file, each.line) for each in (*left, *entered))
+        if left and entered and left[0][::2] == entered[0][::2]:  # two lines of one function
+            first, last = sorted((left[0].line, entered[0].line))
+            yield from ((left[0].file, line) for line in range(first, last + 1))
+            left, entered = left[1:], entered[1:]
+        if is_between:
+            for each in left:
+                yield from ((each.file, line) for line in range(each.line, _function_lines(each)[1] + 1))
+            for each in entered:
+                yield from ((each.file, line) for line in range(_function_lines(each)[0], each.line + 1))
+
+
+@cache
+def _function_lines(line: Line) -> tuple[int, int]:
+    """Return the first and the last line of the function that contains a line; the line itself if it is not found."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(line.file)))
+    except SyntaxError:
+        return line.line, line.line
+    found = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.lineno <= line.line <= (node.end_lineno or 0)
+    ]
+    return max(found, default=(line.line, line.line))
 
 
 def user_stack(frames: Iterable[tuple[str, int, str]]) -> Stack:

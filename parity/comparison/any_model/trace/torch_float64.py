@@ -87,15 +87,20 @@ class Scopes:
 
 
 @contextmanager
-def module_scopes(module: Any) -> Iterator[Scopes]:
-    """Track which of a module's submodules is being called."""
+def module_scopes(module: Any, returned: Callable[[str, Any, Any], None] | None = None) -> Iterator[Scopes]:
+    """Track which of a module's submodules is being called.
+
+    returned: called after each call with the path of the module, its arguments and what it returns.
+    """
     scopes, handles = Scopes(), []
 
     def enter(path: str) -> Callable[..., None]:
         return lambda *_: scopes.paths.append(path)
 
-    def leave(*_: Any) -> None:
-        scopes.paths.pop()
+    def leave(_: Any, given: Any, result: Any) -> None:
+        path = scopes.paths.pop()
+        if returned is not None:
+            returned(path, given, result)
 
     for path, inner in module.named_modules():
         handles.append(inner.register_forward_pre_hook(enter(path), prepend=True))

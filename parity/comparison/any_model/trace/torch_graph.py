@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.comparison.any_model.trace.graph import CONSTANT, INPUTS, WEIGHTS, Graph
+from parity.comparison.any_model.trace.graph import CONSTANT, IDENTITY, INPUTS, WEIGHTS, Graph
 from parity.comparison.any_model.trace.places import Stack, current_stack
 from parity.comparison.any_model.trace.torch_float64 import all_in_float64, module_scopes
 
@@ -47,7 +47,7 @@ def record_torch(module: Any, inputs: Sequence[Any], outputs_of: Any, exact: boo
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if exact:
             stack.enter_context(all_in_float64(module, []))
-        recorder.scopes = stack.enter_context(module_scopes(module))
+        recorder.scopes = stack.enter_context(module_scopes(module, recorder.pass_through))
         with recorder:
             returned = module(*inputs)
         graph.outputs = [recorder.value_of(tensor) for tensor in outputs_of(returned)]
@@ -77,6 +77,13 @@ def _make_recorder(graph: Graph, module: Any) -> Any:
         def add_source(self, tensor: Any, source: int) -> int:
             self._values[tensor] = n = graph.add_source(_host(tensor), source)
             return n
+
+        def pass_through(self, path: str, given: Any, returned: Any) -> None:
+            """Record the call of a module that returns what it is given."""
+            if isinstance(returned, torch.Tensor) and any(each is returned for each in given):
+                n = self.value_of(returned)
+                stack = current_stack()
+                [self._values[returned]] = graph.add(IDENTITY, path, stack, [n], [_host(returned)])
 
         def value_of(self, tensor: Any) -> int:
             """Return the index of the value of a tensor, which may have been changed in place through a view."""
