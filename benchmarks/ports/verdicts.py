@@ -282,16 +282,16 @@ def _hits(place: Any, fault: Fault) -> Result:
     """Return whether a place is the statement of a fault, whether its region contains it, and whether its module does."""
     if place is None:
         return {"line_hit": False, "region_hit": False, "module_hit": False, "origin": ""}
-    lines = [(place.file, place.line), *(getattr(place, "lines", ()) or ())]
+    lines = [(place.file, place.line), *place.lines]
     inside = [
         bool(file) and Path(file).name == Path(fault.file).name and fault.line <= (line or 0) <= fault.end_line
         for file, line in lines
     ]
-    module = _normal(place.module)
+    modules = {_normal(each) for each in (place.module, *place.passed)}
     return {
         "line_hit": inside[0],
         "region_hit": any(inside),
-        "module_hit": module in {_normal(path) for path in fault.modules},
+        "module_hit": bool(modules & {_normal(path) for path in fault.modules}),
         "origin": f"{place.module} {getattr(place, 'operation', '')} {place.file}:{place.line}",
     }
 
