@@ -210,12 +210,12 @@ class _Side:
         here = self.graph.operations[operation]
         if constants := self.differing_constants(operation):
             here = self._first_of(constants) or here
-            return _make_place(here, here.module, [], is_between=False)
+            return _make_place(here, here.module, [], self.graph.separator)
         before = [self.graph.operations[n] for n in self._producers(operation)]
         module, separator = here.module, self.graph.separator
         if kind == "between" and not any(_contains(module, each.module, separator) for each in before):
             module = _caller(module, separator)
-        return _make_place(here, module, before, kind == "between")
+        return _make_place(here, module, before, separator)
 
     def _first_of(self, constants: Sequence[int]) -> Operation | None:
         """Return the first differing operation that these values are computed with; None if they are given."""
@@ -244,13 +244,17 @@ class _Side:
 def operation_place(graph: Graph, operation: int) -> Place:
     """Return the place of an operation of a graph."""
     here = graph.operations[operation]
-    return _make_place(here, here.module, [], is_between=False)
+    return _make_place(here, here.module, [], graph.separator)
 
 
-def _make_place(operation: Operation, module: str, before: Sequence[Operation], is_between: bool) -> Place:
+def _make_place(operation: Operation, module: str, before: Sequence[Operation], separator: str) -> Place:
     """Return the place of an operation, with the lines from those before it to it."""
     line = operation.stack[0] if operation.stack else Line("", 0, "")
-    lines = {*lines_between([each.stack for each in before], operation.stack, is_between)}
+    lines = {(each.file, each.line) for each in operation.stack[:1]}
+    for each in before:
+        caller = _caller(operation.module, separator)
+        is_same_call = operation.module == each.module or _contains(caller, each.module, separator)
+        lines |= {*lines_between(each.stack, operation.stack, is_same_call)}
     passed = tuple(sorted({each.module for each in before if each.name == IDENTITY}))
     return Place(module, operation.name, *line, tuple(sorted(lines)), passed)
 

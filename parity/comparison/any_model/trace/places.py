@@ -4,7 +4,7 @@ import ast
 import linecache
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,31 +63,29 @@ class Place:
         return f"{self.operation} in {where}{source}" if self.operation else f"{where}{source}"
 
 
-def lines_between(before: Sequence[Stack], here: Stack, is_between: bool) -> Iterator[tuple[str, int]]:
-    """Yield (file, line) of the lines from several calls to a later one, up to the function that all of them are in.
+def lines_between(before: Stack, here: Stack, is_same_call: bool) -> Iterator[tuple[str, int]]:
+    """Yield (file, line) of the lines that are executed from one call to a later one.
 
-    is_between: whether the lines include those that no operation comes from: the rest of the functions that are left, and
-        the beginning of those that are entered.
+    These are the lines between both in the function that both are in, the rest of the functions that are left, and the
+    beginning of those that are entered.
+
+    is_same_call: whether equal lines at the end of both stacks belong to one call of their function.
     """
-    later = [*reversed(here)]
-    if not later:
-        return
-    for stack in before or [here]:
-        earlier = [*reversed(stack)]
-        shared = 0
-        while shared < min(len(earlier), len(later)) and earlier[shared] == later[shared]:
-            shared += 1
-        left, entered = earlier[shared:], later[shared:] or later[-1:]
-        yield from ((each.file, each.line) for each in (*left, *entered))
-        if left and entered and left[0][::2] == entered[0][::2]:  # two lines of one function
-            first, last = sorted((left[0].line, entered[0].line))
-            yield from ((left[0].file, line) for line in range(first, last + 1))
-            left, entered = left[1:], entered[1:]
-        if is_between:
-            for each in left:
-                yield from ((each.file, line) for line in range(each.line, _function_lines(each)[1] + 1))
-            for each in entered:
-                yield from ((each.file, line) for line in range(_function_lines(each)[0], each.line + 1))
+    earlier, later = [*reversed(before)], [*reversed(here)]
+    shared = 0
+    while shared < min(len(earlier), len(later)) and earlier[shared] == later[shared]:
+        shared += 1
+    if not is_same_call and shared == len(earlier) and shared:
+        shared -= 1
+    left, entered = earlier[shared:], later[shared:] or later[-1:]
+    if is_same_call and left and entered and left[0][::2] == entered[0][::2]:  # two lines of one function
+        first, last = sorted((left[0].line, entered[0].line))
+        yield from ((left[0].file, line) for line in range(first, last + 1))
+        left, entered = left[1:], entered[1:]
+    for each in left:
+        yield from ((each.file, line) for line in range(each.line, _function_lines(each)[1] + 1))
+    for each in entered:
+        yield from ((each.file, line) for line in range(_function_lines(each)[0], each.line + 1))
 
 
 @cache
