@@ -166,19 +166,12 @@ def _() -> Built:
     return built._replace(flax_apply=lambda variables, x: built.flax_apply(variables, x)[0])
 
 
-NORMS_OF_BIT = tuple(
-    f"block{n + 1}/unit1/gn{m}/scale | width <-> stages.{n}.blocks.0.norm{m}.weight | width"
-    for n in range(4)
-    for m in (1, 2, 3)
-)
-
-
-@PAIRS.pair("big_vision_bit", "big_vision BiT ResNet", "timm ResNetV2 (BiT)", layouts=NORMS_OF_BIT, **BIG)
+@PAIRS.pair("big_vision_bit", "big_vision BiT ResNet (bit_paper)", "timm ResNetV2 (BiT)", **BIG)
 def _() -> Built:
     from timm.layers import GroupNormAct, StdConv2d
     from timm.models.resnetv2 import ResNetV2
 
-    bit = big_vision("bit")
+    bit = big_vision("bit_paper")
     model = bit.Model(num_classes=5, depth=[1, 1, 1, 1], width=1)
     module = ResNetV2(
         [1, 1, 1, 1],
