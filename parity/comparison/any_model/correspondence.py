@@ -175,7 +175,9 @@ def match(
     )
     inferred = tuple(Pair.parse(line, flax, torch, note) for line, note in matching.fold_lines(lines, flax, torch))
     _mark_matched_entries(given + inferred, flax, torch, complete=set(torch) - unmatched)
-    reasons = {key: "a buffer without a counterpart: it keeps its own values" for key in sorted(unmatched)}
+    reasons = {
+        key: "a buffer or frozen parameter without a counterpart: it keeps its own values" for key in sorted(unmatched)
+    }
     return Correspondence(given + inferred, shapes[0], shapes[1], {**(skipped or {}), **reasons})
 
 

@@ -20,7 +20,7 @@ FLAX_ROLES = {
     **{"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "mean", "var": "var"},
     "weight": "weight",  # of Equinox, with the axes of PyTorch
 }
-TORCH_ROLES = {"weight": "weight", "bias": "bias", "running_mean": "mean", "running_var": "var"}
+TORCH_ROLES = {"weight": "weight", "kernel": "weight", "bias": "bias", "running_mean": "mean", "running_var": "var"}
 QKV = ("query", "key", "value")
 FUSED = {"qkv": QKV, "kv": QKV[1:]}  # the word for several fused matrices -> the words for each
 

@@ -16,6 +16,7 @@ from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.graph import Graph
 from parity.comparison.any_model.trace.torch_float64 import all_in_float64
 from parity.comparison.any_model.trace.torch_graph import record_torch
+from parity.comparison.any_model.weights import frozen_keys
 from vit_spec import InputError
 
 Array = NDArray[Any]
@@ -84,7 +85,8 @@ class TorchRunner:
                 if self._loss is None
                 else self._loss(returned)
             )
-            parameters = dict(reversed(list(own.named_parameters())))
+            frozen = frozen_keys(self._module)  # gradients that no training uses
+            parameters = {key: each for key, each in reversed(list(own.named_parameters())) if key not in frozen}
             variables = {f"{GRADIENT_OF}{key}": parameter for key, parameter in parameters.items()}
             variables |= {f"{GRADIENT_OF}input {n}": tensor for n, tensor in enumerate(tensors) if tensor.requires_grad}
             computed = torch.autograd.grad(value, list(variables.values()), allow_unused=True)
@@ -112,6 +114,7 @@ class TorchRunner:
                     tensor for name, tensor in named_arrays(returned) if not self._names or name in self._names.values()
                 ],
                 exact=dtype == "float64",
+                constants=frozenset(key for key, _ in own.named_parameters() if key not in self._weights),
             )
 
     def keys_by_use(self) -> list[str]:

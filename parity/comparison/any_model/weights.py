@@ -45,10 +45,10 @@ def flatten(params: Any) -> tuple[list[tuple[str | None, Any]], Any]:
 
 
 def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
-    """Return a module's floating-point tensors by key, the keys that are left out and why, and the keys of its buffers.
+    """Return a module's floating-point tensors by key, the keys that are left out and why, and those that are optional.
 
-    The tensors are float64 arrays.  A tensor with several keys is returned under the first one.  Running statistics do not
-    count as buffers.
+    The tensors are float64 arrays.  A tensor with several keys is returned under the first one.  Buffers and frozen
+    parameters are optional, running statistics are not.
 
     Raises:
         InputError: `module` is not a torch.nn.Module.
@@ -69,8 +69,15 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
         else:
             tensors[key] = tensor.detach().cpu().to(torch.float64).numpy()
     statistics = ("running_mean", "running_var")
+    frozen = frozen_keys(module)
     buffers = {key for key, _ in module.named_buffers() if key.rpartition(".")[2] not in statistics}
-    return tensors, skipped, buffers
+    return tensors, skipped, buffers | frozen
+
+
+def frozen_keys(module: Any) -> set[str]:
+    """Return the keys of a module's frozen parameters, such as a table of positions; none if all are frozen."""
+    trainable = {key: parameter.requires_grad for key, parameter in module.named_parameters()}
+    return {key for key, is_trainable in trainable.items() if not is_trainable} if any(trainable.values()) else set()
 
 
 def matrix_axes(module: Any) -> dict[str, Axes]:

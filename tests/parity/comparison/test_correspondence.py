@@ -215,7 +215,7 @@ def test_printed_lines_can_be_given_as_layouts():
 
 def test_a_buffer_without_a_counterpart_is_listed():
     found = match(dense("d", 3, 4), dense("d", 3, 4, False) | {"mask": (5, 5)}, optional={"mask"})
-    assert "mask: a buffer without a counterpart" in str(found)
+    assert "mask: a buffer or frozen parameter without a counterpart" in str(found)
 
 
 # Refusals, and layouts that resolve ambiguity -----------------------------------------------------------------------

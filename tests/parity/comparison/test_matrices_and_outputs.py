@@ -278,3 +278,33 @@ def test_the_other_matrices_give_the_order_of_axes_of_a_square_one_also_if_the_m
     assert not report.passed and report.origin is not None and report.origin.torch is not None
     assert "second/kernel | in out  <->  second | in out    (square: as the other matrices)" in str(report)
     assert report.origin.torch.operation == "mul"
+
+
+# Frozen parameters --------------------------------------------------------------------------------------------------
+
+
+class FrozenPositions(nn.Module):
+    """A layer with frozen positions, as transformers has them for sines and cosines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.arange(12.0).reshape(3, 4).sin(), requires_grad=False)
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x + self.positions)
+
+
+class ConstantPositions(linen.Module):
+    """The same layer with a table."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return linen.Dense(2, name="layer")(x + jnp.asarray(np.sin(np.arange(12.0)).reshape(3, 4), jnp.float32))
+
+
+def test_a_frozen_parameter_without_a_counterpart_keeps_its_values() -> None:
+    report = compare(ConstantPositions(), FrozenPositions(), level="precision")
+    assert report.passed, str(report)
+    assert "positions: a buffer or frozen parameter without a counterpart" in str(report)
+    assert "gradient of positions" not in {row.name for row in report.rows}

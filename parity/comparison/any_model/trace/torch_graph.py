@@ -21,20 +21,23 @@ _DECOMPOSED = (
 )
 
 
-def record_torch(module: Any, inputs: Sequence[Any], outputs_of: Any, exact: bool = True) -> Graph:
+def record_torch(
+    module: Any, inputs: Sequence[Any], outputs_of: Any, exact: bool = True, constants: frozenset[str] = frozenset()
+) -> Graph:
     """Return the graph of a module; the module itself is called, so it must be a copy.
 
     inputs: the arguments of the call.
     outputs_of: a function that returns the tensors in the return value of the module, in order.
     exact: whether all parts are computed in float64.
+    constants: keys of parameters without a counterpart in the other model.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     graph = Graph(".")
     recorder = _make_recorder(graph, module)
-    for tensor in module.parameters():
-        recorder.add_source(tensor, WEIGHTS)
+    for key, tensor in module.named_parameters():
+        recorder.add_source(tensor, CONSTANT if key in constants else WEIGHTS)
     for tensor in module.buffers():
         recorder.add_source(tensor, CONSTANT)
     for tensor in inputs:
