@@ -69,6 +69,11 @@ class Pair:
             [(a, _)], [(b, _)] = self.flax.indexed_keys(self.sizes, indices), self.torch.indexed_keys(self.sizes, indices)
             yield a, b, indices, axes
 
+    def matrix_axes(self, side: str) -> list[str]:
+        """Return the axes of the parameter in one array, "flax" or "torch", without those in its key."""
+        layout: Layout = getattr(self, side)
+        return [axis.parameter_axis for axis in layout.array_axes if axis.parameter_axis]
+
     def __str__(self) -> str:
         return f"{self.flax}  {ARROW}  {self.torch}"
 
@@ -96,7 +101,7 @@ class Correspondence:
             keys = [b for _, b, *_ in pair.arrays()]
             if matching.SQUARE in pair.note or matching.SQUARE_AS_IT_IS in pair.note:
                 groups.setdefault(pair.torch.key.rpartition(".")[2], []).extend(keys)
-            elif pair.flax.parameter_axes == ["in", "out"] and pair.sizes["in"] == pair.sizes["out"]:
+            elif pair.matrix_axes("flax") == ["in", "out"] and pair.sizes["in"] == pair.sizes["out"]:
                 groups.setdefault("", []).extend(keys)
         return [tuple(dict.fromkeys(groups[name])) for name in sorted(groups, key=lambda name: not name)]
 
@@ -107,8 +112,9 @@ class Correspondence:
         """
         orders = set()
         for pair in self.pairs:
-            if pair.flax.parameter_axes == ["in", "out"] and not pair.note and pair.torch.key not in known:
-                orders.add(" ".join(pair.torch.parameter_axes))
+            if pair.matrix_axes("flax") == ["in", "out"] and not pair.note:
+                if not any(key in known for _, key, *_ in pair.arrays()):
+                    orders.add(" ".join(pair.matrix_axes("torch")))
         return orders.pop() if len(orders) == 1 else ""
 
     def to_torch(self, arrays: Arrays) -> dict[str, Array]:

@@ -88,6 +88,27 @@ def test_a_trial_finds_a_kernel_of_flax_with_the_other_order_of_axes() -> None:
     assert report.passed and "kernel | in out  <->  0.weight | out in    (by trial: the other order fails)" in str(report)
 
 
+class TwoFlaxConv1D(linen.Module):
+    """Two such layers, whose lines become one."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return FlaxConv1D(name="layers_1")(jnp.tanh(FlaxConv1D(name="layers_0")(x)))
+
+
+def test_a_trial_also_finds_the_order_of_axes_of_numbered_layers() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Conv1D(4, 4), Conv1D(4, 4)])
+
+        def forward(self, x: Any) -> Any:
+            return self.layers[1](self.layers[0](x).tanh())
+
+    report = compare(TwoFlaxConv1D(), Two())
+    assert report.passed and "layers_{n}/kernel | in out  <->  layers.{n}.weight | out in" in str(report)
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 @pytest.mark.parametrize("is_dense", [True, False])
 def test_a_trial_gives_the_order_of_axes_where_nothing_else_does(is_right: bool, is_dense: bool) -> None:
