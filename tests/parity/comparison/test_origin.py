@@ -210,6 +210,26 @@ def test_a_module_that_returns_what_it_is_given_is_named(side: str) -> None:
     assert place.passed == ("gamma",) and f"gamma of {side} returns what it is given" in str(report)
 
 
+def test_an_operation_that_is_missing_at_the_end_lies_after_the_last_one() -> None:
+    class Rooted(nnx.Module):
+        def __init__(self) -> None:
+            self.fc, self.gamma = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), NnxScale(True)
+
+        def __call__(self, x: Any) -> Any:
+            return self.gamma(self.fc(x))
+
+    class TorchRooted(TorchScaled):
+        def forward(self, x: Any) -> Any:
+            return self.gamma(self.fc(x))
+
+    report = compare_models(Rooted.__call__, perturbed_module(Rooted()), TorchRooted(False), TOKENS, level="function")
+    assert report.origin is not None and report.origin.flax is not None and report.origin.torch is not None
+    assert (report.origin.torch.module, report.origin.torch.operation) == ("gamma", "mul")
+    assert (report.origin.flax.operation, report.origin.flax.passed) == ("the end", ("gamma",))
+    assert report.origin.kind == "missing" and "one model returns the values with which the other goes on" in str(report)
+    assert (THIS, line_of("return self.gamma(self." + "fc(x))")) in report.origin.flax.lines
+
+
 def test_outputs_in_another_order_are_named() -> None:
     class Reshaped(linen.Module):
         @linen.compact

@@ -7,7 +7,7 @@ result has no counterpart and leads to none, although everything that it reads a
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ class Origin:
         flax, torch: the place in each model; None if it has no operation there.
         kind: "operation" if the same values enter both places; "between" if the models part between two modules;
             "constant" if an array that depends neither on inputs nor on weights differs, such as a table of positions;
+            "missing" if one model returns without the operations with which the other goes on;
             "order" if the outputs are the same numbers in another order; "gradient" if only gradients differ;
             "precision" if the models compute the same function, and one of them rounds more.
         difference: relRMS between the results, if they can be compared; else 0.
@@ -43,6 +44,8 @@ class Origin:
         where = " and ".join(places)
         if self.kind == "precision":
             return f"in float32 the error is large after {where}, and small in everything that it reads"
+        if self.kind == "missing":
+            return f"{where}: one model returns the values with which the other goes on"
         if self.kind == "order":
             return f"the outputs are the same numbers in another order; they are returned by {where}"
         if self.kind == "gradient":
@@ -64,13 +67,16 @@ def find_origin(flax: Graph, torch: Graph) -> Origin | None:
     first_flax, first_torch = firsts = [side.first_difference() for side in sides]
     if first_flax is None and first_torch is None:
         return None
-    kind, difference = "between", 0.0
+    kind, difference = "missing" if first_flax is None or first_torch is None else "between", 0.0
     if first_flax is not None and first_torch is not None:
         if sides[0].entering(first_flax) & sides[1].entering(first_torch):
             kind, difference = "operation", _difference(flax, torch, first_flax, first_torch)
     if any(first is not None and side.enters_as_constant(first) for side, first in zip(sides, firsts, strict=True)):
         kind = "constant"
-    places = [None if first is None else side.place(first, kind) for side, first in zip(sides, firsts, strict=True)]
+    places = [
+        side.place_of_return() if first is None else side.place(first, kind)
+        for side, first in zip(sides, firsts, strict=True)
+    ]
     return Origin(places[0], places[1], kind, difference)
 
 
@@ -216,6 +222,18 @@ class _Side:
         if kind == "between" and not any(_contains(module, each.module, separator) for each in before):
             module = _caller(module, separator)
         return _make_place(here, module, before, separator)
+
+    def place_of_return(self) -> Place | None:
+        """Return the place after all operations, for a model that computes nothing but what agrees; None if it has none."""
+        last = [self.graph.values[n].operation for n in self.graph.outputs if self.graph.values[n].operation >= 0]
+        if not last:
+            return None
+        here = self.graph.operations[last[0]]
+        before = [here, *(self.graph.operations[n] for n in self._producers(last[0]))]
+        end = Operation("the end", "", (), (), ())
+        place = _make_place(end, "", before, self.graph.separator)
+        line = here.stack[0] if here.stack else Line("", 0, "")
+        return replace(place, file=line.file, line=line.line, function=line.function)
 
     def _first_of(self, constants: Sequence[int]) -> Operation | None:
         """Return the first differing operation that these values are computed with; None if they are given."""

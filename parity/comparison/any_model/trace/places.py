@@ -69,6 +69,7 @@ def lines_between(before: Stack, here: Stack, is_same_call: bool) -> Iterator[tu
     These are the lines between both in the function that both are in, the rest of the functions that are left, and the
     beginning of those that are entered.
 
+    here: the later call; empty for the end of the model.
     is_same_call: whether equal lines at the end of both stacks belong to one call of their function.
     """
     earlier, later = [*reversed(before)], [*reversed(here)]
