@@ -121,7 +121,7 @@ class Comparison:
                     f"{name}: flax returns shape {of_flax[name]} and torch {shape}; if only the order of the axes differs, "
                     f"give output_axes, as in '{IMAGE_AXES}'{self.axes_hint()}"
                 )
-        self.skipped = {**_skipped("flax", self.flax.skipped, of_flax, self.names)}
+        self.skipped = _skipped("flax", self.flax.skipped, of_flax, self.names)
         self.skipped |= _skipped("torch", self.torch.skipped, of_torch, self.names.values())
 
     def axes_hint(self) -> str:
@@ -136,7 +136,7 @@ class Comparison:
             InputError: an output is NaN.
         """
         outputs, gradients, input_gradients = self.flax.run(dtype, list(self.names))
-        self.runs[f"torch {dtype}"] = torch_tensors = self.torch.run(dtype, self.names)
+        torch_tensors = self.torch.run(dtype, self.names)
         for name in outputs:
             for side, values in (("flax", outputs[name]), ("torch", torch_tensors[name])):
                 if np.isnan(np.asarray(values, np.float64)).any():
@@ -144,8 +144,10 @@ class Comparison:
                     raise InputError(f"{name}: the {side} model {what}")
         tensors = {**outputs, **input_gradients, **self._statistics()}
         tensors |= {f"{GRADIENT_OF}{key}": array for key, array in self.correspondence.to_torch(gradients).items()}
-        self.runs[f"flax {dtype}"] = {name: tensors[name] for name in torch_tensors if name in tensors}
-        self.runs[f"torch {dtype}"] = {name: torch_tensors[name] for name in self.runs[f"flax {dtype}"]}
+        # Only running statistics may be missing, if Flax does not return them.
+        names = [name for name in torch_tensors if name in tensors or not name.startswith("statistics ")]
+        self.runs[f"flax {dtype}"] = {name: tensors[name] for name in names}
+        self.runs[f"torch {dtype}"] = {name: torch_tensors[name] for name in names}
         self._graphs = None
 
     def _statistics(self) -> Tensors:

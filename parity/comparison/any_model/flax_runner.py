@@ -22,9 +22,9 @@ from parity.comparison.any_model.weights import flatten
 Array = NDArray[Any]
 Tensors = dict[str, Array]
 
+_STATISTICS = ".batch_stats."  # in the name of a part of what linen returns with mutable=["batch_stats"]
 # A float64 run is executed once, so compiling it quickly matters more than its speed.  The float32 run keeps XLA's default
 # options, because its rounding errors are what is measured.
-_STATISTICS = ".batch_stats."  # in the name of a part of what linen returns with mutable=["batch_stats"]
 QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 

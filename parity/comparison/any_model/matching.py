@@ -342,13 +342,7 @@ def _pairs_by_use(flax: list[Module], torch: list[Module], candidates: Candidate
 
     Modules are matched only if as many modules of the other side can match each of them, and all of these can.
     """
-    ranks = [{key: n for n, key in enumerate(keys)} for keys in uses]
-    ordered = [
-        sorted(
-            modules, key=lambda m: (min(rank.get(each.key, len(rank)) for each in m.parameters.values()), numbers(m.path))
-        )
-        for modules, rank in zip((flax, torch), ranks, strict=True)
-    ]
+    ordered = [_sort_by_use(modules, keys) for modules, keys in zip((flax, torch), uses, strict=True)]
     partners = {b.path: frozenset(a.path for a in ordered[0] if (a.path, b.path) in candidates) for b in ordered[1]}
     groups: dict[frozenset[Path], list[Path]] = defaultdict(list)
     for b in ordered[1]:

@@ -67,8 +67,7 @@ class _Recorder(Evaluator):
     def _add(self, equation: Any, scope: Scope, inputs: Sequence[_Recorded], arrays: Sequence[Any]) -> list[Any]:
         numbers = [each.value for each in inputs]
         known = [_host(each) for each in arrays]
-        is_identity = equation.primitive.name == "copy_p" or equation.primitive.name == "copy"
-        name = IDENTITY if is_identity else equation.primitive.name
+        name = IDENTITY if equation.primitive.name == "copy" else equation.primitive.name
         outputs = self._graph.add(name, scope.module, scope.stack, numbers, known)
         return [_Recorded(array, n) for array, n in zip(arrays, outputs, strict=True)]
 

@@ -12,7 +12,9 @@ from parity.comparison.any_model.trace.places import Line
 
 Array = NDArray[Any]
 
-_ROUNDINGS = 8 * 2.0**-24  # largest error of a table that is computed in float32, relative to its largest entry
+# Largest error of a table that is computed in float32, relative to its largest entry: that of the sine of an angle of up to
+# 8, which rounding the angle changes by 8 * 2**-24.
+_ROUNDINGS = 8 * 2.0**-24
 
 
 @dataclass(frozen=True)

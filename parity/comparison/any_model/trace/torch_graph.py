@@ -35,7 +35,7 @@ def record_torch(
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     graph = Graph(".")
-    recorder = _make_recorder(graph, module)
+    recorder = _make_recorder(graph)
     for key, tensor in module.named_parameters():
         recorder.add_source(tensor, CONSTANT if key in constants else WEIGHTS)
     for tensor in module.buffers():
@@ -57,7 +57,7 @@ def record_torch(
     return graph
 
 
-def _make_recorder(graph: Graph, module: Any) -> Any:
+def _make_recorder(graph: Graph) -> Any:
     """Return a dispatch mode that adds every operation to a graph."""
     import torch
     from torch._decomp import get_decompositions
