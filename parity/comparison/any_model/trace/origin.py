@@ -49,7 +49,7 @@ class Origin:
         if self.kind == "order":
             return f"the outputs are the same numbers in another order; they are returned by {where}"
         if self.kind == "gradient":
-            return f"the outputs agree, and the first wrong gradient on the way back is that in {where}"
+            return f"the outputs agree; the first that is wrong in the backward pass is the {where}"
         if self.kind == "constant":
             return f"an array that does not depend on the inputs differs: {where}"
         if self.kind == "between":
