@@ -355,3 +355,8 @@ def test_lines_that_differ_in_a_part_of_an_axis_are_not_folded():
     flax = {f"layer_{n}/{name}/bias": (2, 3) for n, name in enumerate(("query", "key", "value"))}
     found = match(flax, {"layer.qkv.bias": (18,)})
     assert len(found.pairs) == 3 and "{n}" not in str(found)
+
+
+def test_the_short_names_of_models_written_as_functions_match():
+    found = lines(match({"fc/w": (3, 4), "fc/b": (4,)}, {"fc.weight": (4, 3), "fc.bias": (4,)}))
+    assert found == {"fc/w | in out": "fc.weight | out in", "fc/b | width": "fc.bias | width"}
