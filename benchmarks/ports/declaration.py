@@ -4,7 +4,7 @@ A builder returns a `Built`.  Builders import their libraries themselves, so tha
 them, and so that a source that is given by `--source` is imported only in the process that has its path.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -137,6 +137,29 @@ def floats(*shape: int, seed: int = 1) -> Any:
 def tokens(*shape: int, high: int, seed: int = 1) -> Any:
     """Return random integers from 3 to `high` - 1, which no model reads as padding."""
     return np.random.default_rng(seed).integers(3, high, shape).astype(np.int32)
+
+
+def gate_lines(
+    cell: str, torch: str, gates: Sequence[str], with_bias: str, *, dim: int, number_of: str = "l0"
+) -> tuple[str, ...]:
+    """Return `layouts` for a recurrent cell of Flax and a recurrent layer of PyTorch.
+
+    cell, torch: the keys of both before the names of the parameters.
+    gates: a letter for each gate that is a layer of the cell, in PyTorch's order; ("",) if one layer has all gates.
+    with_bias: names of the layers of the cell with a bias, such as "hi"; PyTorch's other biases are zero.
+    dim: the number of features of a gate.
+    number_of: the number of PyTorch's layer, and its direction.
+    """
+    lines = []
+    for side, name in (("i", "ih"), ("h", "hh")):
+        for n, gate in enumerate(gates):
+            part = f"(gate={n} dim:{dim})" if len(gates) > 1 else "dim"
+            bias = f"{torch}bias_{name}_{number_of} | {part}"
+            layer = f"{cell}{side}{gate}"
+            lines.append(f"{layer}/kernel | in dim <-> {torch}weight_{name}_{number_of} | {part} in")
+            has_bias = side + gate in with_bias.split()
+            lines.append(f"{layer}/bias | dim <-> {bias}" if has_bias else f"0 <-> {bias}")
+    return tuple(lines)
 
 
 def of_nnx(model: Any, torch_module: Any, inputs: Any, *, call: Any = None, **options: Any) -> Built:

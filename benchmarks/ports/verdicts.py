@@ -202,8 +202,8 @@ class Mutants:
         _forget_traces("flax")
         inputs = [jax.numpy.asarray(x) for x in self.right.inputs]
         folders = code_folders(self.pair.jax_code)
-        params = in_evaluation(self.built.params)
-        executed = trace(lambda: jax.jit(lambda: apply(params, *inputs)).eval_shape(), folders, path_of)
+        leaves, tree = jax.tree.flatten(in_evaluation(self.built.params))
+        executed = trace(lambda: jax.eval_shape(lambda own: apply(tree.unflatten(own), *inputs), leaves), folders, path_of)
         _forget_traces("flax")
         return executed
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ports.declaration import Built, Pairs, TorchCall, floats, of_linen, tokens
+from benchmarks.ports.declaration import Built, Pairs, TorchCall, floats, gate_lines, of_linen, tokens
 
 WORKLOADS = "algoperf.workloads"
 PAIRS = Pairs("algoperf", (), (), needs=("algoperf",))
@@ -147,33 +147,48 @@ declare("transformer_post_ln", "wmt", "wmt", lambda jax, torch: _transformer(jax
 declare("transformer_glu", "wmt", "wmt", lambda jax, torch: _transformer(jax, torch, glu=True))
 
 PADDINGS = np.zeros((2, 3200), np.float32)
+WAVES = floats(2, 3200)
+
+
+def _of_speech(model: Any, other: Any) -> Built:
+    """Return a pair of a model of waves and of their paddings, which are zero: JAX has no gradient with respect to them."""
+    import jax.numpy as jnp
+    import torch
+
+    def call(module: Any, x: Any) -> Any:
+        return module(x, torch.zeros_like(x), dropout_rate=0.0)[0]
+
+    module = TorchCall(other, call).eval()
+    module(torch.from_numpy(WAVES))  # the first call makes the parameters of some layers
+    built = of_linen(model, module, (WAVES, PADDINGS), call_options={"train": False, **RATE})
+    return built._replace(
+        flax_apply=lambda variables, x: built.flax_apply(variables, x, jnp.zeros(x.shape, x.dtype))[0], inputs=WAVES
+    )
 
 
 def _conformer(jax: Any, torch: Any) -> Built:
     sizes = {"vocab_size": 24, "encoder_dim": 32, "num_attention_heads": 4, "num_encoder_layers": 2}
-    model, other = (
-        jax.Conformer(jax.ConformerConfig(**sizes)),
-        torch.ConformerEncoderDecoder(torch.ConformerConfig(**sizes)),
+    return _of_speech(
+        jax.Conformer(jax.ConformerConfig(**sizes)), torch.ConformerEncoderDecoder(torch.ConformerConfig(**sizes))
     )
-    inputs = (floats(2, 3200), PADDINGS)
-    call = TorchCall(other, lambda m, x, p: m(x, p, dropout_rate=0.0)[0])
-    built = of_linen(model, call, inputs, call_options={"train": False, **RATE})
-    return built._replace(flax_apply=lambda variables, *given: built.flax_apply(variables, *given)[0])
 
 
 def _deepspeech(jax: Any, torch: Any) -> Built:
-    from torch import from_numpy
-
     sizes = {"vocab_size": 24, "encoder_dim": 32, "num_lstm_layers": 1, "num_ffn_layers": 1}
-    model, other = (
-        jax.Deepspeech(jax.DeepspeechConfig(**sizes)),
-        torch.DeepspeechEncoderDecoder(torch.DeepspeechConfig(**sizes)),
+    return _of_speech(
+        jax.Deepspeech(jax.DeepspeechConfig(**sizes)), torch.DeepspeechEncoderDecoder(torch.DeepspeechConfig(**sizes))
     )
-    call = TorchCall(other, lambda m, x, p: m(x, p, dropout_rate=0.0)[0]).eval()
-    call(*map(from_numpy, (floats(2, 3200), PADDINGS)))  # the first call makes its parameters
-    built = of_linen(model, call, (floats(2, 3200), PADDINGS), call_options={"train": False, **RATE})
-    return built._replace(flax_apply=lambda variables, *given: built.flax_apply(variables, *given)[0])
 
 
 declare("conformer", "librispeech_conformer", "librispeech", _conformer)
-declare("deepspeech", "librispeech_deepspeech", "librispeech", _deepspeech)
+CELL, LSTM, BIASES = "BatchRNN_0/LSTM_0/LSTM/LSTMSequenceEncoder_{}/cell/", "model.lstms.0.lstm.", "hi hf hg ho"
+declare(
+    "deepspeech",
+    "librispeech_deepspeech",
+    "librispeech",
+    _deepspeech,
+    layouts=(
+        *gate_lines(CELL.format(0), LSTM, "ifgo", BIASES, dim=16),
+        *gate_lines(CELL.format(1), LSTM, "ifgo", BIASES, dim=16, number_of="l0_reverse"),
+    ),
+)

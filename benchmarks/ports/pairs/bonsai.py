@@ -227,7 +227,13 @@ def _() -> Built:
     return of_nnx(model, module, tokens(2, 9, high=60), call=call)
 
 
-@PAIRS.pair("whisper_encoder", "bonsai WhisperEncoder", "transformers WhisperEncoder")
+@PAIRS.pair(
+    "whisper_encoder",
+    "bonsai WhisperEncoder",
+    "transformers WhisperEncoder, whose keys have no bias",
+    layouts=("layers/{n}/self_attn/key/bias | head dim <-> 0",),
+    disagreement="bonsai applies the GELU by tanh (bonsai/models/whisper/modeling.py:168), and transformers the one by erf",
+)
 def _() -> Built:
     import dataclasses
 
@@ -239,7 +245,10 @@ def _() -> Built:
     more = {"num_mel_bins": 10, "max_source_positions": 12}
     config = dataclasses.replace(ModelConfig.whisper_tiny(), **sizes, **more)
     module = TorchCall(Other(transformers.WhisperConfig(**sizes, **more, attn_implementation="eager")), hidden)
-    return of_nnx(WhisperEncoder(config, rngs=rngs()), module, floats(2, 24, 10), input_axes="b t c <-> b c t")
+    built = of_nnx(WhisperEncoder(config, rngs=rngs()), module, floats(2, 24, 10), input_axes="b t c <-> b c t")
+    for layer in built.params.layers:
+        layer.self_attn.key.bias[...] = 0.0 * layer.self_attn.key.bias[...]
+    return built
 
 
 VJEPA2 = {

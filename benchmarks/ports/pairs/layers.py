@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from benchmarks.ports.declaration import Built, Pairs, TorchCall, floats, of_equinox, of_linen, of_nnx, tokens
+from benchmarks.ports.declaration import Built, Pairs, TorchCall, floats, gate_lines, of_equinox, of_linen, of_nnx, tokens
 
 PAIRS = Pairs("layers", ("flax.linen", "flax.nnx.nn", "equinox.nn"), ("torch.nn.modules",))
 
@@ -110,6 +110,7 @@ declare(
     lambda t: t.LSTM(32, 24, batch_first=True),
     SEQUENCE,
     call=lambda module, x: module(x)[0],
+    layouts=gate_lines("cell/", "model.", "ifgo", "hi hf hg ho", dim=24),
 )
 declare(
     "gru",
@@ -117,6 +118,7 @@ declare(
     lambda t: t.GRU(32, 24, batch_first=True),
     SEQUENCE,
     call=lambda module, x: module(x)[0],
+    layouts=gate_lines("cell/", "model.", "rzn", "ir iz in hn", dim=24),
 )
 declare(
     "simple_rnn",
@@ -124,12 +126,14 @@ declare(
     lambda t: t.RNN(32, 24, batch_first=True),
     SEQUENCE,
     call=lambda module, x: module(x)[0],
+    layouts=gate_lines("cell/", "model.", ("",), "i", dim=24),
 )
 
 
 def declare_nnx(name: str, nnx_module: Any, torch_module: Any, inputs: Any, **options: Any) -> None:
     """Declare a pair of an NNX module and a PyTorch module."""
     call, torch_call = options.pop("call", None), options.pop("torch_call", None)
+    layouts = options.pop("layouts", ())
 
     def build() -> Built:
         from flax import nnx
@@ -140,7 +144,7 @@ def declare_nnx(name: str, nnx_module: Any, torch_module: Any, inputs: Any, **op
             nnx_module(nnx), TorchCall(module, torch_call) if torch_call else module, inputs, call=call, **options
         )
 
-    PAIRS.add(f"nnx_{name}", f"flax.nnx, {name}", f"torch.nn, {name}", build)
+    PAIRS.add(f"nnx_{name}", f"flax.nnx, {name}", f"torch.nn, {name}", build, layouts=layouts)
 
 
 declare_nnx("linear", lambda n: n.Linear(32, 24, rngs=rngs()), lambda t: t.Linear(32, 24), SEQUENCE)
@@ -175,6 +179,7 @@ declare_nnx(
     lambda t: t.GRU(32, 24, batch_first=True),
     SEQUENCE,
     torch_call=lambda module, x: module(x)[0],
+    layouts=gate_lines("cell/dense_", "model.", ("",), "i", dim=24),
 )
 declare_nnx(
     "lstm",
@@ -182,6 +187,7 @@ declare_nnx(
     lambda t: t.LSTM(32, 24, batch_first=True),
     SEQUENCE,
     torch_call=lambda module, x: module(x)[0],
+    layouts=gate_lines("cell/dense_", "model.", ("",), "h", dim=24),
 )
 
 

@@ -101,9 +101,9 @@ def compare_models(
     comparison.name_outputs()
     comparison.run("float64")
     if not comparison.is_same_function:
-        comparison.try_orders_of_axes()
-    if not comparison.is_same_function:
         comparison.use_one_table()
+    if not comparison.is_same_function:
+        comparison.try_orders_of_axes()
     if level == "precision":
         comparison.run("float32")
     return comparison.report()

@@ -66,8 +66,18 @@ class Comparison:
         self._selected = [outputs] if isinstance(outputs, str) else list(outputs)
         self._masks = MaskStream(seed) if train else None
         losses = loss if isinstance(loss, tuple) else (loss, loss)
-        self._make_flax = partial(FlaxRunner, flax_apply, self._params, masks=self._masks, loss=losses[0], seed=seed)
-        self._make_torch = partial(TorchRunner, torch_module, masks=self._masks, loss=losses[1], seed=seed)
+        self.flax = FlaxRunner(
+            flax_apply, self._params, self._flax_weights, self.inputs, masks=self._masks, loss=losses[0], seed=seed
+        )
+        self.torch = TorchRunner(
+            torch_module,
+            self._torch_weights,
+            self.inputs,
+            self._axes,
+            masks=self._masks,
+            loss=losses[1],
+            seed=seed,
+        )
         self._source = weights
         self._evidence = Evidence(axes=model_weights.matrix_axes(torch_module))
         self.runs: dict[str, Tensors] = {}
@@ -84,8 +94,7 @@ class Comparison:
         try:
             self._use(self._match(evidence=self._evidence))
         except InputError:  # the order in which a forward pass uses the parameters may decide
-            flax, torch = self._runners(self._flax_weights, self._torch_weights)
-            uses = (_called("flax", flax.keys_by_use, self), _called("torch", torch.keys_by_use, self))
+            uses = (_called("flax", self.flax.keys_by_use, self), _called("torch", self.torch.keys_by_use, self))
             self._evidence = Evidence(uses, self._evidence.axes)
             self._use(self._match(evidence=self._evidence))
         order = self.correspondence.order_of_siblings(self._evidence.axes)
@@ -99,11 +108,7 @@ class Comparison:
         """Give both models the same weights, converted by a mapping."""
         self.correspondence = correspondence
         both = _copy_weights(self._source, correspondence, self._flax_weights, self._torch_weights)
-        self.flax, self.torch = self._runners(*both)
-        self._weights = both[0]
-
-    def _runners(self, flax: Tensors, torch: Tensors) -> tuple[FlaxRunner, TorchRunner]:
-        return self._make_flax(flax, self.inputs), self._make_torch(torch, self.inputs, self._axes)
+        self.flax.weights, self.torch.weights = both
 
     def name_outputs(self) -> None:
         """Find the outputs that are compared.
@@ -136,7 +141,7 @@ class Comparison:
             InputError: an output is NaN.
         """
         outputs, gradients, input_gradients = self.flax.run(dtype, list(self.names))
-        torch_tensors = self.torch.run(dtype, self.names)
+        torch_tensors = self._without_zeros(self.torch.run(dtype, self.names))
         for name in outputs:
             for side, values in (("flax", outputs[name]), ("torch", torch_tensors[name])):
                 if np.isnan(np.asarray(values, np.float64)).any():
@@ -149,6 +154,14 @@ class Comparison:
         self.runs[f"flax {dtype}"] = {name: tensors[name] for name in names}
         self.runs[f"torch {dtype}"] = {name: torch_tensors[name] for name in names}
         self._graphs = None
+
+    def _without_zeros(self, tensors: Tensors) -> Tensors:
+        """Return PyTorch's tensors with 0 for the gradients of parameters that are held at zero, as Flax has none."""
+        keys = {key for zero in self.correspondence.zeros if zero.side == "torch" for key in zero.keys}
+        own = {key: np.array(tensors[f"{GRADIENT_OF}{key}"]) for key in sorted(keys) if f"{GRADIENT_OF}{key}" in tensors}
+        for _, entries in self.correspondence.held_at_zero("torch", own):
+            entries[...] = 0
+        return {**tensors, **{f"{GRADIENT_OF}{key}": array for key, array in own.items()}}
 
     def _statistics(self) -> Tensors:
         """Return the running statistics that Flax has updated, by the names that PyTorch's have."""
@@ -168,7 +181,7 @@ class Comparison:
     def try_orders_of_axes(self) -> None:
         """Try the other order of axes of square matrices, and keep one that passes."""
         groups = self.correspondence.squares()[:MAX_TRIED_GROUPS]
-        before = self.correspondence, self.flax, self.torch, self._weights, self.runs, self._graphs
+        before, runs, graphs = self.correspondence, self.runs, self._graphs
         for n in range(1, len(groups) + 1):
             for several in combinations(groups, n):
                 axes = {key: self._other_axes(key) for group in several for key in group}
@@ -177,7 +190,8 @@ class Comparison:
                 self.run("float64")
                 if self.is_same_function:
                     return
-        self.correspondence, self.flax, self.torch, self._weights, self.runs, self._graphs = before
+        self._use(before)
+        self.runs, self._graphs = runs, graphs
 
     def _other_axes(self, key: str) -> Axes:
         """Return the order of axes of a square matrix that was not tried yet."""
@@ -190,7 +204,7 @@ class Comparison:
         """Use PyTorch's constants in Flax where both differ only because one model has rounded them to float32."""
         self.tables = find_rounded_tables(*self.graphs())
         if self.tables:
-            self.flax.tables = [(table.flax, table.torch) for table in self.tables]
+            self.flax.use_tables([(table.flax, table.torch) for table in self.tables])
             self.run("float64")
 
     def graphs(self) -> tuple[Graph, Graph]:
@@ -220,7 +234,7 @@ class Comparison:
             self.correspondence,
             self.runs,
             self.environment,
-            _digest(self._weights, {str(n): x for n, x in enumerate(self.inputs)}),
+            _digest(self.flax.weights, {str(n): x for n, x in enumerate(self.inputs)}),
             self.find_origin(),
             tuple(dict.fromkeys([*self.flax.parts, *self.torch.parts])),
             self.tables,
@@ -298,7 +312,14 @@ def _copy_weights(source: str, correspondence: Correspondence, flax: Tensors, to
 
     Raises:
         UnequalWeightsError: `source` is "equal", and the weights differ.
+        InputError: a parameter is not zero that is held at zero.
     """
+    for side, arrays in (("flax", flax), ("torch", torch)):
+        if source not in (side, "equal"):
+            continue
+        for key, entries in correspondence.held_at_zero(side, arrays):
+            if entries.any():
+                raise InputError(f"{key} of {side} is held at zero by a line of layouts, and is not zero")
     if source == "flax":
         return flax, correspondence.to_torch(flax)
     converted = correspondence.to_flax(torch)

@@ -8,74 +8,24 @@ gives, and finds the other pairs by names, order and shapes.  It does not guess:
 message quotes a line that resolves the ambiguity.
 """
 
-import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import product
-from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.checkpoints.layout import Indices, Layout, Sizes
-from parity.comparison.any_model import matching
-from parity.comparison.any_model.parameters import FUSED
-from vit_spec import InputError, nearest
+from parity.comparison.any_model.folding import fold_lines
+from parity.comparison.any_model.lines import ARROW, Pair, Zero
+from parity.comparison.any_model.matching import Evidence, MatchedEntries, match_lines
+from parity.comparison.any_model.rules import SQUARE, SQUARE_AS_IT_IS, SQUARE_REVERSED
+from vit_spec import InputError
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 Shapes = Mapping[str, tuple[int, ...]]
 
-ARROW = "<->"
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The layouts of the same parameter on both sides, and the lengths of its axes.
-
-    note: the rule that decided, if names and shapes alone did not; it is printed after the line.
-    """
-
-    flax: Layout
-    torch: Layout
-    sizes: Sizes
-    note: str = ""
-
-    @classmethod
-    def parse(cls, line: str, flax: Shapes, torch: Shapes, note: str = "") -> "Pair":
-        """Parse "flax key | axes <-> torch key | axes", and derive the lengths of its axes from the shapes of the arrays.
-
-        An axis may be followed by its length, as in "(c:3 y:4 x:4)", where the shapes do not determine it.
-
-        Raises:
-            InputError: the line is wrong; the message quotes it.
-        """
-        stripped, lengths = _split_lengths(line)
-        left, arrow, right = stripped.partition(ARROW)
-        if not arrow:
-            raise InputError(f"layout {line.strip()!r}: write it as `flax key | axes {ARROW} torch key | axes`")
-        a, b = Layout.parse(left), Layout.parse(right)
-        if sorted(a.parameter_axes) != sorted(b.parameter_axes):
-            raise InputError(f"layout {line.strip()!r}: both sides must have the same axes")
-        return cls(a, b, _axis_sizes(line.strip(), lengths, (a, flax, "flax"), (b, torch, "torch")), note)
-
-    def arrays(self) -> Iterator[tuple[str, str, Indices, list[str]]]:
-        """Yield for each pair of arrays flax key, torch key, indices on the axes in the keys, and the other axes."""
-        in_keys = list(dict.fromkeys(self.flax.key_axes + self.torch.key_axes))
-        axes = [axis for axis in self.flax.parameter_axes if axis not in in_keys]
-        for numbers in product(*(range(self.sizes[axis]) for axis in in_keys)):
-            indices = dict(zip(in_keys, numbers, strict=True))
-            [(a, _)], [(b, _)] = self.flax.indexed_keys(self.sizes, indices), self.torch.indexed_keys(self.sizes, indices)
-            yield a, b, indices, axes
-
-    def matrix_axes(self, side: str) -> list[str]:
-        """Return the axes of the parameter in one array, "flax" or "torch", without those in its key."""
-        layout: Layout = getattr(self, side)
-        return [axis.parameter_axis for axis in layout.array_axes if axis.parameter_axis]
-
-    def __str__(self) -> str:
-        return f"{self.flax}  {ARROW}  {self.torch}"
+SIDES = ("flax", "torch")
 
 
 @dataclass(frozen=True)
@@ -84,12 +34,14 @@ class Correspondence:
 
     flax, torch: shapes by key; a flax key is the path joined by "/", without the collection "params".
     skipped: torch keys without a counterpart, and why they need none.
+    zeros: the parameters of one side that are zero, and that the other side does not have.
     """
 
     pairs: tuple[Pair, ...]
     flax: Shapes
     torch: Shapes
     skipped: Mapping[str, str] = field(default_factory=dict)
+    zeros: tuple[Zero, ...] = ()
 
     def squares(self) -> list[tuple[str, ...]]:
         """Return groups of torch keys of square matrices: those whose order of axes a convention gives, then the others.
@@ -99,8 +51,9 @@ class Correspondence:
         groups: dict[str, list[str]] = {}
         for pair in self.pairs:
             keys = [b for _, b, *_ in pair.arrays()]
-            if matching.SQUARE in pair.note or matching.SQUARE_AS_IT_IS in pair.note:
-                groups.setdefault(pair.torch.key.rpartition(".")[2], []).extend(keys)
+            if any(note in pair.note for note in (SQUARE, SQUARE_AS_IT_IS, SQUARE_REVERSED)):
+                name = pair.torch.key.rpartition(".")[2]
+                groups.setdefault(f"{name} reversed" if pair.reversed_axes else name, []).extend(keys)
             elif pair.matrix_axes("flax") == ["in", "out"] and pair.sizes["in"] == pair.sizes["out"]:
                 groups.setdefault("", []).extend(keys)
         return [tuple(dict.fromkeys(groups[name])) for name in sorted(groups, key=lambda name: not name)]
@@ -125,26 +78,36 @@ class Correspondence:
         """Return arrays (weights or gradients) by flax key, C-contiguous, from arrays by torch key."""
         return self._convert(arrays, self.flax, 1, 0)
 
+    def held_at_zero(self, side: str, arrays: Arrays) -> Iterator[tuple[str, Array]]:
+        """Yield the keys of one side's arrays that have entries held at zero, with views of these entries."""
+        for zero in self.zeros:
+            if zero.side == side:
+                yield from zero.views(arrays)
+
     def _convert(self, arrays: Arrays, shapes: Shapes, source: int, target: int) -> dict[str, Array]:
         """Return arrays with the keys and shapes of the other side; `source` and `target` are 0 for flax, 1 for torch."""
         out: dict[str, Array] = {}
+        side = SIDES[target]
+        for key in (key for zero in self.zeros if zero.side == side for key in zero.keys):
+            out[key] = np.zeros(shapes[key], next(iter(arrays.values())).dtype)
         for pair in self.pairs:
-            layouts = (pair.flax, pair.torch)
             for *keys, indices, axes in pair.arrays():
                 array = np.asarray(arrays[keys[source]])
                 if keys[target] not in out:
                     out[keys[target]] = np.zeros(shapes[keys[target]], array.dtype)
-                view = layouts[target].view(out[keys[target]], pair.sizes, indices, axes)
-                view[...] = layouts[source].view(array, pair.sizes, indices, axes)
+                both = (array, out[keys[target]]) if source == 0 else (out[keys[target]], array)
+                views = pair.views(both, indices, axes)
+                views[target][...] = views[source]
         return out
 
     def __str__(self) -> str:
         """Return a line for each pair, with its note, and one for each torch key without a counterpart."""
-        left = max((len(str(pair.flax)) for pair in self.pairs), default=0)
+        left = max((len(pair.flax_line) for pair in self.pairs), default=0)
         lines = [
-            f"  {pair.flax!s:{left}}  {ARROW}  {pair.torch}" + (f"    ({pair.note})" if pair.note else "")
+            f"  {pair.flax_line:{left}}  {ARROW}  {pair.torch}" + (f"    ({pair.note})" if pair.note else "")
             for pair in self.pairs
         ]
+        lines += [f"  {zero}" for zero in self.zeros]
         return "\n".join([*lines, *(f"  {key}: {why}" for key, why in self.skipped.items())])
 
 
@@ -155,7 +118,7 @@ def match(
     layouts: Iterable[str] = (),
     skipped: Mapping[str, str] | None = None,
     optional: Iterable[str] = (),
-    evidence: matching.Evidence | None = None,
+    evidence: Evidence | None = None,
 ) -> Correspondence:
     """Match the parameters of both sides.
 
@@ -163,7 +126,8 @@ def match(
         flax: shapes by path, e.g. {"encoder/layer_0/attn/query/kernel": (16, 2, 8), "batch_stats/bn/mean": (16,)}.
         torch: shapes by key of the state dict.
         layouts: lines "flax key | axes <-> torch key | axes" for parameters that names and shapes do not match; an axis in
-            braces in both keys counts from 0.
+            braces in both keys counts from 0.  "flax key | axes <-> 0" and "0 <-> torch key | axes" are for parameters that
+            are zero, and that the other side does not have.
         skipped: torch keys that are left out of `torch`, and why; they are only printed.
         optional: torch keys that need no counterpart, such as a mask in a buffer.
         evidence: what is known of the models besides names and shapes; a line that it decides has a note.
@@ -173,124 +137,53 @@ def match(
             or a line of `layouts` is wrong.
     """
     shapes, (flax, torch) = (flax, torch), ({key: shape or (1,) for key, shape in side.items()} for side in (flax, torch))
-    given = tuple(Pair.parse(line, flax, torch) for line in layouts)
-    matched = _mark_matched_entries(given, flax, torch)
+    parsed = [Zero.parse(line, flax, torch) or Pair.parse(line, flax, torch) for line in layouts]
+    given = tuple(each for each in parsed if isinstance(each, Pair))
+    zeros = tuple(each for each in parsed if isinstance(each, Zero))
+    matched = _mark_matched_entries(given, zeros, flax, torch)
     known_keys = [keys[:2] for pair in given for keys in pair.arrays()]
-    lines, unmatched = matching.match_lines(
-        flax, torch, matched, known_keys, set(optional), evidence or matching.Evidence()
-    )
-    inferred = tuple(Pair.parse(line, flax, torch, note) for line, note in matching.fold_lines(lines, flax, torch))
-    _mark_matched_entries(given + inferred, flax, torch, complete=set(torch) - unmatched)
+    lines, unmatched = match_lines(flax, torch, matched, known_keys, set(optional), evidence or Evidence())
+    inferred = tuple(Pair.parse(line, flax, torch, note) for line, note in fold_lines(lines, flax, torch))
+    _mark_matched_entries(given + inferred, zeros, flax, torch, complete=set(torch) - unmatched)
     reasons = {
         key: "a buffer or frozen parameter without a counterpart: it keeps its own values" for key in sorted(unmatched)
     }
-    return Correspondence(given + inferred, shapes[0], shapes[1], {**(skipped or {}), **reasons})
+    return Correspondence(given + inferred, shapes[0], shapes[1], {**(skipped or {}), **reasons}, zeros)
 
 
 def _mark_matched_entries(
-    pairs: tuple[Pair, ...], flax: Shapes, torch: Shapes, complete: set[str] | None = None
-) -> matching.MatchedEntries:
-    """Return boolean arrays by key, of flax and of torch, which mark the entries that the pairs cover.
+    pairs: tuple[Pair, ...], zeros: tuple[Zero, ...], flax: Shapes, torch: Shapes, complete: set[str] | None = None
+) -> MatchedEntries:
+    """Return boolean arrays by key, of flax and of torch, which mark the entries that the pairs and the zeros cover.
 
-    complete: if given, the pairs must cover every entry of these torch keys, and every entry of all flax keys.
+    complete: if given, they must cover every entry of these torch keys, and every entry of all flax keys.
 
     Raises:
-        InputError: two pairs cover the same entry, or an entry that must be covered is not.
+        InputError: two lines cover the same entry, or an entry that must be covered is not.
     """
-    matched: matching.MatchedEntries = ({}, {})
+    matched: MatchedEntries = ({}, {})
+    of_flax, of_torch = matched
+
+    def mark(line: Pair | Zero, key: str, view: Array) -> None:
+        if view.any():
+            what = f"another line also covers entries of {key}; each entry needs exactly one line"
+            raise InputError(f"layout '{line}': {what}")
+        view[...] = True
+
     for pair in pairs:
         for a, b, indices, axes in pair.arrays():
-            for masks, shapes, key, layout in ((matched[0], flax, a, pair.flax), (matched[1], torch, b, pair.torch)):
-                view = layout.view(masks.setdefault(key, np.zeros(shapes[key], bool)), pair.sizes, indices, axes)
-                if view.any():
-                    raise InputError(
-                        f"layout '{pair}': another line also covers entries of {key}; each entry needs exactly one line"
-                    )
-                view[...] = True
+            masks = of_flax.setdefault(a, np.zeros(flax[a], bool)), of_torch.setdefault(b, np.zeros(torch[b], bool))
+            for key, view in zip((a, b), pair.views(masks, indices, axes), strict=True):
+                mark(pair, key, view)
+    for zero in zeros:
+        own, shapes = (of_flax, flax) if zero.side == "flax" else (of_torch, torch)
+        for key in zero.keys:
+            own.setdefault(key, np.zeros(shapes[key], bool))
+        for key, view in zero.views(own):
+            mark(zero, key, view)
     if complete is not None:
-        for masks, keys in ((matched[0], set(flax)), (matched[1], complete)):
+        for own, keys in ((of_flax, set(flax)), (of_torch, complete)):
             for key in sorted(keys):
-                if key not in masks or not masks[key].all():
+                if key not in own or not own[key].all():
                     raise InputError(f"{key}: some of its entries have no counterpart; add a line for them to layouts")
     return matched
-
-
-def _split_lengths(line: str) -> tuple[str, dict[str, int]]:
-    """Return a line without the lengths that follow some of its axes, and these lengths.
-
-    Raises:
-        InputError: an axis has two lengths.
-    """
-    lengths: dict[str, int] = {}
-    for axis, length in re.findall(r"\b([a-z_]\w*):([0-9]+)", line):
-        if lengths.setdefault(axis, int(length)) != int(length):
-            raise InputError(f"layout {line.strip()!r}: {axis} has the lengths {lengths[axis]} and {length}")
-    return re.sub(r"\b([a-z_]\w*):[0-9]+", r"\1", line), lengths
-
-
-def _axis_sizes(line: str, lengths: Mapping[str, int], *sides: tuple[Layout, Shapes, str]) -> dict[str, int]:
-    """Return the length of every axis, solved from the shapes of the arrays.
-
-    lengths: the lengths that the line gives.
-
-    Raises:
-        InputError: a key is missing, or the shapes do not determine the lengths or do not fit.
-    """
-    sizes: dict[str, int] = dict(lengths)
-    equations: list[tuple[list[str], int]] = []
-    for layout, shapes, side in sides:
-        for axis in layout.key_axes:
-            sizes.setdefault(axis, _count_keys(layout, axis, shapes))
-        key = layout.key.format_map(dict.fromkeys(layout.key_axes, 0))
-        if key not in shapes:
-            raise InputError(f"layout {line!r}: {side} has no {key}{nearest(key, shapes)}")
-        if len(shapes[key]) != len(layout.dims):
-            raise InputError(f"layout {line!r}: {side}'s {key} has shape {shapes[key]}, not {len(layout.dims)} dimensions")
-        equations += [([axis.name for axis in dim], n) for dim, n in zip(layout.dims, shapes[key], strict=True)]
-    _solve(sizes, equations)
-    for axis, names in FUSED.items():  # which are known to be three or two, if both sides are fused in different ways
-        if any(axis == name for axes, _ in equations for name in axes) and axis not in sizes:
-            sizes[axis] = len(names)
-    _solve(sizes, equations)
-    axes = {axis for layout, _, _ in sides for axis in layout.parameter_axes} | {a for axes, _ in equations for a in axes}
-    if no_axes := sorted(lengths.keys() - axes):
-        raise InputError(f"layout {line!r}: {no_axes[0]} has a length, and is no axis")
-    if missing := sorted(axes - sizes.keys()):
-        raise InputError(
-            f"layout {line!r}: the shapes do not determine the lengths of {', '.join(missing)}; write each length after "
-            f"its axis, as in {missing[0]}:4"
-        )
-    if not all(_fits(layout, sizes, shapes) for layout, shapes, _ in sides):
-        (a, left, _), (b, right, _) = sides
-        found = [f"{key} {shapes.get(key)}" for layout, shapes in ((a, left), (b, right)) for key in layout.keys(sizes)[:1]]
-        raise InputError(f"layout {line!r}: its axes do not fit {' and '.join(found)}, or do not fit all of its keys")
-    return sizes
-
-
-def _solve(sizes: dict[str, int], equations: Sequence[tuple[list[str], int]]) -> None:
-    """Add to `sizes` the lengths of all axes that follow from equations: axes whose lengths have a given product."""
-    while True:
-        unknown = [([axis for axis in axes if axis not in sizes], axes, n) for axes, n in equations]
-        solved = {
-            left[0]: n // max(1, prod(sizes.get(axis, 1) for axis in axes)) for left, axes, n in unknown if len(left) == 1
-        }
-        if not solved:
-            return
-        sizes |= solved
-
-
-def _fits(layout: Layout, sizes: Sizes, shapes: Shapes) -> bool:
-    """Return whether all arrays have the shape of the layout, and no part of an axis, such as qkv=2, is beyond its end."""
-    inside = all(
-        axis.start + (sizes[axis.parameter_axis] if axis.parameter_axis else 1) <= sizes[axis.name]
-        for axis in layout.array_axes
-    )
-    return inside and all(shapes.get(key) == layout.shape(sizes) for key in layout.keys(sizes))
-
-
-def _count_keys(layout: Layout, axis: str, shapes: Shapes) -> int:
-    """Return the number of keys, counted from 0, that exist for an axis in the key."""
-    n = 0
-    while layout.key.format_map({**dict.fromkeys(layout.key_axes, 0), axis: n}) in shapes:
-        n += 1
-    return n

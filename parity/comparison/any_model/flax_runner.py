@@ -32,12 +32,12 @@ class FlaxRunner:
     """Runs the Flax model in a dtype, "float64" or "float32".
 
     Attributes:
+        weights: the weights to run with, by key.
         parts: the parts that the model computes in a fixed lower precision, known after the run in float64, which computes
             them in float64.
         training: paths of the NNX modules that run in training mode, known after the run in float64.
         statistics: running statistics that the last run has returned, by key.
         skipped: names and types of the parts of the return value that are no arrays.
-        tables: pairs of equal-shaped arrays: a constant of the model, and the one to use instead of it.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FlaxRunner:
             loss: function of the outputs; None for the mean squared error from targets drawn with `seed`.
         """
         self._apply, self._masks, self._loss, self._seed = flax_apply, masks, loss, seed
-        self._weights, self._inputs = weights, inputs
+        self.weights, self._inputs = weights, inputs
         self._leaves, self._tree = flatten(params)
         self._float_inputs = [n for n, x in enumerate(inputs) if np.issubdtype(x.dtype, np.floating)]
         self.skipped: dict[str, str] = {}
@@ -71,7 +71,8 @@ class FlaxRunner:
         self._names: tuple[str, ...] = ()
         self.parts: list[FixedPart] = []
         self.training: list[str] = []
-        self.tables: list[tuple[Array, Array]] = []
+        self._tables: list[tuple[Array, Array]] = []
+        self._compiled: dict[tuple[str, tuple[str, ...]], Callable[..., Any]] = {}
 
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the outputs by name."""
@@ -112,11 +113,13 @@ class FlaxRunner:
         step = jax.value_and_grad(self._objective, argnums=(0, 1), has_aux=True)
         with exact_jax(dtype):
             arguments = self._arguments(dtype)
-            if dtype == "float64":
-                results = self._run_in_float64(step, arguments)
-            else:
-                results = jax.jit(step)(*arguments)
-            (value, outputs), (gradients, of_inputs) = results
+            compiled = self._compiled.pop((dtype, self._names), None)
+            if compiled is None:
+                self._compiled.clear()  # one at a time: JAX keeps the constants of live functions, and their dtypes
+                compiled = self._compile_in_float64(step) if dtype == "float64" else jax.jit(step)
+            if self._masks is None:  # whose shapes are known from the trace
+                self._compiled[dtype, self._names] = compiled
+            (value, outputs), (gradients, of_inputs) = compiled(*arguments)
         input_gradients = {f"{GRADIENT_OF}input {n}": _host(x) for n, x in zip(self._float_inputs, of_inputs, strict=True)}
         self.statistics = {
             f"batch_stats/{name.removeprefix(_STATISTICS).replace('.', '/')}": _host(each)
@@ -148,28 +151,35 @@ class FlaxRunner:
 
     def keys_by_use(self) -> list[str]:
         """Return the keys of the weights in the order in which a forward pass first uses them."""
-        keys = sorted(self._weights)  # as JAX orders the entries of a dict
+        keys = sorted(self.weights)  # as JAX orders the entries of a dict
         return [keys[n] for n in self.record("float64").sources_by_use() if n < len(keys)]
 
-    def _run_in_float64(self, step: Callable[..., Any], arguments: tuple[Any, Any]) -> Any:
+    def use_tables(self, tables: list[tuple[Array, Array]]) -> None:
+        """Use the second array of each pair instead of a constant of the model that equals the first."""
+        self._tables = tables
+        self._compiled.clear()
+
+    def _compile_in_float64(self, step: Callable[..., Any]) -> Callable[..., Any]:
         import jax
 
         with exact_jax(self._traced), scopes_for_modules() as self.training:
             traced = jax.jit(step, compiler_options=QUICK_COMPILE).trace(*self._arguments(self._traced))
         if self._traced == "float64":
             self.parts = fixed_parts(traced.jaxpr)
-            if not self.parts and not self.tables:
-                return traced.lower().compile()(*arguments)
+            if not self.parts and not self._tables:
+                compiled: Callable[..., Any] = traced.lower().compile()
+                return compiled
         else:
             self.parts = [FixedPart("flax", "", self._traced, "trace")]
         evaluator = Evaluator(self._replace)
         run = jax.jit(lambda leaves: evaluator.run(traced.jaxpr, leaves, Scope()), compiler_options=QUICK_COMPILE)
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), run(jax.tree.leaves(arguments)))
+        structure = jax.tree.structure(traced.out_info)
+        return lambda *given: jax.tree.unflatten(structure, run(jax.tree.leaves(given)))
 
     def _arguments(self, dtype: str) -> tuple[dict[str, Any], list[Any]]:
         import jax.numpy as jnp
 
-        weights = {key: jnp.asarray(np.asarray(array, dtype)) for key, array in self._weights.items()}
+        weights = {key: jnp.asarray(np.asarray(array, dtype)) for key, array in self.weights.items()}
         return weights, [jnp.asarray(np.asarray(self._inputs[n], dtype)) for n in self._float_inputs]
 
     def _all_inputs(self, floats: Any) -> list[Any]:
@@ -205,7 +215,7 @@ class FlaxRunner:
         return loss, {**outputs, **statistics}
 
     def _replace(self, array: Any) -> Any:
-        for old, new in self.tables:
+        for old, new in self._tables:
             if old.shape == array.shape and np.array_equal(old, array):
                 return new
         return array

@@ -1,18 +1,14 @@
 """Matching of the modules of a Flax model with the modules of a PyTorch model by names, order and shapes.
 
-Two modules can match if each of their parameters fits one of the rules below, which are the conventions of the
-frameworks.  Among several candidates names decide first.  Numbers in names give the order of modules with the same name.
-If neither names nor order decide, the match is ambiguous, which is an error.
+Two modules can match if each of their parameters fits one of the rules of `parity.comparison.any_model.rules`.  Among
+several candidates names decide first.  Numbers in names give the order of modules with the same name.  If neither names nor
+order decide, the match is ambiguous, which is an error.
 """
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
 from itertools import product
-from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,38 +22,16 @@ from parity.comparison.any_model.parameters import (
     split_fused,
     torch_parameter,
     unstack_blocks,
+    with_own_roles,
 )
+from parity.comparison.any_model.rules import KERNELS, UNTRANSPOSED, Module, Rule, find_rules, module_lines
 from vit_spec import InputError
 
 Shapes = Mapping[str, tuple[int, ...]]
 MatchedEntries = tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[np.bool_]]]  # masks by key, of flax and of torch
 
 Uses = tuple[Sequence[str], Sequence[str]]  # keys of flax and of torch, in the order of their first use
-Rules = tuple[tuple[str, str], ...]
-Rule = tuple[str, str, str]  # the axes in flax and in torch, and a note
 Candidates = Mapping[tuple[Path, Path], Mapping[str, Rule]]  # modules that can match -> the rule of each role
-
-# Axes of a kernel in flax and in torch; the first rule that fits the shapes applies.
-KERNELS: Rules = (
-    ("in out", "out in"),  # Dense
-    ("in head dim", "(head dim) in"),  # DenseGeneral to heads
-    ("head dim out", "out (head dim)"),  # DenseGeneral from heads
-    ("in qkv head dim", "(qkv head dim) in"),
-    ("x in out", "out in x"),  # Conv, also with groups
-    ("y x in out", "out in y x"),
-    ("z y x in out", "out in z y x"),
-    ("in out", "out in 1"),  # Dense in flax, a convolution with a kernel of one entry in torch
-    ("in out", "out in 1 1"),
-)
-SQUARE, SQUARE_AS_IT_IS = "square: transposed", "square: not transposed"  # notes of matrices with unknown orders of axes
-UNTRANSPOSED: Rules = (("in out", "in out"),)  # torch multiplies from the right; tried only if nothing else fits
-# ConvTranspose: flax also flips these kernels, which no layout expresses.
-FLIPPED = [("x in out", "in out x"), ("y x in out", "in out y x"), ("z y x in out", "in out z y x")]
-
-# Axis names of parameters that are not kernels.  The index is the number of axes longer than one in flax.
-# SAME_AXES: torch has the same axes.  MERGED_AXES: torch merges them into one.
-SAME_AXES = ["", "width", "row width", "x row width", "y x row width"]
-MERGED_AXES = ["", "width", "head dim", "qkv head dim", "part qkv head dim"]
 
 
 @dataclass(frozen=True)
@@ -70,30 +44,6 @@ class Evidence:
 
     uses: Uses | None = None
     axes: Mapping[str, Axes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Module:
-    """The parameters of one module, by role."""
-
-    path: Path
-    parameters: Mapping[str, Parameter]
-
-    @cached_property
-    def pattern(self) -> str:
-        """The path with "#" for its numbers, and each parameter's role, number of axes, and whether it is a kernel."""
-        kinds = sorted((role, each.is_kernel, len(each.shape)) for role, each in self.parameters.items())
-        return f"{re.sub(r'[0-9]+', '#', '/'.join(self.path))} {kinds}"
-
-    @cached_property
-    def inner_pattern(self) -> str:
-        """The pattern and the numbers in the last name of the path."""
-        return f"{self.pattern} {numbers(self.path[-1:])}"
-
-    @cached_property
-    def size(self) -> int:
-        """Number of entries of all parameters."""
-        return sum(prod(each.shape) for each in self.parameters.values())
 
 
 def match_lines(
@@ -115,8 +65,8 @@ def match_lines(
     Raises:
         InputError: a parameter is ambiguous or has no counterpart.
     """
-    left = [flax_parameter(key, shape) for key, shape in flax.items()]
-    right = [torch_parameter(key, shape, evidence.axes.get(key)) for key, shape in torch.items()]
+    left = with_own_roles([flax_parameter(key, shape) for key, shape in flax.items()], "/")
+    right = with_own_roles([torch_parameter(key, shape, evidence.axes.get(key)) for key, shape in torch.items()], ".")
     attempts = [left]
     if (unstacked := unstack_blocks(left, right)) != left:
         attempts.append(unstacked)
@@ -131,95 +81,6 @@ def match_lines(
             if n == len(attempts) - 1:
                 raise
     raise AssertionError("there is always an attempt")
-
-
-# Rules --------------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _find_rule(
-    is_kernel: bool, flax: tuple[int, ...], torch: tuple[int, ...], rules: Rules, order: str | None, is_torch_like: bool
-) -> Rule | None:
-    """Return the rule for two shapes of the same role, or None if none fits.
-
-    Its note is not empty if other axes would fit the same shapes, so that a convention or other evidence decided.
-
-    order: how the order of torch's axes is known; see `Parameter`.
-    is_torch_like: whether the axes of flax are known to have torch's order.
-    """
-    if is_kernel:
-        fitting = [rule for rule in rules if _fits(rule, flax, torch)]
-        if not fitting:
-            return None
-        sizes = dict(zip(fitting[0][0].split(), flax, strict=True))
-        notes = ["heads in order"] if "head" in sizes and "(" in fitting[0][1] else []
-        n_in, n_out = (prod(n for axis, n in sizes.items() if axis in group) for group in _input_and_output_axes(sizes))
-        is_square = n_in == n_out and fitting[0][1] != "in out"
-        notes += [SQUARE] if is_square and order is None else []
-        note = f"by convention: {'; '.join(notes)}" if notes else ""
-        return fitting[0][0], fitting[0][1], "; ".join(filter(None, [note, order if is_square else ""]))
-    note = ""
-    if len(flax) == len(torch) == 2 and flax == torch[::-1] and not is_torch_like:
-        if flax != torch:
-            return "in out", "out in", ""
-        note = order or f"by convention: {SQUARE_AS_IT_IS}"
-    a, b = ([n for n in shape if n > 1] for shape in (flax, torch))
-    if len(a) >= len(SAME_AXES) or (a != b and b != [prod(a)]):
-        return None
-    axes = (SAME_AXES if a == b else MERGED_AXES)[len(a)].split()
-    torch_axes = axes if a == b else [" ".join(axes)]
-    return " ".join(_name_axes(flax, iter(axes))), " ".join(_name_axes(torch, iter(torch_axes))), note
-
-
-def _input_and_output_axes(sizes: Mapping[str, int]) -> tuple[set[str], set[str]]:
-    """Return the input axes of a flax kernel, and its output axes."""
-    ends = {"in", "out"}
-    if ends <= sizes.keys():
-        return {"in"}, {"out"}
-    return ({"in"}, set(sizes) - ends) if "in" in sizes else (set(sizes) - ends, {"out"})
-
-
-def _name_axes(shape: tuple[int, ...], axes: Iterator[str]) -> Iterator[str]:
-    """Yield the next name for each axis longer than one, and "1" for the others."""
-    for n in shape:
-        axis = next(axes) if n > 1 else "1"
-        yield f"({axis})" if " " in axis else axis
-
-
-def _split_dims(axes: str) -> list[str]:
-    """Return the axes in each dimension, e.g. ["head dim", "in"] for "(head dim) in"."""
-    return [dim.strip("()") for dim in re.findall(r"\([^)]*\)|\S+", axes)]
-
-
-def _fits(rule: tuple[str, str], flax: tuple[int, ...], torch: tuple[int, ...]) -> bool:
-    """Return whether a rule for kernels gives these shapes the same lengths of axes on both sides."""
-    left, right = rule[0].split(), _split_dims(rule[1])
-    if len(left) != len(flax) or len(right) != len(torch):
-        return False
-    sizes = {"1": 1, **dict(zip(left, flax, strict=True))}
-    return all(prod(sizes[axis] for axis in dim.split()) == n for dim, n in zip(right, torch, strict=True))
-
-
-def _find_rules(flax: Module, torch: Module, rules: Rules) -> dict[str, Rule] | None:
-    """Return the rule of each role; None if the roles differ or a parameter fits no rule."""
-    if flax.size != torch.size or flax.parameters.keys() != torch.parameters.keys():
-        return None
-    found = {}
-    for role, each in flax.parameters.items():
-        other, is_torch_like = torch.parameters[role], each.key.endswith(("/weight", "/embedding"))
-        found[role] = _find_rule(each.is_kernel, each.shape, other.shape, rules, other.order, is_torch_like)
-    return {role: rule for role, rule in found.items() if rule} if all(found.values()) else None
-
-
-def _module_lines(flax: Module, torch: Module, rules: Mapping[str, Rule]) -> list[tuple[str, str]]:
-    """Return a line and a note for each parameter of two modules."""
-    return [
-        (f"{flax.parameters[role].layout(_split_dims(a))} <-> {torch.parameters[role].layout(_split_dims(b))}", note)
-        for role, (a, b, note) in rules.items()
-    ]
-
-
-# Matching -----------------------------------------------------------------------------------------------------------
 
 
 def _unmatched_modules(parameters: list[Parameter], matched: Mapping[str, NDArray[np.bool_]]) -> list[Module]:
@@ -263,9 +124,9 @@ def _match_modules(
     Raises:
         InputError: a module is ambiguous or has no counterpart.
     """
-    candidates = {(a.path, b.path): rules for a in flax for b in torch if (rules := _find_rules(a, b, KERNELS))}
+    candidates = {(a.path, b.path): rules for a in flax for b in torch if (rules := find_rules(a, b, KERNELS))}
     unfit = [b for b in torch if not any((a.path, b.path) in candidates for a in flax)]
-    candidates |= {(a.path, b.path): rules for a in flax for b in unfit if (rules := _find_rules(a, b, UNTRANSPOSED))}
+    candidates |= {(a.path, b.path): rules for a in flax for b in unfit if (rules := find_rules(a, b, UNTRANSPOSED))}
     by_path, chosen = {a.path: a for a in flax}, {b: a for a, b in known_pairs if (a, b) in candidates}
     group_keys: list[Callable[[Module], str]] = [
         lambda m: m.pattern,
@@ -295,7 +156,7 @@ def _match_modules(
         (line, "; ".join(filter(None, ["by order of use" if b.path in by_use else "by order" * (b.path in ordered), note])))
         for b in torch
         if b.path in chosen
-        for line, note in _module_lines(by_path[chosen[b.path]], b, candidates[chosen[b.path], b.path])
+        for line, note in module_lines(by_path[chosen[b.path]], b, candidates[chosen[b.path], b.path])
     ], unmatched
 
 
@@ -384,14 +245,7 @@ def _unmatched_error(flax: list[Module], torch: list[Module], candidates: Candid
             return InputError(
                 f"{_describe_keys(b)} of torch could be {' or '.join(names[:4])}{' or ...' if len(names) > 4 else ''} of "
                 "flax: the shapes fit and the names do not decide; give the right one in layouts, such as "
-                f"{_module_lines(possible[0], b, candidates[possible[0].path, b.path])[0][0]!r}"
-            )
-    for a, b in product(flax, torch):
-        left, right = a.parameters.get("weight"), b.parameters.get("weight")
-        if left and right and left.is_kernel and any(_fits(rule, left.shape, right.shape) for rule in FLIPPED):
-            return InputError(
-                f"{left.key} {left.shape} and {right.key} {right.shape} look like a transposed convolution, whose kernel "
-                "flax flips and torch does not, which no layout expresses; give the flax layer transpose_kernel=True"
+                f"{module_lines(possible[0], b, candidates[possible[0].path, b.path])[0][0]!r}"
             )
     sides = [
         f"{side} {'; '.join(keys[:4])}{'; ...' if len(keys) > 4 else ''}"
@@ -407,58 +261,3 @@ def _unmatched_error(flax: list[Module], torch: list[Module], candidates: Candid
 def _describe_keys(module: Module) -> str:
     """Return a module's keys with their shapes."""
     return " and ".join(f"{each.key} {each.shape}" for each in module.parameters.values())
-
-
-# Folding ------------------------------------------------------------------------------------------------------------
-
-
-def fold_lines(lines: Sequence[tuple[str, str]], flax: Shapes, torch: Shapes) -> list[tuple[str, str]]:
-    """Return lines and notes with lines that differ only in a number replaced by one line with {n} or an axis.
-
-    The number must count from 0 on both sides, and all arrays must have the same shape.
-    """
-    groups: dict[Any, list[list[str]]] = defaultdict(list)
-    for line, note in lines:
-        a, b = _line_keys(line)
-        groups[re.sub(r"[0-9]+", "#", line), flax[a], torch[b], note].append(re.split(r"([0-9]+)", line))
-    keys = flax.keys() | torch.keys()
-    return [(line, note) for (*_, note), group in groups.items() for line in _fold_group(group, keys)]
-
-
-def _line_keys(line: str) -> list[str]:
-    """Return the flax key and the torch key of a line."""
-    return [side.partition("|")[0].strip() for side in line.split("<->")]
-
-
-def _fold_group(lines: list[list[str]], keys: Set[str]) -> list[str]:
-    """Return fewer lines for lines that differ only in numbers, or the same lines if they cannot be folded.
-
-    Lines are not folded if their numbers do not count from 0, or if a key with the next number exists: the folded line
-    would include that key too.
-
-    lines: each split into tokens, of which every second one is a number.
-    keys: all keys of both sides.
-    """
-    first = lines[0]
-    middle = next(n for n, token in enumerate(first) if "<->" in token)
-    for i, j in product(range(1, middle, 2), range(middle + 1, len(first), 2)) if len(lines) > 1 else ():
-        if first[j - 1].endswith("=") or (first[i - 1].endswith("=") and not first[i - 1].endswith(" block=")):
-            continue  # a part of an axis cannot be counted
-        groups: dict[str, list[list[str]]] = defaultdict(list)
-        for line in lines:
-            groups["".join(token for n, token in enumerate(line) if n not in (i, j))].append(line)
-        folded = [(_with_axis(group[0], i, j), len(group)) for group in groups.values()]
-        next_keys = [re.sub(r"{\w+}", str(n), key) for line, n in folded for key in _line_keys(line) if "{" in key]
-        columns = [[line[n] for line in group] for group in groups.values() for n in (i, j)]
-        if all(column == [*map(str, range(len(column)))] for column in columns) and not keys & {*next_keys}:
-            return [line for line, _ in folded]
-    return ["".join(line) for line in lines]
-
-
-def _with_axis(line: list[str], i: int, j: int) -> str:
-    """Return the line with one axis for the numbers at `i` and `j`: {n} in both keys, or an axis of flax's array."""
-    before, after = "".join(line[:i]), "".join(line[i + 1 : j])
-    rest = "".join(line[j + 1 :])
-    if before.endswith(" block="):
-        return f"{before.removesuffix('=')}{after}{{block}}{rest}"
-    return f"{before}{{n}}{after}{{n}}{rest}"

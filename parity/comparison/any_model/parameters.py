@@ -21,15 +21,18 @@ FLAX_ROLES = {
     **{"w": "weight", "b": "bias"},  # of models written as functions
     "weight": "weight",  # of Equinox, with the axes of PyTorch
 }
-TORCH_ROLES = {"weight": "weight", "kernel": "weight", "bias": "bias", "running_mean": "mean", "running_var": "var"}
+TORCH_ROLES = {
+    **{"weight": "weight", "kernel": "weight", "scale": "weight", "bias": "bias"},
+    **{"running_mean": "mean", "running_var": "var"},
+}
 QKV = ("query", "key", "value")
 FUSED = {"qkv": QKV, "kv": QKV[1:]}  # the word for several fused matrices -> the words for each
 
 
 class Axes(NamedTuple):
-    """The order of the axes of a matrix of PyTorch.
+    """The order of the axes of a matrix or a kernel of PyTorch.
 
-    names: "out in", as linear layers have it, or "in out".
+    names: "out in", as linear layers and convolutions have it, or "in out", as transposed convolutions do.
     evidence: a clause that says how it is known; "" if the class of the module fixes it.
     """
 
@@ -49,6 +52,7 @@ class Parameter(NamedTuple):
         text, such as "qkv=0").
     order: how the order of the axes of a matrix is known: a clause that is printed, or "" if it is known for certain;
         None if it is not known.
+    is_reversed: whether it is a kernel of a transposed convolution, whose axes of space flax reverses.
     """
 
     key: str
@@ -58,6 +62,7 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
     dims: tuple[tuple[int | str, ...], ...]
     order: str | None = None
+    is_reversed: bool = False
 
     def layout(self, axes: Sequence[str]) -> str:
         """Return the layout of the parameter as a line "key | axes".
@@ -123,8 +128,10 @@ def torch_parameter(key: str, shape: tuple[int, ...], axes: Axes | None = None) 
     found = _torch_parameter(key, shape)
     if axes is None:
         return found
-    is_reversed = axes.names == "in out" and len(shape) == 2
-    return (found.transposed() if is_reversed else found)._replace(order=axes.evidence)
+    is_other_order = axes.names == "in out"
+    if is_other_order and len(shape) == 2:
+        found = found.transposed()
+    return found._replace(order=axes.evidence, is_reversed=is_other_order and len(shape) > 2)
 
 
 def _torch_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
@@ -136,6 +143,17 @@ def _torch_parameter(key: str, shape: tuple[int, ...]) -> Parameter:
     if projection:
         return _parameter(key, (*path[:-1], projection[1]), projection[2], False, shape)
     return _parameter(key, path[:-1] if role else path, role, False, shape)
+
+
+def with_own_roles(parameters: Sequence[Parameter], separator: str) -> list[Parameter]:
+    """Return the parameters, where those of one module that have the same role are modules of their own, by their names."""
+    counts = Counter((parameter.path, parameter.role) for parameter in parameters)
+    return [
+        parameter._replace(path=tuple(parameter.key.split(separator)), role="weight")
+        if counts[parameter.path, parameter.role] > 1
+        else parameter
+        for parameter in parameters
+    ]
 
 
 def _parameter(key: str, path: Path, role: str | None, is_kernel: bool, shape: tuple[int, ...]) -> Parameter:

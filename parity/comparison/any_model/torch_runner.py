@@ -27,6 +27,7 @@ class TorchRunner:
     """Runs the PyTorch module in a dtype, "float64" or "float32".
 
     Attributes:
+        weights: the weights to run with, by key.
         parts: the parts that the module computes in a fixed lower precision, known after the run in float64, which
             computes them in float64.
         skipped: names and types of the parts of the return value that are no arrays.
@@ -50,7 +51,7 @@ class TorchRunner:
             weights: as in `FlaxRunner`, with the keys and layouts of the state dict.
             axes: permutations of the axes of inputs, and of outputs, from Flax's order to PyTorch's.
         """
-        self._module, self._weights, self._inputs, self._axes = module, weights, inputs, axes
+        self._module, self.weights, self._inputs, self._axes = module, weights, inputs, axes
         self._masks, self._loss, self._seed = masks, loss, seed
         self.parts: list[FixedPart] = []
         self.skipped: dict[str, str] = {}
@@ -114,7 +115,7 @@ class TorchRunner:
                     tensor for name, tensor in named_arrays(returned) if not self._names or name in self._names.values()
                 ],
                 exact=dtype == "float64",
-                constants=frozenset(key for key, _ in own.named_parameters() if key not in self._weights),
+                constants=frozenset(key for key, _ in own.named_parameters() if key not in self.weights),
             )
 
     def keys_by_use(self) -> list[str]:
@@ -123,7 +124,7 @@ class TorchRunner:
         return [keys[n] for n in self.record("float64").sources_by_use() if n < len(keys)]
 
     def _copy(self, dtype: str) -> Any:
-        return _copy_module(self._module, self._weights, dtype, train=self._masks is not None)
+        return _copy_module(self._module, self.weights, dtype, train=self._masks is not None)
 
     def _given_masks(self) -> Any:
         return self._masks.in_torch() if self._masks else nullcontext()

@@ -33,7 +33,10 @@ def facts(report: Report) -> dict[str, Any]:
             }
             for row in report.rows
         ],
-        "parameters": [str(pair) + (f"    ({pair.note})" if pair.note else "") for pair in report.correspondence.pairs],
+        "parameters": [
+            *(str(pair) + (f"    ({pair.note})" if pair.note else "") for pair in report.correspondence.pairs),
+            *map(str, report.correspondence.zeros),
+        ],
         "skipped": dict(report.correspondence.skipped),
         "origin": _origin_facts(report.origin),
         "fixed_parts": [

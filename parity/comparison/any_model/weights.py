@@ -81,7 +81,7 @@ def frozen_keys(module: Any) -> set[str]:
 
 
 def matrix_axes(module: Any) -> dict[str, Axes]:
-    """Return the order of the axes of a module's matrices by key, for the classes that fix it."""
+    """Return the order of the axes of a module's matrices and kernels by key, for the classes that fix it."""
     import torch
 
     found: dict[str, Axes] = {}
@@ -89,11 +89,12 @@ def matrix_axes(module: Any) -> dict[str, Axes]:
         is_linear = isinstance(inner, (torch.nn.Linear, torch.nn.MultiheadAttention, torch.nn.Embedding))
         is_convolution = isinstance(inner, torch.nn.modules.conv._ConvNd)
         # The layer of GPT-2 in transformers, which is a linear layer in spite of its name.
-        is_reversed = type(inner).__name__ == "Conv1D" and hasattr(inner, "nf")
-        if is_linear or is_convolution or is_reversed:
+        is_of_gpt2 = type(inner).__name__ == "Conv1D" and hasattr(inner, "nf")
+        is_other_order = is_of_gpt2 or isinstance(inner, torch.nn.modules.conv._ConvTransposeNd)
+        if is_linear or is_convolution or is_of_gpt2:
             for name, parameter in inner.named_parameters(recurse=False):
                 if parameter.ndim > 1:
-                    found[f"{path}.{name}".lstrip(".")] = Axes("in out" if is_reversed else "out in")
+                    found[f"{path}.{name}".lstrip(".")] = Axes("in out" if is_other_order else "out in")
     return found
 
 

@@ -5,6 +5,8 @@ import pytest
 
 from parity.checkpoints.formats import get
 from parity.comparison.any_model.correspondence import Pair, match
+from parity.comparison.any_model.matching import Evidence
+from parity.comparison.any_model.parameters import Axes
 from tests.twins import small_models
 from vit_spec import InputError
 
@@ -258,6 +260,9 @@ def test_a_line_overrides_the_convention():
         ("d/kernel | in out a <-> d.weight | out in a", "flax's d/kernel has shape (3, 4), not 3 dimensions"),
         ("d/kernel | (a b) out <-> d.weight | out (b a)", "the shapes do not determine the lengths of a, b"),
         ("d/kernel | in out <-> d.weight | (z=4 out) in", "do not fit d/kernel (3, 4) and d.weight (4, 3)"),
+        ("d/kernel | in out <-> d.weight | (-z=4 out) in", "only a whole axis of an array can be reversed, not z"),
+        ("d/kernel | in <-> 0", "flax's d/kernel has shape (3, 4), not 1 dimensions"),
+        ("0 <-> d.weigh | out in", "torch has no d.weigh; did you mean 'd.weight'"),
     ],
 )
 def test_a_wrong_line_is_refused_and_quoted(line, message):
@@ -282,9 +287,56 @@ def test_parameters_without_a_counterpart_are_refused_by_name():
         match({"x/kernel": (3, 5)}, {"y.weight": (6, 3)})
 
 
-def test_a_flipped_transposed_convolution_is_refused():
-    with pytest.raises(InputError, match=r"transposed convolution.*transpose_kernel=True"):
-        match({"up/kernel": (2, 2, 3, 4)}, {"up.weight": (3, 4, 2, 2)})
+def test_a_line_can_reverse_axes():
+    shapes = {"up/kernel": (2, 3, 5, 4)}, {"up.weight": (5, 4, 2, 3)}
+    line = "up/kernel | -y -x in out <-> up.weight | in out y x"
+    mapping = match(*shapes, layouts=[line])
+    assert " ".join(str(mapping.pairs[0]).split()) == line
+    kernel = np.random.default_rng(0).normal(size=shapes[0]["up/kernel"])
+    torch = mapping.to_torch({"up/kernel": kernel})
+    np.testing.assert_array_equal(torch["up.weight"], kernel[::-1, ::-1].transpose(2, 3, 0, 1))
+    np.testing.assert_array_equal(mapping.to_flax(torch)["up/kernel"], kernel)
+    both = match(*shapes, layouts=["up/kernel | -y x in out <-> up.weight | in out -y -x"])
+    assert both.pairs[0].reversed_axes == ("x",)
+
+
+def test_the_class_of_a_transposed_convolution_reverses_its_kernel():
+    evidence = Evidence(axes={"up.weight": Axes("in out")})
+    [pair] = match({"up/kernel": (2, 2, 3, 4)}, {"up.weight": (3, 4, 2, 2)}, evidence=evidence).pairs
+    assert pair.flax_line == "up/kernel | -y -x in out" and not pair.note
+    [pair] = match({"up/kernel": (2, 2, 4, 3)}, {"up.weight": (3, 4, 2, 2)}, evidence=evidence).pairs
+    assert pair.flax_line == "up/kernel | y x in out" and not pair.note  # with transpose_kernel=True
+    [pair] = match({"up/kernel": (2, 2, 4, 4)}, {"up.weight": (4, 4, 2, 2)}, evidence=evidence).pairs
+    assert pair.flax_line == "up/kernel | -y -x in out" and "as many channels in as out" in pair.note
+
+
+def test_lines_hold_parameters_at_zero():
+    flax = {"cell/i/bias": (3,), "cell/n/bias": (3,), "key/bias": (2,)}
+    lines = [
+        "cell/i/bias | dim <-> bias_i | (gate=0 dim)",
+        "cell/n/bias | dim <-> bias_i | (gate=1 dim)",
+        "0 <-> bias_h | (gate=1 dim:3)",
+        "key/bias | width <-> 0",
+        "0 <-> bias_h | (gate=0 dim:3)",
+    ]
+    mapping = match(flax, {"bias_i": (6,), "bias_h": (6,)}, layouts=lines)
+    assert "key/bias | width  <->  0" in str(mapping)
+    arrays = {"cell/i/bias": np.ones(3), "cell/n/bias": np.full(3, 2.0), "key/bias": np.zeros(2)}
+    torch = mapping.to_torch(arrays)
+    np.testing.assert_array_equal(torch["bias_i"], [1, 1, 1, 2, 2, 2])
+    np.testing.assert_array_equal(torch["bias_h"], np.zeros(6))
+    np.testing.assert_equal(mapping.to_flax(torch), arrays)
+    with pytest.raises(InputError, match=r"no counterpart .* torch's bias_h"):
+        match(flax, {"bias_i": (6,), "bias_h": (6,)}, layouts=[lines[0], lines[1], lines[2], lines[3]])
+
+
+def test_two_parameters_of_one_module_with_the_same_role_are_both_matched():
+    flax = {"norm/scale": (3,), "norm/weight": (5,)}
+    mapping = match(flax, {"norm.scale": (3,), "norm.weight": (5,)})
+    assert {(a, b) for pair in mapping.pairs for a, b, *_ in pair.arrays()} == {
+        ("norm/scale", "norm.scale"),
+        ("norm/weight", "norm.weight"),
+    }
 
 
 def test_lengths_in_a_line_give_the_order_inside_a_patch():

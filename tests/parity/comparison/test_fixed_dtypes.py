@@ -178,6 +178,67 @@ def test_a_table_with_other_numbers_fails() -> None:
     assert not report.passed and report.origin is not None and report.origin.kind == "constant"
 
 
+class Table(linen.Module):
+    """A layer that adds a table."""
+
+    table: Any
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return linen.Dense(8)(x + self.table(x.dtype))
+
+
+class TorchTable(nn.Module):
+    """The same layer."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.fc, self.table = nn.Linear(8, 8), torch.tensor(table)
+
+    def forward(self, x: Any) -> Any:
+        return self.fc(x + self.table.to(x.dtype))
+
+
+MANY_TOKENS = RNG.standard_normal((1, 200, 8)).astype(np.float32)
+ANGLES = np.arange(200)[:, None] / 10000 ** (np.arange(8) / 8)  # those of a table of positions
+
+
+def compare_tables(flax: Any, other: Any) -> Any:
+    """Return the report of a layer of Flax that adds an array, which is float32, and one of PyTorch."""
+    layer = Table(lambda dtype: jnp.asarray(flax.astype(np.float32)).astype(dtype))
+    variables = random_variables(layer, MANY_TOKENS)
+    return compare_models(layer.apply, variables, TorchTable(other), MANY_TOKENS, level="function")
+
+
+def test_a_table_whose_angles_are_computed_in_float32_is_the_same_table() -> None:
+    angles = np.arange(200, dtype=np.float32)[:, None] / np.float32(10000) ** (np.arange(8, dtype=np.float32) / 8)
+    assert np.abs(np.sin(angles) - np.sin(ANGLES)).max() > 2e-6
+    report = compare_tables(np.sin(angles), np.sin(ANGLES))
+    assert report.passed and len(report.tables) == 1, str(report)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.sin(ANGLES) * (1 + 2e-6), np.sin(ANGLES * (1 + 2e-6)), np.cos(ANGLES), np.sin(ANGLES[::-1])]
+)
+def test_a_table_of_positions_with_other_numbers_fails(wrong: Any) -> None:
+    assert not compare_tables(wrong, np.sin(ANGLES)).passed
+
+
+def test_biases_beside_a_mask_are_compared_as_closely_as_without_it() -> None:
+    mask = np.where(np.arange(8) < np.arange(200)[:, None], 0.0, -1e9)
+    slopes = np.arange(200)[:, None] * 0.125 ** np.arange(1, 9)
+    assert compare_tables(mask - slopes, mask - slopes).passed
+    assert not compare_tables(mask - slopes * 1.00001, mask - slopes).passed
+
+
+def test_a_number_that_flax_rounds_to_float32_is_the_number_of_torch() -> None:
+    flax = Linear(lambda y: y * jnp.array(1.442695041, jnp.float32).astype(y.dtype))
+    report = compare_models(flax.apply, random_variables(flax, ROWS), TorchLinear(lambda y: y * 1.442695041), ROWS)
+    assert report.passed and "the number 1.442695041 of torch, which flax has in float32" in str(report)
+    other = TorchLinear(lambda y: y * 1.4426951)
+    assert not compare_models(flax.apply, random_variables(flax, ROWS), other, ROWS, level="function").passed
+
+
 class Sliced(linen.Module):
     """A layer that runs without 64-bit types only: it mixes integers of fixed and of default types."""
 

@@ -126,6 +126,71 @@ def test_a_trial_does_not_make_a_wrong_model_right() -> None:
     assert not report.passed and "by convention: square" in str(report)
 
 
+class Up(linen.Module):
+    """A transposed convolution, whose kernel is that of a convolution from the outputs to the inputs, or not."""
+
+    channels: int
+    transpose_kernel: bool
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        layer = linen.ConvTranspose(self.channels, (2, 3), (2, 3), transpose_kernel=self.transpose_kernel, name="up")
+        return layer(x)
+
+
+@pytest.mark.parametrize("channels", [3, 5])
+@pytest.mark.parametrize("transpose_kernel", [False, True])
+def test_the_kernel_of_a_transposed_convolution_is_reversed_or_not(channels: int, transpose_kernel: bool) -> None:
+    other = nn.Sequential(nn.ConvTranspose2d(3, channels, (2, 3), (2, 3)))
+    nhwc = "b y x c <-> b c y x"
+    report = compare(Up(channels, transpose_kernel), other, IMAGES, input_axes=nhwc, output_axes=nhwc)
+    assert report.passed, str(report)
+    axes = ("y x in out" if channels == 3 else "y x out in") if transpose_kernel else "-y -x in out"
+    assert report.correspondence.pairs[-1].flax_line in (f"up/kernel | {axes}", "up/kernel | y x in out")
+    assert ("by trial" in str(report)) == (transpose_kernel and channels == 3)
+
+
+class WithBias(linen.Module):
+    """A layer with a bias, or none, beside one with a table that is rounded to float32."""
+
+    use_bias: bool = True
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        return linen.Dense(4, use_bias=self.use_bias, name="layer")(x)
+
+
+@pytest.mark.parametrize("of_flax", [False, True])
+def test_a_bias_that_one_model_lacks_is_held_at_zero_by_a_line(of_flax: bool) -> None:
+    flax, other = WithBias(use_bias=of_flax), nn.Sequential(nn.Linear(4, 4, bias=not of_flax))
+    line = "layer/bias | width <-> 0" if of_flax else "0 <-> 0.bias | width"
+    report = compare(flax, other, layouts=[line], weights="torch" if of_flax else "flax")
+    assert report.passed and line.replace("<->", " <-> ") in str(report)
+    with pytest.raises(InputError, match=r"bias of (flax|torch) is held at zero by a line of layouts, and is not zero"):
+        compare(flax, other, layouts=[line], weights="flax" if of_flax else "torch")
+
+
+class Functions(nn.Module):
+    """A square layer and a table, and the same as functions of JAX with the table in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.mix(x) * torch.exp(-torch.arange(4, dtype=x.dtype) / 3)
+
+    @staticmethod
+    def flax(params: Any, x: Any) -> Any:
+        return x @ params["mix"]["w"] * np.exp(-np.arange(4) / 3).astype(np.float32)
+
+
+def test_a_square_matrix_of_a_function_is_found_beside_a_table_that_is_rounded() -> None:
+    weights = {"mix": {"w": jnp.asarray(RNG.standard_normal((4, 4)), jnp.float32)}}
+    report = compare_models(Functions.flax, weights, Functions(), ROWS, level="function")
+    assert report.passed and len(report.tables) == 1, str(report)
+
+
 # Outputs ------------------------------------------------------------------------------------------------------------
 
 

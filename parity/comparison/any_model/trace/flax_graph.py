@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from parity.comparison.any_model.trace.flax_modules import scopes_for_modules
 from parity.comparison.any_model.trace.graph import CONSTANT, IDENTITY, INPUTS, WEIGHTS, Graph
 from parity.comparison.any_model.trace.jaxpr import Evaluator
+from parity.comparison.any_model.trace.numbers import is_rounded
 from parity.comparison.any_model.trace.scope import Scope
 
 Array = NDArray[Any]
@@ -56,6 +57,8 @@ class _Recorder(Evaluator):
 
     def constant(self, value: Any) -> _Recorded:
         array = super().constant(value)
+        if (scalar := _host(value)).ndim == 0 and is_rounded(scalar):
+            self._graph.numbers.add(float(array))
         return _Recorded(array, self._graph.add_source(_host(array), CONSTANT))
 
     def bind(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:

@@ -93,12 +93,14 @@ class Graph:
     Attributes:
         separator: what separates the names in the path of a module.
         outputs: indices of the values that the model returns.
+        numbers: scalar constants; in Flax only those that were rounded to float32.
     """
 
     separator: str
     values: list[Value] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    numbers: set[float] = field(default_factory=set)
     _kept: int = 0
 
     def add_source(self, array: Array, source: int) -> int:

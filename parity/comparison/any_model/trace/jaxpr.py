@@ -24,7 +24,8 @@ class Evaluator:
 
     Subclasses override `bind`, which evaluates one operation, `scan`, `loop` and `branch`.
 
-    replace: called with every array that depends neither on inputs nor on weights; returns the array to use instead.
+    replace: called with every array that depends neither on inputs nor on weights, and with every scalar constant; returns
+        the array to use instead.
     exact: whether all floating-point values are in float64; otherwise they have the dtypes of the jaxpr.
     """
 
@@ -68,11 +69,15 @@ class Evaluator:
 
     def constant(self, value: Any) -> Any:
         """Return a constant of the jaxpr in float64 if it is floating-point."""
-        if not self._exact or "float" not in str(np.result_type(value) if np.isscalar(value) else value.dtype):
+        name = str(np.result_type(value) if np.isscalar(value) else value.dtype)
+        if self._exact and name == "complex64":
+            return np.asarray(value, np.complex128)
+        if not self._exact or "float" not in name:
             return value
         array = np.asarray(value)
         if array.ndim == 0:
-            return np.float64(intended_number(array))
+            number: Array = np.array(intended_number(array))
+            return number if self._replace is None else self._replace(number)
         return self._replaced(array.astype(np.float64))
 
     def bind(self, equation: Any, values: list[Any], scope: Scope) -> list[Any]:
@@ -151,8 +156,8 @@ def _operation_in_float64(equation: Any, values: Sequence[Any]) -> list[Any]:
     name, params = equation.primitive.name, equation.params
     if name == "reduce_precision":
         return list(values)
-    if name == "convert_element_type" and narrow_float(equation.outvars[0].aval):
-        params = {**params, "new_dtype": np.dtype(np.float64)}
+    if name == "convert_element_type" and (wide := _wide_dtype(equation.outvars[0].aval)):
+        params = {**params, "new_dtype": wide}
     elif name.startswith("scatter") and params.get("update_jaxpr") is not None:
         params = {**params, "update_jaxpr": _jaxpr_in_float64(params["update_jaxpr"])}
     elif name in RANDOM_BITS or any(True for value in params.values() for _ in inner_jaxprs(value)):
@@ -164,7 +169,14 @@ def _operation_in_float64(equation: Any, values: Sequence[Any]) -> list[Any]:
         params = {key: np.dtype(np.float64) if _is_narrow_dtype(value) else value for key, value in params.items()}
     if name == "mul" and params.get("out_dtype") is not None and equation.outvars[0].aval.dtype.kind == "f":
         params = {**params, "out_dtype": np.dtype(np.float64)}
-    return [each.astype(np.float64) if narrow_float(each) else each for each in _bind(equation, values, params)]
+    return [each.astype(wide) if (wide := _wide_dtype(each)) else each for each in _bind(equation, values, params)]
+
+
+def _wide_dtype(array: Any) -> Any:
+    """Return the dtype in which an array is exact that is floating-point or complex below 64 bits; else None."""
+    if str(getattr(array, "dtype", "")) == "complex64":
+        return np.dtype(np.complex128)
+    return np.dtype(np.float64) if narrow_float(array) else None
 
 
 def _jaxpr_in_float64(jaxpr: Any) -> Any:

@@ -20,9 +20,8 @@ def intended_number(value: NDArray[Any]) -> float:
     number = float(value)
     if str(value.dtype) != "float32" or not np.isfinite(number) or number == 0 or number.is_integer():
         return number
-    decimal = Decimal(np.format_float_positional(np.float32(number), unique=True)).normalize()
-    if len(decimal.as_tuple().digits) <= 6:
-        return float(decimal)
+    if (decimal := _short_decimal(number)) is not None:
+        return decimal
     size = abs(number)
     roots = [sqrt(round(size**2))] if 1 < size < _MAX_ROOT else []
     roots += [1 / sqrt(round(size**-2))] if 1 / _MAX_ROOT < size < 1 else []
@@ -30,3 +29,17 @@ def intended_number(value: NDArray[Any]) -> float:
         if np.float32(each) == np.float32(size):
             return float(np.copysign(each, number))
     return number
+
+
+def is_rounded(value: NDArray[Any]) -> bool:
+    """Return whether a scalar is a number of float32 that stands for another one, which its digits do not tell."""
+    number = float(value)
+    if not np.isfinite(number) or number.is_integer() or float(np.float32(number)) != number:
+        return False
+    return _short_decimal(number) is None
+
+
+def _short_decimal(number: float) -> float | None:
+    """Return the decimal with at most six digits that float32 rounds to a number; None if there is none."""
+    decimal = Decimal(np.format_float_positional(np.float32(number), unique=True)).normalize()
+    return float(decimal) if len(decimal.as_tuple().digits) <= 6 else None

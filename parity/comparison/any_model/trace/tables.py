@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,16 @@ from parity.comparison.any_model.trace.places import Line
 
 Array = NDArray[Any]
 
-# Largest error of a table that is computed in float32, relative to its largest entry: that of the sine of an angle of up to
-# 8, which rounding the angle changes by 8 * 2**-24.
+# Largest error of an entry that is computed in float32, relative to itself, or to 1 as for the sine of an angle: rounding
+# an angle of up to 8 changes its sine by 8 * 2**-24.
 _ROUNDINGS = 8 * 2.0**-24
+# For each position more, whose angle is larger by up to 1: rounding the frequency, the position and their product.
+_ROUNDINGS_PER_POSITION = 3 * 2.0**-24
 
 
 @dataclass(frozen=True)
 class Table:
-    """A constant of both models.
+    """A constant of both models, an array or a number.
 
     flax: its entries in Flax.
     torch: its entries in PyTorch, in the order of Flax's.
@@ -34,6 +37,8 @@ class Table:
     line: Line | None
 
     def __str__(self) -> str:
+        if not self.flax.shape:
+            return f"the number {float(self.torch)!r} of torch, which flax has in float32"
         where = f" ({self.line}, in {self.line.function})" if self.line else ""
         return (
             f"a constant {self.flax.shape} in {self.module or 'the model itself'} of flax{where}, float32 in {self.rounded}"
@@ -41,39 +46,90 @@ class Table:
 
 
 def find_rounded_tables(flax: Graph, torch: Graph) -> tuple[Table, ...]:
-    """Return the constants of Flax that no constant of PyTorch equals, and that one equals up to rounding to float32."""
+    """Return the constants of Flax that no constant of PyTorch equals, and that one equals up to rounding to float32.
+
+    They include numbers of PyTorch that Flax has rounded to float32.
+    """
+    others = [np.asarray(value.array, np.float64) for value in torch.values if _is_table(value)]
     index = Index(torch.values)
-    others = [value for value in torch.values if _is_table(value)]
-    found: dict[int, Table] = {}
-    for n, value in enumerate(flax.values):
-        if not _is_table(value) or value.fingerprint is None or next(index.find(value.fingerprint), None) is not None:
-            continue
-        if found.keys() & flax.ancestors([n]):  # computed from a table that is replaced already
-            continue
-        entries = next(_rounded_partners(value.array, others), None)
-        if entries is not None and not np.array_equal(entries, np.asarray(value.array)):
-            found[n] = _table(flax, n, value.array, entries)
-    return tuple(found.values())
+    candidates = [n for n, value in enumerate(flax.values) if _is_table(value) and not _has_equal(index, value)]
+    found: dict[int, Array] = {}
+    # The same entries at the same places first: the part of a table that a model uses is found more surely than the table.
+    for partners in (_partners_by_place, _partners_by_entry):
+        related = flax.ancestors(found)
+        for n in candidates:
+            if n in related or found.keys() & flax.ancestors([n]):  # computed from a table that is replaced already
+                continue
+            array = np.asarray(flax.values[n].array, np.float64)
+            entries = next(partners(array, others), None)
+            if entries is not None and not np.array_equal(entries, array):
+                found[n] = entries
+    tables = [_table(flax, n, flax.values[n].array, entries) for n, entries in sorted(found.items())]
+    numbers = [
+        Table(np.array(a), np.array(b), "flax", "", None)
+        for a, b in product(sorted(flax.numbers), sorted(torch.numbers))
+        if a != b and np.float32(a) == np.float32(b)
+    ]
+    return (*tables, *numbers)
+
+
+def _has_equal(index: Index, value: Value) -> bool:
+    return value.fingerprint is not None and any(True for _ in index.find(value.fingerprint))
 
 
 def _is_table(value: Value) -> bool:
     return value.source == CONSTANT and value.fingerprint is not None and value.array is not None
 
 
-def _rounded_partners(array: Any, others: list[Value]) -> Iterator[Array]:
-    """Yield for each constant that has all entries of an array up to rounding its entries, in the order of the array."""
+def _partners_by_place(array: Array, others: list[Array]) -> Iterator[Array]:
+    """Yield each constant that has the entries of an array at the same places, up to the error of a table of positions.
+
+    Along one of the axes, which counts the positions, the error may grow.
+    """
     for other in others:
-        known = np.unique(np.asarray(other.array))
-        known = known[np.isfinite(known)]
-        if not known.size:
-            continue
-        above = np.clip(np.searchsorted(known, array), 1, max(1, known.size - 1))
-        below, above = known[above - 1], known[np.minimum(above, known.size - 1)]
-        nearest = np.where(np.abs(array - below) <= np.abs(above - array), below, above)
-        nearest = np.where(np.isfinite(array), nearest, array)
-        finite = np.isfinite(array)
-        if (np.abs(array - nearest)[finite] <= _ROUNDINGS * np.abs(array[finite]).max(initial=0.0)).all():
-            yield nearest
+        entries = _repeated(other, array.shape)
+        if entries is not None and any(_agree(array, entries, error) for error in _errors_along_an_axis(array.shape)):
+            yield entries
+
+
+def _errors_along_an_axis(shape: tuple[int, ...]) -> Iterator[Array]:
+    for axis, n in enumerate(shape):
+        if n > 1:
+            errors = _ROUNDINGS + _ROUNDINGS_PER_POSITION * np.arange(n)
+            yield np.broadcast_to(errors.reshape([-1 if k == axis else 1 for k in range(len(shape))]), shape)
+
+
+def _partners_by_entry(array: Array, others: list[Array]) -> Iterator[Array]:
+    """Yield for each constant that has all entries of an array, up to rounding, its entries in the order of the array."""
+    finite = np.isfinite(array)
+    for other in others:
+        known = np.unique(other[np.isfinite(other)])
+        if known.size:
+            above = np.clip(np.searchsorted(known, array), 1, max(1, known.size - 1))
+            below, above = known[above - 1], known[np.minimum(above, known.size - 1)]
+            nearest = np.where(np.abs(array - below) <= np.abs(above - array), below, above)
+            entries = np.where(finite, nearest, array)
+            if _agree(array, entries, np.full(array.shape, _ROUNDINGS)):
+                yield entries
+
+
+def _agree(array: Array, entries: Array, errors: Array) -> bool:
+    """Return whether the entries of two arrays differ at most by these errors."""
+    finite = np.isfinite(array)
+    # Not relative to the largest entry, which may be that of a mask beside the biases of positions.
+    size = np.maximum(np.abs(array), min(1.0, np.abs(array[finite]).max(initial=0.0)))[finite]
+    same_elsewhere = np.array_equal(array[~finite], entries[~finite], equal_nan=True)
+    return same_elsewhere and bool((np.abs(array - entries)[finite] <= errors[finite] * size).all())
+
+
+def _repeated(array: Array, shape: tuple[int, ...]) -> Array | None:
+    """Return an array of another shape with the same entries, repeated along other axes; None if it does not fit."""
+    lengths = [n for n in array.shape if n > 1]
+    for before in range(len(shape) - len(lengths) + 1):
+        own = (*[1] * before, *lengths, *[1] * (len(shape) - before - len(lengths)))
+        if all(n in (1, length) for n, length in zip(own, shape, strict=True)):
+            return np.broadcast_to(array.reshape(own), shape)
+    return None
 
 
 def _table(flax: Graph, n: int, array: Any, entries: Array) -> Table:

@@ -92,6 +92,8 @@ def _make_recorder(graph: Graph) -> Any:
             """Return the index of the value of a tensor, which may have been changed in place through a view."""
             n: int | None = self._values.get(tensor)
             if n is None:
+                if tensor.ndim == 0 and tensor.dtype == torch.float64:  # as PyTorch makes of numbers
+                    graph.numbers.add(float(tensor))
                 return self.add_source(tensor, CONSTANT)
             written = self._written.get(_storage(tensor), -1)
             if written > n:
@@ -109,7 +111,9 @@ def _make_recorder(graph: Graph) -> Any:
                         return decompositions[func](*args, **kwargs)
                 finally:
                     self._stack = stack
-            inputs = [self.value_of(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+            given = tree_leaves((args, kwargs))
+            graph.numbers |= {each for each in given if isinstance(each, float)}
+            inputs = [self.value_of(each) for each in given if isinstance(each, torch.Tensor)]
             returned = func(*args, **kwargs)
             tensors = [each for each in tree_leaves(returned) if isinstance(each, torch.Tensor)]
             name = func._schema.name.partition("::")[2]
