@@ -18,7 +18,8 @@ pair is judged in a process of its own, with a time limit.
 - false accept: `assert_parity` passes for a mutant.
 - origin: the report's origin on the mutated side.  "line" counts origins whose line belongs to the mutated statement,
   "region" also those whose lines between the last value that agrees and the first that differs contain one of its lines,
-  "module" those whose module is the innermost module that executes the statement, or that has the mutated attribute.
+  "caller" those whose function is called by it, "module" those whose module is the innermost module that executes the
+  statement, or that has the mutated attribute.  "named" counts the faults with any of these.
 
 The script exits with 1 if there is a false reject or a false accept.
 """
@@ -38,7 +39,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
-from benchmarks.ports.declaration import Pair, Pairs
+from benchmarks.ports.declaration import HITS, Pair, Pairs
 from benchmarks.ports.pairs import sources
 
 SECONDS = 120  # time limit of a pair, and for each fault in addition
@@ -113,7 +114,7 @@ def format_result(result: Result) -> str:
     if result["kind"] == "none":
         return f"  no fault on the side of {result['side']}"
     where = f"{Path(result['file']).name}:{result['line']}" if result["file"] else result["modules"][0]
-    hits = [name for name in ("line", "region", "module") if result[f"{name}_hit"]]
+    hits = [hit for hit in HITS if result[f"{hit}_hit"]]
     return (
         f"  {'ACCEPTED' if result['passed'] else 'rejected'} {result['side']} {where} {result['kind']}: "
         f"{result['before'][:60]!r} -> {result['after'][:60]!r} ({result['change']:.0e}; origin: {' '.join(hits) or '-'})"
@@ -136,9 +137,9 @@ def count_results(pairs: list[Pair], results: list[Result]) -> Counter[str]:
         elif result["event"] == "fault" and result["kind"] != "none":
             out["faults"] += 1
             out["false accepts"] += result["passed"]
-            for hit in ("line", "region", "module"):
-                out[hit] += result[f"{hit}_hit"]
-            out["region or module"] += result["region_hit"] or result["module_hit"]
+            hits = [hit for hit in HITS if result[f"{hit}_hit"]]
+            out.update(hits)
+            out["named"] += bool(hits)
         if result["event"] == "fault":
             out["equivalent"] += result["equivalent"]
             out["did not run"] += result["failed"]
@@ -153,10 +154,8 @@ COLUMNS = (
     "false rejects",
     "faults",
     "false accepts",
-    "line",
-    "region",
-    "module",
-    "region or module",
+    *HITS,
+    "named",
     "equivalent",
     "did not run",
 )

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+HITS = ("line", "region", "caller", "module")  # the ways in which an origin can name a fault, see `benchmarks.ports`
+
 
 class Built(NamedTuple):
     """The arguments of `assert_parity`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ports.declaration import Apply, Built, Pair
+from benchmarks.ports.declaration import HITS, Apply, Built, Pair
 from benchmarks.ports.mutator import (
     Executed,
     Fault,
@@ -25,7 +25,7 @@ from benchmarks.ports.mutator import (
 from parity.comparison.any_model.assertion import compare_models
 from parity.comparison.any_model.comparison import Comparison
 from parity.comparison.any_model.report import GRADIENT_OF
-from parity.comparison.any_model.weights import in_evaluation
+from parity.comparison.any_model.weights import flatten, in_evaluation
 from vit_spec import InputError
 
 DISTINCT = 1e-9  # a mutant whose tensors differ less (relRMS, float64) is equivalent
@@ -202,8 +202,14 @@ class Mutants:
         _forget_traces("flax")
         inputs = [jax.numpy.asarray(x) for x in self.right.inputs]
         folders = code_folders(self.pair.jax_code)
-        leaves, tree = jax.tree.flatten(in_evaluation(self.built.params))
-        executed = trace(lambda: jax.eval_shape(lambda own: apply(tree.unflatten(own), *inputs), leaves), folders, path_of)
+        leaves, tree = flatten(in_evaluation(self.built.params))
+
+        def call(floats: list[Any]) -> Any:
+            given = iter(floats)
+            return apply(tree.unflatten([leaf if key is None else next(given) for key, leaf in leaves]), *inputs)
+
+        floats = [leaf for key, leaf in leaves if key is not None]
+        executed = trace(lambda: jax.eval_shape(call, floats), folders, path_of)
         _forget_traces("flax")
         return executed
 
@@ -279,10 +285,11 @@ def flax_module_path(owner: Any, apply: Any, cache: dict[str, Any]) -> str | Non
 
 
 def _hits(place: Any, fault: Fault) -> Result:
-    """Return whether a place is the statement of a fault, whether its region contains it, and whether its module does."""
+    """Return whether a place is the statement of a fault, and whether its region, its caller or its module is."""
     if place is None:
-        return {"line_hit": False, "region_hit": False, "module_hit": False, "origin": ""}
-    lines = [(place.file, place.line), *place.lines]
+        return {**dict.fromkeys((f"{hit}_hit" for hit in HITS), False), "origin": ""}
+    caller = [place.caller[:2]] if place.caller else []
+    lines = [(place.file, place.line), *caller, *place.lines]
     inside = [
         bool(file) and Path(file).name == Path(fault.file).name and fault.line <= (line or 0) <= fault.end_line
         for file, line in lines
@@ -290,7 +297,8 @@ def _hits(place: Any, fault: Fault) -> Result:
     modules = {_normal(each) for each in (place.module, *place.passed)}
     return {
         "line_hit": inside[0],
-        "region_hit": any(inside),
+        "region_hit": inside[0] or any(inside[1 + len(caller) :]),
+        "caller_hit": bool(caller) and inside[1],
         "module_hit": bool(modules & {_normal(path) for path in fault.modules}),
         "origin": f"{place.module} {getattr(place, 'operation', '')} {place.file}:{place.line}",
     }

@@ -88,6 +88,9 @@ def _origin_facts(origin: Origin | None) -> dict[str, Any] | None:
     names = ("module", "operation", "file", "line", "function")
     places = {side: getattr(origin, side) for side in ("flax", "torch")}
     sides = {
-        side: None if place is None else {name: getattr(place, name) for name in names} for side, place in places.items()
+        side: None
+        if place is None
+        else {**{name: getattr(place, name) for name in names}, "caller": str(place.caller or "")}
+        for side, place in places.items()
     }
     return {"kind": origin.kind, "difference": origin.difference, **sides}

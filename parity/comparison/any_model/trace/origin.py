@@ -233,7 +233,7 @@ class _Side:
         end = Operation("the end", "", (), (), ())
         place = _make_place(end, "", before, self.graph.separator)
         line = here.stack[0] if here.stack else Line("", 0, "")
-        return replace(place, file=line.file, line=line.line, function=line.function)
+        return replace(place, file=line.file, line=line.line, function=line.function, caller=None)
 
     def _first_of(self, constants: Sequence[int]) -> Operation | None:
         """Return the first differing operation that these values are computed with; None if they are given."""
@@ -270,11 +270,12 @@ def _make_place(operation: Operation, module: str, before: Sequence[Operation], 
     line = operation.stack[0] if operation.stack else Line("", 0, "")
     lines = {(each.file, each.line) for each in operation.stack[:1]}
     for each in before:
-        caller = _caller(operation.module, separator)
-        is_same_call = operation.module == each.module or _contains(caller, each.module, separator)
+        outer = _caller(operation.module, separator)
+        is_same_call = operation.module == each.module or _contains(outer, each.module, separator)
         lines |= {*lines_between(each.stack, operation.stack, is_same_call)}
     passed = tuple(sorted({each.module for each in before if each.name == IDENTITY}))
-    return Place(module, operation.name, *line, tuple(sorted(lines)), passed)
+    caller = operation.stack[1] if len(operation.stack) > 1 else None
+    return Place(module, operation.name, *line, tuple(sorted(lines)), passed, caller)
 
 
 def _contains(module: str, other: str, separator: str) -> bool:

@@ -47,6 +47,7 @@ class Place:
         file, line, function: the line of the model's source, outside of the frameworks; "", 0 and "" if it is unknown.
         lines: (file, line) from the last values on which the models agree to this operation.
         passed: paths of modules in between that return what they are given.
+        caller: the line that calls the function; None if it is the first of the model, or unknown.
     """
 
     module: str
@@ -56,10 +57,14 @@ class Place:
     function: str = ""
     lines: tuple[tuple[str, int], ...] = ()
     passed: tuple[str, ...] = ()
+    caller: Line | None = None
 
     def __str__(self) -> str:
         where = self.module or "the model itself"
-        source = f" ({Path(self.file).name}:{self.line}, in {self.function})" if self.file else ""
+        caller = ""
+        if self.caller:
+            caller = f", called at {f'line {self.caller.line}' if self.caller.file == self.file else self.caller}"
+        source = f" ({Path(self.file).name}:{self.line}, in {self.function}{caller})" if self.file else ""
         return f"{self.operation} in {where}{source}" if self.operation else f"{where}{source}"
 
 
