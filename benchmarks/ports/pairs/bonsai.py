@@ -227,7 +227,13 @@ def _() -> Built:
     return of_nnx(model, module, tokens(2, 9, high=60), call=call)
 
 
-@PAIRS.pair("whisper_encoder", "bonsai WhisperEncoder", "transformers WhisperEncoder")
+@PAIRS.pair(
+    "whisper_encoder",
+    "bonsai WhisperEncoder",
+    "transformers WhisperEncoder",
+    disagreement="the same function of the input, but bonsai's keys have a bias (bonsai/models/whisper/modeling.py:129), "
+    "which cancels in the softmax, and transformers' have none (models/whisper/modeling_whisper.py:280)",
+)
 def _() -> Built:
     import dataclasses
 
