@@ -166,8 +166,7 @@ def _() -> Built:
     return built._replace(flax_apply=lambda variables, x: built.flax_apply(variables, x)[0])
 
 
-@PAIRS.pair("big_vision_bit", "big_vision BiT ResNet (bit_paper)", "timm ResNetV2 (BiT)", **BIG)
-def _() -> Built:
+def _bit(stem: str) -> Built:
     from timm.layers import GroupNormAct, StdConv2d
     from timm.models.resnetv2 import ResNetV2
 
@@ -176,9 +175,22 @@ def _() -> Built:
     module = ResNetV2(
         [1, 1, 1, 1],
         num_classes=5,
-        stem_type="fixed",
+        stem_type=stem,
         norm_layer=partial(GroupNormAct, num_groups=32),
-        conv_layer=partial(StdConv2d, eps=1e-8),
+        conv_layer=partial(StdConv2d, eps=1e-10),
     )
     built = of_linen(model, module, floats(2, 32, 32, 3), call_options={"train": False}, **AXES)
     return built._replace(flax_apply=lambda variables, x: built.flax_apply(variables, x)[0])
+
+
+BIT = "big_vision BiT ResNet (bit_paper)"
+PAIRS.add("big_vision_bit", BIT, "timm ResNetV2, stem without zeros around it", lambda: _bit(""), **BIG)
+PAIRS.add(
+    "big_vision_bit_as_published",
+    BIT,
+    "timm ResNetV2, fixed stem (BiT)",
+    lambda: _bit("fixed"),
+    disagreement="before the max pooling, timm pads by zeros (timm/models/resnetv2.py, create_resnetv2_stem), and "
+    "bit_paper by negative infinity, as nn.max_pool does (big_vision/models/bit_paper.py:78)",
+    **BIG,
+)

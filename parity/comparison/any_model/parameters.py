@@ -19,6 +19,7 @@ Path = tuple[str, ...]
 FLAX_ROLES = {
     **{"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "mean", "var": "var"},
     **{"w": "weight", "b": "bias"},  # of models written as functions
+    **{"gamma": "weight", "beta": "bias", "moving_mean": "mean", "moving_variance": "var"},  # of Keras' normalisations
     "weight": "weight",  # of Equinox, with the axes of PyTorch
 }
 TORCH_ROLES = {
