@@ -54,32 +54,22 @@ PAIRS.add("swin_layer_merging", f"{OURS}, depth 2, with merging", THEIRS, lambda
 PAIRS.add("swin_layer_unshifted", f"{OURS}, depth 1", THEIRS, lambda: _swin(False, False))
 
 
-def _whole_swin(library: str) -> Built:
+@PAIRS.pair("swin", "jax-models SwinTransformer", "transformers SwinForImageClassification, tanh GELU")
+def _() -> Built:
     import transformers
     from jax_models.models.swin_transformer import SwinTransformer
 
-    sizes = {"depths": (2, 2), "num_heads": (2, 4), "window_size": 4, "mlp_ratio": 2}
-    model = SwinTransformer(emb_dim=16, **sizes, drop_path=0.0, num_classes=5, deterministic=True)
-    if library == "transformers":
-        options = {**sizes, "depths": [2, 2], "num_heads": [2, 4], "hidden_act": "gelu_pytorch_tanh"}
-        config = transformers.SwinConfig(
-            image_size=32, patch_size=4, embed_dim=16, **options, layer_norm_eps=1e-5, num_labels=5
-        )
-        config._attn_implementation = "eager"
-        module = TorchCall(transformers.SwinForImageClassification(config), lambda module, x: module(x).logits)
-    else:
-        from timm.models.swin_transformer import SwinTransformer as Other
-
-        module = Other(32, 4, embed_dim=16, **sizes, num_classes=5)
-        for each in module.modules():
-            if hasattr(each, "fc1"):
-                each.act = tanh_gelu()()
+    sizes = {"window_size": 4, "mlp_ratio": 2}
+    model = SwinTransformer(
+        emb_dim=16, depths=(2, 2), num_heads=(2, 4), **sizes, drop_path=0.0, num_classes=5, deterministic=True
+    )
+    options = {**sizes, "depths": [2, 2], "num_heads": [2, 4], "hidden_act": "gelu_pytorch_tanh"}
+    config = transformers.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=16, **options, layer_norm_eps=1e-5, num_labels=5
+    )
+    config._attn_implementation = "eager"
+    module = TorchCall(transformers.SwinForImageClassification(config), lambda module, x: module(x).logits)
     return _with_constants(model, module, floats(2, 32, 32, 3), **AXES)
-
-
-OURS = "jax-models SwinTransformer"
-PAIRS.add("swin", OURS, "transformers SwinForImageClassification, tanh GELU", lambda: _whole_swin("transformers"))
-PAIRS.add("swin_x_timm", OURS, "timm SwinTransformer, tanh GELU", lambda: _whole_swin("timm"))
 
 
 @PAIRS.pair("convnext_x_timm", "jax-models ConvNeXt", "timm ConvNeXt, tanh GELU")

@@ -56,6 +56,8 @@ def of_keras(
     import keras
     import keras_hub
 
+    keras.utils.set_random_seed(0)
+
     if dtype:
         keras.config.set_dtype_policy(dtype)
     model = getattr(keras_hub.models, name)(**options)

@@ -104,6 +104,8 @@ def compare_models(
         comparison.use_one_table()
     if not comparison.is_same_function:
         comparison.try_orders_of_axes()
+    if not comparison.is_same_function:
+        comparison.try_order_of_use()
     if level == "precision":
         comparison.run("float32")
     return comparison.report()

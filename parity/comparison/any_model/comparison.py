@@ -3,6 +3,7 @@
 import hashlib
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from parity.comparison.any_model import weights as model_weights
 from parity.comparison.any_model.correspondence import Correspondence, match
 from parity.comparison.any_model.flax_runner import FlaxRunner
-from parity.comparison.any_model.matching import Evidence
+from parity.comparison.any_model.matching import Evidence, Uses
 from parity.comparison.any_model.outputs import Permutations, pair_outputs, parse_permutations
 from parity.comparison.any_model.parameters import Axes
 from parity.comparison.any_model.random_masks import MaskStream
@@ -94,14 +95,14 @@ class Comparison:
         try:
             self._use(self._match(evidence=self._evidence))
         except InputError:  # the order in which a forward pass uses the parameters may decide
-            uses = (_called("flax", self.flax.keys_by_use, self), _called("torch", self.torch.keys_by_use, self))
-            self._evidence = Evidence(uses, self._evidence.axes)
+            graphs = (_called("flax", self._record_flax, self), _called("torch", self._record_torch, self))
+            self._evidence = replace(self._evidence, uses=self._uses(*graphs))
             self._use(self._match(evidence=self._evidence))
         order = self.correspondence.order_of_siblings(self._evidence.axes)
         squares = [key for group in self.correspondence.squares() for key in group if key not in self._evidence.axes]
         if order and squares:
             axes = {key: Axes(order, "square: as the other matrices") for key in squares}
-            self._evidence = Evidence(self._evidence.uses, {**self._evidence.axes, **axes})
+            self._evidence = replace(self._evidence, axes={**self._evidence.axes, **axes})
             self._use(self._match(evidence=self._evidence))
 
     def _use(self, correspondence: Correspondence) -> None:
@@ -181,17 +182,37 @@ class Comparison:
     def try_orders_of_axes(self) -> None:
         """Try the other order of axes of square matrices, and keep one that passes."""
         groups = self.correspondence.squares()[:MAX_TRIED_GROUPS]
-        before, runs, graphs = self.correspondence, self.runs, self._graphs
         for n in range(1, len(groups) + 1):
             for several in combinations(groups, n):
                 axes = {key: self._other_axes(key) for group in several for key in group}
-                self._use(self._match(evidence=Evidence(self._evidence.uses, {**self._evidence.axes, **axes})))
-                self.runs = {}
-                self.run("float64")
-                if self.is_same_function:
+                evidence = replace(self._evidence, axes={**self._evidence.axes, **axes})
+                if self._passes_with(self._match(evidence=evidence)):
                     return
+
+    def try_order_of_use(self) -> None:
+        """Try to match the parameters by the order in which both models use them, and keep the mapping if it passes."""
+        evidence = replace(self._evidence, uses=self._uses(*self.graphs()), uses_first=True)
+        try:
+            other = self._match(evidence=evidence)
+        except InputError:
+            return
+        if dict(other.keys()) != dict(self.correspondence.keys()):
+            self._passes_with(other)
+
+    def _passes_with(self, correspondence: Correspondence) -> bool:
+        """Return whether the models compute the same function with another mapping, which is kept if they do."""
+        before, runs, graphs = self.correspondence, self.runs, self._graphs
+        self._use(correspondence)
+        self.runs = {}
+        self.run("float64")
+        if self.is_same_function:
+            return True
         self._use(before)
         self.runs, self._graphs = runs, graphs
+        return False
+
+    def _uses(self, flax: Graph, torch: Graph) -> Uses:
+        return self.flax.keys_by_use(flax), self.torch.keys_by_use(torch)
 
     def _other_axes(self, key: str) -> Axes:
         """Return the order of axes of a square matrix that was not tried yet."""
@@ -209,8 +230,14 @@ class Comparison:
 
     def graphs(self) -> tuple[Graph, Graph]:
         """Return the operations of both models in float64."""
-        self._graphs = self._graphs or (self.flax.record("float64"), self.torch.record("float64"))
+        self._graphs = self._graphs or (self._record_flax(), self._record_torch())
         return self._graphs
+
+    def _record_flax(self) -> Graph:
+        return self.flax.record("float64")
+
+    def _record_torch(self) -> Graph:
+        return self.torch.record("float64")
 
     def find_origin(self) -> Origin | None:
         """Return where the models part; None if they pass, or if it was not found."""

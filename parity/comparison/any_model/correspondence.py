@@ -70,6 +70,10 @@ class Correspondence:
                     orders.add(" ".join(pair.matrix_axes("torch")))
         return orders.pop() if len(orders) == 1 else ""
 
+    def keys(self) -> Iterator[tuple[str, str]]:
+        """Yield flax key and torch key of each pair of arrays."""
+        yield from ((a, b) for pair in self.pairs for a, b, *_ in pair.arrays())
+
     def to_torch(self, arrays: Arrays) -> dict[str, Array]:
         """Return arrays (weights or gradients) by torch key, C-contiguous, from arrays by flax key."""
         return self._convert(arrays, self.torch, 0, 1)

@@ -149,10 +149,10 @@ class FlaxRunner:
             arguments = [jax.tree.leaves(weights), inputs]
             return record_flax(closed, *arguments, replace=self._replace, exact=dtype == "float64")
 
-    def keys_by_use(self) -> list[str]:
-        """Return the keys of the weights in the order in which a forward pass first uses them."""
+    def keys_by_use(self, graph: Graph) -> list[str]:
+        """Return the keys of the weights in the order in which a recorded forward pass first uses them."""
         keys = sorted(self.weights)  # as JAX orders the entries of a dict
-        return [keys[n] for n in self.record("float64").sources_by_use() if n < len(keys)]
+        return [keys[n] for n in graph.sources_by_use() if n < len(keys)]
 
     def use_tables(self, tables: list[tuple[Array, Array]]) -> None:
         """Use the second array of each pair instead of a constant of the model that equals the first."""

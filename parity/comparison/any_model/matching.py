@@ -39,10 +39,12 @@ class Evidence:
     """What is known of two models besides the names and shapes of their parameters.
 
     uses: for both sides, the keys in the order in which a forward pass first uses them; it decides where names do not.
+    uses_first: whether this order decides before names.
     axes: the order of the axes of PyTorch's matrices by key, where it is known.
     """
 
     uses: Uses | None = None
+    uses_first: bool = False
     axes: Mapping[str, Axes] = field(default_factory=dict)
 
 
@@ -75,7 +77,7 @@ def match_lines(
         known_pairs = _known_module_pairs(a, b, known)
         try:
             return _match_modules(
-                _unmatched_modules(a, matched[0]), _unmatched_modules(b, matched[1]), known_pairs, optional, evidence.uses
+                _unmatched_modules(a, matched[0]), _unmatched_modules(b, matched[1]), known_pairs, optional, evidence
             )
         except InputError:
             if n == len(attempts) - 1:
@@ -113,13 +115,14 @@ def _match_modules(
     torch: list[Module],
     known_pairs: list[tuple[Path, Path]],
     optional: set[str],
-    uses: Uses | None,
+    evidence: Evidence,
 ) -> tuple[list[tuple[str, str]], set[str]]:
     """Match modules, and return a line and a note for each parameter, and the optional torch keys left unmatched.
 
     The most certain matches come first.  Each step takes the first of these that finds a match: groups of modules with the
     same pattern, groups with the same inner pattern, single modules, each by their names; then the same groups without a
-    word in common, if each is the only candidate of the other; then modules in the order in which a forward pass uses them.
+    word in common, if each is the only candidate of the other; then modules in the order in which a forward pass uses them,
+    unless the evidence says that this order is the first step.
 
     Raises:
         InputError: a module is ambiguous or has no counterpart.
@@ -134,6 +137,12 @@ def _match_modules(
         lambda m: "/".join(m.path),
     ]
     steps = [(group_key, by_name) for by_name in (True, False) for group_key in group_keys]
+    uses = evidence.uses
+    by_use: dict[Path, Path] = {}
+    if uses and evidence.uses_first:
+        left = [a for a in flax if a.path not in chosen.values()]
+        by_use = _pairs_by_use(left, [b for b in torch if b.path not in chosen], candidates, uses)
+        chosen |= by_use
     while True:
         flax_left = [a for a in flax if a.path not in chosen.values()]
         torch_left = [b for b in torch if b.path not in chosen]
@@ -141,10 +150,12 @@ def _match_modules(
         if not (new := next(filter(None, pairs), None)):
             break
         chosen |= new
-    by_use = _pairs_by_use(flax_left, torch_left, candidates, uses) if uses else {}
-    chosen |= by_use
-    flax_left = [a for a in flax_left if a.path not in by_use.values()]
-    torch_left = [b for b in torch_left if b.path not in by_use]
+    if uses:
+        last = _pairs_by_use(flax_left, torch_left, candidates, uses)
+        chosen |= last
+        by_use |= last
+        flax_left = [a for a in flax_left if a.path not in last.values()]
+        torch_left = [b for b in torch_left if b.path not in last]
     unmatched = {each.key for b in torch_left for each in b.parameters.values()} & optional
     torch_left = [b for b in torch_left if not {each.key for each in b.parameters.values()} <= unmatched]
     if torch_left or flax_left:
@@ -203,26 +214,34 @@ def _pairs_by_use(flax: list[Module], torch: list[Module], candidates: Candidate
 
     Modules are matched only if as many modules of the other side can match each of them, and all of these can.
     """
-    ordered = [_sort_by_use(modules, keys) for modules, keys in zip((flax, torch), uses, strict=True)]
-    partners = {b.path: frozenset(a.path for a in ordered[0] if (a.path, b.path) in candidates) for b in ordered[1]}
+    sides = [_sort_by_use(modules, keys) for modules, keys in zip((flax, torch), uses, strict=True)]
+    partners = {b.path: frozenset(a.path for a in flax if (a.path, b.path) in candidates) for b in torch}
     groups: dict[frozenset[Path], list[Path]] = defaultdict(list)
-    for b in ordered[1]:
+    for b in torch:
         groups[partners[b.path]].append(b.path)
     pairs: dict[Path, Path] = {}
     for possible, paths in groups.items():
         if possible and len(possible) == len(paths) and not any(possible & other for other in groups if other != possible):
-            pairs |= dict(zip(paths, [a.path for a in ordered[0] if a.path in possible], strict=True))
+            used = [[path for path in side if path in own] for side, own in zip(sides, (possible, paths), strict=True)]
+            # A model that does not use all of them has them in the order in which it declares them.
+            if len(used[0]) != len(used[1]):
+                used = [[a.path for a in flax if a.path in possible], paths]
+            else:
+                used[0] += [a.path for a in flax if a.path in possible and a.path not in used[0]]
+                used[1] += [path for path in paths if path not in used[1]]
+            pairs |= dict(zip(used[1], used[0], strict=True))
     return pairs
 
 
-def _sort_by_use(modules: list[Module], keys: Sequence[str]) -> list[Module]:
-    """Return modules in the order in which a forward pass uses the first of their keys."""
+def _sort_by_use(modules: list[Module], keys: Sequence[str]) -> list[Path]:
+    """Return the paths of the modules that a forward pass uses, in the order in which it uses the first of their keys."""
     ranks = {key: n for n, key in enumerate(keys)}
-
-    def rank(module: Module) -> tuple[int, tuple[int, ...]]:
-        return min(ranks.get(each.key, len(ranks)) for each in module.parameters.values()), numbers(module.path)
-
-    return sorted(modules, key=rank)
+    first = {
+        module.path: min(ranks[each.key] for each in module.parameters.values() if each.key in ranks)
+        for module in modules
+        if any(each.key in ranks for each in module.parameters.values())
+    }
+    return sorted(first, key=lambda path: (first[path], numbers(path)))
 
 
 def _group_paths(modules: list[Module], group_key: Callable[[Module], str]) -> dict[str, list[Path]]:

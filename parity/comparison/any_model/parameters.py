@@ -212,11 +212,12 @@ def split_fused(parameters: list[Parameter], others: list[Parameter]) -> list[Pa
 
 def _split(parameter: Parameter, kinds: Sequence[str]) -> list[Parameter]:
     """Return the parts of a parameter that is fused in one of these ways; else the parameter itself."""
-    place = next(((n, kind) for n, name in enumerate(parameter.path) for kind in kinds if words(name) == (kind,)), None)
+    last_words = [words(name)[-1:] for name in parameter.path]
+    place = next(((n, kind) for n, word in enumerate(last_words) for kind in kinds if word == (kind,)), None)
     if place is None:
         return [parameter]
     n, kind = place
-    names = FUSED[kind]
+    names = tuple("_".join((*words(parameter.path[n])[:-1], name)) for name in FUSED[kind])
     axis = _fused_axis(parameter, len(names))
     out = []
     for index, name in enumerate(names):

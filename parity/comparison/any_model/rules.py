@@ -24,6 +24,7 @@ KERNELS: Rules = (
     ("x in out", "out in x"),  # Conv, also with groups
     ("y x in out", "out in y x"),
     ("z y x in out", "out in z y x"),
+    ("head in dim", "(head dim) in"),  # DenseGeneral of Gemma
     ("in out", "out in 1"),  # Dense in flax, a convolution with a kernel of one entry in torch
     ("in out", "out in 1 1"),
 )

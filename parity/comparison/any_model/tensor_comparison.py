@@ -41,17 +41,25 @@ def compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+# Rounding errors of zero gradients are about 1e-16 of the gradients that they are sums of, and 1e-14 of this share of them.
+_OF_PARENT = 1e-2
+
+
 def _gradient_scales(reference: Tensors) -> dict[str, float]:
     """Return for each gradient the root-mean-square over the gradients of its module and submodules.
 
     The error of a gradient is relative to this value if its own root-mean-square is smaller.  Some gradients are zero
     except for rounding errors, for example the gradient of a key's bias, which cannot change a softmax.  The relative error
-    of rounding errors says nothing.
+    of rounding errors says nothing.  If all gradients of a module are that small, such as those of a layer whose output a
+    norm removes, a share of the root-mean-square over the parent of the module is the value.
     """
     sums = {name: (float(np.vdot(t, t)), t.size) for name, t in reference.items() if name.startswith(GRADIENT_OF)}
-    out = {}
-    for name in sums:
-        module = name[: name.rfind(".") + 1] or GRADIENT_OF
+
+    def rms(module: str) -> float:
         squares, sizes = zip(*(sums[other] for other in sums if other.startswith(module)), strict=True)
-        out[name] = (sum(squares) / max(1, sum(sizes))) ** 0.5
-    return out
+        return float((sum(squares) / max(1, sum(sizes))) ** 0.5)
+
+    def parent(name: str) -> str:
+        return name[: name.rstrip(".").rfind(".") + 1] or GRADIENT_OF
+
+    return {name: max(rms(parent(name)), _OF_PARENT * rms(parent(parent(name)))) for name in sums}

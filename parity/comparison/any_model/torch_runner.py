@@ -118,10 +118,10 @@ class TorchRunner:
                 constants=frozenset(key for key, _ in own.named_parameters() if key not in self.weights),
             )
 
-    def keys_by_use(self) -> list[str]:
-        """Return the keys of the parameters in the order in which a forward pass first uses them."""
+    def keys_by_use(self, graph: Graph) -> list[str]:
+        """Return the keys of the parameters in the order in which a recorded forward pass first uses them."""
         keys = [key for key, _ in self._module.named_parameters()]
-        return [keys[n] for n in self.record("float64").sources_by_use() if n < len(keys)]
+        return [keys[n] for n in graph.sources_by_use() if n < len(keys)]
 
     def _copy(self, dtype: str) -> Any:
         return _copy_module(self._module, self.weights, dtype, train=self._masks is not None)

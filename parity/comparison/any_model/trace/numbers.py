@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_IRRATIONAL = (pi, 2 * pi, 1 / pi, sqrt(2 / pi), sqrt(pi / 2), 1 / sqrt(2 * pi), log(2), 1 / log(2), log(10000))
+_OF_PI = (pi, 2 * pi, 1 / pi, sqrt(2 / pi), sqrt(pi / 2), 2 / sqrt(pi), 1 / sqrt(2 * pi))
+_IRRATIONAL = (*_OF_PI, log(2), 1 / log(2), log(10000))
 _MAX_ROOT = 1000.0  # roots of larger integers are as dense as the numbers of float32
 
 

@@ -150,10 +150,14 @@ class _Side:
         return any(n not in self.classes for n in given if self.graph.values[n].source == WEIGHTS)
 
     def first_difference(self) -> int | None:
-        """Return the first operation that differs and reads no differing value that depends on the inputs; else None."""
+        """Return the first operation that differs and reads no differing value that depends on the inputs; else None.
+
+        If none depends on the inputs, it is the first operation that differs.
+        """
         first = self._first_difference()
         if first is None:
-            return None
+            operations = enumerate(self.graph.operations)
+            return next((n for n, operation in operations if self.differing.intersection(operation.outputs)), None)
         # A norm may hide a difference from all that it leads to, until the value itself is read again, as in a residual.
         hidden = set(self.graph.operations[first].inputs) - self.classes.keys()
         if any(self._varies(n) and self.graph.values[n].fingerprint is not None for n in hidden):
