@@ -300,6 +300,33 @@ def test_a_line_can_reverse_axes():
     assert both.pairs[0].reversed_axes == ("x",)
 
 
+def test_order_of_use_decides_before_names_if_the_evidence_says_so():
+    flax = norm("input_norm") | norm("second")
+    torch = norm("input_layernorm", flax=False) | norm("post_input_norm", flax=False)
+    keys = ["input_norm/scale", "second/scale"], ["post_input_norm.weight", "input_layernorm.weight"]
+    by_name = dict(match(flax, torch, evidence=Evidence(keys)).keys())
+    assert by_name["input_norm/scale"] == "input_layernorm.weight"
+    mapping = match(flax, torch, evidence=Evidence(keys, uses_first=True))
+    assert dict(mapping.keys())["input_norm/scale"] == "post_input_norm.weight"
+    assert all("by order of use" in pair.note for pair in mapping.pairs)
+
+
+def test_a_model_that_does_not_use_all_parameters_is_matched_in_the_order_of_their_declaration():
+    flax, torch = norm("a") | norm("b"), norm("x", flax=False) | norm("y", flax=False)
+    mapping = match(flax, torch, evidence=Evidence((["b/scale", "a/scale"], ["x.weight", "y.weight"])))
+    assert dict(mapping.keys())["b/scale"] == "x.weight"
+    mapping = match(flax, torch, evidence=Evidence((["b/scale"], ["x.weight", "y.weight"])))
+    assert dict(mapping.keys())["b/scale"] == "y.weight"
+    mapping = match(flax, torch, evidence=Evidence((["b/scale"], ["x.weight"])))
+    assert dict(mapping.keys())["b/scale"] == "x.weight"
+
+
+def test_a_fused_query_key_and_value_with_more_words_is_split():
+    flax = {f"attention/{name}/kernel": (8, 8) for name in ("query", "key", "value")}
+    mapping = match(flax, {"attn.attention_qkv.weight": (24, 8)})
+    assert [str(pair.torch) for pair in mapping.pairs][1] == "attn.attention_qkv.weight | (qkv=1 out) in"
+
+
 def test_the_class_of_a_transposed_convolution_reverses_its_kernel():
     evidence = Evidence(axes={"up.weight": Axes("in out")})
     [pair] = match({"up/kernel": (2, 2, 3, 4)}, {"up.weight": (3, 4, 2, 2)}, evidence=evidence).pairs

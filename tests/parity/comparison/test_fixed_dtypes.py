@@ -282,6 +282,12 @@ class TorchEmbedded(nn.Module):
         return self.table[torch.tensor([0, 1, 1, 3, 1])] * x[:1, :3]
 
 
+def test_the_gradient_of_an_exact_gelu_in_float32_is_compared_in_float64() -> None:
+    flax = Linear(lambda y: jax.nn.gelu(y, approximate=False), dtype=jnp.float32)
+    report = compare_models(flax.apply, random_variables(flax, ROWS), TorchLinear(nn.functional.gelu), ROWS)
+    assert report.passed, str(report)
+
+
 def test_gradients_that_are_added_up_in_float32_are_compared_in_float64() -> None:
     report = compare(Embedded(), TorchEmbedded())
     assert report.passed and max(row.difference for row in report.rows) < 1e-15, str(report)

@@ -191,6 +191,63 @@ def test_a_square_matrix_of_a_function_is_found_beside_a_table_that_is_rounded()
     assert report.passed and len(report.tables) == 1, str(report)
 
 
+class MisleadingNames(linen.Module):
+    """Two norms whose names are nearer to the wrong norms of the other model."""
+
+    eps: float = 1e-5
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        x = linen.LayerNorm(self.eps, name="self_attention_layernorm", use_fast_variance=False)(x)
+        return linen.LayerNorm(1e-5, name="feedforward_layernorm", use_fast_variance=False)(jnp.tanh(x))
+
+
+class OtherNames(nn.Module):
+    """The same model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = nn.LayerNorm(4), nn.LayerNorm(4)
+
+    def forward(self, x: Any) -> Any:
+        return self.post_attention_layernorm(torch.tanh(self.input_layernorm(x)))
+
+
+def test_the_order_of_use_is_tried_where_names_mislead() -> None:
+    report = compare(MisleadingNames(), OtherNames())
+    assert report.passed and str(report).count("(by order of use)") == 4, str(report)
+    assert not compare(MisleadingNames(eps=1.001e-5), OtherNames()).passed
+
+
+class Removed(linen.Module):
+    """A layer whose output a norm removes, so that its gradients are zero, beside one with gradients."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        one = linen.Dense(1, name="one")(x)
+        y = linen.LayerNorm(epsilon=1e-5, use_fast_variance=False, name="norm")(linen.Dense(6, name="fc")(x) + one)
+        return linen.Dense(2, name="head")(y)
+
+
+class TorchRemoved(nn.Module):
+    """The same model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.one, self.norm, self.head = nn.Linear(4, 6), nn.Linear(4, 1), nn.LayerNorm(6), nn.Linear(6, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.norm(self.fc(x) + self.one(x)))
+
+
+def test_the_gradients_of_a_layer_that_are_all_zero_are_relative_to_those_of_its_parent() -> None:
+    report = compare(Removed(), TorchRemoved(), level="precision")
+    assert report.passed, str(report)
+    rows = {row.name: row for row in report.rows}
+    assert float(np.abs(report.runs["torch float64"]["gradient of one.weight"]).max()) < 1e-14
+    assert rows["gradient of one.weight"].difference < 1e-12
+
+
 # Outputs ------------------------------------------------------------------------------------------------------------
 
 

@@ -58,7 +58,7 @@ class Model(nnx.Module):
     def __call__(self, x: Any) -> Any:
         first = 0.0 if self.mistake == "positions" else 1.0
         positions = jnp.cos(first + jnp.arange(5, dtype=x.dtype))
-        x = x + positions[:, None]
+        x = jnp.broadcast_to(positions[:, None], x.shape) if self.mistake == "input" else x + positions[:, None]
         for block in self.blocks:
             x = block(x)
         x = x.max(1) if self.mistake == "pooling" else x.mean(1)
@@ -132,6 +132,14 @@ def test_a_function_between_modules_is_the_origin_and_not_the_module_after_it() 
     assert (origin.kind, origin.flax.module, origin.torch.module) == ("operation", "blocks/1/mlp", "blocks.1")
     assert origin.torch.operation == "gelu" and origin.torch.line == line_of("nn.functional" + ".gelu(y)")
     assert (origin.flax.file, origin.flax.line) == (THIS, line_of("jax.nn" + ".gelu"))
+    assert origin.flax.caller[:2] == (THIS, line_of("y = self.mlp(self." + "norm(x)"))
+    assert f"called at line {origin.flax.caller.line}" in str(origin)
+
+
+def test_a_model_whose_output_does_not_depend_on_its_input_has_an_origin() -> None:
+    origin = find("input")
+    assert (THIS, line_of("x = jnp." + "broadcast_to(")) in origin.flax.lines
+    assert (origin.torch.operation, origin.torch.line) == ("add", line_of("x = x + torch." + "arange("))
 
 
 def test_a_missing_residual_lies_between_the_modules_around_it() -> None:

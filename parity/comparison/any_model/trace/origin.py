@@ -126,18 +126,11 @@ class _Side:
 
     def _find_differing(self) -> set[int]:
         """Return the values that do not agree, and from which nothing is computed that does."""
-        values, operations = self.graph.values, self.graph.operations
-        leads = [n in self.classes and values[n].source == INPUTS for n in range(len(values))]
-        for operation in reversed(operations):
-            if any(leads[n] for n in operation.outputs):
-                for n in operation.inputs:
-                    leads[n] = True
+        values = self.graph.values
+        agreeing = self.graph.ancestors(n for n in self.classes if values[n].source == INPUTS) | self.classes.keys()
         wrong = [n for n in self.graph.outputs if values[n].fingerprint is None or n not in self.classes]
-        return {
-            n
-            for n in self.graph.ancestors(wrong)
-            if not leads[n] and n not in self.classes and values[n].fingerprint is not None and not self._is_stored_apart(n)
-        }
+        differing = self.graph.ancestors(wrong) - agreeing
+        return {n for n in differing if values[n].fingerprint is not None and not self._is_stored_apart(n)}
 
     def _is_stored_apart(self, value: int) -> bool:
         """Return whether a value is computed from weights alone, one of which the other model stores in another array.
@@ -152,12 +145,12 @@ class _Side:
     def first_difference(self) -> int | None:
         """Return the first operation that differs and reads no differing value that depends on the inputs; else None.
 
-        If none depends on the inputs, it is the first operation that differs.
+        If none depends on the inputs, it is the first that differs, and that leads to no value that agrees.
         """
         first = self._first_difference()
         if first is None:
-            operations = enumerate(self.graph.operations)
-            return next((n for n, operation in operations if self.differing.intersection(operation.outputs)), None)
+            left = self.differing - self.graph.ancestors(self.classes)
+            return next((n for n, each in enumerate(self.graph.operations) if left.intersection(each.outputs)), None)
         # A norm may hide a difference from all that it leads to, until the value itself is read again, as in a residual.
         hidden = set(self.graph.operations[first].inputs) - self.classes.keys()
         if any(self._varies(n) and self.graph.values[n].fingerprint is not None for n in hidden):
