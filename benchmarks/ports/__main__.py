@@ -11,11 +11,12 @@ changed them for `assert_parity`; a builder passes arguments, orders the axes of
 pair is judged in a process of its own, with a time limit.
 
 - right pairs: `assert_parity` must accept them.  A pair that it rejects is a false reject, with the reason.
+- differences: pairs that are published as the same and are known to differ.  `assert_parity` must reject them.
 - pairing found: the parameters were matched without `layouts`, and the pair passed.
 - faults: one node of the code of one side, or one attribute of a module, is mutated (`operators.py`, `mutator.py`), on
   both sides in turn.  A mutant counts if it runs, its outputs have the same shapes and are finite, and its outputs, its
   loss or its gradients differ in float64 from those of the model itself by more than 1e-9.
-- false accept: `assert_parity` passes for a mutant.
+- false accept: `assert_parity` passes for a mutant, or for a pair that differs.
 - origin: the report's origin on the mutated side.  "line" counts origins whose line belongs to the mutated statement,
   "region" also those whose lines between the last value that agrees and the first that differs contain one of its lines,
   "caller" those whose function is called by it, "module" those whose module is the innermost module that executes the
@@ -108,6 +109,8 @@ def format_result(result: Result) -> str:
     reason = result.get("reason", "").split("\n")[0][:150]
     if result["event"] in ("error", "stopped"):
         return f"{result['event'].upper()} {result['pair']}: {reason}"
+    if result["event"] == "difference":
+        return f"{'ACCEPTED' if result['passed'] else 'differs'} {result['pair']} ({result['seconds']:.1f} s): {reason}"
     if result["event"] == "right":
         how = "" if result["automatic"] else " with layouts" if result["passed"] else ""
         return f"{'right' if result['passed'] else 'REJECTED'}{how} {result['pair']} ({result['seconds']:.1f} s): {reason}"
@@ -134,6 +137,9 @@ def count_results(pairs: list[Pair], results: list[Result]) -> Counter[str]:
             out["false rejects"] += not accepted and result["event"] == "right"
             out["not built"] += result["event"] == "error"
             out["seconds"] += round(result.get("seconds", 0))
+        elif result["event"] == "difference":
+            out["differences"] += 1
+            out["false accepts"] += result["passed"]
         elif result["event"] == "fault" and result["kind"] != "none":
             out["faults"] += 1
             out["false accepts"] += result["passed"]
@@ -152,6 +158,7 @@ COLUMNS = (
     "pairing found",
     "with layouts",
     "false rejects",
+    "differences",
     "faults",
     "false accepts",
     *HITS,
@@ -176,7 +183,7 @@ def chosen_pairs(
     groups: dict[str, list[Pair]] = defaultdict(list)
     for source in every:
         missing = [name for name in source.needs if name not in given]
-        pairs = [pair for pair in source if fnmatch.fnmatch(pair.name, pattern) and not pair.disagreement]
+        pairs = [pair for pair in source if fnmatch.fnmatch(pair.name, pattern)]
         if missing and pairs:
             print(f"left out: {len(pairs)} pairs of {source.source}; give --source {missing[0]}=PATH", file=sys.stderr)
         elif pairs:

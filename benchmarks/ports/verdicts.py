@@ -37,13 +37,17 @@ Result = dict[str, Any]
 
 
 def judge(pair: Pair, count: int, seed: int) -> Iterator[Result]:
-    """Build a pair, and yield the result of the right pair, then one for each of `count` faults."""
+    """Build a pair, and yield the result of the right pair, then one for each of `count` faults.
+
+    A pair that is known to differ has one result, with the event "difference".
+    """
     start = time.perf_counter()
     built = pair.build()
     build_seconds = time.perf_counter() - start
     right = judge_right(pair, built)
-    yield {"event": "right", "pair": pair.name, "build_seconds": build_seconds, **right}
-    if right["passed"]:
+    event = "difference" if pair.disagreement else "right"
+    yield {"event": event, "pair": pair.name, "build_seconds": build_seconds, **right}
+    if right["passed"] and not pair.disagreement:
         rng = random.Random(f"{seed} {pair.name}")
         layouts = () if right["automatic"] else pair.layouts
         yield from (
