@@ -165,9 +165,6 @@ PAIRS.add(
     "transformers GemmaForCausalLM",
     lambda: _gemma(4, False, 32),
     layouts=QKV + OUT + NORMS,
-    disagreement="the same function, but transformers has the square root of the width as a float32 buffer "
-    "(models/gemma/modeling_gemma.py:60, embed_scale), which for 32 is rounded, and Flax computes it in the dtype of the "
-    "inputs (examples/gemma/modules.py:47)",
     **OF_GEMMA,
 )
 PAIRS.add(

@@ -166,7 +166,7 @@ class Comparison:
 
     def _statistics(self) -> Tensors:
         """Return the running statistics that Flax has updated, by the names that PyTorch's have."""
-        keys = {a: b for pair in self.correspondence.pairs for a, b, *_ in pair.arrays()}
+        keys = dict(self.correspondence.keys())
         return {f"statistics {keys[key]}": array for key, array in self.flax.statistics.items() if key in keys}
 
     @property
@@ -202,11 +202,14 @@ class Comparison:
     def _passes_with(self, correspondence: Correspondence) -> bool:
         """Return whether the models compute the same function with another mapping, which is kept if they do."""
         before, runs, graphs = self.correspondence, self.runs, self._graphs
-        self._use(correspondence)
-        self.runs = {}
-        self.run("float64")
-        if self.is_same_function:
-            return True
+        try:
+            self._use(correspondence)
+            self.runs = {}
+            self.run("float64")
+            if self.is_same_function:
+                return True
+        except (InputError, UnequalWeightsError):  # the weights are not equal with this mapping, or an output is NaN
+            pass
         self._use(before)
         self.runs, self._graphs = runs, graphs
         return False

@@ -1,7 +1,7 @@
 """Runs of a PyTorch module on CPU, on copies that take weights by key and return outputs and gradients by name."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from parity.comparison.any_model.random_masks import MaskStream
 from parity.comparison.any_model.report import GRADIENT_OF
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.graph import Graph
+from parity.comparison.any_model.trace.numbers import intended_number
 from parity.comparison.any_model.trace.torch_float64 import all_in_float64
 from parity.comparison.any_model.trace.torch_graph import record_torch
 from parity.comparison.any_model.weights import frozen_keys
@@ -56,6 +57,7 @@ class TorchRunner:
         self.parts: list[FixedPart] = []
         self.skipped: dict[str, str] = {}
         self._names: Mapping[str, str] = {}
+        self._numbers: list[FixedPart] = []
 
     def output_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the outputs by name, in the order of axes of PyTorch."""
@@ -91,7 +93,7 @@ class TorchRunner:
             variables = {f"{GRADIENT_OF}{key}": parameter for key, parameter in parameters.items()}
             variables |= {f"{GRADIENT_OF}input {n}": tensor for n, tensor in enumerate(tensors) if tensor.requires_grad}
             computed = torch.autograd.grad(value, list(variables.values()), allow_unused=True)
-        self.parts = parts or self.parts
+        self.parts = [*self._numbers, *parts] if dtype == "float64" else self.parts
         gradients = {
             name: torch.zeros_like(tensor) if gradient is None else gradient
             for (name, tensor), gradient in zip(variables.items(), computed, strict=True)
@@ -124,7 +126,13 @@ class TorchRunner:
         return [keys[n] for n in graph.sources_by_use() if n < len(keys)]
 
     def _copy(self, dtype: str) -> Any:
-        return _copy_module(self._module, self.weights, dtype, train=self._masks is not None)
+        own = _copy_module(self._module, self.weights, dtype, train=self._masks is not None)
+        if dtype == "float64":
+            self._numbers = [
+                FixedPart("torch", key.rpartition(".")[0], "float32", "buffer")
+                for key in _restore_numbers(self._module, own, self.weights.keys())
+            ]
+        return own
 
     def _given_masks(self) -> Any:
         return self._masks.in_torch() if self._masks else nullcontext()
@@ -165,6 +173,22 @@ def _copy_module(module: Any, weights: Tensors, dtype: str, train: bool) -> Any:
     own = copy.deepcopy(module).to("cpu", torch_dtype).train(train).requires_grad_()
     own.load_state_dict({key: torch.tensor(array).to(torch_dtype) for key, array in weights.items()}, strict=False)
     return own
+
+
+def _restore_numbers(module: Any, copied: Any, keys: Collection[str]) -> Iterator[str]:
+    """Give the scalar buffers of a copy in float64 the numbers that the module has in float32; yield their keys.
+
+    keys: keys of the buffers that have weights.
+    """
+    import torch
+
+    buffers = dict(copied.named_buffers())
+    for key, buffer in module.named_buffers():
+        if buffer.ndim == 0 and buffer.dtype == torch.float32 and key not in keys:
+            number = intended_number(buffer.detach().cpu().numpy())
+            if number != float(buffer):
+                buffers[key].fill_(number)
+                yield key
 
 
 @contextmanager

@@ -282,6 +282,27 @@ class TorchEmbedded(nn.Module):
         return self.table[torch.tensor([0, 1, 1, 3, 1])] * x[:1, :3]
 
 
+class Rooted(nn.Module):
+    """A layer with a number that is a buffer in float32."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+        self.register_buffer("root", torch.tensor(number), persistent=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.fc(x) * self.root
+
+
+def test_a_number_in_a_buffer_that_is_rounded_to_float32_is_the_number_itself() -> None:
+    flax = Linear(lambda y: y * jnp.sqrt(jnp.asarray(32, y.dtype)))
+    report = compare_models(flax.apply, random_variables(flax, ROWS), Rooted(32**0.5), ROWS)
+    assert report.passed and "in float64 for the first check: the model itself of torch in float32 (1 operation)" in str(
+        report
+    )
+    assert not compare_models(flax.apply, random_variables(flax, ROWS), Rooted(32.0001**0.5), ROWS).passed
+
+
 def test_the_gradient_of_an_exact_gelu_in_float32_is_compared_in_float64() -> None:
     flax = Linear(lambda y: jax.nn.gelu(y, approximate=False), dtype=jnp.float32)
     report = compare_models(flax.apply, random_variables(flax, ROWS), TorchLinear(nn.functional.gelu), ROWS)

@@ -219,6 +219,20 @@ def test_the_order_of_use_is_tried_where_names_mislead() -> None:
     assert not compare(MisleadingNames(eps=1.001e-5), OtherNames()).passed
 
 
+def test_a_trial_with_unequal_weights_is_no_error() -> None:
+    flax, other = MisleadingNames(eps=1e-4), OtherNames()
+    variables = random_variables(flax, ROWS)
+    norms = variables["params"]
+    for layer, name in (
+        (other.input_layernorm, "feedforward_layernorm"),
+        (other.post_attention_layernorm, "self_attention_layernorm"),
+    ):
+        layer.weight = nn.Parameter(torch.tensor(np.array(norms[name]["scale"])))
+        layer.bias = nn.Parameter(torch.tensor(np.array(norms[name]["bias"])))
+    report = compare_models(flax.apply, variables, other, ROWS, weights="equal", level="function")
+    assert not report.passed and "by order of use" not in str(report)
+
+
 class Removed(linen.Module):
     """A layer whose output a norm removes, so that its gradients are zero, beside one with gradients."""
 

@@ -94,7 +94,7 @@ def find_wrong_gradient(keys: Sequence[str], correspondence: Any) -> Origin | No
 
     keys: keys of PyTorch's parameters whose gradients differ, from the last parameter to the first.
     """
-    partners = {b: a for pair in correspondence.pairs for a, b, *_ in pair.arrays()}
+    partners = {of_torch: of_flax for of_flax, of_torch in correspondence.keys()}
     for key in keys:
         if key in partners:
             of_flax, of_torch = partners[key].rpartition("/")[0], key.rpartition(".")[0]

@@ -12,7 +12,20 @@ from types import FrameType
 from typing import NamedTuple
 
 # Packages whose lines tell nothing about a model: the place of an operation in them is the line that calls them.
-_LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "torch", "numpy", "einops", "optax", "jaxtyping", "beartype", "parity")
+_LIBRARIES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "equinox",
+    "keras",
+    "torch",
+    "numpy",
+    "einops",
+    "optax",
+    "jaxtyping",
+    "beartype",
+    "parity",
+)
 _HERE = Path(__file__).parent
 _CALLERS = frozenset(
     str(path)
