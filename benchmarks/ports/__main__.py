@@ -19,8 +19,9 @@ pair is judged in a process of its own, with a time limit.
 - false accept: `assert_parity` passes for a mutant, or for a pair that differs.
 - origin: the report's origin on the mutated side.  "line" counts origins whose line belongs to the mutated statement,
   "region" also those whose lines between the last value that agrees and the first that differs contain one of its lines,
-  "caller" those whose function is called by it, "module" those whose module is the innermost module that executes the
-  statement, or that has the mutated attribute.  "named" counts the faults with any of these.
+  "caller" those whose function is called by it, "module" those whose module, or the module that the report says comes
+  before it, is the innermost module that executes the statement, or that has the mutated attribute.  "named" counts the
+  faults with any of these.
 
 The script exits with 1 if there is a false reject or a false accept.
 """

@@ -298,7 +298,7 @@ def _hits(place: Any, fault: Fault) -> Result:
         bool(file) and Path(file).name == Path(fault.file).name and fault.line <= (line or 0) <= fault.end_line
         for file, line in lines
     ]
-    modules = {_normal(each) for each in (place.module, *place.passed)}
+    modules = {_normal(each) for each in (place.module, *place.passed, *_modules_left(place))}
     return {
         "line_hit": inside[0],
         "region_hit": inside[0] or any(inside[1 + len(caller) :]),
@@ -306,6 +306,16 @@ def _hits(place: Any, fault: Fault) -> Result:
         "module_hit": bool(modules & {_normal(path) for path in fault.modules}),
         "origin": f"{place.module} {getattr(place, 'operation', '')} {place.file}:{place.line}",
     }
+
+
+def _modules_left(place: Any) -> Iterator[str]:
+    """Yield the module after which the place comes, and those around it that do not contain the place."""
+    here, names = _normal(place.module), _normal(place.after).split(".") if place.after else []
+    for n in range(len(names), 0, -1):
+        path = ".".join(names[:n])
+        if here == path or here.startswith(f"{path}."):
+            return
+        yield path
 
 
 def _normal(path: str) -> str:

@@ -22,7 +22,13 @@ from parity.comparison.any_model.report import GRADIENT_OF, Report, Row, Tensors
 from parity.comparison.any_model.tensor_comparison import compare_tensors
 from parity.comparison.any_model.torch_runner import TorchRunner
 from parity.comparison.any_model.trace.graph import Graph
-from parity.comparison.any_model.trace.origin import Origin, find_order, find_origin, find_wrong_gradient
+from parity.comparison.any_model.trace.origin import (
+    Origin,
+    count_agreeing_operations,
+    find_order,
+    find_origin,
+    find_wrong_gradient,
+)
 from parity.comparison.any_model.trace.precision import find_imprecise_operation
 from parity.comparison.any_model.trace.tables import Table, find_rounded_tables
 from parity.comparison.tolerances import ErrorNorms
@@ -190,29 +196,48 @@ class Comparison:
                     return
 
     def try_order_of_use(self) -> None:
-        """Try to match the parameters by the order in which both models use them, and keep the mapping if it passes."""
+        """Try to match the parameters by the order in which both models use them.
+
+        This mapping is kept if it passes, or if the models part later with it: then names have misled, and something else
+        is wrong besides.
+        """
         evidence = replace(self._evidence, uses=self._uses(*self.graphs()), uses_first=True)
         try:
             other = self._match(evidence=evidence)
         except InputError:
             return
-        if dict(other.keys()) != dict(self.correspondence.keys()):
-            self._passes_with(other)
+        if dict(other.keys()) == dict(self.correspondence.keys()):
+            return
+        agreeing, before = count_agreeing_operations(*self.graphs()), self._state()
+        if not self._runs_with(other):
+            self._restore(before)
+        elif not self.is_same_function and count_agreeing_operations(*self.graphs()) <= agreeing:
+            self._restore(before)
 
     def _passes_with(self, correspondence: Correspondence) -> bool:
         """Return whether the models compute the same function with another mapping, which is kept if they do."""
-        before, runs, graphs = self.correspondence, self.runs, self._graphs
+        before = self._state()
+        if self._runs_with(correspondence) and self.is_same_function:
+            return True
+        self._restore(before)
+        return False
+
+    def _runs_with(self, correspondence: Correspondence) -> bool:
+        """Run both models with another mapping; return False if the weights are then not equal, or an output is NaN."""
         try:
             self._use(correspondence)
             self.runs = {}
             self.run("float64")
-            if self.is_same_function:
-                return True
-        except (InputError, UnequalWeightsError):  # the weights are not equal with this mapping, or an output is NaN
-            pass
-        self._use(before)
-        self.runs, self._graphs = runs, graphs
-        return False
+        except (InputError, UnequalWeightsError):
+            return False
+        return True
+
+    def _state(self) -> tuple[Correspondence, dict[str, Tensors], tuple[Graph, Graph] | None]:
+        return self.correspondence, self.runs, self._graphs
+
+    def _restore(self, state: tuple[Correspondence, dict[str, Tensors], tuple[Graph, Graph] | None]) -> None:
+        correspondence, self.runs, self._graphs = state
+        self._use(correspondence)
 
     def _uses(self, flax: Graph, torch: Graph) -> Uses:
         return self.flax.keys_by_use(flax), self.torch.keys_by_use(torch)

@@ -194,12 +194,12 @@ def test_a_square_matrix_of_a_function_is_found_beside_a_table_that_is_rounded()
 class MisleadingNames(linen.Module):
     """Two norms whose names are nearer to the wrong norms of the other model."""
 
-    eps: float = 1e-5
+    eps: float = 1e-5  # of the second norm
 
     @linen.compact
     def __call__(self, x: Any) -> Any:
-        x = linen.LayerNorm(self.eps, name="self_attention_layernorm", use_fast_variance=False)(x)
-        return linen.LayerNorm(1e-5, name="feedforward_layernorm", use_fast_variance=False)(jnp.tanh(x))
+        x = linen.LayerNorm(1e-5, name="self_attention_layernorm", use_fast_variance=False)(x)
+        return linen.LayerNorm(self.eps, name="feedforward_layernorm", use_fast_variance=False)(jnp.tanh(x))
 
 
 class OtherNames(nn.Module):
@@ -216,7 +216,9 @@ class OtherNames(nn.Module):
 def test_the_order_of_use_is_tried_where_names_mislead() -> None:
     report = compare(MisleadingNames(), OtherNames())
     assert report.passed and str(report).count("(by order of use)") == 4, str(report)
-    assert not compare(MisleadingNames(eps=1.001e-5), OtherNames()).passed
+    report = compare(MisleadingNames(eps=1.001e-5), OtherNames())
+    assert not report.passed and "by order of use" in str(report)
+    assert report.origin is not None and report.origin.flax.module == "feedforward_layernorm"
 
 
 def test_a_trial_with_unequal_weights_is_no_error() -> None:

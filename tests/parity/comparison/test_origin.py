@@ -59,7 +59,7 @@ class Model(nnx.Module):
         first = 0.0 if self.mistake == "positions" else 1.0
         positions = jnp.cos(first + jnp.arange(5, dtype=x.dtype))
         x = jnp.broadcast_to(positions[:, None], x.shape) if self.mistake == "input" else x + positions[:, None]
-        for block in self.blocks:
+        for block in [*self.blocks][: 1 if self.mistake == "block" else 2]:
             x = block(x)
         x = x.max(1) if self.mistake == "pooling" else x.mean(1)
         if self.mistake == "gradient":
@@ -216,6 +216,43 @@ def test_a_module_that_returns_what_it_is_given_is_named(side: str) -> None:
     report = compare_models(Scaled.__call__, model, TorchScaled(side == "torch"), TOKENS, level="function")
     place = getattr(report.origin, side)
     assert place.passed == ("gamma",) and f"gamma of {side} returns what it is given" in str(report)
+
+
+class Ordered(nnx.Module):
+    """Two layers, of which only one has a bias."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.plain = nnx.Linear(8, 8, use_bias=False, rngs=rngs)
+        self.biased = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.biased(jnp.tanh(self.plain(x)))
+
+
+class TorchOrdered(nn.Module):
+    """The same layers in the other order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.biased = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.plain(self.biased(x).tanh())
+
+
+def test_layers_in_another_order_are_named() -> None:
+    model = perturbed_module(Ordered())
+    report = compare_models(Ordered.__call__, model, TorchOrdered(), TOKENS, level="function")
+    origin = report.origin
+    assert origin is not None and (origin.kind, origin.flax.module, origin.torch.module) == ("layers", "plain", "biased")
+    assert "the weights of different layers follow" in str(origin)
+
+
+def test_the_module_before_a_missing_step_is_named() -> None:
+    origin = find("block")
+    assert (origin.torch.module, origin.torch.after, origin.flax.module) == ("blocks.1.norm", "blocks.0", "")
+    assert "in blocks.1.norm after blocks.0 (" in str(origin)
 
 
 def test_an_operation_that_is_missing_at_the_end_lies_after_the_last_one() -> None:

@@ -6,7 +6,7 @@ counterpart says nothing, as long as a value that is computed from it agrees.  T
 result has no counterpart and leads to none, although everything that it reads agrees.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from parity.comparison.any_model.trace.graph import CONSTANT, IDENTITY, INPUTS, 
 from parity.comparison.any_model.trace.places import Line, Place, lines_between
 from parity.comparison.tolerances import ErrorNorms
 
+_STEPS = ("between", "layers")  # kinds of origins at which a step may be missing
 _NEXT_OPERATIONS = 16  # how many operations one model may take for what the other computes in one
 
 
@@ -25,7 +26,9 @@ class Origin:
 
     Attributes:
         flax, torch: the place in each model; None if it has no operation there.
-        kind: "operation" if the same values enter both places; "between" if the models part between two modules;
+        kind: "operation" if the same values enter both places; "layers" if the same values enter layers with different
+            weights, so that one model leaves out a layer or has another order; "between" if the models part between two
+            modules;
             "constant" if an array that depends neither on inputs nor on weights differs, such as a table of positions;
             "missing" if one model returns without the operations with which the other goes on;
             "order" if the outputs are the same numbers in another order; "gradient" if only gradients differ;
@@ -56,6 +59,8 @@ class Origin:
             passed = [f"{name} of {side}" for side, place in sides if place for name in place.passed]
             note = f"; {', '.join(passed)} returns what it is given" if passed else ""
             return f"what enters {where} differs, and what the models compute last before it agrees{note}"
+        if self.kind == "layers":
+            return f"{where}: the same values enter, and the weights of different layers follow"
         by = f" by {self.difference:.1e}" if self.difference else ""
         return f"{where}: the same values enter, and the results differ{by}"
 
@@ -71,6 +76,9 @@ def find_origin(flax: Graph, torch: Graph) -> Origin | None:
     if first_flax is not None and first_torch is not None:
         if sides[0].entering(first_flax) & sides[1].entering(first_torch):
             kind, difference = "operation", _difference(flax, torch, first_flax, first_torch)
+            weights = [side.weights(first) for side, first in ((sides[0], first_flax), (sides[1], first_torch))]
+            if all(weights) and not weights[0] & weights[1]:
+                kind = "layers"
     if any(first is not None and side.enters_as_constant(first) for side, first in zip(sides, firsts, strict=True)):
         kind = "constant"
     places = [
@@ -78,6 +86,12 @@ def find_origin(flax: Graph, torch: Graph) -> Origin | None:
         for side, first in zip(sides, firsts, strict=True)
     ]
     return Origin(places[0], places[1], kind, difference)
+
+
+def count_agreeing_operations(flax: Graph, torch: Graph) -> int:
+    """Return the number of PyTorch's operations before the first that differs."""
+    first = _Side(torch, _classes_of_values(flax, torch)[1]).first_difference()
+    return len(torch.operations) if first is None else first
 
 
 def find_order(flax: Graph, torch: Graph) -> Origin:
@@ -193,6 +207,11 @@ class _Side:
         of_module = self._of_inputs(self._entering_module(operation))
         return {each for each in (of_operation, of_module) if each}
 
+    def weights(self, operation: int) -> set[int]:
+        """Return the classes of the weights that an operation reads."""
+        inputs = self.graph.operations[operation].inputs
+        return {self.classes[n] for n in inputs if n in self.classes and self.graph.values[n].source == WEIGHTS}
+
     def _of_inputs(self, values: Iterable[int]) -> frozenset[Any]:
         return frozenset(self.classes[n] for n in values if n in self.classes and self.graph.values[n].source == INPUTS)
 
@@ -214,11 +233,28 @@ class _Side:
         if constants := self.differing_constants(operation):
             here = self._first_of(constants) or here
             return _make_place(here, here.module, [], self.graph.separator)
-        before = [self.graph.operations[n] for n in self._producers(operation)]
-        module, separator = here.module, self.graph.separator
-        if kind == "between" and not any(_contains(module, each.module, separator) for each in before):
+        inside, module, separator = self._producers(here.inputs), here.module, self.graph.separator
+        if kind == "between" and not any(self._is_within(module, each) for each in inside):
             module = _caller(module, separator)
-        return _make_place(here, module, before, separator)
+        # Where no single operation is wrong, the step that is missing may lie before the module.
+        outside = self._producers(self._entering_module(operation)) if kind in _STEPS else inside
+        before = [*inside, *outside]
+        last = max((each for each in outside if self._varies_after(each)), default=-1)
+        return _make_place(
+            here,
+            module,
+            [self.graph.operations[n] for n in before],
+            separator,
+            after=self.graph.operations[last] if last >= 0 else None,
+        )
+
+    def _is_within(self, module: str, operation: int) -> bool:
+        """Return whether an operation that depends on the inputs is in a module."""
+        other = self.graph.operations[operation].module
+        return self._varies_after(operation) and (other == module or _contains(module, other, self.graph.separator))
+
+    def _varies_after(self, operation: int) -> bool:
+        return any(map(self._varies, self.graph.operations[operation].outputs))
 
     def place_of_return(self) -> Place | None:
         """Return the place after all operations, for a model that computes nothing but what agrees; None if it has none."""
@@ -226,9 +262,9 @@ class _Side:
         if not last:
             return None
         here = self.graph.operations[last[0]]
-        before = [here, *(self.graph.operations[n] for n in self._producers(last[0]))]
+        before = [here, *(self.graph.operations[n] for n in self._producers(here.inputs))]
         end = Operation("the end", "", (), (), ())
-        place = _make_place(end, "", before, self.graph.separator)
+        place = _make_place(end, "", before, self.graph.separator, after=here)
         line = here.stack[0] if here.stack else Line("", 0, "")
         return replace(place, file=line.file, line=line.line, function=line.function, caller=None)
 
@@ -241,19 +277,20 @@ class _Side:
         ]
         return self.graph.operations[min(numbers)] if numbers else None
 
-    def _producers(self, operation: int) -> Iterator[int]:
-        """Yield the operations that compute the inputs of an operation, and those that only rearranged them."""
+    def _producers(self, given: Iterable[int]) -> list[int]:
+        """Return the operations that compute these values, and those that computed what others only rearranged."""
         values, operations = self.graph.values, self.graph.operations
-        left, seen = list(operations[operation].inputs), set()
+        left, seen, found = list(given), set(), []
         while left:
             n = left.pop()
             if n in seen or values[n].source == CONSTANT or values[n].operation < 0:
                 continue
             seen.add(n)
             producer = values[n].operation
-            yield producer
+            found.append(producer)
             # An operation that returns the numbers that it reads has only rearranged them, rightly or wrongly.
             left += [each for each in operations[producer].inputs if self.classes.get(each, each) == self.classes.get(n)]
+        return found
 
 
 def operation_place(graph: Graph, operation: int) -> Place:
@@ -262,8 +299,13 @@ def operation_place(graph: Graph, operation: int) -> Place:
     return _make_place(here, here.module, [], graph.separator)
 
 
-def _make_place(operation: Operation, module: str, before: Sequence[Operation], separator: str) -> Place:
-    """Return the place of an operation, with the lines from those before it to it."""
+def _make_place(
+    operation: Operation, module: str, before: Sequence[Operation], separator: str, after: Operation | None = None
+) -> Place:
+    """Return the place of an operation, with the lines from those before it to it.
+
+    after: the last of those before it.
+    """
     line = operation.stack[0] if operation.stack else Line("", 0, "")
     lines = {(each.file, each.line) for each in operation.stack[:1]}
     for each in before:
@@ -272,7 +314,10 @@ def _make_place(operation: Operation, module: str, before: Sequence[Operation], 
         lines |= {*lines_between(each.stack, operation.stack, is_same_call)}
     passed = tuple(sorted({each.module for each in before if each.name == IDENTITY}))
     caller = operation.stack[1] if len(operation.stack) > 1 else None
-    return Place(module, operation.name, *line, tuple(sorted(lines)), passed, caller)
+    modules = (module, after.module) if after else (module, module)
+    is_apart = modules[0] != modules[1] and not any(_contains(*each, separator) for each in (modules, modules[::-1]))
+    left = modules[1] if is_apart else ""
+    return Place(module, operation.name, *line, tuple(sorted(lines)), passed, caller, left)
 
 
 def _contains(module: str, other: str, separator: str) -> bool:

@@ -61,6 +61,8 @@ class Place:
         lines: (file, line) from the last values on which the models agree to this operation.
         passed: paths of modules in between that return what they are given.
         caller: the line that calls the function; None if it is the first of the model, or unknown.
+        after: path of the module that computes the last values on which the models agree; "" if it is this module, one
+            inside it, or one around it.
     """
 
     module: str
@@ -71,6 +73,7 @@ class Place:
     lines: tuple[tuple[str, int], ...] = ()
     passed: tuple[str, ...] = ()
     caller: Line | None = None
+    after: str = ""
 
     def __str__(self) -> str:
         where = self.module or "the model itself"
@@ -78,7 +81,8 @@ class Place:
         if self.caller:
             caller = f", called at {f'line {self.caller.line}' if self.caller.file == self.file else self.caller}"
         source = f" ({Path(self.file).name}:{self.line}, in {self.function}{caller})" if self.file else ""
-        return f"{self.operation} in {where}{source}" if self.operation else f"{where}{source}"
+        after = f" after {self.after}" if self.after else ""
+        return f"{self.operation} in {where}{after}{source}" if self.operation else f"{where}{source}"
 
 
 def lines_between(before: Stack, here: Stack, is_same_call: bool) -> Iterator[tuple[str, int]]:
