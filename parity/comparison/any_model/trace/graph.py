@@ -17,6 +17,7 @@ Array = NDArray[Any]
 TOLERANCE = 1e-12
 IDENTITY = "identity"  # the name of an operation that stands for a module that returns what it is given
 CONSTANT, WEIGHTS, INPUTS = range(3)  # what a value depends on
+MASKED = 1e8  # magnitudes from here on are those of masked entries: -1e9, the least number of float32, minus infinity
 MAX_KEPT = 1 << 27  # entries of all arrays that a graph keeps; beyond these it keeps fingerprints only
 
 
@@ -25,7 +26,8 @@ class Fingerprint:
     """Sums over the entries of an array, which do not depend on their order.
 
     Two arrays have the same sums if one is the other with its axes permuted, reshaped or split.  The second group of sums
-    is of x / (1 + |x|), so that a few huge entries, as masks have them, do not hide the others.
+    is of x / (1 + |x|), so that a few huge entries do not hide the others.  Entries that a mask has made huge are left out,
+    because every model has a number of its own for them.
 
     sums: the sums; each is compared relative to the sum of magnitudes in `scales`.
     """
@@ -40,8 +42,8 @@ class Fingerprint:
         if array.dtype.kind != "f" or array.size < 2:
             return None
         x = np.asarray(array, np.float64).ravel()
-        finite = np.isfinite(x)
-        x = x if finite.all() else x[finite]
+        known = np.abs(x) < MASKED  # not NaN either
+        x = x if known.all() else x[known]
         if not x.size or x.min() == x.max():
             return None
         with np.errstate(over="ignore", invalid="ignore"):

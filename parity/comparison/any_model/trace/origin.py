@@ -245,8 +245,21 @@ class _Side:
             module,
             [self.graph.operations[n] for n in before],
             separator,
+            unknown=self._unknown_before(here),
             after=self.graph.operations[last] if last >= 0 else None,
         )
+
+    def _unknown_before(self, here: Operation) -> list[Operation]:
+        """Return the operations that compute what an operation reads and that has no fingerprint, such as a mask."""
+        values, found = self.graph.values, dict[int, Operation]()
+        left = list(here.inputs)
+        while left:
+            n = left.pop()
+            operation = values[n].operation
+            if values[n].fingerprint is None and operation >= 0 and operation not in found:
+                found[operation] = self.graph.operations[operation]
+                left += self.graph.operations[operation].inputs
+        return list(found.values())
 
     def _is_within(self, module: str, operation: int) -> bool:
         """Return whether an operation that depends on the inputs is in a module."""
@@ -300,14 +313,22 @@ def operation_place(graph: Graph, operation: int) -> Place:
 
 
 def _make_place(
-    operation: Operation, module: str, before: Sequence[Operation], separator: str, after: Operation | None = None
+    operation: Operation,
+    module: str,
+    before: Sequence[Operation],
+    separator: str,
+    *,
+    after: Operation | None = None,
+    unknown: Sequence[Operation] = (),
 ) -> Place:
     """Return the place of an operation, with the lines from those before it to it.
 
     after: the last of those before it.
+    unknown: operations whose lines count too.
     """
     line = operation.stack[0] if operation.stack else Line("", 0, "")
     lines = {(each.file, each.line) for each in operation.stack[:1]}
+    lines |= {(each.file, each.line) for one in unknown for each in one.stack if each not in operation.stack}
     for each in before:
         outer = _caller(operation.module, separator)
         is_same_call = operation.module == each.module or _contains(outer, each.module, separator)

@@ -1,6 +1,6 @@
 """Constants of two models that differ only because one model has rounded them to float32, such as a table of positions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -52,7 +52,9 @@ def find_rounded_tables(flax: Graph, torch: Graph) -> tuple[Table, ...]:
     """
     others = [np.asarray(value.array, np.float64) for value in torch.values if _is_table(value)]
     index = Index(torch.values)
-    candidates = [n for n, value in enumerate(flax.values) if _is_table(value) and not _has_equal(index, value)]
+    candidates = [
+        n for n, value in enumerate(flax.values) if _is_table(value) and not _has_equal(index, torch.values, value)
+    ]
     found: dict[int, Array] = {}
     # The same entries at the same places first: the part of a table that a model uses is found more surely than the table.
     for partners in (_partners_by_place, _partners_by_entry):
@@ -73,8 +75,13 @@ def find_rounded_tables(flax: Graph, torch: Graph) -> tuple[Table, ...]:
     return (*tables, *numbers)
 
 
-def _has_equal(index: Index, value: Value) -> bool:
-    return value.fingerprint is not None and any(True for _ in index.find(value.fingerprint))
+def _has_equal(index: Index, values: Sequence[Value], value: Value) -> bool:
+    """Return whether another value has the same entries in any order, to the rounding of float64."""
+    if value.fingerprint is None:
+        return False
+    entries = np.sort(np.asarray(value.array, np.float64), axis=None)
+    others = [array for n in index.find(value.fingerprint) if (array := values[n].array) is not None]
+    return any(np.allclose(entries, np.sort(each, axis=None), rtol=1e-12, atol=0.0) for each in others)
 
 
 def _is_table(value: Value) -> bool:
