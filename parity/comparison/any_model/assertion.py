@@ -40,7 +40,7 @@ def compare_models(
     torch_module: Any,
     inputs: Any,
     *,
-    layouts: Sequence[str] = (),
+    layouts: str | Sequence[str] = (),
     weights: Literal["flax", "torch", "equal"] = "flax",
     input_axes: str | Sequence[str] = (),
     output_axes: str | Sequence[str] = (),
@@ -59,27 +59,28 @@ def compare_models(
         params: the first argument of `flax_apply`, a pytree: linen variables with their collections, an nnx.State, an
             nnx.Module or an Equinox module.
         torch_module: a torch.nn.Module, called as `torch_module(*inputs)`.
-        inputs: one array, or a tuple of arrays; floating-point arrays are rounded to float32, integers stay integers.
+        inputs: one array of any framework, or a tuple of arrays; floating-point arrays are rounded to float32, complex
+            ones to complex64, and gradients of complex ones are not compared; integers stay integers.
         layouts: lines "flax key | axes <-> torch key | axes" for parameters that names and shapes do not match.
         weights: the model whose weights both models run with; "equal" requires that they are already equal bit for bit.
         input_axes, output_axes: for each input or output in turn, its axes in Flax and in PyTorch, e.g.
             "b y x c <-> b c y x", or "" if their order is the same.  A single string is for the first one, and the order
             is the same for all that are not given.
         outputs: the outputs to compare, by name, such as "last_hidden_state" or "output <-> logits"; by default all that
-            both models return.
+            both models return.  A complex output is two, such as "output.real" and "output.imag".
         loss: function of a model's return value, written with operations that arrays of both frameworks have, or a pair of
             functions, one for Flax and one for PyTorch; the default is the mean squared error from standard normal targets,
-            summed over the outputs.
+            summed over the outputs, without entries that are infinite or at least 1e8, as those of masks.
         train: run PyTorch in training mode, and Flax as `flax_apply` says; the n-th dropout of both models has the same
-            mask.  Running statistics are compared if `flax_apply` returns them, as linen does with
-            `mutable=["batch_stats"]`.
+            mask, and its rate is compared.  Running statistics are compared if NNX modules update them, or if `flax_apply`
+            returns them, as linen does with `mutable=["batch_stats"]`.
         level: "function" for G0 only, "precision" for G0 and G1.
         seed: seed of the targets.
 
     Raises:
         UnequalWeightsError: weights="equal", and the weights differ; it is an AssertionError.
         InputError: a framework is not installed, the mapping of parameters is ambiguous, inputs or outputs do not match,
-            an output is NaN, or a model cannot compute in float64.
+            an output is NaN, a gradient is NaN in both models, or a model cannot compute in float64.
     """
     for name, value, known in (("level", level, LEVELS), ("weights", weights, WEIGHT_SOURCES)):
         if value not in known:

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from parity.comparison.any_model import weights as model_weights
 from parity.comparison.any_model.correspondence import Correspondence, match
 from parity.comparison.any_model.flax_runner import FlaxRunner
+from parity.comparison.any_model.inputs import as_arrays
 from parity.comparison.any_model.matching import Evidence, Uses
-from parity.comparison.any_model.outputs import Permutations, pair_outputs, parse_permutations
+from parity.comparison.any_model.outputs import Permutations, as_lines, pair_outputs, parse_losses, parse_permutations
 from parity.comparison.any_model.parameters import Axes
 from parity.comparison.any_model.random_masks import MaskStream
-from parity.comparison.any_model.report import GRADIENT_OF, Report, Row, Tensors, UnequalWeightsError
+from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS, Report, Row, Tensors, UnequalWeightsError
 from parity.comparison.any_model.tensor_comparison import compare_tensors
 from parity.comparison.any_model.torch_runner import TorchRunner
 from parity.comparison.any_model.trace.graph import Graph
@@ -31,7 +32,7 @@ from parity.comparison.any_model.trace.origin import (
 )
 from parity.comparison.any_model.trace.precision import find_imprecise_operation
 from parity.comparison.any_model.trace.tables import Table, find_rounded_tables
-from parity.comparison.tolerances import ErrorNorms
+from parity.comparison.tolerances import FLOAT32_TOLERANCE, ErrorBudget, ErrorNorms
 from vit_spec import InputError
 
 Array = NDArray[Any]
@@ -50,10 +51,10 @@ class Comparison:
         torch_module: Any,
         inputs: Any,
         *,
-        layouts: Sequence[str],
+        layouts: str | Sequence[str],
         weights: str,
         axes: tuple[str | Sequence[str], str | Sequence[str]],
-        outputs: Sequence[str],
+        outputs: str | Sequence[str],
         loss: Any,
         train: bool,
         seed: int,
@@ -65,14 +66,14 @@ class Comparison:
         self._torch_weights, skipped, optional = model_weights.torch_weights(torch_module)
         sides = (self._flax_weights, self._torch_weights)
         shapes = [{key: np.shape(array) for key, array in side.items()} for side in sides]
-        self._match = partial(match, *shapes, layouts=layouts, skipped=skipped, optional=optional)
-        given = [np.asarray(x) for x in (inputs if isinstance(inputs, (tuple, list)) else (inputs,))]
-        # Inputs are rounded to float32 for both dtypes, so that the float32 runs do not add this rounding error.
-        self.inputs = [x if x.dtype.kind in "iub" else x.astype(np.float32) for x in given]
-        self._axes = [parse_permutations(lines) for lines in axes]
-        self._selected = [outputs] if isinstance(outputs, str) else list(outputs)
+        self._match = partial(match, *shapes, layouts=as_lines("layouts", layouts), skipped=skipped, optional=optional)
+        self._fixed = optional
+        self.inputs = as_arrays(inputs)
+        names = ("input_axes", "output_axes")
+        self._axes = [parse_permutations(as_lines(name, lines)) for name, lines in zip(names, axes, strict=True)]
+        self._selected = as_lines("outputs", outputs)
         self._masks = MaskStream(seed) if train else None
-        losses = loss if isinstance(loss, tuple) else (loss, loss)
+        losses = parse_losses(loss)
         self.flax = FlaxRunner(
             flax_apply, self._params, self._flax_weights, self.inputs, masks=self._masks, loss=losses[0], seed=seed
         )
@@ -105,7 +106,7 @@ class Comparison:
             self._evidence = replace(self._evidence, uses=self._uses(*graphs))
             self._use(self._match(evidence=self._evidence))
         order = self.correspondence.order_of_siblings(self._evidence.axes)
-        squares = [key for group in self.correspondence.squares() for key in group if key not in self._evidence.axes]
+        squares = [key for _, keys in self.correspondence.squares() for key in keys if key not in self._evidence.axes]
         if order and squares:
             axes = {key: Axes(order, "square: as the other matrices") for key in squares}
             self._evidence = replace(self._evidence, axes={**self._evidence.axes, **axes})
@@ -157,7 +158,11 @@ class Comparison:
         tensors = {**outputs, **input_gradients, **self._statistics()}
         tensors |= {f"{GRADIENT_OF}{key}": array for key, array in self.correspondence.to_torch(gradients).items()}
         # Only running statistics may be missing, if Flax does not return them.
-        names = [name for name in torch_tensors if name in tensors or not name.startswith("statistics ")]
+        names = [name for name in torch_tensors if name in tensors or not name.startswith(STATISTICS)]
+        for name in names:
+            if all(np.isnan(np.asarray(each[name], np.float64)).any() for each in (tensors, torch_tensors)):
+                what = "is NaN in both models, which cannot be compared; give a loss that has a gradient at these inputs"
+                raise InputError(f"{name} {what}")
         self.runs[f"flax {dtype}"] = {name: tensors[name] for name in names}
         self.runs[f"torch {dtype}"] = {name: torch_tensors[name] for name in names}
         self._graphs = None
@@ -173,12 +178,14 @@ class Comparison:
     def _statistics(self) -> Tensors:
         """Return the running statistics that Flax has updated, by the names that PyTorch's have."""
         keys = dict(self.correspondence.keys())
-        return {f"statistics {keys[key]}": array for key, array in self.flax.statistics.items() if key in keys}
+        return {f"{STATISTICS}{keys[key]}": array for key, array in self.flax.statistics.items() if key in keys}
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The comparison of all tensors of the runs so far."""
-        return compare_tensors(self.runs)
+        """The comparison of all tensors of the runs so far, and of the rates of dropout."""
+        differences = self._masks.differences() if self._masks else {}
+        rates = (Row(name, difference, False, True, ErrorBudget()) for name, difference in differences.items())
+        return (*compare_tensors(self.runs), *rates)
 
     @property
     def is_same_function(self) -> bool:
@@ -186,14 +193,30 @@ class Comparison:
         return all(row.same_function for row in self.rows)
 
     def try_orders_of_axes(self) -> None:
-        """Try the other order of axes of square matrices, and keep one that passes."""
+        """Try the other order of axes of square matrices.
+
+        An order is kept that passes.  Otherwise one is kept with which the outputs agree, so that only gradients differ, or
+        the models agree for longer, if nothing but a convention is against it.
+        """
         groups = self.correspondence.squares()[:MAX_TRIED_GROUPS]
+        best, kept = self._agreement(bool(groups and groups[0][0])), self._state()
         for n in range(1, len(groups) + 1):
             for several in combinations(groups, n):
-                axes = {key: self._other_axes(key) for group in several for key in group}
+                axes = {key: self._other_axes(key) for _, keys in several for key in keys}
                 evidence = replace(self._evidence, axes={**self._evidence.axes, **axes})
-                if self._passes_with(self._match(evidence=evidence)):
-                    return
+                if self._runs_with(self._match(evidence=evidence)):
+                    if self.is_same_function:
+                        return
+                    agreement = self._agreement(all(name for name, _ in several))
+                    if agreement > best:
+                        best, kept = agreement, self._state()
+        self._restore(kept)
+
+    def _agreement(self, has_operations: bool) -> float:
+        """Return how long the models agree: infinity if the outputs do, else the number of operations, if asked for."""
+        if all(row.same_function for row in self.rows if row.name in self.names):
+            return float("inf")
+        return count_agreeing_operations(*self.graphs()) if has_operations else 0
 
     def try_order_of_use(self) -> None:
         """Try to match the parameters by the order in which both models use them.
@@ -213,14 +236,6 @@ class Comparison:
             self._restore(before)
         elif not self.is_same_function and count_agreeing_operations(*self.graphs()) <= agreeing:
             self._restore(before)
-
-    def _passes_with(self, correspondence: Correspondence) -> bool:
-        """Return whether the models compute the same function with another mapping, which is kept if they do."""
-        before = self._state()
-        if self._runs_with(correspondence) and self.is_same_function:
-            return True
-        self._restore(before)
-        return False
 
     def _runs_with(self, correspondence: Correspondence) -> bool:
         """Run both models with another mapping; return False if the weights are then not equal, or an output is NaN."""
@@ -294,18 +309,52 @@ class Comparison:
             tuple(dict.fromkeys([*self.flax.parts, *self.torch.parts])),
             self.tables,
             tuple(self._hints()),
+            tuple(self._notes()),
             self.skipped,
         )
 
+    def _unequal_fixed_keys(self) -> list[str]:
+        """Return the keys of PyTorch's fixed tensors, such as tables of positions, that differ from the values in Flax."""
+        known = {
+            key: self._torch_weights[key]
+            for key in sorted(self._fixed.intersection(dict(self.correspondence.keys()).values()))
+        }
+        own = self.correspondence.to_torch(self._flax_weights) if known else {}
+        return [key for key, array in known.items() if ErrorNorms.of(own[key], array).relative_rms() > FLOAT32_TOLERANCE]
+
     def _hints(self) -> Iterator[str]:
+        if self.torch.is_detached:
+            yield "the outputs of torch have no gradient: the model detaches them, or runs under torch.no_grad()"
         if self._masks is not None:
             yield from self._masks.hints()
             if any(row.name.endswith("running_var") and not row.same_function for row in self.rows):
                 yield "PyTorch divides the running variance by n - 1, and Flax by n"
         elif self.flax.training:
-            names = [*dict.fromkeys(self.flax.training)]
-            what = "call model.eval() first, or give the nnx.Module itself as params"
-            yield f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''} of flax ran in training mode: {what}"
+            names = _listed([*dict.fromkeys(self.flax.training)])
+            yield f"{names} of flax ran in training mode: call model.eval() first, or give the nnx.Module itself as params"
+
+    def _notes(self) -> Iterator[str]:
+        """Yield what the comparison cannot show, because of its inputs, its weights, or what the models return."""
+        for n, x in enumerate(self.inputs):
+            if x.size > 1 and (x == x.flat[0]).all():
+                yield f"all entries of input {n} are {x.flat[0]}: a model that ignores it would pass; use others"
+        used = self.torch.weights
+        constant = [key for key, array in used.items() if array.size > 1 and array.min() == array.max() in (0.0, 1.0)]
+        if constant:
+            yield f"all entries of {_listed(constant)} of torch are 0 or 1, which hides mistakes: perturb the weights first"
+        if fixed := self._unequal_fixed_keys():
+            which = f"{_listed(fixed)} of torch, which no optimizer trains"
+            yield f"the values of {which}, differ between the two models: both ran with those of {self._source}"
+        if self._masks is not None:
+            yield from self._masks.notes()
+            updated = {key for key in self._torch_weights if key.endswith(("running_mean", "running_var"))}
+            if missing := sorted(updated - {name.removeprefix(STATISTICS) for name in self._statistics()}):
+                what = "of torch, which are not compared: use mutable=['batch_stats']"
+                yield f"flax does not return {_listed(missing)} {what}"
+
+
+def _listed(keys: Sequence[str]) -> str:
+    return f"{', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
 
 
 def _called(side: str, function: Callable[[], Any], comparison: Comparison) -> Any:

@@ -43,10 +43,11 @@ class Correspondence:
     skipped: Mapping[str, str] = field(default_factory=dict)
     zeros: tuple[Zero, ...] = ()
 
-    def squares(self) -> list[tuple[str, ...]]:
-        """Return groups of torch keys of square matrices: those whose order of axes a convention gives, then the others.
+    def squares(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return groups of square matrices, as a name and torch keys.
 
-        The order of the others is that of the class of their module, which Flax's need not have.
+        The first groups are those whose order of axes a convention gives.  The last one, with the name "", is of those
+        whose order is that of the class of their module, which Flax's need not have.
         """
         groups: dict[str, list[str]] = {}
         for pair in self.pairs:
@@ -56,7 +57,7 @@ class Correspondence:
                 groups.setdefault(f"{name} reversed" if pair.reversed_axes else name, []).extend(keys)
             elif pair.matrix_axes("flax") == ["in", "out"] and pair.sizes["in"] == pair.sizes["out"]:
                 groups.setdefault("", []).extend(keys)
-        return [tuple(dict.fromkeys(groups[name])) for name in sorted(groups, key=lambda name: not name)]
+        return [(name, tuple(dict.fromkeys(groups[name]))) for name in sorted(groups, key=lambda name: not name)]
 
     def order_of_siblings(self, known: Container[str]) -> str:
         """Return the order of axes that all matrices have whose class does not fix it, "in out" or "out in"; "" if none.

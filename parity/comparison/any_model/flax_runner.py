@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.comparison.any_model.outputs import Loss, default_loss, named_arrays
+from parity.comparison.any_model.outputs import Loss, check_loss, default_loss, named_arrays
 from parity.comparison.any_model.random_masks import MaskStream
-from parity.comparison.any_model.report import GRADIENT_OF
+from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS
 from parity.comparison.any_model.trace.fixed_parts import FixedPart, fixed_parts
 from parity.comparison.any_model.trace.flax_graph import record_flax, trace
 from parity.comparison.any_model.trace.flax_modules import name_modules_of, scopes_for_modules
@@ -22,7 +22,7 @@ from parity.comparison.any_model.weights import flatten
 Array = NDArray[Any]
 Tensors = dict[str, Array]
 
-_STATISTICS = ".batch_stats."  # in the name of a part of what linen returns with mutable=["batch_stats"]
+_BATCH_STATS = ".batch_stats."  # in the name of a part of what linen returns with mutable=["batch_stats"]
 # A float64 run is executed once, so compiling it quickly matters more than its speed.  The float32 run keeps XLA's default
 # options, because its rounding errors are what is measured.
 QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -122,9 +122,7 @@ class FlaxRunner:
             (value, outputs), (gradients, of_inputs) = compiled(*arguments)
         input_gradients = {f"{GRADIENT_OF}input {n}": _host(x) for n, x in zip(self._float_inputs, of_inputs, strict=True)}
         self.statistics = {
-            f"batch_stats/{name.removeprefix(_STATISTICS).replace('.', '/')}": _host(each)
-            for name, each in outputs.items()
-            if name.startswith(_STATISTICS)
+            name.removeprefix(STATISTICS): _host(each) for name, each in outputs.items() if name.startswith(STATISTICS)
         }
         tensors = {**{name: _host(outputs[name]) for name in names}, "loss": _host(value)}
         return tensors, {key: _host(x) for key, x in gradients.items()}, input_gradients
@@ -185,7 +183,8 @@ class FlaxRunner:
     def _all_inputs(self, floats: Any) -> list[Any]:
         import jax.numpy as jnp
 
-        inputs = [jnp.asarray(x) for x in self._inputs]
+        # Without 64-bit types JAX makes complex64 of these again.
+        inputs = [jnp.asarray(x.astype(np.complex128) if x.dtype.kind == "c" else x) for x in self._inputs]
         for n, x in zip(self._float_inputs, floats, strict=True):
             inputs[n] = x
         return inputs
@@ -196,21 +195,25 @@ class FlaxRunner:
         with self._masks.in_flax() if self._masks else nullcontext():
             returned = self._apply(own, *inputs)
         outputs = dict(named_arrays(returned, skipped=self.skipped))
-        for name in [name for name in outputs if self._masks and _STATISTICS in name]:
-            outputs[_STATISTICS + name.partition(_STATISTICS)[2]] = outputs.pop(name)
-        self._order = [name for name in outputs if not name.startswith(_STATISTICS)]  # JAX sorts the keys of dicts
+        if self._masks:
+            for name in [name for name in outputs if _BATCH_STATS in name]:
+                key = name.partition(_BATCH_STATS)[2].replace(".", "/")
+                outputs[f"{STATISTICS}batch_stats/{key}"] = outputs.pop(name)
+            # NNX modules update theirs in place.
+            outputs |= {f"{STATISTICS}{key}": leaf for key, leaf in flatten(own)[0] if key and leaf is not weights.get(key)}
+        self._order = [name for name in outputs if not name.startswith(STATISTICS)]  # JAX sorts the keys of dicts
         return returned, outputs
 
     def _objective(self, weights: Any, floats: Any) -> Any:
         import jax.numpy as jnp
 
         returned, outputs = self._outputs(weights, self._all_inputs(floats))
-        statistics = {name: each for name, each in outputs.items() if name.startswith(_STATISTICS)}
+        statistics = {name: each for name, each in outputs.items() if name.startswith(STATISTICS)}
         outputs = {name: outputs[name] for name in self._names}
         loss = (
             default_loss(outputs, self._seed, partial(jnp.asarray, dtype=self._dtype))
             if self._loss is None
-            else self._loss(returned)
+            else check_loss(self._loss(returned), "flax")
         )
         return loss, {**outputs, **statistics}
 

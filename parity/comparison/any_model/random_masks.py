@@ -16,6 +16,7 @@ from vit_spec import InputError
 
 _ELEMENTWISE = ("dropout", "dropout_")
 _BY_CHANNEL = ("feature_dropout", "feature_dropout_", "dropout1d", "dropout2d", "dropout3d")
+_SAME_RATE = 1e-7  # one of two equal rates may have been rounded to float32
 _UNKNOWN = ("alpha_dropout", "feature_alpha_dropout", "rrelu")
 
 
@@ -29,6 +30,7 @@ class MaskStream:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self.calls: dict[str, list[tuple[tuple[int, ...], float]]] = {"flax": [], "torch": []}
+        self._keys: list[Any] = []  # of the calls in JAX; they are kept, so that no other key gets the id of one
 
     def draw(self, framework: str, shape: tuple[int, ...], keep: float) -> NDArray[np.bool_]:
         """Return the next mask of a framework: true for the entries to keep.
@@ -58,14 +60,33 @@ class MaskStream:
             numbers = numbers.transpose([of_flax.index(length) for length in shape])
         return numbers < keep
 
+    def differences(self) -> dict[str, float]:
+        """Return how much the rates of dropout and the numbers of calls differ between the last runs of both frameworks.
+
+        The masks of a few entries may happen to be the same for two rates.
+        """
+        flax, torch = self.calls["flax"], self.calls["torch"]
+        found = {f"rate of dropout {n}": abs(a - b) for n, ((_, a), (_, b)) in enumerate(zip(flax, torch, strict=False))}
+        return {
+            **{name: difference for name, difference in found.items() if difference > _SAME_RATE},
+            **({"number of dropouts": float(abs(len(flax) - len(torch)))} if len(flax) != len(torch) else {}),
+        }
+
     def hints(self) -> Iterator[str]:
         """Yield a line for each disagreement between the last runs of both frameworks."""
         flax, torch = self.calls["flax"], self.calls["torch"]
         if len(flax) != len(torch):
             yield f"flax calls dropout {len(flax)} times and torch {len(torch)} times"
         for n, ((_, a), (_, b)) in enumerate(zip(flax, torch, strict=False)):
-            if abs(a - b) > 1e-7:
+            if abs(a - b) > _SAME_RATE:
                 yield f"dropout {n}: the rate is {1 - a:.3g} in flax and {1 - b:.3g} in torch"
+
+    def notes(self) -> Iterator[str]:
+        """Yield a line for each mask that Flax draws with a key of another one, which masks from outside cannot show."""
+        for n, key in enumerate(self._keys):
+            first = next(m for m, other in enumerate(self._keys) if other is key)
+            if first < n:
+                yield f"dropout {n} of flax has the key of dropout {first}: outside this test both drop the same entries"
 
     def _uniform(self, n: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
         return np.random.default_rng((self._seed, n)).random(shape)
@@ -75,9 +96,10 @@ class MaskStream:
         """Let `jax.random.bernoulli` return the masks, from the first one on."""
         import jax
 
-        original, self.calls["flax"] = jax.random.bernoulli, []
+        original, self.calls["flax"], self._keys = jax.random.bernoulli, [], []
 
         def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, mode: str = "low") -> Any:
+            self._keys.append(key)
             return jax.numpy.asarray(self.draw("flax", tuple(np.shape(p) if shape is None else shape), float(p)))
 
         jax.random.bernoulli = bernoulli  # type: ignore[assignment]

@@ -18,6 +18,7 @@ Tensors = dict[str, Array]  # outputs, "loss" and gradients by name
 
 GRADIENT_OF = "gradient of "
 GRADIENT_OF_INPUT = f"{GRADIENT_OF}input "
+STATISTICS = "statistics "
 MAX_SHOWN_GRADIENTS = 5
 
 
@@ -31,8 +32,9 @@ class Row:
 
     Attributes:
         name: "output", "output.logits", "loss", "gradient of KEY", "gradient of input 0", or "gradient" for the gradients
-            of all parameters as one vector.
-        difference: relRMS between Flax and PyTorch in float64.
+            of all parameters as one vector; in training also "statistics KEY", and "rate of dropout 0" for a rate that
+            differs.
+        difference: relRMS between Flax and PyTorch in float64; of rates, the difference.
         same_function: whether the tensor passes G0.
         same_precision: whether it passes G1; always true for the gradient of a single parameter or input, which G1 does
             not test.
@@ -65,6 +67,7 @@ class Report:
             float64.
         tables: the constants that a model has rounded to float32; the comparison in float64 uses PyTorch's in both models.
         hints: sentences about what may explain a failure.
+        notes: sentences about what these inputs and weights cannot show, whether the models pass or not.
         skipped_outputs: names of the parts of the return values that are not compared, and why.
     """
 
@@ -77,6 +80,7 @@ class Report:
     fixed_parts: tuple[FixedPart, ...] = ()
     tables: tuple[Table, ...] = ()
     hints: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     skipped_outputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -113,6 +117,7 @@ class Report:
             [
                 self.verdict,
                 *self._failure_lines(),
+                *(f"note: {note}" for note in self.notes),
                 *self._fixed_part_lines(),
                 *self._table_lines(),
                 *(f"  {name}: {why}" for name, why in self.skipped_outputs.items()),

@@ -2,18 +2,23 @@
 
 from collections.abc import Mapping
 from functools import reduce
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parity.comparison.any_model.report import GRADIENT_OF, GRADIENT_OF_INPUT, Row, Tensors
+from parity.comparison.any_model.trace.graph import MASKED
 from parity.comparison.tolerances import FLOAT64_TOLERANCE, ErrorBudget, ErrorNorms
+
+Array = NDArray[Any]
 
 
 def compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
     """Return the comparison of every tensor, and of the gradients of all parameters as one vector."""
     reference = runs["torch float64"]
     sides = [runs[side] for side in ("flax float64", "flax float32", "torch float32") if side in runs]
-    errors = {name: [ErrorNorms.of(side[name], tensor) for side in sides] for name, tensor in reference.items()}
+    errors = {name: [_error(name, side[name], tensor) for side in sides] for name, tensor in reference.items()}
     scales, entries = _gradient_scales(reference), {name: tensor.size for name, tensor in reference.items()}
     parameters = [name for name in errors if name.startswith(GRADIENT_OF) and not name.startswith(GRADIENT_OF_INPUT)]
     if parameters:
@@ -39,6 +44,19 @@ def compare_tensors(runs: Mapping[str, Tensors]) -> tuple[Row, ...]:
             same_function = differences[name] <= FLOAT64_TOLERANCE
             rows.append(Row(name, differences[name], same_function, same_precision, budget, *relative))
     return tuple(rows)
+
+
+def _error(name: str, tensor: Array, reference: Array) -> ErrorNorms:
+    """Return the error of a tensor; entries of an output that a mask has made huge count as 1, with their relative errors.
+
+    Otherwise one entry of -1e18 would hide wrong values of all others.
+    """
+    size = np.abs(np.asarray(reference, np.float64))
+    is_huge = (size >= MASKED) & np.isfinite(size)
+    if name.startswith(GRADIENT_OF) or tensor.shape != reference.shape or not is_huge.any():
+        return ErrorNorms.of(tensor, reference)
+    unit = np.where(is_huge, size, 1.0)
+    return ErrorNorms.of(tensor / unit, reference / unit)
 
 
 # Rounding errors of zero gradients are about 1e-16 of the gradients that they are sums of, and 1e-14 of this share of them.

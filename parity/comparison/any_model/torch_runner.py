@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.comparison.any_model.outputs import Loss, Permutations, default_loss, named_arrays, permute
+from parity.comparison.any_model.outputs import Loss, Permutations, check_loss, default_loss, named_arrays, permute
 from parity.comparison.any_model.random_masks import MaskStream
-from parity.comparison.any_model.report import GRADIENT_OF
+from parity.comparison.any_model.report import GRADIENT_OF, STATISTICS
 from parity.comparison.any_model.trace.fixed_parts import FixedPart
 from parity.comparison.any_model.trace.graph import Graph
 from parity.comparison.any_model.trace.numbers import intended_number
@@ -32,6 +32,7 @@ class TorchRunner:
         parts: the parts that the module computes in a fixed lower precision, known after the run in float64, which
             computes them in float64.
         skipped: names and types of the parts of the return value that are no arrays.
+        is_detached: whether the loss of the last run had no gradient, known after a run.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class TorchRunner:
         self._masks, self._loss, self._seed = masks, loss, seed
         self.parts: list[FixedPart] = []
         self.skipped: dict[str, str] = {}
+        self.is_detached = False
         self._names: Mapping[str, str] = {}
         self._numbers: list[FixedPart] = []
 
@@ -86,20 +88,24 @@ class TorchRunner:
             value = (
                 default_loss(outputs, self._seed, partial(torch.tensor, dtype=getattr(torch, dtype)))
                 if self._loss is None
-                else self._loss(returned)
+                else check_loss(self._loss(returned), "torch")
             )
             frozen = frozen_keys(self._module)  # gradients that no training uses
             parameters = {key: each for key, each in reversed(list(own.named_parameters())) if key not in frozen}
             variables = {f"{GRADIENT_OF}{key}": parameter for key, parameter in parameters.items()}
             variables |= {f"{GRADIENT_OF}input {n}": tensor for n, tensor in enumerate(tensors) if tensor.requires_grad}
-            computed = torch.autograd.grad(value, list(variables.values()), allow_unused=True)
+            self.is_detached = not value.requires_grad
+            if variables and value.requires_grad:
+                computed = torch.autograd.grad(value, list(variables.values()), allow_unused=True)
+            else:
+                computed = (None,) * len(variables)  # type: ignore[assignment]
         self.parts = [*self._numbers, *parts] if dtype == "float64" else self.parts
         gradients = {
             name: torch.zeros_like(tensor) if gradient is None else gradient
             for (name, tensor), gradient in zip(variables.items(), computed, strict=True)
         }
         statistics = {
-            f"statistics {key}": buffer
+            f"{STATISTICS}{key}": buffer
             for key, buffer in own.named_buffers()
             if self._masks and key.rpartition(".")[2] in ("running_mean", "running_var")
         }
@@ -140,7 +146,8 @@ class TorchRunner:
     def _tensors(self, dtype: str) -> list[Any]:
         import torch
 
-        return [torch.tensor(_cast_floats(x, dtype)) for x in self._inputs]
+        complex_dtype = "complex128" if dtype == "float64" else "complex64"
+        return [torch.tensor(x.astype({"f": dtype, "c": complex_dtype}.get(x.dtype.kind, x.dtype))) for x in self._inputs]
 
     def _permuted(self, tensors: Sequence[Any]) -> list[Any]:
         return [permute(tensor, self._axes[0], n, f"input {n}") for n, tensor in enumerate(tensors)]
@@ -160,17 +167,19 @@ def _torch_host(tensor: Any) -> Array:
     return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 
-def _cast_floats(array: Array, dtype: str) -> Array:
-    """Return a floating-point array in another dtype, and any other array as it is."""
-    return array.astype(dtype) if np.issubdtype(array.dtype, np.floating) else array
-
-
 def _copy_module(module: Any, weights: Tensors, dtype: str, train: bool) -> Any:
     """Return a copy of a module with these weights, in training or evaluation mode; all parameters require gradients."""
     import torch
 
     torch_dtype = getattr(torch, dtype)
-    own = copy.deepcopy(module).to("cpu", torch_dtype).train(train).requires_grad_()
+    complex_dtype = torch.complex128 if dtype == "float64" else torch.complex64
+
+    def cast(tensor: Any) -> Any:  # Module.to would make complex tensors real
+        if tensor.is_complex():
+            return tensor.to("cpu", complex_dtype)
+        return tensor.to("cpu", torch_dtype) if tensor.is_floating_point() else tensor.cpu()
+
+    own = copy.deepcopy(module)._apply(cast).train(train).requires_grad_()
     own.load_state_dict({key: torch.tensor(array).to(torch_dtype) for key, array in weights.items()}, strict=False)
     return own
 

@@ -47,6 +47,7 @@ def facts(report: Report) -> dict[str, Any]:
             {"shape": list(table.flax.shape), "module": table.module, "rounded": table.rounded} for table in report.tables
         ],
         "hints": list(report.hints),
+        "notes": list(report.notes),
         "skipped_outputs": dict(report.skipped_outputs),
         "versions": dict(report.environment),
         "digest": report.digest,
@@ -70,6 +71,7 @@ def unequal_weights_facts(error: UnequalWeightsError, level: str, versions: Mapp
         "fixed_parts": [],
         "tables": [],
         "hints": [],
+        "notes": [],
         "skipped_outputs": {},
         "versions": dict(versions),
         "digest": None,

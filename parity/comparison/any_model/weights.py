@@ -51,7 +51,7 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
     parameters are optional, running statistics are not.
 
     Raises:
-        InputError: `module` is not a torch.nn.Module.
+        InputError: `module` is not a torch.nn.Module, or has a complex parameter.
     """
     import torch
 
@@ -63,7 +63,11 @@ def torch_weights(module: Any) -> tuple[Tensors, dict[str, str], set[str]]:
     state = {**module.state_dict(keep_vars=True)}
     for key, tensor in state.items():
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            skipped[key] = "integers, which are not weights: it keeps its own values"
+            if isinstance(tensor, torch.nn.Parameter) and tensor.is_complex():
+                raise InputError(
+                    f"{key} of torch is a complex parameter: store its real and imaginary parts, as a real tensor"
+                )
+            skipped[key] = "not real numbers, so no weights: it keeps its own values"
         elif (first_key := first_keys.setdefault(id(tensor), key)) != key:
             skipped[key] = f"the same tensor as {first_key}"
         else:

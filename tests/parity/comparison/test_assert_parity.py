@@ -237,11 +237,13 @@ def test_a_large_float32_error_fails_g1_only() -> None:
 # Refusals -----------------------------------------------------------------------------------------------------------
 
 
-def check_refused(message: str, apply: Any = None, other: Any = None, params: Any = None, **options: Any) -> None:
+def check_refused(
+    message: str, apply: Any = None, other: Any = None, params: Any = None, inputs: Any = ROWS, **options: Any
+) -> None:
     """Check that a comparison is refused with one line that matches `message`."""
     params = random_variables(Linear(), ROWS) if params is None else params
     with pytest.raises(InputError, match=message) as error:
-        compare_models(apply or Linear().apply, params, other or TorchLinear(), ROWS, **options)
+        compare_models(apply or Linear().apply, params, other or TorchLinear(), inputs, **options)
     assert "\n" not in str(error.value)
 
 
@@ -286,10 +288,47 @@ def test_a_torch_model_that_is_not_a_module_is_refused() -> None:
         ({"input_axes": "b y x c"}, "write the same axis names on both sides"),
         ({"input_axes": "b y <-> b x"}, "write the same axis names on both sides"),
         ({"input_axes": "b y x c <-> b c y x"}, "input 0 has 2 axes, and the line given for it has 4"),
+        ({"input_axes": 3}, "input_axes is 3: give a string, or a list of strings"),
+        ({"outputs": [1]}, r"outputs is \[1\]: give a string, or a list of strings"),
+        ({"loss": 3}, "loss is 3: give a function, or a pair of functions"),
+        ({"loss": (np.mean,) * 3}, "give a function, or a pair of functions, one for flax and one for torch"),
+        ({"loss": lambda y: 1.0}, "loss returns float for flax: return a floating-point array without axes"),
+        ({"loss": lambda y: y.mean(-1)}, r"loss returns an array of float64 with shape \(3,\) for flax"),
+        (
+            {"loss": (lambda y: y.mean(), lambda y: y.argmax())},
+            r"loss returns an array of torch.int64 with shape \(\) for torch",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused(options: dict[str, Any], message: str) -> None:
     check_refused(message, **options)
+
+
+@pytest.mark.parametrize(
+    "given", ["abc", None, {"x": ROWS}, [ROWS, [[1.0], [2.0, 3.0]]], jax.random.key(0), torch.zeros(3, 4, device="meta")]
+)
+def test_an_input_that_is_no_array_of_numbers_is_refused(given: Any) -> None:
+    check_refused(r"input \d is a .*, which is no array of numbers: give one array", inputs=given)
+
+
+def test_tensors_of_any_framework_and_dtype_are_inputs() -> None:
+    kinds = [
+        torch.tensor(ROWS, requires_grad=True),
+        torch.tensor(ROWS, dtype=torch.bfloat16),
+        jnp.asarray(ROWS, jnp.bfloat16),
+    ]
+    for each in (*kinds, ROWS.astype(np.float16), ROWS.astype(np.float64)):
+        model = Linear()
+        assert_parity(model.apply, random_variables(model, ROWS), nn.Linear(4, 2), each, level="function")
+
+
+def test_outputs_without_floating_point_entries_are_refused() -> None:
+    check_refused(
+        r"of what is compared, output \(int64 \(3,\)\), nothing has floating-point entries",
+        apply=lambda p, x: Linear().apply(p, x).argmax(-1),
+        other=WrappedLinear(after=lambda y: y.argmax(-1)),
+    )
+    check_refused("nothing has floating-point entries", inputs=ROWS[:0])
 
 
 def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,17 +37,27 @@ def fixed_parts(closed: Any) -> list[FixedPart]:
 
     Results that only become integers or truth values, such as those of a mask, are left out.
     """
-    return list(_fixed_parts(closed.jaxpr, Scope()))
+    return list(_fixed_parts(closed.jaxpr, Scope(), set(closed.jaxpr.constvars)))
 
 
-def _fixed_parts(jaxpr: Any, scope: Scope) -> Iterator[FixedPart]:
+def _fixed_parts(jaxpr: Any, scope: Scope, stored: set[Any]) -> Iterator[FixedPart]:
+    """Yield the parts of a jaxpr; `stored` are its variables that are arrays in the model's source."""
+    from jax.extend.core import Literal
+
     used = _used_numbers(jaxpr)
     for equation in jaxpr.eqns:
         inner = [each for value in equation.params.values() for each in inner_jaxprs(value)]
+        is_stored = [isinstance(v, Literal) or v in stored for v in equation.invars]
         for each in inner:
-            yield from _fixed_parts(each, scope.inside(equation))
+            same = len(each.invars) == len(is_stored)
+            given = {v for v, is_so in zip(each.invars, is_stored, strict=True) if is_so} if same else set()
+            yield from _fixed_parts(each, scope.inside(equation), given | set(each.constvars))
         created = {name for v in equation.outvars if v in used and (name := narrow_float(v.aval))}
-        known = {name for v in equation.invars if (name := narrow_float(v.aval))}
+        known = {
+            name
+            for v, is_so in zip(equation.invars, is_stored, strict=True)
+            if not is_so and (name := narrow_float(v.aval))
+        }
         if not inner and created - known and equation.primitive.name not in RANDOM_BITS:
             here = scope.inside(equation)
             yield FixedPart("flax", here.module, min(created - known), equation.primitive.name, here.stack)

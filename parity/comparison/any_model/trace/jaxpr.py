@@ -71,7 +71,7 @@ class Evaluator:
         """Return a constant of the jaxpr in float64 if it is floating-point."""
         name = str(np.result_type(value) if np.isscalar(value) else value.dtype)
         if self._exact and name == "complex64":
-            return np.asarray(value, np.complex128)
+            return self._replaced(np.asarray(value, np.complex128))
         if not self._exact or "float" not in name:
             return value
         array = np.asarray(value)
@@ -94,7 +94,7 @@ class Evaluator:
         return _operation_in_float64(equation, values) if self._exact else _bind(equation, values, equation.params)
 
     def _replaced(self, value: Any) -> Any:
-        if self._replace is None or not self._exact or value.ndim == 0 or value.dtype != np.float64:
+        if self._replace is None or not self._exact or value.ndim == 0 or value.dtype not in (np.float64, np.complex128):
             return value
         return self._replace(value)
 

@@ -34,6 +34,8 @@ def intended_number(value: NDArray[Any]) -> float:
 
 def is_rounded(value: NDArray[Any]) -> bool:
     """Return whether a scalar is a number of float32 that stands for another one, which its digits do not tell."""
+    if value.dtype.kind == "c":
+        return False
     number = float(value)
     if not np.isfinite(number) or number.is_integer() or float(np.float32(number)) != number:
         return False

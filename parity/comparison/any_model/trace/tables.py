@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ Array = NDArray[Any]
 # Largest error of an entry that is computed in float32, relative to itself, or to 1 as for the sine of an angle: rounding
 # an angle of up to 8 changes its sine by 8 * 2**-24.
 _ROUNDINGS = 8 * 2.0**-24
-# For each position more, whose angle is larger by up to 1: rounding the frequency, the position and their product.
-_ROUNDINGS_PER_POSITION = 3 * 2.0**-24
+# For each unit of an angle: rounding the exponent of its frequency, which is up to log(10000), the frequency, the position
+# and their product.
+_ROUNDINGS_PER_UNIT = 12 * 2.0**-24
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,10 @@ class Table:
 def find_rounded_tables(flax: Graph, torch: Graph) -> tuple[Table, ...]:
     """Return the constants of Flax that no constant of PyTorch equals, and that one equals up to rounding to float32.
 
-    They include numbers of PyTorch that Flax has rounded to float32.
+    They include numbers of PyTorch that Flax has rounded to float32.  The real and imaginary parts of complex constants,
+    such as rotations, are tables of their own.
     """
-    others = [np.asarray(value.array, np.float64) for value in torch.values if _is_table(value)]
+    others = [part for value in torch.values if _is_table(value) for part in _real_parts(value.array)]
     index = Index(torch.values)
     candidates = [
         n for n, value in enumerate(flax.values) if _is_table(value) and not _has_equal(index, torch.values, value)
@@ -62,10 +64,10 @@ def find_rounded_tables(flax: Graph, torch: Graph) -> tuple[Table, ...]:
         for n in candidates:
             if n in related or found.keys() & flax.ancestors([n]):  # computed from a table that is replaced already
                 continue
-            array = np.asarray(flax.values[n].array, np.float64)
-            entries = next(partners(array, others), None)
-            if entries is not None and not np.array_equal(entries, array):
-                found[n] = entries
+            parts = _real_parts(flax.values[n].array)
+            entries = [each for part in parts for each in islice(partners(part, others), 1)]
+            if len(entries) == len(parts) and not np.array_equal(entries, parts):
+                found[n] = entries[0] if len(parts) == 1 else entries[0] + 1j * entries[1]
     tables = [_table(flax, n, flax.values[n].array, entries) for n, entries in sorted(found.items())]
     numbers = [
         Table(np.array(a), np.array(b), "flax", "", None)
@@ -85,7 +87,15 @@ def _has_equal(index: Index, values: Sequence[Value], value: Value) -> bool:
 
 
 def _is_table(value: Value) -> bool:
-    return value.source == CONSTANT and value.fingerprint is not None and value.array is not None
+    if value.source != CONSTANT or value.array is None:
+        return False
+    return value.fingerprint is not None or (value.array.dtype.kind == "c" and value.array.size > 1)
+
+
+def _real_parts(array: Any) -> list[Array]:
+    """Return a real array as float64, or the real and the imaginary part of a complex one."""
+    parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
+    return [np.asarray(part, np.float64) for part in parts]
 
 
 def _partners_by_place(array: Array, others: list[Array]) -> Iterator[Array]:
@@ -95,15 +105,25 @@ def _partners_by_place(array: Array, others: list[Array]) -> Iterator[Array]:
     """
     for other in others:
         entries = _repeated(other, array.shape)
-        if entries is not None and any(_agree(array, entries, error) for error in _errors_along_an_axis(array.shape)):
+        if entries is not None and any(_agree(array, entries, error) for error in _errors_along_an_axis(entries)):
             yield entries
 
 
-def _errors_along_an_axis(shape: tuple[int, ...]) -> Iterator[Array]:
-    for axis, n in enumerate(shape):
-        if n > 1:
-            errors = _ROUNDINGS + _ROUNDINGS_PER_POSITION * np.arange(n)
-            yield np.broadcast_to(errors.reshape([-1 if k == axis else 1 for k in range(len(shape))]), shape)
+def _errors_along_an_axis(array: Array) -> Iterator[Array]:
+    """Yield for each axis of a table the errors of its entries, if the axis counts the positions.
+
+    An entry is then a function of an angle, position times frequency, and the largest change from one position to the
+    next, relative to the largest entry, tells the frequency.  A window, whose angle is at most 2 pi, has small errors at
+    any length.
+    """
+    size = np.abs(array[np.isfinite(array)]).max(initial=0.0)
+    for axis, n in enumerate(array.shape):
+        if n > 1 and size > 0:
+            with np.errstate(invalid="ignore"):
+                steps = np.abs(np.diff(array, axis=axis))
+            frequency = np.where(np.isfinite(steps), steps, 0.0).max(axis, keepdims=True) / size
+            positions = np.arange(n).reshape([-1 if k == axis else 1 for k in range(array.ndim)])
+            yield _ROUNDINGS + _ROUNDINGS_PER_UNIT * positions * frequency
 
 
 def _partners_by_entry(array: Array, others: list[Array]) -> Iterator[Array]:
@@ -140,7 +160,8 @@ def _repeated(array: Array, shape: tuple[int, ...]) -> Array | None:
 
 
 def _table(flax: Graph, n: int, array: Any, entries: Array) -> Table:
-    rounded = [side for side, each in (("flax", array), ("torch", entries)) if (np.float32(each) == each).all()]
+    narrow = np.complex64 if entries.dtype.kind == "c" else np.float32
+    rounded = [side for side, each in (("flax", array), ("torch", entries)) if (narrow(each) == each).all()]
     operation = flax.operations[flax.values[n].operation] if flax.values[n].operation >= 0 else None
     stack = operation.stack if operation else ()
     return Table(

@@ -1,0 +1,303 @@
+"""Differences that values alone can hide: complex numbers, masks, NaN, names, rates of dropout, tables, fresh weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+
+import jax.numpy as jnp
+from flax import linen, nnx
+from torch import nn
+
+from parity.comparison.any_model.assertion import compare_models
+from tests.pairs_of_models import perturbed_module
+from vit_spec import InputError
+
+RNG = np.random.default_rng(0)
+ROWS = RNG.standard_normal((3, 4)).astype(np.float32)
+KERNEL = RNG.standard_normal((4, 6)).astype(np.float32)
+
+
+def same(y: Any) -> Any:
+    """Return the argument."""
+    return y
+
+
+class Product(nn.Module):
+    """A matrix product, with a function of its result, and other tensors that the module keeps."""
+
+    def __init__(self, after: Callable[..., Any] = same, **buffers: Any) -> None:
+        super().__init__()
+        self.kernel, self.after = nn.Parameter(torch.tensor(KERNEL)), after
+        for name, array in buffers.items():
+            self.register_buffer(name, torch.tensor(array))
+
+    def forward(self, x: Any, *others: Any) -> Any:
+        return self.after(x @ self.kernel, *self.buffers(), *others)
+
+
+def compare(flax: Callable[..., Any], other: Callable[..., Any] | nn.Module, inputs: Any = ROWS, **options: Any) -> Any:
+    """Return the report of a matrix product with a function of its result in each framework."""
+    module = other if isinstance(other, nn.Module) else Product(other)
+    options.setdefault("level", "function")
+
+    def apply(params: Any, x: Any, *others: Any) -> Any:
+        return flax(x @ params["kernel"], *others)
+
+    return compare_models(apply, {"kernel": KERNEL}, module, inputs, **options)
+
+
+# Complex numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_both_parts_of_a_complex_output_are_compared() -> None:
+    report = compare(lambda y: y * (1 + 2j), lambda y: y * (1 + 2j), level="precision")
+    assert report.passed and {"output.real", "output.imag"} <= {row.name for row in report.rows}
+    report = compare(lambda y: y * (1 + 2j), lambda y: y * (1 - 2j))
+    assert [row.name for row in report.rows if row.name.startswith("output") and not row.same_function] == ["output.imag"]
+
+
+PHASES = np.exp(1j * RNG.standard_normal((3, 6))).astype(np.complex64)
+
+
+@pytest.mark.parametrize("is_buffer", [False, True])
+def test_complex_inputs_and_buffers_keep_their_imaginary_part(is_buffer: bool) -> None:
+    def check(flax_phases: Any) -> bool:
+        def rotate(y: Any, phases: Any) -> Any:
+            return (y * phases).real + 2 * (y * phases).imag
+
+        if is_buffer:
+            right = Product(rotate, phases=PHASES)
+            return bool(compare(lambda y: rotate(y, jnp.asarray(flax_phases)), right, level="precision").passed)
+        conjugate = jnp.conj if flax_phases is not PHASES else same
+        return bool(compare(lambda y, z: rotate(y, conjugate(z)), rotate, (ROWS, PHASES), level="precision").passed)
+
+    assert check(PHASES) and not check(PHASES.conj())
+
+
+def test_a_complex_parameter_is_refused() -> None:
+    module = Product()
+    module.phase = nn.Parameter(torch.tensor(PHASES))
+    with pytest.raises(InputError, match="phase of torch is a complex parameter"):
+        compare(same, module)
+
+
+TOKENS, WIDTH = 12, 8
+POSITIONS = np.arange(TOKENS, dtype=np.float32)
+SQUARE = (RNG.standard_normal((WIDTH, WIDTH)) / 3).astype(np.float32)
+
+
+class Rotary(nn.Module):
+    """A square matrix and rotary positions by complex numbers, which are no buffer: `Module.to` does not convert them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wq = nn.Linear(WIDTH, WIDTH, bias=False)
+        frequencies = 1 / 10000 ** (torch.arange(0, WIDTH, 2).float() / WIDTH)
+        angles = torch.outer(torch.tensor(POSITIONS), frequencies)
+        self.rotation = torch.polar(torch.ones_like(angles), angles)
+
+    def forward(self, x: Any) -> Any:
+        pairs = torch.view_as_complex(self.wq(x).float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.rotation).flatten(-2).type_as(x)
+
+
+def rotary(base: float, is_complex: bool) -> Callable[..., Any]:
+    """Return the same function in JAX, with a table of complex numbers or with sines and cosines."""
+    angles = np.outer(np.arange(TOKENS), 1 / base ** (np.arange(0, WIDTH, 2) / WIDTH))
+
+    def apply(params: Any, x: Any) -> Any:
+        y = x @ params["wq"]
+        a, b = y[..., 0::2], y[..., 1::2]
+        if is_complex:
+            z = jax.lax.complex(a, b) * jnp.asarray(np.exp(1j * angles).astype(np.complex64))
+            return jnp.stack([z.real, z.imag], -1).reshape(y.shape).astype(y.dtype)
+        cos, sin = (jnp.asarray(each.astype(np.float32)) for each in (np.cos(angles), np.sin(angles)))
+        return jnp.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(y.shape)
+
+    return apply
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_complex_rotations_in_float32_are_the_table_of_the_other_model(is_complex: bool) -> None:
+    x = RNG.standard_normal((2, TOKENS, WIDTH)).astype(np.float32)
+    report = compare_models(rotary(1e4, is_complex), {"wq": SQUARE}, Rotary(), x)
+    assert report.passed and "the same for the first check: a constant" in str(report), str(report)
+    wrong = compare_models(rotary(10001.0, is_complex), {"wq": SQUARE}, Rotary(), x, level="function")
+    # The order of axes of the square matrix is found although the models differ, so that the product is not blamed.
+    assert not wrong.passed and "wq | row width  <->  wq.weight | width row    (by trial" in str(wrong)
+
+
+# Outputs --------------------------------------------------------------------------------------------------------------
+
+HIDDEN = np.arange(6) < 3
+
+
+@pytest.mark.parametrize("masked", [-1e9, -1e18, float(np.finfo(np.float32).min), -np.inf])
+def test_masked_entries_do_not_hide_the_others(masked: float) -> None:
+    def flax(y: Any) -> Any:
+        return jnp.where(HIDDEN, masked, y)
+
+    report = compare(flax, lambda y: torch.where(torch.tensor(HIDDEN), masked, y))
+    assert report.passed, str(report)
+    assert not compare(flax, lambda y: torch.where(torch.tensor(HIDDEN), masked, y * 1.000001)).passed
+    assert not compare(flax, lambda y: torch.where(torch.tensor(HIDDEN), masked * 1.001, y)).passed or masked == -np.inf
+
+
+def test_a_gradient_that_is_nan_in_both_models_is_refused() -> None:
+    message = "gradient of kernel is NaN in both models.*give a loss that has a gradient"
+    with pytest.raises(InputError, match=message):
+        compare(lambda y: jnp.sqrt(y - y), lambda y: (y - y).sqrt())
+
+
+def test_an_output_whose_name_has_a_mistake_is_refused() -> None:
+    message = "flax returns output.logits, output.poled and torch output.logits, output.pooled.*as in 'poled <-> pooled'"
+    with pytest.raises(InputError, match=message):
+        compare(lambda y: {"logits": y, "poled": y + 1}, lambda y: {"logits": y, "pooled": y})
+
+
+def test_an_output_in_half_precision_fails_the_second_check() -> None:
+    report = compare(lambda y: y.astype(jnp.float16), lambda y: y.half(), level="precision")
+    assert str(report).startswith("FAIL G1")
+
+
+def test_outputs_without_gradients_are_a_hint() -> None:
+    report = compare(same, lambda y: y.detach())
+    assert not report.passed and "hint: the outputs of torch have no gradient" in str(report)
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dropout_that_one_model_lacks_fails() -> None:
+    def flax(y: Any) -> Any:
+        return linen.Dropout(1e-9, deterministic=False).apply({}, y, rngs={"dropout": jax.random.key(0)})
+
+    report = compare(flax, same, train=True)
+    assert "number of dropouts" in {row.name for row in report.rows if not row.same_function}
+    with pytest.raises(InputError, match="a dropout is missing in flax"):
+        compare(same, lambda y: nn.functional.dropout(y, 1e-9), train=True)
+
+
+@pytest.mark.parametrize(("momentum", "wrong"), [(0.9, set()), (0.99, {"mean", "var"})])
+def test_running_statistics_that_an_nnx_module_updates_are_compared(momentum: float, wrong: set[str]) -> None:
+    class Normalized(nnx.Module):
+        def __init__(self) -> None:
+            self.bn = nnx.BatchNorm(4, momentum=momentum, epsilon=1e-5, use_fast_variance=False, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: Any) -> Any:
+            return self.bn(x)
+
+    class TorchNormalized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn = nn.BatchNorm1d(4)
+
+        def forward(self, x: Any) -> Any:
+            return self.bn(x)
+
+    flax = perturbed_module(Normalized())
+    flax.train()
+    rows = RNG.standard_normal((1000, 4)).astype(np.float32)
+    report = compare_models(Normalized.__call__, flax, TorchNormalized(), rows, train=True, level="function")
+    large = {row.name.rpartition("_")[2] for row in report.rows if row.difference > 1e-2}
+    assert large == wrong, str(report)
+    assert {"statistics bn.running_mean", "statistics bn.running_var"} <= {row.name for row in report.rows}
+
+
+# What a comparison cannot show ----------------------------------------------------------------------------------------
+
+
+def test_two_masks_of_one_key_are_a_note() -> None:
+    def flax(y: Any) -> Any:
+        key = jax.random.key(0)
+        for _ in range(2):
+            y = linen.Dropout(0.5, deterministic=False).apply({}, y, rng=key)
+        return y
+
+    def other(y: Any) -> Any:
+        return nn.functional.dropout(nn.functional.dropout(y))
+
+    report = compare(flax, other, train=True)
+    assert report.passed and "note: dropout 1 of flax has the key of dropout 0" in str(report)
+
+
+def test_statistics_that_flax_does_not_return_are_a_note() -> None:
+    class Normalized(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            return linen.BatchNorm(use_running_average=False, epsilon=1e-5, use_fast_variance=False)(x)
+
+    flax = Normalized()
+    variables = jax.tree.map(lambda leaf: leaf + 0.5, flax.init(jax.random.key(0), ROWS))
+    module = nn.Sequential(nn.BatchNorm1d(4))
+    report = compare_models(
+        lambda v, x: flax.apply(v, x, mutable=["batch_stats"])[0], variables, module, ROWS, train=True, level="function"
+    )
+    assert "note: flax does not return 0.running_mean, 0.running_var of torch" in str(report)
+
+
+def test_fresh_weights_and_constant_inputs_are_a_note() -> None:
+    ones = np.ones((3, 6), np.float32)
+    report = compare(lambda y, mask: y, lambda y, mask: y * mask, (ROWS, ones), outputs=["output"])
+    assert "note: all entries of input 1 are 1.0: a model that ignores it would pass" in str(report)
+    module = Product(lambda y: y)
+    flax: Any = {"kernel": KERNEL * 0}
+    text = str(compare_models(lambda p, x: x @ p["kernel"], flax, module, ROWS, level="function"))
+    assert "note: all entries of kernel of torch are 0 or 1, which hides mistakes" in text
+
+
+def test_a_buffer_whose_values_differ_is_a_note() -> None:
+    module = Product(lambda y, scale: y * scale, scale=2 * np.arange(6.0, dtype=np.float32))
+    params = {"kernel": KERNEL, "scale": np.arange(6.0, dtype=np.float32)}
+    report = compare_models(lambda p, x: x @ p["kernel"] * p["scale"], params, module, ROWS, level="function")
+    [note] = report.notes
+    assert report.passed and note.startswith("the values of scale of torch, which no optimizer trains, differ")
+
+
+# Constants ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_epsilon_of_rms_norm_is_that_of_float32() -> None:
+    def flax(epsilon: float) -> Callable[..., Any]:
+        return lambda y: y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + epsilon)
+
+    def other(y: Any) -> Any:
+        return nn.functional.rms_norm(y, (6,))
+
+    assert compare(flax(float(np.finfo(np.float32).eps)), other, level="precision").passed
+    assert not compare(flax(1e-6), other).passed
+
+
+def test_a_long_window_with_other_numbers_fails() -> None:
+    length = 400
+    rows = RNG.standard_normal((2, length)).astype(np.float32)
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(length) / length)
+
+    class Windowed(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x * torch.tensor(window).to(x.dtype))
+
+    def check(flax: Any) -> bool:
+        module, params = Windowed(length, 3), {"kernel": RNG.standard_normal((length, 3)), "bias": np.ones(3)}
+
+        def apply(params: Any, x: Any) -> Any:
+            return x * jnp.asarray(flax.astype(np.float32)) @ params["kernel"] + params["bias"]
+
+        return bool(compare_models(apply, params, module, rows, level="function").passed)
+
+    assert check(window) and not check(window * 1.000003)
+    assert not check(0.5 - 0.5 * np.cos(2.00001 * np.pi * np.arange(length) / length))
+
+
+def test_an_operation_on_a_table_in_float32_is_computed_in_float64() -> None:
+    table = np.array([0.1, 0.2, 0.3, 0.5, 0.7, 0.9], np.float32)
+    report = compare(
+        lambda y: y * jnp.log(jnp.asarray(table)), lambda y: y * torch.tensor(table).double().log().to(y.dtype)
+    )
+    assert report.passed and report.fixed_parts, str(report)
+    assert not compare(lambda y: y * jnp.log(jnp.asarray(table) * 1.00001), lambda y: y * torch.tensor(table).log()).passed
