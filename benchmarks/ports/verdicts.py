@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -284,8 +285,12 @@ def flax_module_path(owner: Any, apply: Any, cache: dict[str, Any]) -> str | Non
     if owner is None or current is None:
         return None
     if cache.get("model") is not current:
-        cache.update(model=current, paths={id(each): path for path, each in module_tree(current)})
-    return cache["paths"].get(id(owner))
+        tree = module_tree(current)
+        classes = Counter(type(each) for _, each in tree)
+        of_class = {type(each): path for path, each in tree if path and classes[type(each)] == 1}
+        cache.update(model=current, paths={id(each): path for path, each in tree}, of_class=of_class)
+    # nnx.scan calls copies of modules, which are told by their class if no other module has it.
+    return cache["paths"].get(id(owner), cache["of_class"].get(type(owner)))
 
 
 def _hits(place: Any, fault: Fault) -> Result:

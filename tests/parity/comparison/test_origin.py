@@ -347,6 +347,42 @@ def test_modules_inside_a_scan_are_named() -> None:
     assert (report.origin.flax.module, report.origin.torch.operation) == ("layers", "tanh")
 
 
+class Recurrent(nnx.Module):
+    """A recurrent layer, which nnx.RNN calls as a copy."""
+
+    def __init__(self, activation: Any) -> None:
+        rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(8, 8, rngs=rngs)
+        self.rnn = nnx.RNN(nnx.SimpleCell(8, 8, activation_fn=activation, rngs=rngs))
+
+    def __call__(self, x: Any) -> Any:
+        return self.rnn(self.first(x))
+
+
+class TorchRecurrent(nn.Module):
+    """The same layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.dense_i, self.dense_h = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        x, h, out = self.first(x), torch.zeros_like(x[:, 0]), []
+        for n in range(x.shape[1]):
+            h = torch.tanh(self.dense_i(x[:, n]) + self.dense_h(h))
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_modules_that_nnx_copies_for_a_scan_are_named() -> None:
+    right, wrong = (
+        compare_models(Recurrent.__call__, perturbed_module(Recurrent(each)), TorchRecurrent(), TOKENS, level="function")
+        for each in (jnp.tanh, jnp.sin)
+    )
+    assert right.passed, str(right)
+    assert wrong.origin.flax.operation == "sin" and wrong.origin.flax.module == "rnn/cell", str(wrong)
+
+
 def test_modules_of_equinox_are_named() -> None:
     equinox = pytest.importorskip("equinox")
     from tests.parity.comparison.equinox_model import make_model

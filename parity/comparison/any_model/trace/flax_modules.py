@@ -92,11 +92,20 @@ class _Paths:
                 self._known[id(part)] = (path, part)
                 left += [(f"{path}/{name}".lstrip("/"), each) for name, each in self._children(part)]
 
+    def _path_of_copy(self, module: Any) -> str:
+        """Return the path of a module that was made while the model ran, as `nnx.scan` makes them.
+
+        It is that of the only module of its class inside the one that is being called, or else ends in its class.
+        """
+        outer = f"{self._calls[-1]}/".lstrip("/")
+        same = {path for path, each in self._known.values() if type(each) is type(module) and path.startswith(outer)}
+        return same.pop() if len(same) == 1 else f"{outer}{type(module).__name__}"
+
     @contextmanager
     def calling(self, module: Any) -> Iterator[None]:
         """Open a scope for the call of a module."""
         if id(module) not in self._known:  # the model, or a copy that was made while it ran
-            self.add(module, f"{self._calls[-1]}/{type(module).__name__}".lstrip("/") if self._calls else "")
+            self.add(module, self._path_of_copy(module) if self._calls else "")
         self._calls.append(self._known[id(module)][0])
         is_random = getattr(module, "deterministic", None) is False and getattr(module, "rate", 1) > 0
         if is_random or getattr(module, "use_running_average", None) is False:
