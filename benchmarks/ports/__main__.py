@@ -20,8 +20,9 @@ pair is judged in a process of its own, with a time limit.
 - origin: the report's origin on the mutated side.  "line" counts origins whose line belongs to the mutated statement,
   "region" also those whose lines between the last value that agrees and the first that differs contain one of its lines,
   "caller" those whose function is called by it, "module" those whose module, or the module that the report says comes
-  before it, is the innermost module that executes the statement, or that has the mutated attribute.  "named" counts the
-  faults with any of these.
+  before it, is the innermost module that executes the statement, or that it makes in linen's `setup`, or that has the
+  mutated attribute.  "named" counts the faults with any of these.
+- refused: faults and differences for which `assert_parity` raises an error instead of returning a report that fails.
 
 The script exits with 1 if there is a false reject or a false accept.
 """
@@ -141,9 +142,11 @@ def count_results(pairs: list[Pair], results: list[Result]) -> Counter[str]:
         elif result["event"] == "difference":
             out["differences"] += 1
             out["false accepts"] += result["passed"]
+            out["refused"] += _is_refused(result)
         elif result["event"] == "fault" and result["kind"] != "none":
             out["faults"] += 1
             out["false accepts"] += result["passed"]
+            out["refused"] += _is_refused(result)
             hits = [hit for hit in HITS if result[f"{hit}_hit"]]
             out.update(hits)
             out["named"] += bool(hits)
@@ -151,6 +154,10 @@ def count_results(pairs: list[Pair], results: list[Result]) -> Counter[str]:
             out["equivalent"] += result["equivalent"]
             out["did not run"] += result["failed"]
     return out
+
+
+def _is_refused(result: Result) -> bool:
+    return not result["passed"] and not result["reason"].startswith("FAIL")
 
 
 COLUMNS = (
@@ -162,6 +169,7 @@ COLUMNS = (
     "differences",
     "faults",
     "false accepts",
+    "refused",
     *HITS,
     "named",
     "equivalent",

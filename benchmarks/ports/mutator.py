@@ -52,7 +52,8 @@ class Fault:
         kind: kind of the mistake.
         file, line, end_line, function: the statement that is mutated; for an attribute, the file is "" and the lines are 0.
         before, after: source text of the mutated node.
-        modules: paths of the modules in whose call the statement is executed, innermost module for each call.
+        modules: paths of the modules in whose call the statement is executed, innermost module for each call; also those
+            that a statement of `setup` makes.
         attribute: name of the mutated attribute; "" for a fault in code.
     """
 
@@ -192,8 +193,10 @@ def planted(candidate: Candidate, executed: Executed) -> Iterator[Fault]:
     (first, last), function = source.span(node), source.owner[id(node)][1]
     before, after = ast.unparse(node), ast.unparse(ast.fix_missing_locations(replacement))
     seen = executed.lines[candidate.file]
-    modules = tuple(sorted({path for line in range(first, last + 1) for path in seen.get(line, ())}))
-    fault = Fault(candidate.kind, candidate.file, first, last, function, before[:200], after[:200], modules)
+    modules = {path for line in range(first, last + 1) for path in seen.get(line, ())}
+    if function.rpartition(".")[2] == "setup":
+        modules |= {f"{path}/{name}" for path in modules for name in _attributes_assigned(source.tree, node)}
+    fault = Fault(candidate.kind, candidate.file, first, last, function, before[:200], after[:200], tuple(sorted(modules)))
     tree = ast.fix_missing_locations(_Replace(node, replacement).visit(source.tree))
     new = _code_objects(compile(tree, candidate.file, "exec", dont_inherit=True))
     changed: list[tuple[FunctionType, CodeType]] = []
@@ -208,6 +211,15 @@ def planted(candidate: Candidate, executed: Executed) -> Iterator[Fault]:
     finally:
         for live, code in changed:
             live.__code__ = code
+
+
+def _attributes_assigned(tree: ast.AST, node: ast.AST) -> Iterator[str]:
+    """Yield the names of the attributes of `self` to which the statement assigns that contains a node."""
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.Assign) and any(each is node for each in ast.walk(statement)):
+            for target in statement.targets:
+                if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+                    yield target.attr
 
 
 class _Replace(ast.NodeTransformer):

@@ -126,13 +126,25 @@ def _() -> Built:
     return of_equinox(vit(reg_tokens=4, init_values=1.0, num_classes=0, use_mask_token=True), module, IMAGES)
 
 
-@PAIRS.pair("vit_x_lucidrains", "Equimo VisionTransformer", "vit-pytorch ViT", disagreement="vit-pytorch has LayerNorms "
-    "before and after the patch embedding (vit_pytorch/vit.py, ViT.to_patch_embedding), and Equimo has none")  # fmt: skip
+@PAIRS.pair(
+    "vit_x_lucidrains",
+    "Equimo VisionTransformer, no biases of queries, keys and values",
+    "vit-pytorch ViT",
+    layouts=("patch_embed/proj/weight | width c y x <-> to_patch_embedding.1.weight | width (y x c)",),
+)
 def _() -> Built:
     from vit_pytorch import ViT
 
     module = ViT(image_size=16, patch_size=4, num_classes=5, dim=32, depth=2, heads=4, dim_head=8, mlp_dim=128)
-    return of_equinox(vit(eps=1e-5), module, IMAGES)
+    return of_equinox(vit(eps=1e-5, qkv_bias=False), module, IMAGES)
+
+
+@PAIRS.pair("attention_x_lucidrains", "Equimo Attention", "vit-pytorch Attention")
+def _() -> Built:
+    from equimo.layers.attention import Attention
+    from vit_pytorch.vit import Attention as TorchAttention
+
+    return of_equinox(Attention(32, 4, key=key(), qkv_bias=False), TorchAttention(32, 4, 8), FEATURES, call=with_key)
 
 
 CONVNEXT = {"depths": [1, 1, 2, 1], "dims": [16, 24, 32, 40]}

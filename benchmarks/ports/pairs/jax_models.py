@@ -107,6 +107,9 @@ def _() -> Built:
     return of_linen(model, module, floats(2, 16, 16, 3), **AXES)
 
 
+SEGFORMER_WIDTHS = (8, 16, 24, 32)
+
+
 @PAIRS.pair(
     "segformer_encoder",
     "jax-models MixTransformer",
@@ -114,15 +117,27 @@ def _() -> Built:
     disagreement="where keys and values are reduced, jax-models transposes the tokens to (channels, tokens) before it "
     "reshapes them to (height, width, channels) (jax_models/models/segformer.py, EfficientSelfAttention), and its norms "
     "have the eps 1e-6 everywhere",
+    layouts=tuple(
+        f"Block_{n}/EfficientSelfAttention_0/Dense_{dense}/{kernel} <-> "
+        f"model.stages.{n}.blocks.0.attention.{name}_proj.{weight}"
+        for n, width in enumerate(SEGFORMER_WIDTHS)
+        for dense, name, out in (
+            (0, "q", "out"),
+            (1, "k", f"(kv=0 out:{width})"),
+            (1, "v", f"(kv=1 out:{width})"),
+            (2, "o", "out"),
+        )
+        for kernel, weight in ((f"kernel | in {out}", "weight | out in"), (f"bias | {out}", "bias | out"))
+    ),
 )
 def _() -> Built:
     import transformers
     from jax_models.models.segformer import MixTransformer
 
     sizes = {"depths": [1, 1, 1, 1], "sr_ratios": [2, 2, 1, 1]}
-    model = MixTransformer(emb_dims=(8, 16, 24, 32), num_heads=(1, 2, 2, 4), **sizes, deterministic=True)
+    model = MixTransformer(emb_dims=SEGFORMER_WIDTHS, num_heads=(1, 2, 2, 4), **sizes, deterministic=True)
     config = transformers.SegformerConfig(
-        hidden_sizes=[8, 16, 24, 32], num_attention_heads=[1, 2, 2, 4], **sizes, hidden_act="gelu_pytorch_tanh"
+        hidden_sizes=list(SEGFORMER_WIDTHS), num_attention_heads=[1, 2, 2, 4], **sizes, hidden_act="gelu_pytorch_tanh"
     )
     module = TorchCall(transformers.SegformerModel(config), lambda module, x: module(x).last_hidden_state)
     built = _with_constants(model, module, floats(1, 64, 64, 3), output_axes="b y x c <-> b c y x", **AXES)

@@ -62,11 +62,13 @@ class Comparison:
         """Prepare a comparison; the arguments are those of `compare_models`."""
         self.environment = framework_versions()
         self._params = params if train else model_weights.in_evaluation(params)
-        self._flax_weights = model_weights.flax_weights(flax_apply, self._params)
+        self._flax_weights, constants = model_weights.flax_weights(flax_apply, self._params)
         self._torch_weights, skipped, optional = model_weights.torch_weights(torch_module)
         sides = (self._flax_weights, self._torch_weights)
         shapes = [{key: np.shape(array) for key, array in side.items()} for side in sides]
-        self._match = partial(match, *shapes, layouts=as_lines("layouts", layouts), skipped=skipped, optional=optional)
+        self._match = partial(
+            match, *shapes, layouts=as_lines("layouts", layouts), skipped=skipped, optional=optional, constants=constants
+        )
         self._fixed = optional
         self.inputs = as_arrays(inputs)
         names = ("input_axes", "output_axes")
@@ -105,18 +107,23 @@ class Comparison:
             graphs = (_called("flax", self._record_flax, self), _called("torch", self._record_torch, self))
             self._evidence = replace(self._evidence, uses=self._uses(*graphs))
             self._use(self._match(evidence=self._evidence))
-        order = self.correspondence.order_of_siblings(self._evidence.axes)
-        squares = [key for _, keys in self.correspondence.squares() for key in keys if key not in self._evidence.axes]
-        if order and squares:
-            axes = {key: Axes(order, "square: as the other matrices") for key in squares}
-            self._evidence = replace(self._evidence, axes={**self._evidence.axes, **axes})
+        known, axes = self._evidence.axes, {}
+        orders = self.correspondence.orders_of_siblings(known)
+        for key in (key for _, keys in self.correspondence.squares() for key in keys):
+            of_class = known[key].names if key in known else ""
+            if orders.get(of_class, of_class) != of_class:
+                axes[key] = Axes(orders[of_class], "square: as the other matrices")
+        if axes:
+            self._evidence = replace(self._evidence, axes={**known, **axes})
             self._use(self._match(evidence=self._evidence))
 
     def _use(self, correspondence: Correspondence) -> None:
         """Give both models the same weights, converted by a mapping."""
         self.correspondence = correspondence
         both = _copy_weights(self._source, correspondence, self._flax_weights, self._torch_weights)
-        self.flax.weights, self.torch.weights = both
+        constants = {key: array for key, array in self._flax_weights.items() if f"{key} of flax" in correspondence.skipped}
+        self.flax.weights, self.torch.weights = {**constants, **both[0]}, both[1]
+        self.flax.constants = frozenset(constants)
 
     def name_outputs(self) -> None:
         """Find the outputs that are compared.

@@ -8,7 +8,8 @@ gives, and finds the other pairs by names, order and shapes.  It does not guess:
 message quotes a line that resolves the ambiguity.
 """
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from parity.comparison.any_model.folding import fold_lines
 from parity.comparison.any_model.lines import ARROW, Pair, Zero
 from parity.comparison.any_model.matching import Evidence, MatchedEntries, match_lines
+from parity.comparison.any_model.parameters import Axes
 from parity.comparison.any_model.rules import SQUARE, SQUARE_AS_IT_IS, SQUARE_REVERSED
 from vit_spec import InputError
 
@@ -33,7 +35,7 @@ class Correspondence:
     """The mapping of all parameters; `str` gives its lines.
 
     flax, torch: shapes by key; a flax key is the path joined by "/", without the collection "params".
-    skipped: torch keys without a counterpart, and why they need none.
+    skipped: torch keys without a counterpart, and flax keys with " of flax" after them, and why they need none.
     zeros: the parameters of one side that are zero, and that the other side does not have.
     """
 
@@ -59,17 +61,20 @@ class Correspondence:
                 groups.setdefault("", []).extend(keys)
         return [(name, tuple(dict.fromkeys(groups[name]))) for name in sorted(groups, key=lambda name: not name)]
 
-    def order_of_siblings(self, known: Container[str]) -> str:
-        """Return the order of axes that all matrices have whose class does not fix it, "in out" or "out in"; "" if none.
+    def orders_of_siblings(self, known: Mapping[str, Axes]) -> dict[str, str]:
+        """Return the order of axes that all matrices have, "in out" or "out in", by the order that their class says, or "".
 
-        known: torch keys of matrices whose class fixes the order.
+        Only matrices count whose shapes tell the order.  All of a class may have the other order than it says, if Flax's
+        layer has the order of PyTorch's.
+
+        known: the order of axes of matrices whose class fixes it, by torch key.
         """
-        orders = set()
+        orders: dict[str, set[str]] = defaultdict(set)
         for pair in self.pairs:
-            if pair.matrix_axes("flax") == ["in", "out"] and not pair.note:
-                if not any(key in known for _, key, *_ in pair.arrays()):
-                    orders.add(" ".join(pair.matrix_axes("torch")))
-        return orders.pop() if len(orders) == 1 else ""
+            if pair.matrix_axes("flax") == ["in", "out"] and not pair.note and pair.sizes["in"] != pair.sizes["out"]:
+                for _, key, *_ in pair.arrays():
+                    orders[known[key].names if key in known else ""].add(" ".join(pair.matrix_axes("torch")))
+        return {of_class: found.pop() for of_class, found in orders.items() if len(found) == 1}
 
     def keys(self) -> Iterator[tuple[str, str]]:
         """Yield flax key and torch key of each pair of arrays."""
@@ -123,6 +128,7 @@ def match(
     layouts: Iterable[str] = (),
     skipped: Mapping[str, str] | None = None,
     optional: Iterable[str] = (),
+    constants: Iterable[str] = (),
     evidence: Evidence | None = None,
 ) -> Correspondence:
     """Match the parameters of both sides.
@@ -135,6 +141,7 @@ def match(
             are zero, and that the other side does not have.
         skipped: torch keys that are left out of `torch`, and why; they are only printed.
         optional: torch keys that need no counterpart, such as a mask in a buffer.
+        constants: flax keys that need none.
         evidence: what is known of the models besides names and shapes; a line that it decides has a note.
 
     Raises:
@@ -147,21 +154,26 @@ def match(
     zeros = tuple(each for each in parsed if isinstance(each, Zero))
     matched = _mark_matched_entries(given, zeros, flax, torch)
     known_keys = [keys[:2] for pair in given for keys in pair.arrays()]
-    lines, unmatched = match_lines(flax, torch, matched, known_keys, set(optional), evidence or Evidence())
+    sides = (set(constants), set(optional))
+    lines, (of_flax, of_torch) = match_lines(flax, torch, matched, known_keys, sides, evidence or Evidence())
     inferred = tuple(Pair.parse(line, flax, torch, note) for line, note in fold_lines(lines, flax, torch))
-    _mark_matched_entries(given + inferred, zeros, flax, torch, complete=set(torch) - unmatched)
-    reasons = {
-        key: "a buffer or frozen parameter without a counterpart: it keeps its own values" for key in sorted(unmatched)
-    }
+    _mark_matched_entries(given + inferred, zeros, flax, torch, complete=(set(flax) - of_flax, set(torch) - of_torch))
+    what = "without a counterpart: it keeps its own values"
+    reasons = {key: f"a buffer or frozen parameter {what}" for key in sorted(of_torch)}
+    reasons |= {f"{key} of flax": f"a constant {what}" for key in sorted(of_flax)}
     return Correspondence(given + inferred, shapes[0], shapes[1], {**(skipped or {}), **reasons}, zeros)
 
 
 def _mark_matched_entries(
-    pairs: tuple[Pair, ...], zeros: tuple[Zero, ...], flax: Shapes, torch: Shapes, complete: set[str] | None = None
+    pairs: tuple[Pair, ...],
+    zeros: tuple[Zero, ...],
+    flax: Shapes,
+    torch: Shapes,
+    complete: tuple[set[str], set[str]] | None = None,
 ) -> MatchedEntries:
     """Return boolean arrays by key, of flax and of torch, which mark the entries that the pairs and the zeros cover.
 
-    complete: if given, they must cover every entry of these torch keys, and every entry of all flax keys.
+    complete: if given, they must cover every entry of these flax keys and torch keys.
 
     Raises:
         InputError: two lines cover the same entry, or an entry that must be covered is not.
@@ -187,7 +199,7 @@ def _mark_matched_entries(
         for key, view in zero.views(own):
             mark(zero, key, view)
     if complete is not None:
-        for own, keys in ((of_flax, set(flax)), (of_torch, complete)):
+        for own, keys in zip((of_flax, of_torch), complete, strict=True):
             for key in sorted(keys):
                 if key not in own or not own[key].all():
                     raise InputError(f"{key}: some of its entries have no counterpart; add a line for them to layouts")

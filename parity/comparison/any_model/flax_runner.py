@@ -38,6 +38,7 @@ class FlaxRunner:
         training: paths of the NNX modules that run in training mode, known after the run in float64.
         statistics: running statistics that the last run has returned, by key.
         skipped: names and types of the parts of the return value that are no arrays.
+        constants: keys of the weights that have no counterpart in the other model.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class FlaxRunner:
         self._leaves, self._tree = flatten(params)
         self._float_inputs = [n for n, x in enumerate(inputs) if np.issubdtype(x.dtype, np.floating)]
         self.skipped: dict[str, str] = {}
+        self.constants: frozenset[str] = frozenset()
         self.statistics: Tensors = {}
         self._dtype = "float64"
         self._order: list[str] = []
@@ -145,7 +147,8 @@ class FlaxRunner:
             for n, x in zip(self._float_inputs, floats, strict=True):
                 inputs[n] = x
             arguments = [jax.tree.leaves(weights), inputs]
-            return record_flax(closed, *arguments, replace=self._replace, exact=dtype == "float64")
+            constants = [n for n, key in enumerate(sorted(weights)) if key in self.constants]  # as JAX orders a dict
+            return record_flax(closed, *arguments, constants=constants, replace=self._replace, exact=dtype == "float64")
 
     def keys_by_use(self, graph: Graph) -> list[str]:
         """Return the keys of the weights in the order in which a recorded forward pass first uses them."""

@@ -6,7 +6,7 @@ order decide, the match is ambiguous, which is an error.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -31,6 +31,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 MatchedEntries = tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[np.bool_]]]  # masks by key, of flax and of torch
 
 Uses = tuple[Sequence[str], Sequence[str]]  # keys of flax and of torch, in the order of their first use
+Optional = tuple[set[str], set[str]]  # keys of flax and of torch that need no counterpart
 Candidates = Mapping[tuple[Path, Path], Mapping[str, Rule]]  # modules that can match -> the rule of each role
 
 
@@ -53,15 +54,15 @@ def match_lines(
     torch: Shapes,
     matched: MatchedEntries,
     known: Sequence[tuple[str, str]],
-    optional: set[str],
+    optional: Optional,
     evidence: Evidence,
-) -> tuple[list[tuple[str, str]], set[str]]:
-    """Return a line and a note for each parameter that is not matched yet, and the optional torch keys left unmatched.
+) -> tuple[list[tuple[str, str]], Optional]:
+    """Return a line and a note for each parameter that is not matched yet, and the optional keys left unmatched.
 
     flax, torch: shapes by key.
     matched: entries that the lines of the caller cover.
     known: pairs of a flax key and a torch key in these lines; the other parameters of their modules match too.
-    optional: torch keys that need no counterpart.
+    optional: keys of flax and of torch that need no counterpart.
     evidence: what is known of the models besides names and shapes.
 
     Raises:
@@ -114,10 +115,10 @@ def _match_modules(
     flax: list[Module],
     torch: list[Module],
     known_pairs: list[tuple[Path, Path]],
-    optional: set[str],
+    optional: Optional,
     evidence: Evidence,
-) -> tuple[list[tuple[str, str]], set[str]]:
-    """Match modules, and return a line and a note for each parameter, and the optional torch keys left unmatched.
+) -> tuple[list[tuple[str, str]], Optional]:
+    """Match modules, and return a line and a note for each parameter, and the optional keys left unmatched.
 
     The most certain matches come first.  Each step takes the first of these that finds a match: groups of modules with the
     same pattern, groups with the same inner pattern, single modules, each by their names; then the same groups without a
@@ -156,8 +157,9 @@ def _match_modules(
         by_use |= last
         flax_left = [a for a in flax_left if a.path not in last.values()]
         torch_left = [b for b in torch_left if b.path not in last]
-    unmatched = {each.key for b in torch_left for each in b.parameters.values()} & optional
-    torch_left = [b for b in torch_left if not {each.key for each in b.parameters.values()} <= unmatched]
+    of_flax, of_torch = unmatched = (_keys(flax_left) & optional[0], _keys(torch_left) & optional[1])
+    flax_left = [a for a in flax_left if not _keys([a]) <= of_flax]
+    torch_left = [b for b in torch_left if not _keys([b]) <= of_torch]
     if torch_left or flax_left:
         raise _unmatched_error(flax_left, torch_left, candidates)
     ordered = {
@@ -250,6 +252,10 @@ def _group_paths(modules: list[Module], group_key: Callable[[Module], str]) -> d
     for module in sorted(modules, key=lambda module: numbers(module.path)):
         groups[group_key(module)].append(module.path)
     return groups
+
+
+def _keys(modules: Iterable[Module]) -> set[str]:
+    return {each.key for module in modules for each in module.parameters.values()}
 
 
 def _unmatched_error(flax: list[Module], torch: list[Module], candidates: Candidates) -> InputError:

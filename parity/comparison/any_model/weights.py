@@ -1,7 +1,7 @@
 """The weights of two models by key, as float64 arrays, and what is known of them."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,11 @@ Array = NDArray[Any]
 Tensors = dict[str, Array]
 
 
-def flax_weights(flax_apply: Callable[..., Any], params: Any) -> Tensors:
-    """Return the floating-point leaves of a pytree by path, as float64; the path leaves out the collection "params".
+def flax_weights(flax_apply: Callable[..., Any], params: Any) -> tuple[Tensors, set[str]]:
+    """Return the floating-point leaves of a pytree by path, and the paths of those that are optional.
+
+    The leaves are float64 arrays, and the paths leave out the collection "params".  Optional are constants: arrays of an
+    NNX module that are no nnx.Variable, and other collections of linen than parameters and running statistics.
 
     Raises:
         InputError: `flax_apply` is linen's `apply`, and `params` has no collection "params".
@@ -25,7 +28,30 @@ def flax_weights(flax_apply: Callable[..., Any], params: Any) -> Tensors:
     owner = getattr(flax_apply, "__self__", None)
     if isinstance(owner, linen.Module) and "params" not in params:
         raise InputError("model.apply takes variables with their collections: give {'params': params}, not params alone")
-    return {key: np.asarray(leaf).astype(np.float64) for key, leaf in flatten(params)[0] if key is not None}
+    tensors = {key: np.asarray(leaf).astype(np.float64) for key, leaf in flatten(params)[0] if key is not None}
+    return tensors, _constant_keys(params, tensors)
+
+
+def _constant_keys(params: Any, tensors: Tensors) -> set[str]:
+    """Return the keys of the constants among the leaves of a pytree."""
+    import jax
+    from flax import nnx
+
+    if isinstance(params, (nnx.Module, nnx.State)):
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
+        keys = [key for key, _ in flatten(params)[0]]
+        return {key for key, path in zip(keys, paths, strict=True) if key is not None and not _is_value(path)}
+    if isinstance(params, Mapping) and "params" in params:
+        constants = tuple(f"{name}/" for name in params if name not in ("params", "batch_stats"))
+        return {key for key in tensors if key.startswith(constants)} if constants else set()
+    return set()
+
+
+def _is_value(path: tuple[Any, ...]) -> bool:
+    """Return whether a path leads to the value of an nnx.Variable."""
+    import jax
+
+    return not isinstance(path[-1], jax.tree_util.DictKey) and getattr(path[-1], "name", "") == "value"
 
 
 def flatten(params: Any) -> tuple[list[tuple[str | None, Any]], Any]:
@@ -37,7 +63,7 @@ def flatten(params: Any) -> tuple[list[tuple[str | None, Any]], Any]:
     leaves = []
     for path, leaf in paths:
         names = [str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", "")))) for entry in path]
-        if names[-1:] == ["value"] and not isinstance(path[-1], jax.tree_util.DictKey):  # the value of an nnx.Variable
+        if path and _is_value(path):
             names.pop()
         is_float = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
         leaves.append(("/".join(names).removeprefix("params/") if is_float else None, leaf))

@@ -10,7 +10,7 @@ jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 
 import jax.numpy as jnp
-from flax import linen
+from flax import linen, nnx
 from torch import nn
 
 from parity.comparison.any_model.assertion import compare_models
@@ -468,3 +468,77 @@ def test_a_frozen_parameter_without_a_counterpart_keeps_its_values() -> None:
     assert report.passed, str(report)
     assert "positions: a buffer or frozen parameter without a counterpart" in str(report)
     assert "gradient of positions" not in {row.name for row in report.rows}
+
+
+class Masked(nnx.Module):
+    """A layer and an array of its own that is no parameter."""
+
+    def __init__(self) -> None:
+        self.layer = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+        self.scale = nnx.data(jnp.linspace(1.0, 2.0, 2))
+
+    def __call__(self, x: Any) -> Any:
+        return self.layer(x) * self.scale
+
+
+class TorchMasked(nn.Module):
+    """The same layer, which computes the array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) * torch.linspace(1, 2, 2, dtype=x.dtype)
+
+
+@pytest.mark.parametrize("weights", ["flax", "torch"])
+def test_an_array_of_an_nnx_module_that_is_no_variable_needs_no_counterpart(weights: Any) -> None:
+    report = compare_models(Masked.__call__, Masked(), TorchMasked(), ROWS, weights=weights, level="function")
+    assert report.passed, str(report)
+    assert report.correspondence.skipped == {"scale of flax": "a constant without a counterpart: it keeps its own values"}
+
+
+class Constants(linen.Module):
+    """The same layer with the array in a collection of constants."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        scale = self.variable("constants", "scale", lambda: jnp.linspace(1.0, 2.0, 2))
+        return linen.Dense(2, name="layer")(x) * scale.value
+
+
+def test_a_collection_of_constants_needs_no_counterpart() -> None:
+    flax = Constants()
+    variables = flax.init(jax.random.key(0), ROWS)
+    report = compare_models(flax.apply, variables, TorchMasked(), ROWS, level="function")
+    assert report.passed and "constants/scale of flax" in report.correspondence.skipped, str(report)
+
+
+class TwoConv1D(nn.Module):
+    """Two layers with the matrix of GPT-2, the second of which is square."""
+
+    def __init__(self, after: Any = torch.tanh) -> None:
+        super().__init__()
+        self.first, self.second, self.after = Conv1D(6, 4), Conv1D(6, 6), after
+
+    def forward(self, x: Any) -> Any:
+        return self.after(self.second(self.first(x)))
+
+
+class FlaxTwoConv1D(linen.Module):
+    """The same layers, whose kernels are (out, in)."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        for name, shape in (("first", (6, 4)), ("second", (6, 6))):
+            kernel = self.param(f"{name}/kernel", linen.initializers.normal(1.0), shape)
+            x = x @ kernel.T + self.param(f"{name}/bias", linen.initializers.normal(1.0), shape[:1])
+        return jnp.tanh(x)
+
+
+def test_the_other_layers_of_a_class_give_the_order_of_axes_of_a_square_one_also_if_the_models_differ() -> None:
+    assert compare(FlaxTwoConv1D(), TwoConv1D()).passed
+    report = compare(FlaxTwoConv1D(), TwoConv1D(torch.sin))
+    assert not report.passed and report.origin is not None and report.origin.torch is not None
+    assert report.origin.torch.operation == "sin", str(report)

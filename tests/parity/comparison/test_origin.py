@@ -399,3 +399,34 @@ def test_modules_of_equinox_are_named() -> None:
     report = compare_models(apply, arrays, other, TOKENS, layouts=layouts, level="function")
     assert report.origin is not None and report.origin.flax is not None and report.origin.torch is not None
     assert (report.origin.flax.module, report.origin.torch.module) == ("norm", "0")
+
+
+class Positioned(linen.Module):
+    """Tokens plus positions, which are repeated for each example, or minus."""
+
+    is_minus: bool = False
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        rows = linen.Embed(5, 8, name="positions")(jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2]))
+        return linen.Dense(8, name="fc")(x - rows if self.is_minus else x + rows)
+
+
+class TorchPositioned(nn.Module):
+    """The same positions, once for all examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions, self.fc = nn.Embedding(5, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.fc(x + self.positions(torch.arange(5)))
+
+
+def test_positions_that_one_model_repeats_are_not_blamed() -> None:
+    from tests.pairs_of_models import random_variables
+
+    variables = random_variables(Positioned(), TOKENS)
+    report = compare_models(Positioned(True).apply, variables, TorchPositioned(), TOKENS, level="function")
+    assert not report.passed and report.origin.torch.operation == "add", str(report)
+    assert report.origin.kind != "constant" and report.origin.torch.module == ""

@@ -1,6 +1,6 @@
 """The graph of the operations of a Flax model, or of any function of JAX."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,15 +27,23 @@ def trace(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def record_flax(
-    closed: Any, weights: Sequence[Any], inputs: Sequence[Any], *, replace: Any = None, exact: bool = True
+    closed: Any,
+    weights: Sequence[Any],
+    inputs: Sequence[Any],
+    *,
+    constants: Collection[int] = (),
+    replace: Any = None,
+    exact: bool = True,
 ) -> Graph:
     """Return the graph of a jaxpr that takes weights and then inputs.
 
+    constants: indices of weights without a counterpart in the other model.
     replace, exact: see `Evaluator`.
     """
     graph = Graph("/")
     recorder = _Recorder(graph, replace, exact)
-    arguments = [_Recorded(x, graph.add_source(np.asarray(x), WEIGHTS)) for x in weights]
+    sources = [CONSTANT if n in constants else WEIGHTS for n in range(len(weights))]
+    arguments = [_Recorded(x, graph.add_source(np.asarray(x), each)) for x, each in zip(weights, sources, strict=True)]
     arguments += [_Recorded(x, graph.add_source(np.asarray(x), INPUTS)) for x in inputs]
     graph.outputs = [each.value for each in recorder.run(closed, arguments, Scope())]
     return graph

@@ -68,6 +68,7 @@ class Value:
 
     operation: index of the operation that computes it; -1 for an input, a parameter or a constant.
     source: what it depends on: `CONSTANT`, `WEIGHTS` for weights but no inputs, or `INPUTS`.
+    fingerprint: that of its entries; without repetitions if it does not depend on the inputs.
     array: its entries, if the graph keeps them.
     """
 
@@ -107,7 +108,7 @@ class Graph:
 
     def add_source(self, array: Array, source: int) -> int:
         """Add an input, a parameter or a constant, and return its index."""
-        self.values.append(Value(-1, source, Fingerprint.of(array), self._keep(array)))
+        self.values.append(self._value(-1, source, array))
         return len(self.values) - 1
 
     def add(self, name: str, module: str, stack: Stack, inputs: Iterable[int], arrays: Sequence[Array]) -> list[int]:
@@ -116,7 +117,7 @@ class Graph:
         source = max((self.values[n].source for n in inputs), default=CONSTANT)
         first = len(self.values)
         for array in arrays:
-            self.values.append(Value(len(self.operations), source, Fingerprint.of(array), self._keep(array)))
+            self.values.append(self._value(len(self.operations), source, array))
         outputs = range(first, len(self.values))
         self.operations.append(Operation(name, module, stack, inputs, tuple(outputs)))
         return list(outputs)
@@ -142,9 +143,23 @@ class Graph:
         operation = self.values[value].operation
         return self.operations[operation].inputs if operation >= 0 else ()
 
+    def _value(self, operation: int, source: int, array: Array) -> Value:
+        # One model may repeat positions for each example, and the other broadcast them.
+        known = array if source == INPUTS else without_repetition(array)
+        return Value(operation, source, Fingerprint.of(known), self._keep(array))
+
     def _keep(self, array: Array) -> Array | None:
         self._kept += array.size
         return array if self._kept <= MAX_KEPT else None
+
+
+def without_repetition(array: Array) -> Array:
+    """Return an array with one entry along each axis along which all of its entries are the same."""
+    for axis, n in enumerate(array.shape):
+        first = array.take([0], axis) if n > 1 else array
+        if n > 1 and np.array_equal(first, array.take([1], axis)) and (array == first).all():
+            array = first
+    return array
 
 
 class Index:

@@ -232,7 +232,7 @@ class _Side:
         here = self.graph.operations[operation]
         if constants := self.differing_constants(operation):
             here = self._first_of(constants) or here
-            return _make_place(here, here.module, [], self.graph.separator)
+            return _make_place(here, here.module, [], self.graph.separator, unknown=self._unknown_before(here))
         inside, module, separator = self._producers(here.inputs), here.module, self.graph.separator
         if kind == "between" and not any(self._is_within(module, each) for each in inside):
             module = _caller(module, separator)
@@ -291,12 +291,16 @@ class _Side:
         return self.graph.operations[min(numbers)] if numbers else None
 
     def _producers(self, given: Iterable[int]) -> list[int]:
-        """Return the operations that compute these values, and those that computed what others only rearranged."""
+        """Return the operations that compute these values, and those that computed what others only rearranged.
+
+        Constants count if no value depends on anything else.
+        """
         values, operations = self.graph.values, self.graph.operations
         left, seen, found = list(given), set(), []
+        least = WEIGHTS if any(values[n].source != CONSTANT for n in left) else CONSTANT
         while left:
             n = left.pop()
-            if n in seen or values[n].source == CONSTANT or values[n].operation < 0:
+            if n in seen or values[n].source < least or values[n].operation < 0:
                 continue
             seen.add(n)
             producer = values[n].operation

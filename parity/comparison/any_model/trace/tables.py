@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from parity.comparison.any_model.trace.graph import CONSTANT, Graph, Index, Value
+from parity.comparison.any_model.trace.graph import CONSTANT, Graph, Index, Value, without_repetition
 from parity.comparison.any_model.trace.places import Line
 
 Array = NDArray[Any]
@@ -81,9 +81,10 @@ def _has_equal(index: Index, values: Sequence[Value], value: Value) -> bool:
     """Return whether another value has the same entries in any order, to the rounding of float64."""
     if value.fingerprint is None:
         return False
-    entries = np.sort(np.asarray(value.array, np.float64), axis=None)
+    entries = np.sort(without_repetition(np.asarray(value.array, np.float64)), axis=None)
     others = [array for n in index.find(value.fingerprint) if (array := values[n].array) is not None]
-    return any(np.allclose(entries, np.sort(each, axis=None), rtol=1e-12, atol=0.0) for each in others)
+    sorted_others = [np.sort(without_repetition(each), axis=None) for each in others]
+    return any(each.size == entries.size and np.allclose(entries, each, rtol=1e-12, atol=0.0) for each in sorted_others)
 
 
 def _is_table(value: Value) -> bool:
