@@ -93,6 +93,7 @@ class Comparison:
         self.runs: dict[str, Tensors] = {}
         self.tables: tuple[Table, ...] = ()
         self._graphs: tuple[Graph, Graph] | None = None
+        self._contradicting: list[tuple[str, str]] = []
 
     def match(self) -> None:
         """Match the parameters, and give both models the same weights.
@@ -229,19 +230,23 @@ class Comparison:
         """Try to match the parameters by the order in which both models use them.
 
         This mapping is kept if it passes, or if the models part later with it: then names have misled, and something else
-        is wrong besides.
+        is wrong besides.  It is not kept if it contradicts the names, as a checkpoint that is converted by its names would
+        give other outputs: a layer may be used in the place of another one.
         """
         evidence = replace(self._evidence, uses=self._uses(*self.graphs()), uses_first=True)
         try:
             other = self._match(evidence=evidence)
         except InputError:
             return
-        if dict(other.keys()) == dict(self.correspondence.keys()):
+        by_names = self.correspondence
+        if dict(other.keys()) == dict(by_names.keys()):
             return
         agreeing, before = count_agreeing_operations(*self.graphs()), self._state()
-        if not self._runs_with(other):
-            self._restore(before)
-        elif not self.is_same_function and count_agreeing_operations(*self.graphs()) <= agreeing:
+        has_run, contradicting = self._runs_with(other), other.contradicts_names(by_names)
+        if has_run and self.is_same_function and contradicting:
+            self._contradicting = contradicting
+        is_better = has_run and (self.is_same_function or count_agreeing_operations(*self.graphs()) > agreeing)
+        if contradicting or not is_better:
             self._restore(before)
 
     def _runs_with(self, correspondence: Correspondence) -> bool:
@@ -330,6 +335,9 @@ class Comparison:
         return [key for key, array in known.items() if ErrorNorms.of(own[key], array).relative_rms() > FLOAT32_TOLERANCE]
 
     def _hints(self) -> Iterator[str]:
+        if self._contradicting:
+            pairs = _listed([f"{a} <-> {b}" for a, b in self._contradicting])
+            yield f"the models agree if names do not count: {pairs}; if this is right, say so in layouts"
         if self.torch.is_detached:
             yield "the outputs of torch have no gradient: the model detaches them, or runs under torch.no_grad()"
         if self._masks is not None:

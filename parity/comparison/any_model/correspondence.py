@@ -8,9 +8,11 @@ gives, and finds the other pairs by names, order and shapes.  It does not guess:
 message quotes a line that resolves the ambiguity.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from parity.comparison.any_model.folding import fold_lines
 from parity.comparison.any_model.lines import ARROW, Pair, Zero
 from parity.comparison.any_model.matching import Evidence, MatchedEntries, match_lines
+from parity.comparison.any_model.names import numbers
 from parity.comparison.any_model.parameters import Axes
 from parity.comparison.any_model.rules import SQUARE, SQUARE_AS_IT_IS, SQUARE_REVERSED
 from vit_spec import InputError
@@ -28,6 +31,12 @@ Arrays = Mapping[str, Array]
 Shapes = Mapping[str, tuple[int, ...]]
 
 SIDES = ("flax", "torch")
+
+
+def _module_path(key: str) -> tuple[list[str], str]:
+    """Return the names of the modules around the one that has a parameter, and its own name; "" for the model itself."""
+    *path, _ = key.replace(".", "/").split("/")
+    return path[:-1], path[-1] if path else ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,28 @@ class Correspondence:
     def keys(self) -> Iterator[tuple[str, str]]:
         """Yield flax key and torch key of each pair of arrays."""
         yield from ((a, b) for pair in self.pairs for a, b, *_ in pair.arrays())
+
+    def contradicts_names(self, by_names: "Correspondence") -> list[tuple[str, str]]:
+        """Return pairs of keys that contradict the names, of a mapping that another one by names is compared with.
+
+        They give a module another sibling of the one with the same name in the other model, or have another order than
+        the numbers in their names.
+        """
+        new, parted = dict(self.keys()), []
+        for a, b in by_names.keys():
+            (around, name), (around_new, _) = _module_path(b), _module_path(new.get(a, b))
+            if new.get(a, b) != b and around == around_new and name and name == _module_path(a)[1]:
+                parted.append((a, new[a]))
+        groups: dict[tuple[str, str], list[tuple[tuple[int, ...], tuple[int, ...], str, str]]] = defaultdict(list)
+        for a, b in new.items():
+            paths = [key.replace(".", "/").split("/") for key in (a, b)]
+            patterns = [re.sub(r"[0-9]+", "#", key) for key in (a, b)]
+            groups[patterns[0], patterns[1]].append((numbers(paths[0]), numbers(paths[1]), a, b))
+        for group in groups.values():
+            for one, other in pairwise(sorted(group)):
+                if one[1] > other[1]:
+                    parted += [one[2:], other[2:]]
+        return list(dict.fromkeys(parted))
 
     def to_torch(self, arrays: Arrays) -> dict[str, Array]:
         """Return arrays (weights or gradients) by torch key, C-contiguous, from arrays by flax key."""

@@ -14,7 +14,7 @@ from flax import linen, nnx
 from torch import nn
 
 from parity.comparison.any_model.assertion import compare_models
-from tests.pairs_of_models import random_variables
+from tests.pairs_of_models import perturbed_module, random_variables
 from vit_spec import InputError
 
 RNG = np.random.default_rng(0)
@@ -220,6 +220,70 @@ def test_the_order_of_use_is_tried_where_names_mislead() -> None:
     report = compare(MisleadingNames(eps=1.001e-5), OtherNames())
     assert not report.passed and "by order of use" in str(report)
     assert report.origin is not None and report.origin.flax.module == "feedforward_layernorm"
+
+
+class Listed(nnx.Module):
+    """Norms in a list, used in an order."""
+
+    def __init__(self, order: tuple[int, ...]) -> None:
+        self.norms = nnx.List([nnx.LayerNorm(4, epsilon=1e-5, use_fast_variance=False, rngs=nnx.Rngs(0)) for _ in range(3)])
+        self.order = order
+
+    def __call__(self, x: Any) -> Any:
+        for n in self.order:
+            x = jnp.tanh(self.norms[n](x))
+        return x
+
+
+class TorchListed(nn.Module):
+    """The same norms in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(4) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        for norm in self.norms:
+            x = norm(x).tanh()
+        return x
+
+
+class Named(linen.Module):
+    """Queries and keys by layers with the right names, or exchanged."""
+
+    exchanged: bool
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        q, k = (linen.Dense(6, name=f"{name}_proj")(x) for name in ("kq" if self.exchanged else "qk"))
+        return 2 * q + jnp.tanh(k)
+
+
+class TorchNamed(nn.Module):
+    """The same layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(4, 6), nn.Linear(4, 6)
+
+    def forward(self, x: Any) -> Any:
+        q, k = self.q_proj(x), self.k_proj(x)
+        return 2 * q + k.tanh()
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_a_layer_that_is_used_in_the_place_of_another_fails_with_a_hint(is_list: bool) -> None:
+    def report_of(is_right: bool) -> Any:
+        if is_list:
+            flax = perturbed_module(Listed((0, 1, 2) if is_right else (0, 2, 1)))
+            return compare_models(Listed.__call__, flax, TorchListed(), ROWS, level="function")
+        return compare(Named(not is_right), TorchNamed())
+
+    assert report_of(True).passed
+    wrong = report_of(False)
+    assert not wrong.passed and not any("by order of use" in line for line in str(wrong.correspondence).splitlines())
+    pair = "norms/1/bias <-> norms.2.bias" if is_list else "q_proj/bias <-> k_proj.bias"
+    assert f"hint: the models agree if names do not count: {pair}" in str(wrong), str(wrong)
 
 
 def test_a_trial_with_unequal_weights_is_no_error() -> None:
