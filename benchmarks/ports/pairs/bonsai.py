@@ -190,7 +190,7 @@ def _() -> Built:
     "densenet121",
     "bonsai DenseNet",
     "torchvision DenseNet",
-    disagreement="bonsai pads the strided stem and its max pooling by SAME (bonsai/models/densenet121/modeling.py:95-99), "
+    disagreement="bonsai pads the strided stem and its pooling by SAME (bonsai/models/densenet121/modeling.py:103-106), "
     "as Keras does, and torchvision by 3 and by 1",
 )
 def _() -> Built:

@@ -80,7 +80,7 @@ PAIRS.add(
     "torchvision ResNet, BasicBlock",
     lambda: _resnet("ResNetBlock", [2, 2, 2, 2], torchvision_resnet("BasicBlock", [2, 2, 2, 2]), size=64),
     disagreement="for even sizes, Flax pads the pooling and the strided convolutions by SAME, which is 0 before and 1 "
-    "after (examples/imagenet/models.py:137, and nn.Conv's default), and torchvision by 1 on both sides",
+    "after (examples/imagenet/models.py:122, and nn.Conv's default), and torchvision by 1 on both sides",
 )
 
 
