@@ -30,7 +30,7 @@ def loss_and_metric(task: Task, outputs: Array, targets: Array, *, sigmoid: bool
         )
         return loss, (x.argmax(1) == target_probs.argmax(1)).astype(x.dtype)
     if task == "labels":
-        return _binary_cross_entropy(x, targets).mean(1), ((x > 0) == (targets > 0.5)).mean(1)
+        return _binary_cross_entropy(x, targets).mean(1), ((x > 0) == (targets > 0.5)).astype(x.dtype).mean(1)
     difference = x - targets
     return jnp.square(difference).mean(1), jnp.abs(difference).mean(1)
 

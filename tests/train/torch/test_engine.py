@@ -1,0 +1,94 @@
+"""The training steps of `TorchEngine` and `JaxEngine` are the same function: on the same batches they agree in float64."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+pytest.importorskip("grain")
+
+import parity
+import vit_spec
+from parity.checkpoints.weights import as_checkpoint
+from tests.twins import perturbed_params
+from train.data.augment import Mix
+from train.data.batches import Batch
+from train.jax.engine import JaxEngine
+from train.recipes import Augment, Optimizer, Recipe
+from train.recipes.schedule import learning_rate
+from train.torch.engine import TorchEngine
+
+SIZES: dict[str, Any] = {"image_size": (8, 8), "patch_size": 4, "width": 16, "depth": 3, "num_heads": 2, "mlp_dim": 32}
+CONFIG = vit_spec.get("vit_ti16", num_classes=5, **SIZES)
+START = as_checkpoint(jax.tree.map(lambda x: np.asarray(x, np.float64), perturbed_params(CONFIG)), CONFIG, "jax")
+MIX = Mix(np.float32(0.75), np.array([0, 0, 4, 3], np.int32), np.float32(0.7))
+STEPS = 50
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    with jax.enable_x64(True):
+        yield
+    torch.set_default_dtype(torch.float32)
+
+
+def make_batch(seed: int, mix: Mix | None = None, task: str = "classes") -> Batch:
+    """Return a batch of 12 random images and targets."""
+    rng = np.random.default_rng(seed)
+    targets = rng.integers(0, 5, 12).astype(np.int32)
+    if task != "classes":
+        targets = rng.integers(0, 2, (12, 5)).astype(np.float32)
+    return Batch(rng.integers(0, 256, (12, 8, 8, 3), np.uint8), targets, np.arange(12), np.ones(12, bool), mix)
+
+
+def make(engine: Any, task: Any = "classes", **changes: Any) -> Any:
+    """Return an engine of the small model."""
+    recipe = replace(Recipe(batch_size=12, optimizer=Optimizer(eps=1e-3)), **changes)
+
+    def rate(step: Any) -> Any:
+        return learning_rate(step, peak=0.01, warmup=5, total=STEPS)
+
+    return engine(CONFIG, recipe, task=task, learning_rate=rate, initial_weights=START, folder=Path("unused"))
+
+
+def weights(engine: Any, name: str) -> dict[str, Any]:
+    """Return the weights ("params") or their moving average ("ema") by the names of the PyTorch twin."""
+    if isinstance(engine, TorchEngine):
+        own = engine._params if name == "params" else engine._state.ema
+        return {key: tensor.detach() for key, tensor in own.items()}
+    tree = jax.tree.map(np.asarray, getattr(engine._state, name))
+    return dict(parity.to_torch(as_checkpoint(tree, CONFIG, "jax")))
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "sgd": {"optimizer": Optimizer(name="sgd", lr=0.1)},
+    "accumulated": {"accumulate": 3, "ema": 0.99, "label_smoothing": 0.1},
+    "mixed": {"augment": Augment(mixup=0.2, cutmix=1.0), "accumulate": 2},
+    "sigmoid": {"loss": "sigmoid", "optimizer": Optimizer(layer_decay=0.8, freeze=("patch_embed.*",))},
+    "labels": {"label_smoothing": 0.1},
+    "values": {"ema": 0.9},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_fifty_steps_agree_in_float64(name: str) -> None:
+    task = name if name in ("labels", "values") else "classes"
+    engines = [make(each, task, **RECIPES[name]) for each in (JaxEngine, TorchEngine)]
+    for n in range(STEPS):
+        batch = make_batch(n, MIX if name == "mixed" else None, task)
+        of_jax, of_torch = ({key: float(value) for key, value in each.step(batch).items()} for each in engines)
+        assert of_torch == pytest.approx(of_jax, rel=1e-10, abs=1e-12)
+    for part in ("params", "ema") if RECIPES[name].get("ema") else ("params",):
+        expected, found = (weights(each, part) for each in engines)
+        for key, tensor in found.items():
+            assert (tensor - expected[key]).norm() <= 1e-10 * expected[key].norm(), (part, key)
+    evaluated = [each.evaluate(make_batch(0, task=task)) for each in engines]
+    for ours, theirs in zip(*evaluated, strict=True):
+        assert np.asarray(ours) == pytest.approx(np.asarray(theirs), rel=1e-9, abs=1e-9)

@@ -1,0 +1,108 @@
+"""The optimizers of both trainers: from the same state and gradients, one step agrees in float64 to 1e-14 of the update."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+
+import optax
+
+import parity
+import vit_spec
+from parity.checkpoints.weights import as_checkpoint
+from train.jax.optimizers import make_optimizer as make_jax
+from train.recipes import Optimizer
+from train.torch.optimizers import make_optimizer, orthogonalize
+
+SIZES: dict[str, Any] = {"image_size": (8, 8), "patch_size": 4, "width": 64, "depth": 3, "num_heads": 2, "mlp_dim": 96}
+CONFIG = vit_spec.get("vit_ti16", num_classes=5, **SIZES)
+RATE = 1e-2
+STEPS = 4
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"weight_decay": 0.0, "clip": 1e9},
+    {"clip": 1e-2, "beta1": 0.8, "beta2": 0.95, "eps": 1e-4},
+    {"layer_decay": 0.7},
+    {"freeze": ("patch_embed.*", "blocks.[01].*", "*.bias")},
+]
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def random_tree(seed: int, scale: float = 0.1) -> Any:
+    """Return random arrays with the shapes of the JAX twin's parameters, float64."""
+    import vit_jax
+
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: scale * rng.standard_normal(x.shape), jax.eval_shape(lambda: vit_jax.init(CONFIG)))
+
+
+def to_torch(tree: Any) -> dict[str, Any]:
+    """Return the same arrays by the names of the PyTorch twin."""
+    return {name: tensor.clone() for name, tensor in parity.to_torch(as_checkpoint(tree, CONFIG, "jax")).items()}
+
+
+def run_both(settings: Optimizer, steps: int = STEPS, mean: float = 0.0) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """Yield for each step the parameters after it and before it, of PyTorch and of JAX, with PyTorch's names."""
+    start = random_tree(0)
+    transformation = make_jax(settings, CONFIG)
+    state, params = transformation.init(start), start
+    tensors = to_torch(start)
+    optimizer = make_optimizer(settings, CONFIG, tensors)
+    update = jax.jit(transformation.update)
+    for n in range(steps):
+        grads = jax.tree.map(lambda g: g + mean, random_tree(n + 1))
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        known = to_torch(params)
+        updates, state = update(grads, state, params, rate=RATE * (n + 1))
+        params = optax.apply_updates(params, updates)
+        for name, grad in to_torch(grads).items():
+            tensors[name].grad = grad
+        optimizer.step(RATE * (n + 1))
+        yield tensors, before, to_torch(params), known
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["defaults", "no-decay", "clipped", "layer-decay", "frozen"])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lion", "adafactor", "muon"])
+def test_a_step_agrees_with_that_of_jax_to_rounding(name: Any, options: dict[str, Any]) -> None:
+    settings = Optimizer(name=name, **options)
+    for after, before, of_jax, known in run_both(settings):
+        for key, tensor in after.items():
+            ours, theirs = tensor - before[key], of_jax[key] - known[key]
+            # An update is known to the rounding of the weights that it is the difference of.
+            limit = 1e-14 * theirs.norm() + 2e-16 * before[key].norm()
+            assert (ours - theirs).norm() <= limit, (key, float((ours - theirs).norm() / theirs.norm()))
+
+
+def test_an_unsound_step_changes_nothing() -> None:
+    tensors = to_torch(random_tree(0))
+    for name in ("adamw", "muon", "adafactor"):
+        optimizer = make_optimizer(Optimizer(name=name), CONFIG, tensors)
+        before = {key: tensor.clone() for key, tensor in tensors.items()}
+        for tensor in tensors.values():
+            tensor.grad = torch.full_like(tensor, float("nan"))
+        assert not optimizer.step(RATE).isfinite()
+        optimizer.step(RATE, sound=False)
+        assert int(optimizer.updates) == 0 and not any(each.any() for part in optimizer.moments.values() for each in part)
+        assert all(torch.equal(tensor, before[key]) for key, tensor in tensors.items())
+
+
+def test_frozen_parameters_have_no_moments() -> None:
+    optimizer = make_optimizer(Optimizer(freeze=("blocks.[01].*", "head.*")), CONFIG, to_torch(random_tree(0)))
+    assert not any(name.startswith(("blocks.0", "blocks.1", "head")) for name in optimizer.names)
+    assert len(optimizer.moments["mean"]) == len(optimizer.names)
+
+
+def test_orthogonalized_matrices_have_singular_values_near_one() -> None:
+    matrices = torch.tensor(np.random.default_rng(0).standard_normal((3, 40, 16)))
+    values = torch.linalg.svdvals(orthogonalize(matrices))
+    assert values.min() > 0.5 and values.max() < 1.3
+    assert torch.allclose(orthogonalize(matrices.mT), orthogonalize(matrices).mT, atol=1e-12)

@@ -1,0 +1,47 @@
+"""The losses of the three tasks in PyTorch, and the metric that is reported beside the loss of a training step."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from train.recipes import Task
+
+
+def loss_and_metric(task: Task, outputs: Tensor, targets: Tensor, *, sigmoid: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the loss and the metric of each image, (B,) and (B,), float32 or wider.
+
+    The tasks, losses and metrics are those of `train.jax.losses.loss_and_metric`.  Targets of classes are indices (B,)
+    int64, or probabilities (B, classes).
+    """
+    x = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    if task == "classes":
+        is_index = targets.ndim == 1
+        if sigmoid:
+            target_probs = F.one_hot(targets, x.shape[1]).to(x.dtype) if is_index else targets
+            loss = _binary_cross_entropy(x, target_probs).mean(1)
+        elif is_index:
+            loss = x.logsumexp(1) - x.gather(1, targets[:, None])[:, 0]
+        else:
+            loss = x.logsumexp(1) - (targets * x).sum(1)
+        return loss, (x.argmax(1) == (targets if is_index else targets.argmax(1))).to(x.dtype)
+    if task == "labels":
+        return _binary_cross_entropy(x, targets).mean(1), ((x > 0) == (targets > 0.5)).to(x.dtype).mean(1)
+    difference = x - targets
+    return difference.square().mean(1), difference.abs().mean(1)
+
+
+def _binary_cross_entropy(x: Tensor, targets: Tensor) -> Tensor:
+    """Return -t log s(x) - (1 - t) log(1 - s(x)), where s is the sigmoid, without overflow."""
+    # Not F.softplus, which returns x from 20 on, with an error of 2e-9.
+    return torch.logaddexp(x, torch.zeros_like(x)) - targets * x
+
+
+def soft_targets(task: Task, targets: Tensor, outputs: int, smoothing: float) -> Tensor:
+    """Return targets that can be mixed; see `train.jax.losses.soft_targets`.
+
+    classes: indices (B,) become probabilities (B, outputs), float32, or float64 if that is torch's default dtype.
+    """
+    if task == "classes":
+        one_hot = F.one_hot(targets, outputs).to(torch.get_default_dtype())
+        return (1 - smoothing) * one_hot + smoothing / outputs
+    return (1 - smoothing) * targets + smoothing / 2 if task == "labels" else targets

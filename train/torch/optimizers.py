@@ -1,0 +1,313 @@
+"""The optimizers of the PyTorch trainer, by name.
+
+They compute the updates of `train/jax/optimizers.py`, to rounding.  All clip the gradient to a global norm first.  All use
+the same weight decay: learning rate x `weight_decay` x weight is subtracted; LAMB scales this term together with its
+update.
+
+torch has some of these rules, with other details: its AdamW rounds the decay (see `vit_torch.optimizer.AdamW`), its Muon
+orthogonalizes in bfloat16, and its Adafactor scales by the parameters.  Here each rule is written out, for all parameters
+at once (`torch._foreach_*`, the functions that torch's own optimizers use).
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from train.recipes import Optimizer as Settings
+from train.recipes.param_groups import lr_multipliers
+from train.torch.parameter_tree import NamedParameter, tree
+from vit_spec import ViTConfig
+
+# Constants that are not fields of `Settings`; see `train/jax/optimizers.py`.
+ADAFACTOR_MAX_DECAY = 0.999
+ADAFACTOR_EPSILON = 1e-30  # added to squared gradients
+MIN_FACTORED_SIZE = 32
+MUON_MOMENTUM = 0.95
+MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration, arXiv 2502.16982
+MUON_STEPS = 5
+MUON_EPSILON = 1e-8  # added to the norm of a matrix
+
+Moments = dict[str, list[Tensor]]  # by name; a list has one tensor for each parameter that is trained
+
+
+class _Trained(NamedTuple):
+    """A parameter that is trained, with its multiplier of the learning rate."""
+
+    named: NamedParameter
+    tensor: Tensor
+    multiplier: float
+
+
+class Optimizer(ABC):
+    """Clips gradients, and updates parameters in place.
+
+    Frozen parameters are left out: they get no gradient and have no moments.
+
+    Attributes:
+        names: names of the parameters that are trained.
+        moments: running means of the gradients and of their squares, float32 or wider.
+        updates: number of updates so far, a scalar int64; steps that are skipped do not count.
+    """
+
+    def __init__(self, settings: Settings, config: ViTConfig, params: Mapping[str, Tensor]) -> None:
+        """Prepare the optimizer.
+
+        settings: those of the recipe.
+        params: all parameters of the twin by name.
+        """
+        multipliers = lr_multipliers(config, layer_decay=settings.layer_decay, freeze=settings.freeze)
+        self.settings, self.config = settings, config
+        named = tree(config, lambda each: each)
+        of = {name: multipliers[each.row_name][() if each.block is None else each.block] for name, each in named.items()}
+        self.names = [name for name in params if of[name] > 0]
+        self._trained = [_Trained(named[name], params[name], float(of[name])) for name in self.names]
+        self.params = [each.tensor for each in self._trained]
+        self.moments: Moments = self._initial_moments()
+        self.updates = torch.zeros((), dtype=torch.int64, device=self.params[0].device)
+
+    @torch.no_grad()
+    def step(self, rate: float | Tensor, sound: bool = True) -> Tensor:
+        """Clip the gradients in place, update the parameters, and return the global norm of the gradients before clipping.
+
+        rate: the learning rate.  All updates are linear in it, including weight decay.
+        sound: False changes nothing.
+        """
+        grads = self._gradients()
+        norm = torch.nn.utils.get_total_norm(grads)
+        if not (sound and bool(norm.isfinite())):
+            return norm
+        torch._foreach_mul_(grads, (self.settings.clip / norm).clamp(max=1.0).to(grads[0].dtype))
+        self.updates += 1
+        directions = self._directions(grads)
+        decay = self.settings.weight_decay
+        for each, direction in zip(self._trained, directions, strict=True):
+            if each.named.parameter.row.decays and decay and not self._has_own_decay:
+                direction = direction.add(each.tensor, alpha=decay)
+            each.tensor.sub_(direction * (rate * each.multiplier))
+        return norm
+
+    _has_own_decay = False
+
+    def _gradients(self) -> list[Tensor]:
+        found = []
+        for each in self._trained:
+            if each.tensor.grad is None:
+                each.tensor.grad = torch.zeros_like(each.tensor)
+            found.append(each.tensor.grad)
+        return found
+
+    def _zeros(self) -> list[Tensor]:
+        return [torch.zeros_like(each) for each in self.params]
+
+    @abstractmethod
+    def _initial_moments(self) -> Moments:
+        """Return the moments before the first update."""
+
+    @abstractmethod
+    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
+        """Update the moments, and return the updates for a learning rate of -1, without weight decay."""
+
+
+def _adam(
+    means: list[Tensor], squares: list[Tensor], grads: list[Tensor], settings: Settings, updates: Tensor
+) -> list[Tensor]:
+    """Update the moments of Adam, and return (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)."""
+    b1, b2, t = settings.beta1, settings.beta2, updates.double()
+    torch._foreach_lerp_(means, grads, 1 - b1)
+    torch._foreach_mul_(squares, b2)
+    torch._foreach_addcmul_(squares, grads, grads, 1 - b2)
+    # expm1 keeps the digits of a small difference, as `vit_jax.optimizer.adamw` does.
+    correction1, correction2 = (float(-torch.expm1(t * math.log(b))) for b in (b1, b2))
+    roots = torch._foreach_div(squares, correction2)
+    torch._foreach_sqrt_(roots)
+    torch._foreach_add_(roots, settings.eps)
+    return list(torch._foreach_div(torch._foreach_div(means, correction1), roots))
+
+
+class AdamW(Optimizer):
+    """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
+
+    def _initial_moments(self) -> Moments:
+        return {"mean": self._zeros(), "square": self._zeros()}
+
+    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
+        return _adam(self.moments["mean"], self.moments["square"], grads, self.settings, self.updates)
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum beta1."""
+
+    def _initial_moments(self) -> Moments:
+        return {"mean": self._zeros()}
+
+    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
+        means = self.moments["mean"]
+        torch._foreach_mul_(means, self.settings.beta1)
+        torch._foreach_add_(means, grads)
+        return means
+
+
+class LAMB(AdamW):
+    """LAMB (arXiv 1904.00962, algorithm 2): Adam's update plus weight decay, scaled to the norm of the layer's weights.
+
+    Layers without weight decay are not scaled, nor those whose norm, or whose update's, is zero.
+    """
+
+    _has_own_decay = True
+
+    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
+        directions = list(super()._directions(grads))
+        decaying = [n for n, each in enumerate(self._trained) if each.named.parameter.row.decays]
+        params, updates = [self.params[n] for n in decaying], [directions[n] for n in decaying]
+        torch._foreach_add_(updates, params, alpha=self.settings.weight_decay)
+        norms = zip(torch._foreach_norm(params), torch._foreach_norm(updates), strict=True)
+        ratios = [torch.where((a == 0) | (b == 0), 1.0, a / b) for a, b in norms]
+        torch._foreach_mul_(updates, ratios)
+        return directions
+
+
+class Lion(Optimizer):
+    """Lion, the sign of a moving average (arXiv 2302.06675)."""
+
+    def _initial_moments(self) -> Moments:
+        return {"mean": self._zeros()}
+
+    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
+        means, b1, b2 = self.moments["mean"], self.settings.beta1, self.settings.beta2
+        directions = torch._foreach_mul(means, b1)
+        torch._foreach_add_(directions, grads, alpha=1 - b1)
+        torch._foreach_mul_(means, b2)
+        torch._foreach_add_(means, grads, alpha=1 - b2)
+        return torch._foreach_sign(directions)
+
+
+class Adafactor(Optimizer):
+    """Adafactor as ViTs use it (arXiv 2106.04560, 3.4): momentum beta1, factored second moments, no parameter scaling.
+
+    The decay of the mean squared gradient is min(0.999, 1 - t^-0.8) in update t = 1, 2, ....  The mean is factored if each
+    of the two longest axes of a parameter has 32 entries or more; q, k and v, heads and their entries are axes of their
+    own, as the JAX twin stores them.
+    """
+
+    def _initial_moments(self) -> Moments:
+        moments: Moments = {"mean": self._zeros(), "row": [], "column": [], "square": []}
+        self._factored: list[tuple[int, int] | None] = []
+        for each in self._trained:
+            axes = self._factored_axes(each.named)
+            self._factored.append(axes)
+            view = self._view(each, each.tensor)
+            empty = each.tensor.new_zeros(())
+            moments["row"].append(torch.zeros_like(view.mean(axes[1])) if axes else empty)
+            moments["column"].append(torch.zeros_like(view.mean(axes[0])) if axes else empty)
+            moments["square"].append(empty if axes else torch.zeros_like(view))
+        return moments
+
+    def _sizes(self, named: NamedParameter) -> list[int]:
+        row_axes = [axis for axis in named.parameter.row.axes if axis != "block"]
+        return [self.config.sizes[axis] for axis in row_axes]
+
+    def _factored_axes(self, named: NamedParameter) -> tuple[int, int] | None:
+        """Return the second longest and the longest axis among those of the row, if the parameter is factored."""
+        row_axes = [axis for axis in named.parameter.row.axes if axis != "block"]
+        stored = [axis for axis in named.axes if axis != "1"]
+        ordered = sorted(
+            stored, key=lambda axis: self.config.sizes[axis]
+        )  # of equal lengths the first as stored is shorter
+        if len(ordered) < 2 or self.config.sizes[ordered[-2]] < MIN_FACTORED_SIZE:
+            return None
+        return row_axes.index(ordered[-2]), row_axes.index(ordered[-1])
+
+    def _view(self, each: _Trained, tensor: Tensor) -> Tensor:
+        """Return a tensor of a parameter's shape with the axes of its row, none of them merged."""
+        return tensor.reshape(self._sizes(each.named))
+
+    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
+        decay = min(ADAFACTOR_MAX_DECAY, 1 - float(self.updates) ** -0.8)
+        directions = []
+        for n, (each, grad) in enumerate(zip(self._trained, grads, strict=True)):
+            g = self._view(each, grad)
+            square = g * g + ADAFACTOR_EPSILON
+            if (axes := self._factored[n]) is None:
+                self.moments["square"][n].mul_(decay).add_(square, alpha=1 - decay)
+                direction = g * self.moments["square"][n].rsqrt()
+            else:
+                second, longest = axes
+                row = self.moments["row"][n].mul_(decay).add_(square.mean(longest), alpha=1 - decay)
+                column = self.moments["column"][n].mul_(decay).add_(square.mean(second), alpha=1 - decay)
+                mean = row.mean(second - (second > longest), keepdim=True)
+                direction = g * (row / mean).rsqrt().unsqueeze(longest) * column.rsqrt().unsqueeze(second)
+            directions.append(direction.reshape(grad.shape))
+        means, b1 = self.moments["mean"], self.settings.beta1
+        torch._foreach_mul_(means, b1)
+        torch._foreach_add_(means, directions, alpha=1 - b1)
+        return means
+
+
+class Muon(Optimizer):
+    """Muon for the matrices of the blocks, Adam for all other parameters (arXiv 2502.16982).
+
+    Updates of matrices are scaled so that learning rates for AdamW suit them.  beta1, beta2 and eps are Adam's; the
+    matrices have a Nesterov momentum of 0.95, as in the source.  q, k and v have a matrix each.
+    """
+
+    def _initial_moments(self) -> Moments:
+        self._matrices = [n for n, each in enumerate(self._trained) if _is_orthogonalized(each.named)]
+        self._others = [n for n in range(len(self._trained)) if n not in self._matrices]
+        squares = [torch.zeros_like(p) if n in self._others else p.new_zeros(()) for n, p in enumerate(self.params)]
+        return {"mean": self._zeros(), "square": squares}
+
+    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
+        directions: dict[int, Tensor] = {}
+        if self._others:
+            sources = (self.moments["mean"], self.moments["square"], grads)
+            means, squares, others = ([source[n] for n in self._others] for source in sources)
+            adam = _adam(means, squares, others, self.settings, self.updates)
+            directions |= dict(zip(self._others, adam, strict=True))
+        b, t = MUON_MOMENTUM, float(self.updates)
+        for n in self._matrices:
+            mean = self.moments["mean"][n].lerp_(grads[n], 1 - b)
+            nesterov = b * (mean / -math.expm1((t + 1) * math.log(b))) + (1 - b) * (grads[n] / -math.expm1(t * math.log(b)))
+            matrices = self._as_matrices(self._trained[n].named, nesterov)
+            update = 0.2 * max(matrices.shape[-2:]) ** 0.5 * orthogonalize(matrices)
+            directions[n] = update.reshape(grads[n].shape)
+        return [directions[n] for n in range(len(grads))]
+
+    def _as_matrices(self, named: NamedParameter, tensor: Tensor) -> Tensor:
+        """Return a tensor of a parameter's shape as (matrices, outputs, inputs)."""
+        count = self.config.sizes["qkv"] if "qkv" in named.parameter.row.axes else 1
+        return tensor.reshape(count, -1, tensor.shape[1])
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Return matrices (..., m, n) with singular values near 1, by five Newton-Schulz iterations in their own dtype."""
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + MUON_EPSILON)
+    a, b, c = MUON_COEFFICIENTS
+    for _ in range(MUON_STEPS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if is_tall else x
+
+
+def _is_orthogonalized(named: NamedParameter) -> bool:
+    return named.block is not None and named.parameter.row.decays
+
+
+_BY_NAME: dict[str, type[Optimizer]] = {
+    "adamw": AdamW,
+    "sgd": SGD,
+    "lamb": LAMB,
+    "lion": Lion,
+    "adafactor": Adafactor,
+    "muon": Muon,
+}
+
+
+def make_optimizer(settings: Settings, config: ViTConfig, params: Mapping[str, Tensor]) -> Optimizer:
+    """Return the recipe's optimizer for the parameters of the twin."""
+    return _BY_NAME[settings.name](settings, config, params)
