@@ -430,3 +430,40 @@ def test_positions_that_one_model_repeats_are_not_blamed() -> None:
     report = compare_models(Positioned(True).apply, variables, TorchPositioned(), TOKENS, level="function")
     assert not report.passed and report.origin.torch.operation == "add", str(report)
     assert report.origin.kind != "constant" and report.origin.torch.module == ""
+
+
+class Prefixed(nn.Module):
+    """Tokens after a class token and registers, or with these two in the other order; only the class token is read."""
+
+    def __init__(self, is_right: bool) -> None:
+        super().__init__()
+        self.cls, self.registers = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 2, 8))
+        self.mix, self.head, self.is_right = nn.Linear(8, 8), nn.Linear(8, 3), is_right
+
+    def forward(self, x: Any) -> Any:
+        prefix = [each.expand(x.shape[0], -1, -1) for each in (self.cls, self.registers)]
+        x = torch.cat([*(prefix if self.is_right else prefix[::-1]), x], 1)
+        x = x + self.mix(x.mean(1, keepdim=True)).tanh()
+        return self.head(x[:, 0])
+
+
+class FlaxPrefixed(linen.Module):
+    """The same model."""
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        shapes = (("cls", (1, 1, 8)), ("registers", (1, 2, 8)))
+        prefix = [self.param(name, linen.initializers.normal(1.0), shape) for name, shape in shapes]
+        x = jnp.concatenate([*(jnp.broadcast_to(each, (x.shape[0], *each.shape[1:])) for each in prefix), x], 1)
+        x = x + jnp.tanh(linen.Dense(8, name="mix")(x.mean(1, keepdims=True)))
+        return linen.Dense(3, name="head")(x[:, 0])
+
+
+def test_tokens_in_another_order_are_named_where_they_are_joined() -> None:
+    from tests.pairs_of_models import random_variables
+
+    variables = random_variables(FlaxPrefixed(), TOKENS)
+    assert compare_models(FlaxPrefixed().apply, variables, Prefixed(True), TOKENS).passed
+    report = compare_models(FlaxPrefixed().apply, variables, Prefixed(False), TOKENS, level="function")
+    assert not report.passed and report.origin.torch.operation == "cat", str(report)
+    assert report.origin.flax.operation == "concatenate"

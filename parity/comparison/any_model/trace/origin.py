@@ -8,15 +8,27 @@ result has no counterpart and leads to none, although everything that it reads a
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 
-from parity.comparison.any_model.trace.graph import CONSTANT, IDENTITY, INPUTS, WEIGHTS, Graph, Index, Operation
+from parity.comparison.any_model.trace.graph import (
+    CONSTANT,
+    IDENTITY,
+    INPUTS,
+    WEIGHTS,
+    Graph,
+    Index,
+    Operation,
+    without_repetition,
+)
 from parity.comparison.any_model.trace.places import Line, Place, lines_between
 from parity.comparison.tolerances import ErrorNorms
 
 _STEPS = ("between", "layers")  # kinds of origins at which a step may be missing
+_MAX_PERMUTED = 5  # axes of arrays whose orders are compared
+_SAME = 1e-9  # difference of entries of the same values, relative to the largest; their fingerprints agree to 1e-12
 _NEXT_OPERATIONS = 16  # how many operations one model may take for what the other computes in one
 
 
@@ -123,9 +135,25 @@ def _classes_of_values(flax: Graph, torch: Graph) -> tuple[dict[int, int], dict[
     classes: tuple[dict[int, int], dict[int, int]] = ({}, {})
     for n, value in enumerate(values):
         equal = sorted(index.find(value.fingerprint)) if value.fingerprint is not None else []
-        if equal and equal[0] < n_flax <= equal[-1]:
+        others = [m for m in equal if (m >= n_flax) != (n >= n_flax)]
+        if any(value.source == WEIGHTS or _may_have_same_order(value.array, values[m].array) for m in others):
             classes[n >= n_flax][n - n_flax if n >= n_flax else n] = equal[0]
     return classes
+
+
+def _may_have_same_order(one: Any, other: Any) -> bool:
+    """Return whether two arrays with the same entries have them in the same order, for some order of their axes.
+
+    Arrays with other axes may: one of them may have merged some.
+    """
+    if one is None or other is None:
+        return True
+    a, b = (np.squeeze(without_repetition(each)) for each in (one, other))
+    if sorted(a.shape) != sorted(b.shape) or a.ndim > _MAX_PERMUTED:
+        return True
+    orders = [order for order in permutations(range(a.ndim)) if a.transpose(order).shape == b.shape]
+    size = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
+    return any(np.allclose(a.transpose(order), b, rtol=0.0, atol=_SAME * size, equal_nan=True) for order in orders)
 
 
 class _Side:
