@@ -67,10 +67,13 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
             return compare_models(*arguments, **options)
         except InputError as error:
             write(verdict.error_facts(error), [])
-            raise
+            raise error.with_traceback(None) from error.__cause__  # without the source of this package
         except UnequalWeightsError as error:
             level = options.get("level", "precision")
             write(verdict.unequal_weights_facts(error, level, comparison.framework_versions()), [])
+            raise error.with_traceback(None) from error.__cause__
+        except Exception as error:  # a model can raise anything
+            write(verdict.error_facts(InputError(f"{type(error).__name__}: {error}".partition("\n")[0])), [])
             raise
 
     def assert_and_record(*arguments: Any, **options: Any) -> Any:

@@ -7,10 +7,11 @@ Weights and gradients are converted with the same mapping of parameters, which
 """
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 from parity.comparison.any_model.comparison import Comparison
-from parity.comparison.any_model.report import Report
+from parity.comparison.any_model.report import Report, UnequalWeightsError
 from vit_spec import InputError
 
 LEVELS = ("function", "precision")
@@ -28,7 +29,10 @@ def assert_parity(flax_apply: Callable[..., Any], params: Any, torch_module: Any
         InputError: the models cannot be compared.
     """
     __tracebackhide__ = True
-    report = compare_models(flax_apply, params, torch_module, inputs, **options)
+    try:
+        report = compare_models(flax_apply, params, torch_module, inputs, **options)
+    except (InputError, UnequalWeightsError) as error:
+        raise error.with_traceback(None) from error.__cause__  # pytest would print the source of this package
     if not report.passed:
         raise AssertionError(str(report))
     return report
@@ -85,6 +89,12 @@ def compare_models(
     for name, value, known in (("level", level, LEVELS), ("weights", weights, WEIGHT_SOURCES)):
         if value not in known:
             raise InputError(f"{name} is {value!r}: give one of {', '.join(known)}")
+    if not isinstance(train, bool):
+        raise InputError(f"train is {train!r}: give True or False")
+    if not isinstance(seed, Integral):
+        raise InputError(f"seed is {seed!r}: give an integer")
+    if not callable(flax_apply):
+        raise InputError(f"flax_apply is a {type(flax_apply).__name__}: give a function, such as model.apply")
     comparison = Comparison(
         flax_apply,
         params,

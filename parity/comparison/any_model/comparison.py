@@ -73,6 +73,8 @@ class Comparison:
         self.inputs = as_arrays(inputs)
         names = ("input_axes", "output_axes")
         self._axes = [parse_permutations(as_lines(name, lines)) for name, lines in zip(names, axes, strict=True)]
+        if len(self._axes[0]) > len(self.inputs):
+            raise InputError(f"input_axes has {len(self._axes[0])} lines for {len(self.inputs)} inputs: give one for each")
         self._selected = as_lines("outputs", outputs)
         self._masks = MaskStream(seed) if train else None
         losses = parse_losses(loss)
@@ -94,6 +96,7 @@ class Comparison:
         self.tables: tuple[Table, ...] = ()
         self._graphs: tuple[Graph, Graph] | None = None
         self._contradicting: list[tuple[str, str]] = []
+        self._unbiased: list[str] = []  # keys of running variances, see `_use_unbiased_variances`
 
     def match(self) -> None:
         """Match the parameters, and give both models the same weights.
@@ -171,6 +174,7 @@ class Comparison:
             if all(np.isnan(np.asarray(each[name], np.float64)).any() for each in (tensors, torch_tensors)):
                 what = "is NaN in both models, which cannot be compared; give a loss that has a gradient at these inputs"
                 raise InputError(f"{name} {what}")
+        self._use_unbiased_variances(tensors, torch_tensors)
         self.runs[f"flax {dtype}"] = {name: tensors[name] for name in names}
         self.runs[f"torch {dtype}"] = {name: torch_tensors[name] for name in names}
         self._graphs = None
@@ -187,6 +191,18 @@ class Comparison:
         """Return the running statistics that Flax has updated, by the names that PyTorch's have."""
         keys = dict(self.correspondence.keys())
         return {f"{STATISTICS}{keys[key]}": array for key, array in self.flax.statistics.items() if key in keys}
+
+    def _use_unbiased_variances(self, tensors: Tensors, torch_tensors: Tensors) -> None:
+        """Divide the batch's part of Flax's running variances by n - 1, as PyTorch does, where they then agree better."""
+        for key, (momentum, n) in self.torch.batch_norms.items():
+            name, reference = f"{STATISTICS}{key}", torch_tensors.get(f"{STATISTICS}{key}")
+            if name in tensors and reference is not None and n > 1:
+                kept = (1 - momentum) * self.torch.weights[key]
+                unbiased = kept + (np.asarray(tensors[name], np.float64) - kept) * (n / (n - 1))
+                errors = [ErrorNorms.of(each, reference).relative_rms() for each in (unbiased, tensors[name])]
+                if errors[0] < errors[1]:
+                    tensors[name] = unbiased.astype(tensors[name].dtype)
+                    self._unbiased.append(key)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -342,8 +358,6 @@ class Comparison:
             yield "the outputs of torch have no gradient: the model detaches them, or runs under torch.no_grad()"
         if self._masks is not None:
             yield from self._masks.hints()
-            if any(row.name.endswith("running_var") and not row.same_function for row in self.rows):
-                yield "PyTorch divides the running variance by n - 1, and Flax by n"
         elif self.flax.training:
             names = _listed([*dict.fromkeys(self.flax.training)])
             yield f"{names} of flax ran in training mode: call model.eval() first, or give the nnx.Module itself as params"
@@ -360,6 +374,9 @@ class Comparison:
         if fixed := self._unequal_fixed_keys():
             which = f"{_listed(fixed)} of torch, which no optimizer trains"
             yield f"the values of {which}, differ between the two models: both ran with those of {self._source}"
+        if self._unbiased:
+            keys = _listed([*dict.fromkeys(self._unbiased)])
+            yield f"PyTorch divides the running variance of {keys} by n - 1, and Flax by n; here both divide by n - 1"
         if self._masks is not None:
             yield from self._masks.notes()
             updated = {key for key in self._torch_weights if key.endswith(("running_mean", "running_var"))}

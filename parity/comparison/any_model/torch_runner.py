@@ -1,7 +1,7 @@
 """Runs of a PyTorch module on CPU, on copies that take weights by key and return outputs and gradients by name."""
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -33,6 +33,8 @@ class TorchRunner:
             computes them in float64.
         skipped: names and types of the parts of the return value that are no arrays.
         is_detached: whether the loss of the last run had no gradient, known after a run.
+        batch_norms: for the key of each running variance that the last run updated, the momentum and the number of
+            entries of which it is the variance.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class TorchRunner:
         self.parts: list[FixedPart] = []
         self.skipped: dict[str, str] = {}
         self.is_detached = False
+        self.batch_norms: dict[str, tuple[float, int]] = {}
         self._names: Mapping[str, str] = {}
         self._numbers: list[FixedPart] = []
 
@@ -79,6 +82,7 @@ class TorchRunner:
 
         self._names = names
         own, tensors = self._copy(dtype), self._tensors(dtype)
+        self.batch_norms = _watched_batch_norms(own)
         tensors = [tensor.requires_grad_(tensor.is_floating_point()) for tensor in tensors]
         parts: list[FixedPart] = []
         with _exact_torch(), all_in_float64(own, parts) if dtype == "float64" else nullcontext():
@@ -182,6 +186,25 @@ def _copy_module(module: Any, weights: Tensors, dtype: str, train: bool) -> Any:
     own = copy.deepcopy(module)._apply(cast).train(train).requires_grad_()
     own.load_state_dict({key: torch.tensor(array).to(torch_dtype) for key, array in weights.items()}, strict=False)
     return own
+
+
+def _watched_batch_norms(module: Any) -> dict[str, tuple[float, int]]:
+    """Return a dict that a forward pass fills: see `TorchRunner.batch_norms`."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    found: dict[str, tuple[float, int]] = {}
+
+    def watch(key: str) -> Callable[..., None]:
+        def hook(norm: Any, given: Any) -> None:
+            if norm.training and norm.momentum is not None:
+                found[key] = (norm.momentum, given[0].numel() // given[0].shape[1])
+
+        return hook
+
+    for path, inner in module.named_modules():
+        if isinstance(inner, _BatchNorm) and inner.track_running_stats:
+            inner.register_forward_pre_hook(watch(f"{path}.running_var".lstrip(".")))
+    return found
 
 
 def _restore_numbers(module: Any, copied: Any, keys: Collection[str]) -> Iterator[str]:

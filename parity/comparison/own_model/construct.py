@@ -117,6 +117,8 @@ def import_attribute(module_name: str, path: str, what: str) -> Any:
     Raises:
         InputError: the module or the attribute does not exist, or the import fails; `what` begins the message.
     """
+    if module_name.endswith(".py"):
+        raise InputError(f"{what}: {module_name} is a file: write its module, {module_name.removesuffix('.py')}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -276,6 +276,10 @@ def test_parameters_without_their_collection_are_refused() -> None:
     check_refused(r"give \{'params': params\}", params=random_variables(Linear(), ROWS)["params"])
 
 
+def test_a_flax_model_that_is_no_function_is_refused() -> None:
+    check_refused("flax_apply is a dict: give a function, such as model.apply", apply={"a": 1})
+
+
 def test_a_torch_model_that_is_not_a_module_is_refused() -> None:
     check_refused("torch_module is a function: give a torch.nn.Module", other=lambda x: x)
 
@@ -288,6 +292,9 @@ def test_a_torch_model_that_is_not_a_module_is_refused() -> None:
         ({"input_axes": "b y x c"}, "write the same axis names on both sides"),
         ({"input_axes": "b y <-> b x"}, "write the same axis names on both sides"),
         ({"input_axes": "b y x c <-> b c y x"}, "input 0 has 2 axes, and the line given for it has 4"),
+        ({"input_axes": ["b x <-> b x"] * 2}, "input_axes has 2 lines for 1 inputs: give one for each"),
+        ({"train": "yes"}, "train is 'yes': give True or False"),
+        ({"seed": "a"}, "seed is 'a': give an integer"),
         ({"input_axes": 3}, "input_axes is 3: give a string, or a list of strings"),
         ({"outputs": [1]}, r"outputs is \[1\]: give a string, or a list of strings"),
         ({"loss": 3}, "loss is 3: give a function, or a pair of functions"),
