@@ -73,15 +73,17 @@ class AdamW(torch.optim.Adam):
 
 
 @torch.no_grad()
-def clip_by_global_norm(grads: Sequence[Tensor], limit: float) -> None:
-    """Scale the gradients in place by min(1, limit / norm), where norm is the global norm of all gradients.
+def clip_by_global_norm(grads: Sequence[Tensor], limit: float) -> Tensor:
+    """Scale the gradients in place by min(1, limit / norm), and return norm, the global norm of all gradients before.
 
     No epsilon is added to the norm.  torch's own `clip_grad_norm_` adds 1e-6, which is visible in float64; it is not
     needed, because the minimum is 1 for a norm of zero.
     """
-    factor = (limit / torch.nn.utils.get_total_norm(grads)).clamp(max=1.0)
+    norm = torch.nn.utils.get_total_norm(grads)
+    factor = (limit / norm).clamp(max=1.0)
     for g in grads:
         g.mul_(factor)
+    return norm
 
 
 def decay_mask(config: ViTConfig, params: Iterable[str]) -> dict[str, bool]:

@@ -10,8 +10,8 @@ _jax = partial(Fault, file="vit_jax/optimizer.py", level="train")
 FAULTS = [
     _torch(
         name="1e-6 added to the norm that is clipped",
-        old="(limit / torch.nn.utils.get_total_norm(grads))",
-        new="(limit / (torch.nn.utils.get_total_norm(grads) + 1e-6))",
+        old="(limit / norm)",
+        new="(limit / (norm + 1e-6))",
         part="optimizer: clipping",
     ),
     _torch(

@@ -5,10 +5,8 @@ from collections import Counter
 
 from train.jax.parameter_tree import mesh_axes
 from train.mesh import AXES, AxisSizes, Parameter
+from train.recipes.optimizer_constants import MIN_FACTORED_SIZE
 from vit_spec import ViTConfig
-
-# Adafactor factors an array whose second longest axis has at least this length: big_vision/optax.py, scale_by_adafactor.
-MIN_FACTORED_SIZE = 32
 
 Transfers = Counter[tuple[str, str]]  # array entries, by kind of collective and mesh axis
 

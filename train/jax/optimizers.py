@@ -21,17 +21,15 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from optax import contrib
 
-from train.jax.optimizer_state import MIN_FACTORED_SIZE, distribution, is_orthogonalized
+from train.jax.optimizer_state import distribution, is_orthogonalized
 from train.jax.parameter_tree import mesh_axes, tree
 from train.mesh import AXES, Parameter
 from train.recipes import Optimizer
+from train.recipes.optimizer_constants import ADAFACTOR_MAX_DECAY, MIN_FACTORED_SIZE, MUON_MOMENTUM
 from train.recipes.param_groups import lr_multipliers
 from vit_jax.optimizer import adamw, clip_by_global_norm
 from vit_spec import ViTConfig
 
-# Constants that are not fields of `Optimizer`.
-ADAFACTOR_MAX_DECAY = 0.999  # of the mean squared gradient
-MUON_MOMENTUM = 0.95
 MATRICES = contrib.MuonDimensionNumbers((1,), (2,))  # of an array (matrices, inputs, outputs)
 
 Tree = Any

@@ -1,12 +1,13 @@
-"""The engine of `train.loop` in PyTorch: the training state on one device, and the step that changes it."""
+"""The training step and the evaluation of the PyTorch trainer, in one process and on one device.
+
+They are those of `train.loop.engine.Engine`.  Its other members, such as checkpoints, are not here yet.
+"""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 import parity
@@ -16,13 +17,12 @@ from train.data.augment import Mix, mix_images, mix_targets
 from train.data.batches import Batch
 from train.loop.engine import EvalOutput
 from train.loop.metrics import BATCH_METRIC
-from train.loop.peak_flops import peak_flops
-from train.mesh import axis_sizes, images_per_device, replication_note
+from train.mesh import axis_sizes, images_per_device
 from train.recipes import Recipe, Task
 from train.recipes.schedule import ema_step_size
 from train.torch.losses import loss_and_metric, soft_targets
 from train.torch.optimizers import make_optimizer
-from vit_spec import ViTConfig
+from vit_spec import InputError, ViTConfig
 
 Metrics = dict[str, Tensor]
 
@@ -41,9 +41,9 @@ class State(NamedTuple):
 
 
 class TorchEngine:
-    """The engine of the PyTorch twin.
+    """The training state of the PyTorch twin, and what changes and evaluates it.
 
-    See `train.loop.engine.Engine` for its members and `EngineFactory` for its arguments.
+    `train.loop.engine.Engine` describes its members, and `EngineFactory` its arguments.
     """
 
     def __init__(
@@ -54,13 +54,17 @@ class TorchEngine:
         task: Task,
         learning_rate: Callable[[Any], Any],
         initial_weights: Checkpoint | None,
-        folder: Path,
-        metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self.config, self._recipe, self._task, self._folder = config, recipe, task, folder
+        """Prepare the first step.
+
+        Raises:
+            InputError: the recipe needs several devices, has --remat dots, or a batch that `accumulate` does not divide.
+        """
+        self.config, self._recipe, self._task = config, recipe, task
         self._learning_rate = learning_rate
-        self.mesh = axis_sizes(recipe.mesh, 1, config)
-        images_per_device(recipe.batch_size, recipe.accumulate, self.mesh)
+        images_per_device(recipe.batch_size, recipe.accumulate, axis_sizes(recipe.mesh, 1, config))
+        if recipe.remat == "dots":
+            raise InputError("--remat dots is only in train.jax: give none or full")
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model = self._make_model(initial_weights)
         self._params = dict(self._model.named_parameters())
@@ -70,11 +74,10 @@ class TorchEngine:
             parameter.requires_grad_(name in trained)
         ema = {name: p.detach().clone() for name, p in self._params.items()} if recipe.ema else None
         self._state = State(ema)
-        self._metadata = metadata or {}
 
     def _make_model(self, start: Checkpoint | None) -> vit_torch.ViT:
         dtype = torch.bfloat16 if self._recipe.dtype == "bfloat16" else None
-        execution = vit_torch.Execution(dtype=dtype, remat="full" if self._recipe.remat == "full" else "none")
+        execution = vit_torch.Execution(dtype=dtype, remat=self._recipe.remat)  # type: ignore[arg-type]
         if start is None:
             torch.manual_seed(self._recipe.seed)
             return vit_torch.ViT(self.config, execution).to(self._device)
@@ -88,46 +91,12 @@ class TorchEngine:
         return model
 
     @property
-    def is_distributed(self) -> bool:
-        """Whether the run has several processes."""
-        return False
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process prints and writes the run folder."""
-        return True
-
-    @property
-    def hardware(self) -> str:
-        """The mesh and its devices, as text."""
-        return f"1 device ({self._device_name})"
-
-    @property
-    def peak_flops(self) -> float | None:
-        """Peak dense bfloat16 FLOP/s of the device; None if it is not known."""
-        return peak_flops(self._device_name)
-
-    @property
-    def _device_name(self) -> str:
-        return torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu"
-
-    @property
-    def replication_note(self) -> str:
-        """A line that names the parameters that stay replicated although the mesh should shard them; "" if they are few."""
-        return replication_note(self.config, self.mesh)
-
-    @property
-    def batch_rows(self) -> NDArray[Any]:
-        """Indices of the images of a batch that this process loads, (B of this process,)."""
-        return np.arange(self._recipe.batch_size)
-
-    @property
     def has_ema(self) -> bool:
         """Whether there is an EMA of the weights."""
         return self._state.ema is not None
 
     def step(self, batch: Batch) -> Metrics:
-        """Do one training step, and return its metrics: scalars that may not be computed yet."""
+        """Do one training step, and return its metrics, scalars."""
         images, targets, mix = self._place(batch)
         step = self._state.step
         self._model.train()
@@ -189,11 +158,6 @@ class TorchEngine:
         loss = self._loss_and_metric(outputs, targets)[0]
         wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return EvalOutput(wide.cpu(), loss.cpu(), batch.readable)
-
-    def save_weights(self, path: Path, *, raw: bool = False) -> None:
-        """Write the weights that `evaluate` uses, with the config, as safetensors.  raw: as for `evaluate`."""
-        weights = {name: tensor.detach().cpu() for name, tensor in self._eval_params(raw).items()}
-        parity.save(path, weights, self.config, format="torch", force=True, **self._metadata)
 
     def _eval_params(self, raw: bool = False) -> Mapping[str, Tensor]:
         """Return the EMA of the weights if there is one and `raw` is False, else the weights."""

@@ -4,9 +4,10 @@ They compute the updates of `train/jax/optimizers.py`, to rounding.  All clip th
 the same weight decay: learning rate x `weight_decay` x weight is subtracted; LAMB scales this term together with its
 update.
 
-torch has some of these rules, with other details: its AdamW rounds the decay (see `vit_torch.optimizer.AdamW`), its Muon
-orthogonalizes in bfloat16, and its Adafactor scales by the parameters.  Here each rule is written out, for all parameters
-at once (`torch._foreach_*`, the functions that torch's own optimizers use).
+torch has some of these rules, with other details: its AdamW rounds the decay (see `vit_torch.optimizer.AdamW`, which has
+one learning rate for all parameters), its Muon orthogonalizes in bfloat16, and its Adafactor scales by the parameters.
+Here each rule is written out, for all parameters at once (`torch._foreach_*`, the functions that torch's own optimizers
+use).
 """
 
 import math
@@ -18,16 +19,15 @@ import torch
 from torch import Tensor
 
 from train.recipes import Optimizer as Settings
+from train.recipes.optimizer_constants import ADAFACTOR_MAX_DECAY, MIN_FACTORED_SIZE, MUON_MOMENTUM
 from train.recipes.param_groups import lr_multipliers
 from train.torch.parameter_tree import NamedParameter, tree
 from vit_spec import ViTConfig
+from vit_torch.optimizer import clip_by_global_norm
 
-# Constants that are not fields of `Settings`; see `train/jax/optimizers.py`.
-ADAFACTOR_MAX_DECAY = 0.999
+# What `train.jax` takes from optax: the defaults of `scale_by_factored_rms` and of `contrib.scale_by_muon`.
 ADAFACTOR_EPSILON = 1e-30  # added to squared gradients
-MIN_FACTORED_SIZE = 32
-MUON_MOMENTUM = 0.95
-MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration, arXiv 2502.16982
+MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the Newton-Schulz iteration
 MUON_STEPS = 5
 MUON_EPSILON = 1e-8  # added to the norm of a matrix
 
@@ -70,17 +70,16 @@ class Optimizer(ABC):
         self.updates = torch.zeros((), dtype=torch.int64, device=self.params[0].device)
 
     @torch.no_grad()
-    def step(self, rate: float | Tensor, sound: bool = True) -> Tensor:
+    def step(self, rate: float, sound: bool = True) -> Tensor:
         """Clip the gradients in place, update the parameters, and return the global norm of the gradients before clipping.
 
         rate: the learning rate.  All updates are linear in it, including weight decay.
-        sound: False changes nothing.
+        sound: False changes no parameter, nor does a norm that is not finite.
         """
         grads = self._gradients()
-        norm = torch.nn.utils.get_total_norm(grads)
+        norm = clip_by_global_norm(grads, self.settings.clip)
         if not (sound and bool(norm.isfinite())):
             return norm
-        torch._foreach_mul_(grads, (self.settings.clip / norm).clamp(max=1.0).to(grads[0].dtype))
         self.updates += 1
         directions = self._directions(grads)
         decay = self.settings.weight_decay

@@ -79,7 +79,7 @@ def compare_models(
             mask, and its rate is compared.  Running statistics are compared if NNX modules update them, or if `flax_apply`
             returns them, as linen does with `mutable=["batch_stats"]`.
         level: "function" for G0 only, "precision" for G0 and G1.
-        seed: seed of the targets.
+        seed: seed of the targets of the default loss, and of the masks of dropout.
 
     Raises:
         UnequalWeightsError: weights="equal", and the weights differ; it is an AssertionError.

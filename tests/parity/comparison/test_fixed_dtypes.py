@@ -224,6 +224,12 @@ def test_a_table_of_positions_with_other_numbers_fails(wrong: Any) -> None:
     assert not compare_tables(wrong, np.sin(ANGLES)).passed
 
 
+@pytest.mark.parametrize(("base", "is_same"), [(10000.01, True), (10000.1, False)])
+def test_a_base_is_known_to_the_rounding_of_its_frequencies(base: float, is_same: bool) -> None:
+    other = np.arange(200)[:, None] / base ** (np.arange(8) / 8)
+    assert compare_tables(np.sin(other), np.sin(ANGLES)).passed == is_same
+
+
 def test_biases_beside_a_mask_are_compared_as_closely_as_without_it() -> None:
     mask = np.where(np.arange(8) < np.arange(200)[:, None], 0.0, -1e9)
     slopes = np.arange(200)[:, None] * 0.125 ** np.arange(1, 9)

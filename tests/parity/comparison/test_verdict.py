@@ -111,6 +111,11 @@ def test_bad_input_exits_with_2_and_gives_the_error_as_json_and_as_text(run: Any
     assert what in found["error"] and err.endswith(f"error: {found['error']}\n")
 
 
+def test_the_name_of_a_file_is_refused_with_that_of_its_module(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["assert", "mine.py:pair"]) == 2
+    assert "mine.py is a file: write its module, mine" in capsys.readouterr().err
+
+
 def test_an_error_of_the_users_code_names_its_line(run: Any) -> None:
     line = OF_USER.splitlines().index("def raises(): return 1 / 0") + 1
     assert run("raises")[2].endswith(f".py, line {line})\n")
@@ -169,7 +174,7 @@ def test_the_page_names_the_version_of_the_schema() -> None:
 # The pytest plugin ----------------------------------------------------------------------------------------------------
 
 TESTS = """
-from models_of_plugin import pair, wrong, zeros
+from models_of_plugin import other_width, pair, wrong, zeros
 import pytest
 
 def positional(arguments):
@@ -182,12 +187,18 @@ def test_it(assert_parity, make):
 
 def test_bad_input(assert_parity):
     assert_parity(*positional(pair()), level="functional")
+
+def test_crash(assert_parity):
+    assert_parity(*positional(other_width()))
+
+def test_typo(assert_parity):
+    assert_parity(*positional(pair()), layout=[])
 """
 
 
 @pytest.fixture
 def verdicts(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that runs a project with four tests, and returns its verdicts by test."""
+    """Return a function that runs a project with six tests, and returns its verdicts by test."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(test_mine=TESTS, models_of_plugin=OF_USER)
 
@@ -202,7 +213,18 @@ def verdicts(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_parity_json_has_a_verdict_for_each_call(verdicts: Any) -> None:
     found = {test.partition("::")[2]: each["passed"] for test, each in verdicts().items()}
-    assert found == {"test_it[pair]": True, "test_it[wrong]": False, "test_it[zeros]": False, "test_bad_input": None}
+    assert found == {"test_it[pair]": True, "test_it[wrong]": False, "test_it[zeros]": False} | dict.fromkeys(
+        ("test_bad_input", "test_crash", "test_typo")
+    )
+
+
+def test_pytest_prints_an_error_of_one_line_without_the_source_of_the_package(
+    verdicts: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    verdicts("-k", "bad_input or zeros")
+    printed = capfd.readouterr().out
+    assert "level is 'functional'" in printed and "the weights are not equal" in printed
+    assert "any_model/comparison.py" not in printed and "any_model/assertion.py" not in printed
 
 
 def test_parity_json_replaces_the_file_of_an_earlier_run(verdicts: Any) -> None:

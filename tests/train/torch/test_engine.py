@@ -22,6 +22,7 @@ from train.jax.engine import JaxEngine
 from train.recipes import Augment, Optimizer, Recipe
 from train.recipes.schedule import learning_rate
 from train.torch.engine import TorchEngine
+from vit_spec import InputError
 
 SIZES: dict[str, Any] = {"image_size": (8, 8), "patch_size": 4, "width": 16, "depth": 3, "num_heads": 2, "mlp_dim": 32}
 CONFIG = vit_spec.get("vit_ti16", num_classes=5, **SIZES)
@@ -54,7 +55,14 @@ def make(engine: Any, task: Any = "classes", **changes: Any) -> Any:
     def rate(step: Any) -> Any:
         return learning_rate(step, peak=0.01, warmup=5, total=STEPS)
 
-    return engine(CONFIG, recipe, task=task, learning_rate=rate, initial_weights=START, folder=Path("unused"))
+    folder = {"folder": Path("unused")} if engine is JaxEngine else {}
+    return engine(CONFIG, recipe, task=task, learning_rate=rate, initial_weights=START, **folder)
+
+
+@pytest.mark.parametrize(("changes", "message"), [({"remat": "dots"}, "--remat dots"), ({"mesh": "data=2"}, "--mesh")])
+def test_what_one_process_cannot_do_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make(TorchEngine, **changes)
 
 
 def weights(engine: Any, name: str) -> dict[str, Any]:
