@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from parity.checkpoints.reading import load
     from parity.checkpoints.weights import Checkpoint, to_jax, to_torch
     from parity.checkpoints.writing import convert, save, write
-    from parity.comparison.any_model import assert_parity
+    from parity.comparison.any_model import assert_parity, compare_models
     from parity.comparison.invariance import invariance
     from parity.comparison.own_model import derive_table
     from parity.comparison.twins import compare
@@ -25,6 +25,7 @@ __all__ = [
     "SurgeryWarning",
     "assert_parity",
     "compare",
+    "compare_models",
     "convert",
     "derive_table",
     "invariance",
@@ -44,6 +45,7 @@ if not TYPE_CHECKING:  # a type checker would assume that a module with __getatt
         "SurgeryWarning": "checkpoints.loading",
         "assert_parity": "comparison.any_model",
         "compare": "comparison.twins",
+        "compare_models": "comparison.any_model",
         "convert": "checkpoints.writing",
         "derive_table": "comparison.own_model",
         "invariance": "comparison.invariance.measurement",

@@ -18,27 +18,7 @@ LEVELS = ("function", "precision")
 WEIGHT_SOURCES = ("flax", "torch", "equal")
 
 
-def assert_parity(flax_apply: Callable[..., Any], params: Any, torch_module: Any, inputs: Any, **options: Any) -> Report:
-    """Assert that a Flax model and a PyTorch module compute the same function with the same precision.
-
-    It takes the arguments and options of `compare_models`, and returns the report of a pair of models that passes.
-
-    Raises:
-        AssertionError: a tensor exceeds its tolerance, and the message is the report; or weights="equal", and the weights
-            differ.
-        InputError: the models cannot be compared.
-    """
-    __tracebackhide__ = True
-    try:
-        report = compare_models(flax_apply, params, torch_module, inputs, **options)
-    except (InputError, UnequalWeightsError) as error:
-        raise error.with_traceback(None) from error.__cause__  # pytest would print the source of this package
-    if not report.passed:
-        raise AssertionError(str(report))
-    return report
-
-
-def compare_models(
+def assert_parity(
     flax_apply: Callable[..., Any],
     params: Any,
     torch_module: Any,
@@ -54,9 +34,10 @@ def compare_models(
     level: Literal["function", "precision"] = "precision",
     seed: int = 0,
 ) -> Report:
-    """Run both models on the same weights and inputs, and compare outputs, loss and gradients.
+    """Assert that a Flax model and a PyTorch module compute the same function with the same precision.
 
-    Neither model is changed: copies run on CPU, in evaluation mode unless `train` is given.
+    Both models run with the same weights and inputs, and outputs, loss and gradients are compared.  Neither model is
+    changed: copies run on CPU, in evaluation mode unless `train` is given.
 
     Args:
         flax_apply: called as `flax_apply(params, *inputs)`: a linen `model.apply`, or any function; it is jitted.
@@ -81,10 +62,64 @@ def compare_models(
         level: "function" for G0 only, "precision" for G0 and G1.
         seed: seed of the targets of the default loss, and of the masks of dropout.
 
+    Returns:
+        The report of a pair of models that passes.
+
     Raises:
-        UnequalWeightsError: weights="equal", and the weights differ; it is an AssertionError.
+        AssertionError: a tensor exceeds its tolerance, and the message is the report; or weights="equal", and the weights
+            differ.
         InputError: a framework is not installed, the mapping of parameters is ambiguous, inputs or outputs do not match,
             an output is NaN, a gradient is NaN in both models, or a model cannot compute in float64.
+    """
+    __tracebackhide__ = True
+    try:
+        report = compare_models(
+            flax_apply,
+            params,
+            torch_module,
+            inputs,
+            layouts=layouts,
+            weights=weights,
+            input_axes=input_axes,
+            output_axes=output_axes,
+            outputs=outputs,
+            loss=loss,
+            train=train,
+            level=level,
+            seed=seed,
+        )
+    except (InputError, UnequalWeightsError) as error:
+        raise error.with_traceback(None) from error.__cause__  # pytest would print the source of this package
+    if not report.passed:
+        raise AssertionError(str(report))
+    return report
+
+
+def compare_models(
+    flax_apply: Callable[..., Any],
+    params: Any,
+    torch_module: Any,
+    inputs: Any,
+    *,
+    layouts: str | Sequence[str] = (),
+    weights: Literal["flax", "torch", "equal"] = "flax",
+    input_axes: str | Sequence[str] = (),
+    output_axes: str | Sequence[str] = (),
+    outputs: str | Sequence[str] = (),
+    loss: Callable[[Any], Any] | tuple[Callable[[Any], Any], Callable[[Any], Any]] | None = None,
+    train: bool = False,
+    level: Literal["function", "precision"] = "precision",
+    seed: int = 0,
+) -> Report:
+    """Return the report of `assert_parity` for a pair of models, whether it passes or not.
+
+    Args:
+        flax_apply, params, torch_module, inputs, layouts, weights, input_axes, output_axes, outputs, loss, train, level,
+            seed: as for `assert_parity`.
+
+    Raises:
+        UnequalWeightsError: weights="equal", and the weights differ; it is an AssertionError.
+        InputError: as for `assert_parity`.
     """
     for name, value, known in (("level", level, LEVELS), ("weights", weights, WEIGHT_SOURCES)):
         if value not in known:

@@ -64,6 +64,9 @@ class Comparison:
         self._params = params if train else model_weights.in_evaluation(params)
         self._flax_weights, constants = model_weights.flax_weights(flax_apply, self._params)
         self._torch_weights, skipped, optional = model_weights.torch_weights(torch_module)
+        if self._torch_weights.keys() - optional and not self._flax_weights:
+            what = "and torch_module has parameters"
+            raise InputError(f"params has no floating-point arrays, {what}: give the weights of the Flax model")
         sides = (self._flax_weights, self._torch_weights)
         shapes = [{key: np.shape(array) for key, array in side.items()} for side in sides]
         self._match = partial(

@@ -152,7 +152,7 @@ def _match_modules(
             break
         chosen |= new
     if uses:
-        last = _pairs_by_use(flax_left, torch_left, candidates, uses)
+        last = _pairs_by_use(flax_left, torch_left, _within_matched_parents(candidates, chosen), uses)
         chosen |= last
         by_use |= last
         flax_left = [a for a in flax_left if a.path not in last.values()]
@@ -233,6 +233,30 @@ def _pairs_by_use(flax: list[Module], torch: list[Module], candidates: Candidate
                 used[1] += [path for path in paths if path not in used[1]]
             pairs |= dict(zip(used[1], used[0], strict=True))
     return pairs
+
+
+def _within_matched_parents(candidates: Candidates, chosen: Mapping[Path, Path]) -> Candidates:
+    """Return the candidates whose numbered parents, such as blocks, are matched by the modules that are chosen already.
+
+    chosen: torch path -> flax path.
+    """
+    partners: dict[Path, set[Path]] = defaultdict(set)
+    for b, a in chosen.items():
+        for outer_a, outer_b in zip(_numbered_parents(a), _numbered_parents(b), strict=False):
+            partners[outer_b].add(outer_a)
+    return {
+        (a, b): rules
+        for (a, b), rules in candidates.items()
+        if all(
+            outer_a in partners[outer_b] or not partners[outer_b]
+            for outer_a, outer_b in zip(_numbered_parents(a), _numbered_parents(b), strict=False)
+        )
+    }
+
+
+def _numbered_parents(path: Path) -> list[Path]:
+    """Return the paths of the parents of a module whose names have a number, from the outermost."""
+    return [path[: n + 1] for n, name in enumerate(path[:-1]) if numbers((name,))]
 
 
 def _sort_by_use(modules: list[Module], keys: Sequence[str]) -> list[Path]:

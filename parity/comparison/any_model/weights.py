@@ -21,15 +21,34 @@ def flax_weights(flax_apply: Callable[..., Any], params: Any) -> tuple[Tensors, 
     NNX module that are no nnx.Variable, and other collections of linen than parameters and running statistics.
 
     Raises:
-        InputError: `flax_apply` is linen's `apply`, and `params` has no collection "params".
+        InputError: `flax_apply` is a module, or linen's `apply` and `params` has no collection "params"; or `params` has
+            tensors of PyTorch.
     """
-    from flax import linen
-
-    owner = getattr(flax_apply, "__self__", None)
-    if isinstance(owner, linen.Module) and "params" not in params:
-        raise InputError("model.apply takes variables with their collections: give {'params': params}, not params alone")
+    _check_flax_model(flax_apply, params)
     tensors = {key: np.asarray(leaf).astype(np.float64) for key, leaf in flatten(params)[0] if key is not None}
     return tensors, _constant_keys(params, tensors)
+
+
+def _check_flax_model(flax_apply: Callable[..., Any], params: Any) -> None:
+    """Refuse what is often given in the place of a function and its parameters.
+
+    Raises:
+        InputError: as for `flax_weights`.
+    """
+    import jax
+    from flax import linen, nnx
+
+    if isinstance(flax_apply, linen.Module):
+        raise InputError("flax_apply is a linen module: give its apply, as in model.apply, and its variables as params")
+    equinox = sys.modules.get("equinox")  # a module of Equinox has imported it
+    if isinstance(flax_apply, nnx.Module) or (equinox is not None and isinstance(flax_apply, equinox.Module)):
+        name = type(flax_apply).__name__
+        raise InputError(f"flax_apply is a module: give {name}.__call__, a function of model and inputs, and it as params")
+    if any(type(leaf).__module__.partition(".")[0] == "torch" for leaf in jax.tree.leaves(params)):
+        raise InputError("params has tensors of PyTorch: give the weights of the Flax model, as arrays of JAX")
+    owner = getattr(flax_apply, "__self__", None)
+    if isinstance(owner, linen.Module) and (not isinstance(params, Mapping) or "params" not in params):
+        raise InputError("model.apply takes variables with their collections: give {'params': params}, not params alone")
 
 
 def _constant_keys(params: Any, tensors: Tensors) -> set[str]:

@@ -278,6 +278,17 @@ def test_parameters_without_their_collection_are_refused() -> None:
 
 def test_a_flax_model_that_is_no_function_is_refused() -> None:
     check_refused("flax_apply is a dict: give a function, such as model.apply", apply={"a": 1})
+    check_refused("flax_apply is a linen module: give its apply, as in model.apply", apply=Linear())
+    module = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    check_refused(r"flax_apply is a module: give Linear\.__call__, a function of model and inputs, and it as", apply=module)
+
+
+def test_parameters_that_are_not_those_of_the_flax_model_are_refused() -> None:
+    module = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    check_refused("params has tensors of PyTorch: give the weights of the Flax model", params=TorchLinear().state_dict())
+    for apply in (nnx.Linear.__call__, lambda params, x: x @ params):
+        check_refused("params has no floating-point arrays, and torch_module has parameters", apply=apply, params={})
+    check_refused("model.apply takes variables with their collections", apply=Linear().apply, params=module)
 
 
 def test_a_torch_model_that_is_not_a_module_is_refused() -> None:

@@ -311,6 +311,24 @@ def test_order_of_use_decides_before_names_if_the_evidence_says_so():
     assert all("by order of use" in pair.note for pair in mapping.pairs)
 
 
+def test_order_of_use_keeps_to_the_blocks_that_names_have_matched():
+    """Block 1 of flax runs after block 2; its norms, which no name matches, belong to its own kernels."""
+    flax, torch = {}, {}
+    for n in range(3):
+        flax |= {f"h/{n}/attn/query/kernel": (4, 6), f"h/{n}/ln1/scale": (4,), f"h/{n}/ln2/scale": (4,)}
+        torch |= {
+            f"layers.{n}.attn.q.weight": (6, 4),
+            f"layers.{n}.pre_norm.weight": (4,),
+            f"layers.{n}.last_norm.weight": (4,),
+        }
+    uses = [f"h/{n}/{name}/scale" for n in (0, 2, 1) for name in ("ln1", "ln2")]
+    other = [f"layers.{n}.{name}_norm.weight" for n in range(3) for name in ("pre", "last")]
+    keys = dict(match(flax, torch, evidence=Evidence((uses, other))).keys())
+    assert {a: b for a, b in keys.items() if "ln" in a} == {
+        f"h/{n}/ln{m}/scale": f"layers.{n}.{name}_norm.weight" for n in range(3) for m, name in ((1, "pre"), (2, "last"))
+    }
+
+
 def test_a_model_that_does_not_use_all_parameters_is_matched_in_the_order_of_their_declaration():
     flax, torch = norm("a") | norm("b"), norm("x", flax=False) | norm("y", flax=False)
     mapping = match(flax, torch, evidence=Evidence((["b/scale", "a/scale"], ["x.weight", "y.weight"])))

@@ -467,3 +467,44 @@ def test_tokens_in_another_order_are_named_where_they_are_joined() -> None:
     report = compare_models(FlaxPrefixed().apply, variables, Prefixed(False), TOKENS, level="function")
     assert not report.passed and report.origin.torch.operation == "cat", str(report)
     assert report.origin.flax.operation == "concatenate"
+
+
+class RmsNorm(nn.Module):
+    """A norm without parameters."""
+
+    def forward(self, x: Any) -> Any:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+class TorchScaledEmbedding(nn.Module):
+    """Tokens times the root of their width, a norm in a branch, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix, self.head = RmsNorm(), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        x = x * 8**0.5
+        x = x + self.mix(self.norm(x))
+        return self.head(x)
+
+
+class ScaledEmbedding(linen.Module):
+    """The same model, with the scale or without it."""
+
+    is_scaled: bool
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        x = x * 8**0.5 if self.is_scaled else x
+        y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)
+        return linen.Dense(3, name="head")(x + linen.Dense(8, name="mix")(y))
+
+
+def test_a_missing_scale_is_named_although_the_sum_in_one_norm_is_the_mean_in_the_other() -> None:
+    from tests.pairs_of_models import random_variables
+
+    variables = random_variables(ScaledEmbedding(True), TOKENS)
+    assert compare_models(ScaledEmbedding(True).apply, variables, TorchScaledEmbedding(), TOKENS).passed
+    report = compare_models(ScaledEmbedding(False).apply, variables, TorchScaledEmbedding(), TOKENS, level="function")
+    assert not report.passed and report.origin.torch.line == line_of("x = x * 8**0.5\n"), str(report)

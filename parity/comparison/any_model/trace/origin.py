@@ -193,10 +193,12 @@ class _Side:
         if first is None:
             left = self.differing - self.graph.ancestors(self.classes)
             return next((n for n, each in enumerate(self.graph.operations) if left.intersection(each.outputs)), None)
-        # A norm may hide a difference from all that it leads to, until the value itself is read again, as in a residual.
-        hidden = set(self.graph.operations[first].inputs) - self.classes.keys()
-        if any(self._varies(n) and self.graph.values[n].fingerprint is not None for n in hidden):
-            self.differing |= self._ancestors_that_differ(hidden)
+        # A norm may hide a difference from all that it leads to, or from a sum that happens to be a mean in the other
+        # model, until the value itself is read again, as in a residual.
+        differing = [each for each in self.graph.operations if self.differing.intersection(each.outputs)]
+        hidden = {n for each in differing for n in each.inputs} - self.classes.keys()
+        hidden = {n for n in hidden if self._varies(n) and self.graph.values[n].fingerprint is not None}
+        self.differing |= self._ancestors_that_differ(hidden)
         return self._first_difference()
 
     def _first_difference(self) -> int | None:
