@@ -508,3 +508,40 @@ def test_a_missing_scale_is_named_although_the_sum_in_one_norm_is_the_mean_in_th
     assert compare_models(ScaledEmbedding(True).apply, variables, TorchScaledEmbedding(), TOKENS).passed
     report = compare_models(ScaledEmbedding(False).apply, variables, TorchScaledEmbedding(), TOKENS, level="function")
     assert not report.passed and report.origin.torch.line == line_of("x = x * 8**0.5\n"), str(report)
+
+
+class TorchGrouped(nn.Module):
+    """Attention in which two queries share a key and a value, which are repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (each.unflatten(-1, (-1, 2)).transpose(1, 2) for each in (self.q(x), self.k(x), self.v(x)))
+        k, v = (each.repeat_interleave(2, 1) for each in (k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y.transpose(1, 2).flatten(2)
+
+
+class Grouped(linen.Module):
+    """The same attention by groups of queries, or one without a mask."""
+
+    is_causal: bool
+
+    @linen.compact
+    def __call__(self, x: Any) -> Any:
+        q, k, v = (linen.Dense(width, name=name)(x) for name, width in (("q", 8), ("k", 4), ("v", 4)))
+        q, k, v = q.reshape(2, 5, 2, 2, 2), k.reshape(2, 5, 2, 2), v.reshape(2, 5, 2, 2)
+        scores = jnp.einsum("bqkgd,bskd->bkgqs", q, k) / 2**0.5
+        scores = jnp.where(jnp.tri(5, dtype=bool), scores, -jnp.inf) if self.is_causal else scores
+        return jnp.einsum("bkgqs,bskd->bqkgd", jax.nn.softmax(scores, axis=-1), v).reshape(2, 5, 8)
+
+
+def test_values_that_one_model_repeats_for_a_group_of_queries_are_not_blamed() -> None:
+    from tests.pairs_of_models import random_variables
+
+    variables = random_variables(Grouped(True), TOKENS)
+    assert compare_models(Grouped(True).apply, variables, TorchGrouped(), TOKENS).passed
+    report = compare_models(Grouped(False).apply, variables, TorchGrouped(), TOKENS, level="function")
+    assert not report.passed and report.origin.torch.line == line_of("y = nn.functional.scaled_dot_product"), str(report)

@@ -56,8 +56,13 @@ class Fingerprint:
 
     def matches(self, other: "Fingerprint") -> bool:
         """Return whether both are of the same values."""
-        return self.size == other.size and all(
-            abs(a - b) <= TOLERANCE * max(scale, other_scale) or a == b
+        return self.size == other.size and self.repeats(other)
+
+    def repeats(self, other: "Fingerprint") -> bool:
+        """Return whether this is of the values of another one, each of them as often as any other."""
+        times = self.size / other.size
+        return times == int(times) and all(
+            abs(a - times * b) <= TOLERANCE * max(scale, times * other_scale) or a == b
             for a, b, scale, other_scale in zip(self.sums, other.sums, self.scales, other.scales, strict=True)
         )
 

@@ -133,12 +133,38 @@ def _classes_of_values(flax: Graph, torch: Graph) -> tuple[dict[int, int], dict[
     values, n_flax = [*flax.values, *torch.values], len(flax.values)
     index = Index(values)
     classes: tuple[dict[int, int], dict[int, int]] = ({}, {})
+    unknown: tuple[set[int], set[int]] = (set(), set())
     for n, value in enumerate(values):
         equal = sorted(index.find(value.fingerprint)) if value.fingerprint is not None else []
         others = [m for m in equal if (m >= n_flax) != (n >= n_flax)]
+        number = n - n_flax if n >= n_flax else n
         if any(value.source == WEIGHTS or _may_have_same_order(value.array, values[m].array) for m in others):
-            classes[n >= n_flax][n - n_flax if n >= n_flax else n] = equal[0]
+            classes[n >= n_flax][number] = equal[0]
+        elif not others:
+            unknown[n >= n_flax].add(number)
+    for graph, known, own in zip((flax, torch), classes, unknown, strict=True):
+        _add_repeated_values(graph, known, own)
     return classes
+
+
+def _add_repeated_values(graph: Graph, classes: dict[int, int], unknown: set[int]) -> None:
+    """Add the values that repeat one that agrees, as keys and values are for groups of queries, to its class.
+
+    unknown: the values that the other model does not compute, in any order of their entries.
+    """
+    for operation in graph.operations:
+        for n in unknown.intersection(operation.outputs):
+            value = graph.values[n].fingerprint
+            for given in operation.inputs:
+                one = graph.values[given]
+                if (
+                    given in classes
+                    and one.source == INPUTS
+                    and value
+                    and one.fingerprint
+                    and value.repeats(one.fingerprint)
+                ):
+                    classes[n] = classes[given]
 
 
 def _may_have_same_order(one: Any, other: Any) -> bool:
