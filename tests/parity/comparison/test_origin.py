@@ -438,11 +438,12 @@ class Prefixed(nn.Module):
     def __init__(self, is_right: bool) -> None:
         super().__init__()
         self.cls, self.registers = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 2, 8))
-        self.mix, self.head, self.is_right = nn.Linear(8, 8), nn.Linear(8, 3), is_right
+        self.each, self.mix, self.head, self.is_right = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3), is_right
 
     def forward(self, x: Any) -> Any:
         prefix = [each.expand(x.shape[0], -1, -1) for each in (self.cls, self.registers)]
         x = torch.cat([*(prefix if self.is_right else prefix[::-1]), x], 1)
+        x = x + self.each(x).tanh()  # of all tokens on one axis
         x = x + self.mix(x.mean(1, keepdim=True)).tanh()
         return self.head(x[:, 0])
 
@@ -455,6 +456,7 @@ class FlaxPrefixed(linen.Module):
         shapes = (("cls", (1, 1, 8)), ("registers", (1, 2, 8)))
         prefix = [self.param(name, linen.initializers.normal(1.0), shape) for name, shape in shapes]
         x = jnp.concatenate([*(jnp.broadcast_to(each, (x.shape[0], *each.shape[1:])) for each in prefix), x], 1)
+        x = x + jnp.tanh(linen.Dense(8, name="each")(x))
         x = x + jnp.tanh(linen.Dense(8, name="mix")(x.mean(1, keepdims=True)))
         return linen.Dense(3, name="head")(x[:, 0])
 

@@ -85,6 +85,8 @@ def find_origin(flax: Graph, torch: Graph) -> Origin | None:
     if first_flax is None and first_torch is None:
         return None
     kind, difference = "missing" if first_flax is None or first_torch is None else "between", 0.0
+    if kind == "missing" and _have_same_entries(flax, torch):
+        return find_order(flax, torch)
     if first_flax is not None and first_torch is not None:
         if sides[0].entering(first_flax) & sides[1].entering(first_torch):
             kind, difference = "operation", _difference(flax, torch, first_flax, first_torch)
@@ -98,6 +100,12 @@ def find_origin(flax: Graph, torch: Graph) -> Origin | None:
         for side, first in zip(sides, firsts, strict=True)
     ]
     return Origin(places[0], places[1], kind, difference)
+
+
+def _have_same_entries(flax: Graph, torch: Graph) -> bool:
+    """Return whether the outputs of two models are the same numbers, in whatever order."""
+    found = [[graph.values[n].fingerprint for n in graph.outputs] for graph in (flax, torch)]
+    return all(a and b and a.matches(b) for a, b in zip(*found, strict=True))
 
 
 def count_agreeing_operations(flax: Graph, torch: Graph) -> int:
@@ -170,16 +178,30 @@ def _add_repeated_values(graph: Graph, classes: dict[int, int], unknown: set[int
 def _may_have_same_order(one: Any, other: Any) -> bool:
     """Return whether two arrays with the same entries have them in the same order, for some order of their axes.
 
-    Arrays with other axes may: one of them may have merged some.
+    One of them may have merged axes.  If both have, in different ways, they may be in the same order.
     """
     if one is None or other is None:
         return True
-    a, b = (np.squeeze(without_repetition(each)) for each in (one, other))
-    if sorted(a.shape) != sorted(b.shape) or a.ndim > _MAX_PERMUTED:
+    a, b = sorted((np.squeeze(without_repetition(each)) for each in (one, other)), key=lambda each: -each.ndim)
+    if a.ndim > _MAX_PERMUTED:
         return True
-    orders = [order for order in permutations(range(a.ndim)) if a.transpose(order).shape == b.shape]
+    orders = [order for order in permutations(range(a.ndim)) if _is_merged([a.shape[n] for n in order], b.shape)]
     size = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
-    return any(np.allclose(a.transpose(order), b, rtol=0.0, atol=_SAME * size, equal_nan=True) for order in orders)
+    return not orders or any(
+        np.allclose(a.transpose(order).reshape(b.shape), b, rtol=0.0, atol=_SAME * size, equal_nan=True) for order in orders
+    )
+
+
+def _is_merged(shape: Sequence[int], merged: Sequence[int]) -> bool:
+    """Return whether a shape becomes another one if consecutive axes are merged."""
+    left = list(shape)
+    for length in merged:
+        product = 1
+        while left and product < length:
+            product *= left.pop(0)
+        if product != length:
+            return False
+    return not left
 
 
 class _Side:
