@@ -15,10 +15,11 @@ class Execution:
             always computed in at least float32.
         attention: "fused" is `scaled_dot_product_attention`, with the kernel that PyTorch chooses; "explicit" computes the
             products and the softmax as separate operations.
-        remat: which activations a block stores for the backward pass: "none" stores all, "full" stores only the input of
-            the block and recomputes the rest (activation checkpointing).
+        remat: which activations a block stores for the backward pass: "none" stores all; "dots" stores the outputs of
+            matrix products with weights and recomputes the rest; "full" stores only the input of the block (activation
+            checkpointing).
     """
 
     dtype: torch.dtype | None = None
     attention: Literal["fused", "explicit"] = "fused"
-    remat: Literal["none", "full"] = "none"
+    remat: Literal["none", "dots", "full"] = "none"

@@ -4,6 +4,7 @@ Weights have the shape (outputs, inputs) with merged heads, as in timm, so that 
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from vit_spec import InputError, Law, ViTConfig, position_table, rows
 from vit_spec.initialisation import TRUNCATED_STD
@@ -20,6 +21,9 @@ from vit_torch.execution import Execution
 
 Shape = tuple[int, ...]
 Tables = tuple[np.ndarray, ...]
+
+# The operations of linear layers; products of activations, as in attention, are batched.
+PRODUCTS_WITH_WEIGHTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
 
 
 class ViTModule(nn.Module):
@@ -223,11 +227,14 @@ def sample_kept_tokens(module: ViTModule, x: Tensor, prefix: int, rate: float) -
 
 
 def run_block(block: nn.Module, x: Tensor, rate: float, tables: tuple[Any, ...]) -> Tensor:
-    """Apply one block, with activation checkpointing if `Execution.remat` is "full"."""
+    """Apply one block, with the activation checkpointing of `Execution.remat`."""
     assert isinstance(block, ViTModule)
-    if block.execution.remat == "full" and torch.is_grad_enabled():
+    if block.execution.remat == "none" or not torch.is_grad_enabled():
+        return block(x, rate, tables)
+    if block.execution.remat == "full":
         return checkpoint(block, x, rate, tables, use_reentrant=False)
-    return block(x, rate, tables)
+    contexts = partial(create_selective_checkpoint_contexts, PRODUCTS_WITH_WEIGHTS)
+    return checkpoint(block, x, rate, tables, use_reentrant=False, context_fn=contexts)
 
 
 def at_least_float32(x: Tensor) -> torch.dtype:

@@ -1,11 +1,14 @@
 """The PyTorch twin: dropout, dtypes, attention kernels, activation checkpointing, torch.compile, intermediates, errors."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import vit_spec
 import vit_torch
@@ -74,12 +77,30 @@ def test_the_explicit_kernel_is_the_same_function(config: ViTConfig) -> None:
     torch.testing.assert_close(plain.double()(x), other.double()(x), rtol=1e-12, atol=1e-13)
 
 
-def test_activation_checkpointing_gives_the_same_gradients() -> None:
-    plain, other = pair_of_models(RICH, vit_torch.Execution(remat="full"))
+class OperationCounter(TorchDispatchMode):
+    """Counts the operations that run, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[function._opname] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_activation_checkpointing_gives_the_same_gradients(remat: Any) -> None:
+    plain, other = pair_of_models(RICH, vit_torch.Execution(remat=remat))
+    counts = []
     for model in (plain, other):
-        model(images(RICH)).square().sum().backward()
+        with OperationCounter() as counter:
+            model(images(RICH)).square().sum().backward()
+        counts.append(counter.counts)
     for one, two in zip(plain.parameters(), other.parameters(), strict=True):
         assert torch.equal(one.grad, two.grad)
+    products, again = (each["mm"] + each["addmm"] for each in counts)
+    assert (again == products) == (remat == "dots") and sum(counts[1].values()) > 1.1 * sum(counts[0].values())
 
 
 @pytest.mark.filterwarnings(
