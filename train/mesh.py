@@ -110,6 +110,13 @@ def axis_sizes(text: str, devices: int, config: ViTConfig) -> dict[str, int]:
     return sizes
 
 
+def describe(sizes: AxisSizes, device: str) -> str:
+    """Return the mesh and the name of its devices as text: "data=2, fsdp=4 (8 x NVIDIA H100)"."""
+    count = math.prod(sizes.values())
+    axes = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1) or "1 device"
+    return f"{axes} ({f'{count} x ' if count > 1 else ''}{device})"
+
+
 def images_per_device(batch_size: int, accumulate: int, sizes: AxisSizes) -> int:
     """Return the number of images that a device has of each of the `accumulate` parts of a batch.
 

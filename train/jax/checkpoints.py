@@ -1,9 +1,7 @@
 """Checkpoints of a run, written by Orbax while training goes on.  Each is a folder, which is complete or absent."""
 
 import logging
-import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,7 @@ from orbax.checkpoint import v1 as ocp
 
 from parity.checkpoints.containers import ocdbt, zarr
 from parity.checkpoints.containers.budget import Budget
-from parity.terminal import print_note
-from train.loop.engine import replaced_folder
+from train.loop.checkpoint_folder import CheckpointFolder
 from vit_spec import InputError, bounded_json
 
 Tree = Any
@@ -40,7 +37,8 @@ class CheckpointStore:
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         policies = ocp.training.preservation_policies
-        self._folder = folder
+        processes = {"process": jax.process_index(), "num_processes": jax.process_count()}
+        self._folder = CheckpointFolder(folder, "train.jax", **processes)
         self._preservation_policy = policies.AnyPreservationPolicy(
             [
                 policies.LatestN(keep),
@@ -55,7 +53,7 @@ class CheckpointStore:
         self._rank = rank
         zarr.check_path(folder)
         try:
-            self._settle_replaced()
+            self._folder.settle_replaced()
         except OSError as error:
             raise self._write_error(error) from error
         self._open()
@@ -64,7 +62,7 @@ class CheckpointStore:
         """Open the folder with Orbax, which reads the metadata of all checkpoints at once and fails if one is damaged."""
         self._move_unreadable_aside()
         self._checkpointer = ocp.training.Checkpointer(
-            self._folder,
+            self._folder.path,
             preservation_policy=self._preservation_policy,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
             cleanup_tmp_directories=True,
@@ -78,12 +76,12 @@ class CheckpointStore:
         Raises:
             InputError: all checkpoints are unreadable.
         """
-        damages = {int(path.name): _find_damage(path) for path in self._folder.glob("*") if path.name.isdecimal()}
+        damages = {step: _find_damage(self._folder.path / str(step)) for step in self._folder.steps()}
         damaged = {step: damage for step, damage in damages.items() if damage}
         if damaged and len(damaged) == len(damages):
-            raise self._none_readable_error(damaged)
+            raise self._folder.none_readable_error(damaged)
         if damaged:
-            self._move_aside(damaged)
+            self._folder.move_aside(damaged)
 
     def save(self, step: int, state: Tree, loop_state: LoopState) -> None:
         """Start to write a checkpoint.  The previous one is complete when this one begins.
@@ -101,7 +99,8 @@ class CheckpointStore:
             self._checkpointer.wait()
             self._settle_replaced_once()
             if step in self._steps():
-                self._set_aside_for_replacement(step)
+                self._folder.set_aside_for_replacement(step)
+                self._checkpointer.reload()
             self._checkpointer.save_async(step, state, metrics=metrics, custom_metadata=metadata)
         except Exception as error:  # an OSError, or whatever the libraries below convert it to
             raise self._write_error(error) from error
@@ -122,34 +121,10 @@ class CheckpointStore:
         """Return the steps of the complete checkpoints, the newest first."""
         return [each.step for each in reversed(self._checkpointer.checkpoints)]
 
-    def _set_aside_for_replacement(self, step: int) -> None:
-        """Rename the checkpoint of a step, so that a new one can get its name; see `_settle_replaced`."""
-        replaced_folder(self._folder).mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):  # another process has moved it already
-            (self._folder / str(step)).rename(replaced_folder(self._folder) / str(step))
-        self._checkpointer.reload()
-
-    def _settle_replaced(self) -> None:
-        """Remove each replaced checkpoint whose replacement is complete, and give each other one its name back.
-
-        Orbax gives a checkpoint its name when it is complete.  Several processes may do this at once.
-        """
-        aside = [path for path in replaced_folder(self._folder).glob("*") if path.name.isdecimal()]
-        for old in aside:
-            if (self._folder / old.name).exists():
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                self._folder.mkdir(exist_ok=True)
-                with suppress(FileNotFoundError):  # another process has moved it already
-                    old.rename(self._folder / old.name)
-        if aside:  # an empty folder may be one that another process has just made
-            with suppress(OSError):
-                replaced_folder(self._folder).rmdir()
-
     def _settle_replaced_once(self) -> None:
-        """Call `_settle_replaced` in the main process, where Orbax renames: others may see the folder too late."""
+        """Settle replaced checkpoints in the main process, where Orbax renames: others may see the folder too late."""
         if not jax.process_index():
-            self._settle_replaced()
+            self._folder.settle_replaced()
 
     def restore_newest(self, target: Tree) -> tuple[int, Tree, LoopState, int] | None:
         """Return step, training state, loop state and version of the newest checkpoint that can be read, or None.
@@ -163,23 +138,15 @@ class CheckpointStore:
                 than its content; or all are damaged, so that the run would overwrite them; or one is damaged and the run
                 has several processes, which all have to restart because the others may have read it.
         """
-        damaged: dict[int, str] = {}
-        steps = self._steps()
-        for step in steps:
-            restored, reason = self._read(step, target)
-            if restored is not None:
-                if damaged:
-                    self._checkpointer.close()
-                    self._move_aside(damaged)
-                    self._open()
-                return step, *restored
-            damaged[step] = reason
-            if jax.process_count() > 1 and step != steps[-1]:
-                self._move_aside(damaged)
-                raise InputError("start all processes again: the run resumes from the checkpoint before the damaged one")
+        newest = self._folder.read_newest(self._steps(), lambda step: self._read(step, target))
+        if newest is None:
+            return None
+        step, restored, damaged = newest
         if damaged:
-            raise self._none_readable_error(damaged)
-        return None
+            self._checkpointer.close()
+            self._folder.move_aside(damaged)
+            self._open()
+        return step, *restored
 
     def restore(self, step: int, target: Tree) -> tuple[int, Tree, LoopState, int] | None:
         """Return what `restore_newest` returns, of the checkpoint of a step; None if it is missing or damaged.
@@ -197,53 +164,24 @@ class CheckpointStore:
     def _read(self, step: int, target: Tree) -> tuple[tuple[Tree, LoopState, int] | None, str]:
         """Return training state, loop state and version of a checkpoint; or None, and why it is damaged."""
         try:
-            _check_tree(self._folder / str(step))
+            _check_tree(self._folder.path / str(step))
             metadata = self._checkpointer.metadata(step).custom_metadata
             if not isinstance(metadata, dict) or not {"version", "note", "digest"} <= metadata.keys():
                 raise ValueError("its metadata is not that of a run")
-            if (version := metadata["version"]) > VERSION:
-                raise InputError(
-                    f"the checkpoint of step {step} in {self._folder} has version {version}, and this package "
-                    f"reads versions up to {VERSION}: update it, or give --run a new folder"
-                )
+            self._folder.check_version(step, version := metadata["version"], VERSION)
             state = self._checkpointer.load(step, target)
             if changed := [name for name, sum in _checksums(state).items() if metadata["digest"].get(name) != sum]:
                 raise ValueError(f"the checksum of {', '.join(changed)} is wrong")
             if (found := int(state.step)) != step:  # a copy under another name
                 raise ValueError(f"its content is that of step {found}")
             return (state, metadata["note"], version), ""
-        except InputError:
-            raise
         except Exception as error:  # damaged files raise too many kinds of exceptions to list
-            reason = " ".join(str(error).split())[:120] or type(error).__name__
-            if _is_environment_error(error):
-                what = f"the checkpoint of step {step} in {self._folder} cannot be read, but may be intact ({reason})"
-                raise InputError(f"{what}: remove the cause, then give the same --run") from None
-            return None, reason
-
-    def _move_aside(self, damaged: dict[int, str]) -> None:
-        aside = self._folder.with_name(f"{self._folder.name}-damaged")
-        aside.mkdir(exist_ok=True)
-        for step, reason in damaged.items():
-            target, temporary = aside / str(step), aside / f"{step}-{jax.process_index()}"
-            with suppress(FileNotFoundError):  # another process has moved it already
-                (self._folder / str(step)).rename(temporary)
-                shutil.rmtree(target, ignore_errors=True)
-                temporary.rename(target)
-            print_note(f"the checkpoint of step {step} is damaged ({reason}); it was moved to {target}")
-
-    def _none_readable_error(self, damaged: dict[int, str]) -> InputError:
-        why = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
-        return InputError(f"no checkpoint in {self._folder} can be read ({why}): give --run a new folder")
+            return None, self._folder.damage_of(step, error)
 
     def _write_error(self, error: Exception) -> InputError:
         if jax.process_count() > 1 and "Gloo" in str(error):  # Gloo connects processes on CPUs
             return InputError("another process of the run has ended: start all processes again with the same --run")
-        cause = " ".join(str(error).split()).rpartition('": ')[2]  # after the names of the files
-        reason = getattr(error, "strerror", None) or cause[:120]
-        return InputError(
-            f"cannot write a checkpoint to {self._folder} ({reason}): make room there, then give the same --run"
-        )
+        return self._folder.write_error(error)
 
 
 def _find_damage(path: Path) -> str:
@@ -277,17 +215,6 @@ def _check_tree(path: Path) -> None:
 def _shorten(error: InputError, path: Path) -> str:
     """Return the message of an error without its remedy and with paths below that of the checkpoint."""
     return str(error).rpartition(": ")[0].replace(f"{path}/", "")
-
-
-def _is_environment_error(error: BaseException | None) -> bool:
-    """Whether a file could not be read for a reason other than its content: permission, disk, memory."""
-    while error is not None:
-        if isinstance(error, OSError | MemoryError) and not isinstance(error, FileNotFoundError):
-            return True
-        if any(word in str(error) for word in ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE")):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _checksums(state: Tree) -> dict[str, int]:

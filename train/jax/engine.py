@@ -1,8 +1,7 @@
 """The engine of `train.loop` in JAX: the training state on a mesh of devices, and the compiled functions that use it."""
 
-import math
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +23,11 @@ from train.jax.checkpoints import WARMED_UP_EMA, CheckpointStore
 from train.jax.losses import loss_and_metric, soft_targets
 from train.jax.optimizers import frozen_mask, make_optimizer, update_scales, zero_frozen
 from train.jax.parameter_tree import tree
+from train.loop.checkpoint_folder import checkpoint_rank
 from train.loop.engine import EvalOutput
-from train.loop.metrics import BATCH_METRIC, PRIMARY_METRIC
+from train.loop.metrics import BATCH_METRIC
 from train.loop.peak_flops import peak_flops
-from train.mesh import images_per_device, replication_note
+from train.mesh import describe, images_per_device, replication_note
 from train.recipes import Recipe, Task
 from train.recipes.schedule import ema_step_size
 from vit_jax.api import fast_compile_options
@@ -101,7 +101,7 @@ class JaxEngine:
     @property
     def hardware(self) -> str:
         """The mesh and its devices, as text."""
-        return sharding.describe(self.mesh)
+        return describe(self.mesh.shape, self.mesh.devices.flat[0].device_kind)
 
     @property
     def replication_note(self) -> str:
@@ -193,13 +193,7 @@ class JaxEngine:
     @property
     def _checkpoint_store(self) -> CheckpointStore:
         if self._checkpoints is None:
-            metric = PRIMARY_METRIC[self._task]
-            sign = -1.0 if metric == "mae" else 1.0
-
-            def rank(loop_state: dict[str, Any]) -> float | None:
-                value = sign * loop_state["last"][metric] if loop_state["looked"] else math.nan
-                return None if math.isnan(value) else value
-
+            rank = partial(checkpoint_rank, self._task)
             self._checkpoints = CheckpointStore(self._folder, keep=self._recipe.keep, rank=rank)
         return self._checkpoints
 

@@ -1,6 +1,5 @@
 """Settings of a JAX training process: memory, and the cache of compiled programs."""
 
-import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from vit_spec import InputError
+from train.loop import process
 
 
 @contextmanager
@@ -23,23 +22,17 @@ def memory_errors() -> Iterator[None]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        remedy = "a smaller --batch-size, a larger --accumulate, --remat full or a --mesh with fsdp (see --plan)"
-        raise InputError(f"not enough memory ({str(error).splitlines()[0][:100]}): give {remedy}") from None
+        raise process.out_of_memory_error(error) from None
 
 
 def keep_freed_memory() -> None:
-    """Let each step on CPU reuse the memory of the previous one; call it in the main thread, before JAX is first used.
+    """Let each step on CPU reuse the memory of the previous one; see `train.loop.process.keep_freed_memory`.
 
-    XLA allocates the memory of a step anew each time, and fresh pages from the system cost time.  With the settings below
-    glibc keeps freed memory, but large arrays only in the main thread.  So JAX must not run the step in another thread,
-    which it does with asynchronous dispatch.
+    Large arrays are kept in the main thread only.  So JAX must not run the step in another thread, which it does with
+    asynchronous dispatch.
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        mmap_max, trim_threshold = -4, -1  # malloc.h
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, 2**31 - 1)
+    process.keep_freed_memory()
 
 
 def keep_compiled_programs() -> None:

@@ -65,12 +65,6 @@ def make_mesh(text: str, config: ViTConfig) -> Mesh:
     return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def describe(mesh: Mesh) -> str:
-    """Return the mesh as text: "data=2, fsdp=4 (8 x NVIDIA H100)"."""
-    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1) or "1 device"
-    return f"{sizes} ({f'{mesh.size} x ' if mesh.size > 1 else ''}{mesh.devices.flat[0].device_kind})"
-
-
 def parameter_shardings(mesh: Mesh, config: ViTConfig) -> Tree:
     """Return the NamedSharding of each parameter."""
     return tree(config, lambda parameter: NamedSharding(mesh, PartitionSpec(*mesh_axes(parameter, config, mesh.shape))))

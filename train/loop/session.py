@@ -296,8 +296,8 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     folder = shlex.quote(str(run.path))
     if loop.interrupted:
         rows["to resume"] = f"{command} --run {folder}"
-    rows["compare with PyTorch"] = f"python -m parity check {folder}"
-    rows["load in PyTorch"] = f'vit_torch.load("{run.path}")'
+    rows["compare the twins"] = f"python -m parity check {folder}"
+    rows["load"] = f'vit_torch.load("{run.path}"), vit_jax.load("{run.path}")'
     return rows
 
 

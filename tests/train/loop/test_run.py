@@ -1,4 +1,4 @@
-"""Whole runs of a tiny model: files, ends, resuming, and that the same seed gives the same run bit for bit."""
+"""Whole runs of a tiny model in both trainers: files, ends, resuming, and the same seed gives the same run bit for bit."""
 
 import json
 import math
@@ -23,6 +23,7 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("jax")
+pytest.importorskip("torch")
 pytest.importorskip("grain")
 
 import jax
@@ -47,6 +48,7 @@ from train.loop.session import train
 from train.loop.start_warnings import start_warnings
 from train.loop.tensorboard import EventWriter
 from train.recipes import RECIPES, Augment, DataInfo, Model, Optimizer, Recipe, model_config
+from train.torch.engine import TorchEngine
 from vit_spec import InputError
 
 pytestmark = pytest.mark.usefixtures("rendered_once")
@@ -64,15 +66,29 @@ SPLIT = {"images": np.zeros((8, 8, 8), np.uint8), "labels": np.arange(8) % 2}
 ARGUMENTS = ["--config", "tiny", "--model.image-size", "None", "--model.changes", *SMALL, "--log-every", "5"]
 
 
+ENGINES = {"jax": JaxEngine, "torch": TorchEngine}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def trainer(request: pytest.FixtureRequest) -> Any:
+    """The class of the engine of each trainer."""
+    return ENGINES[request.param]
+
+
+jax_only = pytest.mark.parametrize("trainer", ["jax"], indirect=True)
+
+
 def run_training(recipe: Recipe, make_engine: Any = JaxEngine) -> int:
     """Train with a recipe and return the exit status."""
     return train(Request("test", recipe, open_dataset(recipe.data, recipe.held_out), "python -m train.jax"), make_engine)
 
 
-def start_trainer(*arguments: str, start_new_session: bool = False, **environment: str) -> subprocess.Popen[str]:
-    """Start `python -m train.jax` as a user does."""
+def start_trainer(
+    *arguments: str, name: str = "jax", start_new_session: bool = False, **environment: str
+) -> subprocess.Popen[str]:
+    """Start `python -m train.jax`, or that of another name, as a user does."""
     return subprocess.Popen(
-        [sys.executable, "-m", "train.jax", *ARGUMENTS, *arguments],
+        [sys.executable, "-m", f"train.{name}", *ARGUMENTS, *arguments],
         cwd=ROOT,
         env=os.environ | environment,
         stdout=subprocess.PIPE,
@@ -133,9 +149,9 @@ def programs() -> Iterator[dict[Any, Any]]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(trainer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "first"
-    assert run_training(replace(RECIPE, run=str(path))) == 0
+    assert run_training(replace(RECIPE, run=str(path)), trainer) == 0
     return path
 
 
@@ -177,10 +193,12 @@ def test_a_run_folder_loads_in_torch(run: Path) -> None:
     assert model.config.num_classes == 10 and model.config.in_channels == 1
 
 
-def test_the_same_seed_gives_the_same_run_bit_for_bit(run: Path, programs: dict[Any, Any], tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run_bit_for_bit(
+    trainer: Any, run: Path, programs: dict[Any, Any], tmp_path: Path
+) -> None:
     again = tmp_path / "again"
     programs.clear()
-    assert run_training(replace(RECIPE, run=str(again))) == 0
+    assert run_training(replace(RECIPE, run=str(again)), trainer) == 0
     assert records(again) == records(run)
     for name in ("weights", "best"):
         one, other = weights(run / f"{name}.safetensors"), weights(again / f"{name}.safetensors")
@@ -205,23 +223,23 @@ def test_a_folder_without_a_run_is_refused_and_not_changed(tmp_path: Path) -> No
     ],
 )
 def test_a_run_with_other_settings_is_refused_and_the_folder_is_not_changed(
-    run: Path, change: dict[str, Any], message: str
+    trainer: Any, run: Path, change: dict[str, Any], message: str
 ) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with pytest.raises(InputError, match=re.escape(message)):
-        run_training(replace(RECIPE, run=str(run), **change))
+        run_training(replace(RECIPE, run=str(run), **change), trainer)
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def test_a_finished_run_can_be_started_again_without_a_change(run: Path) -> None:
+def test_a_finished_run_can_be_started_again_without_a_change(trainer: Any, run: Path) -> None:
     before = records(run)
-    assert run_training(replace(RECIPE, run=str(run))) == 0
+    assert run_training(replace(RECIPE, run=str(run)), trainer) == 0
     assert records(run) == before
 
 
 @pytest.mark.parametrize(("task", "metric"), [("labels", "auroc/7"), ("values", "r2")])
-def test_labels_and_values_can_be_trained(task: Any, metric: str, tmp_path: Path) -> None:
-    assert run_training(replace(RECIPE, task=task, run=str(tmp_path / "run"), epochs=3, tensorboard=False)) == 0
+def test_labels_and_values_can_be_trained(trainer: Any, task: Any, metric: str, tmp_path: Path) -> None:
+    assert run_training(replace(RECIPE, task=task, run=str(tmp_path / "run"), epochs=3, tensorboard=False), trainer) == 0
     evaluations = [record for record in records(tmp_path / "run") if record["set"] == "held_out"]
     assert metric in evaluations[0] and evaluations[-1]["loss"] < evaluations[0]["loss"]
 
@@ -235,10 +253,10 @@ def test_curves_of_a_run_without_records_can_be_drawn(task: Any, tmp_path: Path)
 # How runs end ---------------------------------------------------------------------------------------------------------
 
 
-def make_jax_engine(folder: Path, **changes: Any) -> JaxEngine:
+def make_engine(trainer: Any, folder: Path, **changes: Any) -> Any:
     recipe = replace(RECIPE, batch_size=4, **changes)
     config = model_config(recipe.model, num_outputs=1, in_channels=1, size=(8, 8))
-    return JaxEngine(config, recipe, task="values", learning_rate=lambda step: 1e-3, initial_weights=None, folder=folder)
+    return trainer(config, recipe, task="values", learning_rate=lambda step: 1e-3, initial_weights=None, folder=folder)
 
 
 def batch(target: float) -> Batch:
@@ -246,8 +264,8 @@ def batch(target: float) -> Batch:
     return Batch(images, np.full((4, 1), target, np.float32), np.arange(4), np.ones(4, bool))
 
 
-def test_after_a_loss_that_is_not_finite_no_weight_changes(tmp_path: Path) -> None:
-    engine = make_jax_engine(tmp_path)
+def test_after_a_loss_that_is_not_finite_no_weight_changes(trainer: Any, tmp_path: Path) -> None:
+    engine = make_engine(trainer, tmp_path)
     engine.step(batch(1.0))
     engine.save_weights(tmp_path / "before.safetensors")
     assert np.isnan(float(engine.step(batch(np.nan))["loss"]))
@@ -258,17 +276,19 @@ def test_after_a_loss_that_is_not_finite_no_weight_changes(tmp_path: Path) -> No
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_the_message_names_the_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     divergent = replace(RECIPE, run=str(tmp_path / "run"), optimizer=Optimizer(lr=1e30), warmup=0)
-    assert run_training(divergent) == 1
+    assert run_training(divergent, trainer) == 1
     printed = capsys.readouterr().err
     assert printed.startswith("error: ") and " at step 2 (images digit " in printed and printed.count("\n") == 1
     assert all(np.isfinite(array).all() for array in weights(tmp_path / "run").values())
 
 
-def test_a_run_stopped_by_a_non_finite_step_resumes_with_skip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class BrokenStepEngine(JaxEngine):
+def test_a_run_stopped_by_a_non_finite_step_resumes_with_skip(
+    trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class BrokenStepEngine(trainer):  # type: ignore[misc]
         def step(self, batch: Batch) -> Any:
             return super().step(batch._replace(targets=batch.targets * np.nan) if int(self._state.step) == 7 else batch)
 
@@ -282,7 +302,7 @@ def test_a_run_stopped_by_a_non_finite_step_resumes_with_skip(tmp_path: Path, ca
     )
 
 
-def test_an_unreadable_image_stops_the_run_which_names_it_and_saves_a_checkpoint(tmp_path: Path) -> None:
+def test_an_unreadable_image_stops_the_run_which_names_it_and_saves_a_checkpoint(trainer: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
         (tmp_path / "data" / name).mkdir(parents=True)
@@ -295,9 +315,9 @@ def test_an_unreadable_image_stops_the_run_which_names_it_and_saves_a_checkpoint
         InputError,
         match=r"3\.png is not an image.*; or skip damaged images with --corrupt skip; .*; \d+ steps are saved: ",
     ):
-        run_training(small)
+        run_training(small, trainer)
     assert weights(tmp_path / "run")
-    assert run_training(replace(small, corrupt="skip")) == 0  # resumes
+    assert run_training(replace(small, corrupt="skip"), trainer) == 0  # resumes
 
 
 def test_skipped_images_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -520,13 +540,14 @@ class Killed(RuntimeError):
     """Ends a run without any cleanup by the loop, as a power cut does."""
 
 
-def engine_that_dies_after(steps: int, *, finishes_writing: bool = False) -> Any:
+def engine_that_dies_after(steps: int, trainer: Any = JaxEngine, *, finishes_writing: bool = False) -> Any:
     """Return an engine that raises `Killed` after so many steps.
 
+    trainer: the class of the engine.
     finishes_writing: whether checkpoints that have started are completed.
     """
 
-    class DyingEngine(JaxEngine):
+    class DyingEngine(trainer):  # type: ignore[misc]
         steps_left = steps
 
         def step(self, batch: Batch) -> Any:
@@ -546,14 +567,15 @@ LONG_RECIPE = replace(RECIPE, save_every="7steps", log_every=4, tensorboard=Fals
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def reference(trainer: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     path = tmp_path_factory.mktemp("runs") / "reference"
-    assert run_training(replace(LONG_RECIPE, run=str(path))) == 0
+    assert run_training(replace(LONG_RECIPE, run=str(path)), trainer) == 0
     return records(path)
 
 
 @pytest.mark.parametrize("steps", [3, 23, 44])
 def test_a_killed_run_resumes_to_the_same_records(
+    trainer: Any,
     steps: int,
     reference: list[dict[str, Any]],
     programs: dict[Any, Any],
@@ -562,41 +584,41 @@ def test_a_killed_run_resumes_to_the_same_records(
 ) -> None:
     recipe = replace(LONG_RECIPE, run=str(tmp_path / "run"))
     with pytest.raises(Killed):
-        run_training(recipe, engine_that_dies_after(steps))
+        run_training(recipe, engine_that_dies_after(steps, trainer))
     capsys.readouterr()
     programs.clear()  # as in a new process, whose compilation outlasts the writes that the threads of this one still do
-    assert run_training(recipe) == 0
+    assert run_training(recipe, trainer) == 0
     assert records(tmp_path / "run") == reference
     match = re.search(r"resuming from step (\d+) of 45", capsys.readouterr().out)
     assert steps - (int(match[1]) if match else 0) <= 7
 
 
 def test_a_run_resumes_without_the_file_of_its_initial_weights(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trainer: Any, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = tmp_path / "start.safetensors"
     shutil.copy(run / "weights.safetensors", start)
     recipe = replace(LONG_RECIPE, epochs=1, model=Model(), init=str(start), run=str(tmp_path / "run"))
     with pytest.raises(Killed):
-        run_training(recipe, engine_that_dies_after(10, finishes_writing=True))
+        run_training(recipe, engine_that_dies_after(10, trainer, finishes_writing=True))
     start.unlink()
-    assert run_training(recipe) == 0
+    assert run_training(recipe, trainer) == 0
     assert "resuming from step 7 of 22" in capsys.readouterr().out
 
 
 def test_a_damaged_checkpoint_is_moved_away_and_the_one_before_is_restored(
-    reference: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trainer: Any, reference: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     recipe = replace(LONG_RECIPE, run=str(run))
     with pytest.raises(Killed):
-        run_training(recipe, engine_that_dies_after(30, finishes_writing=True))
+        run_training(recipe, engine_that_dies_after(30, trainer, finishes_writing=True))
     newest = max((run / "checkpoints").iterdir(), key=lambda path: int(path.name))
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     bits = bytearray(largest.read_bytes())
     bits[len(bits) // 2] ^= 1
     largest.write_bytes(bits)
-    assert run_training(recipe) == 0
+    assert run_training(recipe, trainer) == 0
     printed = capsys.readouterr()
     assert (
         f"the checkpoint of step {newest.name} is damaged" in printed.err and "resuming from step 22 of 45" in printed.out
@@ -604,6 +626,7 @@ def test_a_damaged_checkpoint_is_moved_away_and_the_one_before_is_restored(
     assert (run / "checkpoints-damaged" / newest.name).is_dir() and records(run) == reference
 
 
+@jax_only
 @pytest.mark.parametrize(("file", "left"), [("metrics/metrics", ""), ("_CHECKPOINT_METADATA", "[]")])
 def test_a_checkpoint_with_damaged_metadata_is_moved_away(
     file: str, left: str, reference: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -621,12 +644,12 @@ def test_a_checkpoint_with_damaged_metadata_is_moved_away(
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_moved_away(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trainer: Any, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     shutil.copytree(copy / "checkpoints" / "45", copy / "checkpoints" / "9999")
-    assert run_training(replace(RECIPE, run=str(copy))) == 0
+    assert run_training(replace(RECIPE, run=str(copy)), trainer) == 0
     printed = capsys.readouterr()
     assert "the checkpoint of step 9999 is damaged (its content is that of step 45)" in printed.err
     assert "resuming from step 45 of 45" in printed.out and (copy / "checkpoints-damaged" / "9999").is_dir()
@@ -647,6 +670,7 @@ def put_hostile_tree(state: Path) -> None:
     shutil.rmtree(hostile)
 
 
+@jax_only
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -674,25 +698,27 @@ LOOP_STATE: dict[str, Any] = {"last": {}, "best": {}, "window": [], "mean": {}, 
 @pytest.mark.parametrize(
     "change", [None, [], {"skipped": "0"}, {"best": {"loss": 1.0}}, {"seconds": math.nan}, {"window": [1]}]
 )
-def test_a_loop_state_that_no_run_writes_is_refused(change: Any, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_state_that_no_run_writes_is_refused(
+    trainer: Any, change: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     note = LOOP_STATE | {"seconds": 1.0} | change if isinstance(change, dict) else change
-    monkeypatch.setattr(JaxEngine, "restore_checkpoint", lambda self: (45, note))
+    monkeypatch.setattr(trainer, "restore_checkpoint", lambda self: (45, note))
     with pytest.raises(InputError, match=r"the checkpoint of step 45 in .* has metadata that no run writes"):
-        run_training(replace(RECIPE, run=str(run)))
+        run_training(replace(RECIPE, run=str(run)), trainer)
 
 
-def test_a_run_without_a_readable_checkpoint_is_refused_and_not_overwritten(tmp_path: Path) -> None:
+def test_a_run_without_a_readable_checkpoint_is_refused_and_not_overwritten(trainer: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     recipe = replace(LONG_RECIPE, run=str(run))
     with pytest.raises(Killed):
-        run_training(recipe, engine_that_dies_after(10, finishes_writing=True))
+        run_training(recipe, engine_that_dies_after(10, trainer, finishes_writing=True))
     before = records(run)
     for path in (run / "checkpoints").rglob("*"):
         if path.is_file() and path.stat().st_size > 1000:
             path.write_bytes(b"")
     for _ in range(2):  # the second attempt is refused too
         with pytest.raises(InputError, match=r"no checkpoint in .* can be read \(step 7: .*\): give --run a new folder"):
-            run_training(recipe)
+            run_training(recipe, trainer)
     assert records(run) == before
 
 
@@ -712,7 +738,7 @@ def test_a_checkpoint_without_read_permission_is_not_moved_away(tmp_path: Path, 
 
 
 def test_a_signal_that_comes_between_steps_stops_after_the_next_step(
-    reference: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: Any, reference: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, log = replace(LONG_RECIPE, run=str(tmp_path / "run")), RunFolder.log
 
@@ -723,30 +749,31 @@ def test_a_signal_that_comes_between_steps_stops_after_the_next_step(
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "log", interrupt_and_log)
-        assert run_training(recipe) == 128 + signal.SIGTERM
-    assert run_training(recipe) == 0
+        assert run_training(recipe, trainer) == 128 + signal.SIGTERM
+    assert run_training(recipe, trainer) == 0
     assert records(tmp_path / "run") == reference
 
 
 @pytest.mark.parametrize("step", [22, 45])
 def test_an_evaluation_cut_short_by_a_signal_is_repeated_on_resume(
-    step: int, reference: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: Any, step: int, reference: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, evaluate = replace(LONG_RECIPE, run=str(tmp_path / "run")), JaxEngine.evaluate
+    recipe, evaluate = replace(LONG_RECIPE, run=str(tmp_path / "run")), trainer.evaluate
 
-    def interrupt_and_evaluate(self: JaxEngine, batch: Batch, *, raw: bool = False) -> Any:
+    def interrupt_and_evaluate(self: Any, batch: Batch, *, raw: bool = False) -> Any:
         if int(self._state.step) == step:
             signal.raise_signal(signal.SIGTERM)
         return evaluate(self, batch, raw=raw)
 
     with monkeypatch.context() as patch:
-        patch.setattr(JaxEngine, "evaluate", interrupt_and_evaluate)
+        patch.setattr(trainer, "evaluate", interrupt_and_evaluate)
         for _ in range(2):  # the second signal comes while the evaluation is repeated
-            assert run_training(recipe) == 128 + signal.SIGTERM
-    assert run_training(recipe) == 0
+            assert run_training(recipe, trainer) == 128 + signal.SIGTERM
+    assert run_training(recipe, trainer) == 0
     assert records(tmp_path / "run") == reference
 
 
+@jax_only
 @pytest.mark.parametrize("moment", ["before the write", "a full disk", "before the old one is removed"])
 def test_the_only_checkpoint_is_replaced_without_a_moment_at_which_there_is_none(
     moment: str, reference: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -793,18 +820,18 @@ def test_the_only_checkpoint_is_replaced_without_a_moment_at_which_there_is_none
 
 @pytest.mark.parametrize(("each", "best"), [((0.5, 0.7, 0.6), 20), ((0.7, 0.7, 0.6), 10)])
 def test_the_checkpoint_of_the_best_evaluation_is_kept_and_restores_the_best_weights(
-    each: tuple[float, ...], best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: Any, each: tuple[float, ...], best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accuracies = iter(each)
     monkeypatch.setattr("train.loop.loop.compute_metrics", lambda *_: {"accuracy": next(accuracies)})
     frequent = replace(LONG_RECIPE, run=str(tmp_path), epochs="30steps", eval_every="10steps", save_every="5steps", keep=1)
-    assert run_training(frequent) == 0
+    assert run_training(frequent, trainer) == 0
     assert {int(path.name) for path in (tmp_path / "checkpoints").iterdir()} == {best, 30}
     before = {path: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
     assert len({*before.values()}) == 2
     for path in before:
         path.unlink()
-    assert run_training(frequent) == 0
+    assert run_training(frequent, trainer) == 0
     assert before == {path: path.read_bytes() for path in before}
 
 
@@ -836,18 +863,18 @@ def max_file_size(count: int) -> Iterator[None]:
 # The limits make different files fail: the config, the weights, or those of a checkpoint.
 @pytest.mark.parametrize("room", [300, 20_000, 130_000], ids="{} bytes".format)
 def test_a_full_disk_is_reported_in_one_line_and_the_run_resumes_once_there_is_room(
-    room: int, reference: list[dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    trainer: Any, room: int, reference: list[dict[str, Any]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     recipe = replace(LONG_RECIPE, run=str(run))
     with pytest.raises(Killed):
-        run_training(recipe, engine_that_dies_after(10, finishes_writing=True))
+        run_training(recipe, engine_that_dies_after(10, trainer, finishes_writing=True))
     capfd.readouterr()
     with max_file_size(room):
-        assert run_command(lambda: run_training(recipe)) == BAD_INPUT
+        assert run_command(lambda: run_training(recipe, trainer)) == BAD_INPUT
     errors = capfd.readouterr().err
     assert errors.startswith("error: ") and "make room" in errors and errors.count("\n") == 1, errors
-    assert run_training(recipe) == 0
+    assert run_training(recipe, trainer) == 0
     assert records(run) == reference
 
 
@@ -877,21 +904,23 @@ def test_writing_events_does_not_import_torch(tmp_path: Path) -> None:
     assert "tensorboardX" in done.stdout.split() and "torch" not in done.stdout.split(), done.stderr
 
 
-def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_and_the_best_are_kept(trainer: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert run_training(replace(LONG_RECIPE, run=str(run), save_every="5steps", keep=2)) == 0
+    assert run_training(replace(LONG_RECIPE, run=str(run), save_every="5steps", keep=2), trainer) == 0
     evaluations = [record for record in records(run) if record["set"] == "held_out"]
     best = max(evaluations, key=lambda record: record["accuracy"])["step"]
     assert {int(path.name) for path in (run / "checkpoints").iterdir()} == {40, 45, best}
 
 
-def test_records_that_end_in_the_middle_of_a_line_can_be_resumed(reference: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_records_that_end_in_the_middle_of_a_line_can_be_resumed(
+    trainer: Any, reference: list[dict[str, Any]], tmp_path: Path
+) -> None:
     recipe = replace(LONG_RECIPE, run=str(tmp_path / "run"))
     with pytest.raises(Killed):
-        run_training(recipe, engine_that_dies_after(30, finishes_writing=True))
+        run_training(recipe, engine_that_dies_after(30, trainer, finishes_writing=True))
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"set": "train", "st')
-    assert run_training(recipe) == 0
+    assert run_training(recipe, trainer) == 0
     assert records(tmp_path / "run") == reference
 
 
@@ -899,7 +928,7 @@ def test_records_that_end_in_the_middle_of_a_line_can_be_resumed(reference: list
 
 
 def test_a_non_finite_step_is_skipped_with_non_finite_skip(tmp_path: Path) -> None:
-    engine, plain = (make_jax_engine(tmp_path, non_finite=how) for how in ("skip", "stop"))
+    engine, plain = (make_engine(JaxEngine, tmp_path, non_finite=how) for how in ("skip", "stop"))
     for each, targets in ((engine, (1.0, np.nan, 2.0)), (plain, (1.0, 2.0))):
         for target in targets:
             each.step(batch(target))
@@ -909,7 +938,7 @@ def test_a_non_finite_step_is_skipped_with_non_finite_skip(tmp_path: Path) -> No
 
 
 def test_a_batch_of_another_shape_is_an_error_and_not_compiled_again(tmp_path: Path) -> None:
-    engine = make_jax_engine(tmp_path)
+    engine = make_engine(JaxEngine, tmp_path)
     engine.step(batch(1.0))
     larger = batch(1.0)._replace(images=np.zeros((8, 8, 8, 1), np.uint8), targets=np.zeros((8, 1), np.float32))
     with pytest.raises(TypeError, match="differ from the types for which this computation was compiled"):
@@ -966,17 +995,17 @@ def test_tensorboard_has_training_images_and_attention_maps(run: Path) -> None:
 
 
 def test_a_dry_run_does_one_step_at_the_peak_learning_rate_and_saves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, rates, step = replace(RECIPE, epochs=50, run=str(tmp_path / "run")), [], JaxEngine.step
+    recipe, rates, step = replace(RECIPE, epochs=50, run=str(tmp_path / "run")), [], trainer.step
 
-    def record_rate(self: JaxEngine, batch: Batch) -> Any:
+    def record_rate(self: Any, batch: Batch) -> Any:
         metrics = step(self, batch)
         rates.append(float(metrics["lr"]))
         return metrics
 
-    monkeypatch.setattr(JaxEngine, "step", record_rate)
-    assert train(Request("test", recipe, open_dataset("digits"), "", dry_run=True), JaxEngine) == 0
+    monkeypatch.setattr(trainer, "step", record_rate)
+    assert train(Request("test", recipe, open_dataset("digits"), "", dry_run=True), trainer) == 0
     assert rates == [pytest.approx(RECIPE.optimizer.lr)]  # not 0, with which the warm-up begins
     printed = capsys.readouterr().out
     assert "1,123 of 64 images, 49.9" in printed and "one step and an evaluation of 64 images (loss " in printed
@@ -990,10 +1019,10 @@ EMA_RECIPE = replace(LONG_RECIPE, ema=0.9999)
 
 
 def test_a_run_with_ema_saves_the_raw_weights_too_and_prints_which_file_is_which(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "whole"
-    assert run_training(replace(EMA_RECIPE, run=str(path))) == 0
+    assert run_training(replace(EMA_RECIPE, run=str(path)), trainer) == 0
     printed = capsys.readouterr().out
     evaluations = {name: [r for r in records(path) if r["set"] == name] for name in ("train", "held_out", "held_out_raw")}
     assert [r["step"] for r in evaluations["held_out"]] == [r["step"] for r in evaluations["held_out_raw"]] == [22, 45]
@@ -1009,8 +1038,8 @@ def test_a_run_with_ema_saves_the_raw_weights_too_and_prints_which_file_is_which
 
     cut = replace(EMA_RECIPE, run=str(tmp_path / "cut"))
     with pytest.raises(Killed):
-        run_training(cut, engine_that_dies_after(23, finishes_writing=True))
-    assert run_training(cut) == 0
+        run_training(cut, engine_that_dies_after(23, trainer, finishes_writing=True))
+    assert run_training(cut, trainer) == 0
     assert records(tmp_path / "cut") == records(path)
     for name in ("weights", "weights_raw", "best", "best_raw"):
         whole, resumed = (weights(folder / f"{name}.safetensors") for folder in (path, tmp_path / "cut"))

@@ -1,0 +1,162 @@
+"""The folder of a run's checkpoints: what both trainers do with damaged and replaced ones, and the errors about them.
+
+Each checkpoint is a folder whose name is the number of steps done.  How it is written and read is the trainer's own.
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from parity.terminal import print_note
+from train.loop.engine import LoopState, replaced_folder
+from train.loop.metrics import PRIMARY_METRIC
+from train.recipes import Task
+from vit_spec import InputError
+
+Restored = TypeVar("Restored")
+
+# A file that each checkpoint of a trainer has.
+MARKERS = {"train.jax": "_CHECKPOINT_METADATA", "train.torch": "checkpoint.json"}
+
+
+class CheckpointFolder:
+    """The checkpoints of a run by their steps.
+
+    path: the folder; it may not exist yet.
+    trainer: the module that writes them.
+    process, num_processes: the number of this process of the run, and how many there are.
+
+    Raises:
+        InputError: the checkpoints are another trainer's.
+    """
+
+    def __init__(self, path: Path, trainer: str, *, process: int = 0, num_processes: int = 1) -> None:
+        self.path, self._process, self._num_processes = path, process, num_processes
+        for other, marker in MARKERS.items():
+            if other != trainer and any(path.glob(f"[0-9]*/{marker}")):
+                raise InputError(
+                    f"the checkpoints in {path} are those of {other}: resume with python -m {other}, or give --run a new "
+                    f"folder and its weights with --init {path.parent}"
+                )
+
+    def steps(self) -> list[int]:
+        """Return the steps of the checkpoints, the newest first."""
+        return sorted((int(path.name) for path in self.path.glob("*") if path.name.isdecimal()), reverse=True)
+
+    def set_aside_for_replacement(self, step: int) -> None:
+        """Rename the checkpoint of a step, so that a new one can get its name; see `settle_replaced`."""
+        replaced_folder(self.path).mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):  # another process has moved it already
+            (self.path / str(step)).rename(replaced_folder(self.path) / str(step))
+
+    def settle_replaced(self) -> None:
+        """Remove each replaced checkpoint whose replacement is complete, and give each other one its name back.
+
+        A checkpoint gets its name when it is complete.  Several processes may do this at once.
+        """
+        aside = [path for path in replaced_folder(self.path).glob("*") if path.name.isdecimal()]
+        for old in aside:
+            if (self.path / old.name).exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                self.path.mkdir(exist_ok=True)
+                with suppress(FileNotFoundError):  # another process has moved it already
+                    old.rename(self.path / old.name)
+        if aside:  # an empty folder may be one that another process has just made
+            with suppress(OSError):
+                replaced_folder(self.path).rmdir()
+
+    def read_newest(
+        self, steps: Sequence[int], read: Callable[[int], tuple[Restored | None, str]]
+    ) -> tuple[int, Restored, dict[int, str]] | None:
+        """Return the step and the content of the newest checkpoint that can be read, or None if there are none.
+
+        Args:
+            steps: the steps of the checkpoints, the newest first.
+            read: returns the content of the checkpoint of a step; or None, and why it is damaged.
+
+        Returns:
+            Step, content, and the damaged checkpoints that are newer, with the reasons: to be moved aside.
+
+        Raises:
+            InputError: all are damaged, so that the run would overwrite them; or one is damaged and the run has several
+                processes, which all have to restart because the others may have read it.
+        """
+        damaged: dict[int, str] = {}
+        for step in steps:
+            restored, reason = read(step)
+            if restored is not None:
+                return step, restored, damaged
+            damaged[step] = reason
+            if self._num_processes > 1 and step != steps[-1]:
+                self.move_aside(damaged)
+                raise InputError("start all processes again: the run resumes from the checkpoint before the damaged one")
+        if damaged:
+            raise self.none_readable_error(damaged)
+        return None
+
+    def move_aside(self, damaged: dict[int, str]) -> None:
+        """Move checkpoints to the folder `checkpoints-damaged`, and print the reason of each."""
+        aside = self.path.with_name(f"{self.path.name}-damaged")
+        aside.mkdir(exist_ok=True)
+        for step, reason in damaged.items():
+            target, temporary = aside / str(step), aside / f"{step}-{self._process}"
+            with suppress(FileNotFoundError):  # another process has moved it already
+                (self.path / str(step)).rename(temporary)
+                shutil.rmtree(target, ignore_errors=True)
+                temporary.rename(target)
+            print_note(f"the checkpoint of step {step} is damaged ({reason}); it was moved to {target}")
+
+    def damage_of(self, step: int, error: Exception) -> str:
+        """Return why a checkpoint is damaged, from the exception that reading it has raised.
+
+        Raises:
+            InputError: it could not be read for a reason other than its content, or the exception is an InputError.
+        """
+        if isinstance(error, InputError):
+            raise error
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        if _is_environment_error(error):
+            what = f"the checkpoint of step {step} in {self.path} cannot be read, but may be intact ({reason})"
+            raise InputError(f"{what}: remove the cause, then give the same --run") from None
+        return reason
+
+    def check_version(self, step: int, version: int, newest: int) -> None:
+        """Raise InputError if a checkpoint has a newer version than this package reads."""
+        if version > newest:
+            raise InputError(
+                f"the checkpoint of step {step} in {self.path} has version {version}, and this package "
+                f"reads versions up to {newest}: update it, or give --run a new folder"
+            )
+
+    def none_readable_error(self, damaged: dict[int, str]) -> InputError:
+        """Return the error for a folder of damaged checkpoints."""
+        why = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
+        return InputError(f"no checkpoint in {self.path} can be read ({why}): give --run a new folder")
+
+    def write_error(self, error: Exception) -> InputError:
+        """Return the error for a checkpoint that cannot be written, from the exception that writing it has raised."""
+        cause = " ".join(str(error).split()).rpartition('": ')[2]  # after the names of the files
+        reason = getattr(error, "strerror", None) or cause[:120]
+        return InputError(f"cannot write a checkpoint to {self.path} ({reason}): make room there, then give the same --run")
+
+
+def checkpoint_rank(task: Task, loop_state: LoopState) -> float | None:
+    """Return a number that is largest for the best checkpoint; None if its weights were not evaluated."""
+    metric = PRIMARY_METRIC[task]
+    value = loop_state["last"][metric] if loop_state["looked"] else math.nan
+    return None if math.isnan(value) else -value if metric == "mae" else value
+
+
+def _is_environment_error(error: BaseException | None) -> bool:
+    """Whether a file could not be read for a reason other than its content: permission, disk, memory."""
+    while error is not None:
+        if isinstance(error, OSError | MemoryError) and not isinstance(error, FileNotFoundError):
+            return True
+        if any(word in str(error) for word in ("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "UNAVAILABLE")):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,24 @@
+"""Settings of a training process that do not depend on the framework: memory."""
+
+import ctypes
+
+from vit_spec import InputError
+
+
+def keep_freed_memory() -> None:
+    """Let each step on CPU reuse the memory of the previous one; call it in the main thread, before a framework is used.
+
+    Both frameworks allocate the memory of a step anew each time, and fresh pages from the system cost time.  With these
+    settings glibc keeps freed memory, but large arrays only in the main thread.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        mmap_max, trim_threshold = -4, -1  # malloc.h
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+
+
+def out_of_memory_error(error: Exception) -> InputError:
+    """Return an error of one line that says what to do, from the framework's own."""
+    remedy = "a smaller --batch-size, a larger --accumulate, --remat full or a --mesh with fsdp (see --plan)"
+    return InputError(f"not enough memory ({str(error).splitlines()[0][:100]}): give {remedy}")

@@ -1,0 +1,287 @@
+"""Checkpoints of a run, written by torch.distributed.checkpoint while training goes on.
+
+Each is a folder, which is complete or absent:
+
+    shard-*.safetensors    the tensors of the training state, in shards; each file says where its parts belong
+    checkpoint.json        version, step, what each tensor is, checksums of the parts, and the state of the loop
+
+No file is a pickle, so reading a checkpoint runs no code.
+"""
+
+import json
+import os
+import shutil
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from parity.checkpoints.containers import safetensors, zarr
+from parity.checkpoints.containers.budget import Budget
+from train.loop.checkpoint_folder import MARKERS, CheckpointFolder
+from train.loop.engine import LoopState
+from vit_spec import InputError, bounded_json
+
+VERSION = 1  # of the content of a checkpoint; increase it when the structure of the training state changes
+JSON_FILE = MARKERS["train.torch"]
+MAX_JSON_BYTES = 1 << 28
+PARTIAL = ".partial"  # ends the name of the folder of a checkpoint that is being written or removed
+
+Tensors = Mapping[str, Tensor]
+
+
+class Snapshot(NamedTuple):
+    """What a checkpoint has of the engine.
+
+    tensors: by name.
+    numbers: whole numbers and flags by name.
+    """
+
+    tensors: Tensors
+    numbers: dict[str, int]
+
+
+class CheckpointStore:
+    """The checkpoints in a folder.
+
+    keep: number of the newest checkpoints to keep; the best one is kept too.
+    rank: returns the number that is largest for the best checkpoint, given the loop's state; None if it has none.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, rank: Callable[[LoopState], float | None]) -> None:
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a run of one process
+        self._folder = CheckpointFolder(folder, "train.torch")
+        self._keep, self._rank = keep, rank
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+        try:
+            self._folder.settle_replaced()
+            for unfinished in folder.glob(f"*{PARTIAL}"):
+                shutil.rmtree(unfinished)
+        except OSError as error:
+            raise self._folder.write_error(error) from error
+
+    def save(self, step: int, snapshot: Snapshot, loop_state: LoopState) -> None:
+        """Start to write a checkpoint.  The previous one is complete when this one begins.
+
+        An old checkpoint of the same step stays until the new one is complete.
+
+        Raises:
+            InputError: the previous checkpoint cannot be written, for example because the disk is full.
+        """
+        self._wait()
+        copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in snapshot.tensors.items()}
+        self._pending = self._executor.submit(self._write, step, Snapshot(copied, snapshot.numbers), loop_state)
+
+    def close(self) -> None:
+        """Wait until all checkpoints are written.
+
+        Raises:
+            InputError: one of them cannot be written.
+        """
+        self._wait()
+        self._executor.shutdown()
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        try:
+            if pending is not None:
+                pending.result()
+        except (Exception, CheckpointException) as error:
+            raise self._folder.write_error(_cause(error)) from error
+
+    def _write(self, step: int, snapshot: Snapshot, loop_state: LoopState) -> None:
+        """Write a checkpoint under another name, give it its own name when it is complete, and remove old ones."""
+        final = self._folder.path / str(step)
+        partial = final.with_name(f"{step}{PARTIAL}")
+        shutil.rmtree(partial, ignore_errors=True)
+        save(dict(snapshot.tensors), storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True))
+        files = sorted(path.name for path in partial.iterdir())
+        content = {
+            "version": VERSION,
+            "step": step,
+            "rank": self._rank(loop_state),
+            "numbers": snapshot.numbers,
+            "tensors": {name: _kind(tensor) for name, tensor in snapshot.tensors.items()},
+            "checksums": {
+                file: {"header": _json_checksum(safetensors.CONTAINER.open(partial / file).metadata)}
+                | {"tensors": {name: _checksum(tensor) for name, tensor in snapshot.tensors.items()}}
+                for file in files
+            },
+            "loop": loop_state,
+        }
+        _write_json(partial / JSON_FILE, content)
+        if final.exists():
+            self._folder.set_aside_for_replacement(step)
+        partial.rename(final)
+        _sync(self._folder.path)
+        self._folder.settle_replaced()
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Remove all checkpoints but the newest and the best."""
+        steps = self._folder.steps()
+        ranks = {step: self._read_rank(step) for step in steps}
+        ranked = [(rank, -step) for step, rank in ranks.items() if rank is not None]  # of equal ranks the earliest is best
+        kept = {*steps[: self._keep], -max(ranked)[1] if ranked else steps[0]}
+        for step in steps:
+            if step not in kept:
+                removed = self._folder.path / f"{step}{PARTIAL}"
+                (self._folder.path / str(step)).rename(removed)
+                shutil.rmtree(removed)
+
+    def _read_rank(self, step: int) -> float | None:
+        try:
+            rank = _read_json(self._folder.path / str(step))["rank"]
+        except (InputError, OSError, ValueError):  # reported when the checkpoint is read
+            return None
+        return rank if isinstance(rank, float | int) else None
+
+    def restore_newest(self, target: Snapshot) -> tuple[int, Snapshot, LoopState] | None:
+        """Return step, snapshot and loop state of the newest checkpoint that can be read, or None.
+
+        Damaged checkpoints are moved to the folder `checkpoints-damaged` once an older one has been read.
+
+        target: a snapshot of the engine; the checkpoint has tensors of the same names, dtypes and shapes.
+
+        Raises:
+            InputError: the newest checkpoint is of a newer version of this package, or cannot be read for a reason other
+                than its content; or all are damaged, so that the run would overwrite them.
+        """
+        newest = self._folder.read_newest(self._folder.steps(), lambda step: self._read(step, target))
+        if newest is None:
+            return None
+        step, restored, damaged = newest
+        if damaged:
+            self._folder.move_aside(damaged)
+        return step, *restored
+
+    def restore(self, step: int, target: Snapshot) -> tuple[int, Snapshot, LoopState] | None:
+        """Return what `restore_newest` returns, of the checkpoint of a step; None if it is missing or damaged.
+
+        Raises:
+            InputError: it is of a newer version of this package, or cannot be read for a reason other than its content.
+        """
+        self._wait()
+        if step not in self._folder.steps():
+            return None
+        restored, _ = self._read(step, target)
+        return None if restored is None else (step, *restored)
+
+    def _read(self, step: int, target: Snapshot) -> tuple[tuple[Snapshot, LoopState] | None, str]:
+        """Return snapshot and loop state of a checkpoint; or None, and why it is damaged."""
+        path = self._folder.path / str(step)
+        try:
+            content = _read_json(path)
+            self._folder.check_version(step, content["version"], VERSION)
+            if content["step"] != step:  # a copy under another name
+                raise ValueError(f"its content is that of step {content['step']}")
+            _check_content(content, target)
+            _check_files(path, content["checksums"])
+            tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in target.tensors.items()}
+            load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)))
+            return (Snapshot(tensors, content["numbers"]), content["loop"]), ""
+        except (Exception, CheckpointException) as error:  # damaged files raise too many kinds of exceptions to list
+            return None, self._folder.damage_of(step, _cause(error))
+
+
+def _cause(error: BaseException) -> Exception:
+    """Return the first exception of a process; torch.distributed.checkpoint collects those of all processes in one."""
+    if isinstance(error, CheckpointException):
+        first = next(iter(error.failures.values()))[0]
+        return first if isinstance(first, Exception) else RuntimeError(str(first))
+    return error if isinstance(error, Exception) else RuntimeError(str(error))
+
+
+def _kind(tensor: Tensor) -> list[Any]:
+    """Return dtype and shape of a tensor, as JSON has them."""
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+
+
+def _checksum(tensor: Tensor) -> int:
+    """Return the CRC-32 of the bytes of a tensor on the CPU."""
+    return zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def _check_content(content: dict[str, Any], target: Snapshot) -> None:
+    """Raise ValueError if a checkpoint has not what the run needs: the same numbers and tensors, dtypes and shapes."""
+    numbers, found = content["numbers"], content["tensors"]
+    if numbers.keys() != target.numbers.keys() or not all(isinstance(each, int) for each in numbers.values()):
+        raise ValueError("its metadata is not that of a run")
+    expected = {name: _kind(tensor) for name, tensor in target.tensors.items()}
+    if others := sorted(expected.keys() ^ found.keys()):
+        raise ValueError(f"it {'lacks' if others[0] in expected else 'has another tensor,'} {others[0]}")
+    for name, kind in expected.items():
+        if found[name] != kind:
+            raise ValueError(f"{name} is {' '.join(map(str, found[name]))}, expected {' '.join(map(str, kind))}")
+
+
+def _check_files(path: Path, checksums: Any) -> None:
+    """Raise ValueError if the files of a checkpoint are not those that were written, byte for byte.
+
+    The headers are parsed by the strict reader of `parity` before torch sees them.
+    """
+    try:
+        zarr.scan_files(path, Budget())  # no pipe, device or hole
+        if {file.name for file in path.iterdir()} != {*checksums, JSON_FILE}:
+            raise ValueError("files are missing, or there are others")
+        for file, sums in checksums.items():
+            contents = safetensors.CONTAINER.open(path / file)
+            if {key for (key,) in contents.arrays} != sums["tensors"].keys():
+                raise ValueError(f"{file} has other tensors")
+            if _json_checksum(contents.metadata) != sums["header"]:
+                raise ValueError(f"the checksum of the header of {file} is wrong")
+            for (key,), array in contents.arrays.items():
+                if zlib.crc32(array.read(0, array.size).view(np.uint8).data) != sums["tensors"][key]:
+                    raise ValueError(f"the checksum of {key} is wrong")
+    except InputError as error:
+        raise ValueError(str(error).rpartition(": ")[0].replace(f"{path}/", "")) from None
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write an object with its checksum, and wait until it is on the disk."""
+    with path.open("x") as file:
+        json.dump({"checksum": _json_checksum(content), "content": content}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(path.parent)
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    """Return the object that `_write_json` wrote.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is damaged.
+    """
+    try:
+        found = bounded_json.read_object(folder / JSON_FILE, max_bytes=MAX_JSON_BYTES, allow_nan=True)
+    except InputError:
+        found = {}
+    content = found.get("content")
+    if not isinstance(content, dict) or found.get("checksum") != _json_checksum(content):
+        raise ValueError("its metadata cannot be read")
+    return content
+
+
+def _json_checksum(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
