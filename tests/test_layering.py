@@ -31,7 +31,7 @@ LAYERS = (
     ("train.inference",),
     ("train.plan",),
     ("train.cli",),
-    ("train.predict", "train.evaluate", "train.jax.__main__"),
+    ("train.predict", "train.evaluate", "train.jax.__main__", "train.torch.__main__"),
     ("train",),
 )
 LEVELS = {prefix: level for level, prefixes in enumerate(LAYERS) for prefix in prefixes}
@@ -130,9 +130,27 @@ print(*({frameworks} & set(sys.modules)))
 @pytest.mark.parametrize("blocked", [OF_JAX | {"jaxlib", "vit_jax"}, OF_TORCH | {"vit_torch"}], ids=["jax", "torch"])
 def test_modules_outside_the_packages_of_a_framework_import_without_it(blocked: set[str]) -> None:
     pytest.importorskip("PIL")
-    independent = [name for name in MODULES if group(name) not in ALLOWED and name != "train.jax.__main__"]
-    independent += ["train.jax.memory_estimate", "train.jax.optimizer_state", "train.jax.__main__"]
+    commands = ["train.jax.__main__", "train.torch.__main__"]
+    independent = [name for name in MODULES if group(name) not in ALLOWED and name not in commands]
+    independent += ["train.jax.memory_estimate", "train.jax.optimizer_state", *commands]
     assert run(WITHOUT.format(blocked=blocked, modules=independent, frameworks=FRAMEWORKS)).split() == []
+
+
+RUN_WITHOUT = """
+import sys
+from train.cli import main
+from train.{name}.__main__ import fit
+small = ["--model.image-size", "None", "--model.changes", "patch_size=4", "width=16", "depth=1", "num_heads=2", "mlp_dim=8"]
+print(main("train.{name}", fit, ["--config", "tiny", *small, "--dry-run"]))
+"""
+
+
+@pytest.mark.parametrize(("name", "blocked"), [("jax", OF_TORCH), ("torch", OF_JAX | {"jaxlib"})], ids=["jax", "torch"])
+def test_a_trainer_runs_without_the_other_framework(name: str, blocked: set[str]) -> None:
+    for package in (name, "grain", "sklearn", "PIL"):
+        pytest.importorskip(package)
+    printed = run(WITHOUT.format(blocked=blocked, modules=[], frameworks=FRAMEWORKS) + RUN_WITHOUT.format(name=name))
+    assert "one step and an evaluation of" in printed and printed.splitlines()[-1] == "0"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from train.data.sources import Dataset
 
 # The extra of this distribution that installs a package; "train" installs all others.
-EXTRAS = {"jax": "jax", "jaxlib": "jax", "flax": "jax", "optax": "jax", "chex": "jax", "torch": "torch"} | {
+EXTRAS = dict.fromkeys(("jax", "jaxlib", "flax", "optax", "chex", "orbax"), "jax") | {
+    "torch": "torch",
     "huggingface_hub": "hub",
     "pyarrow": "parquet",
 }
@@ -43,6 +44,8 @@ def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -
             return 0
         devices, others = _take_flag("--plan", arguments)
         if devices is not None:
+            if module != "train.jax":
+                raise InputError(f"--plan estimates a step of train.jax: give it to python -m train.jax, not {module}")
             if "--dry-run" in others:
                 raise InputError("--plan and --dry-run exclude each other: leave out one of them")
             from train import plan

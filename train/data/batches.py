@@ -235,7 +235,7 @@ class DataLoader:
             for batch, failed in chain(first_batch, batches):
                 for row in failed[failed >= 0].tolist():
                     self._raise_error(row)
-                yield batch
+                yield batch._replace(mix=None)  # without jax, grain makes an array of None
 
     def _raise_error(self, row: int) -> NoReturn:
         """Read an image that cannot be read again, and raise its error."""

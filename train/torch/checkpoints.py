@@ -59,7 +59,9 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, *, keep: int, rank: Callable[[LoopState], float | None]) -> None:
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a run of one process
+        # In a run of one process; and by torch 2.9 itself, about a function of its own.
+        for message in ("torch.distributed is disabled", "TypedStorage is deprecated"):
+            warnings.filterwarnings("ignore", message=message)
         self._folder = CheckpointFolder(folder, "train.torch")
         self._keep, self._rank = keep, rank
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
