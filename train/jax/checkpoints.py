@@ -19,7 +19,7 @@ Tree = Any
 LoopState = dict[str, Any]  # see `train.loop.engine`
 
 MAX_JSON_BYTES = 1 << 26  # of a metadata file of Orbax, for any number of devices
-VERSION = 2  # of the content of a checkpoint; increase it when the structure of the training state changes
+VERSION = 3  # of the content of a checkpoint; increase it when the structure of the training state changes
 WARMED_UP_EMA = 2  # the version from which the EMA is warmed up and contains no initial weights
 
 

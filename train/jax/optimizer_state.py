@@ -18,7 +18,7 @@ def state_size(name: str, parameter: Parameter, local_size: int, config: ViTConf
     local_size: entries of the parameter on the device.
     """
     if name == "adafactor":
-        return local_size + _factored_size(tuple(config.sizes.get(word, 1) for word in parameter.axes), local_size)
+        return local_size + _factored_size(parameter, config, local_size)
     if name == "muon":
         return local_size if is_orthogonalized(parameter) else 2 * local_size
     return {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1}[name] * local_size
@@ -60,20 +60,25 @@ def _matrix_size(parameter: Parameter, config: ViTConfig) -> int:
     return math.prod(config.sizes[word] for word in parameter.axes if word in ("width", "head", "dim", "ff"))
 
 
-def _factored_size(shape: tuple[int, ...], local_size: int) -> int:
+def _factored_size(parameter: Parameter, config: ViTConfig, local_size: int) -> int:
     """Return the number of entries of Adafactor's second moments on one device.
 
-    Factored arrays have a row and a column along their two longest axes, replicated on every device: optax,
+    Factored parameters have a row and a column along their two longest axes, replicated on every device: optax,
     transforms/_factorized.py (arXiv 1804.04235).
     """
-    axes = _factored_axes(shape)
+    shape, axes = _shape(parameter, config), _factored_axes(parameter, config)
     return sum(math.prod(shape) // shape[i] for i in axes) if axes else local_size
 
 
-def _factored_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the second longest and the longest axis if Adafactor factors an array of this shape, else ()."""
-    axes = tuple(sorted(range(len(shape)), key=shape.__getitem__)[-2:])
+def _factored_axes(parameter: Parameter, config: ViTConfig) -> tuple[int, ...]:
+    """Return the second longest and the longest axis, except that of the blocks, if Adafactor factors them, else ()."""
+    shape = _shape(parameter, config)
+    axes = tuple(sorted(range(parameter.is_stacked, len(shape)), key=shape.__getitem__)[-2:])
     return axes if len(axes) == 2 and shape[axes[0]] >= MIN_FACTORED_SIZE else ()
+
+
+def _shape(parameter: Parameter, config: ViTConfig) -> tuple[int, ...]:
+    return tuple(config.sizes.get(word, 1) for word in parameter.axes)
 
 
 def _muon_transfers(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> Transfers:
@@ -104,8 +109,8 @@ def _lamb_transfers(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -
 def _adafactor_transfers(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> Transfers:
     """Return Adafactor's transfers: means over each of the two longest axes and over both, all-reduced and all-gathered."""
     transfers: Transfers = Counter()
-    shape = tuple(config.sizes.get(word, 1) for word in parameter.axes)
-    if not (axes := _factored_axes(shape)):
+    shape = _shape(parameter, config)
+    if not (axes := _factored_axes(parameter, config)):
         return transfers
     names = [name if name is not None and sizes[name] > 1 else None for name in mesh_axes(parameter, config, sizes)]
     local_shape = [length // (sizes[name] if name else 1) for length, name in zip(shape, names, strict=True)]

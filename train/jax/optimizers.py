@@ -135,6 +135,35 @@ def _scale_by_trust_ratio(config: ViTConfig) -> optax.GradientTransformation:
     return optax.stateless(lambda updates, params: jax.tree.map(lambda f, u, p: f(u, p), functions, updates, params))
 
 
+def _bias_correction(decay: float, updates: Array) -> Array:
+    """Return 1 - decay^updates; expm1 keeps the digits of a small difference, as in `vit_jax.optimizer.adamw`."""
+    return -jnp.expm1(updates.astype(float) * math.log(decay))
+
+
+def _scale_by_adam(o: Optimizer) -> optax.GradientTransformation:
+    """Return Adam's update: optax's `scale_by_adam` with bias corrections that do not lose digits in float32."""
+
+    def update(grads: Tree, state: optax.ScaleByAdamState, _: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
+        mu = optax.tree.update_moment(grads, state.mu, o.beta1, 1)
+        nu = optax.tree.update_moment(grads, state.nu, o.beta2, 2)
+        count = optax.safe_increment(state.count)
+        corrections = [_bias_correction(b, count) for b in (o.beta1, o.beta2)]
+
+        def direction(m: Array, v: Array) -> Array:
+            return ((m / corrections[0]) / (jnp.sqrt(v / corrections[1]) + o.eps)).astype(m.dtype)
+
+        return jax.tree.map(direction, mu, nu), state._replace(count=count, mu=mu, nu=nu)
+
+    return optax.GradientTransformation(optax.scale_by_adam(o.beta1, o.beta2, o.eps).init, update)
+
+
+def _per_block(inner: optax.GradientTransformation, config: ViTConfig) -> optax.GradientTransformation:
+    """Transform the parameters of each block by themselves, although the blocks share arrays."""
+    of_blocks = optax.GradientTransformation(jax.vmap(inner.init), jax.vmap(inner.update))
+    labels = tree(config, lambda parameter: "blocks" if parameter.is_stacked else "others")
+    return optax.partition({"blocks": of_blocks, "others": inner}, labels)
+
+
 def _sgd(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> optax.GradientTransformation:
     """Stochastic gradient descent with momentum beta1."""
     return _with_decay(optax.trace(o.beta1), o, decays)
@@ -145,7 +174,7 @@ def _lamb(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> o
 
     Layers without weight decay are not scaled, as in apex's FusedLAMB, which trained DeiT-III, and timm's Lamb.
     """
-    adam = optax.chain(optax.scale_by_adam(o.beta1, o.beta2, o.eps), optax.add_decayed_weights(o.weight_decay, decays))
+    adam = optax.chain(_scale_by_adam(o), optax.add_decayed_weights(o.weight_decay, decays))
     return optax.chain(adam, _scale_by_trust_ratio(config))
 
 
@@ -161,16 +190,15 @@ def _adafactor(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None)
     """Adafactor as ViTs use it (arXiv 2106.04560, 3.4): momentum beta1, factored second moments, no parameter scaling.
 
     The decay of the mean squared gradient is min(0.999, 1 - t^-0.8) in update t = 1, 2, ....  The mean is factored if each
-    of the two longest axes of an array has 32 entries or more.  Updates are not clipped (big_vision/optax.py,
-    scale_by_adafactor).
-    Momentum is float32; the source has bfloat16.
+    of the two longest axes of a parameter has 32 entries or more; each block has parameters of its own.  Updates are not
+    clipped (big_vision/optax.py, scale_by_adafactor).  Momentum is float32; the source has bfloat16.
     """
 
     def decay(updates: Array, exponent: float) -> Array:
         return jnp.minimum(ADAFACTOR_MAX_DECAY, 1.0 - (updates + 1.0) ** -exponent)
 
     rms = optax.scale_by_factored_rms(decay_rate=0.8, decay_rate_fn=decay, min_dim_size_to_factor=MIN_FACTORED_SIZE)
-    return _with_decay(optax.chain(rms, optax.ema(o.beta1, debias=False)), o, decays)
+    return _with_decay(optax.chain(_per_block(rms, config), optax.ema(o.beta1, debias=False)), o, decays)
 
 
 def _muon(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> optax.GradientTransformation:
@@ -191,8 +219,12 @@ def _muon(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> o
     def update(grads: Tree, state: contrib.MuonState, _: Tree = None) -> tuple[Tree, contrib.MuonState]:
         count, b = optax.safe_increment(state.count), MUON_MOMENTUM
         mu = optax.tree.update_moment(grads, state.mu, b, 1)
-        mu_hat, g_hat = optax.tree.bias_correction(mu, b, count + 1), optax.tree.bias_correction(grads, b, count)
-        nesterov = jax.tree.map(lambda m, g, layout: layout.scatter(b * m + (1 - b) * g), mu_hat, g_hat, layouts)
+        next_correction, correction = _bias_correction(b, count + 1), _bias_correction(b, count)
+
+        def momentum(m: Array, g: Array, layout: _Distribution) -> Array:
+            return layout.scatter((b * (m / next_correction) + (1 - b) * (g / correction)).astype(m.dtype))
+
+        nesterov = jax.tree.map(momentum, mu, grads, layouts)
         updates, _ = orthogonalize.update(nesterov, orthogonalize.init(nesterov))
         return jax.tree.map(lambda u, layout: layout.gather(u), updates, layouts), state._replace(count=count, mu=mu)
 
@@ -201,7 +233,7 @@ def _muon(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> o
         return jax.tree.map(lambda u, layout: 0.2 * max(layout.matrix_shape) ** 0.5 * u, updates, layouts)
 
     muon = optax.chain(optax.GradientTransformation(orthogonalize.init, update), optax.stateless(like_adam))
-    direction = optax.partition({"muon": muon, "adam": optax.scale_by_adam(o.beta1, o.beta2, o.eps)}, labels)
+    direction = optax.partition({"muon": muon, "adam": _scale_by_adam(o)}, labels)
     return _with_decay(direction, o, decays)
 
 

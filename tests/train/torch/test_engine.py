@@ -55,14 +55,22 @@ def make(engine: Any, task: Any = "classes", **changes: Any) -> Any:
     def rate(step: Any) -> Any:
         return learning_rate(step, peak=0.01, warmup=5, total=STEPS)
 
-    folder = {"folder": Path("unused")} if engine is JaxEngine else {}
-    return engine(CONFIG, recipe, task=task, learning_rate=rate, initial_weights=START, **folder)
+    return engine(CONFIG, recipe, task=task, learning_rate=rate, initial_weights=START, folder=Path("unused"))
 
 
-@pytest.mark.parametrize(("changes", "message"), [({"remat": "dots"}, "--remat dots"), ({"mesh": "data=2"}, "--mesh")])
-def test_what_one_process_cannot_do_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make(TorchEngine, **changes)
+def test_a_mesh_of_more_devices_than_there_are_is_refused() -> None:
+    with pytest.raises(InputError, match="--mesh 'data=2' has a product of 2 for 1 devices"):
+        make(TorchEngine, mesh="data=2")
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_rematerialization_does_not_change_a_step(remat: str) -> None:
+    engines = [make(TorchEngine, remat=each) for each in ("none", remat)]
+    for n in range(2):
+        one, other = (float(engine.step(make_batch(n))["loss"]) for engine in engines)
+        assert one == other
+    one, other = (weights(engine, "params") for engine in engines)
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def weights(engine: Any, name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from parity.checkpoints.weights import as_checkpoint
 from train.jax.optimizers import make_optimizer as make_jax
 from train.recipes import Optimizer
 from train.torch.optimizers import make_optimizer, orthogonalize
+from vit_spec import ViTConfig
 
 SIZES: dict[str, Any] = {"image_size": (8, 8), "patch_size": 4, "width": 64, "depth": 3, "num_heads": 2, "mlp_dim": 96}
 CONFIG = vit_spec.get("vit_ti16", num_classes=5, **SIZES)
@@ -37,37 +38,40 @@ def float64() -> Iterator[None]:
         yield
 
 
-def random_tree(seed: int, scale: float = 0.1) -> Any:
-    """Return random arrays with the shapes of the JAX twin's parameters, float64."""
+def random_tree(seed: int, config: ViTConfig = CONFIG) -> Any:
+    """Return random arrays with the shapes of the JAX twin's parameters, float64, whose values float32 has too."""
     import vit_jax
 
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: scale * rng.standard_normal(x.shape), jax.eval_shape(lambda: vit_jax.init(CONFIG)))
+    shapes = jax.eval_shape(lambda: vit_jax.init(config))
+    return jax.tree.map(lambda x: (0.1 * rng.standard_normal(x.shape)).astype(np.float32).astype(np.float64), shapes)
 
 
-def to_torch(tree: Any) -> dict[str, Any]:
+def to_torch(tree: Any, config: ViTConfig = CONFIG) -> dict[str, Any]:
     """Return the same arrays by the names of the PyTorch twin."""
-    return {name: tensor.clone() for name, tensor in parity.to_torch(as_checkpoint(tree, CONFIG, "jax")).items()}
+    return {name: tensor.clone() for name, tensor in parity.to_torch(as_checkpoint(tree, config, "jax")).items()}
 
 
-def run_both(settings: Optimizer, steps: int = STEPS, mean: float = 0.0) -> Iterator[tuple[Any, Any, Any, Any]]:
+def run_both(
+    settings: Optimizer, steps: int = STEPS, config: ViTConfig = CONFIG, dtype: Any = np.float64
+) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Yield for each step the parameters after it and before it, of PyTorch and of JAX, with PyTorch's names."""
-    start = random_tree(0)
-    transformation = make_jax(settings, CONFIG)
+    start = jax.tree.map(lambda x: x.astype(dtype), random_tree(0, config))
+    transformation = make_jax(settings, config)
     state, params = transformation.init(start), start
-    tensors = to_torch(start)
-    optimizer = make_optimizer(settings, CONFIG, tensors)
+    tensors = to_torch(start, config)
+    optimizer = make_optimizer(settings, config, tensors)
     update = jax.jit(transformation.update)
     for n in range(steps):
-        grads = jax.tree.map(lambda g: g + mean, random_tree(n + 1))
+        grads = jax.tree.map(lambda g: g.astype(dtype), random_tree(n + 1, config))
         before = {name: tensor.clone() for name, tensor in tensors.items()}
-        known = to_torch(params)
+        known = to_torch(params, config)
         updates, state = update(grads, state, params, rate=RATE * (n + 1))
         params = optax.apply_updates(params, updates)
-        for name, grad in to_torch(grads).items():
+        for name, grad in to_torch(grads, config).items():
             tensors[name].grad = grad
         optimizer.step(RATE * (n + 1))
-        yield tensors, before, to_torch(params), known
+        yield tensors, before, to_torch(params, config), known
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["defaults", "no-decay", "clipped", "layer-decay", "frozen"])
@@ -80,6 +84,29 @@ def test_a_step_agrees_with_that_of_jax_to_rounding(name: Any, options: dict[str
             # An update is known to the rounding of the weights that it is the difference of.
             limit = 1e-14 * theirs.norm() + 2e-16 * before[key].norm()
             assert (ours - theirs).norm() <= limit, (key, float((ours - theirs).norm() / theirs.norm()))
+
+
+def test_adafactor_factors_the_parameters_of_each_block_by_themselves() -> None:
+    """40 blocks are more than the entries of a head, so that an array of all blocks would be factored along the blocks."""
+    deep = CONFIG.replace(depth=40)
+    for after, before, of_jax, known in run_both(Optimizer(name="adafactor"), 2, deep):
+        for key, tensor in after.items():
+            ours, theirs = tensor - before[key], of_jax[key] - known[key]
+            assert (ours - theirs).norm() <= 1e-14 * theirs.norm() + 2e-16 * before[key].norm(), key
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lion", "adafactor", "muon"])
+def test_in_float32_neither_framework_rounds_twice_as_much_as_the_other(name: Any) -> None:
+    settings = Optimizer(name=name)
+    exact = [{key: each.clone() for key, each in after.items()} for after, *_ in run_both(settings)]
+    with jax.enable_x64(False):
+        for expected, (ours, _, theirs, _) in zip(exact, run_both(settings, dtype=np.float32), strict=True):
+            errors = []
+            for found in (ours, theirs):
+                assert all(tensor.dtype == torch.float32 for tensor in found.values())
+                squares = [float((found[key].double() - tensor).square().sum()) for key, tensor in expected.items()]
+                errors.append(sum(squares) ** 0.5)
+            assert max(errors) <= 2 * min(errors), errors
 
 
 def test_an_unsound_step_changes_nothing() -> None:
