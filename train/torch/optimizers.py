@@ -7,7 +7,7 @@ update.
 torch has some of these rules, with other details: its AdamW rounds the decay (see `vit_torch.optimizer.AdamW`, which has
 one learning rate for all parameters), its Muon orthogonalizes in bfloat16, and its Adafactor scales by the parameters.
 Here each rule is written out, for all parameters at once (`torch._foreach_*`, the functions that torch's own optimizers
-use).
+use), and for the entries of this process if the parameters are sharded.
 """
 
 import math
@@ -22,8 +22,8 @@ from train.recipes import Optimizer as Settings
 from train.recipes.optimizer_constants import ADAFACTOR_MAX_DECAY, MIN_FACTORED_SIZE, MUON_MOMENTUM
 from train.recipes.param_groups import lr_multipliers
 from train.torch.parameter_tree import NamedParameter, tree
+from train.torch.sharding import ProcessMesh, full, local, own
 from vit_spec import ViTConfig
-from vit_torch.optimizer import clip_by_global_norm
 
 # What `train.jax` takes from optax: the defaults of `scale_by_factored_rms` and of `contrib.scale_by_muon`.
 ADAFACTOR_EPSILON = 1e-30  # added to squared gradients
@@ -35,10 +35,16 @@ Moments = dict[str, list[Tensor]]  # by name; a list has one tensor for each par
 
 
 class _Trained(NamedTuple):
-    """A parameter that is trained, with its multiplier of the learning rate."""
+    """A parameter that is trained.
+
+    tensor: the parameter, perhaps sharded.
+    entries: its entries on this process.
+    multiplier: of the learning rate.
+    """
 
     named: NamedParameter
     tensor: Tensor
+    entries: Tensor
     multiplier: float
 
 
@@ -49,23 +55,29 @@ class Optimizer(ABC):
 
     Attributes:
         names: names of the parameters that are trained.
-        moments: running means of the gradients and of their squares, float32 or wider.
+        moments: running means of the gradients and of their squares, float32 or wider; those with the shape of a parameter
+            have its entries on this process.
         updates: number of updates so far, a scalar int64; steps that are skipped do not count.
     """
 
-    def __init__(self, settings: Settings, config: ViTConfig, params: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, settings: Settings, config: ViTConfig, params: Mapping[str, Tensor], mesh: ProcessMesh | None = None
+    ) -> None:
         """Prepare the optimizer.
 
         settings: those of the recipe.
         params: all parameters of the twin by name.
+        mesh: the processes of the run; None if the parameters are not sharded.
         """
         multipliers = lr_multipliers(config, layer_decay=settings.layer_decay, freeze=settings.freeze)
         self.settings, self.config = settings, config
         named = tree(config, lambda each: each)
         of = {name: multipliers[each.row_name][() if each.block is None else each.block] for name, each in named.items()}
         self.names = [name for name in params if of[name] > 0]
-        self._trained = [_Trained(named[name], params[name], float(of[name])) for name in self.names]
-        self.params = [each.tensor for each in self._trained]
+        self._trained = [_Trained(named[name], params[name], local(params[name]), float(of[name])) for name in self.names]
+        self.params, self._mesh = [each.entries for each in self._trained], mesh
+        sharded = [each.entries.shape != each.tensor.shape for each in self._trained]
+        self._is_sharded = torch.tensor(sharded, device=self.params[0].device)
         self.moments: Moments = self._initial_moments()
         self.updates = torch.zeros((), dtype=torch.int64, device=self.params[0].device)
 
@@ -77,7 +89,8 @@ class Optimizer(ABC):
         sound: False changes no parameter, nor does a norm that is not finite.
         """
         grads = self._gradients()
-        norm = clip_by_global_norm(grads, self.settings.clip)
+        norm = self._norms(grads).norm()
+        torch._foreach_mul_(grads, (self.settings.clip / norm).clamp(max=1.0))  # without an epsilon beside the norm
         if not (sound and bool(norm.isfinite())):
             return norm
         self.updates += 1
@@ -85,8 +98,8 @@ class Optimizer(ABC):
         decay = self.settings.weight_decay
         for each, direction in zip(self._trained, directions, strict=True):
             if each.named.parameter.row.decays and decay and not self._has_own_decay:
-                direction = direction.add(each.tensor, alpha=decay)
-            each.tensor.sub_(direction * (rate * each.multiplier))
+                direction = direction.add(each.entries, alpha=decay)
+            each.entries.sub_(direction * (rate * each.multiplier))
         return norm
 
     _has_own_decay = False
@@ -96,8 +109,13 @@ class Optimizer(ABC):
         for each in self._trained:
             if each.tensor.grad is None:
                 each.tensor.grad = torch.zeros_like(each.tensor)
-            found.append(each.tensor.grad)
+            found.append(local(each.tensor.grad))
         return found
+
+    def _norms(self, tensors: list[Tensor]) -> Tensor:
+        """Return the norms of tensors with the entries of the parameters on this process, over all processes, (N,)."""
+        norms = torch.stack(list(torch._foreach_norm(tensors)))
+        return norms if self._mesh is None else self._mesh.sum_of_shards(norms.square(), self._is_sharded).sqrt()
 
     def _zeros(self) -> list[Tensor]:
         return [torch.zeros_like(each) for each in self.params]
@@ -161,11 +179,11 @@ class LAMB(AdamW):
     def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
         directions = list(super()._directions(grads))
         decaying = [n for n, each in enumerate(self._trained) if each.named.parameter.row.decays]
-        params, updates = [self.params[n] for n in decaying], [directions[n] for n in decaying]
-        torch._foreach_add_(updates, params, alpha=self.settings.weight_decay)
-        norms = zip(torch._foreach_norm(params), torch._foreach_norm(updates), strict=True)
-        ratios = [torch.where((a == 0) | (b == 0), 1.0, a / b) for a, b in norms]
-        torch._foreach_mul_(updates, ratios)
+        updates = [directions[n] for n in decaying]
+        torch._foreach_add_(updates, [self.params[n] for n in decaying], alpha=self.settings.weight_decay)
+        a, b = self._norms(self.params), self._norms(directions)
+        ratios = torch.where((a == 0) | (b == 0), 1.0, a / b)
+        torch._foreach_mul_(updates, [ratios[n] for n in decaying])
         return directions
 
 
@@ -196,18 +214,18 @@ class Adafactor(Optimizer):
         moments: Moments = {"mean": self._zeros(), "row": [], "column": [], "square": []}
         self._factored: list[tuple[int, int] | None] = []
         for each in self._trained:
-            axes = self._factored_axes(each.named)
+            axes, sizes = self._factored_axes(each.named), self._sizes(each.named)
             self._factored.append(axes)
-            view = self._view(each, each.tensor)
-            empty = each.tensor.new_zeros(())
-            moments["row"].append(torch.zeros_like(view.mean(axes[1])) if axes else empty)
-            moments["column"].append(torch.zeros_like(view.mean(axes[0])) if axes else empty)
-            moments["square"].append(empty if axes else torch.zeros_like(view))
+            empty = each.entries.new_zeros(())
+            rest = [[size for n, size in enumerate(sizes) if n != axis] for axis in axes or ()]
+            moments["row"].append(each.entries.new_zeros(rest[1]) if axes else empty)
+            moments["column"].append(each.entries.new_zeros(rest[0]) if axes else empty)
+            moments["square"].append(empty if axes else torch.zeros_like(each.entries))
         return moments
 
     def _sizes(self, named: NamedParameter) -> list[int]:
-        row_axes = [axis for axis in named.parameter.row.axes if axis != "block"]
-        return [self.config.sizes[axis] for axis in row_axes]
+        """Return the lengths of the axes of a row, none of them merged."""
+        return [self.config.sizes[axis] for axis in named.parameter.row.axes if axis != "block"]
 
     def _factored_axes(self, named: NamedParameter) -> tuple[int, int] | None:
         """Return the second longest and the longest axis among those of the row, if the parameter is factored."""
@@ -220,26 +238,23 @@ class Adafactor(Optimizer):
             return None
         return row_axes.index(ordered[-2]), row_axes.index(ordered[-1])
 
-    def _view(self, each: _Trained, tensor: Tensor) -> Tensor:
-        """Return a tensor of a parameter's shape with the axes of its row, none of them merged."""
-        return tensor.reshape(self._sizes(each.named))
-
     def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
         decay = min(ADAFACTOR_MAX_DECAY, 1 - float(self.updates) ** -0.8)
         directions = []
         for n, (each, grad) in enumerate(zip(self._trained, grads, strict=True)):
-            g = self._view(each, grad)
-            square = g * g + ADAFACTOR_EPSILON
             if (axes := self._factored[n]) is None:
-                self.moments["square"][n].mul_(decay).add_(square, alpha=1 - decay)
-                direction = g * self.moments["square"][n].rsqrt()
+                square = self.moments["square"][n].mul_(decay).add_(grad * grad + ADAFACTOR_EPSILON, alpha=1 - decay)
+                directions.append(grad * square.rsqrt())
             else:
+                whole = full(each.tensor, grad)
                 second, longest = axes
+                g = whole.reshape(self._sizes(each.named))
+                square = g * g + ADAFACTOR_EPSILON
                 row = self.moments["row"][n].mul_(decay).add_(square.mean(longest), alpha=1 - decay)
                 column = self.moments["column"][n].mul_(decay).add_(square.mean(second), alpha=1 - decay)
                 mean = row.mean(second - (second > longest), keepdim=True)
                 direction = g * (row / mean).rsqrt().unsqueeze(longest) * column.rsqrt().unsqueeze(second)
-            directions.append(direction.reshape(grad.shape))
+                directions.append(own(each.tensor, direction.reshape(whole.shape)))
         means, b1 = self.moments["mean"], self.settings.beta1
         torch._foreach_mul_(means, b1)
         torch._foreach_add_(means, directions, alpha=1 - b1)
@@ -270,9 +285,11 @@ class Muon(Optimizer):
         for n in self._matrices:
             mean = self.moments["mean"][n].lerp_(grads[n], 1 - b)
             nesterov = b * (mean / -math.expm1((t + 1) * math.log(b))) + (1 - b) * (grads[n] / -math.expm1(t * math.log(b)))
-            matrices = self._as_matrices(self._trained[n].named, nesterov)
+            each = self._trained[n]
+            whole = full(each.tensor, nesterov)
+            matrices = self._as_matrices(each.named, whole)
             update = 0.2 * max(matrices.shape[-2:]) ** 0.5 * orthogonalize(matrices)
-            directions[n] = update.reshape(grads[n].shape)
+            directions[n] = own(each.tensor, update.reshape(whole.shape))
         return [directions[n] for n in range(len(grads))]
 
     def _as_matrices(self, named: NamedParameter, tensor: Tensor) -> Tensor:
@@ -307,6 +324,8 @@ _BY_NAME: dict[str, type[Optimizer]] = {
 }
 
 
-def make_optimizer(settings: Settings, config: ViTConfig, params: Mapping[str, Tensor]) -> Optimizer:
+def make_optimizer(
+    settings: Settings, config: ViTConfig, params: Mapping[str, Tensor], mesh: ProcessMesh | None = None
+) -> Optimizer:
     """Return the recipe's optimizer for the parameters of the twin."""
-    return _BY_NAME[settings.name](settings, config, params)
+    return _BY_NAME[settings.name](settings, config, params, mesh)

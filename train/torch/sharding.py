@@ -1,0 +1,231 @@
+"""The processes of a PyTorch run as a mesh, with one device each, and the sharding rules of `train.mesh` as DTensors.
+
+Batches are divided among the processes of the mesh axes `data` and `fsdp`.  Along `fsdp` the matrices are sharded by width,
+by FSDP2 (`fully_shard`), which gathers a block before it runs; along `data` all parameters are replicated.  The model
+contains nothing of this.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+import vit_torch
+from train.mesh import AXES, BATCH_AXES, axis_sizes, shard_dims
+from train.torch.parameter_tree import tree
+from vit_spec import InputError, ViTConfig
+
+# Of a collective.  Evaluation and checkpoints of the main process may keep the others waiting; the end of a process is
+# noticed at once, by its connections.
+TIMEOUT = timedelta(minutes=30)
+
+
+def join_cluster() -> None:
+    """Initialize `torch.distributed` if the environment says that the run has several processes.
+
+    `torchrun` sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.  Slurm has variables of its own.
+
+    Raises:
+        InputError: WORLD_SIZE is set and one of the others is missing or not a number.
+    """
+    env = os.environ
+    if int(env.get("SLURM_NTASKS", "1") or 1) > 1 and "WORLD_SIZE" not in env:
+        env |= {"WORLD_SIZE": env["SLURM_NTASKS"], "RANK": env["SLURM_PROCID"], "LOCAL_RANK": env["SLURM_LOCALID"]}
+        env.setdefault("MASTER_ADDR", _first_host(env.get("SLURM_STEP_NODELIST", "localhost")))
+        env.setdefault("MASTER_PORT", str(20_000 + int(env.get("SLURM_JOB_ID", "0")) % 20_000))
+    if int(env.get("WORLD_SIZE", "1") or 1) == 1:
+        return
+    names = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in names if not env.get(name)]:
+        raise InputError(f"WORLD_SIZE is set and {', '.join(missing)} is not: start the processes with torchrun or Slurm")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(env["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+
+
+def _first_host(nodes: str) -> str:
+    """Return the first host of a list as Slurm writes it, such as "node[003-007,9],other"."""
+    match = re.match(r"([^,\[]+)(?:\[(\w+))?", nodes)
+    return f"{match[1]}{match[2] or ''}" if match else nodes
+
+
+class ProcessMesh:
+    """The processes of a run, as a mesh with the axes of `train.mesh`.
+
+    Attributes:
+        sizes: the length of each axis.
+        device: the device of this process.
+        index, count: the number of this process among those that divide a batch, and how many these are.
+    """
+
+    def __init__(self, text: str, config: ViTConfig) -> None:
+        """Arrange the processes as `--mesh` says.
+
+        Raises:
+            InputError: as `train.mesh.axis_sizes`; or the mesh has tensor parallelism.
+        """
+        num_processes = dist.get_world_size() if dist.is_initialized() else 1
+        self.sizes = axis_sizes(text, num_processes, config)
+        if self.sizes["tensor"] > 1:
+            raise InputError("train.torch has no tensor parallelism: give --mesh with data and fsdp")
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        )
+        self.index, self.count = (dist.get_rank(), num_processes) if num_processes > 1 else (0, 1)
+        self._mesh: DeviceMesh | None = None
+        if num_processes > 1:
+            self._mesh = init_device_mesh(self.device.type, tuple(self.sizes.values()), mesh_dim_names=AXES)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether parameters are sharded."""
+        return self.sizes["fsdp"] > 1
+
+    def rows(self, batch_size: int) -> np.ndarray:
+        """Return the indices of the images of a batch that this process loads, (B of this process,)."""
+        local_size = batch_size // self.count
+        return np.arange(self.index * local_size, (self.index + 1) * local_size)
+
+    def distribute(self, model: vit_torch.ViT, dtype: torch.dtype | None) -> nn.Module:
+        """Shard the parameters of a model in place, and return the module to call in a training step.
+
+        dtype: that of activations; matrices are gathered in it.  None: that of the parameters.
+        """
+        if not self.is_sharded:
+            model.to(self.device)
+            if self._mesh is None or not any(parameter.requires_grad for parameter in model.parameters()):
+                return model
+            return DistributedDataParallel(
+                model, process_group=self._mesh["data"].get_group(), gradient_as_bucket_view=True
+            )
+        assert self._mesh is not None
+        dims = tree(model.config, lambda each: _fsdp_dim(shard_dims(each.parameter, model.config, self.sizes)))
+        parameters = dict(model.named_parameters())
+        dim_of = {parameter: dims[name] for name, parameter in parameters.items()}
+        for parameter in parameters.values():  # those that FSDP2 ignores; it moves the others when they are sharded
+            if dim_of[parameter] is None:
+                parameter.data = parameter.data.to(self.device)
+        options: dict[str, Any] = {
+            "mesh": self._mesh[BATCH_AXES],
+            "shard_placement_fn": lambda parameter: Shard(dim_of[parameter]),
+            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+            if dtype is not None
+            else MixedPrecisionPolicy(cast_forward_inputs=False),
+            "ignored_params": {parameter for parameter, dim in dim_of.items() if dim is None},
+        }
+        for block in model.blocks:
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+        return model
+
+    @contextmanager
+    def gradients(self, forward: nn.Module, *, is_last: bool) -> Iterator[None]:
+        """A context for the forward and the backward pass of one part of a batch.
+
+        After the last part, each gradient is the mean over the processes of the sum over the parts.
+        """
+        if isinstance(forward, FSDPModule):
+            forward.set_requires_gradient_sync(is_last)
+        if isinstance(forward, DistributedDataParallel) and not is_last:
+            with forward.no_sync():
+                yield
+            return
+        yield
+        if isinstance(forward, FSDPModule) and is_last:
+            replicated = [each.grad for each in forward.parameters() if not isinstance(each, DTensor)]
+            self._average([grad for grad in replicated if grad is not None])
+
+    @torch.no_grad()
+    def _average(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their means over the processes, in one collective."""
+        if tensors:
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+            dist.all_reduce(flat)
+            flat /= self.count
+            for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(mean.view_as(tensor))
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Return the mean of a tensor over all processes."""
+        if self.count > 1:
+            value = value.clone()
+            self._average([value])
+        return value
+
+    def gather_rows(self, local: Tensor) -> Tensor:
+        """Return the rows of all processes, (B, ...), in the order of the batch, on the device of `local`."""
+        if self.count == 1:
+            return local
+        parts = [torch.empty_like(local) for _ in range(self.count)]
+        dist.all_gather(parts, local.contiguous())
+        return torch.cat(parts)
+
+    def roll(self, local: Tensor, shift: int) -> Tensor:
+        """Return the rows of this process of the whole batch, rolled along its first axis."""
+        if self.count == 1:
+            return local.roll(shift, 0)
+        if shift >= len(local):
+            return self.gather_rows(local).roll(shift, 0)[self.index * len(local) : (self.index + 1) * len(local)]
+        tails = self.gather_rows(local[len(local) - shift :])
+        before = (self.index - 1) % self.count
+        return torch.cat([tails[before * shift : (before + 1) * shift], local[: len(local) - shift]])
+
+    def sum_of_shards(self, values: Tensor, sharded: Tensor) -> Tensor:
+        """Return values that are sums over entries of parameters on this process, with the sums over all their shards.
+
+        values: (N,), one for each parameter.
+        sharded: (N,) bool, whether the parameter is sharded.
+        """
+        if not self.is_sharded:
+            return values
+        assert self._mesh is not None
+        total = torch.where(sharded, values, torch.zeros_like(values))
+        dist.all_reduce(total, group=self._mesh["fsdp"].get_group())
+        return torch.where(sharded, total, values)
+
+
+def _fsdp_dim(shards: Iterable[Any]) -> int | None:
+    """Return the dimension that is sharded along `fsdp`; None if there is none."""
+    return next((dim for dim, shard in enumerate(shards) if shard.axis == "fsdp"), None)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the entries of a tensor on this process, which share its memory."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+def like(parameter: Tensor, entries: Tensor) -> Tensor:
+    """Return entries on this process, of a tensor that is sharded as a parameter is, as that tensor."""
+    if not isinstance(parameter, DTensor) or entries.shape != local(parameter).shape:
+        return entries
+    return DTensor.from_local(entries, parameter.device_mesh, parameter.placements, run_check=False)
+
+
+def full(parameter: Tensor, entries: Tensor) -> Tensor:
+    """Return all entries of a tensor that is sharded as a parameter is, from those on this process."""
+    whole = like(parameter, entries)
+    return whole.full_tensor() if isinstance(whole, DTensor) else whole
+
+
+def own(parameter: Tensor, entries: Tensor) -> Tensor:
+    """Return the entries on this process, from all entries of a tensor that is sharded as a parameter is."""
+    if isinstance(parameter, DTensor):
+        for axis, placement in enumerate(parameter.placements):
+            if isinstance(placement, Shard):
+                mesh = parameter.device_mesh
+                entries = entries.chunk(mesh.size(axis), placement.dim)[mesh.get_local_rank(axis)]
+    return entries
