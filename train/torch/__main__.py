@@ -1,5 +1,6 @@
 """Train a Vision Transformer in PyTorch: `python -m train.torch --config vit_s16`; `--help` explains every option."""
 
+import os
 import sys
 
 from train.cli import main
@@ -12,18 +13,27 @@ def fit(request: Request) -> int:
     process.keep_freed_memory()
     from train.loop.session import train
     from train.torch import runtime
-    from train.torch.engine import (
-        TorchEngine,
-    )  # imported after the arguments are parsed, since torch takes seconds to import
+    from train.torch.engine import TorchEngine  # after the arguments are parsed, since torch takes seconds to import
+    from train.torch.sharding import join_cluster
 
-    with runtime.memory_errors():
+    join_cluster()
+    with runtime.one_line_errors():
         return train(request, TorchEngine)
+
+
+def leave(status: int) -> None:
+    """Exit the process; in a distributed run without PyTorch's shutdown, which may wait for processes that have ended."""
+    if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def command() -> None:
     """Run the command line of this process, and exit."""
     interruption.exit_on_ctrl_c()
-    sys.exit(main("train.torch", fit, sys.argv[1:]))
+    leave(main("train.torch", fit, sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -30,6 +31,7 @@ from parity.checkpoints.containers import safetensors, zarr
 from parity.checkpoints.containers.budget import Budget
 from train.loop.checkpoint_folder import MARKERS, CheckpointFolder
 from train.loop.engine import LoopState
+from train.torch.sharding import like, local
 from vit_spec import InputError, bounded_json
 
 VERSION = 1  # of the content of a checkpoint; increase it when the structure of the training state changes
@@ -59,6 +61,10 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, *, keep: int, rank: Callable[[LoopState], float | None]) -> None:
+        is_distributed = dist.is_initialized()
+        self._process, self._count = (dist.get_rank(), dist.get_world_size()) if is_distributed else (0, 1)
+        # A group for the thread that writes, whose collectives come at any time between those of the training steps.
+        self._group: Any = dist.new_group(backend="gloo") if is_distributed else None
         # In a run of one process; and by torch 2.9 itself, about a function of its own.
         for message in ("torch.distributed is disabled", "TypedStorage is deprecated"):
             warnings.filterwarnings("ignore", message=message)
@@ -66,12 +72,14 @@ class CheckpointStore:
         self._keep, self._rank = keep, rank
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
-        try:
-            self._folder.settle_replaced()
-            for unfinished in folder.glob(f"*{PARTIAL}"):
-                shutil.rmtree(unfinished)
-        except OSError as error:
-            raise self._folder.write_error(error) from error
+        if self._process == 0:
+            try:
+                self._folder.settle_replaced()
+                for unfinished in folder.glob(f"*{PARTIAL}"):
+                    shutil.rmtree(unfinished)
+            except OSError as error:
+                raise self._folder.write_error(error) from error
+        self._gather(None)  # no process lists the checkpoints before
 
     def save(self, step: int, snapshot: Snapshot, loop_state: LoopState) -> None:
         """Start to write a checkpoint.  The previous one is complete when this one begins.
@@ -82,7 +90,7 @@ class CheckpointStore:
             InputError: the previous checkpoint cannot be written, for example because the disk is full.
         """
         self._wait()
-        copied = {name: tensor.detach().to("cpu", copy=True) for name, tensor in snapshot.tensors.items()}
+        copied = {name: _copy_to_cpu(tensor) for name, tensor in snapshot.tensors.items()}
         self._pending = self._executor.submit(self._write, step, Snapshot(copied, snapshot.numbers), loop_state)
 
     def close(self) -> None:
@@ -106,29 +114,37 @@ class CheckpointStore:
         """Write a checkpoint under another name, give it its own name when it is complete, and remove old ones."""
         final = self._folder.path / str(step)
         partial = final.with_name(f"{step}{PARTIAL}")
-        shutil.rmtree(partial, ignore_errors=True)
-        save(dict(snapshot.tensors), storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True))
-        files = sorted(path.name for path in partial.iterdir())
-        content = {
-            "version": VERSION,
-            "step": step,
-            "rank": self._rank(loop_state),
-            "numbers": snapshot.numbers,
-            "tensors": {name: _kind(tensor) for name, tensor in snapshot.tensors.items()},
-            "checksums": {
-                file: {"header": _json_checksum(safetensors.CONTAINER.open(partial / file).metadata)}
-                | {"tensors": {name: _checksum(tensor) for name, tensor in snapshot.tensors.items()}}
-                for file in files
-            },
-            "loop": loop_state,
-        }
-        _write_json(partial / JSON_FILE, content)
-        if final.exists():
-            self._folder.set_aside_for_replacement(step)
-        partial.rename(final)
-        _sync(self._folder.path)
-        self._folder.settle_replaced()
-        self._remove_old()
+        if self._process == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
+        save(dict(snapshot.tensors), storage_writer=writer, process_group=self._group)
+        own = f"shard-{self._process + 1:05d}-*{safetensors.SUFFIX}"
+        sums = {path.name: _checksums(path, snapshot.tensors) for path in partial.glob(own)}
+        checksums = {file: each for of_process in self._gather(sums) for file, each in of_process.items()}
+        if self._process == 0:
+            content = {
+                "version": VERSION,
+                "step": step,
+                "rank": self._rank(loop_state),
+                "numbers": snapshot.numbers,
+                "tensors": {name: _kind(tensor) for name, tensor in snapshot.tensors.items()},
+                "checksums": checksums,
+                "loop": loop_state,
+            }
+            _write_json(partial / JSON_FILE, content)
+            if final.exists():
+                self._folder.set_aside_for_replacement(step)
+            partial.rename(final)
+            _sync(self._folder.path)
+            self._folder.settle_replaced()
+            self._remove_old()
+
+    def _gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes."""
+        values = [value] * self._count
+        if self._count > 1:
+            dist.all_gather_object(values, value, group=self._group)
+        return values
 
     def _remove_old(self) -> None:
         """Remove all checkpoints but the newest and the best."""
@@ -164,7 +180,7 @@ class CheckpointStore:
         if newest is None:
             return None
         step, restored, damaged = newest
-        if damaged:
+        if damaged and self._process == 0:
             self._folder.move_aside(damaged)
         return step, *restored
 
@@ -189,12 +205,18 @@ class CheckpointStore:
             if content["step"] != step:  # a copy under another name
                 raise ValueError(f"its content is that of step {content['step']}")
             _check_content(content, target)
-            _check_files(path, content["checksums"])
-            tensors = {name: torch.empty_like(tensor, device="cpu") for name, tensor in target.tensors.items()}
-            load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)))
-            return (Snapshot(tensors, content["numbers"]), content["loop"]), ""
-        except (Exception, CheckpointException) as error:  # damaged files raise too many kinds of exceptions to list
+            _check_files(path, content["checksums"], self._process, self._count)
+            reason = ""
+        except Exception as error:  # damaged files raise too many kinds of exceptions to list
+            reason = self._folder.damage_of(step, error)
+        if reasons := [each for each in self._gather(reason) if each]:
+            return None, reasons[0]
+        try:
+            tensors = {name: like(tensor, torch.empty_like(local(tensor))) for name, tensor in target.tensors.items()}
+            load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), process_group=self._group)
+        except (Exception, CheckpointException) as error:
             return None, self._folder.damage_of(step, _cause(error))
+        return (Snapshot(tensors, content["numbers"]), content["loop"]), ""
 
 
 def _cause(error: BaseException) -> Exception:
@@ -206,8 +228,19 @@ def _cause(error: BaseException) -> Exception:
 
 
 def _kind(tensor: Tensor) -> list[Any]:
-    """Return dtype and shape of a tensor, as JSON has them."""
+    """Return dtype and shape of a tensor in all processes, as JSON has them."""
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+
+
+def _copy_to_cpu(tensor: Tensor) -> Tensor:
+    return like(tensor, local(tensor).to("cpu", copy=True))
+
+
+def _checksums(path: Path, tensors: Tensors) -> dict[str, Any]:
+    """Return the checksums of the header of a shard, and of the tensors in it as they are in memory."""
+    contents = safetensors.CONTAINER.open(path)
+    header = _json_checksum(contents.metadata)
+    return {"header": header, "tensors": {key: _checksum(local(tensors[key])) for (key,) in contents.arrays}}
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -228,16 +261,17 @@ def _check_content(content: dict[str, Any], target: Snapshot) -> None:
             raise ValueError(f"{name} is {' '.join(map(str, found[name]))}, expected {' '.join(map(str, kind))}")
 
 
-def _check_files(path: Path, checksums: Any) -> None:
+def _check_files(path: Path, checksums: Any, process: int, count: int) -> None:
     """Raise ValueError if the files of a checkpoint are not those that were written, byte for byte.
 
-    The headers are parsed by the strict reader of `parity` before torch sees them.
+    The headers are parsed by the strict reader of `parity` before torch sees them.  Each of `count` processes reads its
+    part of the files.
     """
     try:
         zarr.scan_files(path, Budget())  # no pipe, device or hole
         if {file.name for file in path.iterdir()} != {*checksums, JSON_FILE}:
             raise ValueError("files are missing, or there are others")
-        for file, sums in checksums.items():
+        for file, sums in [*checksums.items()][process::count]:
             contents = safetensors.CONTAINER.open(path / file)
             if {key for (key,) in contents.arrays} != sums["tensors"].keys():
                 raise ValueError(f"{file} has other tensors")

@@ -1,6 +1,5 @@
-"""The engine of `train.loop` in PyTorch: the training state on one device, and the step that changes it."""
+"""The engine of `train.loop` in PyTorch: the training state on a mesh of processes, and the step that changes it."""
 
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,13 +18,14 @@ from train.loop.checkpoint_folder import checkpoint_rank
 from train.loop.engine import EvalOutput, LoopState
 from train.loop.metrics import BATCH_METRIC
 from train.loop.peak_flops import peak_flops
-from train.mesh import axis_sizes, describe, images_per_device, replication_note
+from train.mesh import describe, images_per_device, replication_note
 from train.recipes import Recipe, Task
 from train.recipes.schedule import ema_step_size
 from train.torch.checkpoints import CheckpointStore, Snapshot
 from train.torch.losses import loss_and_metric, soft_targets
-from train.torch.optimizers import make_optimizer
-from vit_spec import InputError, ViTConfig
+from train.torch.optimizers import make_optimizer, multiplier_of_each
+from train.torch.sharding import Preemption, ProcessMesh, full, like, local
+from vit_spec import ViTConfig
 
 Metrics = dict[str, Tensor]
 
@@ -63,40 +63,56 @@ class TorchEngine:
         """Prepare the first step.
 
         Raises:
-            InputError: the mesh has several devices, or the batch is one that `accumulate` does not divide.
+            InputError: as for `ProcessMesh` and `train.mesh.images_per_device`.
         """
         self.config, self._recipe, self._task, self._folder = config, recipe, task, folder
         self._learning_rate, self._metadata = learning_rate, metadata or {}
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise InputError("train.torch runs in one process: start it without torchrun")
-        self._sizes = axis_sizes(recipe.mesh, 1, config)
-        images_per_device(recipe.batch_size, recipe.accumulate, self._sizes)
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._mesh = ProcessMesh(recipe.mesh, config)
+        images_per_device(recipe.batch_size, recipe.accumulate, self._mesh.sizes)
+        self._device = self._mesh.device
         dtype = torch.bfloat16 if recipe.dtype == "bfloat16" else None
         self._execution = vit_torch.Execution(dtype=dtype, remat=recipe.remat)
         self._model = self._make_model(initial_weights)
+        mean_model = None
+        if recipe.ema:
+            mean_model = self._model_of({name: p.detach().clone() for name, p in self._model.named_parameters()})
+            mean_model.requires_grad_(False)
+        multipliers = multiplier_of_each(recipe.optimizer, config)
+        for name, parameter in self._model.named_parameters():
+            parameter.requires_grad_(multipliers[name] > 0)
+        self._forward = self._mesh.distribute(self._model, dtype)
         self._params = dict(self._model.named_parameters())
-        self._optimizer = make_optimizer(recipe.optimizer, config, self._params)
-        trained = set(self._optimizer.names)
-        for name, parameter in self._params.items():
-            parameter.requires_grad_(name in trained)
-        ema = {name: p.detach().clone() for name, p in self._params.items()} if recipe.ema else None
-        self._mean_model = self._model if ema is None else self._model_of(ema)
+        self._optimizer = make_optimizer(recipe.optimizer, config, self._params, self._mesh)
+        ema = None
+        if mean_model is not None:
+            self._mesh.distribute(mean_model, dtype)
+            ema = {name: local(p) for name, p in mean_model.named_parameters()}
+        self._mean_model = mean_model or self._model
         self._state = State(ema)
         self._checkpoints: CheckpointStore | None = None
         self._profiler: torch.profiler.profile | None = None
+        self._preemption = Preemption() if self.is_distributed else None
 
-    is_distributed, is_main = False, True
+    @property
+    def is_distributed(self) -> bool:
+        """Whether the run has several processes."""
+        return self._mesh.count > 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process prints and writes the run folder."""
+        return self._mesh.index == 0
 
     @property
     def hardware(self) -> str:
         """The mesh and its devices, as text."""
-        return describe(self._sizes, self._device_name)
+        return describe(self._mesh.sizes, self._device_name)
 
     @property
     def peak_flops(self) -> float | None:
-        """Peak dense bfloat16 FLOP/s of the device; None if it is not known."""
-        return peak_flops(self._device_name)
+        """Peak dense bfloat16 FLOP/s of all devices together; None if it is not known."""
+        each = peak_flops(self._device_name)
+        return None if each is None else each * self._mesh.count
 
     @property
     def _device_name(self) -> str:
@@ -105,20 +121,21 @@ class TorchEngine:
     @property
     def replication_note(self) -> str:
         """A line that names the parameters that stay replicated although the mesh should shard them; "" if they are few."""
-        return replication_note(self.config, self._sizes)
+        return replication_note(self.config, self._mesh.sizes)
 
     @property
     def batch_rows(self) -> np.ndarray:
         """Indices of the images of a batch that this process loads, (B of this process,)."""
-        return np.arange(self._recipe.batch_size)
+        return self._mesh.rows(self._recipe.batch_size)
 
     def _make_model(self, start: Checkpoint | None) -> vit_torch.ViT:
+        """Return the model with its initial weights, on the CPU: the same in every process."""
         if start is None:
             torch.manual_seed(self._recipe.seed)
-            return vit_torch.ViT(self.config, self._execution).to(self._device)
+            return vit_torch.ViT(self.config, self._execution)
         return self._model_of(
             {
-                name: tensor.to(self._device, torch.promote_types(tensor.dtype, torch.float32), copy=True)
+                name: tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
                 for name, tensor in parity.to_torch(start).items()
             }
         )
@@ -160,21 +177,23 @@ class TorchEngine:
         if mix is not None or smoothing:
             targets = soft_targets(self._task, targets, self.config.num_classes, smoothing)
         repeats = self._recipe.augment.repeats  # repeats of an image are adjacent: no image is mixed with itself
-        partners = (images.roll(repeats, 0), targets.roll(repeats, 0)) if mix is not None else None
+        partners = [self._mesh.roll(each, repeats) for each in (images, targets)] if mix is not None else None
         for parameter in self._params.values():
             parameter.grad = None
         losses, metrics = [], []
         for j in range(n):
-            torch.manual_seed(_seed(self._recipe.seed, step, j))
+            torch.manual_seed(_seed(self._recipe.seed, step, j, self._mesh.index))
             x, y = self._normalize(images[j::n]), targets[j::n]
             if mix is not None and partners is not None:
                 x = mix_images(mix, x, self._normalize(partners[0][j::n]))
                 y = mix_targets(mix, y, partners[1][j::n])
-            loss, metric = self._loss_and_metric(self._model(x.permute(0, 3, 1, 2)), y)
-            (loss.mean() / n).backward()
+            with self._mesh.gradients(self._forward, is_last=j == n - 1):
+                loss, metric = self._loss_and_metric(self._forward(x.permute(0, 3, 1, 2)), y)
+                (loss.mean() / n).backward()
             losses.append(loss.detach().mean())
             metrics.append(metric.detach().mean())
-        return torch.stack(losses).mean(), torch.stack(metrics).mean()
+        means = self._mesh.mean(torch.stack([torch.stack(losses).mean(), torch.stack(metrics).mean()]))
+        return means[0], means[1]
 
     @torch.no_grad()
     def _update_ema(self, step: int) -> None:
@@ -182,7 +201,7 @@ class TorchEngine:
             step_size = float(ema_step_size(step, decay=self._recipe.ema))
             # mean + c (p - mean), as in `train.jax`; torch's lerp computes that where c is below 0.5.
             means = [*self._state.ema.values()]
-            differences = torch._foreach_sub([self._params[name] for name in self._state.ema], means)
+            differences = torch._foreach_sub([local(self._params[name]) for name in self._state.ema], means)
             torch._foreach_add_(means, differences, alpha=step_size)
 
     @torch.no_grad()
@@ -195,7 +214,8 @@ class TorchEngine:
         outputs = self._eval_model(raw)(self._to_input(images))
         loss = self._loss_and_metric(outputs, targets)[0]
         wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        return EvalOutput(wide.cpu(), loss.cpu(), batch.readable)
+        readable = torch.tensor(batch.readable, device=self._device)
+        return EvalOutput(*(self._mesh.gather_rows(each).cpu() for each in (wide, loss, readable)))
 
     @torch.no_grad()
     def attention_maps(self, images: np.ndarray) -> np.ndarray:
@@ -205,8 +225,9 @@ class TorchEngine:
 
     def save_weights(self, path: Path, *, raw: bool = False) -> None:
         """Write the weights that `evaluate` uses, with the config, as safetensors.  raw: as for `evaluate`."""
-        weights = {name: tensor.detach().cpu() for name, tensor in self._eval_model(raw).named_parameters()}
-        parity.save(path, weights, self.config, format="torch", force=True, **self._metadata)
+        weights = {name: full(p, local(p)).cpu() for name, p in self._eval_model(raw).named_parameters()}
+        if self.is_main:
+            parity.save(path, weights, self.config, format="torch", force=True, **self._metadata)
 
     def save_checkpoint(self, step: int, loop_state: LoopState) -> None:
         """Start to write a checkpoint: the training state and the state of the loop."""
@@ -220,7 +241,7 @@ class TorchEngine:
         step, snapshot, loop_state = restored
         with torch.no_grad():
             for name, tensor in target.tensors.items():
-                tensor.copy_(snapshot.tensors[name])
+                local(tensor).copy_(local(snapshot.tensors[name]))
         numbers = snapshot.numbers
         self._optimizer.updates.fill_(numbers["updates"])
         self._state = self._state._replace(step=step, sound=bool(numbers["sound"]))
@@ -230,8 +251,10 @@ class TorchEngine:
         """Return the training state: the tensors themselves, by names that begin with those of the parts."""
         tensors = {f"params.{name}": p.detach() for name, p in self._params.items()}
         for kind, moments in self._optimizer.moments.items():
-            tensors |= {f"{kind}.{name}": each for name, each in zip(self._optimizer.names, moments, strict=True)}
-        tensors |= {f"ema.{name}": each for name, each in (self._state.ema or {}).items()}
+            named = zip(self._optimizer.names, moments, strict=True)
+            tensors |= {f"{kind}.{name}": like(self._params[name], each) for name, each in named}
+        if self._state.ema is not None:
+            tensors |= {f"ema.{name}": like(self._params[name], each) for name, each in self._state.ema.items()}
         return Snapshot(tensors, {"updates": int(self._optimizer.updates), "sound": int(self._state.sound)})
 
     def profile(self, folder: Path | None) -> None:
@@ -244,8 +267,8 @@ class TorchEngine:
             self._profiler.stop()
 
     def should_stop(self) -> bool:
-        """Return False: the loop handles the signals of a single process."""
-        return False
+        """Return whether all processes stop after this step because one received SIGTERM; called in each process."""
+        return self._preemption is not None and self._preemption.should_stop()
 
     def close(self) -> None:
         """Wait until all checkpoints are written."""
@@ -288,6 +311,6 @@ class TorchEngine:
         return (images.to(dtype) / 255 - mean) / std
 
 
-def _seed(seed: int, step: int, part: int) -> int:
-    """Return the seed of the model's random numbers in a part of a step."""
-    return int(np.random.SeedSequence((seed, step, part)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def _seed(seed: int, step: int, part: int, process: int) -> int:
+    """Return the seed of the model's random numbers in a part of a step, for the images of a process."""
+    return int(np.random.SeedSequence((seed, step, part, process)).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -34,6 +34,12 @@ MUON_EPSILON = 1e-8  # added to the norm of a matrix
 Moments = dict[str, list[Tensor]]  # by name; a list has one tensor for each parameter that is trained
 
 
+def multiplier_of_each(settings: Settings, config: ViTConfig) -> dict[str, float]:
+    """Return the multiplier of the learning rate of each parameter of the twin; 0 if it is frozen."""
+    multipliers = lr_multipliers(config, layer_decay=settings.layer_decay, freeze=settings.freeze)
+    return tree(config, lambda each: float(multipliers[each.row_name][() if each.block is None else each.block]))
+
+
 class _Trained(NamedTuple):
     """A parameter that is trained.
 

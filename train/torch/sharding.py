@@ -7,9 +7,11 @@ contains nothing of this.
 
 import os
 import re
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -193,6 +195,32 @@ class ProcessMesh:
         total = torch.where(sharded, values, torch.zeros_like(values))
         dist.all_reduce(total, group=self._mesh["fsdp"].get_group())
         return torch.where(sharded, total, values)
+
+
+class Preemption:
+    """SIGTERM to one process of a run stops all of them after the same step."""
+
+    def __init__(self) -> None:
+        self._received = False
+        self._pending: tuple[Any, Tensor] | None = None
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._received = True
+
+    def should_stop(self) -> bool:
+        """Return whether a process had received SIGTERM by the previous call; the same answer in every process.
+
+        So no process waits for the others here.
+        """
+        pending = self._pending
+        flag = torch.tensor(int(self._received))
+        work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
+        self._pending = (work, flag)
+        if pending is None:
+            return False
+        pending[0].wait()
+        return bool(pending[1])
 
 
 def _fsdp_dim(shards: Iterable[Any]) -> int | None:

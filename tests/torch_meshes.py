@@ -1,0 +1,114 @@
+"""One process of a run in PyTorch: it trains a tiny model on each given mesh, and the main process prints JSON.
+
+    WORLD_SIZE=4 RANK=... LOCAL_RANK=... MASTER_ADDR=... MASTER_PORT=... python -m tests.torch_meshes FOLDER MESH ...
+
+In float64, with mixup, gradient accumulation, an EMA and label smoothing.  FOLDER is for checkpoints.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import vit_spec
+import vit_torch
+from parity.checkpoints.weights import as_checkpoint
+from train.data.augment import Mix
+from train.data.batches import Batch
+from train.recipes import Augment, Optimizer, Recipe
+from train.torch.engine import TorchEngine
+from train.torch.sharding import full, join_cluster, local
+
+CONFIG = vit_spec.get(
+    "vit_ti16",
+    **{"image_size": (8, 12), "patch_size": 4, "width": 64, "depth": 2, "num_heads": 2, "mlp_dim": 96, "num_classes": 6},
+)
+RECIPE = Recipe(
+    batch_size=16,
+    accumulate=2,
+    optimizer=Optimizer(lr=1e-2, eps=1e-3),
+    augment=Augment(mixup=0.2, repeats=3),
+    label_smoothing=0.1,
+    ema=0.9,
+)
+STEPS = 3
+OPTIMIZERS: tuple[Any, ...] = ("adamw", "sgd", "lamb", "lion", "adafactor", "muon")
+
+
+def make_engine(mesh: str, folder: Path = Path("nowhere"), **changes: Any) -> TorchEngine:
+    """Return the engine of the tiny model in float64."""
+    torch.manual_seed(0)
+    weights = {name: p.detach() for name, p in vit_torch.ViT(CONFIG).named_parameters()}
+    weights = {name: p + 0.05 * torch.randn_like(p) for name, p in weights.items()}
+    start = as_checkpoint(weights, CONFIG, "torch")
+    recipe = replace(RECIPE, mesh=mesh, **changes)
+    return TorchEngine(
+        CONFIG, recipe, task="classes", learning_rate=lambda step: 1e-2, initial_weights=start, folder=folder
+    )
+
+
+def make_batch(step: int, rows: np.ndarray) -> Batch:
+    """Return some rows of the batch of a step; the whole batch is the same in all processes."""
+    random = np.random.default_rng(step)
+    images = random.integers(0, 256, (16, *CONFIG.image_size, CONFIG.in_channels), np.uint8)
+    labels = random.integers(0, CONFIG.num_classes, 16).astype(np.int32)
+    mix = Mix(np.float32(0.7), np.zeros(4, np.int32), np.float32(0.7))
+    return Batch(images[rows], labels[rows], rows, np.arange(16)[rows] % 5 > 0, mix)
+
+
+def train(engine: TorchEngine, first: int, end: int) -> list[float]:
+    """Return the losses and gradient norms of some steps."""
+    metrics = [engine.step(make_batch(step, engine.batch_rows)) for step in range(first, end)]
+    return [float(each[name]) for each in metrics for name in ("loss", "accuracy", "grad_norm")]
+
+
+def weights(engine: TorchEngine) -> dict[str, list[float]]:
+    """Return all entries of all weights and of their EMA."""
+    found = {name: full(p, local(p)) for name, p in engine._params.items()}
+    found |= {f"ema.{name}": full(p, local(p)) for name, p in engine._mean_model.named_parameters()}
+    return {name: tensor.flatten().tolist() for name, tensor in found.items()}
+
+
+def measure(mesh: str, folder: Path) -> dict[str, Any]:
+    """Return what a mesh gives: losses, weights, evaluations, updates of all optimizers, and a run that resumes."""
+    engine = make_engine(mesh)
+    out: dict[str, Any] = {"losses": train(engine, 0, STEPS), "weights": weights(engine)}
+    out["evaluated"] = [np.asarray(part).tolist() for part in engine.evaluate(make_batch(0, engine.batch_rows))]
+    out["entries"] = sum(local(p).numel() for p in engine._params.values())
+    for name in OPTIMIZERS:
+        engine = make_engine(mesh, optimizer=Optimizer(name=name, eps=1e-3, freeze=("blocks.0.*",)), ema=0.0, remat="full")
+        out[name] = [train(engine, 0, 2), weights(engine)]
+    first = make_engine(mesh, folder)
+    train(first, 0, STEPS - 1)
+    first.save_checkpoint(STEPS - 1, {"last": {}, "looked": False})
+    first.close()
+    return out
+
+
+def resume(mesh: str, folder: Path) -> dict[str, Any]:
+    """Return the losses and the weights of a run that resumes from a checkpoint."""
+    engine = make_engine(mesh, folder)
+    restored = engine.restore_checkpoint()
+    assert restored is not None and restored[0] == STEPS - 1
+    return {"losses": train(engine, STEPS - 1, STEPS), "weights": weights(engine)}
+
+
+def main(folder: str, *meshes: str) -> None:
+    """Print what each mesh gives, and what a run that resumes on it from the checkpoint of the mesh before it."""
+    torch.set_default_dtype(torch.float64)
+    join_cluster()
+    found = {mesh or "one": measure(mesh, Path(folder) / (mesh or "one")) for mesh in meshes}
+    for number, mesh in enumerate(meshes):
+        found[mesh or "one"]["resumed"] = resume(mesh, Path(folder) / (meshes[number - 1] or "one"))
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        print(json.dumps(found))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
