@@ -69,7 +69,8 @@ def train(engine: TorchEngine, first: int, end: int) -> list[float]:
 def weights(engine: TorchEngine) -> dict[str, list[float]]:
     """Return all entries of all weights and of their EMA."""
     found = {name: full(p, local(p)) for name, p in engine._params.items()}
-    found |= {f"ema.{name}": full(p, local(p)) for name, p in engine._mean_model.named_parameters()}
+    if engine._state.ema:
+        found |= {f"ema.{name}": full(engine._params[name], entries) for name, entries in engine._state.ema.items()}
     return {name: tensor.flatten().tolist() for name, tensor in found.items()}
 
 

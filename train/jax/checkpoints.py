@@ -13,6 +13,7 @@ from orbax.checkpoint import v1 as ocp
 from parity.checkpoints.containers import ocdbt, zarr
 from parity.checkpoints.containers.budget import Budget
 from train.loop.checkpoint_folder import CheckpointFolder
+from train.loop.process import lost_process_error
 from vit_spec import InputError, bounded_json
 
 Tree = Any
@@ -180,7 +181,7 @@ class CheckpointStore:
 
     def _write_error(self, error: Exception) -> InputError:
         if jax.process_count() > 1 and "Gloo" in str(error):  # Gloo connects processes on CPUs
-            return InputError("another process of the run has ended: start all processes again with the same --run")
+            return lost_process_error()
         return self._folder.write_error(error)
 
 

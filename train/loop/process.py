@@ -1,4 +1,4 @@
-"""Settings of a training process that do not depend on the framework: memory."""
+"""Settings of a training process that do not depend on the framework, and errors that both frameworks have."""
 
 import ctypes
 
@@ -22,3 +22,8 @@ def out_of_memory_error(error: Exception) -> InputError:
     """Return an error of one line that says what to do, from the framework's own."""
     remedy = "a smaller --batch-size, a larger --accumulate, --remat full or a --mesh with fsdp (see --plan)"
     return InputError(f"not enough memory ({str(error).splitlines()[0][:100]}): give {remedy}")
+
+
+def lost_process_error() -> InputError:
+    """Return the error for a run whose other processes are gone."""
+    return InputError("another process of the run has ended: start all processes again with the same --run")

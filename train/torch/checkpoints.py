@@ -31,6 +31,8 @@ from parity.checkpoints.containers import safetensors, zarr
 from parity.checkpoints.containers.budget import Budget
 from train.loop.checkpoint_folder import MARKERS, CheckpointFolder
 from train.loop.engine import LoopState
+from train.loop.process import lost_process_error
+from train.torch.runtime import is_of_lost_process
 from train.torch.sharding import like, local
 from vit_spec import InputError, bounded_json
 
@@ -108,7 +110,8 @@ class CheckpointStore:
             if pending is not None:
                 pending.result()
         except (Exception, CheckpointException) as error:
-            raise self._folder.write_error(_cause(error)) from error
+            cause = _cause(error)
+            raise lost_process_error() if is_of_lost_process(cause) else self._folder.write_error(cause) from error
 
     def _write(self, step: int, snapshot: Snapshot, loop_state: LoopState) -> None:
         """Write a checkpoint under another name, give it its own name when it is complete, and remove old ones."""

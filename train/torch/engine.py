@@ -225,7 +225,9 @@ class TorchEngine:
 
     def save_weights(self, path: Path, *, raw: bool = False) -> None:
         """Write the weights that `evaluate` uses, with the config, as safetensors.  raw: as for `evaluate`."""
-        weights = {name: full(p, local(p)).cpu() for name, p in self._eval_model(raw).named_parameters()}
+        # Not the parameters of the modules: FSDP2 leaves those outside of the blocks gathered after an evaluation.
+        means = {} if raw else self._state.ema or {}
+        weights = {name: full(p, means.get(name, local(p))).cpu() for name, p in self._params.items()}
         if self.is_main:
             parity.save(path, weights, self.config, format="torch", force=True, **self._metadata)
 

@@ -5,8 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from train.loop.process import out_of_memory_error
-from vit_spec import InputError
+from train.loop.process import lost_process_error, out_of_memory_error
 
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # is in the message of a RuntimeError; on GPUs there is a class of its own
 LOST_PEER = (
@@ -30,7 +29,11 @@ def one_line_errors() -> Iterator[None]:
     except RuntimeError as error:  # torch.OutOfMemoryError and DistBackendError are among them
         if isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error):
             raise out_of_memory_error(error) from None
-        if any(text in str(error) for text in LOST_PEER):
-            what = "another process of the run has ended"
-            raise InputError(f"{what}: start all processes again with the same --run") from None
+        if is_of_lost_process(error):
+            raise lost_process_error() from None
         raise
+
+
+def is_of_lost_process(error: BaseException) -> bool:
+    """Return whether an exception was raised because another process of the run has ended."""
+    return any(text in str(error) for text in LOST_PEER)

@@ -8,6 +8,7 @@ contains nothing of this.
 import os
 import re
 import signal
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -112,6 +113,7 @@ class ProcessMesh:
                 model, process_group=self._mesh["data"].get_group(), gradient_as_bucket_view=True
             )
         assert self._mesh is not None
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nothing changes it in place
         dims = tree(model.config, lambda each: _fsdp_dim(shard_dims(each.parameter, model.config, self.sizes)))
         parameters = dict(model.named_parameters())
         dim_of = {parameter: dims[name] for name, parameter in parameters.items()}

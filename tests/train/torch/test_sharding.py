@@ -1,0 +1,166 @@
+"""Several processes: every mesh gives the step of one process in float64; runs resume on another mesh and stop together."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("grain")
+
+from tests import ROOT
+from tests.torch_meshes import OPTIMIZERS
+from train.torch.sharding import _first_host
+from vit_spec import InputError
+
+MESHES = ("data=4", "data=2,fsdp=2", "fsdp=4")
+SMALL = ("patch_size=4", "width=32", "depth=2", "num_heads=2", "mlp_dim=64")
+
+
+def start(count: int, *command: str) -> list[subprocess.Popen[str]]:
+    """Start the processes of a run as torchrun does."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env=shared | {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Return exit status, output and errors of each process."""
+    ended = [process.communicate(timeout=300) for process in processes]
+    return [(process.returncode, *texts) for process, texts in zip(processes, ended, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process gives, and each mesh of four."""
+    path = str(tmp_path_factory.mktemp("meshes"))
+    results: dict[str, Any] = {}
+    for count, meshes in ((1, ("",)), (4, MESHES)):
+        ended = finish(start(count, "tests.torch_meshes", f"{path}/{count}", *meshes))
+        assert all(status == 0 for status, *_ in ended), ended[0][2][-2000:]
+        results |= json.loads(ended[0][1])
+    return results
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any], *, without_key_biases: bool = False) -> None:
+    """Assert that weights agree to 1e-10."""
+    for name, entries in other.items():
+        a, b = np.array(one[name]), np.array(entries)
+        if without_key_biases and name.endswith("qkv.bias"):  # the gradient is zero for keys, where Lion's sign is noise
+            a, b = (np.delete(each.reshape(3, -1), 1, 0) for each in (a, b))
+        assert np.abs(a - b).max() <= 1e-10 * np.abs(b).max(), name
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_mesh_gives_the_steps_of_one_process_in_float64(mesh: str, found: dict[str, Any]) -> None:
+    one, other = found["one"], found[mesh]
+    assert other["losses"] == pytest.approx(one["losses"], rel=1e-10)
+    assert_same(other["weights"], one["weights"])
+    for ours, theirs in zip(other["evaluated"], one["evaluated"], strict=True):
+        assert np.array(ours, float) == pytest.approx(np.array(theirs, float), rel=1e-10)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_mesh_gives_the_update_of_every_optimizer(name: str, mesh: str, found: dict[str, Any]) -> None:
+    losses, weights = found[mesh][name]
+    assert losses == pytest.approx(found["one"][name][0], rel=1e-10)
+    assert_same(weights, found["one"][name][1], without_key_biases=name in ("lion", "adafactor"))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_run_resumes_on_another_mesh(mesh: str, found: dict[str, Any]) -> None:
+    resumed, one = found[mesh]["resumed"], found["one"]
+    assert resumed["losses"] == pytest.approx(one["losses"][-len(resumed["losses"]) :], rel=1e-10)
+    assert_same(resumed["weights"], one["weights"])
+
+
+def test_matrices_are_sharded_along_fsdp_and_nothing_else_is(found: dict[str, Any]) -> None:
+    counts = {mesh: found[mesh]["entries"] for mesh in ("one", *MESHES)}
+    matrices = (counts["one"] - counts["fsdp=4"]) * 4 / 3
+    assert counts["data=4"] == counts["one"] and 0.9 < matrices / counts["one"] < 1
+    assert counts["data=2,fsdp=2"] == counts["one"] - matrices / 2
+
+
+# Commands -------------------------------------------------------------------------------------------------------------
+
+
+def train(path: Path, mesh: str) -> list[str]:
+    """Return the arguments of a run of a tiny model."""
+    model = ["--config", "tiny", "--model.image-size", "None", "--model.changes", *SMALL]
+    return ["train.torch", *model, "--epochs", "40", "--save-every", "10steps", "--run", str(path), "--mesh", mesh]
+
+
+def wait_for_checkpoint(path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not any(path.glob("checkpoints/*/checkpoint.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_signal_to_one_process_stops_all_and_the_end_of_one_is_told_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    processes = start(2, *train(path, "fsdp=2"))
+    wait_for_checkpoint(path)
+    processes[1].send_signal(signal.SIGTERM)
+    (status, printed, _), other = finish(processes)
+    assert (status, other[0]) == (143, 143) and "to resume" in printed and not other[1]
+    processes = start(2, *train(path, "data=2"))
+    processes[0].stdout.readline()  # type: ignore[union-attr]
+    while " left" not in processes[0].stdout.readline():  # type: ignore[union-attr]
+        pass
+    processes[1].kill()
+    (status, _, errors), _ = finish(processes)
+    assert (
+        status == 2
+        and errors == "error: another process of the run has ended: start all processes again with the same --run\n"
+    )
+
+
+def test_what_several_processes_need_is_told_in_a_line(tmp_path: Path) -> None:
+    for arguments, message in (
+        (train(tmp_path / "run", "tensor=2"), "train.torch has no tensor parallelism: give --mesh with data and fsdp"),
+        (train(tmp_path / "run", "data=3"), "--mesh 'data=3' has a product of 3 for 2 devices"),
+        (["train.torch", "--config", "tiny"], "the run has several processes: give --run FOLDER"),
+    ):
+        ended = finish(start(2, *arguments))
+        assert all(status == 2 for status, *_ in ended) and message in ended[0][2] and "Traceback" not in ended[0][2]
+
+
+def test_variables_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from train.torch.sharding import join_cluster
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match="WORLD_SIZE is set and LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not: start"):
+        join_cluster()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [("node[003-007,9],other", "node003"), ("a1", "a1"), ("gpu-a,gpu-b", "gpu-a"), ("n-[12,14]", "n-12"), ("", "")],
+)
+def test_the_first_host_of_a_list_of_slurm(nodes: str, host: str) -> None:
+    assert _first_host(nodes) == host
