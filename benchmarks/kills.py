@@ -1,10 +1,10 @@
 """Test of resuming: runs killed at random moments must reach the records of a run that was never killed.
 
-Run `python -m benchmarks.kills [--kills 100] [--seed 0]`.  It prints the figures of docs/guides/resume.md.  A model with
-few weights and many patches is trained on the digits, so that a step takes longer than writing a checkpoint.  Each run is
-killed up to five times, by SIGKILL as in a power cut or by SIGTERM as a cluster sends it.  One kill in three waits until a
-checkpoint is being written.  Then the run continues to its end.  All of its records must equal those of the reference run,
-bit for bit, and a kill may repeat at most the steps between two checkpoints.
+Run `python -m benchmarks.kills [--trainer train.torch] [--kills 100] [--seed 0]`.  It prints the figures of
+docs/guides/resume.md.  A model with few weights and many patches is trained on the digits, so that a step takes longer
+than writing a checkpoint.  Each run is killed up to five times, by SIGKILL as in a power cut or by SIGTERM as a cluster
+sends it.  One kill in three waits until a checkpoint is being written.  Then the run continues to its end.  All of its
+records must equal those of the reference run, bit for bit, and a kill may repeat at most the steps between two checkpoints.
 """
 
 import argparse
@@ -30,12 +30,13 @@ LENGTHS = ["--epochs", f"{STEPS}steps", "--save-every", f"{INTERVAL}steps", "--e
 SIZE = ["--batch-size", "16", "--model.image-size", "48", "48", "--model.changes", *SHAPE]
 ARGUMENTS = ["--config", "tiny", *SIZE, *LENGTHS, "--ema", "0.9"]
 MAX_DELAY = 3  # seconds from the first new record to a kill
+PACKAGES = {"train.jax": ("jax", "orbax-checkpoint", "grain"), "train.torch": ("torch", "safetensors", "grain")}
 SIGNAL_NAMES = {signal.SIGKILL: "SIGKILL", signal.SIGTERM: "SIGTERM"}
 
 
-def start_trainer(run: Path) -> subprocess.Popen[str]:
-    """Start the trainer in a new process."""
-    command = [sys.executable, "-m", "train.jax", *ARGUMENTS, "--no-tensorboard", "--run", str(run)]
+def start_trainer(trainer: str, run: Path) -> subprocess.Popen[str]:
+    """Start a trainer in a new process."""
+    command = [sys.executable, "-m", trainer, *ARGUMENTS, "--no-tensorboard", "--run", str(run)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -77,10 +78,12 @@ class ProcessResult(NamedTuple):
 def is_saving(run: Path) -> bool:
     """Return whether a checkpoint is being written, or was incomplete when the process ended."""
     folder = run / "checkpoints"
-    return folder.exists() and any("tmp" in path.name for path in folder.iterdir())
+    return folder.exists() and any(not path.name.isdecimal() for path in folder.iterdir())
 
 
-def run_until_killed(run: Path, number: signal.Signals | None, delay: float, *, during_save: bool) -> ProcessResult:
+def run_until_killed(
+    trainer: str, run: Path, number: signal.Signals | None, delay: float, *, during_save: bool
+) -> ProcessResult:
     """Start or resume a run, send it a signal, and return what the process did.
 
     number: the signal; None: let the run end.
@@ -88,7 +91,7 @@ def run_until_killed(run: Path, number: signal.Signals | None, delay: float, *, 
     during_save: after the delay, wait until a checkpoint is being written.
     """
     before = last_step(run)
-    with start_trainer(run) as process:
+    with start_trainer(trainer, run) as process:
         while number and process.poll() is None and last_step(run) == before:
             time.sleep(0.02)
         if number:
@@ -106,16 +109,17 @@ def run_until_killed(run: Path, number: signal.Signals | None, delay: float, *, 
 def main() -> None:
     """Kill runs, print the table, and exit with 1 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trainer", choices=PACKAGES, default="train.jax")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rng, counts, repeated_steps, failed = random.Random(args.seed), Counter[str](), [], 0
-    versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "orbax-checkpoint", "grain"))
+    versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES[args.trainer])
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}\n")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         reference = Path(folder) / "reference"
-        with start_trainer(reference) as process:
+        with start_trainer(args.trainer, reference) as process:
             output, _ = process.communicate()
             assert process.returncode == 0, output
         expected, runs, kills = read_records(reference), 0, 0
@@ -124,7 +128,8 @@ def main() -> None:
             run, last = Path(folder) / f"run-{runs}", 0
             signals = [rng.choice([*SIGNAL_NAMES]) for _ in range(rng.randint(1, 5))]
             for number in (*signals, None):
-                result = run_until_killed(run, number, rng.uniform(0, MAX_DELAY), during_save=rng.random() < 1 / 3)
+                delay = rng.uniform(0, MAX_DELAY)
+                result = run_until_killed(args.trainer, run, number, delay, during_save=rng.random() < 1 / 3)
                 repeated_steps.append(last - result.resumed_step)
                 last = result.last_step
                 if result.is_finished or number is None:

@@ -51,7 +51,7 @@ class Optimizer:
     """The optimizer, with gradient clipping, layer-wise learning rates and freezing."""
 
     name: Literal["adamw", "sgd", "lamb", "lion", "adafactor", "muon"] = "adamw"
-    """The update rule. adamw is the one that both frameworks compute alike to the last digit."""
+    """The update rule. Both trainers compute each of them alike, to rounding."""
     lr: float = 1e-3
     """Highest learning rate, reached at the end of the warm-up."""
     weight_decay: float = 0.05
@@ -122,6 +122,9 @@ class Recipe:
     """The dtype of activations (mixed precision); parameters and optimizer state are always float32."""
     remat: Literal["none", "dots", "full"] = "none"
     """Activations that the backward pass recomputes to save memory: none, all but matrix products (dots), or all."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether train.torch compiles the blocks (torch.compile), which takes a minute on a CPU; auto: on GPUs. train.jax
+    always compiles."""
     mesh: str = "data=-1"
     """Parallelism over devices: data=N shards images, fsdp=N shards images and parameters, tensor=N shards heads and hidden
     units; one of them may be -1, all remaining devices. Example: data=-1,fsdp=4,tensor=2"""

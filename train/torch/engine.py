@@ -80,6 +80,10 @@ class TorchEngine:
         multipliers = multiplier_of_each(recipe.optimizer, config)
         for name, parameter in self._model.named_parameters():
             parameter.requires_grad_(multipliers[name] > 0)
+        self._is_compiled = recipe.compile == "on" or (recipe.compile == "auto" and self._device.type == "cuda")
+        if self._is_compiled:  # each block by itself, so that all of them are compiled once
+            for block in self._model.blocks:
+                block.compile()
         self._forward = self._mesh.distribute(self._model, dtype)
         self._params = dict(self._model.named_parameters())
         self._optimizer = make_optimizer(recipe.optimizer, config, self._params, self._mesh)
@@ -106,7 +110,7 @@ class TorchEngine:
     @property
     def hardware(self) -> str:
         """The mesh and its devices, as text."""
-        return describe(self._mesh.sizes, self._device_name)
+        return describe(self._mesh.sizes, self._device_name) + ", compiled" * self._is_compiled
 
     @property
     def peak_flops(self) -> float | None:

@@ -54,6 +54,7 @@ OTHER_VALUES: dict[str, Any] = {  # for fields that `other_value` cannot double
     "ema": 0.999,
     "dtype": "bfloat16",
     "remat": "dots",
+    "compile": "on",
     "mesh": "data=2,fsdp=2",
     "eval_every": "100steps",
     "save_every": 0.5,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,21 @@ def test_rematerialization_does_not_change_a_step(remat: str) -> None:
         assert one == other
     one, other = (weights(engine, "params") for engine in engines)
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by dynamo, of the input of a block
+def test_compiled_blocks_do_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = partialmethod(torch.nn.Module.compile, backend="aot_eager", fullgraph=True)  # inductor takes a minute
+    monkeypatch.setattr(torch.nn.Module, "compile", backend)
+    torch._dynamo.reset()
+    plain, compiled = (make(TorchEngine, compile=each, ema=0.9, remat="full") for each in ("auto", "on"))
+    assert plain.hardware == "1 device (cpu)" and compiled.hardware == "1 device (cpu), compiled"
+    for n in range(2):
+        one, other = (
+            {name: float(value) for name, value in each.step(make_batch(n)).items()} for each in (plain, compiled)
+        )
+        assert other == pytest.approx(one, rel=1e-12)
+    assert np.asarray(compiled.evaluate(make_batch(0))[0]) == pytest.approx(np.asarray(plain.evaluate(make_batch(0))[0]))
 
 
 def weights(engine: Any, name: str) -> dict[str, Any]:
