@@ -21,7 +21,8 @@ from train.data.augment import Mix
 from train.data.batches import Batch
 from train.recipes import Augment, Optimizer, Recipe
 from train.torch.engine import TorchEngine
-from train.torch.sharding import full, join_cluster, local
+from train.torch.sharding import join_cluster, local
+from vit_spec import ViTConfig
 
 CONFIG = vit_spec.get(
     "vit_ti16",
@@ -35,19 +36,30 @@ RECIPE = Recipe(
     label_smoothing=0.1,
     ema=0.9,
 )
+# Models with every kind of parameter that `tensor` divides, or that all heads share.
+MODELS: dict[str, dict[str, Any]] = {
+    "norms, gates and pooling": {
+        "attention": {"qk_norm": True, "qkv_bias": "qv"},
+        "mlp": {"activation": "swiglu"},
+        "head": {"pool": "attention"},
+    },
+    "a table of offsets": {"positions": {"kind": "none", "relative": "table"}},
+    "an MLP of offsets": {"positions": {"relative": "mlp", "relative_dim": 8, "relative_shared": True}},
+    "learned rotations": {"positions": {"rotary": "mixed"}, "norms": {"order": "parallel", "kind": "rms", "bias": False}},
+}
 STEPS = 3
 OPTIMIZERS: tuple[Any, ...] = ("adamw", "sgd", "lamb", "lion", "adafactor", "muon")
 
 
-def make_engine(mesh: str, folder: Path = Path("nowhere"), **changes: Any) -> TorchEngine:
-    """Return the engine of the tiny model in float64."""
+def make_engine(mesh: str, folder: Path = Path("nowhere"), config: ViTConfig = CONFIG, **changes: Any) -> TorchEngine:
+    """Return the engine of a tiny model in float64."""
     torch.manual_seed(0)
-    weights = {name: p.detach() for name, p in vit_torch.ViT(CONFIG).named_parameters()}
+    weights = {name: p.detach() for name, p in vit_torch.ViT(config).named_parameters()}
     weights = {name: p + 0.05 * torch.randn_like(p) for name, p in weights.items()}
-    start = as_checkpoint(weights, CONFIG, "torch")
+    start = as_checkpoint(weights, config, "torch")
     recipe = replace(RECIPE, mesh=mesh, **changes)
     return TorchEngine(
-        CONFIG, recipe, task="classes", learning_rate=lambda step: 1e-2, initial_weights=start, folder=folder
+        config, recipe, task="classes", learning_rate=lambda step: 1e-2, initial_weights=start, folder=folder
     )
 
 
@@ -68,9 +80,10 @@ def train(engine: TorchEngine, first: int, end: int) -> list[float]:
 
 def weights(engine: TorchEngine) -> dict[str, list[float]]:
     """Return all entries of all weights and of their EMA."""
-    found = {name: full(p, local(p)) for name, p in engine._params.items()}
+    places = engine._optimizer.placements
+    found = {name: place.full(place.entries) for name, place in places.items()}
     if engine._state.ema:
-        found |= {f"ema.{name}": full(engine._params[name], entries) for name, entries in engine._state.ema.items()}
+        found |= {f"ema.{name}": places[name].full(entries) for name, entries in engine._state.ema.items()}
     return {name: tensor.flatten().tolist() for name, tensor in found.items()}
 
 
@@ -82,6 +95,9 @@ def measure(mesh: str, folder: Path) -> dict[str, Any]:
     out["entries"] = sum(local(p).numel() for p in engine._params.values())
     for name in OPTIMIZERS:
         engine = make_engine(mesh, optimizer=Optimizer(name=name, eps=1e-3, freeze=("blocks.0.*",)), ema=0.0, remat="full")
+        out[name] = [train(engine, 0, 2), weights(engine)]
+    for name, changes in MODELS.items():
+        engine = make_engine(mesh, config=CONFIG.replace(**changes), optimizer=Optimizer(name="sgd"))
         out[name] = [train(engine, 0, 2), weights(engine)]
     first = make_engine(mesh, folder)
     train(first, 0, STEPS - 1)

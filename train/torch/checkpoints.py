@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from parity.checkpoints.containers import safetensors, zarr
 from parity.checkpoints.containers.budget import Budget
@@ -33,7 +34,7 @@ from train.loop.checkpoint_folder import MARKERS, CheckpointFolder
 from train.loop.engine import LoopState
 from train.loop.process import lost_process_error
 from train.torch.runtime import is_of_lost_process
-from train.torch.sharding import like, local
+from train.torch.sharding import local
 from vit_spec import InputError, bounded_json
 
 VERSION = 1  # of the content of a checkpoint; increase it when the structure of the training state changes
@@ -215,7 +216,7 @@ class CheckpointStore:
         if reasons := [each for each in self._gather(reason) if each]:
             return None, reasons[0]
         try:
-            tensors = {name: like(tensor, torch.empty_like(local(tensor))) for name, tensor in target.tensors.items()}
+            tensors = {name: _like(tensor, torch.empty_like(local(tensor))) for name, tensor in target.tensors.items()}
             load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), process_group=self._group)
         except (Exception, CheckpointException) as error:
             return None, self._folder.damage_of(step, _cause(error))
@@ -235,8 +236,15 @@ def _kind(tensor: Tensor) -> list[Any]:
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
 
 
+def _like(tensor: Tensor, entries: Tensor) -> Tensor:
+    """Return entries on this process, of a tensor that is sharded as another one is, as that tensor."""
+    if not isinstance(tensor, DTensor):
+        return entries
+    return DTensor.from_local(entries, tensor.device_mesh, tensor.placements, run_check=False)
+
+
 def _copy_to_cpu(tensor: Tensor) -> Tensor:
-    return like(tensor, local(tensor).to("cpu", copy=True))
+    return _like(tensor, local(tensor).to("cpu", copy=True))
 
 
 def _checksums(path: Path, tensors: Tensors) -> dict[str, Any]:

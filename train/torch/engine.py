@@ -1,5 +1,6 @@
 """The engine of `train.loop` in PyTorch: the training state on a mesh of processes, and the step that changes it."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from train.recipes.schedule import ema_step_size
 from train.torch.checkpoints import CheckpointStore, Snapshot
 from train.torch.losses import loss_and_metric, soft_targets
 from train.torch.optimizers import make_optimizer, multiplier_of_each
-from train.torch.sharding import Preemption, ProcessMesh, full, like, local
+from train.torch.sharding import Placement, Preemption, ProcessMesh, local
 from vit_spec import ViTConfig
 
 Metrics = dict[str, Tensor]
@@ -100,12 +101,12 @@ class TorchEngine:
     @property
     def is_distributed(self) -> bool:
         """Whether the run has several processes."""
-        return self._mesh.count > 1
+        return math.prod(self._mesh.sizes.values()) > 1
 
     @property
     def is_main(self) -> bool:
         """Whether this process prints and writes the run folder."""
-        return self._mesh.index == 0
+        return self._mesh.is_main
 
     @property
     def hardware(self) -> str:
@@ -116,7 +117,7 @@ class TorchEngine:
     def peak_flops(self) -> float | None:
         """Peak dense bfloat16 FLOP/s of all devices together; None if it is not known."""
         each = peak_flops(self._device_name)
-        return None if each is None else each * self._mesh.count
+        return None if each is None else each * math.prod(self._mesh.sizes.values())
 
     @property
     def _device_name(self) -> str:
@@ -205,7 +206,7 @@ class TorchEngine:
             step_size = float(ema_step_size(step, decay=self._recipe.ema))
             # mean + c (p - mean), as in `train.jax`; torch's lerp computes that where c is below 0.5.
             means = [*self._state.ema.values()]
-            differences = torch._foreach_sub([local(self._params[name]) for name in self._state.ema], means)
+            differences = torch._foreach_sub([self._optimizer.placements[name].entries for name in self._state.ema], means)
             torch._foreach_add_(means, differences, alpha=step_size)
 
     @torch.no_grad()
@@ -231,7 +232,8 @@ class TorchEngine:
         """Write the weights that `evaluate` uses, with the config, as safetensors.  raw: as for `evaluate`."""
         # Not the parameters of the modules: FSDP2 leaves those outside of the blocks gathered after an evaluation.
         means = {} if raw else self._state.ema or {}
-        weights = {name: full(p, means.get(name, local(p))).cpu() for name, p in self._params.items()}
+        places = self._optimizer.placements.items()
+        weights = {name: place.full(means.get(name, place.entries)).cpu() for name, place in places}
         if self.is_main:
             parity.save(path, weights, self.config, format="torch", force=True, **self._metadata)
 
@@ -246,21 +248,30 @@ class TorchEngine:
             return None
         step, snapshot, loop_state = restored
         with torch.no_grad():
-            for name, tensor in target.tensors.items():
-                local(tensor).copy_(local(snapshot.tensors[name]))
+            for name, (place, entries) in self._tensors().items():
+                entries.copy_(place.part(local(snapshot.tensors[name])))
         numbers = snapshot.numbers
         self._optimizer.updates.fill_(numbers["updates"])
         self._state = self._state._replace(step=step, sound=bool(numbers["sound"]))
         return step, loop_state
 
-    def _snapshot(self) -> Snapshot:
-        """Return the training state: the tensors themselves, by names that begin with those of the parts."""
-        tensors = {f"params.{name}": p.detach() for name, p in self._params.items()}
-        for kind, moments in self._optimizer.moments.items():
-            named = zip(self._optimizer.names, moments, strict=True)
-            tensors |= {f"{kind}.{name}": like(self._params[name], each) for name, each in named}
+    def _tensors(self) -> dict[str, tuple[Placement, Tensor]]:
+        """Return the tensors of the training state by names that begin with those of the parts.
+
+        Each is the entries on this process, with the placement of the parameter that it belongs to.
+        """
+        places, optimizer = self._optimizer.placements, self._optimizer
+        found = {f"params.{name}": (place, place.entries) for name, place in places.items()}
+        for kind, moments in optimizer.moments.items():
+            named = zip(optimizer.names, moments, strict=True)
+            found |= {f"{kind}.{name}": (places[name], entries) for name, entries in named}
         if self._state.ema is not None:
-            tensors |= {f"ema.{name}": like(self._params[name], each) for name, each in self._state.ema.items()}
+            found |= {f"ema.{name}": (places[name], entries) for name, entries in self._state.ema.items()}
+        return found
+
+    def _snapshot(self) -> Snapshot:
+        """Return the training state, without division along `tensor`."""
+        tensors = {name: place.gather(entries) for name, (place, entries) in self._tensors().items()}
         return Snapshot(tensors, {"updates": int(self._optimizer.updates), "sound": int(self._state.sound)})
 
     def profile(self, folder: Path | None) -> None:

@@ -22,7 +22,7 @@ from train.recipes import Optimizer as Settings
 from train.recipes.optimizer_constants import ADAFACTOR_MAX_DECAY, MIN_FACTORED_SIZE, MUON_MOMENTUM
 from train.recipes.param_groups import lr_multipliers
 from train.torch.parameter_tree import NamedParameter, tree
-from train.torch.sharding import ProcessMesh, full, local, own
+from train.torch.sharding import Placement, ProcessMesh, local
 from vit_spec import ViTConfig
 
 # What `train.jax` takes from optax: the defaults of `scale_by_factored_rms` and of `contrib.scale_by_muon`.
@@ -43,13 +43,13 @@ def multiplier_of_each(settings: Settings, config: ViTConfig) -> dict[str, float
 class _Trained(NamedTuple):
     """A parameter that is trained.
 
-    tensor: the parameter, perhaps sharded.
-    entries: its entries on this process.
+    placement: where its entries are.
+    entries: those on this process.
     multiplier: of the learning rate.
     """
 
     named: NamedParameter
-    tensor: Tensor
+    placement: Placement
     entries: Tensor
     multiplier: float
 
@@ -61,6 +61,7 @@ class Optimizer(ABC):
 
     Attributes:
         names: names of the parameters that are trained.
+        placements: where the entries of each parameter are, also of frozen ones.
         moments: running means of the gradients and of their squares, float32 or wider; those with the shape of a parameter
             have its entries on this process.
         updates: number of updates so far, a scalar int64; steps that are skipped do not count.
@@ -75,15 +76,15 @@ class Optimizer(ABC):
         params: all parameters of the twin by name.
         mesh: the processes of the run; None if the parameters are not sharded.
         """
-        multipliers = lr_multipliers(config, layer_decay=settings.layer_decay, freeze=settings.freeze)
         self.settings, self.config = settings, config
-        named = tree(config, lambda each: each)
-        of = {name: multipliers[each.row_name][() if each.block is None else each.block] for name, each in named.items()}
-        self.names = [name for name in params if of[name] > 0]
-        self._trained = [_Trained(named[name], params[name], local(params[name]), float(of[name])) for name in self.names]
+        named, multipliers = tree(config, lambda each: each), multiplier_of_each(settings, config)
+        self.names = [name for name in params if multipliers[name] > 0]
+        self.placements = {name: mesh.placement(name, p) if mesh else Placement(p) for name, p in params.items()}
+        self._trained = [
+            _Trained(named[name], self.placements[name], self.placements[name].entries, multipliers[name])
+            for name in self.names
+        ]
         self.params, self._mesh = [each.entries for each in self._trained], mesh
-        sharded = [each.entries.shape != each.tensor.shape for each in self._trained]
-        self._is_sharded = torch.tensor(sharded, device=self.params[0].device)
         self.moments: Moments = self._initial_moments()
         self.updates = torch.zeros((), dtype=torch.int64, device=self.params[0].device)
 
@@ -113,15 +114,18 @@ class Optimizer(ABC):
     def _gradients(self) -> list[Tensor]:
         found = []
         for each in self._trained:
-            if each.tensor.grad is None:
-                each.tensor.grad = torch.zeros_like(each.tensor)
-            found.append(local(each.tensor.grad))
+            parameter = each.placement.parameter
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            found.append(local(parameter.grad))
         return found
 
     def _norms(self, tensors: list[Tensor]) -> Tensor:
         """Return the norms of tensors with the entries of the parameters on this process, over all processes, (N,)."""
         norms = torch.stack(list(torch._foreach_norm(tensors)))
-        return norms if self._mesh is None else self._mesh.sum_of_shards(norms.square(), self._is_sharded).sqrt()
+        if self._mesh is None:
+            return norms
+        return self._mesh.sum_of_shards(norms.square(), [each.placement for each in self._trained]).sqrt()
 
     def _zeros(self) -> list[Tensor]:
         return [torch.zeros_like(each) for each in self.params]
@@ -252,7 +256,7 @@ class Adafactor(Optimizer):
                 square = self.moments["square"][n].mul_(decay).add_(grad * grad + ADAFACTOR_EPSILON, alpha=1 - decay)
                 directions.append(grad * square.rsqrt())
             else:
-                whole = full(each.tensor, grad)
+                whole = each.placement.full(grad)
                 second, longest = axes
                 g = whole.reshape(self._sizes(each.named))
                 square = g * g + ADAFACTOR_EPSILON
@@ -260,7 +264,7 @@ class Adafactor(Optimizer):
                 column = self.moments["column"][n].mul_(decay).add_(square.mean(second), alpha=1 - decay)
                 mean = row.mean(second - (second > longest), keepdim=True)
                 direction = g * (row / mean).rsqrt().unsqueeze(longest) * column.rsqrt().unsqueeze(second)
-                directions.append(own(each.tensor, direction.reshape(whole.shape)))
+                directions.append(each.placement.own(direction.reshape(whole.shape)))
         means, b1 = self.moments["mean"], self.settings.beta1
         torch._foreach_mul_(means, b1)
         torch._foreach_add_(means, directions, alpha=1 - b1)
@@ -292,10 +296,10 @@ class Muon(Optimizer):
             mean = self.moments["mean"][n].lerp_(grads[n], 1 - b)
             nesterov = b * (mean / -math.expm1((t + 1) * math.log(b))) + (1 - b) * (grads[n] / -math.expm1(t * math.log(b)))
             each = self._trained[n]
-            whole = full(each.tensor, nesterov)
+            whole = each.placement.full(nesterov)
             matrices = self._as_matrices(each.named, whole)
             update = 0.2 * max(matrices.shape[-2:]) ** 0.5 * orthogonalize(matrices)
-            directions[n] = own(each.tensor, update.reshape(whole.shape))
+            directions[n] = each.placement.own(update.reshape(whole.shape))
         return [directions[n] for n in range(len(grads))]
 
     def _as_matrices(self, named: NamedParameter, tensor: Tensor) -> Tensor:

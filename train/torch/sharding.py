@@ -1,8 +1,11 @@
 """The processes of a PyTorch run as a mesh, with one device each, and the sharding rules of `train.mesh` as DTensors.
 
 Batches are divided among the processes of the mesh axes `data` and `fsdp`.  Along `fsdp` the matrices are sharded by width,
-by FSDP2 (`fully_shard`), which gathers a block before it runs; along `data` all parameters are replicated.  The model
-contains nothing of this.
+by FSDP2 (`fully_shard`), which gathers a block before it runs; along `tensor` heads and hidden units are divided, see
+`train.torch.tensor_parallel`; along `data` all parameters are replicated.  The model contains nothing of this.
+
+Queries, keys and values are one matrix, of which a process of the axis `tensor` has a part of each.  DTensor has no public
+placement for that, so it describes the other two axes only.
 """
 
 import os
@@ -11,6 +14,7 @@ import signal
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import Any
@@ -26,6 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import vit_torch
 from train.mesh import AXES, BATCH_AXES, axis_sizes, shard_dims
+from train.mesh import Shard as MeshShard
+from train.torch import tensor_parallel
 from train.torch.parameter_tree import tree
 from vit_spec import InputError, ViTConfig
 
@@ -70,30 +76,33 @@ class ProcessMesh:
         sizes: the length of each axis.
         device: the device of this process.
         index, count: the number of this process among those that divide a batch, and how many these are.
+        is_main: whether this is the main process.
     """
 
     def __init__(self, text: str, config: ViTConfig) -> None:
         """Arrange the processes as `--mesh` says.
 
         Raises:
-            InputError: as `train.mesh.axis_sizes`; or the mesh has tensor parallelism.
+            InputError: as `train.mesh.axis_sizes`; or the model cannot be divided along `tensor`.
         """
         num_processes = dist.get_world_size() if dist.is_initialized() else 1
         self.sizes = axis_sizes(text, num_processes, config)
         if self.sizes["tensor"] > 1:
-            raise InputError("train.torch has no tensor parallelism: give --mesh with data and fsdp")
+            tensor_parallel.check(config)
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         )
-        self.index, self.count = (dist.get_rank(), num_processes) if num_processes > 1 else (0, 1)
+        process = dist.get_rank() if num_processes > 1 else 0
+        self.count, self.is_main = num_processes // self.sizes["tensor"], process == 0
+        self.index, self._tensor_index = divmod(process, self.sizes["tensor"])
         self._mesh: DeviceMesh | None = None
         if num_processes > 1:
             self._mesh = init_device_mesh(self.device.type, tuple(self.sizes.values()), mesh_dim_names=AXES)
+        self._shards = tree(config, lambda each: shard_dims(each.parameter, config, self.sizes))
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether parameters are sharded."""
-        return self.sizes["fsdp"] > 1
+    def _group(self, axis: str) -> dist.ProcessGroup:
+        assert self._mesh is not None
+        return self._mesh[axis].get_group()
 
     def rows(self, batch_size: int) -> np.ndarray:
         """Return the indices of the images of a batch that this process loads, (B of this process,)."""
@@ -105,28 +114,27 @@ class ProcessMesh:
 
         dtype: that of activations; matrices are gathered in it.  None: that of the parameters.
         """
-        if not self.is_sharded:
+        if self.sizes["tensor"] > 1:
+            tensor_parallel.divide(model, self._shards, self._tensor_index, self._group("tensor"))
+        if self.sizes["fsdp"] == 1:
             model.to(self.device)
             if self._mesh is None or not any(parameter.requires_grad for parameter in model.parameters()):
                 return model
-            return DistributedDataParallel(
-                model, process_group=self._mesh["data"].get_group(), gradient_as_bucket_view=True
-            )
+            return DistributedDataParallel(model, process_group=self._group("data"), gradient_as_bucket_view=True)
         assert self._mesh is not None
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nothing changes it in place
-        dims = tree(model.config, lambda each: _fsdp_dim(shard_dims(each.parameter, model.config, self.sizes)))
         parameters = dict(model.named_parameters())
-        dim_of = {parameter: dims[name] for name, parameter in parameters.items()}
-        for parameter in parameters.values():  # those that FSDP2 ignores; it moves the others when they are sharded
-            if dim_of[parameter] is None:
-                parameter.data = parameter.data.to(self.device)
+        dims = {parameter: _sharded_dim(self._shards[name], "fsdp") for name, parameter in parameters.items()}
+        ignored = {parameter for parameter, dim in dims.items() if dim is None}
+        for parameter in ignored:  # FSDP2 moves the others to the device when they are sharded
+            parameter.data = parameter.data.to(self.device)
         options: dict[str, Any] = {
             "mesh": self._mesh[BATCH_AXES],
-            "shard_placement_fn": lambda parameter: Shard(dim_of[parameter]),
+            "shard_placement_fn": lambda parameter: Shard(dims[parameter] or 0),
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
             if dtype is not None
             else MixedPrecisionPolicy(cast_forward_inputs=False),
-            "ignored_params": {parameter for parameter, dim in dim_of.items() if dim is None},
+            "ignored_params": ignored,
         }
         for block in model.blocks:
             fully_shard(block, **options)
@@ -149,13 +157,19 @@ class ProcessMesh:
         if isinstance(forward, FSDPModule) and is_last:
             replicated = [each.grad for each in forward.parameters() if not isinstance(each, DTensor)]
             self._average([grad for grad in replicated if grad is not None])
+        if self.sizes["tensor"] > 1 and is_last:
+            shared = [p.grad for name, p in forward.named_parameters() if name.endswith(tensor_parallel.SHARED_BY_HEADS)]
+            for gradient in (grad for grad in shared if grad is not None):
+                dist.all_reduce(gradient, group=self._group("tensor"))
 
     @torch.no_grad()
     def _average(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their means over the processes, in one collective."""
         if tensors:
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-            dist.all_reduce(flat)
+            for axis in BATCH_AXES:
+                if self.sizes[axis] > 1:
+                    dist.all_reduce(flat, group=self._group(axis))
             flat /= self.count
             for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
                 tensor.copy_(mean.view_as(tensor))
@@ -169,11 +183,12 @@ class ProcessMesh:
 
     def gather_rows(self, local: Tensor) -> Tensor:
         """Return the rows of all processes, (B, ...), in the order of the batch, on the device of `local`."""
-        if self.count == 1:
-            return local
-        parts = [torch.empty_like(local) for _ in range(self.count)]
-        dist.all_gather(parts, local.contiguous())
-        return torch.cat(parts)
+        for axis in reversed(BATCH_AXES):
+            if self.sizes[axis] > 1:
+                parts = [torch.empty_like(local) for _ in range(self.sizes[axis])]
+                dist.all_gather(parts, local.contiguous(), group=self._group(axis))
+                local = torch.cat(parts)
+        return local
 
     def roll(self, local: Tensor, shift: int) -> Tensor:
         """Return the rows of this process of the whole batch, rolled along its first axis."""
@@ -185,18 +200,88 @@ class ProcessMesh:
         before = (self.index - 1) % self.count
         return torch.cat([tails[before * shift : (before + 1) * shift], local[: len(local) - shift]])
 
-    def sum_of_shards(self, values: Tensor, sharded: Tensor) -> Tensor:
+    def placement(self, name: str, parameter: Tensor) -> "Placement":
+        """Return where the entries of a parameter are, which `distribute` has sharded."""
+        dim = _sharded_dim(self._shards[name], "tensor")
+        if dim is None or self.sizes["tensor"] == 1:
+            return Placement(parameter)
+        return Placement(parameter, dim, self._shards[name][dim], self._tensor_index, self._group("tensor"))
+
+    def sum_of_shards(self, values: Tensor, placements: Sequence["Placement"]) -> Tensor:
         """Return values that are sums over entries of parameters on this process, with the sums over all their shards.
 
         values: (N,), one for each parameter.
-        sharded: (N,) bool, whether the parameter is sharded.
+        placements: N, those of the parameters.
         """
-        if not self.is_sharded:
-            return values
-        assert self._mesh is not None
-        total = torch.where(sharded, values, torch.zeros_like(values))
-        dist.all_reduce(total, group=self._mesh["fsdp"].get_group())
-        return torch.where(sharded, total, values)
+        for axis in ("fsdp", "tensor"):
+            if self.sizes[axis] > 1:
+                sharded = torch.tensor([axis in each.axes for each in placements], device=values.device)
+                total = torch.where(sharded, values, torch.zeros_like(values))
+                dist.all_reduce(total, group=self._group(axis))
+                values = torch.where(sharded, total, values)
+        return values
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the entries of a parameter are, and of the tensors that are sharded as it is.
+
+    parameter: the entries of this process of the axis `tensor`; a DTensor if `fsdp` shards them.
+    dim, shard: the dimension that is divided along `tensor`, and how; None if there is none.
+    index, group: the number of this process along `tensor`, and the processes along it.
+    """
+
+    parameter: Tensor
+    dim: int | None = None
+    shard: MeshShard | None = None
+    index: int = 0
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def entries(self) -> Tensor:
+        """The entries of the parameter on this process."""
+        return local(self.parameter)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes that shard the parameter."""
+        return ("fsdp",) * isinstance(self.parameter, DTensor) + ("tensor",) * (self.dim is not None)
+
+    def gather(self, entries: Tensor) -> Tensor:
+        """Return the entries of all processes along `tensor`, as a DTensor if `fsdp` shards them.
+
+        entries: those on this process; any tensor without the shape of the parameter's is the same in all processes.
+        """
+        if entries.shape != self.entries.shape:
+            return entries
+        if self.dim is not None and self.shard is not None and self.group is not None:
+            parts = [torch.empty_like(entries) for _ in range(self.group.size())]
+            dist.all_gather(parts, entries.contiguous(), group=self.group)
+            entries = tensor_parallel.whole_of(parts, self.shard, self.dim)
+        if not isinstance(self.parameter, DTensor):
+            return entries
+        return DTensor.from_local(entries, self.parameter.device_mesh, self.parameter.placements, run_check=False)
+
+    def part(self, entries: Tensor) -> Tensor:
+        """Return the entries of this process along `tensor`, from those of all processes along it."""
+        if self.dim is None or self.shard is None or self.group is None or not entries.ndim:
+            return entries
+        return tensor_parallel.part_of(entries, self.shard, self.dim, self.index, self.group.size())
+
+    def full(self, entries: Tensor) -> Tensor:
+        """Return all entries of a tensor, from those on this process."""
+        whole = self.gather(entries)
+        return whole.full_tensor() if isinstance(whole, DTensor) else whole
+
+    def own(self, entries: Tensor) -> Tensor:
+        """Return the entries on this process, from all entries of a tensor."""
+        entries = self.part(entries)
+        if isinstance(self.parameter, DTensor):
+            for axis, placement in enumerate(self.parameter.placements):
+                if isinstance(placement, Shard):
+                    mesh = self.parameter.device_mesh
+                    entries = entries.chunk(mesh.size(axis), placement.dim)[mesh.get_local_rank(axis)]
+        return entries
 
 
 class Preemption:
@@ -225,9 +310,9 @@ class Preemption:
         return bool(pending[1])
 
 
-def _fsdp_dim(shards: Iterable[Any]) -> int | None:
-    """Return the dimension that is sharded along `fsdp`; None if there is none."""
-    return next((dim for dim, shard in enumerate(shards) if shard.axis == "fsdp"), None)
+def _sharded_dim(shards: Iterable[MeshShard], axis: str) -> int | None:
+    """Return the dimension that is sharded along a mesh axis; None if there is none."""
+    return next((dim for dim, shard in enumerate(shards) if shard.axis == axis), None)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -236,26 +321,3 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.detach()
     with torch.no_grad():
         return tensor.to_local()
-
-
-def like(parameter: Tensor, entries: Tensor) -> Tensor:
-    """Return entries on this process, of a tensor that is sharded as a parameter is, as that tensor."""
-    if not isinstance(parameter, DTensor) or entries.shape != local(parameter).shape:
-        return entries
-    return DTensor.from_local(entries, parameter.device_mesh, parameter.placements, run_check=False)
-
-
-def full(parameter: Tensor, entries: Tensor) -> Tensor:
-    """Return all entries of a tensor that is sharded as a parameter is, from those on this process."""
-    whole = like(parameter, entries)
-    return whole.full_tensor() if isinstance(whole, DTensor) else whole
-
-
-def own(parameter: Tensor, entries: Tensor) -> Tensor:
-    """Return the entries on this process, from all entries of a tensor that is sharded as a parameter is."""
-    if isinstance(parameter, DTensor):
-        for axis, placement in enumerate(parameter.placements):
-            if isinstance(placement, Shard):
-                mesh = parameter.device_mesh
-                entries = entries.chunk(mesh.size(axis), placement.dim)[mesh.get_local_rank(axis)]
-    return entries

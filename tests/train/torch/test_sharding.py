@@ -17,11 +17,11 @@ pytest.importorskip("torch")
 pytest.importorskip("grain")
 
 from tests import ROOT
-from tests.torch_meshes import OPTIMIZERS
+from tests.torch_meshes import MODELS, OPTIMIZERS
 from train.torch.sharding import _first_host
 from vit_spec import InputError
 
-MESHES = ("data=4", "data=2,fsdp=2", "fsdp=4")
+MESHES = ("data=4", "data=2,fsdp=2", "fsdp=4", "data=2,tensor=2", "fsdp=2,tensor=2")
 SMALL = ("patch_size=4", "width=32", "depth=2", "num_heads=2", "mlp_dim=64")
 
 
@@ -89,6 +89,14 @@ def test_a_mesh_gives_the_update_of_every_optimizer(name: str, mesh: str, found:
 
 
 @pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mesh_gives_the_steps_of_models_with_other_parts(name: str, mesh: str, found: dict[str, Any]) -> None:
+    losses, weights = found[mesh][name]
+    assert losses == pytest.approx(found["one"][name][0], rel=1e-10)
+    assert_same(weights, found["one"][name][1])
+
+
+@pytest.mark.parametrize("mesh", MESHES)
 def test_a_run_resumes_on_another_mesh(mesh: str, found: dict[str, Any]) -> None:
     resumed, one = found[mesh]["resumed"], found["one"]
     assert resumed["losses"] == pytest.approx(one["losses"][-len(resumed["losses"]) :], rel=1e-10)
@@ -96,7 +104,7 @@ def test_a_run_resumes_on_another_mesh(mesh: str, found: dict[str, Any]) -> None
 
 
 def test_matrices_are_sharded_along_fsdp_and_nothing_else_is(found: dict[str, Any]) -> None:
-    counts = {mesh: found[mesh]["entries"] for mesh in ("one", *MESHES)}
+    counts = {mesh: found[mesh]["entries"] for mesh in ("one", "data=4", "data=2,fsdp=2", "fsdp=4")}
     matrices = (counts["one"] - counts["fsdp=4"]) * 4 / 3
     assert counts["data=4"] == counts["one"] and 0.9 < matrices / counts["one"] < 1
     assert counts["data=2,fsdp=2"] == counts["one"] - matrices / 2
@@ -108,7 +116,7 @@ def test_matrices_are_sharded_along_fsdp_and_nothing_else_is(found: dict[str, An
 def train(path: Path, mesh: str) -> list[str]:
     """Return the arguments of a run of a tiny model."""
     model = ["--config", "tiny", "--model.image-size", "None", "--model.changes", *SMALL]
-    return ["train.torch", *model, "--epochs", "40", "--save-every", "10steps", "--run", str(path), "--mesh", mesh]
+    return ["train.torch", "--epochs", "40", "--save-every", "10steps", "--run", str(path), "--mesh", mesh, *model]
 
 
 def wait_for_checkpoint(path: Path) -> None:
@@ -139,7 +147,10 @@ def test_a_signal_to_one_process_stops_all_and_the_end_of_one_is_told_in_a_line(
 
 def test_what_several_processes_need_is_told_in_a_line(tmp_path: Path) -> None:
     for arguments, message in (
-        (train(tmp_path / "run", "tensor=2"), "train.torch has no tensor parallelism: give --mesh with data and fsdp"),
+        (
+            [*train(tmp_path / "run", "tensor=2"), "mlp.norm=True"],
+            "train.torch cannot divide models with mlp.norm by --mesh tensor: give data and fsdp",
+        ),
         (train(tmp_path / "run", "data=3"), "--mesh 'data=3' has a product of 3 for 2 devices"),
         (["train.torch", "--config", "tiny"], "the run has several processes: give --run FOLDER"),
     ):
