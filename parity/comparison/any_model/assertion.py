@@ -111,11 +111,7 @@ def compare_models(
     level: Literal["function", "precision"] = "precision",
     seed: int = 0,
 ) -> Report:
-    """Return the report of `assert_parity` for a pair of models, whether it passes or not.
-
-    Args:
-        flax_apply, params, torch_module, inputs, layouts, weights, input_axes, output_axes, outputs, loss, train, level,
-            seed: as for `assert_parity`.
+    """Return the report of `assert_parity` for a pair of models, whether it passes or not; the arguments are the same.
 
     Raises:
         UnequalWeightsError: weights="equal", and the weights differ; it is an AssertionError.
