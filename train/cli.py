@@ -91,6 +91,15 @@ def run_command(run: Callable[[], int]) -> int:
         return INTERRUPTED
 
 
+def leave(status: int, *, without_cleanup: bool) -> None:
+    """Exit the process; without_cleanup: at once, without what libraries do at exit."""
+    if without_cleanup:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 def list_recipes() -> str:
     """Return a text with every recipe and the first line of its docstring, and the command that evaluates features."""
     width = max(map(len, RECIPES))

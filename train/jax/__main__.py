@@ -1,9 +1,8 @@
 """Train a Vision Transformer in JAX: `python -m train.jax --config vit_s16`; `--help` explains every option."""
 
-import os
 import sys
 
-from train.cli import BAD_INPUT, INTERRUPTED, main
+from train.cli import BAD_INPUT, INTERRUPTED, leave, main
 from train.loop import interruption
 from train.loop.request import Request
 
@@ -22,22 +21,13 @@ def fit(request: Request) -> int:
         return train(request, JaxEngine)
 
 
-def leave(status: int) -> None:
-    """Exit the process.  After bad input or a second Ctrl-C in a distributed run, exit without JAX's shutdown.
-
-    The shutdown would wait for the other processes, and they for this one.  They exit when they notice that it is gone.
-    """
-    if status in (BAD_INPUT, INTERRUPTED) and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
 def command() -> None:
     """Run the command line of this process, and exit."""
     interruption.exit_on_ctrl_c()
-    leave(main("train.jax", fit, sys.argv[1:]))
+    status = main("train.jax", fit, sys.argv[1:])
+    # JAX's shutdown would wait for the other processes, and they for this one.  They exit when they notice that it is gone.
+    is_distributed = "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
+    leave(status, without_cleanup=is_distributed and status in (BAD_INPUT, INTERRUPTED))
 
 
 if __name__ == "__main__":

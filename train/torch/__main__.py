@@ -1,9 +1,8 @@
 """Train a Vision Transformer in PyTorch: `python -m train.torch --config vit_s16`; `--help` explains every option."""
 
-import os
 import sys
 
-from train.cli import main
+from train.cli import leave, main
 from train.loop import interruption, process
 from train.loop.request import Request
 
@@ -21,19 +20,12 @@ def fit(request: Request) -> int:
         return train(request, TorchEngine)
 
 
-def leave(status: int) -> None:
-    """Exit the process; in a distributed run without PyTorch's shutdown, which may wait for processes that have ended."""
-    if "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
 def command() -> None:
     """Run the command line of this process, and exit."""
     interruption.exit_on_ctrl_c()
-    leave(main("train.torch", fit, sys.argv[1:]))
+    status = main("train.torch", fit, sys.argv[1:])
+    # PyTorch's shutdown may wait for processes that have ended.
+    leave(status, without_cleanup="torch" in sys.modules and sys.modules["torch"].distributed.is_initialized())
 
 
 if __name__ == "__main__":
