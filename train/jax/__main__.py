@@ -17,7 +17,7 @@ def fit(request: Request) -> int:
     runtime.keep_freed_memory()
     runtime.keep_compiled_programs()
     join_cluster()
-    with runtime.memory_errors():
+    with runtime.one_line_errors():
         return train(request, JaxEngine)
 
 

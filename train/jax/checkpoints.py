@@ -12,6 +12,7 @@ from orbax.checkpoint import v1 as ocp
 
 from parity.checkpoints.containers import ocdbt, zarr
 from parity.checkpoints.containers.budget import Budget
+from train.jax.runtime import is_of_lost_process
 from train.loop.checkpoint_folder import CheckpointFolder
 from train.loop.process import lost_process_error
 from vit_spec import InputError, bounded_json
@@ -180,9 +181,7 @@ class CheckpointStore:
             return None, self._folder.damage_of(step, error)
 
     def _write_error(self, error: Exception) -> InputError:
-        if jax.process_count() > 1 and "Gloo" in str(error):  # Gloo connects processes on CPUs
-            return lost_process_error()
-        return self._folder.write_error(error)
+        return lost_process_error() if is_of_lost_process(error) else self._folder.write_error(error)
 
 
 def _find_damage(path: Path) -> str:

@@ -23,6 +23,7 @@ from train.jax.checkpoints import WARMED_UP_EMA, CheckpointStore
 from train.jax.losses import loss_and_metric, soft_targets
 from train.jax.optimizers import frozen_mask, make_optimizer, update_scales, zero_frozen
 from train.jax.parameter_tree import tree
+from train.loop import heartbeat
 from train.loop.checkpoint_folder import checkpoint_rank
 from train.loop.engine import EvalOutput
 from train.loop.metrics import BATCH_METRIC
@@ -189,6 +190,7 @@ class JaxEngine:
         """Wait until all checkpoints are written."""
         if self._checkpoints is not None:
             self._checkpoints.close()
+        heartbeat.stop()
 
     @property
     def _checkpoint_store(self) -> CheckpointStore:

@@ -11,18 +11,25 @@ from train.loop import process
 
 
 @contextmanager
-def memory_errors() -> Iterator[None]:
-    """Convert JAX's out-of-memory error into a one-line `InputError` that says what to do.
+def one_line_errors() -> Iterator[None]:
+    """Convert JAX's errors about memory and about other processes into `InputError`s that say what to do.
 
     Raises:
-        InputError: a device has too little memory.
+        InputError: a device has too little memory, or another process of the run has ended.
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise process.out_of_memory_error(error) from None
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # Gloo raises the latter
+        if "RESOURCE_EXHAUSTED" in str(error):
+            raise process.out_of_memory_error(error) from None
+        if is_of_lost_process(error):
+            raise process.lost_process_error() from None
+        raise
+
+
+def is_of_lost_process(error: BaseException) -> bool:
+    """Return whether an exception was raised because another process of the run has ended."""
+    return jax.process_count() > 1 and "Gloo" in str(error)  # Gloo connects processes on CPUs
 
 
 def keep_freed_memory() -> None:

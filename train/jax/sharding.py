@@ -14,9 +14,11 @@ import jax
 import numpy as np
 from flax import linen as nn
 from jax import Array
+from jax._src import distributed
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from train.jax.parameter_tree import mesh_axes, tree
+from train.loop import heartbeat
 from train.mesh import AXES, BATCH_AXES, axis_sizes
 from vit_jax.layers import ViTModule
 from vit_spec import InputError, ViTConfig
@@ -53,6 +55,16 @@ def join_cluster() -> None:
         jax.distributed.initialize(env["JAX_COORDINATOR_ADDRESS"], count, index)
     elif has_several_tasks or "," in env.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in env:
         jax.distributed.initialize()
+    if jax.distributed.is_initialized():
+        # JAX notices the end of a process after 100 s, and ends the others with a stack of C++.
+        client = distributed.global_state.client
+        assert client is not None
+        heartbeat.start(
+            lambda process, text: client.key_value_set(f"heartbeat/{process}", text, allow_overwrite=True),
+            lambda process: client.key_value_try_get(f"heartbeat/{process}"),
+            jax.process_index(),
+            jax.process_count(),
+        )
 
 
 def make_mesh(text: str, config: ViTConfig) -> Mesh:

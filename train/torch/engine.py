@@ -15,6 +15,7 @@ import vit_torch
 from parity.checkpoints.weights import Checkpoint
 from train.data.augment import Mix, mix_images, mix_targets
 from train.data.batches import Batch
+from train.loop import heartbeat
 from train.loop.checkpoint_folder import checkpoint_rank
 from train.loop.engine import EvalOutput, LoopState
 from train.loop.metrics import BATCH_METRIC
@@ -291,6 +292,7 @@ class TorchEngine:
         """Wait until all checkpoints are written."""
         if self._checkpoints is not None:
             self._checkpoints.close()
+        heartbeat.stop()
 
     @property
     def _checkpoint_store(self) -> CheckpointStore:

@@ -25,10 +25,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import vit_torch
+from train.loop import heartbeat
 from train.mesh import AXES, BATCH_AXES, axis_sizes, shard_dims
 from train.mesh import Shard as MeshShard
 from train.torch import tensor_parallel
@@ -60,7 +62,17 @@ def join_cluster() -> None:
         raise InputError(f"WORLD_SIZE is set and {', '.join(missing)} is not: start the processes with torchrun or Slurm")
     if torch.cuda.is_available():
         torch.cuda.set_device(int(env["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+    store, rank, count = next(rendezvous("env://", timeout=TIMEOUT))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
+    own = store.clone()  # a connection for the thread
+    own.set_timeout(timedelta(seconds=heartbeat.INTERVAL))
+    heartbeat.start(
+        lambda process, text: own.set(f"heartbeat/{process}", text),
+        lambda process: own.get(f"heartbeat/{process}").decode(),
+        rank,
+        count,
+    )
 
 
 def _first_host(nodes: str) -> str:

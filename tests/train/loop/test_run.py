@@ -37,7 +37,7 @@ from train.data.sources import Dataset, open_dataset
 from train.jax import checkpoints
 from train.jax import engine as jax_engine
 from train.jax.engine import JaxEngine
-from train.jax.runtime import memory_errors
+from train.jax.runtime import one_line_errors
 from train.loop import session
 from train.loop.curves import draw_curves
 from train.loop.interruption import Interruption
@@ -967,8 +967,16 @@ def test_wandb_without_its_package_is_refused_before_anything_is_written(
 
 def test_too_little_memory_is_reported_in_one_line() -> None:
     printed = r"not enough memory \(RESOURCE_EXHAUSTED: Out of memory\): give a smaller --batch-size"
-    with pytest.raises(InputError, match=printed), memory_errors():
+    with pytest.raises(InputError, match=printed), one_line_errors():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nat some address")
+
+
+def test_the_end_of_another_process_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(InputError, match="another process of the run has ended: start all processes"), one_line_errors():
+        raise ValueError("UNKNOWN: Gloo all-reduce failed: Read error: Connection reset by peer")
+    with pytest.raises(ValueError, match="something else"), one_line_errors():
+        raise ValueError("something else")
 
 
 def test_metrics_are_logged_to_wandb_if_a_project_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,78 @@
+"""The processes of a run notice within a minute that another one has ended, although they wait for it in a collective."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from parity.terminal import print_error
+from train.loop.process import lost_process_error
+
+INTERVAL = 5.0  # seconds between two signs of life of a process
+PATIENCE = 40.0  # seconds without one after which a process counts as gone
+LOST = 2  # the exit status, that of errors of one line
+DONE = "done"
+
+
+class Heartbeat(threading.Thread):
+    """A thread that writes signs of life of this process to a store, and ends the process when those of another one stop.
+
+    A process that waits in a collective for one that is gone cannot be interrupted otherwise.
+
+    Args:
+        put: stores a text for a process.
+        get: returns the newest text of a process.  It may raise if there is none, or if the process of the store is gone.
+        process, count: the number of this process, and of all.
+    """
+
+    def __init__(self, put: Callable[[int, str], None], get: Callable[[int], str], process: int, count: int) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self._put, self._get, self._process, self._count = put, get, process, count
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Write and watch until `stop` is called."""
+        texts: dict[int, str] = {}
+        seen = dict.fromkeys((n for n in range(self._count) if n != self._process), time.monotonic())
+        number = 0
+        while not self._stopped.wait(INTERVAL):
+            number += 1
+            with suppress(Exception):  # whatever the store raises; if it is gone, no process is seen any more
+                self._put(self._process, str(number))
+            for other in seen:
+                text = texts.get(other)
+                with suppress(Exception):
+                    text = self._get(other)
+                if text != texts.get(other) or text == DONE:
+                    texts[other], seen[other] = str(text), time.monotonic()
+            if max(time.monotonic() - last for last in seen.values()) > PATIENCE and not self._stopped.is_set():
+                print_error(lost_process_error())
+                sys.stdout.flush()
+                os._exit(LOST)
+
+    def stop(self, *, is_done: bool) -> None:
+        """End the thread.
+
+        is_done: whether this process has done its part, so that the others need not wait for it; else they end too.
+        """
+        self._stopped.set()
+        if is_done:
+            with suppress(Exception):
+                self._put(self._process, DONE)
+
+
+_running: list[Heartbeat] = []
+
+
+def start(put: Callable[[int, str], None], get: Callable[[int], str], process: int, count: int) -> None:
+    """Start the heartbeat of this process; the arguments are those of `Heartbeat`."""
+    _running.append(Heartbeat(put, get, process, count))
+    _running[-1].start()
+
+
+def stop() -> None:
+    """Stop the heartbeat, if one has been started; to be called also while an exception is handled."""
+    while _running:
+        _running.pop().stop(is_done=sys.exc_info()[0] is None)
