@@ -141,7 +141,7 @@ import sys
 from train.cli import main
 from train.{name}.__main__ import fit
 small = ["--model.image-size", "None", "--model.changes", "patch_size=4", "width=16", "depth=1", "num_heads=2", "mlp_dim=8"]
-print(main("train.{name}", fit, ["--config", "tiny", *small, "--dry-run"]))
+print(main("train.{name}", fit, ["--config", "tiny", *small, "--dry-run", "--no-tensorboard"]))
 """
 
 

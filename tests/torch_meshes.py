@@ -1,11 +1,10 @@
-"""One process of a run in PyTorch: it trains a tiny model on each given mesh, and the main process prints JSON.
+"""One process of a run in PyTorch: it trains a tiny model on each given mesh, and the main process writes the results.
 
     WORLD_SIZE=4 RANK=... LOCAL_RANK=... MASTER_ADDR=... MASTER_PORT=... python -m tests.torch_meshes FOLDER MESH ...
 
-In float64, with mixup, gradient accumulation, an EMA and label smoothing.  FOLDER is for checkpoints.
+In float64, with mixup, gradient accumulation, an EMA and label smoothing.  FOLDER is for checkpoints and for results.pt.
 """
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import vit_spec
 import vit_torch
@@ -78,13 +78,13 @@ def train(engine: TorchEngine, first: int, end: int) -> list[float]:
     return [float(each[name]) for each in metrics for name in ("loss", "accuracy", "grad_norm")]
 
 
-def weights(engine: TorchEngine) -> dict[str, list[float]]:
+def weights(engine: TorchEngine) -> dict[str, Tensor]:
     """Return all entries of all weights and of their EMA."""
     places = engine._optimizer.placements
     found = {name: place.full(place.entries) for name, place in places.items()}
     if engine._state.ema:
         found |= {f"ema.{name}": places[name].full(entries) for name, entries in engine._state.ema.items()}
-    return {name: tensor.flatten().tolist() for name, tensor in found.items()}
+    return {name: tensor.clone() for name, tensor in found.items()}
 
 
 def measure(mesh: str, folder: Path) -> dict[str, Any]:
@@ -115,14 +115,14 @@ def resume(mesh: str, folder: Path) -> dict[str, Any]:
 
 
 def main(folder: str, *meshes: str) -> None:
-    """Print what each mesh gives, and what a run that resumes on it from the checkpoint of the mesh before it."""
+    """Write what each mesh gives, and what a run that resumes on it from the checkpoint of the mesh before it."""
     torch.set_default_dtype(torch.float64)
     join_cluster()
     found = {mesh or "one": measure(mesh, Path(folder) / (mesh or "one")) for mesh in meshes}
     for number, mesh in enumerate(meshes):
         found[mesh or "one"]["resumed"] = resume(mesh, Path(folder) / (meshes[number - 1] or "one"))
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-        print(json.dumps(found))
+        torch.save(found, Path(folder) / "results.pt")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
