@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 
+import tests.goldens.peers  # noqa: F401  # makes torchvision importable, which timm imports
 import vit_spec
 from train.data.batches import Batch
 from train.loop.process import keep_freed_memory
@@ -44,6 +44,8 @@ def own_step(config: vit_spec.ViTConfig, batch: Batch, compiled: bool) -> Callab
 
 def timm_step(name: str, config: vit_spec.ViTConfig, batch: Batch, compiled: bool) -> Callable[[], Any]:
     """Return a step of timm; compiled, the whole model, as its train.py does."""
+    import timm
+
     model = timm.create_model(TIMM_NAMES[name]).train()
     forward = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=True)

@@ -6,8 +6,8 @@ update.
 
 torch has some of these rules, with other details: its AdamW rounds the decay (see `vit_torch.optimizer.AdamW`, which has
 one learning rate for all parameters), its Muon orthogonalizes in bfloat16, and its Adafactor scales by the parameters.
-Here each rule is written out, for all parameters at once (`torch._foreach_*`, the functions that torch's own optimizers
-use), and for the entries of this process if the parameters are sharded.
+Here AdamW calls torch's Adam, and each other rule is written out, for all parameters at once (`torch._foreach_*`, the
+functions that torch's own optimizers use), and for the entries of this process if the parameters are sharded.
 """
 
 import math
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from train.recipes import Optimizer as Settings
 from train.recipes.optimizer_constants import ADAFACTOR_MAX_DECAY, MIN_FACTORED_SIZE, MUON_MOMENTUM
@@ -96,20 +97,14 @@ class Optimizer(ABC):
         sound: False changes no parameter, nor does a norm that is not finite.
         """
         grads = self._gradients()
-        norm = self._norms(grads).norm()
-        torch._foreach_mul_(grads, (self.settings.clip / norm).clamp(max=1.0))  # without an epsilon beside the norm
+        norm = self._norms(grads).norm().to(grads[0].dtype)
         if not (sound and bool(norm.isfinite())):
             return norm
+        if norm > self.settings.clip:
+            torch._foreach_mul_(grads, self.settings.clip / norm)  # without an epsilon beside the norm
         self.updates += 1
-        directions = self._directions(grads)
-        decay = self.settings.weight_decay
-        for each, direction in zip(self._trained, directions, strict=True):
-            if each.named.parameter.row.decays and decay and not self._has_own_decay:
-                direction = direction.add(each.entries, alpha=decay)
-            each.entries.sub_(direction * (rate * each.multiplier))
+        self._update(grads, rate)
         return norm
-
-    _has_own_decay = False
 
     def _gradients(self) -> list[Tensor]:
         found = []
@@ -121,11 +116,14 @@ class Optimizer(ABC):
         return found
 
     def _norms(self, tensors: list[Tensor]) -> Tensor:
-        """Return the norms of tensors with the entries of the parameters on this process, over all processes, (N,)."""
-        norms = torch.stack(list(torch._foreach_norm(tensors)))
-        if self._mesh is None:
-            return norms
-        return self._mesh.sum_of_shards(norms.square(), [each.placement for each in self._trained]).sqrt()
+        """Return the norms of tensors with the entries of the parameters on this process, over all processes, (N,).
+
+        They are summed in float64: on CPU, torch's sums in float32 lose a digit.
+        """
+        norms = torch.stack(list(torch._foreach_norm(tensors, dtype=torch.float64)))
+        if self._mesh is not None:
+            norms = self._mesh.sum_of_shards(norms.square(), [each.placement for each in self._trained]).sqrt()
+        return norms
 
     def _zeros(self) -> list[Tensor]:
         return [torch.zeros_like(each) for each in self.params]
@@ -135,37 +133,90 @@ class Optimizer(ABC):
         """Return the moments before the first update."""
 
     @abstractmethod
+    def _update(self, grads: list[Tensor], rate: float) -> None:
+        """Update moments and parameters."""
+
+
+class AdamW(Optimizer):
+    """AdamW: Adam with decoupled weight decay (arXiv 1711.05101), by torch's fused kernel."""
+
+    def _initial_moments(self) -> Moments:
+        self._members: dict[float, list[int]] = {}  # by multiplier
+        for n, each in enumerate(self._trained):
+            self._members.setdefault(each.multiplier, []).append(n)
+        self._never = torch.tensor(math.inf, dtype=torch.float32, device=self.params[0].device)
+        return {"mean": self._zeros(), "square": self._zeros()}
+
+    def _update(self, grads: list[Tensor], rate: float) -> None:
+        o = self.settings
+        correction1, correction2 = _bias_corrections(o, self.updates)
+        root = math.sqrt(correction2)
+        for multiplier, members in self._members.items():
+            params, own_grads, means, squares = (
+                [tensors[n] for n in members]
+                for tensors in (self.params, grads, self.moments["mean"], self.moments["square"])
+            )
+            decaying = [self.params[n] for n in members if self._trained[n].named.parameter.row.decays]
+            if decaying:
+                torch._foreach_add_(decaying, decaying, alpha=-rate * multiplier * o.weight_decay)
+            # The kernel's own bias corrections lose digits.  In step infinity they are 1, and rate and eps contain ours.
+            adam(
+                params,
+                own_grads,
+                means,
+                squares,
+                [],
+                [self._never] * len(params),
+                fused=True,
+                amsgrad=False,
+                beta1=o.beta1,
+                beta2=o.beta2,
+                lr=rate * multiplier * root / correction1,
+                weight_decay=0.0,
+                eps=o.eps * root,
+                maximize=False,
+            )
+
+
+class _ByDirections(Optimizer):
+    """An optimizer whose update is a direction, plus weight decay, times the learning rate."""
+
+    _has_own_decay = False
+
+    def _update(self, grads: list[Tensor], rate: float) -> None:
+        decay = self.settings.weight_decay
+        for each, direction in zip(self._trained, self._directions(grads), strict=True):
+            if each.named.parameter.row.decays and decay and not self._has_own_decay:
+                direction = direction.add(each.entries, alpha=decay)
+            each.entries.sub_(direction * (rate * each.multiplier))
+
+    @abstractmethod
     def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
         """Update the moments, and return the updates for a learning rate of -1, without weight decay."""
+
+
+def _bias_corrections(settings: Settings, updates: Tensor) -> tuple[float, float]:
+    """Return 1 - b1^t and 1 - b2^t; expm1 keeps the digits of a small difference, as in `vit_jax.optimizer.adamw`."""
+    t = float(updates)
+    return -math.expm1(t * math.log(settings.beta1)), -math.expm1(t * math.log(settings.beta2))
 
 
 def _adam(
     means: list[Tensor], squares: list[Tensor], grads: list[Tensor], settings: Settings, updates: Tensor
 ) -> list[Tensor]:
     """Update the moments of Adam, and return (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)."""
-    b1, b2, t = settings.beta1, settings.beta2, updates.double()
+    b1, b2 = settings.beta1, settings.beta2
     torch._foreach_lerp_(means, grads, 1 - b1)
     torch._foreach_mul_(squares, b2)
     torch._foreach_addcmul_(squares, grads, grads, 1 - b2)
-    # expm1 keeps the digits of a small difference, as `vit_jax.optimizer.adamw` does.
-    correction1, correction2 = (float(-torch.expm1(t * math.log(b))) for b in (b1, b2))
+    correction1, correction2 = _bias_corrections(settings, updates)
     roots = torch._foreach_div(squares, correction2)
     torch._foreach_sqrt_(roots)
     torch._foreach_add_(roots, settings.eps)
     return list(torch._foreach_div(torch._foreach_div(means, correction1), roots))
 
 
-class AdamW(Optimizer):
-    """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
-
-    def _initial_moments(self) -> Moments:
-        return {"mean": self._zeros(), "square": self._zeros()}
-
-    def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
-        return _adam(self.moments["mean"], self.moments["square"], grads, self.settings, self.updates)
-
-
-class SGD(Optimizer):
+class SGD(_ByDirections):
     """Stochastic gradient descent with momentum beta1."""
 
     def _initial_moments(self) -> Moments:
@@ -178,7 +229,7 @@ class SGD(Optimizer):
         return means
 
 
-class LAMB(AdamW):
+class LAMB(_ByDirections):
     """LAMB (arXiv 1904.00962, algorithm 2): Adam's update plus weight decay, scaled to the norm of the layer's weights.
 
     Layers without weight decay are not scaled, nor those whose norm, or whose update's, is zero.
@@ -186,18 +237,21 @@ class LAMB(AdamW):
 
     _has_own_decay = True
 
+    def _initial_moments(self) -> Moments:
+        return {"mean": self._zeros(), "square": self._zeros()}
+
     def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
-        directions = list(super()._directions(grads))
+        directions = _adam(self.moments["mean"], self.moments["square"], grads, self.settings, self.updates)
         decaying = [n for n, each in enumerate(self._trained) if each.named.parameter.row.decays]
         updates = [directions[n] for n in decaying]
         torch._foreach_add_(updates, [self.params[n] for n in decaying], alpha=self.settings.weight_decay)
         a, b = self._norms(self.params), self._norms(directions)
-        ratios = torch.where((a == 0) | (b == 0), 1.0, a / b)
+        ratios = torch.where((a == 0) | (b == 0), 1.0, a / b).to(self.params[0].dtype)
         torch._foreach_mul_(updates, [ratios[n] for n in decaying])
         return directions
 
 
-class Lion(Optimizer):
+class Lion(_ByDirections):
     """Lion, the sign of a moving average (arXiv 2302.06675)."""
 
     def _initial_moments(self) -> Moments:
@@ -212,7 +266,7 @@ class Lion(Optimizer):
         return torch._foreach_sign(directions)
 
 
-class Adafactor(Optimizer):
+class Adafactor(_ByDirections):
     """Adafactor as ViTs use it (arXiv 2106.04560, 3.4): momentum beta1, factored second moments, no parameter scaling.
 
     The decay of the mean squared gradient is min(0.999, 1 - t^-0.8) in update t = 1, 2, ....  The mean is factored if each
@@ -271,7 +325,7 @@ class Adafactor(Optimizer):
         return means
 
 
-class Muon(Optimizer):
+class Muon(_ByDirections):
     """Muon for the matrices of the blocks, Adam for all other parameters (arXiv 2502.16982).
 
     Updates of matrices are scaled so that learning rates for AdamW suit them.  beta1, beta2 and eps are Adam's; the
