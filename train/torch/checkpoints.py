@@ -120,6 +120,7 @@ class CheckpointStore:
         partial = final.with_name(f"{step}{PARTIAL}")
         if self._process == 0:
             shutil.rmtree(partial, ignore_errors=True)
+        self._gather(None)  # no process makes the folder before
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
         save(dict(snapshot.tensors), storage_writer=writer, process_group=self._group)
         own = f"shard-{self._process + 1:05d}-*{safetensors.SUFFIX}"

@@ -23,6 +23,7 @@ from train.jax.engine import JaxEngine
 from train.recipes import Augment, Optimizer, Recipe
 from train.recipes.schedule import learning_rate
 from train.torch.engine import TorchEngine
+from train.torch.runtime import one_line_errors
 from vit_spec import InputError
 
 SIZES: dict[str, Any] = {"image_size": (8, 8), "patch_size": 4, "width": 16, "depth": 3, "num_heads": 2, "mlp_dim": 32}
@@ -124,3 +125,16 @@ def test_fifty_steps_agree_in_float64(name: str) -> None:
     evaluated = [each.evaluate(make_batch(0, task=task)) for each in engines]
     for ours, theirs in zip(*evaluated, strict=True):
         assert np.asarray(ours) == pytest.approx(np.asarray(theirs), rel=1e-9, abs=1e-9)
+
+
+def test_too_little_memory_and_the_end_of_another_process_are_reported_in_one_line() -> None:
+    message = (
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory\nException raised from"
+    )
+    for error in (RuntimeError(message), torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")):
+        with pytest.raises(InputError, match=r"not enough memory \(.*\): give a smaller --batch-size"), one_line_errors():
+            raise error
+    with pytest.raises(InputError, match="another process of the run has ended: start all"), one_line_errors():
+        raise RuntimeError("[pair.cc:538] Read error [127.0.0.1]:45704: Connection reset by peer")
+    with pytest.raises(RuntimeError, match="something else"), one_line_errors():
+        raise RuntimeError("something else")
