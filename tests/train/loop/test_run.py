@@ -76,6 +76,8 @@ def trainer(request: pytest.FixtureRequest) -> Any:
 
 
 jax_only = pytest.mark.parametrize("trainer", ["jax"], indirect=True)
+# Of what the loop does with any engine; PyTorch's compiles nothing.
+torch_only = pytest.mark.parametrize("trainer", ["torch"], indirect=True)
 
 
 def run_training(recipe: Recipe, make_engine: Any = JaxEngine) -> int:
@@ -237,6 +239,7 @@ def test_a_finished_run_can_be_started_again_without_a_change(trainer: Any, run:
     assert records(run) == before
 
 
+@torch_only
 @pytest.mark.parametrize(("task", "metric"), [("labels", "auroc/7"), ("values", "r2")])
 def test_labels_and_values_can_be_trained(trainer: Any, task: Any, metric: str, tmp_path: Path) -> None:
     assert run_training(replace(RECIPE, task=task, run=str(tmp_path / "run"), epochs=3, tensorboard=False), trainer) == 0
@@ -302,6 +305,7 @@ def test_a_run_stopped_by_a_non_finite_step_resumes_with_skip(
     )
 
 
+@torch_only
 def test_an_unreadable_image_stops_the_run_which_names_it_and_saves_a_checkpoint(trainer: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in ("a", "b"):
@@ -330,7 +334,7 @@ def test_skipped_images_are_counted_and_named(tmp_path: Path, capsys: pytest.Cap
     for path in damaged:
         path.write_bytes(b"")
     recipe = replace(RECIPE, data=f"folder:{tmp_path}", batch_size=4, run=str(tmp_path / "run"), corrupt="skip")
-    assert run_training(replace(recipe, model=replace(recipe.model, image_size=(8, 8)))) == 0
+    assert run_training(replace(recipe, model=replace(recipe.model, image_size=(8, 8))), TorchEngine) == 0
     assert f"2 images: {damaged[0]}, {damaged[1]}" in capsys.readouterr().out
 
 
@@ -593,6 +597,7 @@ def test_a_killed_run_resumes_to_the_same_records(
     assert steps - (int(match[1]) if match else 0) <= 7
 
 
+@torch_only
 def test_a_run_resumes_without_the_file_of_its_initial_weights(
     trainer: Any, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -737,6 +742,7 @@ def test_a_checkpoint_without_read_permission_is_not_moved_away(tmp_path: Path, 
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"7", "14"}
 
 
+@torch_only
 def test_a_signal_that_comes_between_steps_stops_after_the_next_step(
     trainer: Any, reference: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -754,6 +760,7 @@ def test_a_signal_that_comes_between_steps_stops_after_the_next_step(
     assert records(tmp_path / "run") == reference
 
 
+@torch_only
 @pytest.mark.parametrize("step", [22, 45])
 def test_an_evaluation_cut_short_by_a_signal_is_repeated_on_resume(
     trainer: Any, step: int, reference: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -912,6 +919,7 @@ def test_the_newest_checkpoints_and_the_best_are_kept(trainer: Any, tmp_path: Pa
     assert {int(path.name) for path in (run / "checkpoints").iterdir()} == {40, 45, best}
 
 
+@torch_only
 def test_records_that_end_in_the_middle_of_a_line_can_be_resumed(
     trainer: Any, reference: list[dict[str, Any]], tmp_path: Path
 ) -> None:

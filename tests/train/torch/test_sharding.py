@@ -21,7 +21,7 @@ from train.torch import tensor_parallel
 from train.torch.sharding import _first_host
 from vit_spec import InputError
 
-MESHES = ("data=4", "data=2,fsdp=2", "data=2,tensor=2", "fsdp=2,tensor=2")
+MESHES = ("data=2,fsdp=2", "data=2,tensor=2", "fsdp=2,tensor=2")
 SMALL = ("patch_size=4", "width=32", "depth=2", "num_heads=2", "mlp_dim=64")
 
 
@@ -104,9 +104,8 @@ def test_a_run_resumes_on_another_mesh(mesh: str, found: dict[str, Any]) -> None
 
 
 def test_matrices_are_sharded_along_fsdp_and_nothing_else_is(found: dict[str, Any]) -> None:
-    counts = {mesh: found[mesh]["entries"] for mesh in ("one", "data=4", "data=2,fsdp=2")}
-    matrices = (counts["one"] - counts["data=2,fsdp=2"]) * 2
-    assert counts["data=4"] == counts["one"] and 0.9 < matrices / counts["one"] < 1
+    whole = found["one"]["entries"]
+    assert 0.9 < 2 * (whole - found["data=2,fsdp=2"]["entries"]) / whole < 1
 
 
 # Commands -------------------------------------------------------------------------------------------------------------
