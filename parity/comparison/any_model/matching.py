@@ -152,11 +152,13 @@ def _match_modules(
             break
         chosen |= new
     if uses:
-        last = _pairs_by_use(flax_left, torch_left, _within_matched_parents(candidates, chosen), uses)
-        chosen |= last
-        by_use |= last
-        flax_left = [a for a in flax_left if a.path not in last.values()]
-        torch_left = [b for b in torch_left if b.path not in last]
+        # Blocks need not have the same parts in both models, such as a norm that one of them has in the block before.
+        for allowed in (_within_matched_parents(candidates, chosen), candidates):
+            last = _pairs_by_use(flax_left, torch_left, allowed, uses)
+            chosen |= last
+            by_use |= last
+            flax_left = [a for a in flax_left if a.path not in last.values()]
+            torch_left = [b for b in torch_left if b.path not in last]
     of_flax, of_torch = unmatched = (_keys(flax_left) & optional[0], _keys(torch_left) & optional[1])
     flax_left = [a for a in flax_left if not _keys([a]) <= of_flax]
     torch_left = [b for b in torch_left if not _keys([b]) <= of_torch]

@@ -329,6 +329,17 @@ def test_order_of_use_keeps_to_the_blocks_that_names_have_matched():
     }
 
 
+def test_blocks_that_have_other_parts_are_matched_by_the_order_of_use():
+    """The second norm is in block 0 of flax, and in block 1 of torch."""
+    flax = {f"h/{n}/attn/query/kernel": (4, 6) for n in range(2)} | {"h/0/ln1/scale": (4,), "h/0/ln2/scale": (4,)}
+    torch = {f"layers.{n}.attn.q.weight": (6, 4) for n in range(2)}
+    torch |= {"layers.0.first_norm.weight": (4,), "layers.1.second_norm.weight": (4,)}
+    uses = (["h/0/ln1/scale", "h/0/ln2/scale"], ["layers.0.first_norm.weight", "layers.1.second_norm.weight"])
+    keys = dict(match(flax, torch, evidence=Evidence(uses)).keys())
+    assert keys["h/0/ln1/scale"] == "layers.0.first_norm.weight"
+    assert keys["h/0/ln2/scale"] == "layers.1.second_norm.weight"
+
+
 def test_a_model_that_does_not_use_all_parameters_is_matched_in_the_order_of_their_declaration():
     flax, torch = norm("a") | norm("b"), norm("x", flax=False) | norm("y", flax=False)
     mapping = match(flax, torch, evidence=Evidence((["b/scale", "a/scale"], ["x.weight", "y.weight"])))
