@@ -48,6 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "learned rotations": {"positions": {"rotary": "mixed"}, "norms": {"order": "parallel", "kind": "rms", "bias": False}},
 }
 STEPS = 3
+RESUMED: tuple[Any, ...] = ("adamw", "adafactor", "muon")  # with moments of other shapes than the parameters
 OPTIMIZERS: tuple[Any, ...] = ("adamw", "sgd", "lamb", "lion", "adafactor", "muon")
 
 
@@ -99,19 +100,21 @@ def measure(mesh: str, folder: Path) -> dict[str, Any]:
     for name, changes in MODELS.items():
         engine = make_engine(mesh, config=CONFIG.replace(**changes), optimizer=Optimizer(name="sgd"))
         out[name] = [train(engine, 0, 2), weights(engine)]
-    first = make_engine(mesh, folder)
-    train(first, 0, STEPS - 1)
-    first.save_checkpoint(STEPS - 1, {"last": {}, "looked": False})
-    first.close()
+    for name in RESUMED:
+        first = make_engine(mesh, folder / name, optimizer=Optimizer(name=name, eps=1e-3))
+        train(first, 0, STEPS - 1)
+        first.save_checkpoint(STEPS - 1, {"last": {}, "looked": False})
+        first.close()
+        out[f"whole {name}"] = [train(first, STEPS - 1, STEPS), weights(first)]
     return out
 
 
-def resume(mesh: str, folder: Path) -> dict[str, Any]:
+def resume(mesh: str, folder: Path, name: Any) -> list[Any]:
     """Return the losses and the weights of a run that resumes from a checkpoint."""
-    engine = make_engine(mesh, folder)
+    engine = make_engine(mesh, folder / name, optimizer=Optimizer(name=name, eps=1e-3))
     restored = engine.restore_checkpoint()
     assert restored is not None and restored[0] == STEPS - 1
-    return {"losses": train(engine, STEPS - 1, STEPS), "weights": weights(engine)}
+    return [train(engine, STEPS - 1, STEPS), weights(engine)]
 
 
 def main(folder: str, *meshes: str) -> None:
@@ -120,7 +123,8 @@ def main(folder: str, *meshes: str) -> None:
     join_cluster()
     found = {mesh or "one": measure(mesh, Path(folder) / (mesh or "one")) for mesh in meshes}
     for number, mesh in enumerate(meshes):
-        found[mesh or "one"]["resumed"] = resume(mesh, Path(folder) / (meshes[number - 1] or "one"))
+        other = Path(folder) / (meshes[number - 1] or "one")
+        found[mesh or "one"]["resumed"] = {name: resume(mesh, other, name) for name in RESUMED}
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         torch.save(found, Path(folder) / "results.pt")
     if torch.distributed.is_initialized():

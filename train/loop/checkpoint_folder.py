@@ -39,7 +39,7 @@ class CheckpointFolder:
             if other != trainer and any(path.glob(f"[0-9]*/{marker}")):
                 raise InputError(
                     f"the checkpoints in {path} are those of {other}: resume with python -m {other}, or give --run a new "
-                    f"folder and its weights with --init {path.parent}"
+                    f"folder, and --init {path.parent} to start from its weights"
                 )
 
     def steps(self) -> list[int]:

@@ -250,7 +250,9 @@ class TorchEngine:
         step, snapshot, loop_state = restored
         with torch.no_grad():
             for name, (place, entries) in self._tensors().items():
-                entries.copy_(place.part(local(snapshot.tensors[name])))
+                saved = local(snapshot.tensors[name])
+                # Factored moments are the same in all processes.
+                entries.copy_(place.part(saved) if entries.shape == place.entries.shape else saved)
         numbers = snapshot.numbers
         self._optimizer.updates.fill_(numbers["updates"])
         self._state = self._state._replace(step=step, sound=bool(numbers["sound"]))

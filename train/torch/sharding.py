@@ -38,7 +38,7 @@ from train.torch.parameter_tree import tree
 from vit_spec import InputError, ViTConfig
 
 # Of a collective.  Evaluation and checkpoints of the main process may keep the others waiting; the end of a process is
-# noticed at once, by its connections.
+# noticed earlier, by its connections or by `train.loop.heartbeat`.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -55,11 +55,13 @@ def join_cluster() -> None:
         env |= {"WORLD_SIZE": env["SLURM_NTASKS"], "RANK": env["SLURM_PROCID"], "LOCAL_RANK": env["SLURM_LOCALID"]}
         env.setdefault("MASTER_ADDR", _first_host(env.get("SLURM_STEP_NODELIST", "localhost")))
         env.setdefault("MASTER_PORT", str(20_000 + int(env.get("SLURM_JOB_ID", "0")) % 20_000))
-    if int(env.get("WORLD_SIZE", "1") or 1) == 1:
+    if env.get("WORLD_SIZE", "") in ("", "1"):
         return
     names = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if missing := [name for name in names if not env.get(name)]:
         raise InputError(f"WORLD_SIZE is set and {', '.join(missing)} is not: start the processes with torchrun or Slurm")
+    if wrong := [name for name in (*names, "WORLD_SIZE") if name != "MASTER_ADDR" and not env[name].isdecimal()]:
+        raise InputError(f"{wrong[0]} is {env[wrong[0]]!r}: set it to an integer, as torchrun and Slurm do")
     if torch.cuda.is_available():
         torch.cuda.set_device(int(env["LOCAL_RANK"]))
     store, rank, count = next(rendezvous("env://", timeout=TIMEOUT))
@@ -276,7 +278,7 @@ class Placement:
 
     def part(self, entries: Tensor) -> Tensor:
         """Return the entries of this process along `tensor`, from those of all processes along it."""
-        if self.dim is None or self.shard is None or self.group is None or not entries.ndim:
+        if self.dim is None or self.shard is None or self.group is None:
             return entries
         return tensor_parallel.part_of(entries, self.shard, self.dim, self.index, self.group.size())
 

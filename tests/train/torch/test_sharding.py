@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("grain")
 
 from tests import ROOT
-from tests.torch_meshes import CONFIG, MODELS, OPTIMIZERS
+from tests.torch_meshes import CONFIG, MODELS, OPTIMIZERS, RESUMED
 from train.torch import tensor_parallel
-from train.torch.sharding import _first_host
+from train.torch.sharding import _first_host, join_cluster
 from vit_spec import InputError
 
 MESHES = ("data=2,fsdp=2", "data=2,tensor=2", "fsdp=2,tensor=2")
@@ -97,10 +97,11 @@ def test_a_mesh_gives_the_steps_of_models_with_other_parts(name: str, mesh: str,
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_a_run_resumes_on_another_mesh(mesh: str, found: dict[str, Any]) -> None:
-    resumed, one = found[mesh]["resumed"], found["one"]
-    assert resumed["losses"] == pytest.approx(one["losses"][-len(resumed["losses"]) :], rel=1e-10)
-    assert_same(resumed["weights"], one["weights"])
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_resumes_on_another_mesh(name: str, mesh: str, found: dict[str, Any]) -> None:
+    (losses, weights), (expected, whole) = found[mesh]["resumed"][name], found["one"][f"whole {name}"]
+    assert losses == pytest.approx(expected, rel=1e-10)
+    assert_same(weights, whole, without_key_biases=name == "adafactor")
 
 
 def test_matrices_are_sharded_along_fsdp_and_nothing_else_is(found: dict[str, Any]) -> None:
@@ -159,13 +160,20 @@ def test_models_that_tensor_cannot_divide_are_refused(changes: dict[str, Any], n
 
 
 def test_variables_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from train.torch.sharding import join_cluster
-
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InputError, match="WORLD_SIZE is set and LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not: start"):
+        join_cluster()
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_PORT"])
+def test_variables_that_are_no_integers_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
+    for variable, value in (given | {name: "two"}).items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(InputError, match=f"{name} is 'two': set it to an integer"):
         join_cluster()
 
 
