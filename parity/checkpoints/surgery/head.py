@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from parity.checkpoints.surgery.edit import Changed, Float64, apply_changes
+from parity.checkpoints.surgery.edit import Changed, apply_changes
 from parity.checkpoints.weights import Checkpoint, round_to, validate
-from vit_spec import InputError, Law, rows
-from vit_spec.initialisation import TRUNCATED_STD
+from vit_spec import InputError, rows
+from vit_spec.sampling import sample
 
 
 def drop_head(checkpoint: Checkpoint) -> Changed:
@@ -44,7 +44,7 @@ def new_head(checkpoint: Checkpoint, num_classes: int, init: str | None = None, 
     dtypes, rng = validate(checkpoint), np.random.default_rng(seed)
     dtype = dtypes.get("head.weight", dtypes["patch_embed.proj.weight"])
     laws = {name: row.law for name, row in rows(config).items() if name.startswith("head") and row.law}
-    heads = {name: round_to(_sample(law, rows(config)[name].shape, rng), dtype) for name, law in laws.items()}
+    heads = {name: round_to(sample(law, rows(config)[name].shape, rng), dtype) for name, law in laws.items()}
     done = f"num_classes {before.num_classes} -> {num_classes}; new: {', '.join(heads)}, {config.head.init}, seed {seed}"
     done += _lost_labels_remark(checkpoint)
     return apply_changes(
@@ -55,18 +55,3 @@ def new_head(checkpoint: Checkpoint, num_classes: int, init: str | None = None, 
 def _lost_labels_remark(checkpoint: Checkpoint) -> str:
     """Return the end of a line, which says that labels are lost; "" if there are none."""
     return f"; its {len(checkpoint.labels)} labels are lost" if checkpoint.labels else ""
-
-
-def _sample(law: Law, shape: tuple[int, ...], rng: np.random.Generator) -> Float64:
-    """Return independent random numbers of an initial distribution, (*shape)."""
-    if law.kind == "constant":
-        return np.full(shape, law.mean)
-    if law.kind == "uniform":
-        low, high = law.arguments
-        return rng.uniform(low, high, shape)
-    values: Float64 = rng.standard_normal(shape)
-    if law.kind == "normal":
-        return law.std * values
-    while (outside := np.abs(values) > 2).any():
-        values[outside] = rng.standard_normal(outside.sum())
-    return law.std / TRUNCATED_STD * values
