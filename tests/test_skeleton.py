@@ -18,7 +18,8 @@ ONLY_TORCH = [
     "super",  # __init__ calls that of nn.Module
     "execution =",  # linen has the default in a field
     "initialise",  # linen initializes parameters where they are declared
-    "for block, rate: self.blocks",  # the blocks are a list
+    "rates =",  # linen scans over those in the noise
+    "for block, rate, own: self.blocks",  # the blocks are a list
     "x = run_block",  # applies one of the blocks
 ]
 
@@ -59,7 +60,7 @@ def statements(body: list[ast.stmt]) -> Iterator[str]:
 
 def self_attributes(node: ast.AST | None) -> str:
     """Return the attributes of self and the names of intermediates in an expression, in the order of the source."""
-    framework = {"config", "execution", "declare", "training", "constants", "intermediate"}
+    framework = {"config", "execution", "declare", "training", "constants", "intermediate", "make_rng"}
     found = [
         (n.lineno, n.col_offset, n.attr)
         for n in ast.walk(node or ast.Constant(None))

@@ -72,9 +72,9 @@ def test_an_imprecise_twin_fails_only_g1(monkeypatch: pytest.MonkeyPatch) -> Non
     original = vit_torch.ViT
 
     class Imprecise(original):  # type: ignore[misc, valid-type]
-        def encode(self, x, tables):
-            noise = 1 + (3e-6 * (x > 0) if x.dtype.itemsize == 4 else 0)
-            return super().encode(x * noise, tables)
+        def encode(self, x, tables, noise):
+            factor = 1 + (3e-6 * (x > 0) if x.dtype.itemsize == 4 else 0)
+            return super().encode(x * factor, tables, noise)
 
     monkeypatch.setattr(vit_torch, "ViT", Imprecise)
     report = compare(PLAIN, perturbed_params(PLAIN), images=random_images(PLAIN), xla_options=QUICK)

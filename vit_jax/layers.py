@@ -5,7 +5,7 @@ Kernels have the shape (*inputs, *outputs), with heads as a separate axis, so th
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from vit_jax.execution import Execution
 from vit_spec import InputError, Law, Row, ViTConfig, position_table, rows
 from vit_spec.initialisation import TRUNCATED_STD
+from vit_spec.noise import SITES_PER_PART, Site, drop_path_rates, drop_threshold, num_parts
 from vit_spec.positions import rotary_frequencies
 
 Shape = tuple[int, ...]
@@ -178,8 +179,49 @@ def _default_device() -> jax.Device:
     return jax.local_devices(backend=device)[0] if device is None or isinstance(device, str) else device
 
 
+class Noise(NamedTuple):
+    """The random numbers of a part of the model in training, as `vit_spec.noise` defines them.
+
+    Attributes:
+        keys: a key for each `Site`, (SITES_PER_PART,).
+        drop_path: the rate of stochastic depth and its `drop_threshold`, scalars.
+
+    For all blocks together, each array has a leading axis of the length `config.depth`.
+    """
+
+    keys: Array
+    drop_path: tuple[Array, Array]
+
+    def words(self, site: Site, shape: Shape) -> Array:
+        """Return the random words of an array of this shape, uint32."""
+        return jax.random.bits(self.keys[site], shape, jnp.uint32)
+
+
+def make_noise(config: ViTConfig, key: Array) -> tuple[Noise, Noise, Noise]:
+    """Return the random numbers before the blocks, in the blocks, and in attention pooling, for a forward pass.
+
+    Args:
+        config: the model.
+        key: the key of the forward pass.
+    """
+    parts = num_parts(config)
+    keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(parts * SITES_PER_PART))
+    keys = keys.reshape(parts, SITES_PER_PART, *key.shape)  # a key of the old kind is an array of two words
+    rates = drop_path_rates(config)
+    drop_path = jnp.asarray(rates, float), jnp.asarray([drop_threshold(rate) for rate in rates], jnp.uint32)
+    none = jnp.zeros(()), jnp.zeros((), jnp.uint32)
+    return Noise(keys[0], none), Noise(keys[1:-1], drop_path), Noise(keys[-1], none)
+
+
 def attention(
-    module: ViTModule, q: Array, k: Array, v: Array, scale: float, rate: float, train: bool, bias: Array | None = None
+    module: ViTModule,
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: float,
+    rate: float,
+    noise: Noise | None,
+    bias: Array | None = None,
 ) -> Array:
     """Compute softmax(scale q k^T + bias) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D).
 
@@ -190,19 +232,20 @@ def attention(
         v: values, (B, S, H, D).
         scale: factor of the scores.
         rate: dropout rate of the attention weights.
-        train: whether dropout is enabled.
+        noise: the random numbers of the module; None without dropout.
         bias: bias of the scores, (H, T, S); None for none.
 
     Raises:
         InputError: the fused kernel is requested together with attention dropout or a bias of the scores.
     """
     kind, d = module.execution.attention, q.shape[-1]
-    if kind == "cudnn" and rate and train:
+    drops = rate > 0 and noise is not None
+    if kind == "cudnn" and drops:
         raise InputError('attention="cudnn" has no dropout: run with attention="auto", or set regularisation.attn_drop=0')
     if kind == "cudnn" and bias is not None:
         raise InputError('attention="cudnn" has no relative positions: run with attention="auto"')
     is_half = q.dtype in (jnp.bfloat16, jnp.float16)
-    is_plain = bias is None and not (rate and train)
+    is_plain = bias is None and not drops
     is_supported = is_half and d % 8 == 0 and d <= 128 and is_plain and supports_cudnn_attention(_default_device())
     is_self_attention = q.shape[1] == k.shape[1]  # jax refuses the gradient for the single query of attention pooling
     if is_self_attention and (kind == "cudnn" or (kind == "auto" and is_supported)):
@@ -220,7 +263,7 @@ def attention(
     weights = jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True)))
     total = weights.sum(-1, keepdims=True)
     module.record("weights", weights / total)
-    weights = dropout(module, weights, rate, train)
+    weights = dropout(weights, rate, noise, Site.ATTENTION)
     weigh_values = _recompute_in_backward(
         lambda weights, v: dot(weights.astype(v.dtype), v, (((3,), (2,)), ((0, 1), (0, 1))))
     )
@@ -275,45 +318,46 @@ def apply_rotary(x: Array, tables: tuple[Array, ...], kind: str) -> Array:
     return (wide * cos + rotated * sin).astype(x.dtype)
 
 
-def dropout(module: ViTModule, x: Array, rate: float, train: bool) -> Array:
+def dropout(x: Array, rate: float, noise: Noise | None, site: Site) -> Array:
     """Apply dropout in training: set entries to zero with probability `rate`, and multiply the others by 1 / (1 - rate)."""
-    if not rate or not train:
+    if not rate or noise is None:
         return x
-    keep = jax.random.bernoulli(module.make_rng("dropout"), 1 - rate, x.shape)
+    keep = noise.words(site, x.shape) >= np.uint32(drop_threshold(rate))
     return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
 
 
-def drop_path(module: ViTModule, x: Array, rate: Array, train: bool) -> Array:
+def drop_path(module: ViTModule, x: Array, noise: Noise | None, site: Site) -> Array:
     """Apply stochastic depth in training: dropout of whole images of x, (B, T, width)."""
-    if not train:
+    if noise is None:
         return x
-    mask = jax.random.bernoulli(module.make_rng("dropout"), 1 - rate, (x.shape[0], 1, 1)).astype(x.dtype)
+    rate, threshold = noise.drop_path
+    mask = (noise.words(site, (x.shape[0], 1, 1)) >= threshold).astype(x.dtype)
     mask = module.intermediate("drop_path", mask)
     return jnp.where(mask > 0, x / (1 - rate), 0).astype(x.dtype)
 
 
-def sample_kept_tokens(module: ViTModule, x: Array, prefix: int, rate: float) -> Array:
+def sample_kept_tokens(x: Array, prefix: int, rate: float, noise: Noise) -> Array:
     """Return the indices (B, kept) of the tokens that patch dropout keeps: the prefix, and a random subset of patches."""
     batch, patches = x.shape[0], x.shape[1] - prefix
-    noise = jax.random.uniform(module.make_rng("dropout"), (batch, patches))
-    kept = jnp.argsort(noise, axis=1)[:, : max(1, int(patches * (1 - rate)))] + prefix
+    order = jnp.argsort(noise.words(Site.PATCHES, (batch, patches)), axis=1)
+    kept = order[:, : max(1, int(patches * (1 - rate)))] + prefix
     return jnp.concatenate([jnp.broadcast_to(jnp.arange(prefix), (batch, prefix)), kept], axis=1)
 
 
 def scan_blocks(block: type[ViTModule], config: ViTConfig, execution: Execution) -> nn.Module:
     """Return `config.depth` blocks as one module, whose parameters are stacked on a leading axis.
 
-    The module takes the arguments (x, rates (depth,), tables, train).  Only one block is compiled, whatever the depth.
+    The module takes the arguments (x, noise of all blocks or None, tables).  Only one block is compiled.
     """
     if execution.remat != "none":
         dots = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         policy = dots if execution.remat == "dots" else None
-        block = nn.remat(block, prevent_cse=False, static_argnums=(4,), policy=policy)
+        block = nn.remat(block, prevent_cse=False, policy=policy)
     scan = nn.scan(
         block,
         variable_axes={"params": 0, "intermediates": 0, "fed": 0},
-        split_rngs={"params": True, "dropout": True},
-        in_axes=(0, nn.broadcast, nn.broadcast),
+        split_rngs={"params": True},
+        in_axes=(0, nn.broadcast),
         length=config.depth,
         unroll=execution.unroll,
     )

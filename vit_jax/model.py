@@ -1,7 +1,7 @@
 """The model of the JAX twin, in Flax linen.  It corresponds line by line to `vit_torch/model.py`.
 
 They differ where the frameworks do: images here are (B, H, W, C), the blocks are one module that is scanned over the
-leading axis of its parameters, and dropout needs `train=True` and a "dropout" key.
+leading axis of its parameters, and dropout needs `train=True` and a key.
 
 Shapes: B images, T tokens (prefix and patches), H heads of dimension D.
 """
@@ -16,6 +16,7 @@ from vit_jax.execution import Execution
 from vit_jax.layers import (
     LayerScale,
     Linear,
+    Noise,
     Norm,
     PatchProjection,
     ViTModule,
@@ -26,12 +27,14 @@ from vit_jax.layers import (
     check_images,
     drop_path,
     dropout,
+    make_noise,
     mix_rotary,
     row_major,
     sample_kept_tokens,
     scan_blocks,
 )
 from vit_spec import position_table, relative_tables, resampling_matrices, rotary_tables
+from vit_spec.noise import Site
 
 
 class Tables(NamedTuple):
@@ -97,8 +100,8 @@ class Attention(ViTModule):
         self.norm = Norm(config, execution, (heads, dim)) if options.out_norm else None
         self.proj = Linear(config, execution, (heads, dim), (width,), options.proj_bias) if options.proj else None
 
-    def __call__(self, x: Array, tables: Tables, train: bool) -> Array:
-        config, noise = self.config, self.config.regularisation
+    def __call__(self, x: Array, tables: Tables, noise: Noise | None) -> Array:
+        config = self.config
         qkv = self.qkv(x)  # (B, T, 3, H, D)
         if self.q_bias is not None and self.v_bias is not None:
             bias = jnp.stack([self.q_bias, jnp.zeros_like(self.q_bias), self.v_bias])
@@ -115,7 +118,7 @@ class Attention(ViTModule):
         q = self.intermediate("q", q)
         k = self.intermediate("k", k)
         v = self.intermediate("v", v)
-        x = attention(self, q, k, v, config.scale, noise.attn_drop, train, score_bias)  # (B, T, H, D)
+        x = attention(self, q, k, v, config.scale, config.regularisation.attn_drop, noise, score_bias)  # (B, T, H, D)
         x = self.intermediate("heads", x)
         x = self.norm(x) if self.norm is not None else x
         x = self.proj(x) if self.proj is not None else x.reshape(*x.shape[:2], -1)
@@ -132,15 +135,15 @@ class Mlp(ViTModule):
         self.norm = Norm(config, execution, (config.mlp_dim,)) if config.mlp.norm else None
         self.fc2 = Linear(config, execution, (config.mlp_dim,), (config.width,), config.mlp.bias)
 
-    def __call__(self, x: Array, train: bool) -> Array:
-        config, noise = self.config, self.config.regularisation
+    def __call__(self, x: Array, noise: Noise | None) -> Array:
+        config, rates = self.config, self.config.regularisation
         x = self.fc1(x)  # (..., mlp_dim), or (..., 2, mlp_dim) when gated
         x = activation(x, config.mlp.activation)  # (..., mlp_dim)
         x = self.intermediate("activation", x)
-        x = dropout(self, x, noise.mlp_drop, train)
+        x = dropout(x, rates.mlp_drop, noise, Site.HIDDEN)
         x = self.norm(x) if self.norm is not None else x
         x = self.fc2(x)
-        return dropout(self, x, noise.mlp_drop, train)
+        return dropout(x, rates.mlp_drop, noise, Site.OUTPUT)
 
 
 class Block(ViTModule):
@@ -158,27 +161,27 @@ class Block(ViTModule):
         scaled = norms.layer_scale is not None and norms.mlp_layer_scale and not parallel
         self.ls2 = LayerScale(config, execution) if scaled else None
 
-    def __call__(self, x: Array, rate: Array, tables: Tables, train: bool) -> tuple[Array, None]:
+    def __call__(self, x: Array, noise: Noise | None, tables: Tables) -> tuple[Array, None]:
         order = self.config.norms.order
         norm2 = self.norm2 if self.norm2 is not None else self.norm1
         if order == "parallel":
             y = self.norm1(x)
-            y = self.attn(y, tables, train) + self.mlp(y, train)
-            return self.add(x, y, self.ls1, rate, train), None
-        y = self.attn(self.norm1(x) if order == "pre" else x, tables, train)
+            y = self.attn(y, tables, noise) + self.mlp(y, noise)
+            return self.add(x, y, self.ls1, noise, Site.ATTENTION_PATH), None
+        y = self.attn(self.norm1(x) if order == "pre" else x, tables, noise)
         y = self.norm1(y) if order == "res_post" else y
-        x = self.intermediate("sum", self.add(x, y, self.ls1, rate, train))
+        x = self.intermediate("sum", self.add(x, y, self.ls1, noise, Site.ATTENTION_PATH))
         x = self.norm1(x) if order == "post" else x
-        y = self.mlp(norm2(x) if order == "pre" else x, train)
+        y = self.mlp(norm2(x) if order == "pre" else x, noise)
         y = norm2(y) if order == "res_post" else y
-        x = self.add(x, y, self.ls2, rate, train)
+        x = self.add(x, y, self.ls2, noise, Site.MLP_PATH)
         x = norm2(x) if order == "post" else x
         return x, None
 
-    def add(self, x: Array, y: Array, scale: LayerScale | None, rate: Array, train: bool) -> Array:
+    def add(self, x: Array, y: Array, scale: LayerScale | None, noise: Noise | None, site: Site) -> Array:
         """Return x plus an output y of attention or the MLP, to which layer scale and stochastic depth apply."""
         y = scale(y) if scale is not None else y
-        y = drop_path(self, y, rate, train) if self.config.regularisation.drop_path else y
+        y = drop_path(self, y, noise, site) if self.config.regularisation.drop_path else y
         return x + y
 
 
@@ -195,15 +198,15 @@ class AttentionPool(ViTModule):
         self.norm = Norm(config, execution, (width,))
         self.mlp = Mlp(config, execution)
 
-    def __call__(self, x: Array, train: bool) -> Array:
-        config, noise = self.config, self.config.regularisation
+    def __call__(self, x: Array, noise: Noise | None) -> Array:
+        config = self.config
         latent = jnp.broadcast_to(self.latent.astype(x.dtype), (x.shape[0], 1, x.shape[2]))
         q = self.q(latent)  # (B, 1, H, D)
         k, v = jnp.unstack(self.kv(x), axis=2)  # (B, S, H, D)
-        x = attention(self, q, k, v, config.pool_scale, noise.attn_drop, train)  # (B, 1, H, D)
+        x = attention(self, q, k, v, config.pool_scale, config.regularisation.attn_drop, noise)  # (B, 1, H, D)
         x = self.intermediate("heads", x)
         x = self.proj(x)  # (B, 1, width)
-        x = x + self.mlp(self.norm(x), train)
+        x = x + self.mlp(self.norm(x), noise)
         return x[:, 0]
 
 
@@ -211,8 +214,8 @@ class ViT(ViTModule):
     """A Vision Transformer: images (B, H, W, C) -> logits (B, num_classes), or the features of `config.head`.
 
     Images are floating-point, normalized by `config.pixels`, of any size that is a multiple of the patch size.  Logits have
-    the dtype of the activations.  `train=True` enables the dropout of `config.regularisation` and needs
-    `rngs={"dropout": key}`.
+    the dtype of the activations.  `train=True` enables the dropout of `config.regularisation`; it needs a key, as the
+    argument `key` or as `rngs={"dropout": key}`.  `vit_spec.noise` defines the random numbers that follow from `key`.
 
     Raises:
         vit_spec.InputError: the images have a wrong shape, number of channels, size or dtype.
@@ -244,15 +247,22 @@ class ViT(ViTModule):
         second = labels and tokens.distillation
         self.head_dist = Linear(config, execution, (feature,), (labels,), config.head.bias) if second else None
 
-    def __call__(self, images: Array, train: bool = False) -> Array:
+    def __call__(self, images: Array, train: bool = False, key: Array | None = None) -> Array:
         check_images(images, self.config)
-        x, tables = self.embed(images, train)  # (B, T, width)
-        x = self.encode(x, tables, train)  # (B, T, width)
-        return self.classify(x, train)  # (B, num_classes)
+        before, inside, after = self.noise(train, key)
+        x, tables = self.embed(images, before)  # (B, T, width)
+        x = self.encode(x, tables, inside)  # (B, T, width)
+        return self.classify(x, after)  # (B, num_classes)
 
-    def embed(self, images: Array, train: bool) -> tuple[Array, Tables]:
+    def noise(self, train: bool, key: Array | None) -> tuple[Noise | None, ...]:
+        """Return the random numbers before the blocks, in the blocks and after them; None without dropout."""
+        if not train or not any(vars(self.config.regularisation).values()):
+            return None, None, None
+        return make_noise(self.config, self.make_rng("dropout") if key is None else key)
+
+    def embed(self, images: Array, noise: Noise | None) -> tuple[Array, Tables]:
         """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share."""
-        config, noise = self.config, self.config.regularisation
+        config, rates = self.config, self.config.regularisation
         grid = config.grid_of(images.shape[1], images.shape[2])
         x = self.patch_embed(images)  # (B, rows * columns, width)
         learned = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
@@ -260,14 +270,14 @@ class ViT(ViTModule):
         x = jnp.concatenate([*(token.astype(x.dtype) for token in prefix), x], axis=1)  # (B, T, width)
         x = self.intermediate("tokens", x)
         x = x + self.intermediate("positions", self.positions(x, grid)) if config.positions.kind != "none" else x
-        x = dropout(self, x, noise.pos_drop, train)
+        x = dropout(x, rates.pos_drop, noise, Site.POSITIONS)
         rotary = None
         if config.positions.rotary != "none":
             first, second = self.constants(rotary_tables, grid, x)  # (1, T, 1, D) each, or (1, T, 1, 1)
             names = ("columns", "rows") if config.positions.rotary == "mixed" else ("cosines", "sines")
             rotary = self.intermediate(names[0], first), self.intermediate(names[1], second)
-        if noise.patch_drop and train:
-            kept = sample_kept_tokens(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
+        if rates.patch_drop and noise is not None:
+            kept = sample_kept_tokens(x, config.num_prefix, rates.patch_drop, noise)  # (B, T kept)
             x = jnp.take_along_axis(x, kept[..., None], axis=1)
             rotary = (rotary[0][0, kept], rotary[1][0, kept]) if rotary is not None else None
         bias = self.rel_pos(x) if self.rel_pos is not None else None  # (H, T, T)
@@ -295,16 +305,14 @@ class ViT(ViTModule):
         gap = jnp.zeros((1, config.num_prefix - covered, config.width), table.dtype)
         return jnp.concatenate([head, gap, body], axis=1).astype(x.dtype)
 
-    def encode(self, x: Array, tables: Tables, train: bool) -> Array:
+    def encode(self, x: Array, tables: Tables, noise: Noise | None) -> Array:
         """Apply the blocks and the final norm: (B, T, width) -> (B, T, width)."""
-        config, noise = self.config, self.config.regularisation
-        rates = jnp.linspace(0, noise.drop_path, config.depth, dtype=at_least_float32(x))
-        x, _ = self.blocks(row_major(x), rates, tables, train)
+        x, _ = self.blocks(row_major(x), noise, tables)
         return self.norm(x) if self.norm is not None else x
 
-    def classify(self, x: Array, train: bool) -> Array:
+    def classify(self, x: Array, noise: Noise | None) -> Array:
         """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes)."""
-        logits = self.output(self.pool(x, train), self.head)
+        logits = self.output(self.pool(x, noise), self.head)
         if self.config.tokens.distillation:
             second = self.output(x[:, 1], self.head_dist)
             logits = self.intermediate("first", logits)
@@ -312,7 +320,7 @@ class ViT(ViTModule):
             logits = (logits + second) / 2
         return logits
 
-    def pool(self, x: Array, train: bool) -> Array:
+    def pool(self, x: Array, noise: Noise | None) -> Array:
         """Pool tokens to one feature per image, (B, T, width) -> (B, pooled), or return all tokens without pooling."""
         kind, start = self.config.head.pool, 0 if self.config.head.pool_prefix else self.config.num_prefix
         patches = x[:, start:]
@@ -323,7 +331,7 @@ class ViT(ViTModule):
         if kind == "token_mean":
             x = jnp.concatenate([x[:, 0], patches.mean(1)], axis=-1)
         if self.attn_pool is not None:
-            x = self.attn_pool(patches, train)
+            x = self.attn_pool(patches, noise)
         return self.intermediate("pool", x)
 
     def output(self, x: Array, head: Linear | None) -> Array:

@@ -3,5 +3,6 @@
 from vit_torch.api import attention_maps, intermediates, load
 from vit_torch.execution import Execution
 from vit_torch.model import ViT
+from vit_torch.noise import Key, random_key
 
-__all__ = ["Execution", "ViT", "attention_maps", "intermediates", "load"]
+__all__ = ["Execution", "Key", "ViT", "attention_maps", "intermediates", "load", "random_key"]

@@ -16,8 +16,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from vit_spec import InputError, Law, ViTConfig, position_table, rows
 from vit_spec.initialisation import TRUNCATED_STD
+from vit_spec.noise import Site
 from vit_spec.positions import rotary_frequencies
 from vit_torch.execution import Execution
+from vit_torch.noise import Noise, signed_threshold
 
 Shape = tuple[int, ...]
 Tables = tuple[np.ndarray, ...]
@@ -145,7 +147,14 @@ def activation(x: Tensor, kind: str) -> Tensor:
 
 
 def attention(
-    module: ViTModule, q: Tensor, k: Tensor, v: Tensor, scale: float, rate: float, bias: Tensor | None = None
+    module: ViTModule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    rate: float,
+    noise: Noise | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Compute softmax(scale q k^T + bias) v for each head: (B, T, H, D), (B, S, H, D), (B, S, H, D) -> (B, T, H, D).
 
@@ -156,11 +165,12 @@ def attention(
         v: values, (B, S, H, D).
         scale: factor of the scores.
         rate: dropout rate of the attention weights.
+        noise: the random numbers of the module; None: those of PyTorch's generator.  With them, nothing is fused.
         bias: bias of the scores, (H, T, S); None for none.
     """
     rate = rate if module.training else 0.0
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, H, T, D)
-    if module.execution.attention == "fused":
+    if module.execution.attention == "fused" and (noise is None or not rate):
         mask = None if bias is None else bias[None]
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate, scale=scale)
     else:
@@ -169,7 +179,7 @@ def attention(
         scores = module.intermediate("scores", scores)
         weights = scores.softmax(-1)
         module.record("weights", weights)
-        x = F.dropout(weights, rate).to(v.dtype) @ v
+        x = dropout(module, weights, rate, noise, Site.ATTENTION).to(v.dtype) @ v
     return x.transpose(1, 2)
 
 
@@ -204,37 +214,51 @@ def apply_rotary(x: Tensor, tables: tuple[Tensor, ...], kind: str) -> Tensor:
     return (wide * cos + rotated * sin).to(x.dtype)
 
 
-def dropout(module: ViTModule, x: Tensor, rate: float) -> Tensor:
-    """Apply dropout in training: set entries to zero with probability `rate`, and multiply the others by 1 / (1 - rate)."""
-    return F.dropout(x, rate, module.training)
+def dropout(module: ViTModule, x: Tensor, rate: float, noise: Noise | None, site: Site) -> Tensor:
+    """Apply dropout in training: set entries to zero with probability `rate`, and multiply the others by 1 / (1 - rate).
+
+    Args:
+        module: the module, in training or evaluation mode.
+        x: the entries, (B, ...).
+        rate: the probability.
+        noise: the random numbers of the module; None: those of PyTorch's generator.
+        site: the place of x in the part of the model that `noise` belongs to.
+    """
+    if noise is None or not rate or not module.training:
+        return F.dropout(x, rate, module.training)
+    return torch.where(noise.keeps(site, x.shape, signed_threshold(rate)), x / (1 - rate), 0)
 
 
-def drop_path(module: ViTModule, x: Tensor, rate: float) -> Tensor:
+def drop_path(module: ViTModule, x: Tensor, rate: Tensor, noise: Noise | None, site: Site) -> Tensor:
     """Apply stochastic depth in training: dropout of whole images of x, (B, T, width)."""
     if not module.training:
         return x
-    mask = (torch.rand(x.shape[0], 1, 1, device=x.device) >= rate).to(x.dtype)
-    mask = module.intermediate("drop_path", mask)
-    return torch.where(mask > 0, x / (1 - rate), 0)
+    shape = (x.shape[0], 1, 1)
+    keep = torch.rand(shape, device=x.device) >= rate if noise is None else noise.keeps(site, shape, noise.drop_path)
+    mask = module.intermediate("drop_path", keep.to(x.dtype))
+    return torch.where(mask > 0, x.to(rate.dtype) / (1 - rate), 0).to(x.dtype)
 
 
-def sample_kept_tokens(module: ViTModule, x: Tensor, prefix: int, rate: float) -> Tensor:
+def sample_kept_tokens(x: Tensor, prefix: int, rate: float, noise: Noise | None) -> Tensor:
     """Return the indices (B, kept) of the tokens that patch dropout keeps: the prefix, and a random subset of patches."""
     batch, patches = x.shape[0], x.shape[1] - prefix
-    noise = torch.rand(batch, patches, device=x.device)
-    kept = noise.argsort(dim=1)[:, : max(1, int(patches * (1 - rate)))] + prefix
+    if noise is None:
+        order = torch.rand(batch, patches, device=x.device).argsort(dim=1)
+    else:
+        order = noise.order(Site.PATCHES, (batch, patches))
+    kept = order[:, : max(1, int(patches * (1 - rate)))] + prefix
     return torch.cat([torch.arange(prefix, device=x.device).expand(batch, prefix), kept], dim=1)
 
 
-def run_block(block: nn.Module, x: Tensor, rate: float, tables: tuple[Any, ...]) -> Tensor:
+def run_block(block: nn.Module, x: Tensor, rate: Tensor, tables: tuple[Any, ...], noise: Noise | None) -> Tensor:
     """Apply one block, with the activation checkpointing of `Execution.remat`."""
     assert isinstance(block, ViTModule)
     if block.execution.remat == "none" or not torch.is_grad_enabled():
-        return block(x, rate, tables)
+        return block(x, rate, tables, noise)
     if block.execution.remat == "full":
-        return checkpoint(block, x, rate, tables, use_reentrant=False)
+        return checkpoint(block, x, rate, tables, noise, use_reentrant=False)
     contexts = partial(create_selective_checkpoint_contexts, PRODUCTS_WITH_WEIGHTS)
-    return checkpoint(block, x, rate, tables, use_reentrant=False, context_fn=contexts)
+    return checkpoint(block, x, rate, tables, noise, use_reentrant=False, context_fn=contexts)
 
 
 def at_least_float32(x: Tensor) -> torch.dtype:

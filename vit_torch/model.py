@@ -6,6 +6,7 @@ by `train()`.
 Shapes: B images, T tokens (prefix and patches), H heads of dimension D.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vit_spec import ViTConfig, position_table, relative_tables, resampling_matrices, rotary_tables
+from vit_spec.noise import Site, drop_path_rates
 from vit_torch.execution import Execution
 from vit_torch.layers import (
     LayerScale,
@@ -32,6 +34,7 @@ from vit_torch.layers import (
     run_block,
     sample_kept_tokens,
 )
+from vit_torch.noise import Key, Noise, make_noise
 
 
 class Tables(NamedTuple):
@@ -97,8 +100,8 @@ class Attention(ViTModule):
         self.norm = Norm(config, (heads, dim)) if options.out_norm else None
         self.proj = Linear((heads, dim), (width,), options.proj_bias) if options.proj else None
 
-    def forward(self, x: Tensor, tables: Tables) -> Tensor:
-        config, noise = self.config, self.config.regularisation
+    def forward(self, x: Tensor, tables: Tables, noise: Noise | None = None) -> Tensor:
+        config = self.config
         qkv = self.qkv(x)  # (B, T, 3, H, D)
         if self.q_bias is not None and self.v_bias is not None:
             bias = torch.stack([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
@@ -115,7 +118,7 @@ class Attention(ViTModule):
         q = self.intermediate("q", q)
         k = self.intermediate("k", k)
         v = self.intermediate("v", v)
-        x = attention(self, q, k, v, config.scale, noise.attn_drop, score_bias)  # (B, T, H, D)
+        x = attention(self, q, k, v, config.scale, config.regularisation.attn_drop, noise, score_bias)  # (B, T, H, D)
         x = self.intermediate("heads", x)
         x = self.norm(x) if self.norm is not None else x
         x = self.proj(x) if self.proj is not None else x.flatten(2)
@@ -132,15 +135,15 @@ class Mlp(ViTModule):
         self.norm = Norm(config, (config.mlp_dim,)) if config.mlp.norm else None
         self.fc2 = Linear((config.mlp_dim,), (config.width,), config.mlp.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        config, noise = self.config, self.config.regularisation
+    def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
+        config, rates = self.config, self.config.regularisation
         x = self.fc1(x)  # (..., mlp_dim), or (..., 2, mlp_dim) when gated
         x = activation(x, config.mlp.activation)  # (..., mlp_dim)
         x = self.intermediate("activation", x)
-        x = dropout(self, x, noise.mlp_drop)
+        x = dropout(self, x, rates.mlp_drop, noise, Site.HIDDEN)
         x = self.norm(x) if self.norm is not None else x
         x = self.fc2(x)
-        return dropout(self, x, noise.mlp_drop)
+        return dropout(self, x, rates.mlp_drop, noise, Site.OUTPUT)
 
 
 class Block(ViTModule):
@@ -158,27 +161,27 @@ class Block(ViTModule):
         scaled = norms.layer_scale is not None and norms.mlp_layer_scale and not parallel
         self.ls2 = LayerScale(config) if scaled else None
 
-    def forward(self, x: Tensor, rate: float, tables: Tables) -> Tensor:
+    def forward(self, x: Tensor, rate: Tensor, tables: Tables, noise: Noise | None = None) -> Tensor:
         order = self.config.norms.order
         norm2 = self.norm2 if self.norm2 is not None else self.norm1
         if order == "parallel":
             y = self.norm1(x)
-            y = self.attn(y, tables) + self.mlp(y)
-            return self.add(x, y, self.ls1, rate)
-        y = self.attn(self.norm1(x) if order == "pre" else x, tables)
+            y = self.attn(y, tables, noise) + self.mlp(y, noise)
+            return self.add(x, y, self.ls1, rate, noise, Site.ATTENTION_PATH)
+        y = self.attn(self.norm1(x) if order == "pre" else x, tables, noise)
         y = self.norm1(y) if order == "res_post" else y
-        x = self.intermediate("sum", self.add(x, y, self.ls1, rate))
+        x = self.intermediate("sum", self.add(x, y, self.ls1, rate, noise, Site.ATTENTION_PATH))
         x = self.norm1(x) if order == "post" else x
-        y = self.mlp(norm2(x) if order == "pre" else x)
+        y = self.mlp(norm2(x) if order == "pre" else x, noise)
         y = norm2(y) if order == "res_post" else y
-        x = self.add(x, y, self.ls2, rate)
+        x = self.add(x, y, self.ls2, rate, noise, Site.MLP_PATH)
         x = norm2(x) if order == "post" else x
         return x
 
-    def add(self, x: Tensor, y: Tensor, scale: LayerScale | None, rate: float) -> Tensor:
+    def add(self, x: Tensor, y: Tensor, scale: LayerScale | None, rate: Tensor, noise: Noise | None, site: Site) -> Tensor:
         """Return x plus an output y of attention or the MLP, to which layer scale and stochastic depth apply."""
         y = scale(y) if scale is not None else y
-        y = drop_path(self, y, rate) if self.config.regularisation.drop_path else y
+        y = drop_path(self, y, rate, noise, site) if self.config.regularisation.drop_path else y
         return x + y
 
 
@@ -195,15 +198,15 @@ class AttentionPool(ViTModule):
         self.norm = Norm(config, (width,))
         self.mlp = Mlp(config, execution)
 
-    def forward(self, x: Tensor) -> Tensor:
-        config, noise = self.config, self.config.regularisation
+    def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
+        config = self.config
         latent = self.latent.to(x.dtype).expand(x.shape[0], 1, x.shape[2])
         q = self.q(latent)  # (B, 1, H, D)
         k, v = self.kv(x).unbind(2)  # (B, S, H, D)
-        x = attention(self, q, k, v, config.pool_scale, noise.attn_drop)  # (B, 1, H, D)
+        x = attention(self, q, k, v, config.pool_scale, config.regularisation.attn_drop, noise)  # (B, 1, H, D)
         x = self.intermediate("heads", x)
         x = self.proj(x)  # (B, 1, width)
-        x = x + self.mlp(self.norm(x))
+        x = x + self.mlp(self.norm(x), noise)
         return x[:, 0]
 
 
@@ -211,7 +214,8 @@ class ViT(ViTModule):
     """A Vision Transformer: images (B, C, H, W) -> logits (B, num_classes), or the features of `config.head`.
 
     Images are floating-point, normalized by `config.pixels`, of any size that is a multiple of the patch size.  Logits have
-    the dtype of the activations.  `train()` enables the dropout of `config.regularisation`.
+    the dtype of the activations.  `train()` enables the dropout of `config.regularisation`, with the random numbers of
+    PyTorch's generator, or with those that `vit_spec.noise` defines for a `Key`, as in `vit_jax`.
 
     Raises:
         vit_spec.InputError: the images have a wrong shape, number of channels, size or dtype.
@@ -243,15 +247,22 @@ class ViT(ViTModule):
         self.head_dist = Linear((feature,), (labels,), config.head.bias) if second else None
         initialise(self)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, key: Key | None = None) -> Tensor:
         check_images(images, self.config)
-        x, tables = self.embed(images)  # (B, T, width)
-        x = self.encode(x, tables)  # (B, T, width)
-        return self.classify(x)  # (B, num_classes)
+        before, inside, after = self.noise(key)
+        x, tables = self.embed(images, before)  # (B, T, width)
+        x = self.encode(x, tables, inside)  # (B, T, width)
+        return self.classify(x, after)  # (B, num_classes)
 
-    def embed(self, images: Tensor) -> tuple[Tensor, Tables]:
+    def noise(self, key: Key | None) -> tuple[Noise | None, Sequence[Noise | None], Noise | None]:
+        """Return the random numbers before the blocks, in each block and after them; None for PyTorch's generator."""
+        if key is None or not self.training or not any(vars(self.config.regularisation).values()):
+            return None, [None] * self.config.depth, None
+        return make_noise(self.config, key)
+
+    def embed(self, images: Tensor, noise: Noise | None = None) -> tuple[Tensor, Tables]:
         """Return the input tokens of the blocks, (B, T, width), and the tables that all blocks share."""
-        config, noise = self.config, self.config.regularisation
+        config, rates = self.config, self.config.regularisation
         grid = config.grid_of(images.shape[2], images.shape[3])
         x = self.patch_embed(images)  # (B, rows * columns, width)
         learned = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
@@ -259,14 +270,14 @@ class ViT(ViTModule):
         x = torch.cat([*(token.to(x.dtype) for token in prefix), x], dim=1)  # (B, T, width)
         x = self.intermediate("tokens", x)
         x = x + self.intermediate("positions", self.positions(x, grid)) if config.positions.kind != "none" else x
-        x = dropout(self, x, noise.pos_drop)
+        x = dropout(self, x, rates.pos_drop, noise, Site.POSITIONS)
         rotary = None
         if config.positions.rotary != "none":
             first, second = self.constants(rotary_tables, grid, x)  # (1, T, 1, D) each, or (1, T, 1, 1)
             names = ("columns", "rows") if config.positions.rotary == "mixed" else ("cosines", "sines")
             rotary = self.intermediate(names[0], first), self.intermediate(names[1], second)
-        if noise.patch_drop and self.training:
-            kept = sample_kept_tokens(self, x, config.num_prefix, noise.patch_drop)  # (B, T kept)
+        if rates.patch_drop and self.training:
+            kept = sample_kept_tokens(x, config.num_prefix, rates.patch_drop, noise)  # (B, T kept)
             x = x.take_along_dim(kept[..., None], dim=1)
             rotary = (rotary[0][0, kept], rotary[1][0, kept]) if rotary is not None else None
         bias = self.rel_pos(x) if self.rel_pos is not None else None  # (H, T, T)
@@ -294,17 +305,17 @@ class ViT(ViTModule):
         gap = torch.zeros(1, config.num_prefix - covered, config.width, dtype=table.dtype, device=table.device)
         return torch.cat([head, gap, body], dim=1).to(x.dtype)
 
-    def encode(self, x: Tensor, tables: Tables) -> Tensor:
+    def encode(self, x: Tensor, tables: Tables, noise: Sequence[Noise | None]) -> Tensor:
         """Apply the blocks and the final norm: (B, T, width) -> (B, T, width)."""
-        config, noise = self.config, self.config.regularisation
-        rates = [noise.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
-        for block, rate in zip(self.blocks, rates, strict=True):
-            x = run_block(block, x, rate, tables)
+        # A tensor: a block with another number would be compiled again, and be recomputed as another graph.
+        rates = torch.tensor(drop_path_rates(self.config), dtype=at_least_float32(x), device=x.device)
+        for block, rate, own in zip(self.blocks, rates, noise, strict=True):
+            x = run_block(block, x, rate, tables, own)
         return self.norm(x) if self.norm is not None else x
 
-    def classify(self, x: Tensor) -> Tensor:
+    def classify(self, x: Tensor, noise: Noise | None = None) -> Tensor:
         """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes)."""
-        logits = self.output(self.pool(x), self.head)
+        logits = self.output(self.pool(x, noise), self.head)
         if self.config.tokens.distillation:
             second = self.output(x[:, 1], self.head_dist)
             logits = self.intermediate("first", logits)
@@ -312,7 +323,7 @@ class ViT(ViTModule):
             logits = (logits + second) / 2
         return logits
 
-    def pool(self, x: Tensor) -> Tensor:
+    def pool(self, x: Tensor, noise: Noise | None = None) -> Tensor:
         """Pool tokens to one feature per image, (B, T, width) -> (B, pooled), or return all tokens without pooling."""
         kind, start = self.config.head.pool, 0 if self.config.head.pool_prefix else self.config.num_prefix
         patches = x[:, start:]
@@ -323,7 +334,7 @@ class ViT(ViTModule):
         if kind == "token_mean":
             x = torch.cat([x[:, 0], patches.mean(1)], dim=-1)
         if self.attn_pool is not None:
-            x = self.attn_pool(patches)
+            x = self.attn_pool(patches, noise)
         return self.intermediate("pool", x)
 
     def output(self, x: Tensor, head: Linear | None) -> Tensor:

@@ -44,22 +44,22 @@ FAULTS = [
     ),
     _fault(
         name="MLP without its norm",
-        old='y = self.mlp(norm2(x) if order == "pre" else x, train)',
-        new="y = self.mlp(x, train)",
+        old='y = self.mlp(norm2(x) if order == "pre" else x, noise)',
+        new="y = self.mlp(x, noise)",
         part=r"blocks\.0\.norm2",
         cause="the MLP reads tokens without a norm",
     ),
     _fault(
         name="no residual around attention",
-        old='x = self.intermediate("sum", self.add(x, y, self.ls1, rate, train))',
-        new='x = self.intermediate("sum", self.add(0 * x, y, self.ls1, rate, train))',
+        old='x = self.intermediate("sum", self.add(x, y, self.ls1, noise, Site.ATTENTION_PATH))',
+        new='x = self.intermediate("sum", self.add(0 * x, y, self.ls1, noise, Site.ATTENTION_PATH))',
         part=r"blocks\.0: sum",
         cause="attention has no residual connection",
     ),
     _fault(
         name="residual stream detached",
-        old="x = self.add(x, y, self.ls2, rate, train)",
-        new="x = self.add(lax.stop_gradient(x), y, self.ls2, rate, train)",
+        old="x = self.add(x, y, self.ls2, noise, Site.MLP_PATH)",
+        new="x = self.add(lax.stop_gradient(x), y, self.ls2, noise, Site.MLP_PATH)",
         part=r"blocks\.1: output in the backward pass",
         ambiguity="the sum feeds both the norm and the residual stream; the check cannot tell which gradient is too small",
     ),
@@ -72,9 +72,9 @@ FAULTS = [
     ),
     _fault(
         name="layer scale applied twice",
-        old='x = self.intermediate("sum", self.add(x, y, self.ls1, rate, train))',
+        old='x = self.intermediate("sum", self.add(x, y, self.ls1, noise, Site.ATTENTION_PATH))',
         new="y = y if self.ls1 is None else self.ls1(y)\n"
-        '        x = self.intermediate("sum", self.add(x, y, self.ls1, rate, train))',
+        '        x = self.intermediate("sum", self.add(x, y, self.ls1, noise, Site.ATTENTION_PATH))',
         model="dinov2_s14",
         part=r"blocks\.0: sum",
         cause="layer scale is applied twice after attention",
@@ -130,8 +130,8 @@ FAULTS = [
     ),
     _fault(
         name="final norm applied twice",
-        old="x, _ = self.blocks(row_major(x), rates, tables, train)\n        return self.norm(x) if",
-        new="x, _ = self.blocks(row_major(x), rates, tables, train)\n        return self.norm(self.norm(x)) if",
+        old="x, _ = self.blocks(row_major(x), noise, tables)\n        return self.norm(x) if",
+        new="x, _ = self.blocks(row_major(x), noise, tables)\n        return self.norm(self.norm(x)) if",
         part=r"norm.*",
     ),
     _fault(

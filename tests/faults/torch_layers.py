@@ -129,8 +129,8 @@ FAULTS = [
     ),
     _fault(
         name="attention weights detached",
-        old="x = F.dropout(weights, rate).to(v.dtype) @ v",
-        new="x = F.dropout(weights.detach(), rate).to(v.dtype) @ v",
+        old="x = dropout(module, weights, rate, noise, Site.ATTENTION).to(v.dtype) @ v",
+        new="x = dropout(module, weights.detach(), rate, noise, Site.ATTENTION).to(v.dtype) @ v",
         part=r"blocks\.1\.attn: (scores|weights|heads) in the backward pass",
     ),
     _fault(

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vit_spec
@@ -115,12 +116,30 @@ def test_the_model_compiles_without_graph_breaks(config: ViTConfig) -> None:
         torch.testing.assert_close(compiled, model(x), rtol=1e-5, atol=1e-5)
 
 
-def test_training_with_dropout_and_activation_checkpointing_is_one_graph() -> None:
+@pytest.mark.parametrize("seed", [None, 3])
+def test_training_with_dropout_and_activation_checkpointing_is_one_graph(seed: int | None) -> None:
     torch._dynamo.reset()
     config = RICH.replace(regularisation=dict.fromkeys(DROPOUT, 0.1))
     model = torch.compile(vit_torch.ViT(config, vit_torch.Execution(remat="full")), fullgraph=True, backend="aot_eager")
-    model(images(config)).sum().backward()
+    model(images(config), None if seed is None else vit_torch.Key(vit_torch.random_key(seed))).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by dynamo, of the input of a block
+@pytest.mark.parametrize("seed", [None, 3])
+def test_blocks_with_other_rates_are_compiled_once(seed: int | None) -> None:
+    """With a rate as a number, each block would be a graph of its own, and a recomputed block might run as another one."""
+    torch._dynamo.reset()
+    config = PLAIN.replace(depth=9, regularisation={"drop_path": 0.3, "attn_drop": 0.1, "mlp_drop": 0.1})
+    model, backend = (
+        vit_torch.ViT(config, vit_torch.Execution(remat="full")).train(),
+        CompileCounterWithBackend("aot_eager"),
+    )
+    for block in model.blocks:
+        block.compile(backend=backend, fullgraph=True)
+    key = None if seed is None else vit_torch.Key(vit_torch.random_key(seed))
+    model(images(config), key).sum().backward()
+    assert backend.frame_count == 1
 
 
 # Name of a case -> config, and size of the images if it is not the size in the config.

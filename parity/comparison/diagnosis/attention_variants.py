@@ -71,7 +71,7 @@ def replace_rotary_angles(angles: Angles) -> Patch:
         grids: list[Grid] = []
         original = model.embed
 
-        def embed(images: Any) -> Any:
+        def embed(images: Any, noise: Any = None) -> Any:
             grids[:] = [model.config.grid_of(*images.shape[2:])]
             return original(images)
 

@@ -27,7 +27,7 @@ def replace_blocks(forward: Forward) -> Patch:
     return patch
 
 
-def _block_forward(forward: Forward, block: Any, x: Any, rate: float, tables: Any) -> Any:
+def _block_forward(forward: Forward, block: Any, x: Any, rate: Any, tables: Any, noise: Any = None) -> Any:
     return forward(block, x, tables)
 
 
@@ -291,7 +291,7 @@ def replace_pooling(pool: Callable[[Any, int], Any]) -> Patch:
     """Return the patch that pools with pool(tokens, number of prefix tokens)."""
 
     def patch(model: Any) -> None:
-        model.pool = lambda x: model.intermediate("pool", pool(x, model.config.num_prefix))
+        model.pool = lambda x, noise=None: model.intermediate("pool", pool(x, model.config.num_prefix))
 
     return patch
 
@@ -301,7 +301,7 @@ def change_outputs(change: Callable[[Any], Any]) -> Patch:
 
     def patch(model: Any) -> None:
         original = model.classify
-        model.classify = lambda x: change(original(x))
+        model.classify = lambda x, noise=None: change(original(x))
 
     return patch
 
@@ -310,7 +310,7 @@ def combine_heads(change: Callable[[Any, Any], Any]) -> Patch:
     """Return the patch that makes the model return change(class logits, distillation logits)."""
 
     def patch(model: Any) -> None:
-        def classify(x: Any) -> Any:
+        def classify(x: Any, noise: Any = None) -> Any:
             first = model.output(model.pool(x), model.head)
             return change(first, model.output(x[:, 1], model.head_dist))
 
@@ -333,7 +333,7 @@ def apply_twice(name: str) -> Patch:
 def norm_pooled_feature(model: Any) -> None:
     """Make a model apply the final norm to the pooled feature again."""
     norm, original = require(model.norm, "norm"), model.pool
-    model.pool = lambda x: norm(original(x))
+    model.pool = lambda x, noise=None: norm(original(x))
 
 
 def replace_hidden_activation(function: Callable[[Any], Any]) -> Patch:

@@ -233,7 +233,9 @@ def test_a_wrong_layout_of_the_weights_is_named(case: str) -> None:
 # Other implementations ------------------------------------------------------------------------------------------------
 
 
-def _softmax_over_queries(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float, bias: Any = None) -> Any:
+def _softmax_over_queries(
+    part: Any, q: Any, k: Any, v: Any, scale: float, rate: float, noise: Any, bias: Any = None
+) -> Any:
     weights = torch.softmax(torch.einsum("bthd,bshd->bhts", q, k) * part.config.scale, dim=2)
     return torch.einsum("bhts,bshd->bthd", weights, v)
 
@@ -244,21 +246,21 @@ def _unbiased(self: Any, x: Any) -> Any:
     return centred * torch.rsqrt(variance + self.eps) * self.weight + self.bias
 
 
-def _post_norm(self: Any, x: Any, rate: float, tables: Any) -> Any:
+def _post_norm(self: Any, x: Any, rate: float, tables: Any, noise: Any) -> Any:
     x = self.norm1(x + self.attn(x, tables))
     return self.norm2(x + self.mlp(x))
 
 
-def _no_residual(self: Any, x: Any, rate: float, tables: Any) -> Any:
+def _no_residual(self: Any, x: Any, rate: float, tables: Any, noise: Any) -> Any:
     x = self.attn(self.norm1(x), tables)
     return x + self.mlp(self.norm2(x))
 
 
-def _all_tokens(self: Any, x: Any) -> Any:
+def _all_tokens(self: Any, x: Any, noise: Any) -> Any:
     return x.mean(1)
 
 
-def _first_head(self: Any, x: Any) -> Any:
+def _first_head(self: Any, x: Any, noise: Any) -> Any:
     return self.head(x[:, 0])
 
 

@@ -33,7 +33,7 @@ def _rms(self: Any, x: Any) -> Any:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
-def _res_post_norm(self: Any, x: Any, rate: float, tables: Any) -> Any:
+def _res_post_norm(self: Any, x: Any, rate: float, tables: Any, noise: Any = None) -> Any:
     x = x + self.norm1(self.attn(x, tables))
     return x + self.norm2(self.mlp(x))
 
@@ -42,7 +42,7 @@ def _activation(function: Callable[[Any], Any]) -> Callable[[Any, str], Any]:
     return lambda x, kind: function(x)
 
 
-def _bfloat16_scores(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float, bias: Any = None) -> Any:
+def _bfloat16_scores(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float, noise: Any, bias: Any = None) -> Any:
     scores = torch.einsum("bthd,bshd->bhts", q, k) * part.config.scale
     return torch.einsum("bhts,bshd->bthd", scores.bfloat16().to(v.dtype).softmax(-1), v)
 
@@ -68,11 +68,11 @@ def _tables_with_prefix_phase(config: ViTConfig, grid: tuple[int, int]) -> Any:
     return cos[None, :, None], sin[None, :, None]
 
 
-def _pooled_with_prefix(self: Any, x: Any) -> Any:
+def _pooled_with_prefix(self: Any, x: Any, noise: Any) -> Any:
     return x.amax(1)
 
 
-def _pooled_twice(self: Any, x: Any) -> Any:
+def _pooled_twice(self: Any, x: Any, noise: Any) -> Any:
     return (x[:, 0] + x[:, self.config.num_prefix :].mean(1)) / 2
 
 
@@ -114,7 +114,7 @@ def test_a_mistake_of_another_implementation_is_named(case: str, monkeypatch: py
     assert family in names and diagnosis.discarded == (), diagnosis.verdict
 
 
-def _registers_first(self: Any, images: Any) -> Any:
+def _registers_first(self: Any, images: Any, noise: Any = None) -> Any:
     x, tables = ORIGINAL_EMBED(self, images)
     last = 1 + self.config.tokens.registers
     return torch.cat([x[:, 1:last], x[:, :1], x[:, last:]], 1), tables
@@ -141,7 +141,7 @@ def test_an_intermediate_distinguishes_registers_first_from_pooling_the_second_t
         if first:
             patch.setattr(MODEL.ViT, "embed", _registers_first)
         else:
-            patch.setattr(MODEL.ViT, "pool", lambda self, x: x[:, 1])
+            patch.setattr(MODEL.ViT, "pool", lambda self, x, noise: x[:, 1])
         logits = model_outputs(REGISTERS, file.arrays, images)
         model = vit_torch.ViT(REGISTERS).eval()
         model.load_state_dict(dict(file.arrays))
@@ -169,7 +169,7 @@ def _attention_with_bias(config: ViTConfig, shared: bool, recorded: list[Any]) -
     bias = rng.normal(0, 1, (config.depth, config.num_heads, config.num_tokens, config.num_tokens))
     bias[:, :, config.num_prefix :, config.num_prefix :] = tables[:, :, dy, dx]
 
-    def attention(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float, own_bias: Any = None) -> Any:
+    def attention(part: Any, q: Any, k: Any, v: Any, scale: float, rate: float, noise: Any, own_bias: Any = None) -> Any:
         scores = torch.einsum("bthd,bshd->bhts", q, k) * part.config.scale
         block_bias = bias[0 if shared else len(recorded) % config.depth]
         weights = (scores + torch.tensor(block_bias, dtype=scores.dtype)).softmax(-1)

@@ -186,8 +186,8 @@ def test_a_larger_float32_error_is_reported(path: Path, monkeypatch: pytest.Monk
     right = vit_torch.ViT
 
     class Coarse(right):  # type: ignore[misc, valid-type]
-        def encode(self, x, tables):
-            return super().encode(x * (1 + (1e-5 * (x > 0) if x.dtype.itemsize == 4 else 0)), tables)
+        def encode(self, x, tables, noise):
+            return super().encode(x * (1 + (1e-5 * (x > 0) if x.dtype.itemsize == 4 else 0)), tables, noise)
 
     monkeypatch.setattr(vit_torch, "ViT", Coarse)
     found = golden.verify(path, only="torch")
