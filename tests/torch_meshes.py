@@ -2,7 +2,8 @@
 
     WORLD_SIZE=4 RANK=... LOCAL_RANK=... MASTER_ADDR=... MASTER_PORT=... python -m tests.torch_meshes FOLDER MESH ...
 
-In float64, with mixup, gradient accumulation, an EMA and label smoothing.  FOLDER is for checkpoints and for results.pt.
+In float64, with mixup, gradient accumulation, an EMA, label smoothing and, in some models, dropout.  FOLDER is for
+checkpoints and for results.pt.
 """
 
 import sys
@@ -36,16 +37,22 @@ RECIPE = Recipe(
     label_smoothing=0.1,
     ema=0.9,
 )
+RATES = {"pos_drop": 0.1, "patch_drop": 0.2, "attn_drop": 0.2, "mlp_drop": 0.2, "drop_path": 0.3}
 # Models with every kind of parameter that `tensor` divides, or that all heads share.
 MODELS: dict[str, dict[str, Any]] = {
     "norms, gates and pooling": {
         "attention": {"qk_norm": True, "qkv_bias": "qv"},
         "mlp": {"activation": "swiglu"},
         "head": {"pool": "attention"},
+        "regularisation": RATES,
     },
     "a table of offsets": {"positions": {"kind": "none", "relative": "table"}},
     "an MLP of offsets": {"positions": {"relative": "mlp", "relative_dim": 8, "relative_shared": True}},
-    "learned rotations": {"positions": {"rotary": "mixed"}, "norms": {"order": "parallel", "kind": "rms", "bias": False}},
+    "learned rotations": {
+        "positions": {"rotary": "mixed"},
+        "norms": {"order": "parallel", "kind": "rms", "bias": False},
+        "regularisation": RATES,
+    },
 }
 STEPS = 3
 RESUMED: tuple[Any, ...] = ("adamw", "adafactor", "muon")  # with moments of other shapes than the parameters
@@ -98,7 +105,7 @@ def measure(mesh: str, folder: Path) -> dict[str, Any]:
         engine = make_engine(mesh, optimizer=Optimizer(name=name, eps=1e-3, freeze=("blocks.0.*",)), ema=0.0, remat="full")
         out[name] = [train(engine, 0, 2), weights(engine)]
     for name, changes in MODELS.items():
-        engine = make_engine(mesh, config=CONFIG.replace(**changes), optimizer=Optimizer(name="sgd"))
+        engine = make_engine(mesh, config=CONFIG.replace(**changes), optimizer=Optimizer(name="sgd"), rng="shared")
         out[name] = [train(engine, 0, 2), weights(engine)]
     for name in RESUMED:
         first = make_engine(mesh, folder / name, optimizer=Optimizer(name=name, eps=1e-3))

@@ -1,4 +1,4 @@
-"""Counter-based random numbers for data: a pure function of a purpose and of integers, such as seed, epoch and image."""
+"""Counter-based random numbers of data and initial weights: a pure function of a purpose and integers, such as a seed."""
 
 from hashlib import blake2b
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 # The purposes of random numbers.  They are hashed with the other integers, so no two purposes share a stream.
-SPLIT, ORDER, IMAGE, MIX, SHOTS = 1, 2, 3, 4, 5
+SPLIT, ORDER, IMAGE, MIX, SHOTS, WEIGHTS = 1, 2, 3, 4, 5, 6
 
 
 def generator(purpose: int, *numbers: int) -> np.random.Generator:

@@ -32,7 +32,7 @@ from train.mesh import describe, images_per_device, replication_note
 from train.recipes import Recipe, Task
 from train.recipes.schedule import ema_step_size
 from vit_jax.api import fast_compile_options
-from vit_spec import ViTConfig
+from vit_spec import InputError, ViTConfig
 
 Tree = Any
 Metrics = dict[str, Array]
@@ -73,11 +73,17 @@ class JaxEngine:
         folder: Path,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
+        """Prepare the first step.
+
+        Raises:
+            InputError: as for `make_mesh`, `images_per_device` and `shared_key`.
+        """
         self.config, self._recipe, self._task, self._folder = config, recipe, task, folder
         self._learning_rate = learning_rate
         self.mesh = sharding.make_mesh(recipe.mesh, config)
         images_per_device(recipe.batch_size, recipe.accumulate, self.mesh.shape)
         dtype = jnp.bfloat16 if recipe.dtype == "bfloat16" else None
+        self._seed_key = shared_key(recipe.seed) if recipe.rng == "shared" else jax.random.key(recipe.seed)
         self._model = vit_jax.ViT(config, vit_jax.Execution(dtype=dtype, remat=recipe.remat))
         self._optimizer = make_optimizer(recipe.optimizer, config, self.mesh)
         self._update_scales = update_scales(config, recipe.optimizer.layer_decay, recipe.optimizer.freeze)
@@ -275,7 +281,7 @@ class JaxEngine:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._state), images, targets, mix
 
     def _train(self, state: State, images: Array, targets: Array, mix: Mix | None) -> tuple[State, Metrics]:
-        key = jax.random.fold_in(jax.random.key(self._recipe.seed), state.step)
+        key = jax.random.fold_in(self._seed_key, state.step)
         (loss, metric), grads = self._loss_and_gradient(state.params, images, targets, mix, key)
         # The backward pass also computes the gradients of blocks that are frozen while others of their stack are not.
         norm = optax.tree.norm(zero_frozen(grads, self._update_scales) if self._recipe.optimizer.freeze else grads)
@@ -314,7 +320,7 @@ class JaxEngine:
                 assert mix is not None
                 x = mix_images(mix, x, self._normalize(partners[0]))
                 targets = mix_targets(mix, targets, partners[1])
-            outputs = self._apply(params, x, train=True, rngs={"dropout": key})
+            outputs = self._apply(params, x, train=True, key=key)
             loss, metric = self._loss_and_metric(outputs, targets)
             return loss.mean(), metric.mean()
 
@@ -359,3 +365,17 @@ class JaxEngine:
             params = jax.tree.map(lambda p, is_matrix: p.astype(dtype) if is_matrix else p, params, decays)
         with sharding.constrain_modules(self.mesh, self.config):
             return self._model.apply({"params": params}, x, **options)  # type: ignore[return-value]
+
+
+def shared_key(seed: int) -> Array:
+    """Return the key of a seed for `--rng shared`; `jax.random.key` ignores its upper half without 64-bit types.
+
+    Raises:
+        InputError: jax is set to draw other random numbers.
+    """
+    if not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
+        raise InputError(
+            "--rng shared needs jax_threefry_partitionable, which is off: leave JAX_THREEFRY_PARTITIONABLE unset"
+        )
+    words = jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")

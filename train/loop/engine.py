@@ -115,7 +115,9 @@ class Engine(Protocol):
         3. Compute the mean loss of the batch of all processes, and its gradient.  `recipe.accumulate` = N parts are
            computed one after the other; part j has the images j, j + N, j + 2N, ... of the whole batch.  Loss, metric and
            gradient are the means over the parts.  Random numbers of the model (dropout, drop path) are a function of
-           `recipe.seed`, n and j.
+           `recipe.seed`, n and j.  If `recipe.rng` is "shared", they are those that `vit_spec.noise` defines for the whole
+           part j, with the key fold_in(seed's key, n), or fold_in(fold_in(seed's key, n), j) if N > 1.  The words of the
+           seed's key are the upper and the lower 32 bits of the seed.
         4. Update the weights by `recipe.optimizer` with the learning rate `learning_rate(n)`: clip the gradient to the
            global norm `clip`, without frozen weights, which do not change; multiply the rate of each parameter by its
            `train.recipes.param_groups.lr_multipliers`; and decay the parameters whose row in `vit_spec.rows` has `decays`.
@@ -255,7 +257,8 @@ class EngineFactory(Protocol):
             learning_rate: the learning rate as a function of the number of steps done before the step.  It takes a number
                 or an array of a library with `__array_namespace__`, such as jax, also under tracing; not a `torch.Tensor`.
             initial_weights: the weights to start from, of this config, in any dtype and any format of `parity`; see
-                `parity.to_jax` and `parity.to_torch`.  None: initialize them with the seed `recipe.seed`.
+                `parity.to_jax` and `parity.to_torch`.  None: initialize them with the seed `recipe.seed`; not if
+                `recipe.rng` is "shared", unless a checkpoint will be restored.
             folder: the absolute path of the folder for checkpoints; it may not exist yet.
             metadata: the keyword arguments `labels`, `preprocessing` and `task` of `parity.save`, for files of weights.
 

@@ -1,17 +1,33 @@
-"""The initial weights of a run, `--init`: a run, or any file, folder or name on the hub that `parity` reads."""
+"""The initial weights of a run: those that `--init` names, in any file that `parity` reads, or shared random numbers."""
 
 from typing import Any
+
+import numpy as np
 
 import parity
 from parity.checkpoints import surgery
 from parity.checkpoints.config_overrides import parse_overrides
 from parity.checkpoints.surgery.edit import apply_changes
-from parity.checkpoints.weights import Checkpoint
+from parity.checkpoints.weights import Checkpoint, replace_parameters
+from train.data.rng import WEIGHTS, generator
 from train.loop.run_folder import best_weights
 from train.recipes import Recipe, config_overrides
-from vit_spec import InputError, rows
+from vit_spec import InputError, ViTConfig, rows
+from vit_spec.sampling import sample_row
 
 TIMM_PREFIX = "timm:"
+
+
+def draw_initial_weights(config: ViTConfig, seed: int) -> Checkpoint:
+    """Return initial float32 weights for `--rng shared`: the same whatever the framework.
+
+    Each parameter has random numbers of its own, whatever others there are.
+    """
+    parameters: dict[str, Any] = {
+        name: sample_row(config, row, generator(WEIGHTS, seed, *name.encode())).astype(np.float32)
+        for name, row in rows(config).items()
+    }
+    return replace_parameters(Checkpoint(config, "jax", {}), config, parameters)
 
 
 def load_initial_weights(recipe: Recipe, *, num_outputs: int, in_channels: int) -> tuple[Checkpoint, list[str]]:

@@ -49,7 +49,7 @@ DIVERGED, SIGNALLED = 1, 128  # exit statuses; the number of the signal is added
 class ModelSetup(NamedTuple):
     """The model of a run, the weights it starts from, and lines for the table at the start.
 
-    weights: None if the weights are initialized at random, or restored from a checkpoint.
+    weights: None if the engine initializes the weights at random, or they are restored from a checkpoint.
     """
 
     config: ViTConfig
@@ -82,6 +82,8 @@ def _prepare_run(request: Request, make_engine: EngineFactory) -> int:
     # A run that resumes does not need the file of --init any more: it may be gone.
     saved = saved_model_config(Path(recipe.run)) if recipe.init and recipe.run else None
     setup = ModelSetup(*((saved, None, []) if saved else choose_model(recipe, source, task)))
+    if recipe.rng == "shared" and setup.weights is None and not saved:
+        setup = setup._replace(weights=init_from.draw_initial_weights(setup.config, recipe.seed))
     schedule = Schedule.from_recipe(recipe, len(source.train))
     targets = [
         targets_for_task(examples, source.classes, source.task, task) for examples in (source.train, source.held_out)

@@ -130,6 +130,9 @@ class Recipe:
     units; one of them may be -1, all remaining devices. Example: data=-1,fsdp=4,tensor=2"""
     seed: int = 0
     """Seed of the initial weights, the order of images and all other random numbers; the same seed gives the same run."""
+    rng: Literal["own", "shared"] = "own"
+    """The initial weights and the random numbers of dropout, drop path and patch dropout. own: those of the framework.
+    shared: numbers that train.jax and train.torch both compute, so that their runs are the same up to rounding."""
     run: str | None = None
     """Folder to write to; a run in it is resumed. None: runs/RECIPE-DATE-TIME."""
     log_every: int = 10

@@ -28,6 +28,7 @@ from train.torch.losses import loss_and_metric, soft_targets
 from train.torch.optimizers import make_optimizer, multiplier_of_each
 from train.torch.sharding import Placement, Preemption, ProcessMesh, local
 from vit_spec import ViTConfig
+from vit_torch.noise import fold_in
 
 Metrics = dict[str, Tensor]
 
@@ -188,18 +189,29 @@ class TorchEngine:
             parameter.grad = None
         losses, metrics = [], []
         for j in range(n):
-            torch.manual_seed(_seed(self._recipe.seed, step, j, self._mesh.index))
+            key = self._random_numbers(step, j)
             x, y = self._normalize(images[j::n]), targets[j::n]
             if mix is not None and partners is not None:
                 x = mix_images(mix, x, self._normalize(partners[0][j::n]))
                 y = mix_targets(mix, y, partners[1][j::n])
             with self._mesh.gradients(self._forward, is_last=j == n - 1):
-                loss, metric = self._loss_and_metric(self._forward(x.permute(0, 3, 1, 2)), y)
+                loss, metric = self._loss_and_metric(self._forward(x.permute(0, 3, 1, 2), key), y)
                 (loss.mean() / n).backward()
             losses.append(loss.detach().mean())
             metrics.append(metric.detach().mean())
         means = self._mesh.mean(torch.stack([torch.stack(losses).mean(), torch.stack(metrics).mean()]))
         return means[0], means[1]
+
+    def _random_numbers(self, step: int, part: int) -> vit_torch.Key | None:
+        """Return the key of a part of a step for `--rng shared`; without, seed PyTorch's generator and return None."""
+        recipe, mesh = self._recipe, self._mesh
+        if recipe.rng == "own":
+            torch.manual_seed(_seed(recipe.seed, step, part, mesh.index))
+            return None
+        key = fold_in(vit_torch.random_key(recipe.seed, device=self._device), step)
+        key = fold_in(key, part) if recipe.accumulate > 1 else key
+        first_image = mesh.index * (recipe.batch_size // mesh.count // recipe.accumulate)
+        return vit_torch.Key(key, first_image, mesh.tensor_index, mesh.sizes["tensor"])
 
     @torch.no_grad()
     def _update_ema(self, step: int) -> None:

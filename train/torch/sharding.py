@@ -90,6 +90,7 @@ class ProcessMesh:
         sizes: the length of each axis.
         device: the device of this process.
         index, count: the number of this process among those that divide a batch, and how many these are.
+        tensor_index: the number of this process among those that divide heads and hidden units.
         is_main: whether this is the main process.
     """
 
@@ -108,7 +109,7 @@ class ProcessMesh:
         )
         process = dist.get_rank() if num_processes > 1 else 0
         self.count, self.is_main = num_processes // self.sizes["tensor"], process == 0
-        self.index, self._tensor_index = divmod(process, self.sizes["tensor"])
+        self.index, self.tensor_index = divmod(process, self.sizes["tensor"])
         self._mesh: DeviceMesh | None = None
         if num_processes > 1:
             self._mesh = init_device_mesh(self.device.type, tuple(self.sizes.values()), mesh_dim_names=AXES)
@@ -129,7 +130,7 @@ class ProcessMesh:
         dtype: that of activations; matrices are gathered in it.  None: that of the parameters.
         """
         if self.sizes["tensor"] > 1:
-            tensor_parallel.divide(model, self._shards, self._tensor_index, self._group("tensor"))
+            tensor_parallel.divide(model, self._shards, self.tensor_index, self._group("tensor"))
         if self.sizes["fsdp"] == 1:
             model.to(self.device)
             if self._mesh is None or not any(parameter.requires_grad for parameter in model.parameters()):
@@ -219,7 +220,7 @@ class ProcessMesh:
         dim = _sharded_dim(self._shards[name], "tensor")
         if dim is None or self.sizes["tensor"] == 1:
             return Placement(parameter)
-        return Placement(parameter, dim, self._shards[name][dim], self._tensor_index, self._group("tensor"))
+        return Placement(parameter, dim, self._shards[name][dim], self.tensor_index, self._group("tensor"))
 
     def sum_of_shards(self, values: Tensor, placements: Sequence["Placement"]) -> Tensor:
         """Return values that are sums over entries of parameters on this process, with the sums over all their shards.

@@ -59,6 +59,7 @@ OTHER_VALUES: dict[str, Any] = {  # for fields that `other_value` cannot double
     "eval_every": "100steps",
     "save_every": 0.5,
     "seed": 7,
+    "rng": "shared",
     "non_finite": "skip",
     "wandb": "a-project",
     "profile": (3, 5),

@@ -20,6 +20,7 @@ from tests.twins import perturbed_params
 from train.data.augment import Mix
 from train.data.batches import Batch
 from train.jax.engine import JaxEngine
+from train.loop.init_from import draw_initial_weights
 from train.recipes import Augment, Optimizer, Recipe
 from train.recipes.schedule import learning_rate
 from train.torch.engine import TorchEngine
@@ -51,13 +52,14 @@ def make_batch(seed: int, mix: Mix | None = None, task: str = "classes") -> Batc
 
 
 def make(engine: Any, task: Any = "classes", **changes: Any) -> Any:
-    """Return an engine of the small model."""
+    """Return an engine of the small model, with dropout if the random numbers are shared."""
+    config = CONFIG.replace(regularisation=DROPOUT) if changes.get("rng") == "shared" else CONFIG
     recipe = replace(Recipe(batch_size=12, optimizer=Optimizer(eps=1e-3)), **changes)
 
     def rate(step: Any) -> Any:
         return learning_rate(step, peak=0.01, warmup=5, total=STEPS)
 
-    return engine(CONFIG, recipe, task=task, learning_rate=rate, initial_weights=START, folder=Path("unused"))
+    return engine(config, recipe, task=task, learning_rate=rate, initial_weights=START, folder=Path("unused"))
 
 
 def test_a_mesh_of_more_devices_than_there_are_is_refused() -> None:
@@ -76,11 +78,13 @@ def test_rematerialization_does_not_change_a_step(remat: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by dynamo, of the input of a block
-def test_compiled_blocks_do_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rng", ["own", "shared"])
+def test_compiled_blocks_do_the_same_step(rng: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dropout, or with the same dropout."""
     backend = partialmethod(torch.nn.Module.compile, backend="aot_eager", fullgraph=True)  # inductor takes a minute
     monkeypatch.setattr(torch.nn.Module, "compile", backend)
     torch._dynamo.reset()
-    plain, compiled = (make(TorchEngine, compile=each, ema=0.9, remat="full") for each in ("auto", "on"))
+    plain, compiled = (make(TorchEngine, compile=each, ema=0.9, remat="full", rng=rng) for each in ("auto", "on"))
     assert plain.hardware == "1 device (cpu)" and compiled.hardware == "1 device (cpu), compiled"
     for n in range(2):
         one, other = (
@@ -107,7 +111,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "sigmoid": {"loss": "sigmoid", "optimizer": Optimizer(layer_decay=0.8, freeze=("patch_embed.*",))},
     "labels": {"label_smoothing": 0.1},
     "values": {"ema": 0.9},
+    "regularised": {"rng": "shared", "accumulate": 2, "seed": 2**40 + 3},
 }
+# Every rate above 0; patch dropout leaves 3 of 4 patches.
+DROPOUT = {"pos_drop": 0.1, "patch_drop": 0.2, "attn_drop": 0.2, "mlp_drop": 0.1, "drop_path": 0.3}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -125,6 +132,22 @@ def test_fifty_steps_agree_in_float64(name: str) -> None:
     evaluated = [each.evaluate(make_batch(0, task=task)) for each in engines]
     for ours, theirs in zip(*evaluated, strict=True):
         assert np.asarray(ours) == pytest.approx(np.asarray(theirs), rel=1e-9, abs=1e-9)
+
+
+def test_shared_random_numbers_start_both_trainers_with_the_same_weights() -> None:
+    config = CONFIG.replace(positions={"rotary": "mixed"}, head={"init": "trunc_normal(0.02)"})
+    one, other = (draw_initial_weights(config, seed) for seed in (1, 2))
+    for name, tensor in parity.to_torch(one).items():
+        law = vit_spec.rows(config)[".".join(word for word in name.split(".") if not word.isdigit())].law
+        assert tensor.dtype == torch.float32
+        assert law is None or law.kind == "constant" or not torch.equal(tensor, parity.to_torch(other)[name]), name
+    blocks = [parity.to_torch(one)[f"blocks.{i}.attn.qkv.weight"] for i in range(2)]
+    assert not torch.equal(*blocks)
+
+
+def test_other_random_numbers_of_jax_are_refused() -> None:
+    with jax.threefry_partitionable(False), pytest.raises(InputError, match="needs jax_threefry_partitionable"):
+        make(JaxEngine, rng="shared")
 
 
 def test_too_little_memory_and_the_end_of_another_process_are_reported_in_one_line() -> None:
