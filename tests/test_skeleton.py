@@ -18,7 +18,8 @@ ONLY_TORCH = [
     "super",  # __init__ calls that of nn.Module
     "execution =",  # linen has the default in a field
     "initialise",  # linen initializes parameters where they are declared
-    "rates =",  # linen scans over those in the noise
+    "last, dtype =",  # linen scans over the rates in the noise
+    "rates =",
     "for block, rate, own: self.blocks",  # the blocks are a list
     "x = run_block",  # applies one of the blocks
 ]

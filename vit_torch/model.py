@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vit_spec import ViTConfig, position_table, relative_tables, resampling_matrices, rotary_tables
-from vit_spec.noise import Site, drop_path_rates
+from vit_spec.noise import Site
 from vit_torch.execution import Execution
 from vit_torch.layers import (
     LayerScale,
@@ -308,7 +308,8 @@ class ViT(ViTModule):
     def encode(self, x: Tensor, tables: Tables, noise: Sequence[Noise | None]) -> Tensor:
         """Apply the blocks and the final norm: (B, T, width) -> (B, T, width)."""
         # A tensor: a block with another number would be compiled again, and be recomputed as another graph.
-        rates = torch.tensor(drop_path_rates(self.config), dtype=at_least_float32(x), device=x.device)
+        last, dtype = self.config.regularisation.drop_path, at_least_float32(x)
+        rates = torch.linspace(0, last, self.config.depth, dtype=dtype, device=x.device)
         for block, rate, own in zip(self.blocks, rates, noise, strict=True):
             x = run_block(block, x, rate, tables, own)
         return self.norm(x) if self.norm is not None else x
