@@ -26,6 +26,8 @@ LAYERS = (
     ("parity.__main__",),
     ("train.recipes",),
     ("train.mesh", "train.data"),
+    ("train.optimizer_state",),
+    ("train.step_cost",),
     ("train.loop",),
     ("train.jax", "train.torch"),
     ("train.inference",),
@@ -132,7 +134,7 @@ def test_modules_outside_the_packages_of_a_framework_import_without_it(blocked: 
     pytest.importorskip("PIL")
     commands = ["train.jax.__main__", "train.torch.__main__"]
     independent = [name for name in MODULES if group(name) not in ALLOWED and name not in commands]
-    independent += ["train.jax.memory_estimate", "train.jax.optimizer_state", *commands]
+    independent += ["train.jax.memory_estimate", "train.torch.memory_estimate", "train.jax.optimizer_state", *commands]
     assert run(WITHOUT.format(blocked=blocked, modules=independent, frameworks=FRAMEWORKS)).split() == []
 
 

@@ -18,13 +18,14 @@ from PIL import Image
 
 from parity.terminal import Terminal
 from train.data.sources import Dataset, Examples, open_dataset
-from train.jax.memory_estimate import MemoryEstimate, estimate_memory
+from train.jax.memory_estimate import estimate_memory
 from train.loop.request import Request
 from train.loop.schedule import Schedule
 from train.loop.session import choose_model, print_table, run_title
 from train.mesh import AXES, AxisSizes, axis_sizes, images_per_device, replication_note
 from train.recipes import IMAGENET, Recipe
 from train.recipes.param_groups import lr_multipliers
+from train.step_cost import MemoryEstimate
 from vit_spec import InputError, ViTConfig, nearest
 
 GIB = 1 << 30

@@ -14,10 +14,11 @@ pytest.importorskip("grain")
 import vit_spec
 from tests import ROOT
 from train.cli import main
-from train.jax.memory_estimate import MemoryEstimate, estimate_memory
+from train.jax.memory_estimate import estimate_memory
 from train.loop.request import Request
 from train.plan import Devices, estimate_step_time, open_or_assume_imagenet, parse_devices
 from train.recipes import Augment, Optimizer, Recipe
+from train.step_cost import MemoryEstimate
 from vit_spec import InputError, ViTConfig
 
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}

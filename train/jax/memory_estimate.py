@@ -4,83 +4,13 @@ The estimate models the JAX twin's step as XLA compiles it for a mesh (`train.ja
 compiled program.  Nothing is allocated and no framework is imported.
 """
 
-import math
 from collections import Counter
-from dataclasses import dataclass
-from typing import NamedTuple
 
-from train.jax.optimizer_state import state_size, update_transfers
-from train.jax.parameter_tree import mesh_axes, tree
-from train.mesh import BATCH_AXES, AxisSizes, Parameter, images_per_device
+from train.jax.optimizer_state import update_transfers
+from train.mesh import BATCH_AXES, AxisSizes, Parameter
 from train.recipes import Recipe
-from vit_spec import ViTConfig, flops
-
-BYTES = {"float32": 4, "bfloat16": 2}
-
-
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """The cost of a training step.
-
-    memory: bytes per device by kind, in the order in which a step allocates them.
-    transfers: bytes per step by kind of collective and mesh axes, such as ("all-reduce", "data+fsdp"): the size of the
-        whole array that is gathered, summed or sent; for an all-to-all, the part of one device.
-    flops: floating point operations of a step on all devices together: three forward passes.
-    recomputed: further operations that `remat` adds.
-    """
-
-    memory: dict[str, int]
-    transfers: dict[tuple[str, str], int]
-    flops: int
-    recomputed: int
-
-    @property
-    def total(self) -> int:
-        """Bytes per device."""
-        return sum(self.memory.values())
-
-    @property
-    def state(self) -> int:
-        """Bytes per device of the arguments of a step: the training state and the batch."""
-        return sum(self.memory.get(name, 0) for name in ("parameters", "optimizer state", "EMA", "batch"))
-
-
-class _Step(NamedTuple):
-    """The step that is estimated.
-
-    sizes: the length of each mesh axis.
-    compute_bytes, param_bytes: bytes per entry of activations, and of parameters.
-    images: the number of images per device in each part of a batch.
-    """
-
-    config: ViTConfig
-    recipe: Recipe
-    sizes: AxisSizes
-    compute_bytes: int
-    param_bytes: int
-    images: int
-
-    @property
-    def parameters(self) -> list[Parameter]:
-        parameters: list[Parameter] = []
-        tree(self.config, parameters.append)
-        return parameters
-
-    def shards(self, parameter: Parameter, *axes: str) -> int:
-        """Return the number of shards of a parameter along these mesh axes, by default along all."""
-        used = mesh_axes(parameter, self.config, self.sizes)
-        return math.prod(self.sizes[name] for name in used if name is not None and (not axes or name in axes))
-
-    @property
-    def patches(self) -> int:
-        rows, columns = self.config.grid
-        return rows * columns
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens in the blocks during training, after patch dropout."""
-        kept = max(1, int(self.patches * (1 - self.config.regularisation.patch_drop)))
-        return self.config.num_prefix + kept
+from train.step_cost import MemoryEstimate, Step, state_memory
+from vit_spec import ViTConfig
 
 
 def estimate_memory(
@@ -96,48 +26,31 @@ def estimate_memory(
     Raises:
         InputError: the batch is not divisible by the mesh.
     """
-    compute_bytes = BYTES[recipe.dtype] if param_bytes == 4 else param_bytes
-    s = _Step(
-        config, recipe, sizes, compute_bytes, param_bytes, images_per_device(recipe.batch_size, recipe.accumulate, sizes)
-    )
-    forward = flops(config)
-    return MemoryEstimate(
-        _memory(s), _transfers(s, reduce_scatter), 3 * forward * recipe.batch_size, _recomputed_flops(s, forward)
-    )
+    s = Step.of(config, recipe, sizes, param_bytes)
+    return s.estimate(_memory(s), _transfers(s, reduce_scatter))
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-def _memory(s: _Step) -> dict[str, int]:
-    local_sizes = {parameter: parameter.row.size // s.shards(parameter) for parameter in s.parameters}
-    matrices = {parameter: size for parameter, size in local_sizes.items() if parameter.row.decays}
-    weights = s.param_bytes * sum(local_sizes.values())
-    gradients = weights + (s.compute_bytes - s.param_bytes) * sum(matrices.values())
-    memory = {
-        "parameters": weights,
-        "optimizer state": s.param_bytes
-        * sum(state_size(s.recipe.optimizer.name, parameter, size, s.config) for parameter, size in local_sizes.items()),
-        "EMA": weights if s.recipe.ema else 0,
-        "batch": s.recipe.accumulate * s.images * _image_bytes(s),
+def _memory(s: Step) -> dict[str, int]:
+    state = state_memory(s)
+    matrices = {p: p.row.size // s.shards(p) for p in s.parameters if p.row.decays}
+    gradients = state["parameters"] + (s.compute_bytes - s.param_bytes) * sum(matrices.values())
+    targets = 4 if s.recipe.task in (None, "classes") else 4 * s.config.num_classes
+    return {
+        **state,
+        "batch": s.recipe.accumulate * s.images * (s.image_bytes + targets),
         "half-precision matrices": s.compute_bytes * sum(matrices.values()) if s.compute_bytes < s.param_bytes else 0,
         "gathered matrices": _gathered_bytes(s, [parameter for parameter in matrices if s.shards(parameter, "fsdp") > 1]),
         "activations": s.images * _activation_bytes(s, s.recipe.remat),
         "attention weights": s.images * s.config.depth * _attention_bytes(s) if s.recipe.remat == "none" else 0,
         "peak activations of one block": s.images * _block_peak_bytes(s),
-        "gradients": gradients + (weights if s.recipe.accumulate > 1 else 0),
+        "gradients": gradients + (state["parameters"] if s.recipe.accumulate > 1 else 0),
     }
-    return {name: size for name, size in memory.items() if size}
 
 
-def _image_bytes(s: _Step) -> int:
-    """Return the bytes of an image and its target."""
-    height, width = s.config.image_size
-    targets = 4 if s.recipe.task in (None, "classes") else 4 * s.config.num_classes
-    return height * width * s.config.in_channels + targets
-
-
-def _gathered_bytes(s: _Step, matrices: list[Parameter]) -> int:
+def _gathered_bytes(s: Step, matrices: list[Parameter]) -> int:
     """Return the bytes of the matrices of one block and of those outside of the blocks, gathered along `fsdp`."""
     each = (
         parameter.row.size // (s.config.depth if parameter.is_stacked else 1) // s.shards(parameter, "tensor")
@@ -146,7 +59,7 @@ def _gathered_bytes(s: _Step, matrices: list[Parameter]) -> int:
     return s.compute_bytes * sum(each)
 
 
-def _activation_bytes(s: _Step, remat: str) -> int:
+def _activation_bytes(s: Step, remat: str) -> int:
     """Return the bytes that the forward pass of an image keeps for the backward pass, except attention weights."""
     c, (ph, pw) = s.config, s.config.patch_size
     patches = s.patches * ph * pw * c.in_channels * s.compute_bytes
@@ -154,7 +67,7 @@ def _activation_bytes(s: _Step, remat: str) -> int:
     return patches + c.depth * _block_bytes(s, remat) + norm
 
 
-def _block_bytes(s: _Step, remat: str) -> int:
+def _block_bytes(s: Step, remat: str) -> int:
     """Return the bytes that a block keeps for the backward pass of an image, except attention weights.
 
     These are the residuals of JAX's linearization: norms and activation functions keep their inputs, matrix products
@@ -173,10 +86,10 @@ def _block_bytes(s: _Step, remat: str) -> int:
     heads = (6 if c.attention.qk_norm else 4) + c.attention.out_norm
     compute = (norms + scales) * c.width + heads * inner + (gates + 1 + c.mlp.norm) * ff
     masks = (2 * c.width if drop.drop_path else 0) + (ff + c.width if drop.mlp_drop else 0)
-    return t * (inner * _wide_bytes(s) + compute * s.compute_bytes + masks)
+    return t * (inner * s.wide_bytes + compute * s.compute_bytes + masks)
 
 
-def _block_peak_bytes(s: _Step) -> int:
+def _block_peak_bytes(s: Step) -> int:
     """Return the peak bytes of the backward pass of one block for an image: its residuals and its gradients.
 
     The residuals are recomputed, or sliced from an array of all blocks.  Norms and activation functions count with all
@@ -186,40 +99,22 @@ def _block_peak_bytes(s: _Step) -> int:
     gates = 2 if c.mlp.activation == "swiglu" else 1
     inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
     norm_width = 2 * (c.width + (inner if c.attention.qk_norm else 0))
-    intermediates = s.tokens * (3 * norm_width * _wide_bytes(s) + (gates + 1) * ff * s.compute_bytes)
+    intermediates = s.tokens * (3 * norm_width * s.wide_bytes + (gates + 1) * ff * s.compute_bytes)
     gradients = s.tokens * (4 * c.width + 2 * gates * ff) * s.compute_bytes
-    scores = c.num_heads // tensor * s.tokens**2 * _wide_bytes(s)
+    scores = c.num_heads // tensor * s.tokens**2 * s.wide_bytes
     return _block_bytes(s, "none") + intermediates + _attention_bytes(s) + gradients + scores
 
 
-def _attention_bytes(s: _Step) -> int:
+def _attention_bytes(s: Step) -> int:
     """Return the bytes of the attention weights of an image in a block."""
     dropped = bool(s.config.regularisation.attn_drop)  # then the weights before and after dropout are kept, and its mask
-    return s.config.num_heads // s.sizes["tensor"] * s.tokens**2 * (_wide_bytes(s) * (1 + dropped) + dropped)
-
-
-def _wide_bytes(s: _Step) -> int:
-    """Return the bytes of an entry inside norms and softmax, which compute in float32 at least."""
-    return max(4, s.compute_bytes)
-
-
-# FLOPs ----------------------------------------------------------------------------------------------------------------
-
-
-def _recomputed_flops(s: _Step, forward: int) -> int:
-    """Return the FLOPs of recomputation: the forward pass of the blocks; with "dots" only the products inside attention."""
-    c = s.config
-    attention = c.depth * 4 * s.tokens**2 * c.num_heads * c.head_dim
-    outside = sum(
-        2 * parameter.row.size * s.patches for parameter in s.parameters if parameter.row.name == "patch_embed.proj.weight"
-    )
-    return s.recipe.batch_size * {"none": 0, "dots": attention, "full": forward - outside}[s.recipe.remat]
+    return s.config.num_heads // s.sizes["tensor"] * s.tokens**2 * (s.wide_bytes * (1 + dropped) + dropped)
 
 
 # Communication --------------------------------------------------------------------------------------------------------
 
 
-def _transfers(s: _Step, reduce_scatter: bool) -> dict[tuple[str, str], int]:
+def _transfers(s: Step, reduce_scatter: bool) -> dict[tuple[str, str], int]:
     transfers: Counter[tuple[str, str]] = Counter()
     for parameter in s.parameters:
         transfers.update(_parameter_transfers(s, parameter, reduce_scatter))
@@ -229,19 +124,13 @@ def _transfers(s: _Step, reduce_scatter: bool) -> dict[tuple[str, str], int]:
         each = s.recipe.accumulate * s.images * s.compute_bytes
         transfers["all-reduce", "tensor"] += each * _tensor_all_reduce_size(s)
         transfers["all-gather", "tensor"] += each * _tensor_all_gather_size(s)
-    if s.recipe.augment.mixes and _join_axes(s, *BATCH_AXES):
-        height, width = s.config.image_size
-        image = height * width * s.config.in_channels + s.param_bytes * s.config.num_classes
-        transfers["collective-permute", _join_axes(s, *BATCH_AXES)] += s.recipe.augment.repeats * image
-    return {key: size for key, size in transfers.items() if size and key[1]}
+    if s.recipe.augment.mixes and s.joined(BATCH_AXES):
+        image = s.image_bytes + s.param_bytes * s.config.num_classes
+        transfers["collective-permute", s.joined(BATCH_AXES)] += s.recipe.augment.repeats * image
+    return transfers
 
 
-def _join_axes(s: _Step, *axes: str) -> str:
-    """Return the names of the given mesh axes that are longer than 1, joined by "+"."""
-    return "+".join(name for name in axes if s.sizes[name] > 1)
-
-
-def _parameter_transfers(s: _Step, parameter: Parameter, reduce_scatter: bool) -> Counter[tuple[str, str]]:
+def _parameter_transfers(s: Step, parameter: Parameter, reduce_scatter: bool) -> Counter[tuple[str, str]]:
     """Return the transfers of a parameter: its all-gather along `fsdp` and the sum of its gradient over the batch axes.
 
     A matrix of a block is gathered for the forward and for the backward pass of each part of a batch, and its gradient is
@@ -250,18 +139,18 @@ def _parameter_transfers(s: _Step, parameter: Parameter, reduce_scatter: bool) -
     transfers: Counter[tuple[str, str]] = Counter()
     kind = parameter.row.name.split(".")[-2:-1]
     is_norm = bool(kind) and "norm" in kind[0]
-    size = parameter.row.size // s.shards(parameter, "tensor") * (_wide_bytes(s) if is_norm else s.compute_bytes)
+    size = parameter.row.size // s.shards(parameter, "tensor") * (s.wide_bytes if is_norm else s.compute_bytes)
     shards, repeats = s.shards(parameter, "fsdp"), s.recipe.accumulate
     if shards > 1:
         transfers["all-gather", "fsdp"] += 2 * repeats * size if parameter.is_stacked else size
     size *= repeats * _gradient_sums(s.config, parameter)
     if shards > 1 and parameter.is_stacked:
         transfers["reduce-scatter" if reduce_scatter else "all-reduce", "fsdp"] += size
-        transfers["all-reduce", _join_axes(s, "data")] += size // shards
+        transfers["all-reduce", s.joined(["data"])] += size // shards
     else:
-        transfers["all-reduce", _join_axes(s, *BATCH_AXES)] += size
+        transfers["all-reduce", s.joined(BATCH_AXES)] += size
         if is_norm and kind[0] in ("q_norm", "k_norm"):  # shared by heads
-            transfers["all-reduce", _join_axes(s, "tensor")] += size
+            transfers["all-reduce", s.joined(["tensor"])] += size
     return transfers
 
 
@@ -271,7 +160,7 @@ def _gradient_sums(config: ViTConfig, parameter: Parameter) -> int:
     return 2 if shared or parameter.row.name == "blocks.attn.v_bias" else 1
 
 
-def _tensor_all_reduce_size(s: _Step) -> int:
+def _tensor_all_reduce_size(s: Step) -> int:
     """Return the number of entries per image that are all-reduced along `tensor`.
 
     They are the outputs of the attention projection and of the MLP in the forward pass, and the gradients of the inputs of
@@ -283,7 +172,7 @@ def _tensor_all_reduce_size(s: _Step) -> int:
     return (c.depth * (3 + ends) * s.tokens + pool) * c.width
 
 
-def _tensor_all_gather_size(s: _Step) -> int:
+def _tensor_all_gather_size(s: Step) -> int:
     """Return the number of entries per image that are gathered along `tensor`.
 
     They are the outputs of the heads if no projection follows, or the values if they are added to the output of attention.

@@ -1,27 +1,14 @@
-"""The size of the optimizer state of a parameter, and the communication of its update on a mesh; without a framework."""
+"""The communication of the update of a parameter on a mesh, as XLA compiles it; without a framework."""
 
 import math
 from collections import Counter
 
 from train.jax.parameter_tree import mesh_axes
 from train.mesh import AXES, AxisSizes, Parameter
-from train.recipes.optimizer_constants import MIN_FACTORED_SIZE
+from train.optimizer_state import axis_lengths, factored_axes, is_orthogonalized
 from vit_spec import ViTConfig
 
 Transfers = Counter[tuple[str, str]]  # array entries, by kind of collective and mesh axis
-
-
-def state_size(name: str, parameter: Parameter, local_size: int, config: ViTConfig) -> int:
-    """Return the number of entries of the optimizer state on one device.
-
-    name: of the optimizer.
-    local_size: entries of the parameter on the device.
-    """
-    if name == "adafactor":
-        return local_size + _factored_size(parameter, config, local_size)
-    if name == "muon":
-        return local_size if is_orthogonalized(parameter) else 2 * local_size
-    return {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1}[name] * local_size
 
 
 def update_transfers(name: str, parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> Transfers:
@@ -31,11 +18,6 @@ def update_transfers(name: str, parameter: Parameter, config: ViTConfig, sizes: 
     """
     rules = {"muon": _muon_transfers, "lamb": _lamb_transfers, "adafactor": _adafactor_transfers}
     return rules[name](parameter, config, sizes) if name in rules else Counter()
-
-
-def is_orthogonalized(parameter: Parameter) -> bool:
-    """Whether Muon orthogonalizes the update of a parameter: the weight matrices of the blocks."""
-    return parameter.is_stacked and parameter.row.decays
 
 
 def distribution(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> tuple[tuple[str, ...], int]:
@@ -58,27 +40,6 @@ def distribution(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> t
 def _matrix_size(parameter: Parameter, config: ViTConfig) -> int:
     """Return the number of entries of one matrix in an array of all blocks; q, k and v have one each."""
     return math.prod(config.sizes[word] for word in parameter.axes if word in ("width", "head", "dim", "ff"))
-
-
-def _factored_size(parameter: Parameter, config: ViTConfig, local_size: int) -> int:
-    """Return the number of entries of Adafactor's second moments on one device.
-
-    Factored parameters have a row and a column along their two longest axes, replicated on every device: optax,
-    transforms/_factorized.py (arXiv 1804.04235).
-    """
-    shape, axes = _shape(parameter, config), _factored_axes(parameter, config)
-    return sum(math.prod(shape) // shape[i] for i in axes) if axes else local_size
-
-
-def _factored_axes(parameter: Parameter, config: ViTConfig) -> tuple[int, ...]:
-    """Return the second longest and the longest axis, except that of the blocks, if Adafactor factors them, else ()."""
-    shape = _shape(parameter, config)
-    axes = tuple(sorted(range(parameter.is_stacked, len(shape)), key=shape.__getitem__)[-2:])
-    return axes if len(axes) == 2 and shape[axes[0]] >= MIN_FACTORED_SIZE else ()
-
-
-def _shape(parameter: Parameter, config: ViTConfig) -> tuple[int, ...]:
-    return tuple(config.sizes.get(word, 1) for word in parameter.axes)
 
 
 def _muon_transfers(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> Transfers:
@@ -109,8 +70,8 @@ def _lamb_transfers(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -
 def _adafactor_transfers(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> Transfers:
     """Return Adafactor's transfers: means over each of the two longest axes and over both, all-reduced and all-gathered."""
     transfers: Transfers = Counter()
-    shape = _shape(parameter, config)
-    if not (axes := _factored_axes(parameter, config)):
+    shape = axis_lengths(parameter, config)
+    if not (axes := factored_axes(parameter, config)):
         return transfers
     names = [name if name is not None and sizes[name] > 1 else None for name in mesh_axes(parameter, config, sizes)]
     local_shape = [length // (sizes[name] if name else 1) for length, name in zip(shape, names, strict=True)]

@@ -21,9 +21,10 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from optax import contrib
 
-from train.jax.optimizer_state import distribution, is_orthogonalized
+from train.jax.optimizer_state import distribution
 from train.jax.parameter_tree import mesh_axes, tree
 from train.mesh import AXES, Parameter
+from train.optimizer_state import is_orthogonalized
 from train.recipes import Optimizer
 from train.recipes.optimizer_constants import ADAFACTOR_MAX_DECAY, MIN_FACTORED_SIZE, MUON_MOMENTUM
 from train.recipes.param_groups import lr_multipliers

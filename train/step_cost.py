@@ -1,0 +1,140 @@
+"""What a training step costs on each device, as far as both trainers have it in common; without a framework.
+
+`train.jax.memory_estimate` and `train.torch.memory_estimate` add what each trainer stores and sends in its own way.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from train.mesh import AxisSizes, Parameter, images_per_device, parameters, shard_dims
+from train.optimizer_state import state_size
+from train.recipes import Recipe
+from vit_spec import ViTConfig, flops
+
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """The cost of a training step.
+
+    memory: bytes per device by kind, in the order in which a step allocates them.
+    transfers: bytes per step by kind of collective and mesh axes, such as ("all-reduce", "data+fsdp"): the size of the
+        whole array that is gathered, summed or sent; for an all-to-all, the part of one device.
+    flops: floating point operations of a step on all devices together: three forward passes.
+    recomputed: further operations that `remat` adds.
+    """
+
+    memory: dict[str, int]
+    transfers: dict[tuple[str, str], int]
+    flops: int
+    recomputed: int
+
+    @property
+    def total(self) -> int:
+        """Bytes per device."""
+        return sum(self.memory.values())
+
+    @property
+    def state(self) -> int:
+        """Bytes per device of the arguments of a step: the training state and the batch."""
+        return sum(self.memory.get(name, 0) for name in ("parameters", "optimizer state", "EMA", "batch"))
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The step that is estimated.
+
+    sizes: the length of each mesh axis.
+    compute_bytes, param_bytes: bytes per entry of activations, and of parameters.
+    """
+
+    config: ViTConfig
+    recipe: Recipe
+    sizes: AxisSizes
+    compute_bytes: int
+    param_bytes: int
+
+    @classmethod
+    def of(cls, config: ViTConfig, recipe: Recipe, sizes: AxisSizes, param_bytes: int) -> "Step":
+        """Return the step of a recipe; with parameters in float64, activations are too."""
+        return cls(config, recipe, sizes, BYTES[recipe.dtype] if param_bytes == 4 else param_bytes, param_bytes)
+
+    @cached_property
+    def images(self) -> int:
+        """The number of images per device in each part of a batch.
+
+        Raises:
+            InputError: the batch is not divisible by the mesh.
+        """
+        return images_per_device(self.recipe.batch_size, self.recipe.accumulate, self.sizes)
+
+    @cached_property
+    def parameters(self) -> list[Parameter]:
+        """The parameters as the JAX twin stores them: one array for all blocks, whose axes are not merged."""
+        return list(parameters(self.config, "jax").values())
+
+    def shards(self, parameter: Parameter, *axes: str) -> int:
+        """Return the number of shards of a parameter along these mesh axes, by default along all."""
+        used = [shard.axis for shard in shard_dims(parameter, self.config, self.sizes)]
+        return math.prod(self.sizes[name] for name in used if name is not None and (not axes or name in axes))
+
+    @property
+    def patches(self) -> int:
+        """Number of patches of an image."""
+        rows, columns = self.config.grid
+        return rows * columns
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in the blocks during training, after patch dropout."""
+        kept = max(1, int(self.patches * (1 - self.config.regularisation.patch_drop)))
+        return self.config.num_prefix + kept
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of a uint8 image."""
+        height, width = self.config.image_size
+        return height * width * self.config.in_channels
+
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes of an entry inside norms and softmax, which compute in float32 at least."""
+        return max(4, self.compute_bytes)
+
+    def joined(self, axes: Sequence[str]) -> str:
+        """Return the names of those mesh axes that are longer than 1, joined by "+"."""
+        return "+".join(name for name in axes if self.sizes[name] > 1)
+
+    def estimate(self, memory: dict[str, int], transfers: dict[tuple[str, str], int]) -> MemoryEstimate:
+        """Return the estimate with these parts, without those that are zero, and with the FLOPs of the step."""
+        forward = flops(self.config)
+        return MemoryEstimate(
+            {name: size for name, size in memory.items() if size},
+            {key: size for key, size in transfers.items() if size and key[1]},
+            3 * forward * self.recipe.batch_size,
+            self._recomputed_flops(forward),
+        )
+
+    def _recomputed_flops(self, forward: int) -> int:
+        """Return the FLOPs of recomputation: the forward pass of the blocks; with "dots" the products inside attention."""
+        c = self.config
+        attention = c.depth * 4 * self.tokens**2 * c.num_heads * c.head_dim
+        outside = next(each.row.size for each in self.parameters if each.row.name == "patch_embed.proj.weight")
+        by_remat = {"none": 0, "dots": attention, "full": forward - 2 * outside * self.patches}
+        return self.recipe.batch_size * by_remat[self.recipe.remat]
+
+
+def state_memory(s: Step) -> dict[str, int]:
+    """Return the bytes per device of the training state."""
+    local_sizes = {parameter: parameter.row.size // s.shards(parameter) for parameter in s.parameters}
+    weights = s.param_bytes * sum(local_sizes.values())
+    name = s.recipe.optimizer.name
+    return {
+        "parameters": weights,
+        "optimizer state": s.param_bytes
+        * sum(state_size(name, parameter, size, s.config) for parameter, size in local_sizes.items()),
+        "EMA": weights if s.recipe.ema else 0,
+    }
