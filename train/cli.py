@@ -44,13 +44,11 @@ def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -
             return 0
         devices, others = _take_flag("--plan", arguments)
         if devices is not None:
-            if module != "train.jax":
-                raise InputError(f"--plan estimates a step of train.jax: give it to python -m train.jax, not {module}")
             if "--dry-run" in others:
                 raise InputError("--plan and --dry-run exclude each other: leave out one of them")
             from train import plan
 
-            return plan.print_plan(parse_request(module, others, plan.open_or_assume_imagenet), devices)
+            return plan.print_plan(module, parse_request(module, others, plan.open_or_assume_imagenet), devices)
         request = parse_request(module, [argument for argument in arguments if argument != "--dry-run"])
         return fit(request._replace(dry_run="--dry-run" in arguments))
 

@@ -7,8 +7,10 @@ After @ come the peak FLOP/s of a device, the fraction of it that a step reaches
 which a device sends: along the mesh axis that is named, or along all others.
 """
 
+import importlib
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +20,6 @@ from PIL import Image
 
 from parity.terminal import Terminal
 from train.data.sources import Dataset, Examples, open_dataset
-from train.jax.memory_estimate import estimate_memory
 from train.loop.request import Request
 from train.loop.schedule import Schedule
 from train.loop.session import choose_model, print_table, run_title
@@ -74,13 +75,19 @@ class StepTime(NamedTuple):
         return self.compute + sum(self.communication.values())
 
 
-def print_plan(request: Request, text: str) -> int:
+Estimator = Callable[[ViTConfig, Recipe, AxisSizes], MemoryEstimate]
+
+
+def print_plan(trainer: str, request: Request, text: str) -> int:
     """Print the estimates for the requested run on the devices of `text`; return 0 if it fits into their memory, else 1.
+
+    trainer: the package whose `memory_estimate` is asked, "train.jax" or "train.torch".
 
     Raises:
         InputError: the devices, the mesh or the recipe cannot be parsed or do not match.
     """
     devices, source, recipe = parse_devices(text), request.source, request.recipe
+    estimate_memory: Estimator = importlib.import_module(f"{trainer}.memory_estimate").estimate_memory
     task = recipe.task or source.task
     config, _, notes = choose_model(recipe, source, task)
     schedule = Schedule.from_recipe(recipe, len(source.train))
@@ -107,7 +114,7 @@ def print_plan(request: Request, text: str) -> int:
     console = Terminal()
     print_table(console, rows)
     fits = estimate.total <= USABLE_FRACTION * devices.memory
-    console.print(_fit_message(estimate, devices, config, recipe, sizes), soft_wrap=True, highlight=False)
+    console.print(_fit_message(estimate, estimate_memory, devices, config, recipe, sizes), soft_wrap=True, highlight=False)
     return 0 if fits else 1
 
 
@@ -272,7 +279,14 @@ def _format_bytes(size: float) -> str:
 # Whether it fits ------------------------------------------------------------------------------------------------------
 
 
-def _fit_message(estimate: MemoryEstimate, devices: Devices, config: ViTConfig, recipe: Recipe, sizes: AxisSizes) -> str:
+def _fit_message(
+    estimate: MemoryEstimate,
+    estimate_memory: Estimator,
+    devices: Devices,
+    config: ViTConfig,
+    recipe: Recipe,
+    sizes: AxisSizes,
+) -> str:
     memory = devices.memory
     usable = f"the usable {_format_bytes(USABLE_FRACTION * memory)} ({USABLE_FRACTION:.0%} of {_format_bytes(memory)})"
     if estimate.total <= USABLE_FRACTION * devices.memory:
@@ -280,14 +294,16 @@ def _fit_message(estimate: MemoryEstimate, devices: Devices, config: ViTConfig, 
     largest = max(estimate.memory, key=estimate.memory.__getitem__)
     state_fits = estimate.state <= USABLE_FRACTION * devices.memory  # a smaller batch does not make the state smaller
     others = ["more devices", "a smaller --batch-size"] if state_fits else ["more devices along fsdp"]
-    remedies = _changes_that_fit(devices, config, recipe, sizes) or others
+    remedies = _changes_that_fit(estimate_memory, devices, config, recipe, sizes) or others
     return (
         f"does not fit: {_format_bytes(estimate.total)}, more than {usable}; the largest part is {largest} "
         f"({_format_bytes(estimate.memory[largest])}); try {', or '.join(remedies)}"
     )
 
 
-def _changes_that_fit(devices: Devices, config: ViTConfig, recipe: Recipe, sizes: AxisSizes) -> list[str]:
+def _changes_that_fit(
+    estimate_memory: Estimator, devices: Devices, config: ViTConfig, recipe: Recipe, sizes: AxisSizes
+) -> list[str]:
     """Return the smallest change of --remat, of --accumulate and of --mesh with which the run fits, each as flags.
 
     If none of them is enough, return the largest of all three together, if that fits.

@@ -1,5 +1,7 @@
 """The memory estimate and --plan: against sums by hand, against what jax allocates, and as a command."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from train.loop.request import Request
 from train.plan import Devices, estimate_step_time, open_or_assume_imagenet, parse_devices
 from train.recipes import Augment, Optimizer, Recipe
 from train.step_cost import MemoryEstimate
+from train.torch.memory_estimate import estimate_memory as estimate_torch
 from vit_spec import InputError, ViTConfig
 
 ONE = {"data": 1, "fsdp": 1, "tensor": 1}
@@ -235,6 +238,59 @@ def test_muon_computes_fewer_matrices_than_devices_on_each_device() -> None:
     assert muon_transfers(ONE | {"data": 8}) == {}
 
 
+# The PyTorch trainer --------------------------------------------------------------------------------------------------
+
+# Without RMSNorm, which a CPU composes of other operations, and relative positions, whose attention it does not fuse.
+MORE_OPTIONS: dict[str, dict[str, Any]] = OPTIONS | {
+    "sigmoid": {"mlp": {"activation": "quick_gelu"}},
+    "gated, with a norm": {"mlp": {"activation": "swiglu", "norm": True}},
+    "norm of the heads": {"attention": {"out_norm": True, "qkv_bias": "qv"}},
+    "no projection": {"attention": {"proj": False, "value_skip": True}},
+    "parallel": {"norms": {"order": "parallel", "layer_scale": 0.1}},
+    "norms after": {"norms": {"order": "res_post"}},
+    "rotations": {"positions": {"rotary": "dinov3"}},
+    "learned rotations": {"positions": {"rotary": "mixed"}},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("option", MORE_OPTIONS)
+def test_activations_are_those_that_torch_keeps_for_the_backward_pass(option: str, remat: Any, dtype: Any) -> None:
+    pytest.importorskip("torch")
+    from tests.torch_costs import kept_bytes_of_a_block
+
+    config = CONFIG.replace(**MORE_OPTIONS[option])
+    recipe = Recipe(batch_size=1, remat=remat, dtype=dtype, rng="shared")
+    two, one = (estimate_torch(config.replace(depth=depth), recipe, ONE).memory["activations"] for depth in (2, 1))
+    assert kept_bytes_of_a_block(config, dtype, remat) == two - one
+
+
+@pytest.fixture(scope="module")
+def fake_processes() -> dict[str, Any]:
+    """Return what one of eight fake processes sends and stores, and what was planned; see `tests.torch_costs`."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.torch_costs"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert run.returncode == 0, run.stderr[-2000:]
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def test_a_step_of_torch_sends_and_stores_exactly_what_was_planned(fake_processes: dict[str, Any]) -> None:
+    """For every kind of mesh, optimizer, remat and dtype, and for models with every kind of parameter."""
+    for case, parts in fake_processes.items():
+        for part, (measured, planned) in parts.items():
+            assert measured == planned and measured, (case, part)
+
+
+def test_a_plan_for_torch_has_no_attention_weights_and_suggests_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = plan_of("train.torch", capsys, *LARGE, "--plan", "8x20GiB")
+    assert status == 1 and "attention weights" not in printed and "reduce-scatter, fsdp" in printed
+    option, value = re.findall(r"(--remat|--accumulate) (\w+) \(", printed)[0]
+    assert plan_of("train.torch", capsys, *LARGE, option, value, "--plan=8x20GiB")[0] == 0
+
+
 # Devices --------------------------------------------------------------------------------------------------------------
 
 
@@ -262,7 +318,11 @@ def must_not_train(asked: Request) -> int:
 
 
 def run_plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    status = main("train.jax", must_not_train, arguments)
+    return plan_of("train.jax", capsys, *arguments)
+
+
+def plan_of(module: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = main(module, must_not_train, arguments)
     printed = capsys.readouterr()
     return status, printed.out + printed.err
 

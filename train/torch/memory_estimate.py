@@ -1,0 +1,234 @@
+"""Memory, FLOPs and communication of a training step per device, computed from the config, the recipe and the mesh.
+
+The estimate models the PyTorch twin's step on GPUs: eager, with fused attention, by DDP, FSDP2 and tensor parallelism as
+`train.torch.sharding` uses them.  The tests compare it with the tensors that autograd saves and the collectives that run.
+Nothing is allocated and no framework is imported.
+"""
+
+import math
+from collections import Counter
+
+from train.mesh import BATCH_AXES, AxisSizes, Parameter
+from train.optimizer_state import factored_axes, is_orthogonalized
+from train.recipes import Recipe
+from train.step_cost import MemoryEstimate, Step, state_memory
+from vit_spec import ViTConfig
+
+Transfers = Counter[tuple[str, str]]
+
+SHARED_BY_HEADS = ("q_norm", "k_norm")  # norms whose gradients `train.torch.sharding` sums along `tensor`
+
+
+def estimate_memory(config: ViTConfig, recipe: Recipe, sizes: AxisSizes, *, param_bytes: int = 4) -> MemoryEstimate:
+    """Return the memory, FLOPs and communication of a training step.
+
+    sizes: the lengths of the mesh axes.
+    param_bytes: bytes of an entry of a parameter; 8 if PyTorch computes in float64.
+
+    Raises:
+        InputError: the batch is not divisible by the mesh.
+    """
+    s = Step.of(config, recipe, sizes, param_bytes)
+    return s.estimate(_memory(s), _transfers(s))
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+def _memory(s: Step) -> dict[str, int]:
+    state = state_memory(s)
+    gathered = [parameter for parameter in s.parameters if s.shards(parameter, "fsdp") > 1]
+    of_blocks, others = (
+        sum(_gathered_size(s, p) for p in gathered if p.is_stacked is stacked) for stacked in (True, False)
+    )
+    matrices = sum(p.row.size // s.shards(p) for p in s.parameters if p.row.decays and p not in gathered)
+    is_recomputed = s.recipe.remat != "none"
+    return {
+        **state,
+        "batch": s.recipe.accumulate * s.images * (s.image_bytes + _target_bytes(s)) * (1 + _is_mixed(s)),
+        "normalized images": s.images * s.image_bytes * s.param_bytes,
+        # A copy of a matrix lives from the forward to the backward pass, unless that is recomputed block by block.
+        "half-precision matrices": s.compute_bytes * matrices // (s.config.depth if is_recomputed else 1)
+        if s.compute_bytes < s.param_bytes
+        else 0,
+        # Those outside of the blocks, the block that is computed and the next one, and the buffer of the all-gather.
+        "gathered matrices": s.compute_bytes * (others + 3 * of_blocks // s.config.depth),
+        "activations": s.images * _activation_bytes(s),
+        "peak activations of one block": s.images * _block_peak_bytes(s),
+        "gradients": state["parameters"],
+        "gradients before they are sharded": s.param_bytes
+        * (of_blocks + others if s.recipe.accumulate > 1 else 2 * (of_blocks // s.config.depth) + others),
+    }
+
+
+def _gathered_size(s: Step, parameter: Parameter) -> int:
+    """Return the entries of a parameter, of all blocks, on a device after the all-gather along `fsdp`."""
+    return parameter.row.size // s.shards(parameter, "tensor")
+
+
+def _is_mixed(s: Step) -> bool:
+    return bool(s.recipe.augment.mixes)
+
+
+def _target_bytes(s: Step) -> int:
+    """Return the bytes of the targets of an image: a class number is int64, and probabilities are in float32."""
+    is_class = s.recipe.task in (None, "classes") and not (_is_mixed(s) or s.recipe.label_smoothing)
+    return 8 if is_class else s.param_bytes * s.config.num_classes
+
+
+def _activation_bytes(s: Step) -> int:
+    """Return the bytes that the forward pass of an image keeps for the backward pass."""
+    c, (ph, pw) = s.config, s.config.patch_size
+    patches = s.patches * ph * pw * c.in_channels * s.compute_bytes
+    norm = s.tokens * c.width * s.wide_bytes if c.norms.after_blocks else 0
+    return patches + c.depth * _block_bytes(s, s.recipe.remat) + norm
+
+
+def _block_bytes(s: Step, remat: str) -> int:
+    """Return the bytes that a block keeps for the backward pass of an image.
+
+    These are the tensors that autograd saves: norms save their input in float32, linear layers theirs, attention its
+    queries, keys, values and output.  With remat "dots" the outputs of linear layers are kept, with "full" the input of
+    the block.
+    """
+    c, t, tensor = s.config, s.tokens, s.sizes["tensor"]
+    inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
+    gates = 2 if c.mlp.activation == "swiglu" else 1
+    if remat == "full":
+        return t * c.width * s.compute_bytes
+    if remat == "dots":
+        return t * ((2 + c.attention.proj) * c.width + 3 * inner + gates * ff) * s.compute_bytes
+    narrow, wide = s.compute_bytes, s.wide_bytes
+    widened = wide if narrow < wide else 0  # a copy in float32, which norms and rotary positions compute in
+    statistics = 4 if c.norms.kind == "rms" else 8  # of a norm, for each of its vectors
+    is_parallel, scales = c.norms.order == "parallel", c.norms.layer_scale is not None
+    norms = 1 if is_parallel else 2
+    kept = norms * (c.width * (narrow + (widened or narrow)) + statistics)  # input and output
+    kept += scales * c.width * narrow * (2 if c.norms.mlp_layer_scale and not is_parallel else 1)
+    kept += 4 * inner * narrow  # queries, keys, values and output
+    if c.attention.qk_norm:
+        kept += 2 * (inner * (narrow + widened) + c.num_heads // tensor * statistics)
+    if c.positions.rotary != "none":
+        kept += 2 * inner * (narrow + (widened + wide if c.positions.rotary == "mixed" else 0))
+    if c.attention.out_norm:
+        kept += inner * (narrow + widened) + statistics
+    kept += _activation_function_size(c.mlp.activation) * ff * narrow
+    kept += (ff + c.width) * bool(c.regularisation.mlp_drop)  # masks
+    if c.mlp.norm:
+        kept += ff * wide + statistics
+    return t * kept + _attention_bytes(s) + norms * bool(c.regularisation.drop_path)
+
+
+def _activation_function_size(kind: str) -> int:
+    """Return how many arrays of hidden units an activation function and the linear layer after it keep."""
+    return {"relu": 1, "quick_gelu": 3, "swiglu": 4}.get(kind, 2)
+
+
+def _attention_bytes(s: Step) -> int:
+    """Return the bytes that attention keeps of an image in a block beside its inputs and output.
+
+    Fused attention keeps the logarithms of the sums of the softmax, the other the softmax, what dropout leaves of it, and
+    the mask.
+    """
+    c = s.config
+    rows = c.num_heads // s.sizes["tensor"] * s.tokens
+    is_fused = not (s.recipe.rng == "shared" and c.regularisation.attn_drop)
+    return rows * 4 if is_fused else rows * s.tokens * (s.wide_bytes + s.compute_bytes + 1)
+
+
+def _block_peak_bytes(s: Step) -> int:
+    """Return the peak bytes of the backward pass of one block for an image: its residuals, if recomputed, and gradients."""
+    c, tensor = s.config, s.sizes["tensor"]
+    gates = 2 if c.mlp.activation == "swiglu" else 1
+    inner, ff = c.num_heads * c.head_dim // tensor, c.mlp_dim // tensor
+    of_mlp, of_attention = 2 * c.width + (gates + 1) * ff, 2 * c.width + 7 * inner
+    recomputed = 0 if s.recipe.remat == "none" else _block_bytes(s, "none")
+    return recomputed + s.tokens * max(of_mlp, of_attention) * s.compute_bytes
+
+
+# Communication --------------------------------------------------------------------------------------------------------
+
+
+def _transfers(s: Step) -> dict[tuple[str, str], int]:
+    transfers: Transfers = Counter()
+    for parameter in s.parameters:
+        transfers.update(_parameter_transfers(s, parameter))
+        transfers.update(_update_transfers(s, parameter))
+    if s.sizes["tensor"] > 1:
+        transfers["all-reduce", "tensor"] += s.recipe.accumulate * _activation_transfers(s)
+    for axis in BATCH_AXES:  # the means of loss and metric
+        transfers["all-reduce", s.joined([axis])] += 2 * s.param_bytes
+    norms = 3 if s.recipe.optimizer.name == "lamb" else 1  # of gradients; of weights and updates
+    for axis in ("fsdp", "tensor"):
+        transfers["all-reduce", s.joined([axis])] += norms * 8 * _count(s)
+    if _is_mixed(s):
+        rows = min(s.recipe.augment.repeats, s.recipe.accumulate * s.images)
+        for axis in reversed(BATCH_AXES):
+            rows *= s.sizes[axis]
+            transfers["all-gather", s.joined([axis])] += rows * (s.image_bytes + _target_bytes(s))
+    return transfers
+
+
+def _count(s: Step) -> int:
+    """Return the number of parameters of the PyTorch twin, whose blocks have parameters of their own."""
+    return sum(s.config.depth if parameter.is_stacked else 1 for parameter in s.parameters)
+
+
+def _parameter_transfers(s: Step, parameter: Parameter) -> Transfers:
+    """Return the transfers of a parameter: its all-gather along `fsdp`, and the sum of its gradient over the processes.
+
+    FSDP2 gathers a matrix of a block for the forward and for the backward pass of each part of a batch, and those outside
+    of the blocks for both together.  Gradients are summed after the last part.
+    """
+    transfers: Transfers = Counter()
+    size, shards = _gathered_size(s, parameter), s.shards(parameter, "fsdp")
+    gradient = size * s.param_bytes
+    if shards > 1:
+        passes = s.recipe.accumulate * (2 if parameter.is_stacked else 1)
+        transfers["all-gather", "fsdp"] += passes * size * s.compute_bytes
+        transfers["reduce-scatter", "fsdp"] += gradient
+        transfers["all-reduce", s.joined(["data"])] += gradient // shards
+    else:
+        for axis in BATCH_AXES:
+            transfers["all-reduce", s.joined([axis])] += gradient
+    if set(parameter.row.name.split(".")) & set(SHARED_BY_HEADS):
+        transfers["all-reduce", s.joined(["tensor"])] += gradient
+    return transfers
+
+
+def _update_transfers(s: Step, parameter: Parameter) -> Transfers:
+    """Return the transfers of an update that needs whole matrices: Muon's, and Adafactor's of factored moments."""
+    name = s.recipe.optimizer.name
+    is_whole = is_orthogonalized(parameter) if name == "muon" else bool(factored_axes(parameter, s.config))
+    if name not in ("muon", "adafactor") or not is_whole:
+        return Counter()
+    transfers: Transfers = Counter()
+    size = parameter.row.size * s.param_bytes // s.shards(parameter)
+    for axis in ("tensor", "fsdp"):
+        if (shards := s.shards(parameter, axis)) > 1:
+            size *= shards
+            transfers["all-gather", axis] += size
+    return transfers
+
+
+def _activation_transfers(s: Step) -> int:
+    """Return the bytes that are all-reduced along `tensor` for the images of a part of a batch.
+
+    They are the outputs of the second linear layers of attention and MLP in the forward pass, and the gradients of the
+    inputs of the first ones in the backward pass.
+    """
+    c, tensor = s.config, s.sizes["tensor"]
+    # A recomputed pass ends with the last tensor that the backward pass needs: the output of the MLP if a norm or layer
+    # scale reads it.
+    is_read = c.norms.layer_scale is not None or c.norms.order in ("post", "res_post")
+    outputs = 2 + (0 if s.recipe.remat == "none" else 1 + is_read)
+    size = s.images * c.depth * (2 + outputs) * s.tokens * c.width * s.compute_bytes
+    if c.head.pool == "attention":
+        divided = c.pool_heads % tensor == 0
+        pooled = s.tokens - (0 if c.head.pool_prefix else c.num_prefix)
+        size += s.images * (2 + divided * (pooled + 2)) * c.width * s.compute_bytes
+    if c.positions.relative_dim is not None:  # the hidden units of the MLP of offsets
+        tables = 1 if c.positions.relative_shared else c.depth
+        offsets = math.prod(2 * side - 1 for side in c.grid)
+        size += tables * offsets * c.positions.relative_dim * s.wide_bytes
+    return size
