@@ -37,6 +37,8 @@ CHANGEABLE = (
     *("non_finite", "corrupt"),  # how to go on after a step or an image that stopped the run
     *("data", "compare_data"),  # the data may be moved: the fingerprint identifies them
 )
+# Fields that earlier versions did not write, with the value that says what these did.
+ADDED = {"recipe.rng": "own"}
 
 
 class RunFolder:
@@ -170,7 +172,7 @@ class RunFolder:
 
     def _refuse_other_config(self, saved: dict[str, Any], prefix: str) -> None:
         """Refuse a saved config that differs from this run's in a field with the prefix, except those in `CHANGEABLE`."""
-        flat = map(_flatten, (self._config, saved))
+        flat = (ADDED | _flatten(each) for each in (self._config, saved))
         mine, theirs = ({name: value for name, value in each.items() if name.startswith(prefix)} for each in flat)
         ignored = {f"recipe.{name}" for name in CHANGEABLE}
         names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in ignored]

@@ -239,6 +239,23 @@ def test_a_finished_run_can_be_started_again_without_a_change(trainer: Any, run:
     assert records(run) == before
 
 
+@pytest.mark.parametrize("rng", ["own", "shared"])
+def test_a_run_of_a_version_without_rng_resumes_with_the_numbers_of_the_framework(
+    trainer: Any, run: Path, rng: Any, tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(run, old)
+    saved = json.loads((old / "config.json").read_text())
+    del saved["recipe"]["rng"]
+    (old / "config.json").write_text(json.dumps(saved))
+    recipe = replace(RECIPE, run=str(old), rng=rng)
+    if rng == "own":
+        assert run_training(recipe, trainer) == 0
+    else:
+        with pytest.raises(InputError, match=r"its recipe\.rng is own, and here it is shared"):
+            run_training(recipe, trainer)
+
+
 @torch_only
 @pytest.mark.parametrize(("task", "metric"), [("labels", "auroc/7"), ("values", "r2")])
 def test_labels_and_values_can_be_trained(trainer: Any, task: Any, metric: str, tmp_path: Path) -> None:
