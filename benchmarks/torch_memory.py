@@ -23,7 +23,7 @@ from train.torch.memory_estimate import estimate_memory
 
 MIB = 1 << 20
 CASES: dict[str, dict[str, Any]] = {
-    "": {},
+    "none": {},
     "--dtype bfloat16": {"dtype": "bfloat16"},
     "--remat dots": {"remat": "dots"},
     "--remat full": {"remat": "full"},

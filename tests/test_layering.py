@@ -134,7 +134,13 @@ def test_modules_outside_the_packages_of_a_framework_import_without_it(blocked: 
     pytest.importorskip("PIL")
     commands = ["train.jax.__main__", "train.torch.__main__"]
     independent = [name for name in MODULES if group(name) not in ALLOWED and name not in commands]
-    independent += ["train.jax.memory_estimate", "train.torch.memory_estimate", "train.jax.optimizer_state", *commands]
+    independent += [
+        "train.jax.memory_estimate",
+        "train.torch.memory_estimate",
+        "train.torch.tensor_support",
+        "train.jax.optimizer_state",
+        *commands,
+    ]
     assert run(WITHOUT.format(blocked=blocked, modules=independent, frameworks=FRAMEWORKS)).split() == []
 
 

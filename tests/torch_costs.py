@@ -154,9 +154,13 @@ def cases() -> dict[str, dict[str, Any]]:
         found[name] = {**plain, "optimizer": Optimizer(name=name)}
     for name, changes in MODELS.items():
         found[name] = {**plain, "config": CONFIG.replace(**changes), "rng": "shared"}
-    found["layer scale"] = {**plain, "config": CONFIG.replace(norms={"layer_scale": 0.1}), "remat": "full"}
     for remat in ("dots", "full"):
         found[f"remat {remat}"] = {**plain, "remat": remat}
+        norms, rates = {"layer_scale": 0.1}, {"drop_path": 0.3}
+        found[f"layer scale, remat {remat}"] = {**plain, "config": CONFIG.replace(norms=norms), "remat": remat}
+        found[f"drop path, remat {remat}"] = {**plain, "config": CONFIG.replace(regularisation=rates), "remat": remat}
+        dropout = CONFIG.replace(regularisation={"mlp_drop": 0.2})
+        found[f"dropout, remat {remat}"] = {**plain, "config": dropout, "remat": remat}
     found["bfloat16"] = {**plain, "dtype": "bfloat16"}
     found["bfloat16 and replicated"] = {**plain, "mesh": "data=8", "dtype": "bfloat16"}
     found["one part"] = {**plain, "accumulate": 1}

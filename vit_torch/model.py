@@ -307,7 +307,8 @@ class ViT(ViTModule):
 
     def encode(self, x: Tensor, tables: Tables, noise: Sequence[Noise | None]) -> Tensor:
         """Apply the blocks and the final norm: (B, T, width) -> (B, T, width)."""
-        # A tensor: a block with another number would be compiled again, and be recomputed as another graph.
+        # Rates are a tensor.  As numbers, torch.compile would compile a block for each rate, and could recompute a block as
+        # another graph.  linspace makes the tensor on the device, where a copy of a list would have to wait.
         last, dtype = self.config.regularisation.drop_path, at_least_float32(x)
         rates = torch.linspace(0, last, self.config.depth, dtype=dtype, device=x.device)
         for block, rate, own in zip(self.blocks, rates, noise, strict=True):

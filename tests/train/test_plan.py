@@ -1,4 +1,4 @@
-"""The memory estimate and --plan: against sums by hand, against what jax allocates, and as a command."""
+"""The memory estimates and --plan: against sums by hand, against what jax and torch allocate, and as a command."""
 
 import json
 import os
@@ -289,6 +289,13 @@ def test_a_plan_for_torch_has_no_attention_weights_and_suggests_what_fits(capsys
     assert status == 1 and "attention weights" not in printed and "reduce-scatter, fsdp" in printed
     option, value = re.findall(r"(--remat|--accumulate) (\w+) \(", printed)[0]
     assert plan_of("train.torch", capsys, *LARGE, option, value, "--plan=8x20GiB")[0] == 0
+
+
+def test_a_plan_for_torch_refuses_a_model_that_the_trainer_cannot_divide(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--model.changes", "attention.out_norm=True", "--mesh", "tensor=2", "--plan", "2x80GiB")
+    status, line = plan_of("train.torch", capsys, *arguments)
+    assert status == 2 and line.count("\n") == 1 and "cannot divide models with attention.out_norm" in line
+    assert run_plan(capsys, *arguments)[0] == 0  # train.jax can
 
 
 # Devices --------------------------------------------------------------------------------------------------------------

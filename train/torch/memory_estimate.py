@@ -1,7 +1,8 @@
 """Memory, FLOPs and communication of a training step per device, computed from the config, the recipe and the mesh.
 
 The estimate models the PyTorch twin's step on GPUs: eager, with fused attention, by DDP, FSDP2 and tensor parallelism as
-`train.torch.sharding` uses them.  The tests compare it with the tensors that autograd saves and the collectives that run.
+`train.torch.sharding` uses them.  The tests compare it with the tensors that a forward pass leaves in memory and with the
+collectives that run.
 Nothing is allocated and no framework is imported.
 """
 
@@ -12,6 +13,7 @@ from train.mesh import BATCH_AXES, AxisSizes, Parameter
 from train.optimizer_state import factored_axes, is_orthogonalized
 from train.recipes import Recipe
 from train.step_cost import MemoryEstimate, Step, state_memory
+from train.torch.tensor_support import check_tensor_support
 from vit_spec import ViTConfig
 
 Transfers = Counter[tuple[str, str]]
@@ -26,8 +28,10 @@ def estimate_memory(config: ViTConfig, recipe: Recipe, sizes: AxisSizes, *, para
     param_bytes: bytes of an entry of a parameter; 8 if PyTorch computes in float64.
 
     Raises:
-        InputError: the batch is not divisible by the mesh.
+        InputError: the batch is not divisible by the mesh, or the mesh has `tensor` and the model cannot be divided.
     """
+    if sizes["tensor"] > 1:
+        check_tensor_support(config)
     s = Step.of(config, recipe, sizes, param_bytes)
     return s.estimate(_memory(s), _transfers(s))
 
@@ -218,10 +222,11 @@ def _activation_transfers(s: Step) -> int:
     inputs of the first ones in the backward pass.
     """
     c, tensor = s.config, s.sizes["tensor"]
-    # A recomputed pass ends with the last tensor that the backward pass needs: the output of the MLP if a norm or layer
-    # scale reads it.
-    is_read = c.norms.layer_scale is not None or c.norms.order in ("post", "res_post")
-    outputs = 2 + (0 if s.recipe.remat == "none" else 1 + is_read)
+    # A recomputed pass ends with the last tensor that the backward pass needs.  It sums the output of the MLP only if an
+    # operation after it (norm, layer scale, dropout) stores a tensor.
+    is_followed = c.norms.layer_scale is not None or c.norms.order in ("post", "res_post")
+    is_followed = is_followed or bool(c.regularisation.mlp_drop or c.regularisation.drop_path)
+    outputs = 2 + (0 if s.recipe.remat == "none" else 1 + is_followed)
     size = s.images * c.depth * (2 + outputs) * s.tokens * c.width * s.compute_bytes
     if c.head.pool == "attention":
         divided = c.pool_heads % tensor == 0

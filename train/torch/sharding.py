@@ -35,6 +35,7 @@ from train.mesh import AXES, BATCH_AXES, axis_sizes, shard_dims
 from train.mesh import Shard as MeshShard
 from train.torch import tensor_parallel
 from train.torch.parameter_tree import tree
+from train.torch.tensor_support import check_tensor_support
 from vit_spec import InputError, ViTConfig
 
 # Of a collective.  Evaluation and checkpoints of the main process may keep the others waiting; the end of a process is
@@ -103,7 +104,7 @@ class ProcessMesh:
         num_processes = dist.get_world_size() if dist.is_initialized() else 1
         self.sizes = axis_sizes(text, num_processes, config)
         if self.sizes["tensor"] > 1:
-            tensor_parallel.check(config)
+            check_tensor_support(config)
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         )

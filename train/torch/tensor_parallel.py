@@ -15,25 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from train.mesh import Shard
-from vit_spec import InputError, ViTConfig
 from vit_torch.layers import Linear
 from vit_torch.model import Attention, AttentionPool, Mlp, RelativeBias, ViT
 
 # Parameters that all heads share: each process has the gradient of its heads only.
 SHARED_BY_HEADS = (".q_norm.weight", ".q_norm.bias", ".k_norm.weight", ".k_norm.bias")
-
-
-def check(config: ViTConfig) -> None:
-    """Refuse models in which something between the two layers needs all heads or hidden units.
-
-    Raises:
-        InputError: the model has a norm of all heads or all hidden units, or attention without a projection.
-    """
-    options, mlp = config.attention, config.mlp
-    needs = {"attention.out_norm": options.out_norm, "attention.proj=False": not options.proj}
-    needs |= {"attention.value_skip": options.value_skip, "mlp.norm": mlp.norm}
-    if found := [name for name, is_set in needs.items() if is_set]:
-        raise InputError(f"train.torch cannot divide models with {found[0]} by --mesh tensor: give data and fsdp")
 
 
 def part_of(entries: Tensor, shard: Shard, dim: int, index: int, count: int) -> Tensor:

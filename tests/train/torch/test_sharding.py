@@ -17,8 +17,8 @@ pytest.importorskip("grain")
 
 from tests import ROOT
 from tests.torch_meshes import CONFIG, MODELS, OPTIMIZERS, RESUMED
-from train.torch import tensor_parallel
 from train.torch.sharding import _first_host, join_cluster
+from train.torch.tensor_support import check_tensor_support
 from vit_spec import InputError
 
 MESHES = ("data=2,fsdp=2", "data=2,tensor=2", "fsdp=2,tensor=2")
@@ -154,9 +154,9 @@ def test_a_signal_to_one_process_stops_all_and_the_end_of_one_is_told_in_a_line(
     ],
 )
 def test_models_that_tensor_cannot_divide_are_refused(changes: dict[str, Any], name: str) -> None:
-    tensor_parallel.check(CONFIG)
+    check_tensor_support(CONFIG)
     with pytest.raises(InputError, match=f"train.torch cannot divide models with {name} by --mesh tensor: give data"):
-        tensor_parallel.check(CONFIG.replace(**changes))
+        check_tensor_support(CONFIG.replace(**changes))
 
 
 def test_variables_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
