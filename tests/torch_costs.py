@@ -35,13 +35,19 @@ from vit_spec import ViTConfig
 
 MESHES = ("data=8", "fsdp=8", "tensor=2,data=4", "data=2,fsdp=2,tensor=2", "fsdp=4,data=2")
 WAITING = ("wait_tensor", "_wrap_tensor_autograd")
-KINDS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}
+KINDS = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+}
 NAMES = {
     "allreduce_": "all_reduce",
     "allgather_": "all_gather",
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
     "all_gather_into_tensor": "all_gather",
+    "alltoall_base_": "alltoall",
 }
 
 

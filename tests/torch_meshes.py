@@ -105,7 +105,8 @@ def measure(mesh: str, folder: Path) -> dict[str, Any]:
         engine = make_engine(mesh, optimizer=Optimizer(name=name, eps=1e-3, freeze=("blocks.0.*",)), ema=0.0, remat="full")
         out[name] = [train(engine, 0, 2), weights(engine)]
     for name, changes in MODELS.items():
-        engine = make_engine(mesh, config=CONFIG.replace(**changes), optimizer=Optimizer(name="sgd"), rng="shared")
+        optimizer = Optimizer(name="muon" if "mlp" in changes else "sgd", eps=1e-3)  # the two matrices of gates are apart
+        engine = make_engine(mesh, config=CONFIG.replace(**changes), optimizer=optimizer, rng="shared")
         out[name] = [train(engine, 0, 2), weights(engine)]
     for name in RESUMED:
         first = make_engine(mesh, folder / name, optimizer=Optimizer(name=name, eps=1e-3))

@@ -148,7 +148,7 @@ def shard_dims(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> tup
 
     A device gets the same entries in every format.
     """
-    axes, shards = _sharded_axes(parameter.row, config, sizes), []
+    axes, shards = sharded_axes(parameter.row, config, sizes), []
     for dim in parameter.dims:
         positions = [position for position, axis in enumerate(dim) if axis in axes]
         outer = dim[: positions[0]] if positions else ()
@@ -157,7 +157,7 @@ def shard_dims(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> tup
     return tuple(shards)
 
 
-def _sharded_axes(row: Row, config: ViTConfig, sizes: AxisSizes) -> dict[str, str]:
+def sharded_axes(row: Row, config: ViTConfig, sizes: AxisSizes) -> dict[str, str]:
     """Return the mesh axis of each named axis that is sharded.
 
     A mesh axis shards one axis of a parameter, its inputs rather than its outputs, and only if it divides the length of
@@ -183,7 +183,7 @@ def replication_note(config: ViTConfig, sizes: AxisSizes) -> str:
     replicated = {
         name: row.size / total
         for name, row in rows(config).items()
-        if mesh_axis not in _sharded_axes(row, config, sizes).values()
+        if mesh_axis not in sharded_axes(row, config, sizes).values()
     }
     if not mesh_axis or sum(replicated.values()) <= MIN_REPORTED_FRACTION:
         return ""

@@ -1,10 +1,13 @@
-"""The size of the optimizer state of a parameter, which is the same in both trainers."""
+"""The optimizer state of a parameter, and the matrices of Muon: what is the same in both trainers."""
 
 import math
+from collections import Counter
 
-from train.mesh import Parameter
+from train.mesh import AXES, AxisSizes, Parameter, sharded_axes
 from train.recipes.optimizer_constants import MIN_FACTORED_SIZE
-from vit_spec import ViTConfig
+from vit_spec import Row, ViTConfig
+
+MATRIX_AXES = ("width", "head", "dim", "ff")  # of one matrix; the others of a row index matrices
 
 
 def state_size(name: str, parameter: Parameter, local_size: int, config: ViTConfig) -> int:
@@ -16,13 +19,8 @@ def state_size(name: str, parameter: Parameter, local_size: int, config: ViTConf
     if name == "adafactor":
         return local_size + _factored_size(parameter, config, local_size)
     if name == "muon":
-        return local_size if is_orthogonalized(parameter) else 2 * local_size
+        return local_size if is_orthogonalized(parameter.row) else 2 * local_size
     return {"adamw": 2, "lamb": 2, "sgd": 1, "lion": 1}[name] * local_size
-
-
-def is_orthogonalized(parameter: Parameter) -> bool:
-    """Whether Muon orthogonalizes the update of a parameter: the weight matrices of the blocks."""
-    return parameter.is_stacked and parameter.row.decays
 
 
 def _factored_size(parameter: Parameter, config: ViTConfig, local_size: int) -> int:
@@ -45,3 +43,52 @@ def factored_axes(parameter: Parameter, config: ViTConfig) -> tuple[int, ...]:
 def axis_lengths(parameter: Parameter, config: ViTConfig) -> tuple[int, ...]:
     """Return the length of each dimension of a parameter's array."""
     return tuple(config.sizes.get(word, 1) for word in parameter.axes)
+
+
+# Muon -----------------------------------------------------------------------------------------------------------------
+
+
+def is_orthogonalized(row: Row) -> bool:
+    """Whether Muon orthogonalizes the update of a parameter: the matrices of the blocks that read or write tokens.
+
+    The MLP of relative positions is no such matrix: it maps offsets to the heads, and may be shared by all blocks.
+    """
+    return row.axes[0] == "block" and row.decays and "width" in row.axes
+
+
+def matrix_size(row: Row, config: ViTConfig) -> int:
+    """Return the number of entries of one matrix of a row: q, k, v, and the two of a gated MLP have one each."""
+    return math.prod(config.sizes[axis] for axis in row.axes if axis in MATRIX_AXES)
+
+
+def distribution(row: Row, config: ViTConfig, sizes: AxisSizes) -> tuple[tuple[str, ...], int]:
+    """Return the mesh axes along which Muon distributes the matrices of a row, and the number of matrices per device.
+
+    These are the axes that shard a matrix.  Before them come axes along which it is replicated, as long as there are no
+    fewer matrices than devices.
+    """
+    count, used = row.size // matrix_size(row, config), sharded_axes(row, config, sizes).values()
+    sharding = [name for name in AXES if sizes[name] > 1 and name in used]
+    devices, replicating = math.prod(sizes[name] for name in sharding), []
+    for name in AXES:
+        if sizes[name] > 1 and name not in used and devices * sizes[name] <= count:
+            devices *= sizes[name]
+            replicating.append(name)
+    return (*replicating, *sharding), -(-count // devices)
+
+
+def muon_transfers(row: Row, config: ViTConfig, sizes: AxisSizes) -> Counter[tuple[str, str]]:
+    """Return the array entries that Muon sends for a row, by kind of collective and mesh axis.
+
+    There is an all-to-all before and after for sharded matrices, and an all-gather for replicated ones.
+    """
+    transfers: Counter[tuple[str, str]] = Counter()
+    axes, each = distribution(row, config, sizes) if is_orthogonalized(row) else ((), 0)
+    size, used = each * matrix_size(row, config), sharded_axes(row, config, sizes).values()
+    for name in reversed(axes):
+        if name in used:
+            transfers["all-to-all", name] += 2 * size
+        else:
+            size *= sizes[name]
+            transfers["all-gather", name] += size
+    return transfers

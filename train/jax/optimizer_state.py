@@ -5,7 +5,7 @@ from collections import Counter
 
 from train.jax.parameter_tree import mesh_axes
 from train.mesh import AXES, AxisSizes, Parameter
-from train.optimizer_state import axis_lengths, factored_axes, is_orthogonalized
+from train.optimizer_state import axis_lengths, factored_axes, muon_transfers
 from vit_spec import ViTConfig
 
 Transfers = Counter[tuple[str, str]]  # array entries, by kind of collective and mesh axis
@@ -16,44 +16,10 @@ def update_transfers(name: str, parameter: Parameter, config: ViTConfig, sizes: 
 
     The mesh axis "" stands for what a device does without communication.
     """
-    rules = {"muon": _muon_transfers, "lamb": _lamb_transfers, "adafactor": _adafactor_transfers}
+    if name == "muon":
+        return muon_transfers(parameter.row, config, sizes)
+    rules = {"lamb": _lamb_transfers, "adafactor": _adafactor_transfers}
     return rules[name](parameter, config, sizes) if name in rules else Counter()
-
-
-def distribution(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> tuple[tuple[str, ...], int]:
-    """Return the mesh axes along which Muon distributes the matrices of an array, and the number of matrices per device.
-
-    These are the axes that shard a matrix.  Before them come axes along which it is replicated, as long as there are no
-    fewer matrices than devices.
-    """
-    count = parameter.row.size // _matrix_size(parameter, config)
-    used = mesh_axes(parameter, config, sizes)
-    sharding = [name for name in AXES if sizes[name] > 1 and name in used]
-    devices, replicating = math.prod(sizes[name] for name in sharding), []
-    for name in AXES:
-        if sizes[name] > 1 and name not in used and devices * sizes[name] <= count:
-            devices *= sizes[name]
-            replicating.append(name)
-    return (*replicating, *sharding), -(-count // devices)
-
-
-def _matrix_size(parameter: Parameter, config: ViTConfig) -> int:
-    """Return the number of entries of one matrix in an array of all blocks; q, k and v have one each."""
-    return math.prod(config.sizes[word] for word in parameter.axes if word in ("width", "head", "dim", "ff"))
-
-
-def _muon_transfers(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> Transfers:
-    """Return Muon's transfers: for sharded matrices an all-to-all before and after, for replicated ones an all-gather."""
-    transfers: Transfers = Counter()
-    axes, each = distribution(parameter, config, sizes) if is_orthogonalized(parameter) else ((), 0)
-    size, used = each * _matrix_size(parameter, config), mesh_axes(parameter, config, sizes)
-    for name in reversed(axes):
-        if name in used:
-            transfers["all-to-all", name] += 2 * size
-        else:
-            size *= sizes[name]
-            transfers["all-gather", name] += size
-    return transfers
 
 
 def _lamb_transfers(parameter: Parameter, config: ViTConfig, sizes: AxisSizes) -> Transfers:

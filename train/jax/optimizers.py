@@ -10,7 +10,6 @@ k and v together, like the fused matrix of the published PyTorch models.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from optax import contrib
 
-from train.jax.optimizer_state import distribution
-from train.jax.parameter_tree import mesh_axes, tree
-from train.mesh import AXES, Parameter
+from train.jax.matrix_distribution import Distribution, distribute
+from train.jax.parameter_tree import tree
+from train.mesh import Parameter
 from train.optimizer_state import is_orthogonalized
 from train.recipes import Optimizer
 from train.recipes.optimizer_constants import ADAFACTOR_MAX_DECAY, MIN_FACTORED_SIZE, MUON_MOMENTUM
@@ -206,13 +205,13 @@ def _muon(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> o
     """Muon for the matrices of the blocks, Adam for all other parameters (arXiv 2502.16982).
 
     Updates of matrices are scaled so that learning rates for AdamW suit them.  beta1, beta2 and eps are Adam's; the
-    matrices have a Nesterov momentum of 0.95, as in the source.
+    matrices have a Nesterov momentum of 0.95, as in the source.  q, k, v, and the two of a gated MLP have a matrix each.
     """
     layouts = tree(
         config,
-        lambda parameter: _distribute(parameter, config, mesh) if is_orthogonalized(parameter) else optax.MaskedNode(),
+        lambda parameter: distribute(parameter, config, mesh) if is_orthogonalized(parameter.row) else optax.MaskedNode(),
     )
-    labels = tree(config, lambda parameter: "muon" if is_orthogonalized(parameter) else "adam")
+    labels = tree(config, lambda parameter: "muon" if is_orthogonalized(parameter.row) else "adam")
     # optax computes momentum and orthogonalization in one function.  Here an all-to-all comes between the two, so optax
     # gets a momentum of 0, and `update` computes it.
     orthogonalize = contrib.scale_by_muon(beta=0.0, weight_dimension_numbers=jax.tree.map(lambda _: MATRICES, layouts))
@@ -222,7 +221,7 @@ def _muon(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> o
         mu = optax.tree.update_moment(grads, state.mu, b, 1)
         next_correction, correction = _bias_correction(b, count + 1), _bias_correction(b, count)
 
-        def momentum(m: Array, g: Array, layout: _Distribution) -> Array:
+        def momentum(m: Array, g: Array, layout: Distribution) -> Array:
             return layout.scatter((b * (m / next_correction) + (1 - b) * (g / correction)).astype(m.dtype))
 
         nesterov = jax.tree.map(momentum, mu, grads, layouts)
@@ -236,79 +235,6 @@ def _muon(o: Optimizer, config: ViTConfig, decays: Tree, mesh: Mesh | None) -> o
     muon = optax.chain(optax.GradientTransformation(orthogonalize.init, update), optax.stateless(like_adam))
     direction = optax.partition({"muon": muon, "adam": _scale_by_adam(o)}, labels)
     return _with_decay(direction, o, decays)
-
-
-@dataclass(frozen=True)
-class _Distribution:
-    """The distribution of the matrices in an array over the devices of a mesh: each device gets whole matrices.
-
-    order: a permutation of the axes of the array: those that index matrices, then inputs, then outputs.
-    shape: the lengths of the axes in that order.
-    index_axes, input_axes: the number of axes that index matrices, and the number of input axes.
-    devices: the length of each mesh axis over which the matrices are distributed.
-    per_device: the number of matrices of each device.
-    shardings: the successive shardings of the array (*devices, per_device, *inputs, *outputs).  Each moves one mesh axis
-        from an axis of the matrices to that mesh axis's own axis in `devices`.
-    """
-
-    order: tuple[int, ...]
-    shape: tuple[int, ...]
-    index_axes: int
-    input_axes: int
-    devices: tuple[int, ...]
-    per_device: int
-    shardings: tuple[NamedSharding, ...]
-
-    @property
-    def _matrix_axes(self) -> tuple[int, ...]:
-        return self.shape[self.index_axes :]
-
-    @property
-    def matrix_shape(self) -> tuple[int, int]:
-        """The numbers of inputs and of outputs of a matrix."""
-        return math.prod(self._matrix_axes[: self.input_axes]), math.prod(self._matrix_axes[self.input_axes :])
-
-    def scatter(self, x: Array) -> Array:
-        """Distribute an array of the parameter's shape: (devices * per_device, inputs, outputs), padded with zeros."""
-        x = x.transpose(self.order).reshape(-1, *self._matrix_axes)
-        padding = math.prod(self.devices) * self.per_device - len(x)
-        x = jnp.pad(x, ((0, padding), *((0, 0),) * len(self._matrix_axes))).reshape(
-            *self.devices, self.per_device, *self._matrix_axes
-        )
-        for sharding in self.shardings:
-            x = jax.lax.with_sharding_constraint(x, sharding)
-        return x.reshape(-1, *self.matrix_shape)
-
-    def gather(self, x: Array) -> Array:
-        """Undo `scatter`."""
-        x = x.reshape(*self.devices, self.per_device, *self._matrix_axes)
-        for sharding in reversed(self.shardings):
-            x = jax.lax.with_sharding_constraint(x, sharding)
-        x = x.reshape(-1, *self._matrix_axes)[: math.prod(self.shape[: self.index_axes])]
-        return x.reshape(self.shape).transpose(np.argsort(self.order))
-
-
-def _distribute(parameter: Parameter, config: ViTConfig, mesh: Mesh | None) -> _Distribution:
-    """Return the distribution of a parameter's matrices: one for each block, and for each of q, k and v."""
-    inner = tuple(i for i, word in enumerate(parameter.axes) if word in ("head", "dim", "ff"))
-    width = (parameter.axes.index("width"),)
-    inputs, outputs = (width, inner) if parameter.row.axes[-1] == "width" else (inner, width)
-    index = tuple(i for i in range(len(parameter.axes)) if i not in inner + width)
-    order = index + inputs + outputs
-    shape = tuple(config.sizes[parameter.axes[i]] for i in order)
-    sizes = mesh.shape if mesh is not None else dict.fromkeys(AXES, 1)
-    names, per_device = distribution(parameter, config, sizes)
-    shardings = []
-    if mesh is not None and names:
-        used = mesh_axes(parameter, config, sizes)
-        spec: list[str | None] = [*(None for _ in names), None, *(used[i] for i in inputs + outputs)]
-        shardings.append(NamedSharding(mesh, PartitionSpec(*spec)))
-        for axis, name in enumerate(names):
-            spec = [None if other == name else other for other in spec]
-            spec[axis] = name
-            shardings.append(NamedSharding(mesh, PartitionSpec(*spec)))
-    devices = tuple(sizes[name] for name in names)
-    return _Distribution(order, shape, len(index), len(inputs), devices, per_device, tuple(shardings))
 
 
 _BY_NAME = {"sgd": _sgd, "lamb": _lamb, "lion": _lion, "adafactor": _adafactor, "muon": _muon}

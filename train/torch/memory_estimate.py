@@ -10,7 +10,7 @@ import math
 from collections import Counter
 
 from train.mesh import BATCH_AXES, AxisSizes, Parameter
-from train.optimizer_state import factored_axes, is_orthogonalized
+from train.optimizer_state import axis_lengths, factored_axes, muon_transfers
 from train.recipes import Recipe
 from train.step_cost import MemoryEstimate, Step, state_memory
 from train.torch.tensor_support import check_tensor_support
@@ -162,20 +162,12 @@ def _transfers(s: Step) -> dict[tuple[str, str], int]:
         transfers["all-reduce", "tensor"] += s.recipe.accumulate * _activation_transfers(s)
     for axis in BATCH_AXES:  # the means of loss and metric
         transfers["all-reduce", s.joined([axis])] += 2 * s.param_bytes
-    norms = 3 if s.recipe.optimizer.name == "lamb" else 1  # of gradients; of weights and updates
-    for axis in ("fsdp", "tensor"):
-        transfers["all-reduce", s.joined([axis])] += norms * 8 * _count(s)
     if _is_mixed(s):
         rows = min(s.recipe.augment.repeats, s.recipe.accumulate * s.images)
         for axis in reversed(BATCH_AXES):
             rows *= s.sizes[axis]
             transfers["all-gather", s.joined([axis])] += rows * (s.image_bytes + _target_bytes(s))
     return transfers
-
-
-def _count(s: Step) -> int:
-    """Return the number of parameters of the PyTorch twin, whose blocks have parameters of their own."""
-    return sum(s.config.depth if parameter.is_stacked else 1 for parameter in s.parameters)
 
 
 def _parameter_transfers(s: Step, parameter: Parameter) -> Transfers:
@@ -201,17 +193,20 @@ def _parameter_transfers(s: Step, parameter: Parameter) -> Transfers:
 
 
 def _update_transfers(s: Step, parameter: Parameter) -> Transfers:
-    """Return the transfers of an update that needs whole matrices: Muon's, and Adafactor's of factored moments."""
-    name = s.recipe.optimizer.name
-    is_whole = is_orthogonalized(parameter) if name == "muon" else bool(factored_axes(parameter, s.config))
-    if name not in ("muon", "adafactor") or not is_whole:
-        return Counter()
+    """Return the transfers of an update: norms of sharded parameters, Muon's matrices, and Adafactor's factored moments."""
+    name, shape = s.recipe.optimizer.name, axis_lengths(parameter, s.config)
     transfers: Transfers = Counter()
-    size = parameter.row.size * s.param_bytes // s.shards(parameter)
-    for axis in ("tensor", "fsdp"):
-        if (shards := s.shards(parameter, axis)) > 1:
-            size *= shards
-            transfers["all-gather", axis] += size
+    if name == "muon":
+        transfers.update(
+            {key: s.param_bytes * size for key, size in muon_transfers(parameter.row, s.config, s.sizes).items()}
+        )
+    norms = 3 if name == "lamb" else 1  # of gradients; of weights and updates
+    sums = 8 * norms * (s.config.depth if parameter.is_stacked else 1)
+    if name == "adafactor":
+        sums += s.param_bytes * sum(math.prod(shape) // shape[axis] for axis in factored_axes(parameter, s.config))
+    for axis in ("fsdp", "tensor"):
+        if s.shards(parameter, axis) > 1:
+            transfers["all-reduce", axis] += sums
     return transfers
 
 

@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam
 
+from train.optimizer_state import is_orthogonalized
 from train.recipes import Optimizer as Settings
 from train.recipes.optimizer_constants import ADAFACTOR_MAX_DECAY, MIN_FACTORED_SIZE, MUON_MOMENTUM
 from train.recipes.param_groups import lr_multipliers
+from train.torch.matrix_distribution import MatrixDistribution
 from train.torch.parameter_tree import NamedParameter, tree
 from train.torch.sharding import Placement, ProcessMesh, local
-from vit_spec import ViTConfig
+from vit_spec import Row, ViTConfig
 
 # What `train.jax` takes from optax: the defaults of `scale_by_factored_rms` and of `contrib.scale_by_muon`.
 ADAFACTOR_EPSILON = 1e-30  # added to squared gradients
@@ -120,10 +122,12 @@ class Optimizer(ABC):
 
         They are summed in float64: on CPU, torch's sums in float32 lose a digit.
         """
-        norms = torch.stack(list(torch._foreach_norm(tensors, dtype=torch.float64)))
+        norms = torch._foreach_norm(tensors, dtype=torch.float64)
         if self._mesh is not None:
-            norms = self._mesh.sum_of_shards(norms.square(), [each.placement for each in self._trained]).sqrt()
-        return norms
+            torch._foreach_mul_(norms, norms)
+            self._mesh.sum_shards(norms, [each.placement for each in self._trained])
+            torch._foreach_sqrt_(norms)
+        return torch.stack(list(norms))
 
     def _zeros(self) -> list[Tensor]:
         return [torch.zeros_like(each) for each in self.params]
@@ -277,9 +281,12 @@ class Adafactor(_ByDirections):
     def _initial_moments(self) -> Moments:
         moments: Moments = {"mean": self._zeros(), "row": [], "column": [], "square": []}
         self._factored: list[tuple[int, int] | None] = []
+        self._parts: list[tuple[slice, ...]] = []  # the entries on this process, along each axis of the row
         for each in self._trained:
             axes, sizes = self._factored_axes(each.named), self._sizes(each.named)
             self._factored.append(axes)
+            row = each.named.parameter.row
+            self._parts.append(self._mesh.part_of(row) if self._mesh else tuple(slice(0, size) for size in sizes))
             empty = each.entries.new_zeros(())
             rest = [[size for n, size in enumerate(sizes) if n != axis] for axis in axes or ()]
             moments["row"].append(each.entries.new_zeros(rest[1]) if axes else empty)
@@ -304,38 +311,67 @@ class Adafactor(_ByDirections):
 
     def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
         decay = min(ADAFACTOR_MAX_DECAY, 1 - float(self.updates) ** -0.8)
+        rows, columns = self._sums_of_squares(grads)
         directions = []
         for n, (each, grad) in enumerate(zip(self._trained, grads, strict=True)):
             if (axes := self._factored[n]) is None:
                 square = self.moments["square"][n].mul_(decay).add_(grad * grad + ADAFACTOR_EPSILON, alpha=1 - decay)
                 directions.append(grad * square.rsqrt())
             else:
-                whole = each.placement.full(grad)
-                second, longest = axes
-                g = whole.reshape(self._sizes(each.named))
-                square = g * g + ADAFACTOR_EPSILON
-                row = self.moments["row"][n].mul_(decay).add_(square.mean(longest), alpha=1 - decay)
-                column = self.moments["column"][n].mul_(decay).add_(square.mean(second), alpha=1 - decay)
+                (second, longest), sizes, part = axes, self._sizes(each.named), self._parts[n]
+                row = self.moments["row"][n].mul_(decay).add_(rows[n] / sizes[longest], alpha=1 - decay)
+                column = self.moments["column"][n].mul_(decay).add_(columns[n] / sizes[second], alpha=1 - decay)
                 mean = row.mean(second - (second > longest), keepdim=True)
-                direction = g * (row / mean).rsqrt().unsqueeze(longest) * column.rsqrt().unsqueeze(second)
-                directions.append(each.placement.own(direction.reshape(whole.shape)))
+                own_row = (row / mean).rsqrt()[_without(part, longest)].unsqueeze(longest)
+                own_column = column.rsqrt()[_without(part, second)].unsqueeze(second)
+                direction = grad.reshape([each.stop - each.start for each in part]) * own_row * own_column
+                directions.append(direction.reshape(grad.shape))
         means, b1 = self.moments["mean"], self.settings.beta1
         torch._foreach_mul_(means, b1)
         torch._foreach_add_(means, directions, alpha=1 - b1)
         return means
+
+    def _sums_of_squares(self, grads: list[Tensor]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """Return the sums of the squared gradient along the longest and the second longest axis, of factored parameters.
+
+        Each process adds up its entries, with zeros elsewhere, and the sums of all processes are added.
+        """
+        rows: dict[int, Tensor] = {}
+        columns: dict[int, Tensor] = {}
+        for n, axes in enumerate(self._factored):
+            if axes is not None:
+                part, (second, longest) = self._parts[n], axes
+                g = grads[n].reshape([each.stop - each.start for each in part])
+                square = g * g + ADAFACTOR_EPSILON
+                for sums, name, axis in ((rows, "row", longest), (columns, "column", second)):
+                    sums[n] = torch.zeros_like(self.moments[name][n])
+                    sums[n][_without(part, axis)] = square.sum(axis)
+        if self._mesh is not None:
+            placements = [self._trained[n].placement for n in rows]
+            self._mesh.sum_shards([*rows.values(), *columns.values()], placements * 2)
+        return rows, columns
+
+
+def _without(part: tuple[slice, ...], axis: int) -> tuple[slice, ...]:
+    return part[:axis] + part[axis + 1 :]
 
 
 class Muon(_ByDirections):
     """Muon for the matrices of the blocks, Adam for all other parameters (arXiv 2502.16982).
 
     Updates of matrices are scaled so that learning rates for AdamW suit them.  beta1, beta2 and eps are Adam's; the
-    matrices have a Nesterov momentum of 0.95, as in the source.  q, k and v have a matrix each.
+    matrices have a Nesterov momentum of 0.95, as in the source.  q, k, v, and the two of a gated MLP have a matrix each.
     """
 
     def _initial_moments(self) -> Moments:
-        self._matrices = [n for n, each in enumerate(self._trained) if _is_orthogonalized(each.named)]
-        self._others = [n for n in range(len(self._trained)) if n not in self._matrices]
-        squares = [torch.zeros_like(p) if n in self._others else p.new_zeros(()) for n, p in enumerate(self.params)]
+        self._members: dict[Row, list[int]] = {}  # the parameters of each row that are orthogonalized
+        for n, each in enumerate(self._trained):
+            if is_orthogonalized(row := each.named.parameter.row):
+                self._members.setdefault(row, []).append(n)
+        self._distributions = {row: MatrixDistribution(row, self.config, self._mesh) for row in self._members}
+        orthogonalized = {n for members in self._members.values() for n in members}
+        self._others = [n for n in range(len(self._trained)) if n not in orthogonalized]
+        squares = [p.new_zeros(()) if n in orthogonalized else torch.zeros_like(p) for n, p in enumerate(self.params)]
         return {"mean": self._zeros(), "square": squares}
 
     def _directions(self, grads: list[Tensor]) -> Sequence[Tensor]:
@@ -346,20 +382,17 @@ class Muon(_ByDirections):
             adam = _adam(means, squares, others, self.settings, self.updates)
             directions |= dict(zip(self._others, adam, strict=True))
         b, t = MUON_MOMENTUM, float(self.updates)
-        for n in self._matrices:
-            mean = self.moments["mean"][n].lerp_(grads[n], 1 - b)
-            nesterov = b * (mean / -math.expm1((t + 1) * math.log(b))) + (1 - b) * (grads[n] / -math.expm1(t * math.log(b)))
-            each = self._trained[n]
-            whole = each.placement.full(nesterov)
-            matrices = self._as_matrices(each.named, whole)
+        next_correction, correction = -math.expm1((t + 1) * math.log(b)), -math.expm1(t * math.log(b))
+        for row, members in self._members.items():
+            means, own_grads = [self.moments["mean"][n] for n in members], [grads[n] for n in members]
+            torch._foreach_lerp_(means, own_grads, 1 - b)
+            layout = self._distributions[row]
+            mean, grad = layout.matrices(means), layout.matrices(own_grads)
+            matrices = layout.scatter(b * (mean / next_correction) + (1 - b) * (grad / correction))
             update = 0.2 * max(matrices.shape[-2:]) ** 0.5 * orthogonalize(matrices)
-            directions[n] = each.placement.own(update.reshape(whole.shape))
+            own_updates = layout.gather(update, len(mean)).reshape(len(members), *own_grads[0].shape)
+            directions |= dict(zip(members, own_updates, strict=True))
         return [directions[n] for n in range(len(grads))]
-
-    def _as_matrices(self, named: NamedParameter, tensor: Tensor) -> Tensor:
-        """Return a tensor of a parameter's shape as (matrices, outputs, inputs)."""
-        count = self.config.sizes["qkv"] if "qkv" in named.parameter.row.axes else 1
-        return tensor.reshape(count, -1, tensor.shape[1])
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -372,10 +405,6 @@ def orthogonalize(matrices: Tensor) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if is_tall else x
-
-
-def _is_orthogonalized(named: NamedParameter) -> bool:
-    return named.block is not None and named.parameter.row.decays
 
 
 _BY_NAME: dict[str, type[Optimizer]] = {

@@ -31,12 +31,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import vit_torch
 from train.loop import heartbeat
-from train.mesh import AXES, BATCH_AXES, axis_sizes, shard_dims
+from train.mesh import AXES, BATCH_AXES, axis_sizes, shard_dims, sharded_axes
 from train.mesh import Shard as MeshShard
 from train.torch import tensor_parallel
 from train.torch.parameter_tree import tree
 from train.torch.tensor_support import check_tensor_support
-from vit_spec import InputError, ViTConfig
+from vit_spec import InputError, Row, ViTConfig
 
 # Of a collective.  Evaluation and checkpoints of the main process may keep the others waiting; the end of a process is
 # noticed earlier, by its connections or by `train.loop.heartbeat`.
@@ -114,6 +114,7 @@ class ProcessMesh:
         self._mesh: DeviceMesh | None = None
         if num_processes > 1:
             self._mesh = init_device_mesh(self.device.type, tuple(self.sizes.values()), mesh_dim_names=AXES)
+        self._config = config
         self._shards = tree(config, lambda each: shard_dims(each.parameter, config, self.sizes))
 
     def _group(self, axis: str) -> dist.ProcessGroup:
@@ -179,16 +180,22 @@ class ProcessMesh:
                 dist.all_reduce(gradient, group=self._group("tensor"))
 
     @torch.no_grad()
-    def _average(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by their means over the processes, in one collective."""
-        if tensors:
+    def _sum(self, tensors: Sequence[Tensor], axes: Sequence[str]) -> None:
+        """Replace tensors by their sums over the processes along some axes, in one collective for each axis."""
+        axes = [axis for axis in axes if self.sizes[axis] > 1]
+        if tensors and axes:
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-            for axis in BATCH_AXES:
-                if self.sizes[axis] > 1:
-                    dist.all_reduce(flat, group=self._group(axis))
-            flat /= self.count
-            for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-                tensor.copy_(mean.view_as(tensor))
+            for axis in axes:
+                dist.all_reduce(flat, group=self._group(axis))
+            sums = flat.split([tensor.numel() for tensor in tensors])
+            torch._foreach_copy_(list(tensors), [each.view_as(tensor) for each, tensor in zip(sums, tensors, strict=True)])
+
+    @torch.no_grad()
+    def _average(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their means over the processes that divide a batch."""
+        if tensors:
+            self._sum(tensors, BATCH_AXES)
+            torch._foreach_div_(list(tensors), self.count)
 
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean of a tensor over all processes."""
@@ -201,10 +208,36 @@ class ProcessMesh:
         """Return the rows of all processes, (B, ...), in the order of the batch, on the device of `local`."""
         for axis in reversed(BATCH_AXES):
             if self.sizes[axis] > 1:
-                parts = [torch.empty_like(local) for _ in range(self.sizes[axis])]
-                dist.all_gather(parts, local.contiguous(), group=self._group(axis))
-                local = torch.cat(parts)
+                local = torch.cat(self.all_gather(local, axis))
         return local
+
+    def index_along(self, axis: str) -> int:
+        """Return the number of this process among those along an axis."""
+        return 0 if self._mesh is None else self._mesh.get_local_rank(axis)
+
+    def all_gather(self, tensor: Tensor, axis: str) -> list[Tensor]:
+        """Return the tensors of all processes along an axis, which have the same shape."""
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.sizes[axis])]
+        dist.all_gather(parts, tensor.contiguous(), group=self._group(axis))
+        return parts
+
+    def all_to_all(self, tensors: Sequence[Tensor], axis: str) -> tuple[Tensor, ...]:
+        """Send the n-th tensor to the n-th process along an axis; return what each of them sent.  All have one shape."""
+        sent = torch.stack(list(tensors))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self._group(axis))
+        return received.unbind()
+
+    def part_of(self, row: Row) -> tuple[slice, ...]:
+        """Return the indices of the entries on this process along each axis of a row, except that of the blocks."""
+        by_axis = sharded_axes(row, self._config, self.sizes)
+        found = []
+        for axis in row.axes[row.axes[0] == "block" :]:
+            name = by_axis.get(axis)
+            length = self._config.sizes[axis] // (self.sizes[name] if name else 1)
+            start = length * (self.index_along(name) if name else 0)
+            found.append(slice(start, start + length))
+        return tuple(found)
 
     def roll(self, local: Tensor, shift: int) -> Tensor:
         """Return the rows of this process of the whole batch, rolled along its first axis."""
@@ -223,19 +256,14 @@ class ProcessMesh:
             return Placement(parameter)
         return Placement(parameter, dim, self._shards[name][dim], self.tensor_index, self._group("tensor"))
 
-    def sum_of_shards(self, values: Tensor, placements: Sequence["Placement"]) -> Tensor:
-        """Return values that are sums over entries of parameters on this process, with the sums over all their shards.
+    def sum_shards(self, tensors: Sequence[Tensor], placements: Sequence["Placement"]) -> None:
+        """Replace sums over the entries of parameters on this process by the sums over all their shards.
 
-        values: (N,), one for each parameter.
-        placements: N, those of the parameters.
+        tensors: one for each parameter, with one shape in all processes.
+        placements: those of the parameters.
         """
         for axis in ("fsdp", "tensor"):
-            if self.sizes[axis] > 1:
-                sharded = torch.tensor([axis in each.axes for each in placements], device=values.device)
-                total = torch.where(sharded, values, torch.zeros_like(values))
-                dist.all_reduce(total, group=self._group(axis))
-                values = torch.where(sharded, total, values)
-        return values
+            self._sum([each for each, place in zip(tensors, placements, strict=True) if axis in place.axes], [axis])
 
 
 @dataclass(frozen=True)
@@ -288,16 +316,6 @@ class Placement:
         """Return all entries of a tensor, from those on this process."""
         whole = self.gather(entries)
         return whole.full_tensor() if isinstance(whole, DTensor) else whole
-
-    def own(self, entries: Tensor) -> Tensor:
-        """Return the entries on this process, from all entries of a tensor."""
-        entries = self.part(entries)
-        if isinstance(self.parameter, DTensor):
-            for axis, placement in enumerate(self.parameter.placements):
-                if isinstance(placement, Shard):
-                    mesh = self.parameter.device_mesh
-                    entries = entries.chunk(mesh.size(axis), placement.dim)[mesh.get_local_rank(axis)]
-        return entries
 
 
 class Preemption:

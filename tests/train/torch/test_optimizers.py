@@ -30,6 +30,19 @@ OPTIONS: list[dict[str, Any]] = [
     {"layer_decay": 0.7},
     {"freeze": ("patch_embed.*", "blocks.[01].*", "*.bias")},
 ]
+MODELS: dict[str, dict[str, Any]] = {
+    "gates and pooling": {
+        "attention": {"qk_norm": True, "qkv_bias": "qv"},
+        "mlp": {"activation": "swiglu", "norm": True},
+        "head": {"pool": "attention"},
+    },
+    "narrow inside": {"mlp_dim": 32, "attention": {"out_norm": True}, "norms": {"layer_scale": 0.1}},
+    "no projection": {"attention": {"proj": False}, "norms": {"after_patches": True}},
+    "a table of offsets in each block": {"positions": {"kind": "none", "relative": "table"}},
+    "an MLP of offsets in each block": {"positions": {"relative": "mlp", "relative_dim": 48}},
+    "a shared MLP of offsets": {"positions": {"relative": "mlp", "relative_dim": 48, "relative_shared": True}},
+    "learned rotations": {"positions": {"rotary": "mixed"}, "norms": {"order": "parallel", "kind": "rms", "bias": False}},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +97,16 @@ def test_a_step_agrees_with_that_of_jax_to_rounding(name: Any, options: dict[str
             # An update is known to the rounding of the weights that it is the difference of.
             limit = 1e-14 * theirs.norm() + 2e-16 * before[key].norm()
             assert (ours - theirs).norm() <= limit, (key, float((ours - theirs).norm() / theirs.norm()))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", ["lamb", "adafactor", "muon"])
+def test_a_step_agrees_with_that_of_jax_for_every_kind_of_parameter(name: Any, model: str) -> None:
+    """Of the optimizers whose update depends on the shape of a parameter."""
+    for after, before, of_jax, known in run_both(Optimizer(name=name), 2, CONFIG.replace(**MODELS[model])):
+        for key, tensor in after.items():
+            ours, theirs = tensor - before[key], of_jax[key] - known[key]
+            assert (ours - theirs).norm() <= 1e-14 * theirs.norm() + 2e-16 * before[key].norm(), key
 
 
 def test_adafactor_factors_the_parameters_of_each_block_by_themselves() -> None:
