@@ -1,8 +1,7 @@
 """Settings of a JAX training process: memory, and the cache of compiled programs."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jax
@@ -10,26 +9,19 @@ import jax
 from train.loop import process
 
 
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """Convert JAX's errors about memory and about other processes into `InputError`s that say what to do.
+def one_line_errors() -> AbstractContextManager[None]:
+    """Convert JAX's errors about memory and about other processes; see `train.loop.process.one_line_errors`."""
+    return process.one_line_errors(_is_of_memory, is_of_lost_process)
 
-    Raises:
-        InputError: a device has too little memory, or another process of the run has ended.
-    """
-    try:
-        yield
-    except (jax.errors.JaxRuntimeError, ValueError) as error:  # Gloo raises the latter
-        if "RESOURCE_EXHAUSTED" in str(error):
-            raise process.out_of_memory_error(error) from None
-        if is_of_lost_process(error):
-            raise process.lost_process_error() from None
-        raise
+
+def _is_of_memory(error: Exception) -> bool:
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def is_of_lost_process(error: BaseException) -> bool:
     """Return whether an exception was raised because another process of the run has ended."""
-    return jax.process_count() > 1 and "Gloo" in str(error)  # Gloo connects processes on CPUs
+    is_possible = isinstance(error, jax.errors.JaxRuntimeError | ValueError) and jax.process_count() > 1
+    return is_possible and "Gloo" in str(error)  # Gloo connects processes on CPUs
 
 
 def keep_freed_memory() -> None:

@@ -12,14 +12,17 @@ from train.loop.process import lost_process_error
 
 INTERVAL = 5.0  # seconds between two signs of life of a process
 PATIENCE = 40.0  # seconds without one after which a process counts as gone
-LOST = 2  # the exit status, that of errors of one line
-DONE = "done"
+EXIT_STATUS = 2  # that of errors of one line
+MAIN = 0  # the process that watches the others
+DONE, LOST = "done", "lost"
 
 
 class Heartbeat(threading.Thread):
     """A thread that writes signs of life of this process to a store, and ends the process when those of another one stop.
 
-    A process that waits in a collective for one that is gone cannot be interrupted otherwise.
+    A process that waits in a collective for one that is gone cannot be interrupted otherwise.  The main process watches
+    all others, and they watch the main process, so that the store is read once for each process.  If one stops, the main
+    process says so in the store before it ends.
 
     Args:
         put: stores a text for a process.
@@ -35,7 +38,8 @@ class Heartbeat(threading.Thread):
     def run(self) -> None:
         """Write and watch until `stop` is called."""
         texts: dict[int, str] = {}
-        seen = dict.fromkeys((n for n in range(self._count) if n != self._process), time.monotonic())
+        watched = [n for n in range(self._count) if n != MAIN] if self._process == MAIN else [MAIN]
+        seen = dict.fromkeys(watched, time.monotonic())
         number = 0
         while not self._stopped.wait(INTERVAL):
             number += 1
@@ -47,10 +51,18 @@ class Heartbeat(threading.Thread):
                     text = self._get(other)
                 if text != texts.get(other) or text == DONE:
                     texts[other], seen[other] = str(text), time.monotonic()
-            if max(time.monotonic() - last for last in seen.values()) > PATIENCE and not self._stopped.is_set():
-                print_error(lost_process_error())
-                sys.stdout.flush()
-                os._exit(LOST)
+            is_lost = any(time.monotonic() - last > PATIENCE for last in seen.values()) or texts.get(MAIN) == LOST
+            if is_lost and not self._stopped.is_set():
+                self._end()
+
+    def _end(self) -> None:
+        print_error(lost_process_error())
+        sys.stdout.flush()
+        if self._process == MAIN:
+            with suppress(Exception):
+                self._put(MAIN, LOST)
+                time.sleep(2 * INTERVAL)  # the store may end with this process, and the others are to read it first
+        os._exit(EXIT_STATUS)
 
     def stop(self, *, is_done: bool) -> None:
         """End the thread.

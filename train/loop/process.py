@@ -1,6 +1,8 @@
 """Settings of a training process that do not depend on the framework, and errors that both frameworks have."""
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from vit_spec import InputError
 
@@ -18,10 +20,27 @@ def keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 2**31 - 1)
 
 
-def out_of_memory_error(error: Exception) -> InputError:
-    """Return an error of one line that says what to do, from the framework's own."""
-    remedy = "a smaller --batch-size, a larger --accumulate, --remat full or a --mesh with fsdp (see --plan)"
-    return InputError(f"not enough memory ({str(error).splitlines()[0][:100]}): give {remedy}")
+@contextmanager
+def one_line_errors(
+    is_of_memory: Callable[[Exception], bool], is_of_lost_process: Callable[[Exception], bool]
+) -> Iterator[None]:
+    """Convert a framework's errors about memory and about other processes into `InputError`s that say what to do.
+
+    Raises:
+        InputError: a device has too little memory, or another process of the run has ended.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if is_of_memory(error):
+            remedy = "a smaller --batch-size, a larger --accumulate, --remat full or a --mesh with fsdp (see --plan)"
+            message = f"not enough memory ({str(error).splitlines()[0][:100]}): give {remedy}"
+            raise InputError(message) from None
+        if is_of_lost_process(error):
+            raise lost_process_error() from None
+        raise
 
 
 def lost_process_error() -> InputError:

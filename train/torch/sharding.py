@@ -70,12 +70,14 @@ def join_cluster() -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
     own = store.clone()  # a connection for the thread
     own.set_timeout(timedelta(seconds=heartbeat.INTERVAL))
-    heartbeat.start(
-        lambda process, text: own.set(f"heartbeat/{process}", text),
-        lambda process: own.get(f"heartbeat/{process}").decode(),
-        rank,
-        count,
-    )
+
+    def last_text(process: int) -> str:
+        key = f"heartbeat/{process}"
+        if not own.check([key]):  # `get` would wait for it
+            raise LookupError(key)
+        return own.get(key).decode()
+
+    heartbeat.start(lambda process, text: own.set(f"heartbeat/{process}", text), last_text, rank, count)
 
 
 def _first_host(nodes: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from train.loop import heartbeat
-from train.loop.heartbeat import DONE, LOST, Heartbeat
+from train.loop.heartbeat import DONE, EXIT_STATUS, LOST, Heartbeat
 
 
 @pytest.fixture
@@ -29,14 +29,33 @@ def wait(exits: list[int], seconds: float) -> None:
 def test_a_process_without_signs_of_life_ends_the_others_in_a_line(
     exits: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store: dict[int, str] = {1: "7"}
-    thread = Heartbeat(store.__setitem__, store.__getitem__, 0, 2)
+    store, written = {1: "7"}, []
+
+    def put(process: int, text: str) -> None:
+        written.append((process, text))
+
+    thread = Heartbeat(put, store.__getitem__, 0, 2)
     thread.start()
     wait(exits, 30)
     thread.stop(is_done=False)
     message = "another process of the run has ended: start all processes again with the same --run"
-    assert exits[0] == LOST and capsys.readouterr().err.splitlines()[0] == f"error: {message}"
-    assert int(store[0]) > 5
+    assert exits[0] == EXIT_STATUS and capsys.readouterr().err.splitlines()[0] == f"error: {message}"
+    assert written[5] == (0, "6") and (0, LOST) in written  # of which the others learn so
+
+
+def test_a_process_ends_as_soon_as_the_main_process_says_that_another_is_lost(exits: list[int]) -> None:
+    heartbeat.PATIENCE = 1e9  # the fixture resets it
+    store, read = {0: LOST, 2: "7"}, []
+
+    def get(process: int) -> str:
+        read.append(process)
+        return store[process]
+
+    thread = Heartbeat(store.__setitem__, get, 1, 3)
+    thread.start()
+    wait(exits, 30)
+    thread.stop(is_done=False)
+    assert exits[0] == EXIT_STATUS and set(read) == {0}
 
 
 def test_a_store_that_is_gone_ends_the_process(exits: list[int]) -> None:
@@ -47,7 +66,7 @@ def test_a_store_that_is_gone_ends_the_process(exits: list[int]) -> None:
     thread.start()
     wait(exits, 30)
     thread.stop(is_done=True)
-    assert exits[0] == LOST
+    assert exits[0] == EXIT_STATUS
 
 
 def test_processes_that_live_or_have_done_their_part_are_waited_for(exits: list[int]) -> None:
