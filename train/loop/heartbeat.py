@@ -17,12 +17,14 @@ MAIN = 0  # the process that watches the others
 DONE, LOST = "done", "lost"
 
 
-class Heartbeat(threading.Thread):
-    """A thread that writes signs of life of this process to a store, and ends the process when those of another one stop.
+class Heartbeat:
+    """Signs of life of this process in a store; those of another one that stop end the process.
 
     A process that waits in a collective for one that is gone cannot be interrupted otherwise.  The main process watches
     all others, and they watch the main process, so that the store is read once for each process.  If one stops, the main
     process says so in the store before it ends.
+
+    One thread exchanges signs of life, and another one watches the time: a store whose process hangs never answers.
 
     Args:
         put: stores a text for a process.
@@ -31,28 +33,47 @@ class Heartbeat(threading.Thread):
     """
 
     def __init__(self, put: Callable[[int, str], None], get: Callable[[int], str], process: int, count: int) -> None:
-        super().__init__(name="heartbeat", daemon=True)
-        self._put, self._get, self._process, self._count = put, get, process, count
-        self._stopped = threading.Event()
+        self._put, self._get, self._process = put, get, process
+        watched = [n for n in range(count) if n != MAIN] if process == MAIN else [MAIN]
+        self._seen = dict.fromkeys(watched, time.monotonic())
+        self._texts: dict[int, str] = {}
+        self._stopped, self._is_done = threading.Event(), False
+        self._exchanging = threading.Thread(target=self._exchange, name="heartbeat", daemon=True)
 
-    def run(self) -> None:
-        """Write and watch until `stop` is called."""
-        texts: dict[int, str] = {}
-        watched = [n for n in range(self._count) if n != MAIN] if self._process == MAIN else [MAIN]
-        seen = dict.fromkeys(watched, time.monotonic())
+    def start(self) -> None:
+        """Start the threads."""
+        self._exchanging.start()
+        threading.Thread(target=self._watch, name="heartbeat watch", daemon=True).start()
+
+    def stop(self, *, is_done: bool) -> None:
+        """End the threads.
+
+        is_done: whether this process has done its part, so that the others need not wait for it; else they end too.
+        """
+        self._is_done = is_done
+        self._stopped.set()
+        self._exchanging.join(INTERVAL)
+
+    def _exchange(self) -> None:
         number = 0
         while not self._stopped.wait(INTERVAL):
             number += 1
             with suppress(Exception):  # whatever the store raises; if it is gone, no process is seen any more
                 self._put(self._process, str(number))
-            for other in seen:
-                text = texts.get(other)
+            for other in self._seen:
+                text = self._texts.get(other)
                 with suppress(Exception):
                     text = self._get(other)
-                if text != texts.get(other) or text == DONE:
-                    texts[other], seen[other] = str(text), time.monotonic()
-            is_lost = any(time.monotonic() - last > PATIENCE for last in seen.values()) or texts.get(MAIN) == LOST
-            if is_lost and not self._stopped.is_set():
+                if text != self._texts.get(other) or text == DONE:
+                    self._texts[other], self._seen[other] = str(text), time.monotonic()
+        if self._is_done:
+            with suppress(Exception):
+                self._put(self._process, DONE)
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(INTERVAL):
+            is_late = any(time.monotonic() - last > PATIENCE for last in self._seen.values())
+            if is_late or self._texts.get(MAIN) == LOST:
                 self._end()
 
     def _end(self) -> None:
@@ -63,16 +84,6 @@ class Heartbeat(threading.Thread):
                 self._put(MAIN, LOST)
                 time.sleep(2 * INTERVAL)  # the store may end with this process, and the others are to read it first
         os._exit(EXIT_STATUS)
-
-    def stop(self, *, is_done: bool) -> None:
-        """End the thread.
-
-        is_done: whether this process has done its part, so that the others need not wait for it; else they end too.
-        """
-        self._stopped.set()
-        if is_done:
-            with suppress(Exception):
-                self._put(self._process, DONE)
 
 
 _running: list[Heartbeat] = []

@@ -1,5 +1,6 @@
 """The heartbeat: a process without signs of life ends the others, unless it has done its part."""
 
+import threading
 import time
 from typing import Any
 
@@ -66,6 +67,21 @@ def test_a_store_that_is_gone_ends_the_process(exits: list[int]) -> None:
     thread.start()
     wait(exits, 30)
     thread.stop(is_done=True)
+    assert exits[0] == EXIT_STATUS
+
+
+def test_a_store_that_never_answers_ends_the_process(exits: list[int]) -> None:
+    """The machine of the main process hangs, and with it the store."""
+    answers = threading.Event()
+
+    def hang(*arguments: Any) -> Any:
+        answers.wait()
+
+    thread = Heartbeat(hang, hang, 1, 2)
+    thread.start()
+    wait(exits, 30)
+    thread.stop(is_done=True)
+    answers.set()
     assert exits[0] == EXIT_STATUS
 
 
