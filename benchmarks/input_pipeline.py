@@ -1,10 +1,11 @@
 """Throughput of training from image files, compared with training on one batch in memory.
 
-Run `python -m benchmarks.input_pipeline FOLDER [--config NAME] [--batch-size N] [--steps N] [--runs N] [ARGUMENT ...]`.  It
-prints the table "Input pipeline" of docs/measurements/training.md.  FOLDER has class folders of JPEG files.  If the steps
-need more files, links under other names repeat them.  Other arguments are those of `train.jax`.  A run starts with no batch
-loaded, and its time includes the wait for the first batch.  Runs on loaded batches and on one batch alternate, and ratios
-are between neighbouring runs.  "Loading alone" is the throughput of the data loader without training.
+Run `python -m benchmarks.input_pipeline FOLDER [--trainer train.torch] [--config NAME] [--batch-size N] [--steps N] [--runs
+N] [ARGUMENT ...]`.  It prints the table "Input pipeline" of docs/measurements/training.md.  FOLDER has class folders of
+JPEG files.  If the steps need more files, links under other names repeat them.  Other arguments are those of the trainer.
+A run starts with no batch loaded, and its time includes the wait for the first batch.  Runs on loaded batches and on one
+batch alternate, and ratios are between neighbouring runs.  "Loading alone" is the throughput of the data loader without
+training.
 """
 
 import argparse
@@ -17,13 +18,10 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-
-import jax
+from typing import Any
 
 from train.cli import parse_request
 from train.data.batches import Batch, DataLoader, default_workers, targets_for_task
-from train.jax.engine import JaxEngine
-from train.jax.runtime import keep_freed_memory
 from train.loop.session import choose_model
 
 
@@ -36,14 +34,34 @@ def link_repeatedly(folder: Path, into: Path, min_files: int) -> None:
             (into / path.parent.name / f"{repeat}-{path.name}").symlink_to(path.absolute())
 
 
-def time_training(engine: JaxEngine, batches: Iterable[Batch]) -> float:
+TRAINERS = ("train.jax", "train.torch")
+
+
+def engine_class(trainer: str) -> Any:
+    """Return the engine of a trainer, whose settings of the process are made."""
+    if trainer == "train.jax":
+        from train.jax.engine import JaxEngine
+        from train.jax.runtime import keep_freed_memory
+
+        keep_freed_memory()
+        return JaxEngine
+    from train.loop.process import keep_freed_memory
+
+    keep_freed_memory()
+    from train.torch.engine import TorchEngine
+
+    return TorchEngine
+
+
+def time_training(engine: Any, batches: Iterable[Batch]) -> float:
     """Train on the batches and return the seconds; wait for each step's loss two steps later, as the trainer does."""
     start, pending = time.perf_counter(), []
     for batch in batches:
         pending.append(engine.step(batch)["loss"])
         if len(pending) > 2:
             float(pending.pop(0))
-    jax.block_until_ready(pending)
+    for loss in pending:
+        float(loss)
     return time.perf_counter() - start
 
 
@@ -64,21 +82,22 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--trainer", default="train.jax", choices=TRAINERS)
     parser.add_argument("--config", default="vit_s16")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--runs", type=int, default=5)
     args, trainer_args = parser.parse_known_args()
-    keep_freed_memory()
+    make_engine = engine_class(args.trainer)
     with tempfile.TemporaryDirectory() as images_folder:
         link_repeatedly(args.folder, Path(images_folder), 2 * args.batch_size * args.steps)
         batch = ["--batch-size", str(args.batch_size), "--model.image-size", "224", "224"]
         request = parse_request(
-            "train.jax", ["--config", args.config, "--data", f"folder:{images_folder}", *batch, *trainer_args]
+            args.trainer, ["--config", args.config, "--data", f"folder:{images_folder}", *batch, *trainer_args]
         )
         recipe, source = request.recipe, request.source
         config, _, _ = choose_model(recipe, source, "classes")
-        engine = JaxEngine(
+        engine = make_engine(
             config,
             recipe,
             task="classes",
@@ -104,10 +123,13 @@ def main() -> None:
                 )
             )
     images = args.batch_size * args.steps
-    versions = ", ".join(f"{package} {version(package)}" for package in ("jax", "grain", "pillow"))
+    versions = ", ".join(f"{package} {version(package)}" for package in (args.trainer[6:], "grain", "pillow"))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     print(f"{engine.hardware}, {machine}, {versions}")
-    command, run_length = " ".join([args.config, *trainer_args]), f"{args.steps} steps of {args.batch_size} images per run"
+    command, run_length = (
+        " ".join([args.trainer, args.config, *trainer_args]),
+        f"{args.steps} steps of {args.batch_size} images per run",
+    )
     print(f"{command}; {run_length}; workers: {workers or 'threads'}\n")
     print("| loading alone, images/s | training on one batch | training on loaded batches | loaded / one batch |")
     print("|---|---|---|---|")

@@ -121,7 +121,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--config", default="vit_s16", choices=RECIPES)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=500, help="2 or more: the learning rate of the first is 0")
     parser.add_argument("--dtype", default="float64", choices=("float64", "float32"))
     parser.add_argument("--accumulate", type=int, default=2)
     args = parser.parse_args()
