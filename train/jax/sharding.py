@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from train.jax.parameter_tree import mesh_axes, tree
 from train.loop import heartbeat
+from train.loop.process import is_started_by_srun
 from train.mesh import AXES, BATCH_AXES, axis_sizes
 from vit_jax.layers import ViTModule
 from vit_spec import InputError, ViTConfig
@@ -41,10 +42,10 @@ def join_cluster() -> None:
     JAX_PROCESS_ID.
 
     Raises:
-        InputError: JAX_COORDINATOR_ADDRESS is set and one of the other two is missing or not an integer.
+        InputError: JAX_COORDINATOR_ADDRESS is set and one of the other two is missing or not an integer; or as
+            `train.loop.process.is_started_by_srun`.
     """
     env = os.environ
-    has_several_tasks = any(int(env.get(name, "1") or 1) > 1 for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"))
     if "JAX_COORDINATOR_ADDRESS" in env:
         try:
             count, index = (int(env[name]) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
@@ -53,7 +54,12 @@ def join_cluster() -> None:
                 "JAX_COORDINATOR_ADDRESS is set: set JAX_NUM_PROCESSES and JAX_PROCESS_ID too, to integers"
             ) from None
         jax.distributed.initialize(env["JAX_COORDINATOR_ADDRESS"], count, index)
-    elif has_several_tasks or "," in env.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in env:
+    elif (
+        is_started_by_srun()
+        or int(env.get("OMPI_COMM_WORLD_SIZE", "1") or 1) > 1
+        or "," in env.get("TPU_WORKER_HOSTNAMES", "")
+        or "MEGASCALE_COORDINATOR_ADDRESS" in env
+    ):
         jax.distributed.initialize()
     if jax.distributed.is_initialized():
         # JAX notices the end of a process after 100 s, and ends the others with a stack of C++.

@@ -1,10 +1,13 @@
 """Settings of a training process that do not depend on the framework, and errors that both frameworks have."""
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from vit_spec import InputError
+
+SRUN_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
 
 
 def keep_freed_memory() -> None:
@@ -41,6 +44,24 @@ def one_line_errors(
         if is_of_lost_process(error):
             raise lost_process_error() from None
         raise
+
+
+def is_started_by_srun() -> bool:
+    """Return whether this is one of several processes that Slurm's `srun` has started.
+
+    Raises:
+        InputError: Slurm has reserved several tasks, as `salloc` and `sbatch` do, but `srun` has not started them.
+    """
+    count = os.environ.get("SLURM_NTASKS", "")
+    if not count.isdecimal() or int(count) <= 1:
+        return False
+    # The shell of `salloc` may be a step of its own, of one task.
+    if any(name not in os.environ for name in SRUN_VARIABLES) or os.environ.get("SLURM_STEP_NUM_TASKS") == "1":
+        raise InputError(
+            f"SLURM_NTASKS is {count}, and srun has not started this process: start it with srun, or unset SLURM_NTASKS to "
+            "train in one process"
+        )
+    return True
 
 
 def lost_process_error() -> InputError:

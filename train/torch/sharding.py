@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import vit_torch
 from train.loop import heartbeat
+from train.loop.process import is_started_by_srun
 from train.mesh import AXES, BATCH_AXES, axis_sizes, shard_dims, sharded_axes
 from train.mesh import Shard as MeshShard
 from train.torch import tensor_parallel
@@ -49,13 +50,14 @@ def join_cluster() -> None:
     `torchrun` sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.  Slurm has variables of its own.
 
     Raises:
-        InputError: WORLD_SIZE is set and one of the others is missing or not a number.
+        InputError: WORLD_SIZE is set and one of the others is missing or not a number; or as
+            `train.loop.process.is_started_by_srun`.
     """
     env = os.environ
-    if int(env.get("SLURM_NTASKS", "1") or 1) > 1 and "WORLD_SIZE" not in env:
+    if "WORLD_SIZE" not in env and is_started_by_srun():
         env |= {"WORLD_SIZE": env["SLURM_NTASKS"], "RANK": env["SLURM_PROCID"], "LOCAL_RANK": env["SLURM_LOCALID"]}
-        env.setdefault("MASTER_ADDR", _first_host(env.get("SLURM_STEP_NODELIST", "localhost")))
-        env.setdefault("MASTER_PORT", str(20_000 + int(env.get("SLURM_JOB_ID", "0")) % 20_000))
+        env.setdefault("MASTER_ADDR", _first_host(env["SLURM_STEP_NODELIST"]))
+        env.setdefault("MASTER_PORT", str(20_000 + int(env["SLURM_JOB_ID"]) % 20_000))
     if env.get("WORLD_SIZE", "") in ("", "1"):
         return
     names = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -1,0 +1,58 @@
+"""Processes that Slurm starts, and those that it only reserves room for."""
+
+from importlib import import_module
+
+import pytest
+
+from train.loop.process import SRUN_VARIABLES, is_started_by_srun
+from vit_spec import InputError
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+
+
+@pytest.fixture(autouse=True)
+def without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SRUN_VARIABLES, "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def set_variables(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("count", [None, "", "1"])
+def test_one_task_needs_no_srun(count: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if count is not None:
+        monkeypatch.setenv("SLURM_NTASKS", count)
+    assert not is_started_by_srun()
+
+
+def test_processes_of_srun_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_variables(monkeypatch, SLURM_NTASKS="2", **STEP)
+    assert is_started_by_srun()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    assert is_started_by_srun()
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},  # the shell of salloc
+        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},  # the script of sbatch
+        {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # the shell of salloc as a step of its own
+    ],
+)
+@pytest.mark.parametrize("trainer", ["jax", "torch"])
+def test_tasks_that_srun_has_not_started_are_refused_in_a_line(
+    trainer: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(trainer)
+    sharding = import_module(f"train.{trainer}.sharding")
+    for name in ("WORLD_SIZE", "JAX_COORDINATOR_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    set_variables(monkeypatch, SLURM_NTASKS="8", **variables)
+    with pytest.raises(
+        InputError, match="SLURM_NTASKS is 8, and srun has not started this process: start it with srun, or"
+    ):
+        sharding.join_cluster()
