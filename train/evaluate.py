@@ -1,4 +1,4 @@
-"""Evaluate frozen features: `python -m train.evaluate RUN_OR_FILE --data SPEC`; `--help` explains the options.
+"""Evaluate a model: `python -m train.evaluate RUN_OR_FILE --data SPEC`; `--help` explains the options.
 
 The imports here are fast; a framework is imported after the arguments are checked.
 """
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,13 +19,22 @@ from rich.table import Table
 
 from parity.__main__ import Parser
 from parity.checkpoints.surgery import drop_head
-from parity.checkpoints.weights import Checkpoint
 from parity.commands.printing import make_table
 from parity.terminal import console, print_lines, print_note
 from train.cli import run_command
 from train.data.batches import DataLoader, default_workers, targets_for_task
-from train.data.sources import Dataset, open_dataset
+from train.data.sources import Dataset, Examples, open_dataset
 from train.inference import probes
+from train.inference.head import (
+    HeadTargets,
+    confusion_matrix,
+    head_result,
+    head_tables,
+    images_of_each,
+    match_head,
+    prediction_table,
+    worst_mistakes,
+)
 from train.inference.model import (
     Predictor,
     TrainedModel,
@@ -34,11 +44,12 @@ from train.inference.model import (
     predict_all,
     require_pooling,
 )
-from train.loop.metrics import PRIMARY_METRIC, compute_metrics, format_metric
+from train.inference.scores import RESAMPLES, score
+from train.loop.metrics import PRIMARY_METRIC, compute_metrics, constant_score, format_metric
 from train.recipes import Task
 from vit_spec import InputError
 
-METHODS = ("knn", "linear", "few-shot")
+METHODS = ("head", "knn", "linear", "few-shot")
 NUM_DRAWS = 3  # random draws of few-shot images, as in big_vision
 
 Result = dict[str, Any]  # a row of the table: method, settings, metrics
@@ -54,6 +65,7 @@ class Evaluation(NamedTuple):
 
     spec: `--data`.
     targets: of the training and of the held-out images, see `train.data.batches.targets_for_task`.
+    head: of the held-out images, for the method "head".
     skip_corrupt: whether to leave out images that cannot be read, rather than to stop.
     """
 
@@ -62,35 +74,71 @@ class Evaluation(NamedTuple):
     source: Dataset
     task: Task
     targets: list[Any]
+    head: HeadTargets | None
     methods: list[str]
     skip_corrupt: bool
+    notes: tuple[str, ...]
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    """Fit simple models to frozen features of the training images, and evaluate them on the held-out images."""
+    """Evaluate a model's own head on the held-out images, or simple models of its features of the training images."""
     evaluation = _prepare(args)
-    model, source = evaluation.model, evaluation.source
-    checkpoint = model.checkpoint
+    if evaluation.model.newest_note:
+        print_note(f"note: {evaluation.model.newest_note}")
+    if not args.json:
+        print_lines(*_overview(args.weights, evaluation))
+    if evaluation.head is not None:
+        _evaluate_head(evaluation, evaluation.head, args)
+    if set(evaluation.methods) != {"head"}:
+        _evaluate_features(evaluation, args)
+    return 0
+
+
+def _evaluate_head(evaluation: Evaluation, head: HeadTargets, args: argparse.Namespace) -> None:
+    """Score the outputs of the head for the held-out images, and print or write the results."""
+    model, task, examples = evaluation.model, evaluation.task, evaluation.source.held_out
+    predictor, loader = load_predictor(model.checkpoint, args.twin), _data_loader(evaluation, examples, head.targets)
+    of_head, readable = _predict_set(predictor, loader, "held-out", args.json)
+    outputs, targets = head.outputs(of_head), head.targets[readable]
+    scores = score(task, outputs, targets, head.names, resamples=args.resamples, seed=args.seed)
+    constant = constant_score(task, targets)
+    counts = {"held_out": int(readable.sum()), "not_read": int(np.sum(~readable))}
+    result = {"weights": args.weights, "data": evaluation.spec, **counts, "method": "head"}
+    result = _nan_to_null(result | head_result(scores, constant))
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print_lines("", *head_tables(task, scores, constant, images_of_each(task, targets, head.names)))
+    if args.out:
+        from train.inference.report import Report
+
+        report = Report(Path(args.out))
+        rows = np.flatnonzero(readable)
+        report.write_result(result)
+        report.write_each(task, scores)
+        names = [examples.names[row] for row in rows.tolist()]
+        report.write_predictions(*prediction_table(task, names, outputs, targets, head.names))
+        if task == "classes":
+            report.write_confusion(confusion_matrix(outputs, targets), head.names)
+        chosen, titles = worst_mistakes(task, outputs, targets, head.names)
+        if len(chosen):
+            few = examples.take(rows[chosen])
+            batches = _data_loader(evaluation, few, head.targets[rows[chosen]]).evaluation_batches()
+            report.write_mistakes(np.concatenate([batch.images for batch in batches])[: len(chosen)], titles)
+        if not args.json:
+            print_lines(f"report    {args.out}")
+
+
+def _evaluate_features(evaluation: Evaluation, args: argparse.Namespace) -> None:
+    """Fit simple models to frozen features of the training images, and print their results on the held-out images."""
+    source, checkpoint = evaluation.source, evaluation.model.checkpoint
     if checkpoint.config.num_classes:
         checkpoint, _ = drop_head(checkpoint)
-    if model.newest_note:
-        print_note(f"note: {model.newest_note}")
-    if not args.json:
-        print_lines(*_overview(args.weights, checkpoint, evaluation))
-    predictor, workers, sets = load_predictor(checkpoint, args.twin), default_workers(source), []
+    predictor, sets = load_predictor(checkpoint, args.twin), []
     for set_name, examples, targets in zip(
         ("training", "held-out"), (source.train, source.held_out), evaluation.targets, strict=True
     ):
-        loader = DataLoader(
-            examples,
-            targets,
-            model.input_config,
-            model.batch_size,
-            skip_damaged=evaluation.skip_corrupt,
-            workers=workers,
-            preprocessing=model.preprocessing,
-        )
-        sets.append(_extract_features(predictor, loader, set_name, args.json))
+        sets.append(_predict_set(predictor, _data_loader(evaluation, examples, targets), set_name, args.json))
     features, readable = zip(*sets, strict=True)
     readable_only = evaluation._replace(
         targets=[targets[is_readable] for targets, is_readable in zip(evaluation.targets, readable, strict=True)]
@@ -106,7 +154,19 @@ def evaluate(args: argparse.Namespace) -> int:
         print(*(json.dumps(common | _nan_to_null(result)) for result in results), sep="\n")
     else:
         print_lines("", _table(results))
-    return 0
+
+
+def _data_loader(evaluation: Evaluation, examples: Examples, targets: Any) -> DataLoader:
+    model = evaluation.model
+    return DataLoader(
+        examples,
+        targets,
+        model.input_config,
+        min(model.batch_size, len(examples)),
+        skip_damaged=evaluation.skip_corrupt,
+        workers=default_workers(evaluation.source),
+        preprocessing=model.preprocessing,
+    )
 
 
 def _prepare(args: argparse.Namespace) -> Evaluation:
@@ -122,17 +182,51 @@ def _prepare(args: argparse.Namespace) -> Evaluation:
     targets = [
         targets_for_task(examples, source.classes, source.task, task) for examples in (source.train, source.held_out)
     ]
-    methods = list(dict.fromkeys(args.method or ["knn" if task == "classes" else "linear"]))
-    if task != "classes" and (other := [method for method in methods if method != "linear"]):
+    implied = ["knn"] * bool(args.k) + ["few-shot"] * bool(args.shots)
+    head, methods, notes = _choose_methods(model, source, task, targets[1], args.method or implied)
+    args.shots = args.shots or list(probes.SHOT_COUNTS)
+    if args.out and head is None:
+        raise InputError("--out reports on the head of a model: give --method head, or leave --out out")
+    if args.out:
+        from train.inference.report import prepare_folder  # imports matplotlib
+
+        prepare_folder(Path(args.out), force=args.force)
+    if task != "classes" and (other := [method for method in methods if method not in ("head", "linear")]):
         hint = ", or --task classes" if source.task == "classes" else ""
         raise InputError(f"--method {other[0]} needs classes, and the task is {task}: give --method linear{hint}")
+    if "knn" in methods and args.k is None:
+        args.k = [k for k in probes.NEIGHBOUR_COUNTS if k <= len(source.train)] or [len(source.train)]
     if "knn" in methods:
         probes.check_neighbours(args.k, len(source.train))
     if "few-shot" in methods:
         probes.draw_shots(targets[0], max(args.shots), args.seed, source.classes)
     if "linear" in methods:
         probes.validation_split(task, targets[0])
-    return Evaluation(model, spec, source, task, targets, methods, is_own_data and model.corrupt == "skip")
+    return Evaluation(model, spec, source, task, targets, head, methods, is_own_data and model.corrupt == "skip", notes)
+
+
+def _choose_methods(
+    model: TrainedModel, source: Dataset, task: Task, targets: Any, given: list[str]
+) -> tuple[HeadTargets | None, list[str], tuple[str, ...]]:
+    """Return the targets of the head if it is evaluated, the methods, and notes about what was assumed.
+
+    By default the head is evaluated if it predicts what the data has.
+
+    Raises:
+        InputError: `given` has "head", and it predicts something else.
+    """
+    methods = list(dict.fromkeys(given))
+    if methods and "head" not in methods:
+        return None, methods, ()
+    try:
+        head = match_head(model, source, task, targets)
+    except InputError as error:
+        if methods:
+            raise
+        default = "knn" if task == "classes" else "linear"
+        reason = (f"--method {default}, because {str(error).removeprefix('--method head: ').partition(': give')[0]}",)
+        return None, [default], reason if model.checkpoint.config.num_classes else ()
+    return head, methods or ["head"], (head.note,) * bool(head.note)
 
 
 def _results(evaluation: Evaluation, features: tuple[Any, ...], args: argparse.Namespace) -> Iterator[Result]:
@@ -170,8 +264,8 @@ def _results(evaluation: Evaluation, features: tuple[Any, ...], args: argparse.N
 # Output ---------------------------------------------------------------------------------------------------------------
 
 
-def _extract_features(predictor: Predictor, loader: DataLoader, set_name: str, quiet: bool) -> tuple[Any, Any]:
-    """Return the features of the readable images of a set, (N readable, D) float32, and which are readable, (N,) bool.
+def _predict_set(predictor: Predictor, loader: DataLoader, set_name: str, quiet: bool) -> tuple[Any, Any]:
+    """Return the outputs for the readable images of a set, (N readable, D) float32, and which are readable, (N,) bool.
 
     Print the throughput and the names of images that cannot be read.
     """
@@ -204,17 +298,23 @@ def _progress_bar(count: int, set_name: str, quiet: bool) -> Iterator[Any]:
         yield lambda done: bar.advance(task, done)
 
 
-def _overview(weights: str, checkpoint: Checkpoint, evaluation: Evaluation) -> Iterator[str]:
-    config, source = checkpoint.config, evaluation.source
+def _overview(weights: str, evaluation: Evaluation) -> Iterator[str]:
+    checkpoint, source = evaluation.model.checkpoint, evaluation.source
+    config, split = checkpoint.config, f"split {source.split!r}" if source.split else "a share of the training images"
     yield f"weights   {weights}: {config.depth} blocks of width {config.width}, {config.sizes['feature']} features"
-    yield f"data      {evaluation.spec}: {len(source.train):,} training images, {len(source.held_out):,} held out"
-    for note in (*(f"{each.field} is {each.value}, {each.why}" for each in checkpoint.assumed), *source.notes):
+    yield f"data      {evaluation.spec}: {len(source.train):,} training images, {len(source.held_out):,} held out ({split})"
+    assumed = (f"{each.field} is {each.value}, {each.why}" for each in checkpoint.assumed)
+    for note in (*assumed, *source.notes, *evaluation.notes):
         yield f"assumed   {note}"
 
 
-def _nan_to_null(result: Result) -> Result:
+def _nan_to_null(result: Any) -> Any:
     """Return a result for JSON, which has no NaN: undefined metrics are null."""
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in result.items()}
+    if isinstance(result, dict):
+        return {name: _nan_to_null(value) for name, value in result.items()}
+    if isinstance(result, list | tuple):
+        return [_nan_to_null(value) for value in result]
+    return None if isinstance(result, float) and math.isnan(result) else result
 
 
 def _table(results: list[Result]) -> Table:
@@ -257,21 +357,22 @@ def _parser() -> Parser:
     text = "what to predict; by default the task of the data, or on a run's own data the task of the run"
     parser.add_argument("--task", choices=("classes", "labels", "values"), help=text)
     text = (
-        "knn: nearest neighbours (DINO); linear: logistic regression, or ridge for values (CLIP's protocol); few-shot: "
-        "least squares on few images (big_vision); by default knn, or linear if the task is not classes"
+        "head: the model's own outputs; knn: nearest neighbours (DINO); linear: logistic regression, or ridge for values "
+        "(CLIP's protocol); few-shot: least squares on few images (big_vision); by default the one that --k or --shots is "
+        "for; else head, if it predicts what the data has; else knn, or linear if the task is not classes"
     )
     parser.add_argument("--method", choices=METHODS, nargs="+", help=text)
-    text = "numbers of neighbours for knn; by default 10 20 100 200"
-    parser.add_argument(
-        "--k", type=_parse_positive_int, nargs="+", default=list(probes.NEIGHBOUR_COUNTS), metavar="N", help=text
-    )
+    text = "numbers of neighbours for knn; by default those of 10 20 100 200 for which there are training images"
+    parser.add_argument("--k", type=_parse_positive_int, nargs="+", metavar="N", help=text)
     text = "training images per class for few-shot; by default 1 5 10 25"
-    parser.add_argument(
-        "--shots", type=_parse_positive_int, nargs="+", default=list(probes.SHOT_COUNTS), metavar="N", help=text
-    )
-    parser.add_argument(
-        "--seed", type=_parse_seed, default=0, metavar="N", help="seed of the three few-shot draws: N, N + 1, N + 2"
-    )
+    parser.add_argument("--shots", type=_parse_positive_int, nargs="+", metavar="N", help=text)
+    text = "resamples of the images from which the intervals of head are computed; by default 1000; 0: no intervals"
+    parser.add_argument("--resamples", type=_parse_number, default=RESAMPLES, metavar="N", help=text)
+    text = "seed of the resamples, and of the three few-shot draws: N, N + 1, N + 2"
+    parser.add_argument("--seed", type=_parse_number, default=0, metavar="N", help=text)
+    text = "write scores, predictions, the confusion matrix and the worst mistakes of head into a folder"
+    parser.add_argument("--out", metavar="FOLDER", help=text)
+    parser.add_argument("--force", action="store_true", help="replace the files of a report in FOLDER")
     return parser
 
 
@@ -288,9 +389,9 @@ def _parse_positive_int(text: str) -> int:
     return int(text)
 
 
-def _parse_seed(text: str) -> int:
+def _parse_number(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a seed: give 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: give 0 or more")
     return int(text)
 
 

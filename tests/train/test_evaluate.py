@@ -1,7 +1,10 @@
 """Evaluation of frozen features: each method against an independent reference, and the command."""
 
+import csv
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from train.data.batches import DataLoader, targets_for_task
 from train.data.sources import Dataset, open_dataset
 from train.evaluate import main
 from train.inference import probes
-from train.inference.model import load_predictor, predict_all
+from train.inference.model import load_predictor, load_trained_model, predict_all
 from train.loop.metrics import compute_metrics
 from train.loop.run_folder import RunFolder
 from train.recipes import Recipe
@@ -319,9 +322,13 @@ def test_a_linear_probe_of_labels_reports_auroc_and_that_of_each(run: Path, eval
 
 def test_the_table_has_a_row_for_each_setting(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    assert main([str(run), "--twin", "torch"]) == 0
+    assert main([str(run), "--method", "knn", "--twin", "torch"]) == 0
     said = capsys.readouterr().out
     assert "training images: 1,438 in " in said and said.count("accuracy") == 4
+
+
+def test_few_images_have_fewer_neighbours(make_run: Callable[[str], Path], evaluate: Main) -> None:
+    assert [each["k"] for each in evaluate(make_run("stop"), "--method", "knn")] == [9]
 
 
 @pytest.fixture
@@ -436,7 +443,7 @@ def test_a_model_without_pooling_is_refused(tmp_path: Path, refused: Callable[..
         (["--method", "few-shot", "--shots", "200"], "200 shots need as many training images of every class"),
         (["--method", "zero-shot"], "invalid choice"),
         (["--shots", "0"], "give 1 or more"),
-        (["--seed", "-1"], "not a seed"),
+        (["--seed", "-1"], "not a number: give 0 or more"),
         (["--metod", "knn"], "did you mean '--method'?"),
         (["--held-out", "test"], "has no split 'test'"),
     ],
@@ -445,6 +452,134 @@ def test_wrong_arguments_are_refused_before_an_image_is_read(
     arguments: list[str], message: str, run: Path, refused: Callable[..., str]
 ) -> None:
     assert message in refused(run, *arguments)
+
+
+# The head -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twin", ["jax", "torch"])
+def test_the_head_is_evaluated_by_default_and_scores_its_own_outputs(
+    run: Path, evaluate: Main, digits: Dataset, twin: str
+) -> None:
+    [found] = evaluate(run, twin=twin)
+    checkpoint, held_out = reproducible_init.weights(CONFIG, 0), digits.held_out
+    loader = DataLoader(held_out, targets_for_task(held_out, digits.classes, "classes", "classes"), CONFIG, 64, Augment())
+    predictor = load_predictor(checkpoint, twin)
+    right = predict_all(loader, lambda batch: predictor.predict(batch.images)).argmax(1) == held_out.targets
+    assert found["method"] == "head" and found["accuracy"] == pytest.approx(right.mean()) and found["held_out"] == 359
+    low, high = found["intervals"]["accuracy"]
+    assert low <= found["accuracy"] <= high and found["constant"]["accuracy"] == pytest.approx(37 / 359)
+    assert list(found["each"]) == list(map(str, range(10)))
+
+
+def test_scores_of_the_head_stand_beside_those_of_one_answer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert main([str(run), "--twin", "torch", "--resamples", "10"]) == 0
+    said = capsys.readouterr().out
+    assert "one answer for all images: 10.3%" in said and "training images:" not in said
+    assert len(re.findall(r"^\d +3[5-7] +[\dn]", said, re.MULTILINE)) == 10
+
+
+def make_photos(folder: Path, names: Sequence[str]) -> str:
+    """Write two grey images of each class to train and val, and return the data set."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for name in names:
+            (folder / split / name).mkdir(parents=True)
+            for i in range(2):
+                Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(folder / split / name / f"{i}.png")
+    return f"folder:{folder}"
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    """Weights whose outputs have names, in another order than data sets list them."""
+    weights = replace(reproducible_init.weights(CONFIG.replace(num_classes=3), 0), labels=("quince", "apple", "fig"))
+    write(weights, tmp_path / "named.safetensors", "jax")
+    return tmp_path / "named.safetensors"
+
+
+def test_outputs_are_matched_with_classes_by_name(named: Path, evaluate: Main, tmp_path: Path) -> None:
+    data = make_photos(tmp_path / "photos", ("apple", "fig", "quince"))
+    [found] = evaluate(named, "--data", data, "--out", tmp_path / "out")
+    rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").read_text().splitlines()))
+    assert [row["class"] for row in rows] == ["apple", "apple", "fig", "fig", "quince", "quince"]
+    assert [Path(row["image"]).parent.name for row in rows] == [row["class"] for row in rows]
+    assert found["accuracy"] == pytest.approx(np.mean([row["class"] == row["predicted"] for row in rows]))
+    assert list(found["each"]) == ["quince", "apple", "fig"]
+    loaded = load_trained_model(str(named))
+    images = np.stack([np.asarray(Image.open(row["image"]))[..., None] for row in rows])
+    expected = load_predictor(loaded.checkpoint, "torch").predict(images).argmax(1)
+    assert [row["predicted"] for row in rows] == [("quince", "apple", "fig")[i] for i in expected]
+
+
+def test_data_may_lack_classes_of_the_head_but_have_no_others(
+    named: Path, evaluate: Main, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    [found] = evaluate(named, "--data", make_photos(tmp_path / "two", ("apple", "fig")))
+    assert found["method"] == "head" and found["each"]["quince"]["recall"] is None
+    data = make_photos(tmp_path / "others", ("apple", "pear", "fig"))
+    assert "the data has the class 'pear', which the head does not have" in refused(
+        named, "--data", data, "--method", "head"
+    )
+    [found] = evaluate(named, "--data", data)
+    assert found["method"] == "knn" and found["k"] == 6
+
+
+def test_a_head_of_another_size_or_task_is_refused(run: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+    data = make_photos(tmp_path, ("apple", "fig"))
+    line = refused(run, "--data", data, "--method", "head")
+    assert "the data has the class 'apple', which the head does not have" in line
+    assert "give --task classes" in refused(run, "--method", "head", "--task", "labels")
+    headless = tmp_path / "headless.safetensors"
+    write(reproducible_init.weights(CONFIG.replace(num_classes=0), 0), headless, "jax")
+    assert "these weights have none: give --method knn" in refused(headless, "--data", "digits", "--method", "head")
+    unnamed = tmp_path / "unnamed.safetensors"
+    write(reproducible_init.weights(CONFIG, 0), unnamed, "jax")
+    assert "the head has 10 outputs, and the data has 2 classes" in refused(unnamed, "--data", data, "--method", "head")
+
+
+def test_a_report_has_scores_predictions_the_confusion_matrix_and_mistakes(
+    run: Path, evaluate: Main, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    out = tmp_path / "report"
+    [found] = evaluate(run, "--out", out, "--resamples", 10)
+    assert {path.name for path in out.iterdir()} == {
+        *("scores.json", "classes.csv", "predictions.csv", "confusion.csv", "confusion.png", "mistakes.png")
+    }
+    assert json.loads((out / "scores.json").read_text()) == found
+    matrix = np.array([row[1:] for row in csv.reader((out / "confusion.csv").read_text().splitlines())][1:], int)
+    assert matrix.sum() == 359 and matrix.trace() / 359 == pytest.approx(found["accuracy"])
+    predictions = list(csv.DictReader((out / "predictions.csv").read_text().splitlines()))
+    assert sum(row["class"] == row["predicted"] for row in predictions) == matrix.trace()
+    for name in ("confusion.png", "mistakes.png"):
+        with Image.open(out / name) as picture:
+            assert picture.format == "PNG" and np.ptp(np.asarray(picture.convert("L"))) > 200
+    assert "is not empty: give another folder, or --force" in refused(run, "--out", out)
+    evaluate(run, "--out", out, "--resamples", 10, "--force")
+    assert "--out reports on the head" in refused(run, "--method", "knn", "--out", tmp_path / "other")
+
+
+@pytest.mark.parametrize("task", ["labels", "values"])
+def test_heads_of_labels_and_values_are_scored(task: Any, evaluate: Main, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    config = CONFIG if task == "labels" else CONFIG.replace(num_classes=1)
+    names = list(map(str, range(10))) if task == "labels" else ["value"]
+    RunFolder(path, Recipe(batch_size=256, task=task), config, {"task": task, "classes": names})
+    checkpoint = replace(reproducible_init.weights(config, 0), task=task, labels=tuple(names))
+    for name in ("weights", "best"):
+        write(checkpoint, path / f"{name}.safetensors", "jax")
+    [found] = evaluate(path, "--out", tmp_path / "out", "--resamples", 5)
+    assert found["method"] == "head" and list(found["each"]) == names
+    metrics = {"labels": ("auroc", "label_accuracy"), "values": ("mae", "rmse", "r2", "spearman")}[task]
+    assert all(found["intervals"][metric][0] <= found["intervals"][metric][1] for metric in metrics)
+    rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").read_text().splitlines()))
+    errors = [float(row[name]) - float(row[f"predicted {name}"]) for row in rows for name in names]
+    if task == "values":
+        assert found["mae"] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
+    else:
+        assert found["label_accuracy"] == pytest.approx(np.mean(np.abs(errors) < 0.5))
+    assert (tmp_path / "out" / "mistakes.png").exists() and (tmp_path / "out" / f"{task}.csv").exists()
 
 
 # Real weights ---------------------------------------------------------------------------------------------------------

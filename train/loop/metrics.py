@@ -41,6 +41,21 @@ def _mean(each: list[float]) -> float:
     return float(np.mean(known)) if known else float("nan")
 
 
+def constant_score(task: Task, targets: np.ndarray) -> tuple[str, float]:
+    """Return the metric, and its best value if the answer were the same for all images.
+
+    accuracy for classes, mae for values, and label_accuracy for labels.
+
+    targets: see `train.data.batches.targets_for_task`.
+    """
+    if task == "classes":
+        return "accuracy", float(np.bincount(targets).max() / len(targets))
+    if task == "labels":
+        share = targets.mean(0, dtype=np.float64)
+        return "label_accuracy", float(np.maximum(share, 1 - share).mean())
+    return "mae", float(np.abs(targets - np.median(targets, axis=0)).mean())
+
+
 def is_better(metric: str, value: float, than: float) -> bool:
     """Whether a value of a primary metric is better than another; any number is better than NaN."""
     if np.isnan(value) or np.isnan(than):

@@ -30,7 +30,7 @@ from train.loop.engine import EngineFactory
 from train.loop.interruption import Interruption
 from train.loop.lock import create_run_folder
 from train.loop.loop import Diverged, Loop
-from train.loop.metrics import PRIMARY_METRIC, format_metric, is_better
+from train.loop.metrics import PRIMARY_METRIC, constant_score, format_metric, is_better
 from train.loop.progress import ProgressDisplay
 from train.loop.request import Request
 from train.loop.run_folder import CHECKPOINTS, RunFolder, saved_model_config
@@ -282,6 +282,9 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     if loop.last:
         metrics = {name: value for name, value in loop.last.items() if "/" not in name}
         rows["held out"] = ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics.items())
+        constant = constant_score(loop.task, loop.held_out.targets)
+        if constant[0] in metrics:
+            rows["held out"] += f"; one answer for all images: {format_metric(*constant)}"
     if loop.best:
         rows["best"] = f"{metric} {format_metric(metric, loop.best[metric])}, in {run.best}{ema}"
     if loop.best_raw:

@@ -1,0 +1,189 @@
+"""Metrics and their intervals: against scikit-learn and scipy, also on resamples, and against what intervals promise."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+sklearn = pytest.importorskip("sklearn.metrics")
+scipy_stats = pytest.importorskip("scipy.stats")
+
+from train.inference import scores
+from train.inference.scores import score
+from train.loop.metrics import constant_score
+
+NAMES = tuple("abcdefg")
+
+
+def classes(seed: int, images: int = 200, count: int = 7, digits: int = 1) -> tuple[Any, Any]:
+    """Return logits with equal ones among them, and classes, of which the last has no image."""
+    rng = np.random.default_rng(seed)
+    targets = rng.integers(0, count - 1, images).astype(np.int32)
+    logits = np.round(rng.normal(size=(images, count)) + np.eye(count)[targets], digits)
+    return logits, targets
+
+
+def expected_of_classes(logits: Any, targets: Any) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return scikit-learn's metrics."""
+    p, predicted, count = scores.softmax(logits), logits.argmax(1), logits.shape[1]
+    present = np.unique(targets)
+    precision, recall, f1, _ = sklearn.precision_recall_fscore_support(
+        targets, predicted, labels=range(count), zero_division=np.nan
+    )
+    areas = {c: sklearn.roc_auc_score(targets == c, p[:, c]) for c in present}
+    averages = {c: sklearn.average_precision_score(targets == c, p[:, c]) for c in present}
+    overall = {
+        "accuracy": sklearn.accuracy_score(targets, predicted),
+        "balanced_accuracy": np.mean(recall[present]),
+        "f1": np.mean(f1[present]),
+        "auroc": np.mean(list(areas.values())),
+        "average_precision": np.mean(list(averages.values())),
+        "log_loss": sklearn.log_loss(targets, p, labels=range(count)),
+        "ece": expected_calibration_error(p.max(1), predicted == targets),
+    }
+    if count > 5:
+        overall["top5_accuracy"] = np.mean(
+            [t in np.argsort(-x, kind="stable")[:5] for x, t in zip(logits, targets, strict=True)]
+        )
+    nan = np.full(count, np.nan)
+    each: dict[str, Any] = {"precision": precision, "recall": nan.copy(), "f1": nan.copy()}
+    each |= {"auroc": nan.copy(), "average_precision": nan.copy()}
+    for c in present:
+        each["recall"][c], each["f1"][c] = recall[c], f1[c]
+        each["auroc"][c], each["average_precision"][c] = areas[c], averages[c]
+    return overall, each
+
+
+def expected_calibration_error(confidence: Any, right: Any) -> float:
+    """Return the error by its definition, with bins (0, 1/15], (1/15, 2/15], ..."""
+    found = 0.0
+    for i in range(15):
+        inside = (confidence > i / 15) & (confidence <= (i + 1) / 15)
+        if inside.any():
+            found += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    return found
+
+
+def expected_of_labels(logits: Any, labels: Any) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return scikit-learn's metrics."""
+    p, predicted = 1 / (1 + np.exp(-logits)), logits > 0
+    precision, recall, f1, _ = sklearn.precision_recall_fscore_support(
+        labels, predicted, average=None, zero_division=np.nan
+    )
+    each = {
+        "auroc": sklearn.roc_auc_score(labels, logits, average=None),
+        "average_precision": sklearn.average_precision_score(labels, logits, average=None),
+        "precision": precision,
+        "recall": recall,
+        "f1": f1,
+    }
+    overall = {name: np.mean(each[name]) for name in ("auroc", "average_precision", "f1")}
+    overall["label_accuracy"] = np.mean(predicted == labels)
+    overall["log_loss"] = np.mean([sklearn.log_loss(y, q, labels=(0, 1)) for y, q in zip(labels.T, p.T, strict=True)])
+    overall["ece"] = expected_calibration_error(p.ravel(), labels.ravel().astype(float))
+    return overall, each
+
+
+def expected_of_values(outputs: Any, targets: Any) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the metrics of scikit-learn and scipy."""
+    columns = list(zip(targets.T, outputs.T, strict=True))
+    each = {
+        "mae": [sklearn.mean_absolute_error(*pair) for pair in columns],
+        "rmse": [sklearn.root_mean_squared_error(*pair) for pair in columns],
+        "r2": [sklearn.r2_score(*pair) for pair in columns],
+        "spearman": [scipy_stats.spearmanr(*pair).statistic for pair in columns],
+    }
+    return {name: float(np.mean(values)) for name, values in each.items()}, each
+
+
+def labels(seed: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    targets = (rng.random((150, 3)) < (0.1, 0.5, 0.7)).astype(np.float32)
+    return np.round(2 * rng.normal(size=(150, 3)) + targets, 1), targets
+
+
+def values(seed: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    targets = np.round(1e3 + rng.normal(size=(120, 2)), 1)
+    return np.round(targets + rng.normal(size=(120, 2)), 1), targets
+
+
+TASKS: dict[Any, tuple[Any, Any]] = {
+    "classes": (classes, expected_of_classes),
+    "labels": (labels, expected_of_labels),
+    "values": (values, expected_of_values),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_metrics_are_those_of_scikit_learn(task: Any) -> None:
+    make, expected = TASKS[task]
+    outputs, targets = make(0)
+    names = NAMES[: outputs.shape[1]]
+    found = score(task, outputs, targets, names, resamples=0)
+    overall, each = expected(outputs, targets)
+    assert {name: value.value for name, value in found.overall.items()} == pytest.approx(overall, rel=1e-12)
+    for i, name in enumerate(names):
+        assert {metric: value.value for metric, value in found.each[name].items()} == pytest.approx(
+            {metric: values[i] for metric, values in each.items()}, rel=1e-12, nan_ok=True
+        )
+    assert all(np.isnan(each.low) and np.isnan(each.high) for each in found.overall.values())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_interval_is_made_of_the_metrics_of_resamples(task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each resample, written out with its repeated images, has the metrics that scikit-learn finds."""
+    make, expected = TASKS[task]
+    outputs, targets = make(1)
+    monkeypatch.setattr(scores, "MAX_WEIGHTS", 3 * len(outputs))  # so that the resamples are computed in parts
+    drawn = np.concatenate(list(scores._resamples(len(outputs), 20, 5))).astype(int)
+    assert len(drawn) == 20 and (drawn.sum(1) == len(outputs)).all()
+    found = score(task, outputs, targets, NAMES[: outputs.shape[1]], resamples=20, seed=5)
+    samples = [expected(np.repeat(outputs, counts, axis=0), np.repeat(targets, counts, axis=0))[0] for counts in drawn]
+    for metric, value in found.overall.items():
+        ends = np.percentile([sample[metric] for sample in samples], (2.5, 97.5))
+        assert (value.low, value.high) == pytest.approx(tuple(ends), rel=1e-9), metric
+
+
+def test_an_interval_contains_the_true_accuracy_as_often_as_it_says() -> None:
+    """400 sets of 300 images, of a model that is right with probability 0.8."""
+    rng, inside = np.random.default_rng(0), 0
+    for seed in range(400):
+        right = rng.random(300) < 0.8
+        logits = np.stack([right, ~right], axis=1).astype(np.float64)
+        interval = score("classes", logits, np.zeros(300, int), ("a", "b"), resamples=400, seed=seed).overall["accuracy"]
+        inside += interval.low <= 0.8 <= interval.high
+    assert 0.91 < inside / 400 < 0.98
+
+
+def test_many_classes_have_areas_without_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "MAX_RANKED", 6)
+    found = score("classes", *classes(2), NAMES, resamples=10).overall
+    assert found["auroc"].value > 0.5 and np.isnan(found["auroc"].low) and found["f1"].low < found["f1"].high
+
+
+def test_one_class_alone_has_no_area() -> None:
+    found = score("classes", np.eye(3)[[0, 0, 1]], np.zeros(3, int), ("a", "b", "c"), resamples=5)
+    assert np.isnan(found.overall["auroc"].value) and found.overall["balanced_accuracy"].value == pytest.approx(2 / 3)
+    assert np.isnan(found.each["b"]["recall"].value) and found.each["b"]["precision"].value == 0
+
+
+def test_extreme_outputs_have_finite_metrics() -> None:
+    x = np.array([[1e4, -1e4], [-1e4, 1e4], [1e4, -1e4]])
+    assert score("classes", x, np.array([0, 1, 1]), ("a", "b"), resamples=0).overall["log_loss"].value == pytest.approx(
+        2e4 / 3
+    )
+    found = score("labels", x, np.array([[1, 0], [0, 1], [1, 0]]), ("a", "b"), resamples=0).overall
+    assert found["log_loss"].value == 0 and found["ece"].value == 0
+
+
+def test_values_that_are_all_equal_have_no_r2() -> None:
+    found = score("values", np.array([[1.0], [2.0]]), np.array([[0.1], [0.1]]), ("x",), resamples=5)
+    assert np.isnan(found.overall["r2"].value) and np.isnan(found.overall["spearman"].value)
+    assert found.overall["mae"].value == pytest.approx(1.4)
+
+
+def test_what_one_answer_for_all_images_would_reach() -> None:
+    assert constant_score("classes", np.array([0, 1, 1, 2])) == ("accuracy", 0.5)
+    assert constant_score("labels", np.array([[1, 0], [1, 0], [1, 1]])) == ("label_accuracy", pytest.approx(5 / 6))
+    assert constant_score("values", np.array([[0.0], [1.0], [5.0]])) == ("mae", pytest.approx(5 / 3))

@@ -1,0 +1,284 @@
+"""Metrics of the outputs of a model on a set of images, each with a confidence interval; numpy and scipy only.
+
+An interval is a percentile bootstrap (Efron and Tibshirani, 1993, chapter 13): the images are drawn again with replacement,
+1,000 times, and 95 % of the metrics lie within the interval.  It says how far the metric would move with other images of
+the same kind, not with other training runs.
+
+A resample is a row of weights: how often each image was drawn.  So every metric here is a function of weights (R, N), which
+computes all resamples at once; the metric of the set itself has weights of 1.  The tests compare with scikit-learn.
+
+Shapes: N images, C outputs, R resamples.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train.data.rng import BOOTSTRAP, generator
+from train.recipes import Task
+
+Array = NDArray[Any]
+
+SINGULAR: dict[Task, str] = {"classes": "class", "labels": "label", "values": "value"}
+
+RESAMPLES = 1000
+LEVEL = 0.95
+MAX_WEIGHTS = 1 << 22  # in memory at once
+MAX_RANKED = 50  # classes or labels: for more, AUROC and average precision have no interval, because each is sorted
+CALIBRATION_BINS = 15
+
+
+class Score(NamedTuple):
+    """A metric and the ends of its interval; NaN where it is undefined."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+
+class Scores(NamedTuple):
+    """The metrics of a set of images.
+
+    overall: by name, the primary one first.
+    each: by the name of the class, label or value, then by the name of the metric.
+    """
+
+    overall: dict[str, Score]
+    each: dict[str, dict[str, Score]]
+
+
+def score(
+    task: Task, outputs: Array, targets: Array, names: Sequence[str], *, resamples: int = RESAMPLES, seed: int = 0
+) -> Scores:
+    """Return the metrics of a task.
+
+    classes: accuracy, top5_accuracy (of more than five classes), balanced_accuracy (the mean recall), f1, auroc and
+        average_precision (means over classes, one against the rest), log_loss (natural logarithm) and ece, the expected
+        calibration error (arXiv 1706.04599) with 15 bins of equal width; of each class precision, recall, f1, auroc,
+        average_precision.
+    labels: auroc, average_precision, f1, label_accuracy, log_loss (means over labels) and ece, of the probability of every
+        label; of each label the first three, precision, recall and images, those that have the label.
+    values: mae, rmse, r2 and spearman, the rank correlation (means over values), and those of each value.
+
+    Means leave out classes without images, and labels and values that are the same for all images.  A label is predicted if
+    its probability is above 0.5.
+
+    outputs: (N, C) logits or values.    targets: see `train.data.batches.targets_for_task`.    names: (C,) of the outputs.
+    resamples: 0 for no intervals.    seed: of the resamples.
+    """
+    x, y = np.asarray(outputs, np.float64), np.asarray(targets)
+    metrics: Callable[[Array], Metrics]
+    if task == "classes":
+        metrics = _OfClasses(x, y)
+    elif task == "labels":
+        metrics = _OfLabels(x, y.astype(bool))
+    else:
+        metrics = _OfValues(x, y.astype(np.float64))
+    found = metrics(np.ones((1, len(x))))
+    drawn = [metrics(weights) for weights in _resamples(len(x), resamples, seed)]
+    overall, each = [_with_intervals(part, [of[n] for of in drawn]) for n, part in enumerate(found)]
+    by_name = {name: {metric: scores[i] for metric, scores in each.items()} for i, name in enumerate(names)}
+    return Scores({metric: scores[0] for metric, scores in overall.items()}, by_name)
+
+
+def _resamples(count: int, resamples: int, seed: int) -> Iterator[Array]:
+    """Yield the weights of resamples, (R, N) at a time."""
+    rng, rows = generator(BOOTSTRAP, seed), max(1, MAX_WEIGHTS // count)
+    for first in range(0, resamples, rows):
+        drawn = rng.integers(0, count, (min(rows, resamples - first), count))
+        yield np.stack([np.bincount(each, minlength=count) for each in drawn]).astype(np.float64)
+
+
+def _with_intervals(found: dict[str, Array], drawn: list[dict[str, Array]]) -> dict[str, list[Score]]:
+    """Return the scores of each metric, from its values (C, 1) and those of the resamples (C, R) in parts.
+
+    Resamples in which a metric is undefined are left out.
+    """
+    scores, tail = {}, 50 * (1 - LEVEL)
+    for metric, values in found.items():
+        ends = [np.full(len(values), np.nan)] * 2
+        if drawn and metric in drawn[0]:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # undefined in all of them: NaN
+                parts = np.concatenate([part[metric] for part in drawn], axis=1)
+                ends = list(np.nanpercentile(parts, (tail, 100 - tail), axis=1))
+        columns = zip(values[:, 0].tolist(), *(end.tolist() for end in ends), strict=True)
+        scores[metric] = [Score(*each) for each in columns]
+    return scores
+
+
+# By task --------------------------------------------------------------------------------------------------------------
+
+# The metrics of the set, (1, R) each, and those of each class, label or value, (C, R)
+Metrics = tuple[dict[str, Array], dict[str, Array]]
+
+
+class _OfClasses:
+    def __init__(self, logits: Array, classes: Array) -> None:
+        from scipy.sparse import csr_array
+
+        count, num_classes = logits.shape
+        rows, ones = np.arange(count), np.ones(count)
+        shifted = logits - logits.max(1, keepdims=True)
+        self._log_losses = np.log(np.exp(shifted).sum(1)) - shifted[rows, classes]
+        self._probabilities = softmax(logits)
+        predicted = logits.argmax(1)
+        self._correct = (predicted == classes).astype(np.float64)
+        own = logits[rows, classes][:, None]
+        is_before = np.arange(num_classes) < classes[:, None]  # of equal logits, the first class is predicted
+        above = ((logits > own) | ((logits == own) & is_before)).sum(1)
+        self._in_top5 = (above < 5).astype(np.float64) if num_classes > 5 else None
+        # (C, N): whether an image is of a class, predicted as it, and both
+        self._of_class = csr_array((ones, (classes, rows)), (num_classes, count))
+        self._as_class = csr_array((ones, (predicted, rows)), (num_classes, count))
+        self._found = csr_array((self._correct, (classes, rows)), (num_classes, count))
+        self._gaps = _CalibrationGaps(self._probabilities.max(1), self._correct)
+
+    def __call__(self, weights: Array) -> Metrics:
+        total = weights.sum(1)
+        overall = {"accuracy": weights @ self._correct / total}
+        if self._in_top5 is not None:
+            overall["top5_accuracy"] = weights @ self._in_top5 / total
+        each = _of_decisions(*(part @ weights.T for part in (self._of_class, self._as_class, self._found)))
+        ranked = _of_rankings(self._probabilities.T, self._of_class.toarray().astype(bool), weights)
+        overall |= {"balanced_accuracy": _mean(each["recall"]), "f1": _mean(each["f1"])}
+        overall |= {metric: _mean(values) for metric, values in ranked.items()}
+        overall |= {"log_loss": weights @ self._log_losses / total, "ece": self._gaps(weights)}
+        return {metric: values[None] for metric, values in overall.items()}, each | ranked
+
+
+class _OfLabels:
+    def __init__(self, logits: Array, labels: Array) -> None:
+        self._logits, self._labels = logits, labels
+        self._losses = np.logaddexp(0, np.where(labels, -logits, logits)).mean(1)
+        self._predicted = logits > 0
+        self._right = (self._predicted == labels).mean(1)
+        probabilities = np.exp(-np.logaddexp(0, -logits))
+        self._gaps = _CalibrationGaps(probabilities.ravel(), labels.ravel().astype(np.float64))
+
+    def __call__(self, weights: Array) -> Metrics:
+        total = weights.sum(1)
+        labels, predicted = self._labels.T.astype(np.float64), self._predicted.T.astype(np.float64)
+        each = _of_decisions(*(part @ weights.T for part in (labels, predicted, labels * predicted)))
+        ranked = _of_rankings(self._logits.T, self._labels.T, weights)
+        overall = {metric: _mean(values) for metric, values in ranked.items()} | {"f1": _mean(each["f1"])}
+        overall |= {"label_accuracy": weights @ self._right / total, "log_loss": weights @ self._losses / total}
+        overall |= {"ece": self._gaps(np.repeat(weights, len(labels), axis=1))}
+        return {metric: values[None] for metric, values in overall.items()}, ranked | each
+
+
+class _OfValues:
+    def __init__(self, outputs: Array, targets: Array) -> None:
+        self._outputs, self._targets = outputs, targets
+        self._errors = outputs - targets
+        self._is_constant = np.ptp(targets, axis=0) == 0
+
+    def __call__(self, weights: Array) -> Metrics:
+        total = weights.sum(1)
+        mae, square = (part.T @ weights.T / total for part in (np.abs(self._errors), np.square(self._errors)))
+        # From the mean of the set, so that the difference of squares loses no digits
+        centred = self._targets - self._targets.mean(0)
+        variance = np.square(centred).T @ weights.T / total - np.square(centred.T @ weights.T / total)
+        variance[self._is_constant] = 0
+        with np.errstate(invalid="ignore", divide="ignore"):
+            r2 = np.where(variance > 0, 1 - square / variance, np.nan)
+        columns = zip(self._outputs.T, self._targets.T, strict=True)
+        spearman = np.stack([_correlation(_ranks(x, weights), _ranks(y, weights), weights) for x, y in columns])
+        each = {"mae": mae, "rmse": np.sqrt(square), "r2": r2, "spearman": spearman}
+        return {metric: _mean(values)[None] for metric, values in each.items()}, each
+
+
+def softmax(logits: Array) -> Array:
+    """Return the probabilities of classes, (N, C)."""
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    probabilities: Array = shifted / shifted.sum(1, keepdims=True)
+    return probabilities
+
+
+# Parts ----------------------------------------------------------------------------------------------------------------
+
+
+def _mean(values: Array) -> Array:
+    """Return the means over the first axis of the values that are not NaN; NaN if all are."""
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        mean: Array = np.where(known, values, 0).sum(0) / known.sum(0)
+    return mean
+
+
+class _CalibrationGaps:
+    """The expected calibration error: the mean over bins of |mean probability - share of right answers|."""
+
+    def __init__(self, probabilities: Array, right: Array) -> None:
+        from scipy.sparse import csr_array
+
+        bins = np.clip(np.ceil(probabilities * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
+        self._gaps = csr_array((probabilities - right, (bins, np.arange(len(bins)))), (CALIBRATION_BINS, len(bins)))
+
+    def __call__(self, weights: Array) -> Array:
+        gaps: Array = np.abs(self._gaps @ weights.T).sum(0) / weights.sum(1)
+        return gaps
+
+
+def _of_decisions(support: Array, answers: Array, found: Array) -> dict[str, Array]:
+    """Return the metrics of the decisions for each class or label.
+
+    support, answers, found: (C, R), the images that have it, those that are given it, and those of which both are true.
+    """
+    with np.errstate(invalid="ignore"):
+        f1 = np.where(support > 0, 2 * found / (support + answers), np.nan)
+        return {"precision": found / answers, "recall": found / support, "f1": f1}
+
+
+def _of_rankings(scores: Array, positive: Array, weights: Array) -> dict[str, Array]:
+    """Return the metrics of C rankings, (C, R) each; none for resamples of too many rankings.
+
+    scores, positive: (C, N).    weights: (R, N).
+    """
+    if len(scores) > MAX_RANKED and len(weights) > 1:
+        return {}
+    found = [_areas(*each, weights) for each in zip(scores, positive, strict=True)]
+    areas, precisions = (np.stack(part) for part in zip(*found, strict=True))
+    return {"auroc": areas, "average_precision": precisions}
+
+
+def _areas(scores: Array, positive: Array, weights: Array) -> tuple[Array, Array]:
+    """Return the area under the ROC curve and the average precision (not interpolated), (R,) each.
+
+    Equal scores are one threshold.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+    w = weights[:, order]
+    true = np.cumsum(np.where(positive[order], w, 0), axis=1)[:, ends]
+    answers = np.cumsum(w, axis=1)[:, ends]
+    new_true, new_false = np.diff(true, prepend=0), np.diff(answers - true, prepend=0)
+    positives, negatives = true[:, -1], answers[:, -1] - true[:, -1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        area = np.where(negatives > 0, (new_false * (true - new_true / 2)).sum(1) / (positives * negatives), np.nan)
+        precision = np.where(answers > 0, true / np.maximum(answers, 1), 0)
+        average = np.where(positives > 0, (new_true * precision).sum(1) / positives, np.nan)
+    return np.where(positives > 0, area, np.nan), average
+
+
+def _ranks(values: Array, weights: Array) -> Array:
+    """Return the ranks of values (N,) in each resample, (R, N); equal ones share their mean rank."""
+    _, group = np.unique(values, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.searchsorted(group[order], np.arange(group.max() + 1))
+    sizes = np.add.reduceat(weights[:, order], starts, axis=1)
+    ranks: Array = (np.cumsum(sizes, axis=1) - sizes / 2)[:, group]
+    return ranks
+
+
+def _correlation(x: Array, y: Array, weights: Array) -> Array:
+    """Return the correlation of x and y, (R, N) each, with weights; NaN if one of them is constant."""
+    total = weights.sum(1, keepdims=True)
+    x, y = (each - (weights * each).sum(1, keepdims=True) / total for each in (x, y))
+    with np.errstate(invalid="ignore"):
+        found: Array = (weights * x * y).sum(1) / np.sqrt((weights * x * x).sum(1) * (weights * y * y).sum(1))
+    return found
