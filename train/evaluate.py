@@ -9,18 +9,16 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from parity.__main__ import Parser
 from parity.checkpoints.surgery import drop_head
 from parity.commands.printing import make_table
-from parity.terminal import console, print_lines, print_note
+from parity.terminal import print_lines, print_note
 from train.cli import run_command
 from train.data.batches import DataLoader, default_workers, targets_for_task
 from train.data.sources import Dataset, Examples, open_dataset
@@ -44,6 +42,7 @@ from train.inference.model import (
     predict_all,
     require_pooling,
 )
+from train.inference.progress import progress_bar
 from train.inference.scores import RESAMPLES, score
 from train.loop.metrics import PRIMARY_METRIC, compute_metrics, constant_score, format_metric
 from train.recipes import Task
@@ -270,7 +269,7 @@ def _predict_set(predictor: Predictor, loader: DataLoader, set_name: str, quiet:
     Print the throughput and the names of images that cannot be read.
     """
     count, began, readable = len(loader.examples), time.monotonic(), []
-    with _progress_bar(count, set_name, quiet) as advance:
+    with progress_bar(count, f"{set_name} images", quiet) as advance:
 
         def predict_batch(batch: Any) -> Any:
             outputs = predictor.predict(batch.images)
@@ -286,16 +285,6 @@ def _predict_set(predictor: Predictor, loader: DataLoader, set_name: str, quiet:
             names = f"{', '.join(unreadable[:3])}{', ...' * (len(unreadable) > 3)}"
             print_lines(f"unreadable: {len(unreadable):,} {set_name} image{'s' * (len(unreadable) > 1)}, left out: {names}")
     return found[is_readable], is_readable
-
-
-@contextmanager
-def _progress_bar(count: int, set_name: str, quiet: bool) -> Iterator[Any]:
-    """Show a bar on a terminal; yield a function that advances it by a number of images."""
-    screen = console(stderr=True)
-    parts = (TextColumn(f"{set_name} images"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*parts, console=screen, transient=True, disable=quiet or not screen.is_terminal) as bar:
-        task = bar.add_task("", total=count)
-        yield lambda done: bar.advance(task, done)
 
 
 def _overview(weights: str, evaluation: Evaluation) -> Iterator[str]:

@@ -5,36 +5,38 @@ The imports here are fast; a framework is imported after the arguments are check
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from parity.__main__ import Parser
-from parity.checkpoints.atomic_write import check_replaceable
 from parity.checkpoints.metadata import shorten
 from parity.checkpoints.preprocessing import center_crop
-from parity.checkpoints.reading import resolve_path
+from parity.checkpoints.surgery import drop_head
 from parity.terminal import print_error, print_lines, print_note
 from train.cli import BAD_INPUT, run_command
-from train.data.batches import Batch, DataLoader
-from train.data.sources import Examples, read_image
+from train.data.batches import Batch
+from train.inference.image_files import NUM_VIEWS, find_images, load_views
 from train.inference.model import (
+    Predictor,
     TrainedModel,
     add_arguments,
     load_from_arguments,
     load_predictor,
-    predict_all,
+    predict_batches,
     require_pooling,
 )
+from train.inference.prediction_files import check_output, names_file, open_features, open_rows
+from train.inference.progress import progress_bar
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig, bounded_json
 
-BATCH_SIZE = 8  # attention weights of larger batches need much memory
+BATCH_SIZE, LARGE_BATCH_SIZE = 8, 32  # attention weights of larger batches need much memory
 MAX_NAMES_BYTES = 1 << 24  # of a file of class names: 21,843 names take 0.5 MB
 MAX_NAME_LENGTH = 20  # characters of a name that fit above an image
 
@@ -47,67 +49,147 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def predict(args: argparse.Namespace) -> int:
-    """Print the predictions of a trained model for images.  Report images that cannot be read, and predict the others."""
-    paths = [resolve_path(image) for image in args.images]
-    if args.maps:
-        inputs = [*paths, Path(args.weights), *([Path(args.classes)] if args.classes else [])]
-        _check_maps_path(Path(args.maps), inputs, force=args.force)
+    """Print the predictions of a trained model for images, or write them to a file.
+
+    Images that cannot be read are reported, and the others are predicted.
+    """
+    paths = find_images(args.images)
+    outputs = _check_outputs(args, paths)
     model = load_from_arguments(args)
     config = model.input_config
     require_pooling(model.checkpoint)
-    if not config.num_classes:
-        raise InputError(f"{args.weights} has no head: evaluate its features with python -m train.evaluate")
-    names = _read_class_names(Path(args.classes), config) if args.classes else model.names
+    if args.features is None and not config.num_classes:
+        raise InputError(
+            f"{args.weights} has no head: write its features with --features FILE, or evaluate them with python -m "
+            "train.evaluate"
+        )
+    if args.features is not None and config.num_classes:
+        model = replace(model, checkpoint=drop_head(model.checkpoint)[0])
+    if args.classes:
+        model = replace(model, names=_read_class_names(Path(args.classes), config))
     for line in _notes(model):
         print_note(line)
-    predictor, shown_images, maps = load_predictor(model.checkpoint, args.twin), [], []
+    predictor, errors = load_predictor(model.checkpoint, args.twin), dict[int, str]()
+    maps = _Maps(predictor, config) if args.maps else None
+    loader = load_views(paths, model, args.tta, BATCH_SIZE if args.maps else LARGE_BATCH_SIZE, errors)
+    views, readable, titles = NUM_VIEWS[args.tta], list[int](), list[str]()
+    is_printed = not (args.out or args.features)
 
     def predict_batch(batch: Batch) -> Any:
-        if args.maps:
-            from train.loop.attention_maps import patch_attention
-
-            shown_images.append(batch.images)
-            maps.append(patch_attention(predictor.attention_maps(batch.images), config))
+        if maps is not None:
+            maps.append(batch)
         return predictor.predict(batch.images)
 
-    errors: dict[int, str] = {}
-    outputs = predict_all(_data_loader(paths, config, model, errors), predict_batch)
-    predictions = {
-        i: named_predictions(model.task, names, outputs[i], args.top) for i in range(len(paths)) if i not in errors
-    }
-    for i, image in enumerate(args.images):
-        if i in errors:
-            print_error(errors[i])
-        else:
-            _print_predictions(image, model.task, predictions[i], args.json)
-    if args.maps and predictions:
-        from train.loop.attention_maps import draw_attention_maps
-
-        rows, titles = list(predictions), [_title(model.task, each) for each in predictions.values()]
-        pixels, attention = np.concatenate(shown_images)[rows], np.concatenate(maps)[rows]
-        draw_attention_maps(Path(args.maps), pixels, attention, titles, force=args.force)
-        if not args.json:
-            print_lines(f"wrote {args.maps}")
+    with _writer(args) as write, progress_bar(len(paths), "images", args.json or is_printed) as advance:
+        n = 0
+        for of_views in predict_batches(loader, predict_batch):
+            for output in mean_of_views(model.task if args.features is None else "values", of_views, views):
+                if n in errors:
+                    print_error(errors[n])
+                else:
+                    predictions = write(model, str(paths[n]), output)
+                    if maps is not None:
+                        readable.append(n)
+                        titles.append(_title(model.task, predictions))
+                n += 1
+                advance(1)
+    if maps is not None and readable:
+        maps.draw(Path(args.maps), readable, titles, force=args.force)
+    if not args.json and (maps is None or readable):
+        print_lines(*(f"wrote {path}" for path in outputs))
     return BAD_INPUT if errors else 0
 
 
-def _data_loader(paths: list[Path], config: ViTConfig, model: TrainedModel, errors: dict[int, str]) -> DataLoader:
-    """Return a loader of the images with the model's preprocessing.
+def _check_outputs(args: argparse.Namespace, paths: Sequence[Path]) -> list[Path]:
+    """Check the files to write before any image is decoded, and return them."""
+    inputs = [*paths, Path(args.weights), *([Path(args.classes)] if args.classes else [])]
+    inputs += [Path(each[1:]) for each in args.images if each.startswith("@")]
+    if args.features and (args.out or args.maps):
+        raise InputError(f"--features writes no predictions: leave {'--out' if args.out else '--maps'} out")
+    if args.maps and args.tta != "none":
+        raise InputError("--maps shows one view of an image: leave --tta out")
+    outputs = []
+    for option, text, suffixes in (
+        ("--maps", args.maps, (".png",)),
+        ("--out", args.out, (".csv", ".jsonl", ".parquet")),
+        ("--features", args.features, (".npy", ".parquet")),
+    ):
+        if text:
+            outputs.append(Path(text))
+            check_output(option, outputs[-1], suffixes, inputs, force=args.force)
+            if outputs[-1].suffix.lower() == ".npy":
+                check_output(option, names_file(outputs[-1]), (".txt",), inputs, force=args.force)
+    return outputs
 
-    errors: the messages about images that cannot be read are written here, by the index of the image.
+
+@contextmanager
+def _writer(args: argparse.Namespace) -> Iterator[Callable[[TrainedModel, str, Any], Predictions]]:
+    """Yield a function that prints or writes the predictions of an image from its outputs, and returns them."""
+    if args.features:
+        with open_features(Path(args.features), force=args.force) as append:
+
+            def write_features(model: TrainedModel, image: str, features: Any) -> Predictions:
+                append(image, features)
+                return []
+
+            yield write_features
+        return
+    with open_rows(Path(args.out), force=args.force) if args.out else nullcontext() as write_row:
+
+        def write(model: TrainedModel, image: str, output: Any) -> Predictions:
+            predictions = named_predictions(model.task, model.names, output, args.top)
+            if write_row is None:
+                _print_predictions(image, model.task, predictions, args.json)
+            elif Path(args.out).suffix.lower() == ".jsonl":
+                write_row(_as_json(image, model.task, predictions))
+            else:
+                write_row(_as_row(image, model, output, predictions))
+            return predictions
+
+        yield write
+
+
+class _Maps:
+    """Collects the attention maps of images, and draws them."""
+
+    def __init__(self, predictor: Predictor, config: ViTConfig) -> None:
+        self._predictor, self._config = predictor, config
+        self._images: list[Any] = []
+        self._attention: list[Any] = []
+
+    def append(self, batch: Batch) -> None:
+        """Compute the maps of a batch."""
+        from train.loop.attention_maps import patch_attention
+
+        self._images.append(batch.images)
+        self._attention.append(patch_attention(self._predictor.attention_maps(batch.images), self._config))
+
+    def draw(self, path: Path, rows: list[int], titles: list[str], *, force: bool) -> None:
+        """Write the picture of the images `rows`."""
+        from train.loop.attention_maps import draw_attention_maps
+
+        pixels, attention = np.concatenate(self._images)[rows], np.concatenate(self._attention)[rows]
+        draw_attention_maps(path, pixels, attention, titles, force=force)
+
+
+def mean_of_views(task: Task, outputs: Any, views: int) -> Any:
+    """Return the outputs of images, (B, num_outputs), as the mean over their views of probabilities or values.
+
+    classes: the logarithms of the mean probabilities.    labels: the logits of them.    values: the mean values.
+
+    outputs: (B * views, num_outputs), those of the views of an image after each other.
     """
-
-    def read(i: int) -> Image.Image:
-        try:
-            return read_image(paths[i])
-        except InputError as error:
-            errors[i] = str(error)
-            return Image.new("L", config.image_size[::-1])
-
-    no_targets = np.zeros(len(paths), np.int64)
-    examples = Examples(read, no_targets, [str(path) for path in paths])
-    size, preprocessing = min(BATCH_SIZE, len(paths)), model.preprocessing
-    return DataLoader(examples, no_targets.astype(np.int32), config, size, preprocessing=preprocessing)
+    if views == 1:
+        return outputs
+    x = np.asarray(outputs, np.float64).reshape(-1, views, *outputs.shape[1:])
+    if task == "values":
+        return x.mean(1).astype(np.float32)
+    if task == "classes":  # log(mean(softmax))
+        logs = x - x.max(-1, keepdims=True)
+        logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
+        return np.logaddexp.reduce(logs, axis=1) - np.log(views)
+    yes, no = (np.logaddexp.reduce(-np.logaddexp(0, -sign * x), axis=1) for sign in (1, -1))
+    return yes - no
 
 
 def named_predictions(task: Task, names: tuple[str, ...], output: Any, top: int) -> Predictions:
@@ -134,10 +216,25 @@ def named_predictions(task: Task, names: tuple[str, ...], output: Any, top: int)
 # Output ---------------------------------------------------------------------------------------------------------------
 
 
+def _as_json(image: str, task: Task, predictions: Predictions) -> dict[str, Any]:
+    number = "value" if task == "values" else "probability"
+    return {"image": image, task: [{"name": name, number: value} for name, value in predictions]}
+
+
+def _as_row(image: str, model: TrainedModel, output: Any, predictions: Predictions) -> dict[str, Any]:
+    """Return the columns of a table: the most probable classes, or the probability or value of every label or value."""
+    if model.task == "classes":
+        numbered = enumerate(predictions, 1)
+        columns = {f"{what}_{i}": x for i, each in numbered for what, x in zip(("class", "probability"), each, strict=True)}
+        return {"image": image, **columns}
+    x = np.asarray(output, np.float64)
+    numbers = [f"{value:.7g}" for value in (x if model.task == "values" else 1 / (1 + np.exp(-np.clip(x, -500, 500))))]
+    return {"image": image, **dict(zip(model.names, map(float, numbers), strict=True))}
+
+
 def _print_predictions(image: str, task: Task, predictions: Predictions, as_json: bool) -> None:
     if as_json:
-        number = "value" if task == "values" else "probability"
-        print(json.dumps({"image": image, task: [{"name": name, number: value} for name, value in predictions]}))
+        print(json.dumps(_as_json(image, task, predictions)))
         return
     shown = [(shorten(name), value) for name, value in predictions]
     width = max((len(name) for name, _ in shown), default=0)
@@ -188,32 +285,24 @@ def _read_class_names(path: Path, config: ViTConfig) -> tuple[str, ...]:
     return names
 
 
-def _check_maps_path(path: Path, inputs: list[Path], *, force: bool) -> None:
-    """Raise InputError if a path cannot be written to, is one of the inputs, or exists and `force` is False."""
-    if path.suffix.lower() != ".png":
-        raise InputError(f"--maps {path}: the picture is a PNG; give a name that ends in .png")
-    if not path.parent.is_dir():
-        raise InputError(f"--maps {path}: there is no folder {path.parent}; make it first")
-    check_replaceable(path)
-    if path.is_dir():
-        raise InputError(f"--maps {path} is a folder: give the name of a file")
-    if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
-        raise InputError(f"--maps {path} is one of the files to read, and is not replaced: give another name")
-    if os.path.lexists(path) and not force:
-        raise InputError(f"--maps {path} exists: give another name, or --force to replace it")
-
-
 def _parser() -> Parser:
     parser = Parser(prog="python -m train.predict", description=predict.__doc__, allow_abbrev=False)
     add_arguments(parser)
-    parser.add_argument("images", metavar="IMAGE", nargs="+", help="an image file: JPEG, PNG, WebP, BMP, GIF or TIFF")
+    text = "an image (JPEG, PNG, WebP, BMP, GIF or TIFF), a folder, a pattern such as 'photos/**/*.jpg', or @FILE, a list"
+    parser.add_argument("images", metavar="IMAGE", nargs="+", help=text)
     text = "number of classes to print; by default 5"
     parser.add_argument("--top", type=_parse_positive_int, default=5, metavar="N", help=text)
     text = "names of the classes, one per line; by default those in RUN_OR_FILE, or numbers"
     parser.add_argument("--classes", metavar="FILE", help=text)
+    text = "write the predictions to a file instead of printing them: a .csv, .jsonl or .parquet file"
+    parser.add_argument("--out", metavar="FILE", help=text)
+    text = "write the features that the head would get instead of predictions: an .npy or .parquet file"
+    parser.add_argument("--features", metavar="FILE", help=text)
+    text = "average the predictions for several views: flip, the image and its mirror image; five-crop, centre and corners"
+    parser.add_argument("--tta", choices=list(NUM_VIEWS), default="none", help=text)
     text = "write a picture of the images, each beside the attention map of the last block"
     parser.add_argument("--maps", metavar="PATH.png", help=text)
-    parser.add_argument("--force", action="store_true", help="replace PATH.png if it exists")
+    parser.add_argument("--force", action="store_true", help="replace the files to write if they exist")
     return parser
 
 

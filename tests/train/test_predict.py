@@ -1,10 +1,12 @@
 """Predictions of a trained model: the same with either twin, with the preprocessing of the run."""
 
+import csv
 import json
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import parity
 import vit_spec
 from parity.checkpoints import formats
 from parity.checkpoints.format_text import format_text
-from parity.checkpoints.weights import replace_parameters
+from parity.checkpoints.weights import parameter, replace_parameters
 from parity.checkpoints.writing import convert, write
 from parity.comparison import reproducible_init
 from tests import ROOT
@@ -417,6 +419,158 @@ def test_a_file_of_class_names_with_too_few_lines_is_refused(run: Path, photos: 
 def test_weights_without_a_head_are_refused(tmp_path: Path, photos: list[str], refused: Main) -> None:
     write(reproducible_init.weights(CONFIG.replace(num_classes=0), 0), tmp_path / "bare.safetensors", "jax")
     assert "has no head" in refused(tmp_path / "bare.safetensors", photos[0])
+
+
+# Many images ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def album(tmp_path: Path) -> Path:
+    """A folder with five images at two depths, a hidden one, and a text file."""
+    rng, folder = np.random.default_rng(1), tmp_path / "album"
+    for name in ("b.png", "a.PNG", "sub/c.jpg", "sub/deep/d.png", "sub/deep/e.webp", ".hidden.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (16, 24, 3), np.uint8)).save(folder / name)
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def names_of(text: str, album: Path) -> list[str]:
+    return [str(Path(each["image"]).relative_to(album)) for each in parse_json_lines(text)]
+
+
+def test_folders_patterns_and_lists_stand_for_their_images(run: Path, album: Path, predict: Main) -> None:
+    every = ["a.PNG", "b.png", "sub/c.jpg", "sub/deep/d.png", "sub/deep/e.webp"]
+    assert sorted(names_of(predict(run, album, "--json"), album)) == every
+    assert names_of(predict(run, f"{album}/**/*.png", "--json"), album) == ["b.png", "sub/deep/d.png"]
+    (album / "list.txt").write_text(f"{album}/sub/c.jpg\n\n{album}/b.png\n")
+    text = predict(run, f"@{album}/list.txt", album / "a.PNG", "--json")
+    assert names_of(text, album) == ["sub/c.jpg", "b.png", "a.PNG"]
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(run: Path, album: Path, predict: Main) -> None:
+    (album / "b.png").rename(album / "[b].png")
+    assert names_of(predict(run, album / "[b].png", "--json"), album) == ["[b].png"]
+
+
+def test_predictions_are_written_as_csv_json_lines_and_parquet(
+    run: Path, album: Path, tmp_path: Path, predict: Main
+) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    printed = parse_json_lines(predict(run, album, "--json"))
+    for suffix in ("csv", "jsonl", "parquet"):
+        assert predict(run, album, "--out", tmp_path / f"out.{suffix}") == f"wrote {tmp_path / f'out.{suffix}'}\n"
+    assert parse_json_lines((tmp_path / "out.jsonl").read_text()) == printed
+    expected = [
+        {"image": each["image"]}
+        | {f"class_{i}": one["name"] for i, one in enumerate(each["classes"], 1)}
+        | {f"probability_{i}": one["probability"] for i, one in enumerate(each["classes"], 1)}
+        for each in printed
+    ]
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert rows == [{name: str(value) for name, value in each.items()} for each in expected]
+
+
+@pytest.mark.parametrize("task", ["labels", "values"])
+def test_tables_of_labels_and_values_have_a_column_for_each(task: str, album: Path, tmp_path: Path, predict: Main) -> None:
+    run = make_run(tmp_path / "run", task=task)
+    predict(run, album / "b.png", "--out", tmp_path / "out.csv")
+    [row] = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    x = torch_logits(run, np.asarray(resize_and_center_crop(Image.open(album / "b.png"), (8, 8)))[None])[0]
+    expected = x if task == "values" else 1 / (1 + np.exp(-x))
+    assert [float(row[name]) for name in CLASS_NAMES] == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+def test_an_image_that_cannot_be_read_is_left_out_of_the_file(
+    run: Path, album: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    (album / "sub/c.jpg").write_bytes(b"no image")
+    assert main([str(run), str(album), "--twin", "torch", "--out", str(tmp_path / "out.jsonl"), "--tta", "flip"]) == 2
+    assert capsys.readouterr().err.count(f"{album / 'sub/c.jpg'} is not an image") == 1
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 4
+
+
+def test_features_are_those_of_the_model_without_its_head(run: Path, album: Path, tmp_path: Path, predict: Main) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    predict(run, album, "--features", tmp_path / "features.npy")
+    predict(run, album, "--features", tmp_path / "features.parquet")
+    names, found = (tmp_path / "features.txt").read_text().splitlines(), np.load(tmp_path / "features.npy")
+    assert found.shape == (5, 32) and found.dtype == np.float32
+    table = pq.read_table(tmp_path / "features.parquet").to_pylist()
+    assert [row["image"] for row in table] == names
+    assert np.array_equal(np.array([row["features"] for row in table], np.float32), found)
+    head = {name: parameter(load_trained_model(str(run)).checkpoint, f"head.{name}") for name in ("weight", "bias")}
+    fitted = np.stack([np.asarray(resize_and_center_crop(Image.open(name).convert("RGB"), (8, 8))) for name in names])
+    np.testing.assert_allclose(found @ head["weight"].T + head["bias"], torch_logits(run, fitted), atol=1e-5)
+
+
+def test_a_model_without_a_head_has_features(tmp_path: Path, album: Path, predict: Main) -> None:
+    write(reproducible_init.weights(CONFIG.replace(num_classes=0), 0), tmp_path / "bare.safetensors", "jax")
+    predict(tmp_path / "bare.safetensors", album, "--features", tmp_path / "features.npy")
+    assert np.load(tmp_path / "features.npy").shape == (5, 32)
+
+
+@pytest.mark.parametrize("task", ["classes", "labels", "values"])
+@pytest.mark.parametrize("tta", ["flip", "five-crop"])
+def test_predictions_of_several_views_are_the_mean(task: str, tta: str, album: Path, tmp_path: Path, predict: Main) -> None:
+    run = make_run(tmp_path / "run", task=task)
+    image = Image.open(album / "b.png")  # 24x16 pixels
+    whole = np.asarray(resize_and_center_crop(image, (8, 8)))
+    if tta == "flip":
+        views = [whole, whole[:, ::-1]]
+    else:  # 8 / 0.875 pixels are 9, and the longer side has 14
+        large = np.asarray(image.resize((14, 9), Image.Resampling.BICUBIC))
+        views = [large[y : y + 8, x : x + 8] for y, x in ((0, 3), (0, 0), (0, 6), (1, 0), (1, 6))]
+    x = torch_logits(run, np.stack(views))
+    if task == "classes":
+        x = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    elif task == "labels":
+        x = 1 / (1 + np.exp(-x))
+    predict(run, album / "b.png", "--tta", tta, "--out", tmp_path / "out.csv")
+    [row] = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
+    if task == "classes":
+        row = {row[f"class_{i}"]: row[f"probability_{i}"] for i in (1, 2, 3)}
+    assert [float(row[name]) for name in CLASS_NAMES] == pytest.approx(x.mean(0).tolist(), abs=6e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{album}", "--out", "p.txt"], "give a name that ends in .csv or .jsonl or .parquet"),
+        (["{album}", "--features", "f.csv"], "give a name that ends in .npy or .parquet"),
+        (["{album}", "--features", "f.npy", "--out", "p.csv"], "leave --out out"),
+        (["{album}", "--features", "f.npy", "--maps", "m.png"], "leave --maps out"),
+        (["{album}", "--maps", "m.png", "--tta", "flip"], "leave --tta out"),
+        (["{album}/*.gif"], "no file matches"),
+        (["@{album}/none.txt"], "cannot be read"),
+        (["{run}"], "has no images"),
+        (["{album}", "--out", "{album}/b.csv"], "exists: give another name, or --force"),
+    ],
+)
+def test_wrong_inputs_and_outputs_are_refused_in_a_line(
+    arguments: list[str], message: str, run: Path, album: Path, refused: Main
+) -> None:
+    (album / "b.csv").write_text("mine")
+    assert message in refused(run, *(each.format(album=album, run=run) for each in arguments))
+    assert (album / "b.csv").read_text() == "mine"
+
+
+def test_an_interrupted_file_leaves_the_old_one(run: Path, album: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "out.csv").write_text("old")
+
+    def interrupt(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("train.predict.named_predictions", interrupt)
+    with suppress(KeyboardInterrupt):
+        main([str(run), str(album), "--twin", "torch", "--out", str(tmp_path / "out.csv"), "--force"])
+    assert (tmp_path / "out.csv").read_text() == "old"
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
 
 
 def test_outputs_that_are_not_finite_are_refused(run: Path, photos: list[str], refused: Main) -> None:

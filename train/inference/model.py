@@ -1,7 +1,7 @@
 """Inference: load a trained model from a run folder or any checkpoint, and apply it to images with either twin."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -167,14 +167,19 @@ def load_predictor(checkpoint: Checkpoint, twin: str | None) -> Predictor:
 
 
 def predict_all(loader: "DataLoader", predict: "Callable[[Batch], Array]") -> Array:
-    """Return the outputs for each image of a data loader, (N, ...), once and in order.
+    """Return the outputs for each image of a data loader, (N, ...); see `predict_batches`."""
+    return np.concatenate(list(predict_batches(loader, predict)))
+
+
+def predict_batches(loader: "DataLoader", predict: "Callable[[Batch], Array]") -> Iterator[Array]:
+    """Yield the outputs for the images of a data loader, (B, ...) at a time, each image once and in order.
 
     predict: takes a batch and returns its outputs, (B, ...).
 
     Raises:
         InputError: an image that cannot be read, or outputs that are not finite.
     """
-    parts = []
+    missing = len(loader.examples)
     for batch in loader.evaluation_batches():
         outputs = predict(batch)
         is_broken = ~np.isfinite(outputs.reshape(len(outputs), -1)).all(1)
@@ -183,5 +188,5 @@ def predict_all(loader: "DataLoader", predict: "Callable[[Batch], Array]") -> Ar
             raise InputError(
                 f"the outputs for {name} are not finite: check the weights with python -m parity inspect --values"
             )
-        parts.append(outputs)
-    return np.concatenate(parts)[: len(loader.examples)]
+        yield outputs[:missing]
+        missing -= len(outputs)
