@@ -372,55 +372,6 @@ def test_maps_that_cannot_be_written_leave_the_old_picture_and_are_named(
     assert picture.read_bytes() == b"old" and {path.name for path in run.glob("*map*")} == {"maps.png"}
 
 
-# Bad input ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_damaged_image_is_named(run: Path, photos: list[str], refused: Main) -> None:
-    Path(photos[1]).write_bytes(b"no image")
-    assert f"{photos[1]} is not an image" in refused(run, *photos)
-
-
-def test_damaged_images_are_named_and_the_others_are_predicted(
-    run: Path, photos: list[str], predict: Main, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bad, good = (photos[0], photos[4]), [*photos[1:4], *photos[5:]]
-    expected = predict(run, *good, "--json")
-    for path in bad:
-        Path(path).write_bytes(b"no image")
-    assert main([str(run), *photos, "--twin", "torch", "--json"]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == expected
-    assert [line.split()[1] for line in printed.err.splitlines()] == list(bad)
-
-
-def test_maps_are_drawn_for_the_readable_images(run: Path, photos: list[str], predict: Main) -> None:
-    pytest.importorskip("matplotlib")
-    predict(run, photos[0], photos[2], "--maps", run / "without.png")
-    Path(photos[1]).write_bytes(b"no image")
-    assert main([str(run), *photos[:3], "--twin", "torch", "--maps", str(run / "with.png")]) == 2
-    assert (run / "with.png").read_bytes() == (run / "without.png").read_bytes()
-
-
-def test_without_a_readable_image_no_maps_are_written(run: Path, photos: list[str], refused: Main) -> None:
-    Path(photos[0]).write_bytes(b"no image")
-    refused(run, photos[0], "--maps", run / "maps.png")
-    assert not (run / "maps.png").exists()
-
-
-def test_the_error_for_a_misspelt_path_names_the_nearest(run: Path, photos: list[str], refused: Main) -> None:
-    assert "did you mean '9.png'?" in refused(run, photos[9].replace("9.png", "99.png"))
-
-
-def test_a_file_of_class_names_with_too_few_lines_is_refused(run: Path, photos: list[str], refused: Main) -> None:
-    (run / "names.txt").write_text("a\nb\n")
-    assert "has 2 lines, and the model has 3 classes" in refused(run, photos[0], "--classes", run / "names.txt")
-
-
-def test_weights_without_a_head_are_refused(tmp_path: Path, photos: list[str], refused: Main) -> None:
-    write(reproducible_init.weights(CONFIG.replace(num_classes=0), 0), tmp_path / "bare.safetensors", "jax")
-    assert "has no head" in refused(tmp_path / "bare.safetensors", photos[0])
-
-
 # Many images ----------------------------------------------------------------------------------------------------------
 
 
@@ -570,7 +521,53 @@ def test_an_interrupted_file_leaves_the_old_one(run: Path, album: Path, tmp_path
     assert (tmp_path / "out.csv").read_text() == "old"
 
 
-# Refusals -------------------------------------------------------------------------------------------------------------
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_image_is_named(run: Path, photos: list[str], refused: Main) -> None:
+    Path(photos[1]).write_bytes(b"no image")
+    assert f"{photos[1]} is not an image" in refused(run, *photos)
+
+
+def test_damaged_images_are_named_and_the_others_are_predicted(
+    run: Path, photos: list[str], predict: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = (photos[0], photos[4]), [*photos[1:4], *photos[5:]]
+    expected = predict(run, *good, "--json")
+    for path in bad:
+        Path(path).write_bytes(b"no image")
+    assert main([str(run), *photos, "--twin", "torch", "--json"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == expected
+    assert [line.split()[1] for line in printed.err.splitlines()] == list(bad)
+
+
+def test_maps_are_drawn_for_the_readable_images(run: Path, photos: list[str], predict: Main) -> None:
+    pytest.importorskip("matplotlib")
+    predict(run, photos[0], photos[2], "--maps", run / "without.png")
+    Path(photos[1]).write_bytes(b"no image")
+    assert main([str(run), *photos[:3], "--twin", "torch", "--maps", str(run / "with.png")]) == 2
+    assert (run / "with.png").read_bytes() == (run / "without.png").read_bytes()
+
+
+def test_without_a_readable_image_no_maps_are_written(run: Path, photos: list[str], refused: Main) -> None:
+    Path(photos[0]).write_bytes(b"no image")
+    refused(run, photos[0], "--maps", run / "maps.png")
+    assert not (run / "maps.png").exists()
+
+
+def test_the_error_for_a_misspelt_path_names_the_nearest(run: Path, photos: list[str], refused: Main) -> None:
+    assert "did you mean '9.png'?" in refused(run, photos[9].replace("9.png", "99.png"))
+
+
+def test_a_file_of_class_names_with_too_few_lines_is_refused(run: Path, photos: list[str], refused: Main) -> None:
+    (run / "names.txt").write_text("a\nb\n")
+    assert "has 2 lines, and the model has 3 classes" in refused(run, photos[0], "--classes", run / "names.txt")
+
+
+def test_weights_without_a_head_are_refused(tmp_path: Path, photos: list[str], refused: Main) -> None:
+    write(reproducible_init.weights(CONFIG.replace(num_classes=0), 0), tmp_path / "bare.safetensors", "jax")
+    assert "has no head" in refused(tmp_path / "bare.safetensors", photos[0])
 
 
 def test_outputs_that_are_not_finite_are_refused(run: Path, photos: list[str], refused: Main) -> None:
