@@ -13,7 +13,7 @@ A run calls an engine in this order, in every process of the run:
    `train.loop.loop.METRICS_DELAY` steps later, so `step` should return before the devices have finished.
 4. Every `eval_every`: `evaluate` for each batch of the held-out set (with an EMA twice, the second time with `raw`), and
    `save_weights` if the metrics are the best so far.  Every `save_every`, after each evaluation, and before the run stops:
-   `save_checkpoint` and `save_weights`.
+   `save_checkpoint` and `save_weights`.  The run stops early if `recipe.patience` evaluations in a row were not better.
 5. `close`, always, also after an exception.
 
 A run whose last evaluation was interrupted begins with step 4.

@@ -66,6 +66,7 @@ class Loop:
         self.best: dict[str, float] = {}
         self.last_raw: dict[str, float] = {}
         self.best_raw: dict[str, float] = {}
+        self.evaluations_since_best = 0
         self.unreadable: set[str] = set()
         self.skipped = 0
         self._recent_metrics: list[dict[str, float]] = []  # one of each step since the last record in metrics.jsonl
@@ -74,8 +75,15 @@ class Loop:
         self._saved_step = -1  # of the newest checkpoint
         self._is_evaluated = False  # whether `last` belongs to the current weights
 
+    @property
+    def is_stopped_early(self) -> bool:
+        """Whether the run has ended before its last step, because `recipe.patience` evaluations were not better."""
+        return 0 < self.recipe.patience <= self.evaluations_since_best and self.done < self.schedule.total
+
     def fit(self) -> None:
         """Resume from the newest checkpoint if there is one, and train to the end or until a signal asks to stop.
+
+        The end is the last step of the schedule, or earlier if `is_stopped_early`.
 
         Raises:
             Diverged: the loss or the gradient norm is not finite, and the recipe does not skip such steps.
@@ -95,7 +103,7 @@ class Loop:
                         return
                     self._saved_step = -1
                     self._save_checkpoint()
-                for step, batch in enumerate(batches, self.done):
+                for step, batch in enumerate(() if self.is_stopped_early else batches, self.done):
                     if step + 1 == first:
                         self.engine.profile(self.run.path / "profile")
                         is_profiling = True
@@ -122,6 +130,7 @@ class Loop:
                         self.display.restart_throughput(self.done)
                     if stopping:
                         self.interrupted = int(stopping)
+                    if stopping or self.is_stopped_early:
                         break
             except InputError as error:
                 while pending:
@@ -211,12 +220,14 @@ class Loop:
         if self.run.has_tensorboard and not self.engine.is_distributed:
             maps = patch_attention(self.engine.attention_maps(first_images), self.train.config)
             self.run.log_image("attention", self.done, image_grid(overlay_attention(first_images, maps)))
-        if self._is_better(self.last, self.best):
+        is_better = self._is_better(self.last, self.best)
+        if is_better:
             self._weight_files.write_best(self.run.best, self.done)
             self.best = self.last  # set last, so that the checkpoint saved after a failed write does not name these as best
         if self.engine.has_ema and self._is_better(self.last_raw, self.best_raw):
             self._weight_files.write_best(self.run.best_raw, self.done, raw=True)
             self.best_raw = self.last_raw
+        self.evaluations_since_best = 0 if is_better else self.evaluations_since_best + 1
         return True
 
     def _compute_metrics(self, results: list[Arrays]) -> dict[str, float]:
@@ -245,6 +256,7 @@ class Loop:
             "best": self.best,
             "last_raw": self.last_raw,
             "best_raw": self.best_raw,
+            "since_best": self.evaluations_since_best,
             "best_files": dict(self._weight_files.recorded),
             "window": list(self._recent_metrics),  # a copy: the engine may write it after the list has changed
             "mean": self._mean_metrics,
@@ -272,6 +284,7 @@ class Loop:
             )
         self._saved_step, self.skipped, self.unreadable = self.done, state["skipped"], set(state["unread"])
         self.last, self.best = state["last"], state["best"]
+        self.evaluations_since_best = state["since_best"]
         self._recent_metrics, self._mean_metrics = state["window"], state["mean"]
         self.last_raw, self.best_raw, self._is_evaluated = state["last_raw"], state["best_raw"], state["looked"]
         self._weight_files.recorded = state["best_files"]
@@ -326,7 +339,7 @@ def _equal_metrics(one: Mapping[str, float], other: Mapping[str, float]) -> bool
 
 def _with_missing_keys(state: Any) -> LoopState:
     """Return a loop state with the keys that checkpoints of older versions lack; {} if it is no JSON object."""
-    missing: LoopState = {"last_raw": {}, "best_raw": {}, "best_files": {}, "records": 0}
+    missing: LoopState = {"last_raw": {}, "best_raw": {}, "best_files": {}, "records": 0, "since_best": 0}
     return missing | state if isinstance(state, dict) else {}
 
 
@@ -347,7 +360,8 @@ def _is_loop_state(state: LoopState, primary_metric: str) -> bool:
         len(dicts) == len(metric_dicts) + len(window)
         and all(type(value) in (int, float) for each in dicts for value in each.values())
         and all(primary_metric in each for each in (state["best"], state["best_raw"]) if each)
-        and (type(state.get("skipped")), type(state.get("records")), type(state.get("looked"))) == (int, int, bool)
+        and all(type(state.get(name)) is int for name in ("skipped", "records", "since_best"))
+        and type(state.get("looked")) is bool
         and type(state.get("seconds")) in (int, float)
         and math.isfinite(state["seconds"])
     )

@@ -34,6 +34,7 @@ MAX_CONFIG_BYTES = 1 << 24  # of config.json: the names of 21,843 classes take 3
 # Fields of the recipe that may differ when a run resumes: they do not decide what is learnt.
 CHANGEABLE = (
     *("run", "workers", "mesh", "remat", "compile", "log_every", "save_every", "keep", "tensorboard", "wandb", "profile"),
+    "patience",  # when to stop
     *("non_finite", "corrupt"),  # how to go on after a step or an image that stopped the run
     *("data", "compare_data"),  # the data may be moved: the fingerprint identifies them
 )

@@ -273,6 +273,8 @@ def summary_table(command: str, loop: Loop, run: RunFolder) -> dict[str, str]:
     metric, ended = PRIMARY_METRIC[loop.task], "interrupted" if loop.interrupted else "finished"
     ema = ", the moving average of the weights (--ema)" if loop.engine.has_ema else ""
     rows = {ended: f"{loop.done:,} of {loop.schedule.total:,} steps in {run.seconds:.0f} s"}
+    if loop.is_stopped_early:
+        rows["stopped early"] = f"{loop.evaluations_since_best} evaluations without a better {metric} (--patience)"
     if loop.unreadable:
         rows["unreadable"] = (
             f"{len(loop.unreadable)} images: {', '.join(sorted(loop.unreadable)[:3])}{', ...' * (len(loop.unreadable) > 3)}"

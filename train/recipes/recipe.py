@@ -139,6 +139,8 @@ class Recipe:
     """Steps between two records of training metrics."""
     eval_every: float | str = 1
     """Epochs between two evaluations on the held-out images, or a duration; the weights are saved each time."""
+    patience: int = 0
+    """Early stopping: the run ends after this many evaluations in a row that are not better than the best one. 0: never."""
     save_every: float | str = 1
     """Epochs between two checkpoints, or a duration: a run that is killed loses no more than this."""
     keep: int = 2
@@ -164,6 +166,7 @@ class Recipe:
             ("ema", 0 <= self.ema < 1, "a number from 0 up to 1"),
             ("seed", 0 <= self.seed < 2**63, "0 or more, below 2^63"),
             ("log_every", self.log_every > 0, "a positive number of steps"),
+            ("patience", self.patience >= 0, "a number of evaluations, or 0"),
             ("keep", self.keep > 0, "1 or more"),
             ("profile", 0 < (self.profile or (1, 1))[0] <= (self.profile or (1, 1))[1], "a first step and a last one"),
             ("optimizer.lr", 0 <= self.optimizer.lr < math.inf, "0 or more"),

@@ -151,6 +151,66 @@ def test_evaluation_does_not_wait_for_each_batch(tmp_path: Path) -> None:
     assert PendingArray.started_at_wait[0] == METRICS_DELAY + 1 and PendingArray.started_at_wait[-1] == batches
 
 
+class Declining(FakeEngine):
+    """An engine whose second evaluation is the best: 5 of 10 classes are right, then 9, then 8, 7, ..."""
+
+    right = (5, 9, 8, 7, 9, 8, 7, 10)
+    has_ema = False
+
+    def __init__(self, config: Any, recipe: Any, **options: Any) -> None:
+        super().__init__(config, recipe, **options)
+        self.__steps = 0
+
+    def step(self, batch: Batch) -> Mapping[str, float]:
+        self.__steps += 1
+        return super().step(batch)
+
+    def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
+        restored = super().restore_checkpoint(step)
+        self.__steps = restored[0] if restored else 0
+        return restored
+
+    def evaluate(self, batch: Batch, *, raw: bool = False) -> EvalOutput:
+        found = super().evaluate(batch)
+        wrong = batch.targets >= self.right[self.__steps - 1]
+        outputs = np.where(wrong[:, None], np.roll(found.outputs.array, 1, axis=1), found.outputs.array)  # type: ignore[union-attr]
+        return found._replace(outputs=outputs)
+
+
+EVERY_STEP = replace(RECIPE, epochs="8steps", eval_every="1steps", save_every="100steps")
+
+
+def test_a_run_stops_after_as_many_evaluations_without_a_better_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(EVERY_STEP, run=str(tmp_path / "run"), patience=3)
+    assert run_training(recipe, Declining) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"finished +5 of 8 steps", printed)
+    assert "3 evaluations without a better accuracy (--patience)" in printed
+    assert [each["step"] for each in records(tmp_path / "run") if each["set"] == "held_out"] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_that_has_stopped_early_stays_so_until_it_gets_more_patience(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = replace(EVERY_STEP, run=str(tmp_path / "run"), patience=3)
+    run_training(recipe, Declining)
+    before = records(tmp_path / "run")
+    assert run_training(recipe, Declining) == 0 and records(tmp_path / "run") == before
+    assert run_training(replace(recipe, patience=5), Declining) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("finished") == 3 and "5 evaluations without a better accuracy" in printed
+    assert records(tmp_path / "run")[-1]["step"] == 7
+    assert run_training(replace(recipe, patience=0), Declining) == 0
+    assert re.search(r"finished +8 of 8 steps", capsys.readouterr().out)
+
+
+def test_the_last_evaluation_is_no_early_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_training(replace(EVERY_STEP, run=str(tmp_path / "run"), epochs="5steps", patience=3), Declining) == 0
+    assert "stopped early" not in capsys.readouterr().out
+
+
 def test_the_loop_imports_neither_framework(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib, tests.train.loop.test_loop as t; from dataclasses import replace\n"

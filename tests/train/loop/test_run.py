@@ -111,7 +111,19 @@ def weights(path: Path) -> dict[str, np.ndarray]:
 
 
 # Fields of a recipe that are not in the compiled functions of an engine.  The length of the run is in the learning rate.
-NOT_COMPILED = {"init", "run", "epochs", "log_every", "eval_every", "save_every", "keep", "tensorboard", "wandb", "profile"}
+NOT_COMPILED = {
+    "init",
+    "run",
+    "epochs",
+    "log_every",
+    "eval_every",
+    "patience",
+    "save_every",
+    "keep",
+    "tensorboard",
+    "wandb",
+    "profile",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -57,6 +57,7 @@ OTHER_VALUES: dict[str, Any] = {  # for fields that `other_value` cannot double
     "compile": "on",
     "mesh": "data=2,fsdp=2",
     "eval_every": "100steps",
+    "patience": 5,
     "save_every": 0.5,
     "seed": 7,
     "rng": "shared",
