@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from inspect import cleandoc
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parity.__main__ import Parser
@@ -110,17 +111,30 @@ def list_recipes() -> str:
 def parse_request(module: str, arguments: Sequence[str], open_data: Callable[..., "Dataset"] | None = None) -> Request:
     """Parse the arguments: the recipe that `--config` names, for the data set of `--data`, with overrides.
 
-    The arguments are parsed twice: the recipe's defaults depend on the data set, which the arguments name.
+    The arguments are parsed twice: the recipe's defaults depend on the data set, which the arguments name.  The recipe is
+    that of a run with `--resume`, and with `--run` of its folder if there is no `--config`.
 
     open_data: a function that opens a data set from `data` and `held_out`; None: `train.data.sources.open_dataset`.
 
     Raises:
-        InputError: an unknown recipe or field (the message names the nearest), an invalid value, or missing data.
+        InputError: an unknown recipe or field (the message names the nearest), an invalid value, missing data, or a folder
+            of `--resume` that holds no run.
         SystemExit: after printing `--help`.
     """
     from train.data.sources import open_dataset
+    from train.loop.run_folder import is_run, read_run_recipe
 
+    resumed, arguments = _take_flag("--resume", arguments)
     config, rest = _take_flag("--config", arguments)
+    run = _take_flag("--run", rest)[0]
+    if resumed is not None and (other := "--config" if config is not None else "--run" if run is not None else None):
+        raise InputError(f"--resume {resumed} continues that run, with its recipe and folder: leave {other} out")
+    if resumed is not None or (config is None and run is not None and is_run(Path(run))):
+        name, recipe = read_run_recipe(Path(resumed or run or ""))
+        recipe = _with_overrides(module, name, recipe, rest, is_of_run=True)
+        source = (open_data or open_dataset)(recipe.data, recipe.held_out)
+        command = f"python -m {module} {shlex.join(_take_flag('--run', arguments)[1])}".strip()
+        return Request(name, recipe, source, command, may_change=resumed is not None)
     name = "vit_s16" if config is None else config
     if name not in RECIPES:
         hint = nearest(name, RECIPES)
@@ -134,10 +148,12 @@ def parse_request(module: str, arguments: Sequence[str], open_data: Callable[...
     return Request(name, recipe, source, f"python -m {module} {shlex.join(_take_flag('--run', arguments)[1])}".strip())
 
 
-def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]) -> Recipe:
+def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str], *, is_of_run: bool = False) -> Recipe:
     """Return the recipe with the fields that the arguments override.
 
     Values of `--model.changes` are added to those of the recipe.
+
+    is_of_run: whether the recipe is that of a run, which has its model; values of `--model.changes` may be given again.
     """
     parser = Parser(
         prog=f"python -m {module}",
@@ -151,6 +167,8 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
     )
     # `main` and `parse_request` have removed these flags; here they are for the help, and for suggestions of similar flags.
     command.add_argument("--config", metavar="NAME", help=f"the recipe; here {name}")
+    text = "resume the run in FOLDER, with its recipe; --epochs, --patience and rates may change, see docs/guides/resume.md"
+    command.add_argument("--resume", metavar="FOLDER", help=text)
     command.add_argument("--list", action="store_true", help="list all recipes")
     command.add_argument(
         "--dry-run", action="store_true", help="run one step, one evaluation on one batch and one save, and keep nothing"
@@ -168,6 +186,9 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
     if changed.init_set and changed.init is None:
         raise InputError("--init-set needs --init, whose file it describes: give both, or leave it out")
     model, own_changes = changed.model, recipe.model.changes
+    if is_of_run:
+        new = tuple(change for change in (model.changes if "model.changes" in given else ()) if change not in own_changes)
+        return replace(changed, model=replace(model, changes=(*own_changes, *new)))
     if changed.init is not None:  # the model is that of the weights
         if "model.name" in given:
             raise InputError("--model.name cannot be used with --init, whose weights have their own model: leave out one")
@@ -203,4 +224,4 @@ def _hyphenated(argument: str) -> str:
 
 
 def _docstring(name: str) -> str:
-    return cleandoc(RECIPES[name].__doc__ or "")
+    return cleandoc(RECIPES[name].__doc__ or "") if name in RECIPES else "Resume a run."

@@ -276,6 +276,11 @@ class Loop:
             return
         self._weight_files.set_has_checkpoint()
         self.done, state = restored
+        if self.done > self.schedule.total:
+            raise InputError(
+                f"--epochs {self.recipe.epochs} are {self.schedule.total:,} steps, and the run has done {self.done:,}: "
+                "give more"
+            )
         state = _with_missing_keys(state)
         if not _is_loop_state(state, PRIMARY_METRIC[self.task]):
             raise InputError(

@@ -16,6 +16,7 @@ class Request(NamedTuple):
     source: the data set.
     command: the command line as typed, without --run, to print how to resume.
     dry_run: whether to run one step only and save nothing.
+    may_change: whether fields of the recipe may differ from those of the run that resumes (`--resume`).
     """
 
     name: str
@@ -23,3 +24,4 @@ class Request(NamedTuple):
     source: "Dataset"
     command: str
     dry_run: bool = False
+    may_change: bool = False

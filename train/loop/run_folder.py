@@ -20,9 +20,11 @@ from train.loop.lock import LOCK_FILE, Lock
 from train.loop.metrics_file import Record, json_line, read_records, records_until
 from train.loop.tensorboard import EventWriter
 from train.loop.write_files import atomic_write, convert_write_errors, temporary_path
-from train.recipes import Recipe
+from train.recipes import Augment, Recipe, parse_recipe
 from vit_spec import InputError, ViTConfig, bounded_json
 from vit_spec.printable import is_utf8
+
+PREPROCESSING = ("share", "held_out_filter", "repeats")  # fields of `Augment` that decide which images are shown
 
 CHECKPOINTS = "checkpoints"
 DATA_FILE = "data.json"
@@ -38,6 +40,13 @@ CHANGEABLE = (
     *("non_finite", "corrupt"),  # how to go on after a step or an image that stopped the run
     *("data", "compare_data"),  # the data may be moved: the fingerprint identifies them
 )
+# Fields of the recipe that `--resume` may change, besides those: what they decide is learnt from that step on.  Steps count
+# batches, so their size may not change; nor may anything that held-out metrics depend on.
+RESUMABLE = (
+    *("epochs", "warmup", "decay", "cooldown", "accumulate", "label_smoothing", "dtype", "eval_every"),
+    *(f"optimizer.{name}" for name in ("lr", "weight_decay", "beta1", "beta2", "eps", "clip")),
+    *(f"augment.{each.name}" for each in dataclasses.fields(Augment) if each.name not in PREPROCESSING),
+)
 # Fields that earlier versions did not write, with the value that says what these did.
 ADDED = {"recipe.rng": "own"}
 
@@ -45,7 +54,7 @@ ADDED = {"recipe.rng": "own"}
 class RunFolder:
     """The folder of one run.
 
-    config.json             the recipe, the model's config, and what was trained on
+    config.json             the recipe, the model's config, what was trained on, and the changes of `--resume`
     data.json               what identifies the data, see `train.data.fingerprint`
     metrics.jsonl           a record per line: set ("train", "held_out" or "held_out_raw"), step, epoch, metrics, seconds
     events.out.tfevents.*   the same for TensorBoard
@@ -64,13 +73,16 @@ class RunFolder:
     Args:
         path: the folder.
         recipe, config, data: contents of config.json.
+        name: of the recipe.
         source: the data set, to identify it by its contents; None: do not identify it.
+        may_change: whether the recipe may differ from that of a run that resumes in the fields `RESUMABLE`.
         is_main: whether this is the main process of the run.
 
     Attributes:
         weights, best, weights_raw, best_raw: the paths of these files.
         records: the records of metrics.jsonl.
         warnings: lines about the folder and the data for the table at the start.
+        changes: lines about the changes of `--resume`, the first one first.
 
     Raises:
         InputError: the folder has another run or other files, another trainer uses it, or it cannot be made; by each
@@ -84,6 +96,8 @@ class RunFolder:
         config: ViTConfig,
         data: dict[str, Any],
         *,
+        name: str = "",
+        may_change: bool = False,
         source: Dataset | None = None,
         is_main: bool = True,
     ) -> None:
@@ -91,11 +105,12 @@ class RunFolder:
         self.weights, self.best, self.weights_raw, self.best_raw = (path / name for name in WEIGHTS)
         self.records: list[Record] = []
         self.warnings: list[str] = []
-        self._is_main, self._began = is_main, time.monotonic()
+        self.changes: list[str] = []
+        self._is_main, self._began, self._may_change = is_main, time.monotonic(), may_change
         self._tensorboard, self._project = recipe.tensorboard, recipe.wandb
         self._events: EventWriter | None = None
         self._wandb: Any = None
-        text = {"recipe": dataclasses.asdict(recipe), "model": dataclasses.asdict(config), "data": data}
+        text = {"name": name, "recipe": dataclasses.asdict(recipe), "model": dataclasses.asdict(config), "data": data}
         self._config = json.loads(json.dumps(text))
         if not is_main:
             return  # the main process makes and checks the folder
@@ -133,12 +148,17 @@ class RunFolder:
         if saved is not None:
             self._refuse_other_config(saved, "recipe.")
             _refuse_missing_checkpoints(path)
+            self._record_changes(path, saved)
         identity = self._identify_data(path / DATA_FILE, source, recipe, saved) if source is not None else None
         if saved is not None:
             self._refuse_other_config(saved, "")
         if identity is not None:
             _write_text(path / DATA_FILE, identity.to_json())
-        _write_text(path / "config.json", json.dumps(self._config, indent=1) + "\n")
+        if saved is None:
+            self._write_config()  # else `resume_at` does, when the checkpoint has been restored
+
+    def _write_config(self) -> None:
+        _write_text(self.path / "config.json", json.dumps(self._config, indent=1) + "\n")
 
     def _read_config(self, path: Path) -> dict[str, Any] | None:
         """Return the content of config.json; None if there is none yet."""
@@ -175,13 +195,32 @@ class RunFolder:
         """Refuse a saved config that differs from this run's in a field with the prefix, except those in `CHANGEABLE`."""
         flat = (ADDED | _flatten(each) for each in (self._config, saved))
         mine, theirs = ({name: value for name, value in each.items() if name.startswith(prefix)} for each in flat)
-        ignored = {f"recipe.{name}" for name in CHANGEABLE}
+        resumable = {f"recipe.{name}" for name in RESUMABLE}
+        ignored = {"name", "lineage", *(f"recipe.{name}" for name in CHANGEABLE), *(resumable if self._may_change else ())}
         names = [name for name in (*mine, *sorted(theirs.keys() - mine.keys())) if name not in ignored]
         if differing := [name for name in names if mine.get(name, "not there") != theirs.get(name, "not there")]:
             name, *others = differing
             was, now = (shorten(str(each.get(name, "not there")), 80) for each in (theirs, mine))
             more = f", and {', '.join(others[:5])}{', ...' * (len(others) > 5)} differ too" if others else ""
-            raise self._other_run_error(f"its {name} is {was}, and here it is {now}{more}")
+            hint = f"; --resume {self.path} accepts this change" if resumable.issuperset(differing) else ""
+            if self._may_change:
+                hint = f"; --init {self.path} starts a new run from its weights"
+            raise self._other_run_error(f"its {name} is {was}, and here it is {now}{more}", hint)
+
+    def _record_changes(self, path: Path, saved: dict[str, Any]) -> None:
+        """Add the fields of the recipe that `--resume` changes to the lineage in config.json."""
+        lineage = list(saved.get("lineage", ()))
+        mine, theirs = _flatten(self._config["recipe"]), _flatten(saved["recipe"])
+        changes = {name: [theirs.get(name), mine[name]] for name in RESUMABLE if theirs.get(name) != mine[name]}
+        if changes:
+            lineage.append({"step": _newest_checkpoint(path), "changes": changes})
+        if lineage:
+            self._config["lineage"] = lineage
+        self.changes = [
+            f"{name} from {was} to {now} at step {each['step']}"
+            for each in lineage
+            for name, (was, now) in each["changes"].items()
+        ]
 
     def _other_run_error(self, difference: str, more: str = "") -> InputError:
         return InputError(
@@ -233,6 +272,8 @@ class RunFolder:
     def resume_at(self, step: int, seconds: float, *, is_evaluated: bool) -> None:
         """Continue the records after `step` steps and `seconds`, and drop those of later steps; (0, 0) starts a run.
 
+        config.json gets what has changed.
+
         is_evaluated: whether the evaluation after `step` steps is complete.  If not, its records are dropped too, because
             it is repeated.
         """
@@ -241,6 +282,7 @@ class RunFolder:
         self.records = records_until(read_records(metrics), step, is_evaluated=is_evaluated)
         if not self._is_main:
             return
+        self._write_config()
         _write_text(metrics, "".join(json_line(record) for record in self.records))
         if self._tensorboard:
             with convert_write_errors(self.path):
@@ -336,6 +378,34 @@ def _has_checkpoints(path: Path) -> bool:
     checkpoints = path / CHECKPOINTS
     folders = [folder for folder in (checkpoints, replaced_folder(checkpoints)) if folder.is_dir()]
     return any(checkpoint.name.isdecimal() for folder in folders for checkpoint in folder.iterdir())
+
+
+def _newest_checkpoint(path: Path) -> int:
+    """Return the step of the newest checkpoint of a run; 0 if it has none."""
+    folder = path / CHECKPOINTS
+    steps = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()] if folder.is_dir() else []
+    return max(steps, default=0)
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder holds a run."""
+    return read_run_config(path) is not None
+
+
+def read_run_recipe(path: Path) -> tuple[str, Recipe]:
+    """Return the name and the recipe of the run in a folder; the folder is its `run`.
+
+    Raises:
+        InputError: it holds no run, or its recipe cannot be read.
+    """
+    if (config := read_run_config(path)) is None:
+        raise InputError(f"{path} holds no run (there is no config.json of one): check the path")
+    try:
+        recipe = parse_recipe(config["recipe"])
+    except InputError as error:
+        raise InputError(f"the recipe in {path / 'config.json'} cannot be read: {error}") from None
+    name = config.get("name")
+    return name if isinstance(name, str) and name else path.name, dataclasses.replace(recipe, run=str(path))
 
 
 def _refuse_missing_checkpoints(path: Path) -> None:

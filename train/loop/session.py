@@ -102,7 +102,7 @@ def _train_in_folder(
     targets: list[ModelTargets],
 ) -> int:
     """Train in a run folder, print the tables and draw the curves; return the exit status."""
-    name, recipe, source, command, dry_run = request
+    name, recipe, source, command, dry_run, _ = request
     task, (config, weights, notes) = recipe.task or source.task, setup
     run_schedule = schedule.single_step if dry_run else schedule
     has_labels = len(source.classes) == config.num_classes  # False for --task values of classes, which has one output
@@ -131,7 +131,16 @@ def _train_in_folder(
     data = {"task": task, "train": len(source.train), "held_out": len(source.held_out), "classes": list(source.classes)}
     with (
         Interruption(engine_handles_sigterm=engine.is_distributed) as stop,
-        RunFolder(path, recipe, config, data, source=source, is_main=engine.is_main) as run,
+        RunFolder(
+            path,
+            recipe,
+            config,
+            data,
+            name=name,
+            may_change=request.may_change,
+            source=source,
+            is_main=engine.is_main,
+        ) as run,
     ):
         assumptions = [
             *source.notes,
@@ -142,7 +151,8 @@ def _train_in_folder(
             *filter(None, [engine.replication_note]),
         ]
         warnings = [*start_warnings(request, config), *run.warnings]
-        print_table(console, start_table(request, config, schedule, engine.hardware, path, assumptions, warnings))
+        table = start_table(request, config, schedule, engine.hardware, path, assumptions, warnings)
+        print_table(console, table | ({"changed": "; ".join(run.changes)} if run.changes else {}))
         mfu_per_image = 3 * vit_spec.flops(config) / engine.peak_flops if engine.peak_flops else None
         display = ProgressDisplay(console, schedule.total, recipe.batch_size, mfu_per_image=mfu_per_image)
         loop = Loop(engine, recipe, task, run_schedule, train_loader, held_out_loader, source.classes, run, display, stop)

@@ -11,10 +11,20 @@ from collections.abc import Callable
 from train.recipes import articles, plain, published, small
 from train.recipes.augmentation import Augment
 from train.recipes.published import REQUIRE_INIT
-from train.recipes.recipe import DataInfo, Model, Optimizer, Recipe, Task, config_overrides, flatten_fields, model_config
+from train.recipes.recipe import (
+    DataInfo,
+    Model,
+    Optimizer,
+    Recipe,
+    Task,
+    config_overrides,
+    flatten_fields,
+    model_config,
+    parse_recipe,
+)
 
 __all__ = ["IMAGENET", "RECIPES", "REQUIRE_INIT", "Augment", "DataInfo", "Model", "Optimizer", "Recipe", "Task"]
-__all__ += ["config_overrides", "flatten_fields", "model_config"]
+__all__ += ["config_overrides", "flatten_fields", "model_config", "parse_recipe"]
 
 IMAGENET = plain.IMAGENET
 

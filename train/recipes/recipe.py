@@ -2,7 +2,7 @@
 
 import ast
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -209,6 +209,29 @@ def flatten_fields(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flatten_fields(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def parse_recipe(fields: Mapping[str, Any]) -> Recipe:
+    """Return the recipe whose fields `dataclasses.asdict` and JSON have turned into dicts and lists.
+
+    Fields that are missing have their defaults.
+
+    Raises:
+        InputError: an unknown field, or a value that the recipe refuses.
+    """
+
+    def build(cls: Any, given: Mapping[str, Any]) -> Any:
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+    parts = {"model": Model, "augment": Augment, "optimizer": Optimizer}
+    try:
+        nested = {name: build(cls, fields[name]) for name, cls in parts.items() if name in fields}
+        recipe: Recipe = build(Recipe, {**fields, **nested})
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"it is of another version, or damaged ({error})") from None
+    return recipe
 
 
 def config_overrides(model: Model) -> dict[str, Any]:

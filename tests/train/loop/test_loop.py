@@ -22,6 +22,7 @@ pytest.importorskip("sklearn")
 import parity
 from parity.comparison.reproducible_init import weights
 from tests import ROOT
+from train.cli import main
 from train.data.batches import Batch
 from train.data.sources import open_dataset
 from train.loop.engine import Engine, EvalOutput, LoopState
@@ -209,6 +210,111 @@ def test_a_run_that_has_stopped_early_stays_so_until_it_gets_more_patience(
 def test_the_last_evaluation_is_no_early_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_training(replace(EVERY_STEP, run=str(tmp_path / "run"), epochs="5steps", patience=3), Declining) == 0
     assert "stopped early" not in capsys.readouterr().out
+
+
+# Resuming with changes ------------------------------------------------------------------------------------------------
+
+SMALL = ["--config", "tiny", "--epochs", "4steps", "--eval-every", "2steps", "--save-every", "2steps", "--no-tensorboard"]
+
+
+def command(*arguments: Any, make_engine: Any = FakeEngine) -> int:
+    """Run the command line of a trainer with an engine that computes nothing."""
+    return main("train.fake", lambda request: train(request, make_engine), [str(each) for each in arguments])
+
+
+@pytest.fixture
+def small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A finished run of four steps."""
+    assert command(*SMALL, "--model.changes", "depth=1", "width=16", "mlp_dim=16", "--run", tmp_path / "run") == 0
+    capsys.readouterr()
+    return tmp_path / "run"
+
+
+def config_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "config.json").read_text())
+    return found
+
+
+def test_a_run_resumes_with_its_own_recipe(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, saved = records(small_run), config_of(small_run)
+    for flags in (["--run", small_run], ["--resume", small_run], ["--run", small_run, "--model.changes", "depth=1"]):
+        assert command(*flags) == 0
+        printed = capsys.readouterr().out
+        assert "recipe         tiny, seed 0" in printed and "4 of 4 steps" in printed and "changed" not in printed
+    assert records(small_run) == before and config_of(small_run) == saved and "lineage" not in saved
+
+
+def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--resume", small_run, "--epochs", "8steps", "--augment.mixup", "0.3") == 0
+    line = "changed        epochs from 4steps to 8steps at step 4; augment.mixup from 0.0 to 0.3 at step 4\n"
+    printed = capsys.readouterr().out
+    assert line in printed and "8 of 8 steps" in printed
+    assert config_of(small_run)["lineage"] == [
+        {"step": 4, "changes": {"epochs": ["4steps", "8steps"], "augment.mixup": [0.0, 0.3]}}
+    ]
+    assert command("--run", small_run) == 0
+    assert line in capsys.readouterr().out
+    assert command("--resume", small_run, "--epochs", "9steps", "--optimizer.lr", "1e-5") == 0
+    assert [each["step"] for each in config_of(small_run)["lineage"]] == [4, 8]
+    assert records(small_run)[-1]["step"] == 9
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--resume", "{run}", "--batch-size", "32"], "its recipe.batch_size is 64, and here it is 32"),
+        (["--resume", "{run}", "--batch-size", "32"], "; --init {run} starts a new run from its weights"),
+        (["--resume", "{run}", "--model.changes", "depth=2"], "its recipe.model.changes is"),
+        (["--resume", "{run}", "--optimizer.name", "sgd"], "its recipe.optimizer.name is adamw, and here it is sgd"),
+        (["--resume", "{run}", "--seed", "1"], "its recipe.seed is 0"),
+        (["--resume", "{run}", "--augment.share", "0.9"], "its recipe.augment.share is"),
+        (["--run", "{run}", "--epochs", "8steps"], "; --resume {run} accepts this change"),
+        (["--resume", "{run}", "--epochs", "3steps"], "are 3 steps, and the run has done 4: give more"),
+        (["--resume", "{run}", "--config", "tiny"], "leave --config out"),
+        (["--resume", "{run}", "--run", "other"], "leave --run out"),
+        (["--resume", "nowhere"], "nowhere holds no run"),
+        (["--resume", "{run}", "--epoch", "9"], "did you mean '--epochs'?"),
+        (["--resume", "{run}", "--optimizer.lr", "-1"], "optimizer.lr is -1.0: give 0 or more"),
+    ],
+)
+def test_other_changes_of_a_run_are_refused_and_change_nothing(
+    flags: list[str], message: str, small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in small_run.rglob("*") if path.is_file()}
+    assert command(*(flag.format(run=small_run) for flag in flags)) == 2
+    printed = capsys.readouterr().err
+    assert message.format(run=small_run) in printed and printed.count("\n") == 1
+    after = {path: path.read_bytes() for path in small_run.rglob("*") if path.is_file()}
+    assert after == before
+
+
+@pytest.mark.parametrize("damage", [{"epochs": [1]}, {"colour": 1}, {"model": 3}, {"optimizer": {"name": 1, "lr": "x"}}])
+def test_a_damaged_recipe_of_a_run_is_refused_in_a_line(
+    damage: dict[str, Any], small_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(small_run)
+    config["recipe"] |= damage
+    (small_run / "config.json").write_text(json.dumps(config))
+    assert command("--resume", small_run) == 2
+    assert f"error: the recipe in {small_run / 'config.json'} cannot be read: " in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_resume_keeps_its_recipe(small_run: Path) -> None:
+    class Refusing(FakeEngine):
+        def restore_checkpoint(self, step: int | None = None) -> tuple[int, LoopState] | None:
+            raise InputError("the checkpoints are those of another trainer")
+
+    saved = config_of(small_run)
+    assert command("--resume", small_run, "--epochs", "8steps", make_engine=Refusing) == 2
+    assert config_of(small_run) == saved
+
+
+def test_a_run_of_an_earlier_version_has_no_name(small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(small_run)
+    del config["name"]
+    (small_run / "config.json").write_text(json.dumps(config))
+    assert command("--resume", small_run) == 0
+    assert "recipe         run, seed 0" in capsys.readouterr().out
 
 
 def test_the_loop_imports_neither_framework(tmp_path: Path) -> None:
