@@ -143,8 +143,12 @@ class DataLoader:
     def _indices(self) -> NDArray[np.int64]:
         return np.arange(self.batch_size) if self.local_indices is None else self.local_indices
 
-    def training_batches(self, *, seed: int, first_step: int, end_step: int) -> Generator[Batch, None, None]:
+    def training_batches(
+        self, *, seed: int, first_step: int, end_step: int, image_offset: int = 0
+    ) -> Generator[Batch, None, None]:
         """Yield the batches of steps `first_step` to `end_step` - 1, prepared ahead.
+
+        image_offset: by how many images the batches of all steps are further on, see `train.loop.schedule`.
 
         Raises:
             InputError: an image cannot be read; raised when its batch is due.  If damaged images are skipped: many of them
@@ -154,7 +158,7 @@ class DataLoader:
 
         def load(number: int) -> tuple[Batch, NDArray[np.int64]]:
             step, index = divmod(number, local_size)
-            epoch, position = divmod(step * self.batch_size + int(self._indices[index]), count)
+            epoch, position = divmod(step * self.batch_size + int(self._indices[index]) + image_offset, count)
             row = int(_epoch_order(seed, epoch, count)[position // repeats])
             rng = generator(IMAGE, seed, epoch, row, position % repeats)
 

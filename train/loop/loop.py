@@ -93,7 +93,12 @@ class Loop:
         first, last = self.recipe.profile or (0, 0)
         is_profiling = False
         self._resume()
-        training = self.train.training_batches(seed=self.recipe.seed, first_step=self.done, end_step=self.schedule.total)
+        training = self.train.training_batches(
+            seed=self.recipe.seed,
+            first_step=self.done,
+            end_step=self.schedule.total,
+            image_offset=self.schedule.image_offset,
+        )
         with self.display, closing(training) as batches:
             try:
                 if self.done in self.schedule.eval_steps and not self._is_evaluated:  # a signal cut the evaluation short
@@ -332,7 +337,7 @@ class Loop:
 
     @property
     def _epoch(self) -> float:
-        return self.done / self.schedule.steps_per_epoch
+        return self.schedule.epoch(self.done)
 
 
 def _equal_metrics(one: Mapping[str, float], other: Mapping[str, float]) -> bool:

@@ -40,13 +40,14 @@ CHANGEABLE = (
     *("non_finite", "corrupt"),  # how to go on after a step or an image that stopped the run
     *("data", "compare_data"),  # the data may be moved: the fingerprint identifies them
 )
-# Fields of the recipe that `--resume` may change, besides those: what they decide is learnt from that step on.  Steps count
-# batches, so their size may not change; nor may anything that held-out metrics depend on.
+# Fields of the recipe that `--resume` may change, besides those: what they decide is learnt from that step on.  Nothing may
+# change that held-out metrics depend on.
 RESUMABLE = (
-    *("epochs", "warmup", "decay", "cooldown", "accumulate", "label_smoothing", "dtype", "eval_every"),
+    *("epochs", "warmup", "decay", "cooldown", "batch_size", "accumulate", "label_smoothing", "dtype", "eval_every"),
     *(f"optimizer.{name}" for name in ("lr", "weight_decay", "beta1", "beta2", "eps", "clip")),
     *(f"augment.{each.name}" for each in dataclasses.fields(Augment) if each.name not in PREPROCESSING),
 )
+Lineage = list[dict[str, Any]]  # "step": when a recipe changed; "changes": by field, the value before and after
 # Fields that earlier versions did not write, with the value that says what these did.
 ADDED = {"recipe.rng": "own"}
 
@@ -209,11 +210,7 @@ class RunFolder:
 
     def _record_changes(self, path: Path, saved: dict[str, Any]) -> None:
         """Add the fields of the recipe that `--resume` changes to the lineage in config.json."""
-        lineage = list(saved.get("lineage", ()))
-        mine, theirs = _flatten(self._config["recipe"]), _flatten(saved["recipe"])
-        changes = {name: [theirs.get(name), mine[name]] for name in RESUMABLE if theirs.get(name) != mine[name]}
-        if changes:
-            lineage.append({"step": _newest_checkpoint(path), "changes": changes})
+        lineage = _extend_lineage(path, saved, self._config["recipe"])
         if lineage:
             self._config["lineage"] = lineage
         self.changes = [
@@ -385,6 +382,50 @@ def _newest_checkpoint(path: Path) -> int:
     folder = path / CHECKPOINTS
     steps = [int(each.name) for each in folder.iterdir() if each.name.isdecimal()] if folder.is_dir() else []
     return max(steps, default=0)
+
+
+def extended_lineage(path: Path, recipe: Recipe) -> Lineage:
+    """Return the changes of the recipe of the run in a folder, the first one first, with those of `recipe` at last.
+
+    It is empty if the folder holds no run, or if nothing has changed.
+
+    Raises:
+        InputError: config.json has changes that no run writes.
+    """
+    saved = read_run_config(path)
+    return [] if saved is None else _extend_lineage(path, saved, json.loads(json.dumps(dataclasses.asdict(recipe))))
+
+
+def _extend_lineage(path: Path, saved: Record, recipe: Record) -> Lineage:
+    lineage: Lineage = saved.get("lineage", [])
+    if not _is_lineage(lineage):
+        raise InputError(f"{path / 'config.json'} has a lineage that no run writes: put the file back as it was")
+    mine, theirs = _flatten(recipe), _flatten(saved["recipe"])
+    changes = {name: [theirs.get(name), mine[name]] for name in RESUMABLE if theirs.get(name) != mine[name]}
+    return [*lineage, {"step": _newest_checkpoint(path), "changes": changes}] if changes else list(lineage)
+
+
+def _is_lineage(lineage: Any) -> bool:
+    return isinstance(lineage, list) and all(
+        isinstance(each, dict)
+        and type(each.get("step")) is int
+        and isinstance(each.get("changes"), dict)
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in each["changes"].values())
+        and all(type(size) is int and size > 0 for size in each["changes"].get("batch_size", ()))
+        for each in lineage
+    )
+
+
+def image_offset(lineage: Lineage, batch_size: int) -> int:
+    """Return by how many images a run is further on than if all of its steps had had the present batch size.
+
+    lineage: the changes of its recipe.
+    """
+    offset = 0
+    for each in lineage:
+        before, after = each["changes"].get("batch_size", (batch_size, batch_size))
+        offset += each["step"] * (before - after)
+    return offset
 
 
 def is_run(path: Path) -> bool:

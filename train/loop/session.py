@@ -33,7 +33,7 @@ from train.loop.loop import Diverged, Loop
 from train.loop.metrics import PRIMARY_METRIC, constant_score, format_metric, is_better
 from train.loop.progress import ProgressDisplay
 from train.loop.request import Request
-from train.loop.run_folder import CHECKPOINTS, RunFolder, saved_model_config
+from train.loop.run_folder import CHECKPOINTS, RunFolder, extended_lineage, image_offset, saved_model_config
 from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
 from train.loop.write_files import convert_write_errors
@@ -84,7 +84,8 @@ def _prepare_run(request: Request, make_engine: EngineFactory) -> int:
     setup = ModelSetup(*((saved, None, []) if saved else choose_model(recipe, source, task)))
     if recipe.rng == "shared" and setup.weights is None and not saved:
         setup = setup._replace(weights=init_from.draw_initial_weights(setup.config, recipe.seed))
-    schedule = Schedule.from_recipe(recipe, len(source.train))
+    lineage = extended_lineage(Path(recipe.run), recipe) if recipe.run else []
+    schedule = Schedule.from_recipe(recipe, len(source.train), image_offset(lineage, recipe.batch_size))
     targets = [
         targets_for_task(examples, source.classes, source.task, task) for examples in (source.train, source.held_out)
     ]
@@ -262,7 +263,7 @@ def start_table(
         "data": f"{recipe.data}: {counts}",
         "images": f"{height}x{width}, {channels}, in {rows}x{columns} patches of {ph}x{pw}",
         "mesh": hardware,
-        "steps": f"{schedule.total:,} of {recipe.batch_size} images, {schedule.total / schedule.steps_per_epoch:g} epochs",
+        "steps": f"{schedule.total:,} of {recipe.batch_size} images, {schedule.epochs:g} epochs",
         "learning rate": f"{o.name}, up to {o.lr:g} in {schedule.warmup:.0f} steps, then {shapes[recipe.decay]}{ending}",
         # Blank names of different lengths: each row needs a key of its own.
         **{"assumed" if not i else " " * i: note for i, note in enumerate(assumptions)},

@@ -262,8 +262,8 @@ def test_changes_of_a_resumed_run_are_recorded_and_shown(small_run: Path, capsys
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--resume", "{run}", "--batch-size", "32"], "its recipe.batch_size is 64, and here it is 32"),
-        (["--resume", "{run}", "--batch-size", "32"], "; --init {run} starts a new run from its weights"),
+        (["--resume", "{run}", "--ema", "0.9"], "its recipe.ema is 0.0, and here it is 0.9"),
+        (["--resume", "{run}", "--ema", "0.9"], "; --init {run} starts a new run from its weights"),
         (["--resume", "{run}", "--model.changes", "depth=2"], "its recipe.model.changes is"),
         (["--resume", "{run}", "--optimizer.name", "sgd"], "its recipe.optimizer.name is adamw, and here it is sgd"),
         (["--resume", "{run}", "--seed", "1"], "its recipe.seed is 0"),
@@ -286,6 +286,46 @@ def test_other_changes_of_a_run_are_refused_and_change_nothing(
     assert message.format(run=small_run) in printed and printed.count("\n") == 1
     after = {path: path.read_bytes() for path in small_run.rglob("*") if path.is_file()}
     assert after == before
+
+
+class Recording(FakeEngine):
+    """An engine that records the images of all batches, by their rows."""
+
+    rows: ClassVar[list[int]] = []
+
+    def step(self, batch: Batch) -> Mapping[str, float]:
+        metrics = super().step(batch)
+        self.rows.extend(batch.rows.tolist())
+        return metrics
+
+
+def test_a_resumed_run_with_another_batch_size_takes_the_images_that_follow(tmp_path: Path) -> None:
+    def images(*runs: list[str]) -> list[int]:
+        Recording.rows.clear()
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for flags in runs:
+            where = "--resume" if flags is not runs[0] else "--run"
+            more = SMALL if where == "--run" else []
+            assert command(*more, where, folder, *flags, make_engine=Recording) == 0
+        return list(Recording.rows)
+
+    whole = images(["--batch-size", "32", "--epochs", "640examples"])
+    halves = images(
+        ["--batch-size", "64", "--epochs", "256examples"],
+        ["--batch-size", "32", "--epochs", "384examples"],
+        ["--batch-size", "128", "--epochs", "640examples"],
+    )
+    assert halves == whole and len(whole) == 640
+
+
+@pytest.mark.parametrize(
+    "lineage", [3, [3], [{"step": "x", "changes": {}}], [{"step": 1, "changes": {"batch_size": [1, "x"]}}]]
+)
+def test_a_damaged_lineage_is_refused_in_a_line(lineage: Any, small_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(small_run) | {"lineage": lineage}
+    (small_run / "config.json").write_text(json.dumps(config))
+    assert command("--resume", small_run) == 2
+    assert "has a lineage that no run writes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", [{"epochs": [1]}, {"colour": 1}, {"model": 3}, {"optimizer": {"name": 1, "lr": "x"}}])

@@ -42,7 +42,7 @@ from train.loop import session
 from train.loop.curves import draw_curves
 from train.loop.interruption import Interruption
 from train.loop.request import Request
-from train.loop.run_folder import RunFolder
+from train.loop.run_folder import RunFolder, image_offset
 from train.loop.schedule import Schedule
 from train.loop.session import train
 from train.loop.start_warnings import start_warnings
@@ -521,6 +521,22 @@ def test_two_runs_started_in_the_same_second_have_different_folders(
 def test_a_schedule_evaluates_every_epoch_and_at_the_end() -> None:
     schedule = Schedule.from_recipe(replace(RECIPE, epochs=2.5, batch_size=10), images=100)
     assert (schedule.total, schedule.warmup, sorted(schedule.eval_steps)) == (25, 2.5, [10, 20, 25])
+
+
+def test_a_schedule_continues_with_another_batch_size() -> None:
+    """After ten steps of 10 images, an epoch of 100 images has five steps of 20."""
+    recipe = replace(RECIPE, epochs=4, batch_size=20, warmup=0.0, cooldown=0.0, eval_every=1)
+    lineage = [{"step": 10, "changes": {"batch_size": [10, 20]}}]
+    schedule = Schedule.from_recipe(recipe, 100, image_offset(lineage, 20))
+    assert schedule.image_offset == -100 and schedule.total == 25 and schedule.epochs == 4
+    assert sorted(step for step in schedule.eval_steps if step > 10) == [15, 20, 25] and schedule.epoch(10) == 1
+    whole = Schedule.from_recipe(replace(recipe, batch_size=10), 100)
+    for now, then in ((10, 10), (15, 20), (24, 38)):
+        assert schedule.learning_rate(recipe, now) == pytest.approx(whole.learning_rate(recipe, then))
+    in_steps = Schedule.from_recipe(replace(recipe, epochs="30steps", eval_every="7steps"), 100, -100)
+    assert in_steps.total == 30 and sorted(in_steps.eval_steps) == [7, 14, 21, 28, 30]
+    lineage.append({"step": 15, "changes": {"batch_size": [20, 50], "epochs": [4, 8]}})
+    assert image_offset(lineage, 50) == 10 * 10 + 5 * 20 - 15 * 50
 
 
 def test_a_run_has_at_least_one_step() -> None:
