@@ -31,7 +31,7 @@ LAYERS = (
     ("train.loop",),
     ("train.jax", "train.torch"),
     ("train.inference",),
-    ("train.plan",),
+    ("train.plan", "train.data_check"),
     ("train.cli",),
     ("train.predict", "train.evaluate", "train.jax.__main__", "train.torch.__main__"),
     ("train",),

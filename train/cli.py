@@ -50,6 +50,12 @@ def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -
             from train import plan
 
             return plan.print_plan(module, parse_request(module, others, plan.open_or_assume_imagenet), devices)
+        table, others = _take_flag("--check-data", arguments)
+        if table is not None:
+            from train.data_check import check_data
+
+            request = parse_request(module, others)
+            return check_data(request.source, request.recipe.data, Path(table))
         request = parse_request(module, [argument for argument in arguments if argument != "--dry-run"])
         return fit(request._replace(dry_run="--dry-run" in arguments))
 
@@ -173,6 +179,8 @@ def _with_overrides(module: str, name: str, recipe: Recipe, arguments: list[str]
     command.add_argument(
         "--dry-run", action="store_true", help="run one step, one evaluation on one batch and one save, and keep nothing"
     )
+    text = "read all images, and write those that are unreadable, odd, the same or similar to a table; nothing is trained"
+    command.add_argument("--check-data", metavar="FILE.csv", help=text)
     command.add_argument(
         "--plan",
         metavar="DEVICES",

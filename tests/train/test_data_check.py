@@ -1,0 +1,137 @@
+"""The check of a data set: duplicates, unreadable images, odd shapes and rare classes, each planted and found."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("sklearn")
+
+from train import data_check
+from train.cli import main
+from train.data_check import MIN_CORRELATION, thumbnail
+
+SIDE = 48
+
+
+def photograph(seed: int, width: int = SIDE, height: int = SIDE) -> Image.Image:
+    """Return a smooth random image in colour."""
+    small = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Class folders with 12 training and 3 held-out images of each of two classes, all different."""
+    for n, name in enumerate(("cat", "dog")):
+        for split, count in (("train", 12), ("val", 3)):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(count):
+                photograph(1000 * n + 100 * (split == "val") + i).save(tmp_path / split / name / f"{i:02}.png")
+    return tmp_path
+
+
+def check(photos: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, list[dict[str, str]]]:
+    """Return the exit status, what is printed, and the rows of the table of findings."""
+    table = photos.parent / f"{photos.name}.csv"
+    status = main("train.fake", lambda request: 7, ["--data", f"folder:{photos}", "--check-data", str(table)])
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    table.unlink()
+    return status, capsys.readouterr().out, rows
+
+
+def test_a_sound_data_set_has_no_findings(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed, rows = check(photos, capsys)
+    assert status == 0 and [row for row in rows if row["kind"]] == []
+    assert "24 training images, 6 held out" in printed and "2, with 12 to 12 training images" in printed
+    assert "48x48 to 48x48 pixels, median 48x48" in printed and "findings  0, in" in printed
+
+
+def test_the_same_image_in_both_sets_is_found_under_another_name_and_format(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.open(photos / "train/cat/03.png").save(photos / "val/cat/leaked.bmp")
+    status, printed, [row] = check(photos, capsys)
+    assert status == 1 and "held-out images with the pixels of a training image, which make scores too good: 1 (" in printed
+    assert (row["kind"], row["set"], row["other_set"]) == ("same image", "held out", "training")
+    assert row["image"].endswith("leaked.bmp") and row["other"].endswith("03.png")
+
+
+def test_the_same_image_with_two_classes_is_found(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.open(photos / "train/cat/03.png").save(photos / "train/dog/copy.png")
+    status, printed, rows = check(photos, capsys)
+    assert status == 1 and [row["kind"] for row in rows] == ["same image", "different targets"]
+    assert rows[1]["detail"] == "dog and cat" and "pairs of the same image with different targets: 1 (" in printed
+
+
+@pytest.mark.parametrize("change", ["jpeg", "half", "grey"])
+def test_an_image_that_was_saved_otherwise_is_similar(
+    change: str, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = Image.open(photos / "train/dog/05.png")
+    if change == "jpeg":
+        stream = io.BytesIO()
+        image.save(stream, "JPEG", quality=40)
+        image = Image.open(stream)
+    elif change == "half":
+        image = image.resize((SIDE // 2, SIDE // 2))
+    else:
+        image = image.convert("L").convert("RGB")
+    image.save(photos / "val/dog/again.png")
+    status, printed, rows = check(photos, capsys)
+    [row] = [row for row in rows if row["kind"] == "similar image"]
+    assert status == 0 and "held-out images that are similar to a training image: 1 (" in printed
+    assert row["image"].endswith("again.png") and row["other"].endswith("05.png") and row["set"] == "held out"
+
+
+def test_unreadable_long_and_small_images_are_named(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photos / "train/cat/broken.jpg").write_bytes(b"no image")
+    photograph(9001, 400, 100).save(photos / "train/cat/long.png")
+    photograph(9002, 20, 20).save(photos / "val/dog/small.png")
+    status, printed, rows = check(photos, capsys)
+    assert status == 1
+    assert [(row["kind"], Path(row["image"]).name) for row in rows] == [
+        *(("unreadable", "broken.jpg"), ("long", "long.png"), ("small", "small.png"))
+    ]
+    assert "is not an image that can be read" in rows[0]["detail"] and rows[1]["detail"] == "100x400"
+    assert "20x20 to 100x400 pixels" in printed
+
+
+def test_rare_classes_and_those_without_held_out_images_are_named(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photos / "train/emu").mkdir()
+    photograph(5000).save(photos / "train/emu/0.png")
+    printed = check(photos, capsys)[1]
+    assert "classes with fewer than 10 training images: 1 (emu: 1)" in printed
+    assert "classes without held-out images: 1 (emu: 1)" in printed
+
+
+def test_an_image_is_compared_with_all_earlier_ones_across_chunks(
+    photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photograph(3).resize((SIDE * 2, SIDE * 2)).save(photos / "train/dog/zz.png")
+    whole = check(photos, capsys)[2]
+    monkeypatch.setattr(data_check, "CHUNK", 5)
+    assert check(photos, capsys)[2] == whole and len(whole) == 1
+    assert (Path(whole[0]["image"]).name, Path(whole[0]["other"]).name) == ("zz.png", "03.png")
+    monkeypatch.setattr(data_check, "MAX_COMPARED", 10)
+    _, printed, rows = check(photos, capsys)
+    assert not [row for row in rows if row["kind"]] and "not compared  training images with each other" in printed
+
+
+def test_images_of_one_colour_are_similar_to_nothing() -> None:
+    assert not thumbnail(Image.new("RGB", (40, 40), "red")).any()
+    found = thumbnail(photograph(1))
+    assert found @ found == pytest.approx(1) and found @ thumbnail(photograph(2)) < MIN_CORRELATION
+
+
+@pytest.mark.parametrize(("name", "message"), [("f.txt", "ends in .csv"), ("no/f.csv", "there is no folder")])
+def test_a_table_that_cannot_be_written_is_refused_first(
+    name: str, message: str, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(data_check, "_scan", pytest.fail)
+    assert main("train.fake", lambda request: 7, ["--data", f"folder:{photos}", "--check-data", name]) == 2
+    assert message in capsys.readouterr().err
