@@ -1,6 +1,5 @@
 """Training on meshes of eight simulated devices and of two processes: losses as on one device, memory as estimated."""
 
-import fcntl
 import itertools
 import json
 import math
@@ -28,6 +27,7 @@ from benchmarks.jax_program import collectives
 from parity.checkpoints.formats import get
 from parity.checkpoints.layout import Layout
 from tests import ROOT
+from tests.shared_results import compute_once
 from train.jax.engine import JaxEngine
 from train.jax.parameter_tree import mesh_axes, tree
 from train.jax.sharding import join_cluster
@@ -89,14 +89,13 @@ def pair_outputs(module: str, *arguments: str, **environment: str) -> list[str]:
 
 def measure_once(factory: pytest.TempPathFactory, devices: int, *arguments: str) -> dict[str, Any]:
     """Return the results of `tests.meshes`; one pytest-xdist worker computes them, the others read its file."""
-    folder = factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    result_path = folder / f"meshes-{devices}{''.join(arguments)}.json"
-    with result_path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not result_path.exists():
-            result_path.write_text(process_output(start_process("tests.meshes", *arguments, devices=devices)))
-        return json.loads(result_path.read_text())
+
+    def compute(path: Path) -> None:
+        path.write_text(process_output(start_process("tests.meshes", *arguments, devices=devices)))
+
+    path = compute_once(factory, f"meshes-{devices}{''.join(arguments)}.json", compute)
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -287,12 +287,17 @@ def test_different_spellings_of_a_path_are_resolved_to_the_same(tmp_path: Path, 
 # Runs -------------------------------------------------------------------------------------------------------------------
 
 
-def start_run(path: Path, spec: str, **changes: Any) -> list[str]:
-    """Start or resume a run without any step; return its notes on its folder and data."""
+def start_run(path: Path, spec: str, *, restores: bool = False, **changes: Any) -> list[str]:
+    """Start or resume a run without any step; return its notes on its folder and data.
+
+    restores: whether the run gets as far as restoring its checkpoint.
+    """
     recipe = replace(Recipe(data=spec, held_out=0.25), **changes)
     source = open_dataset(recipe.data, recipe.held_out)
     data = {"task": "classes", "train": len(source.train), "held_out": len(source.held_out), "classes": source.classes}
     with RunFolder(path, recipe, CONFIG, data, source=source) as run:
+        if restores:
+            run.resume_at(0, 0.0, is_evaluated=False)
         return run.warnings
 
 
@@ -308,7 +313,7 @@ def test_a_run_resumes_with_its_data_at_another_path_and_records_the_path(
     monkeypatch.chdir(tmp_path)
     assert start_run(tmp_path / "run", "folder:data") == []
     (tmp_path / "data").rename("moved")
-    assert start_run(tmp_path / "run", "folder:./moved/") == []
+    assert start_run(tmp_path / "run", "folder:./moved/", restores=True) == []
     assert json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]["data"] == "folder:./moved/"
 
 

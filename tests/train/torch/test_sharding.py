@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("grain")
 
 from tests import ROOT
+from tests.shared_results import compute_once
 from tests.torch_meshes import CONFIG, MODELS, OPTIMIZERS, RESUMED
 from train.torch.sharding import _first_host, join_cluster
 from train.torch.tensor_support import check_tensor_support
@@ -53,12 +54,15 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process gives, and each mesh of four."""
-    path = tmp_path_factory.mktemp("meshes")
-    started = [
-        start(count, "tests.torch_meshes", f"{path}/{count}", *meshes) for count, meshes in ((1, ("",)), (4, MESHES))
-    ]
-    for ended in map(finish, started):
-        assert all(status == 0 for status, *_ in ended), ended[0][2][-2000:]
+
+    def compute(path: Path) -> None:
+        started = [
+            start(count, "tests.torch_meshes", f"{path}/{count}", *meshes) for count, meshes in ((1, ("",)), (4, MESHES))
+        ]
+        for ended in map(finish, started):
+            assert all(status == 0 for status, *_ in ended), ended[0][2][-2000:]
+
+    path = compute_once(tmp_path_factory, "torch-meshes", compute)
     return torch.load(path / "1" / "results.pt") | torch.load(path / "4" / "results.pt")
 
 
