@@ -33,6 +33,7 @@ from train.inference.model import (
 )
 from train.inference.prediction_files import check_output, names_file, open_features, open_rows
 from train.inference.progress import progress_bar
+from train.inference.scores import sigmoid, softmax
 from train.recipes import Task
 from vit_spec import InputError, ViTConfig, bounded_json
 
@@ -67,6 +68,8 @@ def predict(args: argparse.Namespace) -> int:
         model = replace(model, checkpoint=drop_head(model.checkpoint)[0])
     if args.classes:
         model = replace(model, names=_read_class_names(Path(args.classes), config))
+    if args.out and not args.out.lower().endswith(".jsonl") and model.task != "classes" and "image" in model.names:
+        raise InputError(f"--out {args.out} would have two columns named image: give a name that ends in .jsonl")
     for line in _notes(model):
         print_note(line)
     predictor, errors = load_predictor(model.checkpoint, args.twin), dict[int, str]()
@@ -204,11 +207,10 @@ def named_predictions(task: Task, names: tuple[str, ...], output: Any, top: int)
     if task == "values":
         return [(name, float(f"{value:.4g}")) for name, value in zip(names, x, strict=True)]
     if task == "classes":
-        x = np.exp(x - x.max())
-        probabilities = np.round(x / x.sum(), 4)
+        probabilities = np.round(softmax(x), 4)
         chosen = np.argsort(-probabilities, kind="stable")[:top].tolist()
     else:
-        probabilities = np.round(1 / (1 + np.exp(-np.clip(x, -500, 500))), 4)
+        probabilities = np.round(sigmoid(x), 4)
         chosen = [i for i in np.argsort(-probabilities, kind="stable") if probabilities[i] > 0.5]
     return [(names[i], float(probabilities[i])) for i in chosen]
 
@@ -228,7 +230,7 @@ def _as_row(image: str, model: TrainedModel, output: Any, predictions: Predictio
         columns = {f"{what}_{i}": x for i, each in numbered for what, x in zip(("class", "probability"), each, strict=True)}
         return {"image": image, **columns}
     x = np.asarray(output, np.float64)
-    numbers = [f"{value:.7g}" for value in (x if model.task == "values" else 1 / (1 + np.exp(-np.clip(x, -500, 500))))]
+    numbers = [f"{value:.7g}" for value in (x if model.task == "values" else sigmoid(x))]
     return {"image": image, **dict(zip(model.names, map(float, numbers), strict=True))}
 
 

@@ -433,6 +433,16 @@ def test_tables_of_labels_and_values_have_a_column_for_each(task: str, album: Pa
     assert [float(row[name]) for name in CLASS_NAMES] == pytest.approx(expected.tolist(), rel=1e-5)
 
 
+def test_a_label_named_like_the_column_of_images_is_refused(
+    album: Path, tmp_path: Path, refused: Main, predict: Main
+) -> None:
+    run = make_run(tmp_path / "run", task="labels")
+    (run / "names.txt").write_text("image\nfig\nquince\n")
+    arguments = (run, album, "--classes", run / "names.txt", "--out")
+    assert "two columns named image" in refused(*arguments, tmp_path / "out.csv")
+    predict(*arguments, tmp_path / "out.jsonl")
+
+
 def test_an_image_that_cannot_be_read_is_left_out_of_the_file(
     run: Path, album: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -153,6 +153,7 @@ def test_an_interval_contains_the_true_accuracy_as_often_as_it_says() -> None:
         logits = np.stack([right, ~right], axis=1).astype(np.float64)
         interval = score("classes", logits, np.zeros(300, int), ("a", "b"), resamples=400, seed=seed).overall["accuracy"]
         inside += interval.low <= 0.8 <= interval.high
+    # The share has a standard deviation of sqrt(0.95 * 0.05 / 400) = 0.011; and 300 images make a discrete distribution.
     assert 0.91 < inside / 400 < 0.98
 
 

@@ -10,7 +10,7 @@ from parity.commands.printing import make_table
 from train.data.batches import ModelTargets
 from train.data.sources import Dataset
 from train.inference.model import Array, TrainedModel
-from train.inference.scores import SINGULAR, Score, Scores, softmax
+from train.inference.scores import SINGULAR, Score, Scores, sigmoid, softmax
 from train.loop.metrics import format_metric
 from train.recipes import Task
 from vit_spec import InputError
@@ -152,7 +152,7 @@ def prediction_table(
         rows = ([image, names[target], names[answer], round(q, 6)] for image, target, answer, q in columns)
         return ["image", "class", "predicted", "probability"], rows
     x = np.asarray(outputs, np.float64)
-    shown = x if task == "values" else np.exp(-np.logaddexp(0, -x))
+    shown = x if task == "values" else sigmoid(x)
     pairs = zip(images, np.stack([targets, shown], axis=2).reshape(len(shown), -1).tolist(), strict=True)
     header = [text for name in names for text in (name, f"predicted {name}")]
     return ["image", *header], ([image, *(float(f"{value:.7g}") for value in row)] for image, row in pairs)
@@ -174,7 +174,7 @@ def worst_mistakes(task: Task, outputs: Array, targets: ModelTargets, names: Seq
             for i in rows
         ]
     if task == "labels":
-        p = np.exp(-np.logaddexp(0, -x))
+        p = sigmoid(x)
         wrong = np.where((p > 0.5) == (targets > 0.5), -1, np.abs(p - 0.5))
         worst, rows = wrong.argmax(1), _largest(wrong.max(1))
         which = [(i, worst[i]) for i in rows]

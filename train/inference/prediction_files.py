@@ -1,10 +1,11 @@
-"""Files of predictions or features, one row for each image, that are written while images are predicted."""
+"""Files of predictions, features or findings, one row for each image, that get their name when all rows are written."""
 
 import csv
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,10 +21,13 @@ Row = dict[str, Any]  # of names and values, the same names in every row
 WriteRow = Callable[[Row], None]
 
 
-def check_output(option: str, path: Path, suffixes: Sequence[str], inputs: Sequence[Path], *, force: bool) -> None:
+def check_output(
+    option: str, path: Path, suffixes: Sequence[str], inputs: Sequence[Path] = (), *, force: bool | None = None
+) -> None:
     """Check that a file can be written.
 
-    option: for messages, such as "--out".    inputs: files that are read, and never replaced.
+    option: for messages, such as "--out".    inputs: files that are read, and never replaced.    force: whether an existing
+    file is replaced; None if the command has no --force.
 
     Raises:
         InputError: a suffix that is not known, a missing folder, an input, or a file that exists and `force` is False.
@@ -38,19 +42,24 @@ def check_output(option: str, path: Path, suffixes: Sequence[str], inputs: Seque
     if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
         raise InputError(f"{option} {path} is one of the files to read, and is not replaced: give another name")
     if os.path.lexists(path) and not force:
-        raise InputError(f"{option} {path} exists: give another name, or --force to replace it")
+        remedy = "give another name" if force is None else "give another name, or --force to replace it"
+        raise InputError(f"{option} {path} exists: {remedy}")
 
 
 @contextmanager
-def open_rows(path: Path, *, force: bool) -> Iterator[WriteRow]:
+def open_rows(path: Path, *, force: bool, header: Sequence[str] = ()) -> Iterator[WriteRow]:
     """Yield a function that appends a row; the file gets its name when all are written.
 
-    path: a .csv, .jsonl or .parquet file.
+    path: a .csv, .jsonl or .parquet file.    header: the names of the columns, which a .csv file without rows has too.
 
     Raises:
         InputError: the file cannot be written, or it exists and `force` is False.
     """
-    writers = {".csv": _write_csv, ".jsonl": _write_json_lines, ".parquet": _write_parquet}
+    writers: dict[str, Any] = {
+        ".csv": partial(_write_csv, header=header),
+        ".jsonl": _write_json_lines,
+        ".parquet": _write_parquet,
+    }
     try:
         with atomic_replace(path, replace=force) as new, writers[path.suffix.lower()](new) as write:
             yield write
@@ -59,10 +68,12 @@ def open_rows(path: Path, *, force: bool) -> Iterator[WriteRow]:
 
 
 @contextmanager
-def _write_csv(path: Path) -> Iterator[WriteRow]:
+def _write_csv(path: Path, header: Sequence[str]) -> Iterator[WriteRow]:
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        has_header = False
+        has_header = bool(header)
+        if has_header:
+            table.writerow(header)
 
         def write(row: Row) -> None:
             nonlocal has_header
@@ -142,10 +153,11 @@ def open_features(path: Path, *, force: bool) -> Iterator[Callable[[str, NDArray
 
     yield append
     try:
-        with atomic_replace(path, replace=force) as new, new.open("wb") as file:
-            np.save(file, np.stack(rows) if rows else np.zeros((0, 0), np.float32))
-        with atomic_replace(names_file(path), replace=force) as new:
-            new.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        # Neither file gets its name before both are written.
+        with atomic_replace(path, replace=force) as array, atomic_replace(names_file(path), replace=force) as text:
+            with array.open("wb") as file:
+                np.save(file, np.stack(rows) if rows else np.zeros((0, 0), np.float32))
+            text.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path} ({error.strerror or error}): correct that, or give another name") from None
 

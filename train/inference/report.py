@@ -81,7 +81,7 @@ class Report:
 
     def _write_table(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
+        table = csv.writer(text, lineterminator="\n")  # names of classes may equal those of other columns
         table.writerow(header)
         table.writerows(["" if isinstance(x, float) and np.isnan(x) else x for x in row] for row in rows)
         self._write(name, text.getvalue().encode())

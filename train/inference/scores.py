@@ -135,6 +135,7 @@ class _OfClasses:
         # (C, N): whether an image is of a class, predicted as it, and both
         self._of_class = csr_array((ones, (classes, rows)), (num_classes, count))
         self._as_class = csr_array((ones, (predicted, rows)), (num_classes, count))
+        self._one_against_rest = classes == np.arange(num_classes)[:, None]
         self._found = csr_array((self._correct, (classes, rows)), (num_classes, count))
         self._gaps = _CalibrationGaps(self._probabilities.max(1), self._correct)
 
@@ -144,7 +145,7 @@ class _OfClasses:
         if self._in_top5 is not None:
             overall["top5_accuracy"] = weights @ self._in_top5 / total
         each = _of_decisions(*(part @ weights.T for part in (self._of_class, self._as_class, self._found)))
-        ranked = _of_rankings(self._probabilities.T, self._of_class.toarray().astype(bool), weights)
+        ranked = _of_rankings(self._probabilities.T, self._one_against_rest, weights)
         overall |= {"balanced_accuracy": _mean(each["recall"]), "f1": _mean(each["f1"])}
         overall |= {metric: _mean(values) for metric, values in ranked.items()}
         overall |= {"log_loss": weights @ self._log_losses / total, "ece": self._gaps(weights)}
@@ -157,8 +158,7 @@ class _OfLabels:
         self._losses = np.logaddexp(0, np.where(labels, -logits, logits)).mean(1)
         self._predicted = logits > 0
         self._right = (self._predicted == labels).mean(1)
-        probabilities = np.exp(-np.logaddexp(0, -logits))
-        self._gaps = _CalibrationGaps(probabilities.ravel(), labels.ravel().astype(np.float64))
+        self._gaps = _CalibrationGaps(sigmoid(logits).ravel(), labels.ravel().astype(np.float64))
 
     def __call__(self, weights: Array) -> Metrics:
         total = weights.sum(1)
@@ -193,9 +193,15 @@ class _OfValues:
 
 
 def softmax(logits: Array) -> Array:
-    """Return the probabilities of classes, (N, C)."""
-    shifted = np.exp(logits - logits.max(1, keepdims=True))
-    probabilities: Array = shifted / shifted.sum(1, keepdims=True)
+    """Return the probabilities of classes, (..., C)."""
+    shifted = np.exp(logits - logits.max(-1, keepdims=True))
+    probabilities: Array = shifted / shifted.sum(-1, keepdims=True)
+    return probabilities
+
+
+def sigmoid(logits: Array) -> Array:
+    """Return the probabilities of labels, (..., C)."""
+    probabilities: Array = np.exp(-np.logaddexp(0, -logits))
     return probabilities
 
 

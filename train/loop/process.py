@@ -34,8 +34,6 @@ def one_line_errors(
     """
     try:
         yield
-    except InputError:
-        raise
     except Exception as error:
         if is_of_memory(error):
             remedy = "a smaller --batch-size, a larger --accumulate, --remat full or a --mesh with fsdp (see --plan)"

@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 from train.data import fingerprint
 from train.data.sources import Dataset
 from train.loop.engine import replaced_folder
+from train.loop.lineage import CHANGEABLE, RESUMABLE, Lineage, describe_changes, extend_lineage, flatten
 from train.loop.lock import LOCK_FILE, Lock
 from train.loop.metrics_file import Record, json_line, read_records, records_until
 from train.loop.tensorboard import EventWriter
 from train.loop.write_files import atomic_write, convert_write_errors, temporary_path
-from train.recipes import Augment, Recipe, parse_recipe
+from train.recipes import Recipe, parse_recipe
 from vit_spec import InputError, ViTConfig, bounded_json
 from vit_spec.printable import is_utf8
-
-PREPROCESSING = ("share", "held_out_filter", "repeats")  # fields of `Augment` that decide which images are shown
 
 CHECKPOINTS = "checkpoints"
 DATA_FILE = "data.json"
@@ -33,21 +32,6 @@ WEIGHTS = ("weights.safetensors", BEST_WEIGHTS, "weights_raw.safetensors", "best
 UNFINISHED_FILE = ".first-checkpoint-unfinished"  # exists while there are weights and perhaps no complete checkpoint
 MAX_CONFIG_BYTES = 1 << 24  # of config.json: the names of 21,843 classes take 3 MB
 
-# Fields of the recipe that may differ when a run resumes: they do not decide what is learnt.
-CHANGEABLE = (
-    *("run", "workers", "mesh", "remat", "compile", "log_every", "save_every", "keep", "tensorboard", "wandb", "profile"),
-    "patience",  # when to stop
-    *("non_finite", "corrupt"),  # how to go on after a step or an image that stopped the run
-    *("data", "compare_data"),  # the data may be moved: the fingerprint identifies them
-)
-# Fields of the recipe that `--resume` may change, besides those: what they decide is learnt from that step on.  Nothing may
-# change that held-out metrics depend on.
-RESUMABLE = (
-    *("epochs", "warmup", "decay", "cooldown", "batch_size", "accumulate", "label_smoothing", "dtype", "eval_every"),
-    *(f"optimizer.{name}" for name in ("lr", "weight_decay", "beta1", "beta2", "eps", "clip")),
-    *(f"augment.{each.name}" for each in dataclasses.fields(Augment) if each.name not in PREPROCESSING),
-)
-Lineage = list[dict[str, Any]]  # "step": when a recipe changed; "changes": by field, the value before and after
 # Fields that earlier versions did not write, with the value that says what these did.
 ADDED = {"recipe.rng": "own"}
 
@@ -177,7 +161,7 @@ class RunFolder:
         if saved is None:
             return fingerprint.Fingerprint.compute(source, every_byte=recipe.compare_data == "all")
         if not file.exists():  # older versions recorded only the path of the data
-            was = str(_flatten(saved).get("recipe.data", recipe.data))
+            was = str(flatten(saved).get("recipe.data", recipe.data))
             if fingerprint.resolve_spec(was) != fingerprint.resolve_spec(recipe.data) and recipe.compare_data != "none":
                 raise self._other_run_error(
                     f"its recipe.data is {shorten(was, 80)}, and here it is {shorten(recipe.data, 80)}"
@@ -194,7 +178,7 @@ class RunFolder:
 
     def _refuse_other_config(self, saved: dict[str, Any], prefix: str) -> None:
         """Refuse a saved config that differs from this run's in a field with the prefix, except those in `CHANGEABLE`."""
-        flat = (ADDED | _flatten(each) for each in (self._config, saved))
+        flat = (ADDED | flatten(each) for each in (self._config, saved))
         mine, theirs = ({name: value for name, value in each.items() if name.startswith(prefix)} for each in flat)
         resumable = {f"recipe.{name}" for name in RESUMABLE}
         ignored = {"name", "lineage", *(f"recipe.{name}" for name in CHANGEABLE), *(resumable if self._may_change else ())}
@@ -210,14 +194,10 @@ class RunFolder:
 
     def _record_changes(self, path: Path, saved: dict[str, Any]) -> None:
         """Add the fields of the recipe that `--resume` changes to the lineage in config.json."""
-        lineage = _extend_lineage(path, saved, self._config["recipe"])
+        lineage = _extended_lineage(path, saved, self._config["recipe"])
         if lineage:
             self._config["lineage"] = lineage
-        self.changes = [
-            f"{name} from {was} to {now} at step {each['step']}"
-            for each in lineage
-            for name, (was, now) in each["changes"].items()
-        ]
+        self.changes = describe_changes(lineage)
 
     def _other_run_error(self, difference: str, more: str = "") -> InputError:
         return InputError(
@@ -393,39 +373,14 @@ def extended_lineage(path: Path, recipe: Recipe) -> Lineage:
         InputError: config.json has changes that no run writes.
     """
     saved = read_run_config(path)
-    return [] if saved is None else _extend_lineage(path, saved, json.loads(json.dumps(dataclasses.asdict(recipe))))
+    return [] if saved is None else _extended_lineage(path, saved, json.loads(json.dumps(dataclasses.asdict(recipe))))
 
 
-def _extend_lineage(path: Path, saved: Record, recipe: Record) -> Lineage:
-    lineage: Lineage = saved.get("lineage", [])
-    if not _is_lineage(lineage):
-        raise InputError(f"{path / 'config.json'} has a lineage that no run writes: put the file back as it was")
-    mine, theirs = _flatten(recipe), _flatten(saved["recipe"])
-    changes = {name: [theirs.get(name), mine[name]] for name in RESUMABLE if theirs.get(name) != mine[name]}
-    return [*lineage, {"step": _newest_checkpoint(path), "changes": changes}] if changes else list(lineage)
-
-
-def _is_lineage(lineage: Any) -> bool:
-    return isinstance(lineage, list) and all(
-        isinstance(each, dict)
-        and type(each.get("step")) is int
-        and isinstance(each.get("changes"), dict)
-        and all(isinstance(pair, list) and len(pair) == 2 for pair in each["changes"].values())
-        and all(type(size) is int and size > 0 for size in each["changes"].get("batch_size", ()))
-        for each in lineage
-    )
-
-
-def image_offset(lineage: Lineage, batch_size: int) -> int:
-    """Return by how many images a run is further on than if all of its steps had had the present batch size.
-
-    lineage: the changes of its recipe.
-    """
-    offset = 0
-    for each in lineage:
-        before, after = each["changes"].get("batch_size", (batch_size, batch_size))
-        offset += each["step"] * (before - after)
-    return offset
+def _extended_lineage(path: Path, saved: Record, recipe: Record) -> Lineage:
+    try:
+        return extend_lineage(saved.get("lineage", []), saved["recipe"], recipe, _newest_checkpoint(path))
+    except InputError as error:
+        raise InputError(f"{path / 'config.json'} has {error}") from None
 
 
 def is_run(path: Path) -> bool:
@@ -476,19 +431,10 @@ def _refuse_other_than_files(path: Path) -> None:
 
 def _refuse_other_than_utf8(config: Record) -> None:
     """Raise InputError for text that config.json cannot hold: names of classes and paths come from the file system."""
-    for field, value in _flatten(config).items():
+    for field, value in flatten(config).items():
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str) and not is_utf8(text):
                 raise InputError(f"{field} has {text!r}, which is not UTF-8: rename that file or folder")
-
-
-def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested dictionaries by their dotted names."""
-    if not isinstance(node, dict):
-        return {prefix: node}
-    return {
-        name: value for key, child in node.items() for name, value in _flatten(child, f"{prefix}.{key}".lstrip(".")).items()
-    }
 
 
 def best_weights(place: str) -> tuple[str, str]:

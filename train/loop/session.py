@@ -28,12 +28,13 @@ from train.data.sources import Dataset, Examples
 from train.loop import curves, init_from
 from train.loop.engine import EngineFactory
 from train.loop.interruption import Interruption
+from train.loop.lineage import image_offset
 from train.loop.lock import create_run_folder
 from train.loop.loop import Diverged, Loop
 from train.loop.metrics import PRIMARY_METRIC, constant_score, format_metric, is_better
 from train.loop.progress import ProgressDisplay
 from train.loop.request import Request
-from train.loop.run_folder import CHECKPOINTS, RunFolder, extended_lineage, image_offset, saved_model_config
+from train.loop.run_folder import CHECKPOINTS, RunFolder, extended_lineage, saved_model_config
 from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
 from train.loop.write_files import convert_write_errors

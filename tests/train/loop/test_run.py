@@ -41,8 +41,9 @@ from train.jax.runtime import one_line_errors
 from train.loop import session
 from train.loop.curves import draw_curves
 from train.loop.interruption import Interruption
+from train.loop.lineage import image_offset
 from train.loop.request import Request
-from train.loop.run_folder import RunFolder, image_offset
+from train.loop.run_folder import RunFolder
 from train.loop.schedule import Schedule
 from train.loop.session import train
 from train.loop.start_warnings import start_warnings

@@ -1,0 +1,81 @@
+"""How the recipe of a run may change when it resumes, and the changes that config.json records."""
+
+import dataclasses
+from typing import Any
+
+from train.recipes import Augment
+from vit_spec import InputError
+
+# Fields of the recipe that may differ when a run resumes: they do not decide what is learnt.
+CHANGEABLE = (
+    *("run", "workers", "mesh", "remat", "compile", "log_every", "save_every", "keep", "tensorboard", "wandb", "profile"),
+    "patience",  # when to stop
+    *("non_finite", "corrupt"),  # how to go on after a step or an image that stopped the run
+    *("data", "compare_data"),  # the data may be moved: the fingerprint identifies them
+)
+# Fields of the augmentation that may not change: held-out images depend on the first two, the order of images on the third.
+_KEPT = ("share", "held_out_filter", "repeats")
+# Fields of the recipe that `--resume` may change, besides CHANGEABLE: what they decide is learnt from that step on.
+# Nothing may change that held-out metrics depend on.
+RESUMABLE = (
+    *("epochs", "warmup", "decay", "cooldown", "batch_size", "accumulate", "label_smoothing", "dtype", "eval_every"),
+    *(f"optimizer.{name}" for name in ("lr", "weight_decay", "beta1", "beta2", "eps", "clip")),
+    *(f"augment.{each.name}" for each in dataclasses.fields(Augment) if each.name not in _KEPT),
+)
+
+# The changes of a recipe, the first one first.  "step": of the checkpoint from which the run resumed; "changes": by field,
+# the value before and after.
+Lineage = list[dict[str, Any]]
+
+
+def extend_lineage(lineage: Any, before: dict[str, Any], after: dict[str, Any], step: int) -> Lineage:
+    """Return a lineage with the changes between two recipes, as config.json has them, if there are any.
+
+    step: of the newest checkpoint.
+
+    Raises:
+        InputError: the lineage is none that a run writes.
+    """
+    if not _is_lineage(lineage):
+        raise InputError("a lineage that no run writes: put the file back as it was")
+    was, now = flatten(before), flatten(after)
+    changes = {name: [was.get(name), now[name]] for name in RESUMABLE if was.get(name) != now[name]}
+    return [*lineage, {"step": step, "changes": changes}] if changes else list(lineage)
+
+
+def _is_lineage(lineage: Any) -> bool:
+    return isinstance(lineage, list) and all(
+        isinstance(each, dict)
+        and type(each.get("step")) is int
+        and isinstance(each.get("changes"), dict)
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in each["changes"].values())
+        and all(type(size) is int and size > 0 for size in each["changes"].get("batch_size", ()))
+        for each in lineage
+    )
+
+
+def image_offset(lineage: Lineage, batch_size: int) -> int:
+    """Return how many more training images a run has had than if all of its steps had had the present batch size."""
+    offset = 0
+    for each in lineage:
+        before, after = each["changes"].get("batch_size", (batch_size, batch_size))
+        offset += each["step"] * (before - after)
+    return offset
+
+
+def describe_changes(lineage: Lineage) -> list[str]:
+    """Return a line for each field that has changed: "epochs from 10 to 20 at step 225"."""
+    return [
+        f"{name} from {was} to {now} at step {each['step']}"
+        for each in lineage
+        for name, (was, now) in each["changes"].items()
+    ]
+
+
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested dictionaries by their dotted names."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {
+        name: value for key, child in node.items() for name, value in flatten(child, f"{prefix}.{key}".lstrip(".")).items()
+    }
