@@ -95,6 +95,7 @@ class RunFolder:
         self._tensorboard, self._project = recipe.tensorboard, recipe.wandb
         self._events: EventWriter | None = None
         self._wandb: Any = None
+        self._identity: fingerprint.Fingerprint | None = None  # of the data, if data.json is to be written
         text = {"name": name, "recipe": dataclasses.asdict(recipe), "model": dataclasses.asdict(config), "data": data}
         self._config = json.loads(json.dumps(text))
         if not is_main:
@@ -127,7 +128,7 @@ class RunFolder:
                 raise InputError(f"{path} exists already and holds no run: give --run a new folder, or remove it")
 
     def _write_description(self, path: Path, source: Dataset | None, recipe: Recipe) -> None:
-        """Write config.json and data.json; refuse a folder with another run."""
+        """Refuse a folder with another run; write config.json and data.json of a new one."""
         _refuse_other_than_utf8(self._config)
         saved = self._read_config(path)
         if saved is not None:
@@ -137,12 +138,13 @@ class RunFolder:
         identity = self._identify_data(path / DATA_FILE, source, recipe, saved) if source is not None else None
         if saved is not None:
             self._refuse_other_config(saved, "")
-        if identity is not None:
-            _write_text(path / DATA_FILE, identity.to_json())
+        self._identity = identity
         if saved is None:
-            self._write_config()  # else `resume_at` does, when the checkpoint has been restored
+            self._write_files()  # else `resume_at` does, when the checkpoint has been restored
 
-    def _write_config(self) -> None:
+    def _write_files(self) -> None:
+        if self._identity is not None:
+            _write_text(self.path / DATA_FILE, self._identity.to_json())
         _write_text(self.path / "config.json", json.dumps(self._config, indent=1) + "\n")
 
     def _read_config(self, path: Path) -> dict[str, Any] | None:
@@ -249,7 +251,7 @@ class RunFolder:
     def resume_at(self, step: int, seconds: float, *, is_evaluated: bool) -> None:
         """Continue the records after `step` steps and `seconds`, and drop those of later steps; (0, 0) starts a run.
 
-        config.json gets what has changed.
+        config.json and data.json get what has changed.
 
         is_evaluated: whether the evaluation after `step` steps is complete.  If not, its records are dropped too, because
             it is repeated.
@@ -259,7 +261,7 @@ class RunFolder:
         self.records = records_until(read_records(metrics), step, is_evaluated=is_evaluated)
         if not self._is_main:
             return
-        self._write_config()
+        self._write_files()
         _write_text(metrics, "".join(json_line(record) for record in self.records))
         if self._tensorboard:
             with convert_write_errors(self.path):

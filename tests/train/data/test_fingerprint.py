@@ -329,7 +329,10 @@ def test_a_run_refuses_replaced_images_unless_compare_data_is_none(tmp_path: Pat
         "to resume, or give --run a new folder; --compare-data none accepts a change made on purpose"
     )
     assert before == {path: path.read_bytes() for path in run.iterdir()}
-    assert start_run(run, spec, compare_data="none")[0].startswith("the data differ from those that the run began with")
+    note = "the data differ from those that the run began with"
+    assert start_run(run, spec, compare_data="none")[0].startswith(note)
+    assert before == {path: path.read_bytes() for path in run.iterdir()}  # until the checkpoint is restored
+    assert start_run(run, spec, compare_data="none", restores=True)[0].startswith(note)
     assert start_run(run, spec) == []
 
 
@@ -356,7 +359,8 @@ def test_a_run_of_an_older_version_resumes_at_its_path_and_then_records_a_finger
     folder(tmp_path / "other", 0)
     with pytest.raises(InputError, match=r"its recipe\.data is folder:data, and here it is folder:other"):
         start_run(run, "folder:other")
-    assert start_run(run, spec) == ["an older version started the run: the fingerprint of its data is recorded from now on"]
+    note = "an older version started the run: the fingerprint of its data is recorded from now on"
+    assert start_run(run, spec, restores=True) == [note]
     assert start_run(run, "folder:other") == []
 
 
