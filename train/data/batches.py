@@ -1,8 +1,8 @@
 """The data loader of both frameworks: batches of preprocessed images, where batch s is a pure function of (seed, s).
 
-Training runs through an endless sequence of epochs, each a new permutation of the images, cut into full batches that may
-span two epochs.  The augmentation of an image depends only on (seed, epoch, image, repetition): not on its batch, on the
-number of threads, processes or machines that prepare it, or on earlier random numbers.
+Training runs through an endless sequence of epochs, each in a new order (`train.data.order`), cut into full batches that
+may span two epochs.  The augmentation of an image depends only on (seed, epoch, image, repetition): not on its batch, on
+the number of threads, processes or machines that prepare it, or on earlier random numbers.
 """
 
 import multiprocessing
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain, islice
 from multiprocessing import resource_tracker
 from typing import Any, NamedTuple, NoReturn
@@ -24,7 +24,8 @@ from PIL import Image
 
 from parity.checkpoints.preprocessing import Preprocessing, center_crop
 from train.data.augment import Augment, Mix, augment_image, preprocess, sample_mix
-from train.data.rng import IMAGE, MIX, ORDER, generator
+from train.data.order import EpochOrder
+from train.data.rng import IMAGE, MIX, generator
 from train.data.sources import Dataset, Examples, FileAccessError
 from train.data.sources.table_columns import parse_finite
 from train.recipes import Task
@@ -119,6 +120,7 @@ class DataLoader:
     workers: worker processes that prepare batches; 0: threads.
     error_hint: added to the message about a damaged image: what the user can do besides replacing or removing it.
     preprocessing: of held-out images, instead of that from `augment`.
+    balanced: (N,) the classes that are equally frequent in an epoch; None: each image is in it once.
 
     Raises:
         InputError: a model with neither 1 nor 3 channels.
@@ -134,6 +136,7 @@ class DataLoader:
     workers: int = 0
     error_hint: str = ""
     preprocessing: Preprocessing | None = None
+    balanced: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if self.config.in_channels not in (1, 3):
@@ -155,12 +158,14 @@ class DataLoader:
                 follow each other, or the system does not give one (`FileAccessError`).
         """
         count, repeats, local_size = len(self.examples), self.augment.repeats, len(self._indices)
+        order = EpochOrder(seed, count, self.balanced)
 
         def load(number: int) -> tuple[Batch, NDArray[np.int64]]:
             step, index = divmod(number, local_size)
             epoch, position = divmod(step * self.batch_size + int(self._indices[index]) + image_offset, count)
-            row = int(_epoch_order(seed, epoch, count)[position // repeats])
-            rng = generator(IMAGE, seed, epoch, row, position % repeats)
+            rows, copies = order.of(epoch)
+            row, copy = int(rows[position // repeats]), int(copies[position // repeats])
+            rng = generator(IMAGE, seed, epoch, row, copy * repeats + position % repeats)
 
             def augment(image: Image.Image) -> NDArray[np.uint8]:
                 pixels = self.config.pixels
@@ -250,12 +255,6 @@ class DataLoader:
         except InputError as error:
             raise InputError(f"{error}{self.error_hint}") from None
         raise InputError(f"{self.examples.names[row]} could not be read a moment ago: look at the disk")
-
-
-@lru_cache(maxsize=2)  # a batch may straddle two epochs
-def _epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
-    """Return the order of `count` images in an epoch, (count,) int64."""
-    return generator(ORDER, seed, epoch).permutation(count)
 
 
 @contextmanager

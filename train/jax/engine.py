@@ -72,6 +72,7 @@ class JaxEngine:
         initial_weights: Checkpoint | None,
         folder: Path,
         metadata: Mapping[str, Any] | None = None,
+        class_weights: np.ndarray | None = None,
     ) -> None:
         """Prepare the first step.
 
@@ -92,7 +93,7 @@ class JaxEngine:
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
         self._state: State = self._make_state(initial_weights)
         self._checkpoints: CheckpointStore | None = None
-        self._metadata = metadata or {}
+        self._metadata, self._class_weights = metadata or {}, class_weights
         self._stop_polls = 0  # calls of `should_stop`
 
     @property
@@ -321,7 +322,8 @@ class JaxEngine:
                 x = mix_images(mix, x, self._normalize(partners[0]))
                 targets = mix_targets(mix, targets, partners[1])
             outputs = self._apply(params, x, train=True, key=key)
-            loss, metric = self._loss_and_metric(outputs, targets)
+            weights = None if self._class_weights is None else jnp.asarray(self._class_weights)
+            loss, metric = self._loss_and_metric(outputs, targets, weights)
             return loss.mean(), metric.mean()
 
         differentiate = jax.value_and_grad(objective, has_aux=True)
@@ -349,8 +351,8 @@ class JaxEngine:
         outputs = self._apply(params, self._normalize(images))
         return outputs, self._loss_and_metric(outputs, targets)[0], readable
 
-    def _loss_and_metric(self, outputs: Array, targets: Array) -> tuple[Array, Array]:
-        return loss_and_metric(self._task, outputs, targets, sigmoid=self._recipe.loss == "sigmoid")
+    def _loss_and_metric(self, outputs: Array, targets: Array, weights: Array | None = None) -> tuple[Array, Array]:
+        return loss_and_metric(self._task, outputs, targets, sigmoid=self._recipe.loss == "sigmoid", weights=weights)
 
     def _normalize(self, images: Array) -> Array:
         """Normalize uint8 images: (x / 255 - mean) / std."""

@@ -7,7 +7,9 @@ from jax import Array
 from train.recipes import Task
 
 
-def loss_and_metric(task: Task, outputs: Array, targets: Array, *, sigmoid: bool = False) -> tuple[Array, Array]:
+def loss_and_metric(
+    task: Task, outputs: Array, targets: Array, *, sigmoid: bool = False, weights: Array | None = None
+) -> tuple[Array, Array]:
     """Return the loss and the metric of each image, (B,) and (B,), float32 or wider.
 
     classes: outputs (B, classes); targets (B,) class indices, or (B, classes) probabilities that sum to 1.  Loss: softmax
@@ -17,27 +19,39 @@ def loss_and_metric(task: Task, outputs: Array, targets: Array, *, sigmoid: bool
         of sigmoid(output); big_vision's `sigmoid_xent` sums over labels instead.  Metric: the fraction of labels for which
         output and target are on the same side of one half.
     values: outputs (B, values), targets (B, values).  Loss: mean squared error.  Metric: mean absolute error.
+
+    weights: of the terms of the loss, see `train.data.class_weights`; None: 1.  Of a softmax (classes,): the term
+        -t log p of each class, as `torch.nn.functional.cross_entropy` has them.  Of a sigmoid (2, outputs): the terms
+        -(1 - t) log(1 - p) and -t log p.
     """
     x = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
     if task == "classes":
         # A product with one-hot targets, because the gradient of indexing would be a scatter.
         # The log-sum-exp has no factor, because the probabilities sum to 1.
         target_probs = jax.nn.one_hot(targets, x.shape[1], dtype=x.dtype) if targets.ndim == 1 else targets
-        loss = (
-            _binary_cross_entropy(x, target_probs).mean(1)
-            if sigmoid
-            else jax.nn.logsumexp(x, axis=1) - (target_probs * x).sum(1)
-        )
+        if sigmoid:
+            loss = _binary_cross_entropy(x, target_probs, weights).mean(1)
+        elif weights is None:
+            loss = jax.nn.logsumexp(x, axis=1) - (target_probs * x).sum(1)
+        else:
+            terms = weights.astype(x.dtype) * target_probs
+            loss = terms.sum(1) * jax.nn.logsumexp(x, axis=1) - (terms * x).sum(1)
         return loss, (x.argmax(1) == target_probs.argmax(1)).astype(x.dtype)
     if task == "labels":
-        return _binary_cross_entropy(x, targets).mean(1), ((x > 0) == (targets > 0.5)).astype(x.dtype).mean(1)
+        return _binary_cross_entropy(x, targets, weights).mean(1), ((x > 0) == (targets > 0.5)).astype(x.dtype).mean(1)
     difference = x - targets
     return jnp.square(difference).mean(1), jnp.abs(difference).mean(1)
 
 
-def _binary_cross_entropy(x: Array, targets: Array) -> Array:
-    """Return -t log s(x) - (1 - t) log(1 - s(x)), where s is the sigmoid, without overflow."""
-    return jax.nn.softplus(x) - targets * x
+def _binary_cross_entropy(x: Array, targets: Array, weights: Array | None) -> Array:
+    """Return -w1 t log s(x) - w0 (1 - t) log(1 - s(x)), where s is the sigmoid, without overflow.
+
+    weights: w0 and w1, (2, outputs); None: 1.
+    """
+    if weights is None:
+        return jax.nn.softplus(x) - targets * x
+    without, with_label = weights.astype(x.dtype)
+    return (without * (1 - targets) + with_label * targets) * jax.nn.softplus(x) - with_label * targets * x
 
 
 def soft_targets(task: Task, targets: Array, outputs: int, smoothing: float) -> Array:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, SupportsFloat
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from parity.checkpoints.weights import Checkpoint
@@ -50,7 +51,7 @@ class EvalOutput(NamedTuple):
     computed.
 
     outputs: (B, num_outputs) float32 or wider: logits, or predicted values.
-    losses: (B,) float32 or wider: the loss of each image, without label smoothing or mixing.
+    losses: (B,) float32 or wider: the loss of each image, without label smoothing, mixing or class weights.
     readable: (B,) bool: `Batch.readable`, False for an image that could not be read; the loop leaves it out.
     """
 
@@ -112,12 +113,13 @@ class Engine(Protocol):
         2. If the recipe smooths labels or `batch.mix` is given, turn class numbers into probabilities.  If `batch.mix` is
            given, mix images and targets (`train.data.augment`) with their partners: the whole batch, of all processes,
            rolled by `recipe.augment.repeats` along its first axis.
-        3. Compute the mean loss of the batch of all processes, and its gradient.  `recipe.accumulate` = N parts are
-           computed one after the other; part j has the images j, j + N, j + 2N, ... of the whole batch.  Loss, metric and
-           gradient are the means over the parts.  Random numbers of the model (dropout, drop path) are a function of
-           `recipe.seed`, n and j.  If `recipe.rng` is "shared", they are those that `vit_spec.noise` defines for the whole
-           part j, with the key fold_in(seed's key, n), or fold_in(fold_in(seed's key, n), j) if N > 1.  The words of the
-           seed's key are the upper and the lower 32 bits of the seed.
+        3. Compute the mean loss of the batch of all processes, with class weights, and its gradient.
+           `recipe.accumulate` = N parts are computed one after the other; part j has the images j, j + N, j + 2N, ... of
+           the whole batch.  Loss, metric and gradient are the means over the parts.  Random numbers of the model (dropout,
+           drop path) are a function of `recipe.seed`, n and j.  If `recipe.rng` is "shared", they are those that
+           `vit_spec.noise` defines for the whole part j, with the key fold_in(seed's key, n), or
+           fold_in(fold_in(seed's key, n), j) if N > 1.  The words of the seed's key are the upper and the lower 32 bits of
+           the seed.
         4. Update the weights by `recipe.optimizer` with the learning rate `learning_rate(n)`: clip the gradient to the
            global norm `clip`, without frozen weights, which do not change; multiply the rate of each parameter by its
            `train.recipes.param_groups.lr_multipliers`; and decay the parameters whose row in `vit_spec.rows` has `decays`.
@@ -247,6 +249,7 @@ class EngineFactory(Protocol):
         initial_weights: Checkpoint | None,
         folder: Path,
         metadata: Mapping[str, Any] | None = None,
+        class_weights: NDArray[np.float64] | None = None,
     ) -> Engine:
         """Return the engine, ready for its first step.
 
@@ -261,6 +264,7 @@ class EngineFactory(Protocol):
                 `recipe.rng` is "shared", unless a checkpoint will be restored.
             folder: the absolute path of the folder for checkpoints; it may not exist yet.
             metadata: the keyword arguments `labels`, `preprocessing` and `task` of `parity.save`, for files of weights.
+            class_weights: of the terms of the training loss, as `train.data.class_weights` returns them; None: 1.
 
         Raises:
             InputError: the devices cannot run the recipe, such as a mesh that does not match them or the batch.

@@ -18,7 +18,8 @@ _KEPT = ("share", "held_out_filter", "repeats")
 # Fields of the recipe that `--resume` may change, besides CHANGEABLE: what they decide is learnt from that step on.
 # Nothing may change that held-out metrics depend on.
 RESUMABLE = (
-    *("epochs", "warmup", "decay", "cooldown", "batch_size", "accumulate", "label_smoothing", "dtype", "eval_every"),
+    *("epochs", "warmup", "decay", "cooldown", "batch_size", "accumulate", "dtype", "eval_every"),
+    *("label_smoothing", "class_weights", "sampling"),
     *(f"optimizer.{name}" for name in ("lr", "weight_decay", "beta1", "beta2", "eps", "clip")),
     *(f"augment.{each.name}" for each in dataclasses.fields(Augment) if each.name not in _KEPT),
 )

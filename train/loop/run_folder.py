@@ -33,7 +33,7 @@ UNFINISHED_FILE = ".first-checkpoint-unfinished"  # exists while there are weigh
 MAX_CONFIG_BYTES = 1 << 24  # of config.json: the names of 21,843 classes take 3 MB
 
 # Fields that earlier versions did not write, with the value that says what these did.
-ADDED = {"recipe.rng": "own"}
+ADDED = {"recipe.rng": "own", "recipe.class_weights": "none", "recipe.sampling": "uniform"}
 
 
 class RunFolder:

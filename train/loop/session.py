@@ -26,6 +26,7 @@ from train.data.batches import (
 )
 from train.data.sources import Dataset, Examples
 from train.loop import curves, init_from
+from train.loop.balance import Balance
 from train.loop.engine import EngineFactory
 from train.loop.interruption import Interruption
 from train.loop.lineage import image_offset
@@ -90,9 +91,10 @@ def _prepare_run(request: Request, make_engine: EngineFactory) -> int:
     targets = [
         targets_for_task(examples, source.classes, source.task, task) for examples in (source.train, source.held_out)
     ]
+    balance = Balance.from_recipe(recipe, source, task, targets[0])
     now = f"{datetime.now():%Y%m%d-%H%M%S}"
     with nullcontext(Path(recipe.run)) if recipe.run else create_run_folder(f"runs/{name}-{now}") as path:
-        return _train_in_folder(request, make_engine, path, setup, schedule, targets)
+        return _train_in_folder(request, make_engine, path, setup, schedule, targets, balance)
 
 
 def _train_in_folder(
@@ -102,6 +104,7 @@ def _train_in_folder(
     setup: ModelSetup,
     schedule: Schedule,
     targets: list[ModelTargets],
+    balance: Balance,
 ) -> int:
     """Train in a run folder, print the tables and draw the curves; return the exit status."""
     name, recipe, source, command, dry_run, _ = request
@@ -117,6 +120,7 @@ def _train_in_folder(
         initial_weights=weights,
         folder=(path / CHECKPOINTS).absolute(),
         metadata={"labels": source.classes if has_labels else None, "preprocessing": preprocessing, "task": task},
+        class_weights=balance.weights,
     )
     console = Terminal(quiet=not engine.is_main)
     if engine.is_distributed and dry_run:
@@ -125,11 +129,12 @@ def _train_in_folder(
         raise InputError("the run has several processes: give --run FOLDER, the same for each of them")
     workers = default_workers(source) if recipe.workers is None else recipe.workers
 
-    def data_loader(examples: Examples, targets: Any) -> DataLoader:
+    def data_loader(examples: Examples, targets: Any, **options: Any) -> DataLoader:
         skip, how = recipe.corrupt == "skip", (config, recipe.batch_size, recipe.augment, engine.batch_rows)
-        return DataLoader(examples, targets, *how, skip, workers, "" if skip else CORRUPT_ADVICE)
+        return DataLoader(examples, targets, *how, skip, workers, "" if skip else CORRUPT_ADVICE, **options)
 
-    train_loader, held_out_loader = map(data_loader, (source.train, source.held_out), targets)
+    train_loader = data_loader(source.train, targets[0], balanced=balance.classes)
+    held_out_loader = data_loader(source.held_out, targets[1])
     data = {"task": task, "train": len(source.train), "held_out": len(source.held_out), "classes": list(source.classes)}
     with (
         Interruption(engine_handles_sigterm=engine.is_distributed) as stop,
@@ -153,7 +158,8 @@ def _train_in_folder(
             *filter(None, [engine.replication_note]),
         ]
         warnings = [*start_warnings(request, config), *run.warnings]
-        table = start_table(request, config, schedule, engine.hardware, path, assumptions, warnings)
+        rows = balance.table_rows(source.classes)
+        table = start_table(request, config, schedule, engine.hardware, path, rows, assumptions, warnings)
         print_table(console, table | ({"changed": "; ".join(run.changes)} if run.changes else {}))
         mfu_per_image = 3 * vit_spec.flops(config) / engine.peak_flops if engine.peak_flops else None
         display = ProgressDisplay(console, schedule.total, recipe.batch_size, mfu_per_image=mfu_per_image)
@@ -242,11 +248,13 @@ def start_table(
     schedule: Schedule,
     hardware: str,
     path: Path,
+    options: dict[str, str],
     assumptions: list[str],
     warnings: list[str],
 ) -> dict[str, str]:
     """Return the rows of the table that is printed before the first step.
 
+    options: rows about what the recipe adds to the usual.
     assumptions: lines about defaults and assumptions.
     """
     name, recipe, source = request[:3]
@@ -266,6 +274,7 @@ def start_table(
         "mesh": hardware,
         "steps": f"{schedule.total:,} of {recipe.batch_size} images, {schedule.epochs:g} epochs",
         "learning rate": f"{o.name}, up to {o.lr:g} in {schedule.warmup:.0f} steps, then {shapes[recipe.decay]}{ending}",
+        **options,
         # Blank names of different lengths: each row needs a key of its own.
         **{"assumed" if not i else " " * i: note for i, note in enumerate(assumptions)},
         **{"warning" if not i else " " * (len(assumptions) + i): note for i, note in enumerate(warnings)},

@@ -115,6 +115,11 @@ class Recipe:
     """For classes: softmax cross-entropy; or sigmoid, a binary cross-entropy per class (DeiT-III)."""
     label_smoothing: float = 0.0
     """Share of a target that is distributed evenly over all classes."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """Weights of the classes or labels in the training loss. balanced: one over their frequency, so that rare ones count
+    as much as frequent ones together."""
+    sampling: Literal["uniform", "balanced"] = "uniform"
+    """The images of an epoch. uniform: each once. balanced: as many of each class, those of a rare class several times."""
     ema: float = 0.0
     """Decay per step of an exponential moving average of the weights, such as 0.9999, warmed up over the first steps. The
     average is evaluated and saved as weights and best, the raw weights beside it as weights_raw and best_raw. 0: none."""

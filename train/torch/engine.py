@@ -62,6 +62,7 @@ class TorchEngine:
         initial_weights: Checkpoint | None,
         folder: Path,
         metadata: Mapping[str, Any] | None = None,
+        class_weights: np.ndarray | None = None,
     ) -> None:
         """Prepare the first step.
 
@@ -73,6 +74,7 @@ class TorchEngine:
         self._mesh = ProcessMesh(recipe.mesh, config)
         images_per_device(recipe.batch_size, recipe.accumulate, self._mesh.sizes)
         self._device = self._mesh.device
+        self._class_weights = None if class_weights is None else torch.tensor(class_weights, device=self._device)
         dtype = torch.bfloat16 if recipe.dtype == "bfloat16" else None
         self._execution = vit_torch.Execution(dtype=dtype, remat=recipe.remat)
         self._model = self._make_model(initial_weights)
@@ -195,7 +197,8 @@ class TorchEngine:
                 x = mix_images(mix, x, self._normalize(partners[0][j::n]))
                 y = mix_targets(mix, y, partners[1][j::n])
             with self._mesh.gradients(self._forward, is_last=j == n - 1):
-                loss, metric = self._loss_and_metric(self._forward(x.permute(0, 3, 1, 2), key), y)
+                outputs = self._forward(x.permute(0, 3, 1, 2), key)
+                loss, metric = self._loss_and_metric(outputs, y, self._class_weights)
                 (loss.mean() / n).backward()
             losses.append(loss.detach().mean())
             metrics.append(metric.detach().mean())
@@ -327,8 +330,8 @@ class TorchEngine:
         mix = Mix(*on_device) if on_device else None
         return images, targets, mix
 
-    def _loss_and_metric(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return loss_and_metric(self._task, outputs, targets, sigmoid=self._recipe.loss == "sigmoid")
+    def _loss_and_metric(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return loss_and_metric(self._task, outputs, targets, sigmoid=self._recipe.loss == "sigmoid", weights=weights)
 
     def _to_input(self, images: Tensor) -> Tensor:
         """Return the input of the model, (B, C, H, W), for images (B, H, W, C) uint8."""

@@ -100,6 +100,16 @@ def test_an_image_is_augmented_anew_in_the_next_epoch(digits: Dataset) -> None:
     assert not np.array_equal(images[first], images[second])
 
 
+def test_the_copies_of_an_image_in_a_balanced_epoch_are_augmented_differently(digits: Dataset) -> None:
+    classes = (digits.train.targets == 0).astype(np.int64)  # a tenth of the images is half of an epoch
+    shown = load_batches(digits, last=28, balanced=classes)
+    rows, images = (np.concatenate([getattr(batch, part) for batch in shown]) for part in ("rows", "images"))
+    assert np.mean(classes[rows]) == pytest.approx(0.5, abs=0.03)
+    row = int(rows[np.flatnonzero(classes[rows])[0]])
+    copies = images[rows == row]
+    assert len(copies) >= 4 and len(np.unique(copies.reshape(len(copies), -1), axis=0)) == len(copies)
+
+
 def test_streams_of_random_numbers_differ_by_purpose_and_by_length() -> None:
     draws = {generator(*numbers).random() for numbers in ((1, 2), (2, 1), (1, 2, 0), (1,), (2, 2))}
     assert len(draws) == 5

@@ -51,6 +51,8 @@ OTHER_VALUES: dict[str, Any] = {  # for fields that `other_value` cannot double
     "cooldown": 0.2,
     "loss": "sigmoid",
     "label_smoothing": 0.1,
+    "class_weights": "balanced",
+    "sampling": "balanced",
     "ema": 0.999,
     "dtype": "bfloat16",
     "remat": "dots",

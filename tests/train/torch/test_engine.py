@@ -24,6 +24,7 @@ from train.loop.init_from import draw_initial_weights
 from train.recipes import Augment, Optimizer, Recipe
 from train.recipes.schedule import learning_rate
 from train.torch.engine import TorchEngine
+from train.torch.losses import loss_and_metric, soft_targets
 from train.torch.runtime import one_line_errors
 from vit_spec import InputError
 
@@ -51,7 +52,7 @@ def make_batch(seed: int, mix: Mix | None = None, task: str = "classes") -> Batc
     return Batch(rng.integers(0, 256, (12, 8, 8, 3), np.uint8), targets, np.arange(12), np.ones(12, bool), mix)
 
 
-def make(engine: Any, task: Any = "classes", **changes: Any) -> Any:
+def make(engine: Any, task: Any = "classes", class_weights: Any = None, **changes: Any) -> Any:
     """Return an engine of the small model, with dropout if the random numbers are shared."""
     config = CONFIG.replace(regularisation=DROPOUT) if changes.get("rng") == "shared" else CONFIG
     recipe = replace(Recipe(batch_size=12, optimizer=Optimizer(eps=1e-3)), **changes)
@@ -59,7 +60,8 @@ def make(engine: Any, task: Any = "classes", **changes: Any) -> Any:
     def rate(step: Any) -> Any:
         return learning_rate(step, peak=0.01, warmup=5, total=STEPS)
 
-    return engine(config, recipe, task=task, learning_rate=rate, initial_weights=START, folder=Path("unused"))
+    weights = {"class_weights": None if class_weights is None else np.array(class_weights)}
+    return engine(config, recipe, task=task, learning_rate=rate, initial_weights=START, folder=Path("unused"), **weights)
 
 
 def test_a_mesh_of_more_devices_than_there_are_is_refused() -> None:
@@ -103,6 +105,7 @@ def weights(engine: Any, name: str) -> dict[str, Any]:
     return dict(parity.to_torch(as_checkpoint(tree, CONFIG, "jax")))
 
 
+WEIGHTS = [0.4, 3.0, 0.0, 1.2, 0.9]
 RECIPES: dict[str, dict[str, Any]] = {
     "adamw": {},
     "sgd": {"optimizer": Optimizer(name="sgd", lr=0.1)},
@@ -111,6 +114,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "sigmoid": {"loss": "sigmoid", "optimizer": Optimizer(layer_decay=0.8, freeze=("patch_embed.*",))},
     "labels": {"label_smoothing": 0.1},
     "values": {"ema": 0.9},
+    "weighted": {"class_weights": WEIGHTS},
+    "weighted, mixed": {"class_weights": WEIGHTS, "augment": Augment(mixup=0.2), "label_smoothing": 0.1, "accumulate": 2},
+    "weighted, sigmoid": {"class_weights": [WEIGHTS[::-1], WEIGHTS], "loss": "sigmoid"},
+    "weighted labels": {"class_weights": [WEIGHTS[::-1], WEIGHTS]},
     "regularised": {"rng": "shared", "accumulate": 2, "seed": 2**40 + 3},
 }
 # Every rate above 0; patch dropout leaves 3 of 4 patches.
@@ -119,10 +126,10 @@ DROPOUT = {"pos_drop": 0.1, "patch_drop": 0.2, "attn_drop": 0.2, "mlp_drop": 0.1
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_fifty_steps_agree_in_float64(name: str) -> None:
-    task = name if name in ("labels", "values") else "classes"
+    task = next((each for each in ("labels", "values") if each in name), "classes")
     engines = [make(each, task, **RECIPES[name]) for each in (JaxEngine, TorchEngine)]
     for n in range(STEPS):
-        batch = make_batch(n, MIX if name == "mixed" else None, task)
+        batch = make_batch(n, MIX if "mixed" in name else None, task)
         of_jax, of_torch = ({key: float(value) for key, value in each.step(batch).items()} for each in engines)
         assert of_torch == pytest.approx(of_jax, rel=1e-10, abs=1e-12)
     for part in ("params", "ema") if RECIPES[name].get("ema") else ("params",):
@@ -161,3 +168,19 @@ def test_too_little_memory_and_the_end_of_another_process_are_reported_in_one_li
         raise RuntimeError("[pair.cc:538] Read error [127.0.0.1]:45704: Connection reset by peer")
     with pytest.raises(RuntimeError, match="something else"), one_line_errors():
         raise RuntimeError("something else")
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_class_weights_mean_what_pytorch_means_by_them(smoothing: float) -> None:
+    rng = np.random.default_rng(0)
+    outputs, targets = torch.tensor(rng.normal(size=(9, 5))), torch.tensor(rng.integers(0, 5, 9))
+    weights, soft = torch.tensor(WEIGHTS), soft_targets("classes", targets, 5, smoothing)
+    expected = torch.nn.functional.cross_entropy(outputs, soft, weights, reduction="none")
+    assert loss_and_metric("classes", outputs, soft, weights=weights)[0].numpy() == pytest.approx(expected.numpy())
+    if not smoothing:
+        assert loss_and_metric("classes", outputs, targets, weights=weights)[0].numpy() == pytest.approx(expected.numpy())
+    labels = torch.tensor(rng.integers(0, 2, (9, 5)).astype(float))
+    only_positive = torch.stack([torch.ones(5), weights])
+    of_each = torch.nn.functional.binary_cross_entropy_with_logits(outputs, labels, pos_weight=weights, reduction="none")
+    found = loss_and_metric("labels", outputs, labels, weights=only_positive)[0]
+    assert found.numpy() == pytest.approx(of_each.mean(1).numpy())
