@@ -3,6 +3,7 @@
     python -m tests.meshes data=8 data=2,fsdp=2,tensor=2 ...      # in float64
     python -m tests.meshes --bfloat16 data=2,fsdp=2,tensor=2      # one step in bfloat16, for the program that XLA dumps
     python -m tests.meshes --parts data=2,fsdp=2,tensor=2         # one update of each of OPTIMIZERS, and one step of MODEL
+    python -m tests.meshes --taught data=2,fsdp=2,tensor=2        # a student with a teacher and class weights, in float64
 
 The first two use drop path, mixup, gradient accumulation and an EMA.  XLA_FLAGS sets the number of devices, so tests run
 this module in a separate process.
@@ -32,6 +33,7 @@ from train.jax.engine import JaxEngine
 from train.jax.memory_estimate import estimate_memory
 from train.jax.optimizers import make_optimizer
 from train.jax.parameter_tree import tree
+from train.loop.teacher import Teacher
 from train.recipes import Augment, Optimizer, Recipe
 
 CONFIG = vit_spec.get(
@@ -62,6 +64,26 @@ def make_engine(mesh: str, **changes: Any) -> JaxEngine:
     return JaxEngine(
         CONFIG, recipe, task="classes", learning_rate=lambda step: 1e-2, initial_weights=start, folder=Path("nowhere")
     )
+
+
+def measure_taught(mesh: str) -> list[float]:
+    """Return the losses of a student with two heads, taught by a model for larger images."""
+    student, other = CONFIG.replace(tokens={"distillation": True}), CONFIG.replace(depth=1, image_size=(12, 12))
+    start, weights = (
+        as_checkpoint(jax.tree.map(lambda x: 3 * np.asarray(x, float), perturbed_params(config)), config, "jax")
+        for config in (student, other)
+    )
+    engine = JaxEngine(
+        student,
+        replace(RECIPE, mesh=mesh, distillation="soft"),
+        task="classes",
+        learning_rate=lambda step: 1e-2,
+        initial_weights=start,
+        folder=Path("nowhere"),
+        class_weights=np.linspace(0.5, 1.5, CONFIG.num_classes),
+        teacher=Teacher("teacher", weights, np.arange(CONFIG.num_classes), []),
+    )
+    return [float(engine.step(make_batch(step, engine.batch_rows))["loss"]) for step in range(STEPS)]
 
 
 def make_batch(step: int, rows: np.ndarray) -> Batch:
@@ -176,6 +198,9 @@ if __name__ == "__main__":
         make_engine(*meshes, dtype="bfloat16").step(make_batch(0, np.arange(RECIPE.batch_size)))
     elif flag == "--parts":
         print(json.dumps(measure_optimizers(*meshes)))
+    elif flag == "--taught":
+        jax.config.update("jax_enable_x64", True)
+        print(json.dumps(measure_taught(*meshes)))
     else:
         jax.config.update("jax_enable_x64", True)
         print(json.dumps({mesh: measure_mesh(mesh) for mesh in sys.argv[1:]}))

@@ -17,9 +17,10 @@ from torch import Tensor
 
 import vit_spec
 import vit_torch
-from parity.checkpoints.weights import as_checkpoint
+from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from train.data.augment import Mix
 from train.data.batches import Batch
+from train.loop.teacher import Teacher
 from train.recipes import Augment, Optimizer, Recipe
 from train.torch.engine import TorchEngine
 from train.torch.sharding import join_cluster, local
@@ -59,15 +60,26 @@ RESUMED: tuple[Any, ...] = ("adamw", "adafactor", "muon")  # with moments of oth
 OPTIMIZERS: tuple[Any, ...] = ("adamw", "sgd", "lamb", "lion", "adafactor", "muon")
 
 
-def make_engine(mesh: str, folder: Path = Path("nowhere"), config: ViTConfig = CONFIG, **changes: Any) -> TorchEngine:
-    """Return the engine of a tiny model in float64."""
+def make_weights(config: ViTConfig) -> Checkpoint:
+    """Return random weights of a model, the same in all processes."""
     torch.manual_seed(0)
     weights = {name: p.detach() for name, p in vit_torch.ViT(config).named_parameters()}
-    weights = {name: p + 0.05 * torch.randn_like(p) for name, p in weights.items()}
-    start = as_checkpoint(weights, config, "torch")
+    return as_checkpoint({name: p + 0.05 * torch.randn_like(p) for name, p in weights.items()}, config, "torch")
+
+
+def make_engine(
+    mesh: str, folder: Path = Path("nowhere"), config: ViTConfig = CONFIG, *, is_taught: bool = False, **changes: Any
+) -> TorchEngine:
+    """Return the engine of a tiny model in float64; is_taught: with a teacher and class weights."""
+    others: dict[str, Any] = {}
+    if is_taught:
+        weights = make_weights(CONFIG.replace(depth=1, image_size=(12, 12)))
+        others["teacher"] = Teacher("teacher", weights, np.arange(CONFIG.num_classes), [])
+        others["class_weights"] = np.linspace(0.5, 1.5, CONFIG.num_classes)
     recipe = replace(RECIPE, mesh=mesh, **changes)
+    start = make_weights(config)
     return TorchEngine(
-        config, recipe, task="classes", learning_rate=lambda step: 1e-2, initial_weights=start, folder=folder
+        config, recipe, task="classes", learning_rate=lambda step: 1e-2, initial_weights=start, folder=folder, **others
     )
 
 
@@ -108,6 +120,9 @@ def measure(mesh: str, folder: Path) -> dict[str, Any]:
         optimizer = Optimizer(name="muon" if "mlp" in changes else "sgd", eps=1e-3)  # the two matrices of gates are apart
         engine = make_engine(mesh, config=CONFIG.replace(**changes), optimizer=optimizer, rng="shared")
         out[name] = [train(engine, 0, 2), weights(engine)]
+    student = CONFIG.replace(tokens={"distillation": True})
+    engine = make_engine(mesh, config=student, is_taught=True, distillation="soft")
+    out["taught"] = [train(engine, 0, 2), weights(engine)]
     for name in RESUMED:
         first = make_engine(mesh, folder / name, optimizer=Optimizer(name=name, eps=1e-3))
         train(first, 0, STEPS - 1)

@@ -23,11 +23,12 @@ from train.data.sources import Dataset, Examples, open_dataset
 from train.loop.request import Request
 from train.loop.schedule import Schedule
 from train.loop.session import choose_model, print_table, run_title
+from train.loop.teacher_weights import load_teacher
 from train.mesh import AXES, AxisSizes, axis_sizes, images_per_device, replication_note
 from train.recipes import IMAGENET, Recipe
 from train.recipes.param_groups import lr_multipliers
-from train.step_cost import MemoryEstimate
-from vit_spec import InputError, ViTConfig, nearest
+from train.step_cost import MemoryEstimate, Step
+from vit_spec import InputError, ViTConfig, count, flops, nearest
 
 GIB = 1 << 30
 UNITS = {"T": 1e12, "P": 1e15}
@@ -93,6 +94,9 @@ def print_plan(trainer: str, request: Request, text: str) -> int:
     schedule = Schedule.from_recipe(recipe, len(source.train))
     lr_multipliers(config, freeze=recipe.optimizer.freeze)  # raises for patterns that training would refuse
     recipe = replace(recipe, task=task)
+    if teacher := load_teacher(recipe, task, source.classes, config.in_channels):
+        estimate_memory = with_teacher(estimate_memory, teacher.checkpoint.config)
+        notes = [*notes, *teacher.notes]
     sizes = axis_sizes(recipe.mesh, devices.count, config)
     estimate = estimate_memory(config, recipe, sizes)
     axes = ", ".join(f"{name}={size}" for name, size in sizes.items())
@@ -116,6 +120,25 @@ def print_plan(trainer: str, request: Request, text: str) -> int:
     fits = estimate.total <= USABLE_FRACTION * devices.memory
     console.print(_fit_message(estimate, estimate_memory, devices, config, recipe, sizes), soft_wrap=True, highlight=False)
     return 0 if fits else 1
+
+
+def with_teacher(estimate_memory: Estimator, teacher: ViTConfig) -> Estimator:
+    """Return an estimator that adds a teacher: all of its parameters, the widest layer of a block, and a forward pass.
+
+    Every device of the axis `tensor` has the whole teacher.
+    """
+
+    def estimate(config: ViTConfig, recipe: Recipe, sizes: AxisSizes) -> MemoryEstimate:
+        found = estimate_memory(config, recipe, sizes)
+        step = Step.of(teacher, recipe, sizes, 4)
+        tokens, inner = teacher.num_prefix + step.patches, teacher.num_heads * teacher.head_dim
+        hidden = teacher.mlp_dim * (2 if teacher.mlp.activation == "swiglu" else 1)
+        widest = tokens * (2 * teacher.width + max(3 * inner + teacher.num_heads * tokens, 2 * hidden))
+        memory = 4 * count(teacher) + step.images * step.compute_bytes * widest
+        forward = recipe.batch_size * sizes["tensor"] * flops(teacher)
+        return replace(found, memory=found.memory | {"teacher": memory}, flops=found.flops + forward)
+
+    return estimate
 
 
 def parse_devices(text: str) -> Devices:

@@ -23,7 +23,7 @@ class MemoryEstimate:
     memory: bytes per device by kind, in the order in which a step allocates them.
     transfers: bytes per step by kind of collective and mesh axes, such as ("all-reduce", "data+fsdp"): the size of the
         whole array that is gathered, summed or sent; for an all-to-all, the part of one device.
-    flops: floating point operations of a step on all devices together: three forward passes.
+    flops: floating point operations of a step on all devices together: three forward passes, and the teacher's.
     recomputed: further operations that `remat` adds.
     """
 

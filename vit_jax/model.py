@@ -33,7 +33,7 @@ from vit_jax.layers import (
     sample_kept_tokens,
     scan_blocks,
 )
-from vit_spec import position_table, relative_tables, resampling_matrices, rotary_tables
+from vit_spec import InputError, position_table, relative_tables, resampling_matrices, rotary_tables
 from vit_spec.noise import Site
 
 
@@ -216,9 +216,11 @@ class ViT(ViTModule):
     Images are floating-point, normalized by `config.pixels`, of any size that is a multiple of the patch size.  Logits have
     the dtype of the activations.  `train=True` enables the dropout of `config.regularisation`; it needs a key, as the
     argument `key` or as `rngs={"dropout": key}`.  `vit_spec.noise` defines the random numbers that follow from `key`.
+    `both_heads=True` returns the logits of both heads of a distilled model, (B, 2, num_classes), instead of their mean.
 
     Raises:
-        vit_spec.InputError: the images have a wrong shape, number of channels, size or dtype.
+        vit_spec.InputError: the images have a wrong shape, number of channels, size or dtype; or `both_heads` is given for
+            a model with one head.
     """
 
     execution: Execution = Execution()
@@ -247,12 +249,12 @@ class ViT(ViTModule):
         second = labels and tokens.distillation
         self.head_dist = Linear(config, execution, (feature,), (labels,), config.head.bias) if second else None
 
-    def __call__(self, images: Array, train: bool = False, key: Array | None = None) -> Array:
+    def __call__(self, images: Array, train: bool = False, key: Array | None = None, both_heads: bool = False) -> Array:
         check_images(images, self.config)
         before, inside, after = self.noise(train, key)
         x, tables = self.embed(images, before)  # (B, T, width)
         x = self.encode(x, tables, inside)  # (B, T, width)
-        return self.classify(x, after)  # (B, num_classes)
+        return self.classify(x, after, both_heads)  # (B, num_classes)
 
     def noise(self, train: bool, key: Array | None) -> tuple[Noise | None, ...]:
         """Return the random numbers before the blocks, in the blocks and after them; None without dropout."""
@@ -310,13 +312,17 @@ class ViT(ViTModule):
         x, _ = self.blocks(row_major(x), noise, tables)
         return self.norm(x) if self.norm is not None else x
 
-    def classify(self, x: Array, noise: Noise | None) -> Array:
-        """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes)."""
+    def classify(self, x: Array, noise: Noise | None, both_heads: bool = False) -> Array:
+        """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes) or (B, 2, num_classes)."""
+        if both_heads and not self.config.tokens.distillation:
+            raise InputError("both_heads is for models with tokens.distillation=True: leave it out")
         logits = self.output(self.pool(x, noise), self.head)
         if self.config.tokens.distillation:
             second = self.output(x[:, 1], self.head_dist)
             logits = self.intermediate("first", logits)
             second = self.intermediate("second", second)
+            if both_heads:
+                return jnp.stack([logits, second], axis=1)
             logits = (logits + second) / 2
         return logits
 

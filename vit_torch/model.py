@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vit_spec import ViTConfig, position_table, relative_tables, resampling_matrices, rotary_tables
+from vit_spec import InputError, ViTConfig, position_table, relative_tables, resampling_matrices, rotary_tables
 from vit_spec.noise import Site
 from vit_torch.execution import Execution
 from vit_torch.layers import (
@@ -215,10 +215,12 @@ class ViT(ViTModule):
 
     Images are floating-point, normalized by `config.pixels`, of any size that is a multiple of the patch size.  Logits have
     the dtype of the activations.  `train()` enables the dropout of `config.regularisation`, with the random numbers of
-    PyTorch's generator, or with those that `vit_spec.noise` defines for a `Key`, as in `vit_jax`.
+    PyTorch's generator, or with those that `vit_spec.noise` defines for a `Key`, as in `vit_jax`.  `both_heads=True`
+    returns the logits of both heads of a distilled model, (B, 2, num_classes), instead of their mean.
 
     Raises:
-        vit_spec.InputError: the images have a wrong shape, number of channels, size or dtype.
+        vit_spec.InputError: the images have a wrong shape, number of channels, size or dtype; or `both_heads` is given for
+            a model with one head.
     """
 
     def __init__(self, config: ViTConfig, execution: Execution | None = None) -> None:
@@ -247,12 +249,12 @@ class ViT(ViTModule):
         self.head_dist = Linear((feature,), (labels,), config.head.bias) if second else None
         initialise(self)
 
-    def forward(self, images: Tensor, key: Key | None = None) -> Tensor:
+    def forward(self, images: Tensor, key: Key | None = None, both_heads: bool = False) -> Tensor:
         check_images(images, self.config)
         before, inside, after = self.noise(key)
         x, tables = self.embed(images, before)  # (B, T, width)
         x = self.encode(x, tables, inside)  # (B, T, width)
-        return self.classify(x, after)  # (B, num_classes)
+        return self.classify(x, after, both_heads)  # (B, num_classes)
 
     def noise(self, key: Key | None) -> tuple[Noise | None, Sequence[Noise | None], Noise | None]:
         """Return the random numbers before the blocks, in each block and after them; None for PyTorch's generator."""
@@ -315,13 +317,17 @@ class ViT(ViTModule):
             x = run_block(block, x, rate, tables, own)
         return self.norm(x) if self.norm is not None else x
 
-    def classify(self, x: Tensor, noise: Noise | None = None) -> Tensor:
-        """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes)."""
+    def classify(self, x: Tensor, noise: Noise | None = None, both_heads: bool = False) -> Tensor:
+        """Return logits, or features if there are no classes: (B, T, width) -> (B, num_classes) or (B, 2, num_classes)."""
+        if both_heads and not self.config.tokens.distillation:
+            raise InputError("both_heads is for models with tokens.distillation=True: leave it out")
         logits = self.output(self.pool(x, noise), self.head)
         if self.config.tokens.distillation:
             second = self.output(x[:, 1], self.head_dist)
             logits = self.intermediate("first", logits)
             second = self.intermediate("second", second)
+            if both_heads:
+                return torch.stack([logits, second], dim=1)
             logits = (logits + second) / 2
         return logits
 

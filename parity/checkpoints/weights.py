@@ -3,6 +3,7 @@
 Neither jax nor torch is imported until one of their arrays is passed in or asked for.
 """
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from parity.checkpoints.containers.container import StoredArray
 from parity.checkpoints.formats import Format, get
 from parity.checkpoints.layout import Array, Axis, Indices, Layout, ReadRange, Sizes, convert_chunks, split_by_source
 from parity.checkpoints.preprocessing import Preprocessing
-from vit_spec import InputError, ViTConfig
+from vit_spec import InputError, ViTConfig, rows
 
 if TYPE_CHECKING:
     import torch
@@ -272,6 +273,18 @@ def parameter(checkpoint: Checkpoint, name: str) -> Array:
     dtypes, read = validate(checkpoint), _entry_reader(checkpoint.arrays)
     [conversion] = _plan_column(source, target, config.sizes, dtypes, read)
     return conversion.to_array()
+
+
+def checksum(checkpoint: Checkpoint) -> str:
+    """Return the SHA-256 of the parameters, which does not depend on the format of the checkpoint.
+
+    They are read as float64, in the order of `vit_spec.rows`.
+    """
+    found = hashlib.sha256()
+    for name in rows(checkpoint.config):
+        found.update(name.encode())
+        found.update(np.ascontiguousarray(parameter(checkpoint, name), "<f8").data)
+    return found.hexdigest()
 
 
 def replace_parameters(checkpoint: Checkpoint, config: ViTConfig, changes: Mapping[str, Array]) -> Checkpoint:

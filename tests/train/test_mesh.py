@@ -87,25 +87,24 @@ def pair_outputs(module: str, *arguments: str, **environment: str) -> list[str]:
         return [process_output(process) for process in processes]
 
 
-def measure_once(factory: pytest.TempPathFactory, devices: int, *arguments: str) -> dict[str, Any]:
+def measure_once(factory: pytest.TempPathFactory, devices: int, *arguments: str) -> Any:
     """Return the results of `tests.meshes`; one pytest-xdist worker computes them, the others read its file."""
 
     def compute(path: Path) -> None:
         path.write_text(process_output(start_process("tests.meshes", *arguments, devices=devices)))
 
     path = compute_once(factory, f"meshes-{devices}{''.join(arguments)}.json", compute)
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    return json.loads(path.read_text())
 
 
 @pytest.fixture(scope="module")
 def eight_device_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return measure_once(tmp_path_factory, 8, *MESHES)
+    return measure_once(tmp_path_factory, 8, *MESHES)  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
 def one_device_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return measure_once(tmp_path_factory, 1, "data=1")["data=1"]["losses"]
+    return measure_once(tmp_path_factory, 1, "data=1")["data=1"]["losses"]  # type: ignore[no-any-return]
 
 
 # Eight simulated devices ----------------------------------------------------------------------------------------------
@@ -118,6 +117,15 @@ def test_the_losses_on_a_mesh_equal_the_losses_on_one_device(
 ) -> None:
     # In float64, the losses differ by the order of sums: a few roundings of 1e-16, which accumulate over three steps.
     np.testing.assert_allclose(eight_device_results[mesh]["losses"], one_device_losses, rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_a_student_on_a_mesh_learns_what_it_learns_on_one_device(tmp_path_factory: pytest.TempPathFactory) -> None:
+    one, other = (
+        measure_once(tmp_path_factory, devices, "--taught", mesh)
+        for devices, mesh in ((1, "data=1"), (8, "data=2,fsdp=2,tensor=2"))
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-10)
 
 
 @pytest.mark.slow

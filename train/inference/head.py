@@ -10,7 +10,8 @@ from parity.commands.printing import make_table
 from train.data.batches import ModelTargets
 from train.data.sources import Dataset
 from train.inference.model import Array, TrainedModel
-from train.inference.scores import SINGULAR, Score, Scores, sigmoid, softmax
+from train.inference.scores import Score, Scores, sigmoid, softmax
+from train.loop.class_names import match_outputs
 from train.loop.metrics import format_metric
 from train.recipes import Task
 from vit_spec import InputError
@@ -53,20 +54,15 @@ def match_head(model: TrainedModel, source: Dataset, task: Task, targets: ModelT
     if model.task != task:
         raise InputError(f"--method head: the head predicts {model.task}, and the task is {task}: give --task {model.task}")
     names = source.classes if task != "values" or source.task == "values" else model.names
-    if labels is None or tuple(labels) == names:
-        if config.num_classes != len(names):
-            raise InputError(
-                f"--method head: the head has {config.num_classes} outputs, and the data has {len(names)} {task}: "
-                "give data with those, or --method knn or linear"
-            )
-        note = "" if labels else f"the weights have no names of {task}: their outputs are those of the data, in its order"
-        return HeadTargets(targets, names, np.arange(len(names)), note)
-    if missing := [name for name in names if name not in labels]:
+    try:
+        columns = match_outputs("the head", labels, config.num_classes, task, names)
+    except InputError as error:
         raise InputError(
-            f"--method head: the data has the {SINGULAR[task]} {missing[0]!r}, which the head does not have: give data "
-            f"with the {task} of the model, or --method knn or linear"
-        )
-    columns = np.array([labels.index(name) for name in names])
+            f"--method head: {error}: give data with the {task} of the model, or --method knn or linear"
+        ) from None
+    if labels is None:
+        note = f"the weights have no names of {task}: their outputs are those of the data, in its order"
+        return HeadTargets(targets, names, columns, note)
     if task == "classes":
         return HeadTargets(columns[targets].astype(np.int32), tuple(labels), np.arange(len(labels)))
     return HeadTargets(targets, names, columns)

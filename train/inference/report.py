@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from parity.checkpoints.atomic_write import atomic_replace
 from train.inference.head import shorten_name
-from train.inference.scores import SINGULAR, Scores
+from train.inference.scores import Scores
+from train.loop.class_names import SINGULAR
 from train.loop.curves import INK
 from train.recipes import Task
 from vit_spec import InputError

@@ -23,7 +23,6 @@ from train.recipes import Task
 
 Array = NDArray[Any]
 
-SINGULAR: dict[Task, str] = {"classes": "class", "labels": "label", "values": "value"}
 
 RESAMPLES = 1000
 LEVEL = 0.95

@@ -23,11 +23,13 @@ from train.jax.checkpoints import WARMED_UP_EMA, CheckpointStore
 from train.jax.losses import loss_and_metric, soft_targets
 from train.jax.optimizers import frozen_mask, make_optimizer, update_scales, zero_frozen
 from train.jax.parameter_tree import tree
+from train.jax.teacher import TeacherModel
 from train.loop import heartbeat
 from train.loop.checkpoint_folder import checkpoint_rank
 from train.loop.engine import EvalOutput
 from train.loop.metrics import BATCH_METRIC
 from train.loop.peak_flops import peak_flops
+from train.loop.teacher import Teacher
 from train.mesh import describe, images_per_device, replication_note
 from train.recipes import Recipe, Task
 from train.recipes.schedule import ema_step_size
@@ -73,6 +75,7 @@ class JaxEngine:
         folder: Path,
         metadata: Mapping[str, Any] | None = None,
         class_weights: np.ndarray | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         """Prepare the first step.
 
@@ -91,6 +94,7 @@ class JaxEngine:
         self._frozen_mask = frozen_mask(self._update_scales)
         self._batch_sharding = sharding.batch_sharding(self.mesh)
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
+        self._teacher = None if teacher is None else TeacherModel(teacher, config, recipe, self._replicated)
         self._state: State = self._make_state(initial_weights)
         self._checkpoints: CheckpointStore | None = None
         self._metadata, self._class_weights = metadata or {}, class_weights
@@ -125,7 +129,7 @@ class JaxEngine:
         """Start one training step and return its metrics: scalars that may not be computed yet."""
         placed = self._shard_batch(batch)
         with jax.transfer_guard("disallow"):
-            self._state, metrics = self._compiled_step(self._state, *placed)
+            self._state, metrics = self._compiled_step(self._state, *placed, *self._teacher_params)
         return metrics
 
     @property
@@ -242,6 +246,11 @@ class JaxEngine:
         ema = params if self._recipe.ema else None
         return State(params, self._optimizer.init(params), ema, jnp.zeros((), jnp.int32), jnp.ones((), bool))
 
+    @property
+    def _teacher_params(self) -> tuple[Tree, ...]:
+        """The last argument of a step, if there is a teacher."""
+        return () if self._teacher is None else (self._teacher.params,)
+
     # Compiled functions ------------------------------------------------------------------------------------------
 
     @cached_property
@@ -250,7 +259,10 @@ class JaxEngine:
         jitted = jax.jit(
             self._train,
             donate_argnums=0,
-            in_shardings=(self.shardings, self._batch_sharding, self._batch_sharding, self._replicated),
+            in_shardings=(
+                *(self.shardings, self._batch_sharding, self._batch_sharding, self._replicated),
+                *(self._replicated for _ in self._teacher_params),
+            ),
             out_shardings=(self.shardings, self._replicated),
         )
         return jitted.lower(*self.shapes).compile()
@@ -272,18 +284,23 @@ class JaxEngine:
 
     @property
     def shapes(self) -> tuple[Any, ...]:
-        """Shapes and dtypes of the arguments of a step: state, images, targets, mixing."""
+        """Shapes and dtypes of the arguments of a step: state, images, targets, mixing, and the teacher if there is one."""
         b, (height, width), channels = self._recipe.batch_size, self.config.image_size, self.config.in_channels
         is_class = self._task == "classes"
         targets = jax.ShapeDtypeStruct(*(((b,), np.int32) if is_class else ((b, self.config.num_classes), np.float32)))
         images = jax.ShapeDtypeStruct((b, height, width, channels), np.uint8)
         one, box = jax.ShapeDtypeStruct((), np.float32), jax.ShapeDtypeStruct((4,), np.int32)
         mix = Mix(one, box, one) if self._recipe.augment.mixes else None  # type: ignore[arg-type]
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._state), images, targets, mix
+        state, *teacher = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (self._state, *self._teacher_params)
+        )
+        return state, images, targets, mix, *teacher
 
-    def _train(self, state: State, images: Array, targets: Array, mix: Mix | None) -> tuple[State, Metrics]:
+    def _train(
+        self, state: State, images: Array, targets: Array, mix: Mix | None, teacher: Tree = None
+    ) -> tuple[State, Metrics]:
         key = jax.random.fold_in(self._seed_key, state.step)
-        (loss, metric), grads = self._loss_and_gradient(state.params, images, targets, mix, key)
+        (loss, metric), grads = self._loss_and_gradient(state.params, images, targets, mix, key, teacher)
         # The backward pass also computes the gradients of blocks that are frozen while others of their stack are not.
         norm = optax.tree.norm(zero_frozen(grads, self._update_scales) if self._recipe.optimizer.freeze else grads)
         rate = self._learning_rate(state.step.astype(float))  # float32, or float64 in JAX's x64 mode
@@ -298,7 +315,7 @@ class JaxEngine:
         return state, metrics
 
     def _loss_and_gradient(
-        self, params: Tree, images: Array, targets: Array, mix: Mix | None, key: Array
+        self, params: Tree, images: Array, targets: Array, mix: Mix | None, key: Array, teacher: Tree
     ) -> tuple[tuple[Array, Array], Tree]:
         """Return the mean loss and metric of a batch and the gradient of the loss, accumulated over `accumulate` parts.
 
@@ -321,10 +338,17 @@ class JaxEngine:
                 assert mix is not None
                 x = mix_images(mix, x, self._normalize(partners[0]))
                 targets = mix_targets(mix, targets, partners[1])
-            outputs = self._apply(params, x, train=True, key=key)
             weights = None if self._class_weights is None else jnp.asarray(self._class_weights)
-            loss, metric = self._loss_and_metric(outputs, targets, weights)
-            return loss.mean(), metric.mean()
+            if self._teacher is None:
+                outputs = self._apply(params, x, train=True, key=key)
+                loss, metric = self._loss_and_metric(outputs, targets, weights)
+                return loss.mean(), metric.mean()
+            has_two = self.config.tokens.distillation
+            outputs = self._apply(params, x, train=True, key=key, both_heads=has_two)
+            first, second = jnp.unstack(outputs, axis=1) if has_two else (outputs, outputs)
+            loss = self._loss_and_metric(first, targets, weights)[0]
+            metric = self._loss_and_metric((first + second) / 2, targets)[1]
+            return self._teacher.add_loss(teacher, loss, x, second).mean(), metric.mean()
 
         differentiate = jax.value_and_grad(objective, has_aux=True)
         whole = ((images, targets), partners)

@@ -54,6 +54,23 @@ def _binary_cross_entropy(x: Array, targets: Array, weights: Array | None) -> Ar
     return (without * (1 - targets) + with_label * targets) * jax.nn.softplus(x) - with_label * targets * x
 
 
+def teacher_loss(outputs: Array, of_teacher: Array, temperature: float | None) -> Array:
+    """Return the loss of each image with the teacher's answers as targets, (B,), float32 or wider.
+
+    Source: DeiT (arXiv 2012.12877), equations 2 and 3.  hard: the cross-entropy with the teacher's most likely class.
+    soft: T^2 KL(softmax(teacher / T) || softmax(student / T)), which DeiT's code also divides by the number of classes.
+
+    outputs, of_teacher: logits, (B, classes).
+    temperature: T; None: hard.
+    """
+    wide = jnp.promote_types(outputs.dtype, jnp.float32)
+    x, y = outputs.astype(wide), of_teacher.astype(wide)
+    if temperature is None:
+        return loss_and_metric("classes", x, y.argmax(1))[0]
+    log_p, log_q = jax.nn.log_softmax(y / temperature), jax.nn.log_softmax(x / temperature)
+    return temperature**2 * (jnp.exp(log_p) * (log_p - log_q)).sum(1)
+
+
 def soft_targets(task: Task, targets: Array, outputs: int, smoothing: float) -> Array:
     """Return targets that can be mixed: class indices (B,) become probabilities (B, outputs), float32.
 

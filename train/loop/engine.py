@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from parity.checkpoints.weights import Checkpoint
 from train.data.batches import Batch
+from train.loop.teacher import Teacher
 from train.recipes import Recipe, Task
 from vit_spec import ViTConfig
 
@@ -113,7 +114,10 @@ class Engine(Protocol):
         2. If the recipe smooths labels or `batch.mix` is given, turn class numbers into probabilities.  If `batch.mix` is
            given, mix images and targets (`train.data.augment`) with their partners: the whole batch, of all processes,
            rolled by `recipe.augment.repeats` along its first axis.
-        3. Compute the mean loss of the batch of all processes, with class weights, and its gradient.
+        3. Compute the mean loss of the batch of all processes, with class weights, and its gradient.  With a teacher, the
+           loss is (1 - w) times this loss plus w times `train.jax.losses.teacher_loss`, w = `distillation_weight`.  The
+           teacher, without dropout, gets the mixed images by `train.loop.teacher.InputTransform`.  If the student has a
+           distillation token, the first head has the first part of the loss, and the second head the teacher's.
            `recipe.accumulate` = N parts are computed one after the other; part j has the images j, j + N, j + 2N, ... of
            the whole batch.  Loss, metric and gradient are the means over the parts.  Random numbers of the model (dropout,
            drop path) are a function of `recipe.seed`, n and j.  If `recipe.rng` is "shared", they are those that
@@ -250,6 +254,7 @@ class EngineFactory(Protocol):
         folder: Path,
         metadata: Mapping[str, Any] | None = None,
         class_weights: NDArray[np.float64] | None = None,
+        teacher: Teacher | None = None,
     ) -> Engine:
         """Return the engine, ready for its first step.
 
@@ -265,6 +270,7 @@ class EngineFactory(Protocol):
             folder: the absolute path of the folder for checkpoints; it may not exist yet.
             metadata: the keyword arguments `labels`, `preprocessing` and `task` of `parity.save`, for files of weights.
             class_weights: of the terms of the training loss, as `train.data.class_weights` returns them; None: 1.
+            teacher: for knowledge distillation; None without.
 
         Raises:
             InputError: the devices cannot run the recipe, such as a mesh that does not match them or the batch.

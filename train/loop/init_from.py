@@ -1,5 +1,6 @@
 """The initial weights of a run: those that `--init` names, in any file that `parity` reads, or shared random numbers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,20 +44,8 @@ def load_initial_weights(recipe: Recipe, *, num_outputs: int, in_channels: int) 
     Raises:
         InputError: there is nothing to load, the format is unknown, or a change does not fit the weights.
     """
-    name, newest_note = best_weights(recipe.init or "")
-    path = f"hf://timm/{name.removeprefix(TIMM_PREFIX)}" if name.startswith(TIMM_PREFIX) else name
-    try:
-        checkpoint = parity.load(path, given=parse_overrides(recipe.init_set))
-    except InputError as error:
-        message = str(error).replace("--set ", "--init-set ")  # the trainer's name of that flag
-        message = message.replace("(with --ignore REGEX,", "(by `python -m parity convert --ignore REGEX`,")
-        message = message.replace("; --strip ", "; `python -m parity convert` with --strip ")
-        raise type(error)(message) from None
-    notes = [
-        f"initial weights are from {name}",
-        *filter(None, [newest_note]),
-        *(f"{each.field} is {each.value}" for each in checkpoint.assumed),
-    ]
+    name, checkpoint, notes = load_weights(recipe.init or "", recipe.init_set, "--init-set")
+    notes.insert(0, f"initial weights are from {name}")
     before, wanted = checkpoint.config, recipe.model.in_channels or in_channels
     operations: dict[str, Any] = {}
     if recipe.model.image_size and recipe.model.image_size != before.image_size:
@@ -72,6 +61,36 @@ def load_initial_weights(recipe: Recipe, *, num_outputs: int, in_channels: int) 
     if overrides := config_overrides(recipe.model):
         checkpoint = _with_overrides(checkpoint, overrides)
     return checkpoint, notes + done
+
+
+def load_weights(place: str, overrides: Sequence[str], flag: str) -> tuple[str, Checkpoint, list[str]]:
+    """Load weights for a trainer: a run's best ones, or any file or hf:// name that `parity` reads, or timm:NAME.
+
+    Args:
+        place: the run or the file.
+        overrides: fields of the config that the file does not contain, as FIELD=VALUE.
+        flag: the flag that gives them.
+
+    Returns:
+        The name of the file, the weights, and a line for each assumption.
+
+    Raises:
+        InputError: there is nothing to load, or the format is unknown.
+    """
+    name, newest_note = best_weights(place)
+    path = f"hf://timm/{name.removeprefix(TIMM_PREFIX)}" if name.startswith(TIMM_PREFIX) else name
+    try:
+        checkpoint = parity.load(path, given=parse_overrides(overrides))
+    except InputError as error:
+        message = str(error).replace("--set ", f"{flag} ")  # the trainer's name of that flag
+        message = message.replace("(with --ignore REGEX,", "(by `python -m parity convert --ignore REGEX`,")
+        message = message.replace("; --strip ", "; `python -m parity convert` with --strip ")
+        raise type(error)(message) from None
+    return (
+        name,
+        checkpoint,
+        [*filter(None, [newest_note]), *(f"{each.field} is {each.value}" for each in checkpoint.assumed)],
+    )
 
 
 def _with_overrides(checkpoint: Checkpoint, overrides: dict[str, Any]) -> Checkpoint:

@@ -12,6 +12,7 @@ CHANGEABLE = (
     "patience",  # when to stop
     *("non_finite", "corrupt"),  # how to go on after a step or an image that stopped the run
     *("data", "compare_data"),  # the data may be moved: the fingerprint identifies them
+    "teacher",  # so may its weights: their checksum identifies them
 )
 # Fields of the augmentation that may not change: held-out images depend on the first two, the order of images on the third.
 _KEPT = ("share", "held_out_filter", "repeats")
@@ -20,6 +21,7 @@ _KEPT = ("share", "held_out_filter", "repeats")
 RESUMABLE = (
     *("epochs", "warmup", "decay", "cooldown", "batch_size", "accumulate", "dtype", "eval_every"),
     *("label_smoothing", "class_weights", "sampling"),
+    *("distillation", "distillation_weight", "distillation_temperature"),
     *(f"optimizer.{name}" for name in ("lr", "weight_decay", "beta1", "beta2", "eps", "clip")),
     *(f"augment.{each.name}" for each in dataclasses.fields(Augment) if each.name not in _KEPT),
 )

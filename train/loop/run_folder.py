@@ -33,13 +33,22 @@ UNFINISHED_FILE = ".first-checkpoint-unfinished"  # exists while there are weigh
 MAX_CONFIG_BYTES = 1 << 24  # of config.json: the names of 21,843 classes take 3 MB
 
 # Fields that earlier versions did not write, with the value that says what these did.
-ADDED = {"recipe.rng": "own", "recipe.class_weights": "none", "recipe.sampling": "uniform"}
+ADDED: dict[str, Any] = {
+    "recipe.rng": "own",
+    "recipe.class_weights": "none",
+    "recipe.sampling": "uniform",
+    "recipe.teacher_set": [],
+    "recipe.distillation": "hard",
+    "recipe.distillation_weight": 0.5,
+    "recipe.distillation_temperature": 3.0,
+}
 
 
 class RunFolder:
     """The folder of one run.
 
-    config.json             the recipe, the model's config, what was trained on, and the changes of `--resume`
+    config.json             the recipe, the model's config, what was trained on, the teacher's checksum, and the changes of
+                            `--resume`
     data.json               what identifies the data, see `train.data.fingerprint`
     metrics.jsonl           a record per line: set ("train", "held_out" or "held_out_raw"), step, epoch, metrics, seconds
     events.out.tfevents.*   the same for TensorBoard
@@ -60,6 +69,7 @@ class RunFolder:
         recipe, config, data: contents of config.json.
         name: of the recipe.
         source: the data set, to identify it by its contents; None: do not identify it.
+        teacher_checksum: of the weights of the teacher; None without one.
         may_change: whether the recipe may differ from that of a run that resumes in the fields `RESUMABLE`.
         is_main: whether this is the main process of the run.
 
@@ -84,6 +94,7 @@ class RunFolder:
         name: str = "",
         may_change: bool = False,
         source: Dataset | None = None,
+        teacher_checksum: str | None = None,
         is_main: bool = True,
     ) -> None:
         self.path = path
@@ -97,6 +108,8 @@ class RunFolder:
         self._wandb: Any = None
         self._identity: fingerprint.Fingerprint | None = None  # of the data, if data.json is to be written
         text = {"name": name, "recipe": dataclasses.asdict(recipe), "model": dataclasses.asdict(config), "data": data}
+        if teacher_checksum is not None:
+            text["teacher"] = {"checksum": teacher_checksum}
         self._config = json.loads(json.dumps(text))
         if not is_main:
             return  # the main process makes and checks the folder

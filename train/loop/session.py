@@ -38,6 +38,7 @@ from train.loop.request import Request
 from train.loop.run_folder import CHECKPOINTS, RunFolder, extended_lineage, saved_model_config
 from train.loop.schedule import Schedule
 from train.loop.start_warnings import start_warnings
+from train.loop.teacher_weights import load_teacher
 from train.loop.write_files import convert_write_errors
 from train.recipes import IMAGENET, RECIPES, DataInfo, Recipe, Task, flatten_fields, model_config
 from vit_spec import InputError, ViTConfig
@@ -109,6 +110,7 @@ def _train_in_folder(
     """Train in a run folder, print the tables and draw the curves; return the exit status."""
     name, recipe, source, command, dry_run, _ = request
     task, (config, weights, notes) = recipe.task or source.task, setup
+    teacher = load_teacher(recipe, task, source.classes, config.in_channels)
     run_schedule = schedule.single_step if dry_run else schedule
     has_labels = len(source.classes) == config.num_classes  # False for --task values of classes, which has one output
     preprocessing = held_out_preprocessing(config, recipe.augment)
@@ -121,6 +123,7 @@ def _train_in_folder(
         folder=(path / CHECKPOINTS).absolute(),
         metadata={"labels": source.classes if has_labels else None, "preprocessing": preprocessing, "task": task},
         class_weights=balance.weights,
+        teacher=teacher,
     )
     console = Terminal(quiet=not engine.is_main)
     if engine.is_distributed and dry_run:
@@ -146,12 +149,14 @@ def _train_in_folder(
             name=name,
             may_change=request.may_change,
             source=source,
+            teacher_checksum=teacher.checksum if teacher else None,
             is_main=engine.is_main,
         ) as run,
     ):
         assumptions = [
             *source.notes,
             *notes,
+            *(teacher.notes if teacher else ()),
             *_scaling_notes(name, recipe, source),
             *_worker_notes(workers, recipe),
             *_ineffective_settings(recipe, task, schedule),
@@ -159,6 +164,8 @@ def _train_in_folder(
         ]
         warnings = [*start_warnings(request, config), *run.warnings]
         rows = balance.table_rows(source.classes)
+        if teacher is not None:
+            rows = {"teacher": teacher.table_row(recipe, config)} | rows
         table = start_table(request, config, schedule, engine.hardware, path, rows, assumptions, warnings)
         print_table(console, table | ({"changed": "; ".join(run.changes)} if run.changes else {}))
         mfu_per_image = 3 * vit_spec.flops(config) / engine.peak_flops if engine.peak_flops else None

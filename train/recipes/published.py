@@ -33,7 +33,7 @@ def deit_s16(data: DataInfo = IMAGENET) -> Recipe:
     python -m train.jax --config deit_s16 --data parquet:imagenet-1k/data
 
     300 epochs, batch size 1,024, AdamW at 1e-3, label smoothing, mixup and CutMix, random erasing, repeated augmentation.
-    B and Ti: --model.name deit_b16, deit_ti16.
+    B and Ti: --model.name deit_b16, deit_ti16.  With a teacher: --model.name deit_s16_distilled --teacher WEIGHTS.
 
     Hardware: 8 V100.  Time: 53 h for B, according to the paper.  Accuracy: 79.8 %; 81.8 % for B, 72.2 % for Ti.
     Reproduced in jax by affjljoo3581/deit3-jax: 79.7 % in 2 h 43 min on a TPU v4-64.

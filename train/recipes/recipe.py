@@ -81,6 +81,17 @@ class Recipe:
     inspect` reads. None: random, from the seed."""
     init_set: tuple[str, ...] = ()
     """Fields of the model's config that the file of --init does not contain, such as: num_heads=4 norms.eps=1e-5"""
+    teacher: str | None = None
+    """Knowledge distillation: the weights of a teacher of the same classes, a run's folder or any file or hf:// name as for
+    --init. A student with a distillation token learns the teacher's answers with that token's head."""
+    teacher_set: tuple[str, ...] = ()
+    """Fields of the teacher's config that the file of --teacher does not contain, as for --init-set"""
+    distillation: Literal["hard", "soft"] = "hard"
+    """What the student learns from the teacher. hard: its most likely class. soft: its probabilities."""
+    distillation_weight: float = 0.5
+    """Share of the teacher in the loss; the targets of the data have the rest."""
+    distillation_temperature: float = 3.0
+    """Temperature of the teacher's and the student's probabilities for --distillation soft."""
     data: str = "digits"
     """The data set: digits (1,797 handwritten digits, no download), folder:PATH (class folders of images),
     parquet:PATH, npz:FILE, idx:PATH, cifar:PATH, csv:TABLE, tar:PATTERN or hf://OWNER/NAME; see docs/reference/data.md."""
@@ -169,6 +180,8 @@ class Recipe:
             ("accumulate", self.accumulate > 0, "a positive number of parts"),
             ("label_smoothing", 0 <= self.label_smoothing < 1, "a share from 0 up to 1"),
             ("ema", 0 <= self.ema < 1, "a number from 0 up to 1"),
+            ("distillation_weight", 0 <= self.distillation_weight <= 1, "a share from 0 to 1"),
+            ("distillation_temperature", 0 < self.distillation_temperature < math.inf, "a positive number"),
             ("seed", 0 <= self.seed < 2**63, "0 or more, below 2^63"),
             ("log_every", self.log_every > 0, "a positive number of steps"),
             ("patience", self.patience >= 0, "a number of evaluations, or 0"),

@@ -20,6 +20,7 @@ from train.loop.checkpoint_folder import checkpoint_rank
 from train.loop.engine import EvalOutput, LoopState
 from train.loop.metrics import BATCH_METRIC
 from train.loop.peak_flops import peak_flops
+from train.loop.teacher import Teacher
 from train.mesh import describe, images_per_device, replication_note
 from train.recipes import Recipe, Task
 from train.recipes.schedule import ema_step_size
@@ -27,6 +28,7 @@ from train.torch.checkpoints import CheckpointStore, Snapshot
 from train.torch.losses import loss_and_metric, soft_targets
 from train.torch.optimizers import make_optimizer, multiplier_of_each
 from train.torch.sharding import Placement, Preemption, ProcessMesh, local
+from train.torch.teacher import TeacherModel
 from vit_spec import ViTConfig
 from vit_torch.noise import fold_in
 
@@ -63,6 +65,7 @@ class TorchEngine:
         folder: Path,
         metadata: Mapping[str, Any] | None = None,
         class_weights: np.ndarray | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         """Prepare the first step.
 
@@ -85,9 +88,10 @@ class TorchEngine:
         multipliers = multiplier_of_each(recipe.optimizer, config)
         for name, parameter in self._model.named_parameters():
             parameter.requires_grad_(multipliers[name] > 0)
+        self._teacher = None if teacher is None else TeacherModel(teacher, config, recipe, dtype, self._device)
         self._is_compiled = recipe.compile == "on" or (recipe.compile == "auto" and self._device.type == "cuda")
         if self._is_compiled:  # each block by itself, so that all of them are compiled once
-            for block in self._model.blocks:
+            for block in (*self._model.blocks, *(self._teacher.model.blocks if self._teacher else ())):
                 block.compile()
         self._forward = self._mesh.distribute(self._model, dtype)
         self._params = dict(self._model.named_parameters())
@@ -197,13 +201,23 @@ class TorchEngine:
                 x = mix_images(mix, x, self._normalize(partners[0][j::n]))
                 y = mix_targets(mix, y, partners[1][j::n])
             with self._mesh.gradients(self._forward, is_last=j == n - 1):
-                outputs = self._forward(x.permute(0, 3, 1, 2), key)
-                loss, metric = self._loss_and_metric(outputs, y, self._class_weights)
+                loss, metric = self._loss_of_images(x.permute(0, 3, 1, 2), y, key)
                 (loss.mean() / n).backward()
             losses.append(loss.detach().mean())
             metrics.append(metric.detach().mean())
         means = self._mesh.mean(torch.stack([torch.stack(losses).mean(), torch.stack(metrics).mean()]))
         return means[0], means[1]
+
+    def _loss_of_images(self, x: Tensor, targets: Tensor, key: vit_torch.Key | None) -> tuple[Tensor, Tensor]:
+        """Return the training loss and the metric of each image, (B,) and (B,).  x: the input of the model, mixed."""
+        if self._teacher is None:
+            return self._loss_and_metric(self._forward(x, key), targets, self._class_weights)
+        has_two = self.config.tokens.distillation
+        outputs = self._forward(x, key, has_two)
+        first, second = outputs.unbind(1) if has_two else (outputs, outputs)
+        loss = self._loss_and_metric(first, targets, self._class_weights)[0]
+        metric = self._loss_and_metric((first + second) / 2, targets)[1]
+        return self._teacher.add_loss(loss, x, second), metric
 
     def _random_numbers(self, step: int, part: int) -> vit_torch.Key | None:
         """Return the key of a part of a step for `--rng shared`; without, seed PyTorch's generator and return None."""

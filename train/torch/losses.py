@@ -48,6 +48,16 @@ def _binary_cross_entropy(x: Tensor, targets: Tensor, weights: Tensor | None) ->
     return (without * (1 - targets) + with_label * targets) * softplus - with_label * targets * x
 
 
+def teacher_loss(outputs: Tensor, of_teacher: Tensor, temperature: float | None) -> Tensor:
+    """Return the loss of each image with the teacher's answers as targets; see `train.jax.losses.teacher_loss`."""
+    wide = torch.promote_types(outputs.dtype, torch.float32)
+    x, y = outputs.to(wide), of_teacher.to(wide)
+    if temperature is None:
+        return loss_and_metric("classes", x, y.argmax(1))[0]
+    log_p, log_q = (y / temperature).log_softmax(1), (x / temperature).log_softmax(1)
+    return temperature**2 * (log_p.exp() * (log_p - log_q)).sum(1)
+
+
 def soft_targets(task: Task, targets: Tensor, outputs: int, smoothing: float) -> Tensor:
     """Return targets that can be mixed; see `train.jax.losses.soft_targets`.
 

@@ -301,7 +301,7 @@ def change_outputs(change: Callable[[Any], Any]) -> Patch:
 
     def patch(model: Any) -> None:
         original = model.classify
-        model.classify = lambda x, noise=None: change(original(x))
+        model.classify = lambda x, *_: change(original(x))
 
     return patch
 
@@ -310,7 +310,7 @@ def combine_heads(change: Callable[[Any, Any], Any]) -> Patch:
     """Return the patch that makes the model return change(class logits, distillation logits)."""
 
     def patch(model: Any) -> None:
-        def classify(x: Any, noise: Any = None) -> Any:
+        def classify(x: Any, *_: Any) -> Any:
             first = model.output(model.pool(x), model.head)
             return change(first, model.output(x[:, 1], model.head_dist))
 

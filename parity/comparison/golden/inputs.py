@@ -10,11 +10,11 @@ import numpy as np
 import vit_spec
 from parity.checkpoints.formats import Fields
 from parity.checkpoints.reading import load, resolve_path
-from parity.checkpoints.weights import Checkpoint, parameter, validate
+from parity.checkpoints.weights import Checkpoint, checksum, validate
 from parity.comparison import reproducible_init
 from parity.comparison.forward_backward import PassInputs
 from parity.comparison.golden.file import Array, Golden
-from vit_spec import InputError, ViTConfig, bounded_json, nearest, rows
+from vit_spec import InputError, ViTConfig, bounded_json, nearest
 from vit_spec.config import FIELDS
 
 
@@ -116,13 +116,6 @@ def _check_config(golden: Golden, weights: Checkpoint | None, path: str) -> Chec
 
 
 def checksums(inputs: PassInputs) -> dict[str, str]:
-    """Return the SHA-256 of "weights" and of "images".
-
-    Weights are read as float64 in the order of `vit_spec.rows`, so the sum does not depend on the format of the checkpoint.
-    """
-    weights = hashlib.sha256()
-    for name in rows(inputs.config):
-        weights.update(name.encode())
-        weights.update(np.ascontiguousarray(parameter(inputs.checkpoint, name), "<f8").data)
+    """Return the SHA-256 of "weights" and of "images"."""
     images = hashlib.sha256(np.ascontiguousarray(inputs.images, "<f4").data)
-    return {"weights": weights.hexdigest(), "images": images.hexdigest()}
+    return {"weights": checksum(inputs.checkpoint), "images": images.hexdigest()}

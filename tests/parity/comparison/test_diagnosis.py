@@ -260,7 +260,7 @@ def _all_tokens(self: Any, x: Any, noise: Any) -> Any:
     return x.mean(1)
 
 
-def _first_head(self: Any, x: Any, noise: Any) -> Any:
+def _first_head(self: Any, x: Any, *_: Any) -> Any:
     return self.head(x[:, 0])
 
 

@@ -15,12 +15,13 @@ pytest.importorskip("grain")
 
 import parity
 import vit_spec
-from parity.checkpoints.weights import as_checkpoint
+from parity.checkpoints.weights import Checkpoint, as_checkpoint
 from tests.twins import perturbed_params
 from train.data.augment import Mix
 from train.data.batches import Batch
 from train.jax.engine import JaxEngine
 from train.loop.init_from import draw_initial_weights
+from train.loop.teacher_weights import load_teacher
 from train.recipes import Augment, Optimizer, Recipe
 from train.recipes.schedule import learning_rate
 from train.torch.engine import TorchEngine
@@ -52,16 +53,21 @@ def make_batch(seed: int, mix: Mix | None = None, task: str = "classes") -> Batc
     return Batch(rng.integers(0, 256, (12, 8, 8, 3), np.uint8), targets, np.arange(12), np.ones(12, bool), mix)
 
 
-def make(engine: Any, task: Any = "classes", class_weights: Any = None, **changes: Any) -> Any:
-    """Return an engine of the small model, with dropout if the random numbers are shared."""
-    config = CONFIG.replace(regularisation=DROPOUT) if changes.get("rng") == "shared" else CONFIG
+def make(
+    engine: Any, task: Any = "classes", class_weights: Any = None, start: Checkpoint | None = None, **changes: Any
+) -> Any:
+    """Return an engine of the small model or of other weights, with dropout if the random numbers are shared."""
+    start = start or START
+    config = start.config.replace(regularisation=DROPOUT) if changes.get("rng") == "shared" else start.config
     recipe = replace(Recipe(batch_size=12, optimizer=Optimizer(eps=1e-3)), **changes)
 
     def rate(step: Any) -> Any:
         return learning_rate(step, peak=0.01, warmup=5, total=STEPS)
 
-    weights = {"class_weights": None if class_weights is None else np.array(class_weights)}
-    return engine(config, recipe, task=task, learning_rate=rate, initial_weights=START, folder=Path("unused"), **weights)
+    weights = None if class_weights is None else np.array(class_weights)
+    teacher = load_teacher(recipe, task, tuple("abcde"), config.in_channels)
+    others: dict[str, Any] = {"class_weights": weights, "teacher": teacher, "folder": Path("unused")}
+    return engine(config, recipe, task=task, learning_rate=rate, initial_weights=start, **others)
 
 
 def test_a_mesh_of_more_devices_than_there_are_is_refused() -> None:
@@ -122,6 +128,46 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 # Every rate above 0; patch dropout leaves 3 of 4 patches.
 DROPOUT = {"pos_drop": 0.1, "patch_drop": 0.2, "attn_drop": 0.2, "mlp_drop": 0.1, "drop_path": 0.3}
+
+
+DISTILLED = {
+    "hard": {},
+    "soft": {"distillation": "soft", "distillation_weight": 0.3, "distillation_temperature": 2.0, "accumulate": 2},
+    "mixed": {"distillation": "soft", "augment": Augment(cutmix=1.0), "label_smoothing": 0.1},
+    "sigmoid": {"loss": "sigmoid"},
+    "weighted": {"class_weights": WEIGHTS, "distillation_weight": 0.8},
+}
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the files of a teacher for images as they are, and of one for larger images that has more classes."""
+    folder = tmp_path_factory.mktemp("teachers")
+    same = CONFIG.replace(depth=2)
+    pixels = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3)}
+    other = CONFIG.replace(depth=1, image_size=(12, 16), num_classes=7, pixels=pixels, mlp={"activation": "gelu_tanh"})
+    files = {}
+    for name, config, labels in (("same", same, None), ("other", other, tuple("gedfcba"))):
+        weights = jax.tree.map(lambda x: 3 * np.asarray(x, np.float64), perturbed_params(config))
+        files[name] = str(folder / f"{name}.safetensors")
+        parity.save(files[name], weights, config, format="jax", labels=labels)
+    return files
+
+
+@pytest.mark.parametrize("student", ["one head", "two heads"])
+@pytest.mark.parametrize("name", DISTILLED)
+def test_distillation_agrees_in_float64(name: str, student: str, teachers: dict[str, str]) -> None:
+    tokens = {"distillation": student == "two heads"}
+    config = CONFIG.replace(tokens=tokens, positions={"covers": "all"})
+    start = as_checkpoint(jax.tree.map(lambda x: np.asarray(x, np.float64), perturbed_params(config)), config, "jax")
+    teacher = teachers["other" if name in ("mixed", "soft") else "same"]
+    engines = [make(each, start=start, teacher=teacher, **DISTILLED[name]) for each in (JaxEngine, TorchEngine)]
+    plain = make(TorchEngine, start=start, **{**DISTILLED[name], "distillation_weight": 0.0})
+    for n in range(10):
+        batch = make_batch(n, MIX if name == "mixed" else None)
+        of_jax, of_torch = ({key: float(value) for key, value in each.step(batch).items()} for each in engines)
+        assert of_torch == pytest.approx(of_jax, rel=1e-10, abs=1e-12)
+    assert float(plain.step(make_batch(0, MIX if name == "mixed" else None))["loss"]) != of_torch["loss"]
 
 
 @pytest.mark.parametrize("name", RECIPES)

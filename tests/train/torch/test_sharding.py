@@ -101,6 +101,13 @@ def test_a_mesh_gives_the_steps_of_models_with_other_parts(name: str, mesh: str,
 
 
 @pytest.mark.parametrize("mesh", MESHES)
+def test_a_student_on_a_mesh_learns_what_it_learns_in_one_process(mesh: str, found: dict[str, Any]) -> None:
+    losses, weights = found[mesh]["taught"]
+    assert losses == pytest.approx(found["one"]["taught"][0], rel=1e-10)
+    assert_same(weights, found["one"]["taught"][1])
+
+
+@pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_resumes_on_another_mesh(name: str, mesh: str, found: dict[str, Any]) -> None:
     (losses, weights), (expected, whole) = found[mesh]["resumed"][name], found["one"][f"whole {name}"]

@@ -1,0 +1,38 @@
+"""The outputs of a classifier that belong to the classes, labels or values of a data set, by their names."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train.recipes import Task
+from vit_spec import InputError
+
+SINGULAR: dict[Task, str] = {"classes": "class", "labels": "label", "values": "value"}
+
+
+def match_outputs(
+    model: str, labels: Sequence[str] | None, num_outputs: int, task: Task, names: Sequence[str]
+) -> NDArray[np.int64]:
+    """Return the output for each name, (names,).
+
+    Outputs without names are those of the data, in its order.
+
+    Args:
+        model: the model in messages, such as "the head".
+        labels: the names of its outputs; None if they are not known.
+        num_outputs: how many it has.
+        task: what they are.
+        names: those of the data.
+
+    Raises:
+        InputError: there is no output for a name; or outputs without names are not as many.
+    """
+    if labels is None:
+        if num_outputs != len(names):
+            raise InputError(f"{model} has {num_outputs} outputs, and the data has {len(names)} {task}")
+        return np.arange(len(names))
+    if missing := [name for name in names if name not in labels]:
+        raise InputError(f"the data has the {SINGULAR[task]} {missing[0]!r}, which {model} does not have")
+    index = {label: i for i, label in enumerate(labels)}
+    return np.array([index[name] for name in names])
