@@ -31,12 +31,21 @@ def draw_initial_weights(config: ViTConfig, seed: int) -> Checkpoint:
     return replace_parameters(Checkpoint(config, "jax", {}), config, parameters)
 
 
-def load_initial_weights(recipe: Recipe, *, num_outputs: int, in_channels: int) -> tuple[Checkpoint, list[str]]:
+def load_initial_weights(
+    recipe: Recipe, *, num_outputs: int, in_channels: int, names: Sequence[str] = ()
+) -> tuple[Checkpoint, list[str]]:
     """Load the weights that `recipe.init` names, and adapt them to the data and the recipe.
 
-    The model is that of the weights: `model.name` is ignored.  `model.image_size` resamples the position embedding, another
-    number of outputs gets a new head, initialized with the recipe's seed, and `model.changes` may change fields of the
-    config that have no parameters, such as regularisation.drop_path=0.1.
+    The model is that of the weights: `model.name` is ignored.  `model.image_size` resamples the position embedding, and
+    `model.changes` may change fields of the config that have no parameters, such as regularisation.drop_path=0.1.  Of a
+    head whose labels have all names, the outputs with these names are kept, in their order.  Other labels, or another
+    number of outputs, get a new head, initialized with the recipe's seed.
+
+    Args:
+        recipe: the recipe.
+        num_outputs: the number of outputs that the data need.
+        in_channels: the channels of the data.
+        names: of the outputs; empty if they have none.
 
     Returns:
         The weights with their config, and a line for each assumption and each change.
@@ -53,14 +62,28 @@ def load_initial_weights(recipe: Recipe, *, num_outputs: int, in_channels: int) 
     if wanted != before.in_channels:
         operations["in_channels"] = wanted
     checkpoint, done = surgery.apply(checkpoint, operations)
-    if num_outputs != before.num_classes:
-        checkpoint, line = surgery.new_head(checkpoint, num_outputs, seed=recipe.seed)
-        done.append(line)
-    else:
-        notes.append(f"the head of {num_outputs} outputs is kept")
+    checkpoint, line = _fit_head(checkpoint, num_outputs, names, recipe.seed)
+    done.append(line)
     if overrides := config_overrides(recipe.model):
         checkpoint = _with_overrides(checkpoint, overrides)
     return checkpoint, notes + done
+
+
+def _fit_head(checkpoint: Checkpoint, num_outputs: int, names: Sequence[str], seed: int) -> surgery.Changed:
+    """Return weights whose outputs are those of the data, and a line that says so; see `load_initial_weights`."""
+    labels, count = checkpoint.labels, checkpoint.config.num_classes
+    if not names or labels is None:
+        if num_outputs == count:
+            return checkpoint, f"the head of {num_outputs} outputs is kept"
+        return surgery.new_head(checkpoint, num_outputs, seed=seed)
+    if tuple(names) == tuple(labels):
+        return checkpoint, f"the head of {num_outputs} outputs is kept, which have the names of the data"
+    if set(names) <= set(labels):
+        checkpoint, line = surgery.select_outputs(checkpoint, [labels.index(name) for name in names])
+        return checkpoint, f"{line}, which have the names of the data"
+    missing = next(name for name in names if name not in labels)
+    checkpoint, line = surgery.new_head(checkpoint, num_outputs, seed=seed)
+    return checkpoint, f"{line}; the data has {missing!r}, which the labels do not have"
 
 
 def load_weights(place: str, overrides: Sequence[str], flag: str) -> tuple[str, Checkpoint, list[str]]:

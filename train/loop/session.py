@@ -196,7 +196,10 @@ def choose_model(recipe: Recipe, source: Dataset, task: Task) -> tuple[ViTConfig
     """Return the config of the model, the weights of `recipe.init` or None, and lines for the table at the start."""
     outputs = num_outputs(source.classes, source.task, task)
     if recipe.init is not None:
-        checkpoint, notes = init_from.load_initial_weights(recipe, num_outputs=outputs, in_channels=source.channels)
+        names = source.classes if len(source.classes) == outputs else ()
+        checkpoint, notes = init_from.load_initial_weights(
+            recipe, num_outputs=outputs, in_channels=source.channels, names=names
+        )
         return checkpoint.config, checkpoint, notes
     config = model_config(recipe.model, num_outputs=outputs, in_channels=source.channels, size=source.size)
     if source.size is None or recipe.model.image_size is not None or config.image_size == source.size:

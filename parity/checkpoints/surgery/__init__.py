@@ -12,7 +12,7 @@ from typing import Any
 
 from parity.checkpoints.surgery.edit import Changed
 from parity.checkpoints.surgery.equivalent import add_key_bias, drop_key_bias, fold_class_position, unfold_class_position
-from parity.checkpoints.surgery.head import drop_head, new_head
+from parity.checkpoints.surgery.head import drop_head, new_head, select_outputs
 from parity.checkpoints.surgery.inputs import MODES, adapt_channels, resize
 from parity.checkpoints.weights import Checkpoint
 from vit_spec import InputError, nearest
@@ -28,6 +28,7 @@ __all__ = [
     "fold_class_position",
     "new_head",
     "resize",
+    "select_outputs",
     "unfold_class_position",
 ]
 

@@ -1,11 +1,12 @@
-"""Operations on the classifier: remove it, or replace it by a new one."""
+"""Operations on the classifier: remove it, keep some of its outputs, or replace it by a new one."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from parity.checkpoints.surgery.edit import Changed, apply_changes
-from parity.checkpoints.weights import Checkpoint, round_to, validate
+from parity.checkpoints.weights import Checkpoint, parameter, round_to, validate
 from vit_spec import InputError, rows
 from vit_spec.sampling import sample
 
@@ -22,6 +23,37 @@ def drop_head(checkpoint: Checkpoint) -> Changed:
     stays = "; pre_logits stays" if before.head.hidden else ""
     done = f"num_classes {before.num_classes} -> 0{stays}{_lost_labels_remark(checkpoint)}"
     return apply_changes(replace(checkpoint, labels=None, task="classes"), before.replace(num_classes=0), {}, ()), done
+
+
+def select_outputs(checkpoint: Checkpoint, outputs: Sequence[int]) -> Changed:
+    """Keep some outputs of the classifier, or of both classifiers of a distilled model, in a new order.
+
+    The labels follow.
+
+    Args:
+        checkpoint: a checkpoint with a classifier.
+        outputs: the numbers of the outputs to keep, each at most once, in their new order.
+
+    Raises:
+        InputError: there is no such output, or one is given twice.
+    """
+    before, chosen = checkpoint.config, np.array(outputs)
+    if not len(chosen) or len(set(outputs)) < len(outputs) or chosen.min() < 0 or chosen.max() >= before.num_classes:
+        raise InputError(f"outputs are {list(outputs)}: give different numbers from 0 to {before.num_classes - 1}")
+    config = before.replace(num_classes=len(outputs))
+    names = [name for name, row in rows(before).items() if name.startswith("head") and "label" in row.axes]
+    heads = {name: parameter(checkpoint, name)[chosen] for name in names}
+    labels = None if checkpoint.labels is None else tuple(checkpoint.labels[i] for i in outputs)
+    done = (
+        f"num_classes {before.num_classes} -> {len(outputs)}; kept: the outputs {_shorten(outputs)} of {', '.join(heads)}"
+    )
+    return replace(apply_changes(checkpoint, config, heads, ("num_classes",)), labels=labels), done
+
+
+def _shorten(outputs: Sequence[int]) -> str:
+    """Return numbers as text; of more than six, the first five."""
+    shown = outputs if len(outputs) <= 6 else outputs[:5]
+    return ", ".join(map(str, shown)) + ", ..." * (len(shown) < len(outputs))
 
 
 def new_head(checkpoint: Checkpoint, num_classes: int, init: str | None = None, seed: int = 0) -> Changed:

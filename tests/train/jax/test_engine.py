@@ -335,6 +335,35 @@ def test_initial_weights_are_adapted_to_image_size_classes_and_channels_and_the_
     parity.to_jax(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("names", "outputs", "line"),
+    [
+        ("abcde", [0, 1, 2, 3, 4], "the head of 5 outputs is kept, which have the names of the data"),
+        ("edcba", [4, 3, 2, 1, 0], "num_classes 5 -> 5; kept: the outputs 4, 3, 2, 1, 0 of head.weight, head.bias, which"),
+        ("db", [3, 1], "num_classes 5 -> 2; kept: the outputs 3, 1 of head.weight, head.bias, which have the names"),
+        ("abcdx", None, "seed 0; its 5 labels are lost; the data has 'x', which the labels do not have"),
+    ],
+)
+def test_the_outputs_of_initial_weights_are_matched_by_name(
+    names: str, outputs: list[int] | None, line: str, tmp_path: Path
+) -> None:
+    path, config = tmp_path / "start.safetensors", CONFIG.replace(tokens={"distillation": outputs == [3, 1]})
+    params = perturbed_params(config)
+    parity.save(path, params, config, "jax", labels=tuple("abcde"))
+    checkpoint, notes = load_initial_weights(
+        Recipe(init=str(path)), num_outputs=len(names), in_channels=3, names=tuple(names)
+    )
+    assert (
+        line.replace("head.bias, which", "head.bias, head_dist.weight, head_dist.bias, which") in notes[1]
+        or line in notes[1]
+    )
+    heads = ("head", "head_dist") if config.tokens.distillation else ("head",)
+    for head in heads:
+        found, old = parity.to_jax(checkpoint)[head]["bias"], np.asarray(params[head]["bias"])
+        assert np.array_equal(found, old[outputs]) if outputs else not np.isin(found, old).any()
+    assert checkpoint.labels == (tuple(names) if outputs else None)
+
+
 def test_a_run_folder_as_init_means_its_best_weights(checkpoint_path: Path) -> None:
     newest, best = checkpoint_path.parent / "weights.safetensors", checkpoint_path.parent / "best.safetensors"
     parity.save(best, jax.tree.map(lambda x: x + 1, perturbed_params(CONFIG)), CONFIG, "jax")
