@@ -155,6 +155,37 @@ def test_a_share_is_taken_from_the_training_images_whatever_splits_there_are(tmp
     assert (len(source.train), len(source.held_out)) == (27, 3) and "val and test not used" in source.notes[0]
 
 
+def test_a_test_split_is_set_aside_and_never_trained_on(photos: Path) -> None:
+    spec = f"folder:{photos}?test=0.25"
+    of_run, of_test = open_dataset(spec), open_dataset(spec, "test")
+    names = [set(examples.names) for examples in (of_run.train, of_run.held_out, of_test.held_out)]
+    assert [len(each) for each in names] == [6, 3, 3] and len(set.union(*names)) == 12
+    assert np.bincount(of_test.held_out.targets).tolist() == [1, 1, 1]
+    assert set(of_test.train.names) == names[0] | names[1]
+    assert set(open_dataset(spec, 0.5).held_out.names).isdisjoint(names[2])
+    assert "set aside as test: 3 of 12 images, 25% of every class" in of_run.notes
+
+
+def test_a_test_split_is_set_aside_beside_a_validation_split(tmp_path: Path) -> None:
+    spec = write_npz(tmp_path, {"train": 30, "val": 6})
+    assert (len(open_dataset(f"{spec}?test=0.2").train), len(open_dataset(f"{spec}?test=0.2").held_out)) == (24, 6)
+    assert len(open_dataset(f"{spec}?test=0.2", "test").held_out) == 6
+
+
+@pytest.mark.parametrize(
+    ("splits", "share", "message"),
+    [
+        (SPLIT_SIZES, "0.2", "has a test split: leave ?test=0.2 out"),
+        ({"train": 30}, "2", "?test=2: give a share between 0 and 1, such as test=0.2"),
+        ({"train": 30}, "many", "?test=many: give a share between 0 and 1"),
+    ],
+)
+def test_a_test_split_that_cannot_be_set_aside_is_refused(
+    splits: dict[str, int], share: str, message: str, tmp_path: Path
+) -> None:
+    assert message in error_message(f"{write_npz(tmp_path, splits)}?test={share}")
+
+
 def test_a_missing_split_is_refused_with_the_existing_ones(tmp_path: Path) -> None:
     assert "has no split 'text' to evaluate on: it has val and test; did you mean 'test'?" in error_message(
         write_npz(tmp_path, SPLIT_SIZES), "text"
@@ -419,7 +450,7 @@ def test_an_unknown_option_names_the_nearest() -> None:
 
 
 def test_an_option_of_a_source_without_options_is_refused() -> None:
-    assert "it takes none" in error_message("npz:x.npz?label=y")
+    assert "'label=y' is not an option of npz:FILE: give test=..." in error_message("npz:x.npz?label=y")
 
 
 # Decoding -------------------------------------------------------------------------------------------------------------

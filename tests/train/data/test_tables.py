@@ -673,6 +673,16 @@ def test_the_requested_columns_are_the_targets(tmp_path: Path) -> None:
     assert source.train.targets[0].tolist() == [i / 4, i] and shows_image(source.train.read(0), PNGS[i])
 
 
+def test_groups_stay_together_if_a_test_split_is_set_aside(tmp_path: Path) -> None:
+    table = write_table(tmp_path, NIH_COLUMNS, "Image Index")
+    of_run, of_test = (open_dataset(f"{table}?test=0.34", held_out) for held_out in (None, "test"))
+    patients = [
+        {int(Path(name).stem) // 2 for name in examples.names}
+        for examples in (of_run.train, of_run.held_out, of_test.held_out)
+    ]
+    assert all(patients) and len(set.union(*patients)) == sum(map(len, patients))
+
+
 def test_a_requested_group_stays_together(tmp_path: Path) -> None:
     spec = write_table(tmp_path, {"age": [i / 2 for i in range(12)], "site": ["x", "y", "z"] * 4})
     source = open_dataset(f"{spec}?target=age&group=site", 0.3)

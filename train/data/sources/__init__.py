@@ -28,11 +28,21 @@ from train.data.sources import cifar, digits, folder, hub, idx, npz, parquet, ta
 from train.data.sources.decoding import decode, read_image
 from train.data.sources.examples import Dataset, DatasetSplits, Examples
 from train.data.sources.files import FileAccessError, raise_if_inaccessible
-from train.data.sources.splitting import choose_held_out, stratified_split, typical_size
+from train.data.sources.splitting import (
+    DEFAULT_SHARE,
+    VALIDATION_NAMES,
+    choose_held_out,
+    set_test_aside,
+    stratified_split,
+    typical_size,
+)
 from vit_spec import InputError, nearest
 
 __all__ = ["Dataset", "Examples", "FileAccessError", "decode", "open_dataset", "read_image", "stratified_split"]
 __all__ += ["typical_size"]
+
+
+TEST_OPTION = "test"  # of every source: the share of the training images that is set aside
 
 
 class _SourceKind(NamedTuple):
@@ -60,7 +70,7 @@ def open_dataset(spec: str, held_out: float | str | None = None) -> Dataset:
     """Open a data set.
 
     spec: the value of `--data`: a prefix and a place, such as "folder:photos"; some sources take options, such as
-        "csv:t.csv?target=age".
+        "csv:t.csv?target=age".  "folder:photos?test=0.2" sets a share of the training images aside as the split "test".
     held_out: the images that evaluation uses.  A share: that share of every class of the training images, whatever other
         splits there are.  A name: the split of that name, such as "val" or "test".  None: the validation split if the data
         has one, else the test split, else 0.2 of every class.
@@ -81,11 +91,28 @@ def open_dataset(spec: str, held_out: float | str | None = None) -> Dataset:
     if name == "digits":
         return choose_held_out(digits.open_splits(), held_out)
     place, options = _parse_options(where, kind)
+    share = options.pop(TEST_OPTION, None)
     try:
-        return choose_held_out(kind.open_splits(place, **options), held_out)
+        data = kind.open_splits(place, **options)
+        if share is None:
+            return choose_held_out(data, held_out)
+        data = set_test_aside(data, _parse_share(share))
+        has_validation = any(split in data.splits for split in VALIDATION_NAMES)
+        return choose_held_out(data, DEFAULT_SHARE if held_out is None and not has_validation else held_out)
     except OSError as error:
         raise_if_inaccessible(error, error.filename or place)
         raise
+
+
+def _parse_share(text: str) -> float:
+    """Return the share of `?test=SHARE`; raise InputError if it is none."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise InputError(f"?{TEST_OPTION}={text}: give a share between 0 and 1, such as {TEST_OPTION}=0.2")
+    return share
 
 
 def _parse_options(where: str, kind: _SourceKind) -> tuple[str, dict[str, str]]:
@@ -99,8 +126,9 @@ def _parse_options(where: str, kind: _SourceKind) -> tuple[str, dict[str, str]]:
     options: dict[str, str] = {}
     for pair in match[2].split("&"):
         option, _, value = pair.partition("=")
-        if option not in kind.options or not value:
-            allowed = f"the options of {kind.usage} are {', '.join(kind.options)}" if kind.options else "it takes none"
-            raise InputError(f"{pair!r} is not an option of {kind.usage}: {allowed}{nearest(option, kind.options)}")
+        known = (*kind.options, TEST_OPTION)
+        if option not in known or not value:
+            allowed = f"give {', '.join(f'{name}=...' for name in known)}"
+            raise InputError(f"{pair!r} is not an option of {kind.usage}: {allowed}{nearest(option, known)}")
         options[option] = value
     return match[1], options

@@ -4,6 +4,8 @@ The choice depends on the targets alone and not on a run's seed, so all runs are
 """
 
 import contextlib
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,7 +53,7 @@ def choose_held_out(data: DatasetSplits, held_out: float | str | None) -> Datase
         evaluation = _load_split(data, held_out_name)
         notes += evaluation.notes
         notes.append(
-            f"the split comes with the data: {len(train):,} images in {train_name}, {len(evaluation):,} in {held_out_name}"
+            f"held out: the split {held_out_name} of the data, {len(evaluation):,} images; {len(train):,} in {train_name}"
         )
     else:
         share = held_out if isinstance(held_out, float) else DEFAULT_SHARE
@@ -75,6 +77,32 @@ def choose_held_out(data: DatasetSplits, held_out: float | str | None) -> Datase
         small = f" of {height}x{width} pixels" if size else ""
         notes.append(f"images are taken as {'grey' if grey else 'colour'}{small}, as the first one is")
     return Dataset(train, evaluation, data.task, data.classes, 1 if grey else 3, size, tuple(notes), held_out_name)
+
+
+def set_test_aside(data: DatasetSplits, share: float) -> DatasetSplits:
+    """Return data with a split "test", a share of the training images, which then has them no more.
+
+    Raises:
+        InputError: there is a test split already, or the share leaves no images for one of both.
+    """
+    train_name, _ = _choose_splits(data, None)
+    if "test" in data.splits:
+        raise InputError(f"{data.place} has a test split: leave ?test={share:g} out")
+    whole, groups = _load_split(data, train_name), data.groups.get(train_name)
+    kept, aside = split_rows(whole.targets, data.task, share, groups)
+    if not len(kept) or not len(aside):
+        raise InputError(
+            f"{data.place} has {len(whole)} images, of which ?test={share:g} leaves none to train on or to test"
+        )
+    others = {name: split for name, split in data.splits.items() if name != train_name}
+    parts = {"train": kept, "test": aside}
+    how = "drawn at random" if data.task == "values" else f"of every {'class' if data.task == 'classes' else 'label'}"
+    return replace(
+        data,
+        splits={name: partial(whole.take, rows) for name, rows in parts.items()} | others,
+        groups={**data.groups, **({} if groups is None else {name: groups[rows] for name, rows in parts.items()})},
+        notes=(*data.notes, *whole.notes, f"set aside as test: {len(aside):,} of {len(whole):,} images, {share:.0%} {how}"),
+    )
 
 
 def _first_readable_image(train: Examples) -> Image.Image:
