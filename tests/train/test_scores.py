@@ -188,3 +188,23 @@ def test_what_one_answer_for_all_images_would_reach() -> None:
     assert constant_score("classes", np.array([0, 1, 1, 2])) == ("accuracy", 0.5)
     assert constant_score("labels", np.array([[1, 0], [1, 0], [1, 1]])) == ("label_accuracy", pytest.approx(5 / 6))
     assert constant_score("values", np.array([[0.0], [1.0], [5.0]])) == ("mae", pytest.approx(5 / 3))
+
+
+def test_nothing_but_right_answers_has_the_exact_interval() -> None:
+    targets = np.repeat([0, 1], [6, 3]).astype(np.int32)
+    found = score("classes", 9.0 * np.eye(2)[targets], targets, ("a", "b"))
+    for shown, trials in (
+        (found.overall["accuracy"], 9),
+        (found.each["a"]["recall"], 6),
+        (found.each["b"]["precision"], 3),
+    ):
+        exact = scipy_stats.binomtest(trials, trials).proportion_ci(0.95, method="exact")
+        assert shown == pytest.approx((1.0, exact.low, 1.0))
+    wrong = score("classes", 9.0 * np.eye(2)[1 - targets], targets, ("a", "b"))
+    exact = scipy_stats.binomtest(0, 9).proportion_ci(0.95, method="exact")
+    assert wrong.overall["accuracy"] == pytest.approx((0.0, 0.0, exact.high))
+    for metric in ("f1", "auroc"):  # what the bootstrap does not know is not said
+        assert found.overall[metric].value == 1 and np.isnan(found.overall[metric].low)
+    labels = np.eye(2, dtype=np.float32)[targets]
+    of_labels = score("labels", 9 * labels - 4, labels, ("a", "b")).each["b"]["recall"]
+    assert of_labels == pytest.approx((1.0, scipy_stats.binomtest(3, 3).proportion_ci(0.95, method="exact").low, 1.0))

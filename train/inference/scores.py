@@ -4,6 +4,9 @@ An interval is a percentile bootstrap (Efron and Tibshirani, 1993, chapter 13): 
 1,000 times, and 95 % of the metrics lie within the interval.  It says how far the metric would move with other images of
 the same kind, not with other training runs.
 
+If all resamples have the same value, as with nothing but right answers, the bootstrap says nothing.  A share of right
+answers (accuracy, precision, recall) then has the exact binomial interval (Clopper and Pearson, 1934), other metrics none.
+
 A resample is a row of weights: how often each image was drawn.  So every metric here is a function of weights (R, N), which
 computes all resamples at once; the metric of the set itself has weights of 1.  The tests compare with scikit-learn.
 
@@ -12,7 +15,7 @@ Shapes: N images, C outputs, R resamples.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +73,7 @@ def score(
     resamples: 0 for no intervals.    seed: of the resamples.
     """
     x, y = np.asarray(outputs, np.float64), np.asarray(targets)
-    metrics: Callable[[Array], Metrics]
+    metrics: _OfClasses | _OfLabels | _OfValues
     if task == "classes":
         metrics = _OfClasses(x, y)
     elif task == "labels":
@@ -79,7 +82,10 @@ def score(
         metrics = _OfValues(x, y.astype(np.float64))
     found = metrics(np.ones((1, len(x))))
     drawn = [metrics(weights) for weights in _resamples(len(x), resamples, seed)]
-    overall, each = [_with_intervals(part, [of[n] for of in drawn]) for n, part in enumerate(found)]
+    overall, each = [
+        _with_intervals(part, [of[n] for of in drawn], trials)
+        for n, (part, trials) in enumerate(zip(found, metrics.trials, strict=True))
+    ]
     by_name = {name: {metric: scores[i] for metric, scores in each.items()} for i, name in enumerate(names)}
     return Scores({metric: scores[0] for metric, scores in overall.items()}, by_name)
 
@@ -92,10 +98,14 @@ def _resamples(count: int, resamples: int, seed: int) -> Iterator[Array]:
         yield np.stack([np.bincount(each, minlength=count) for each in drawn]).astype(np.float64)
 
 
-def _with_intervals(found: dict[str, Array], drawn: list[dict[str, Array]]) -> dict[str, list[Score]]:
+def _with_intervals(
+    found: dict[str, Array], drawn: list[dict[str, Array]], trials: dict[str, Array]
+) -> dict[str, list[Score]]:
     """Return the scores of each metric, from its values (C, 1) and those of the resamples (C, R) in parts.
 
     Resamples in which a metric is undefined are left out.
+
+    trials: the numbers of answers (C,) of the metrics that are shares of right answers.
     """
     scores, tail = {}, 50 * (1 - LEVEL)
     for metric, values in found.items():
@@ -105,15 +115,31 @@ def _with_intervals(found: dict[str, Array], drawn: list[dict[str, Array]]) -> d
                 warnings.simplefilter("ignore", RuntimeWarning)  # undefined in all of them: NaN
                 parts = np.concatenate([part[metric] for part in drawn], axis=1)
                 ends = list(np.nanpercentile(parts, (tail, 100 - tail), axis=1))
+                is_point = np.nanmin(parts, axis=1) == np.nanmax(parts, axis=1)
+            undefined = [np.full(len(values), np.nan)] * 2
+            exact = _binomial_ends(values[:, 0], trials[metric]) if metric in trials else undefined
+            ends = [np.where(is_point, known, end) for known, end in zip(exact, ends, strict=True)]
         columns = zip(values[:, 0].tolist(), *(end.tolist() for end in ends), strict=True)
         scores[metric] = [Score(*each) for each in columns]
     return scores
+
+
+def _binomial_ends(shares: Array, trials: Array) -> list[Array]:
+    """Return the ends of the exact binomial intervals, (C,) each, of shares that are 0 or 1; NaN for others."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        margin = ((1 - LEVEL) / 2) ** (1 / trials)
+    is_all, is_none = shares == 1, shares == 0
+    low = np.where(is_all, margin, np.where(is_none, 0.0, np.nan))
+    return [low, np.where(is_none, 1 - margin, np.where(is_all, 1.0, np.nan))]
 
 
 # By task --------------------------------------------------------------------------------------------------------------
 
 # The metrics of the set, (1, R) each, and those of each class, label or value, (C, R)
 Metrics = tuple[dict[str, Array], dict[str, Array]]
+
+
+# `trials` of the classes below: the numbers of answers of those metrics that are shares of right answers, of both kinds.
 
 
 class _OfClasses:
@@ -137,6 +163,9 @@ class _OfClasses:
         self._one_against_rest = classes == np.arange(num_classes)[:, None]
         self._found = csr_array((self._correct, (classes, rows)), (num_classes, count))
         self._gaps = _CalibrationGaps(self._probabilities.max(1), self._correct)
+        images = np.array([count])
+        answers = {"precision": self._as_class.sum(1), "recall": self._of_class.sum(1)}
+        self.trials: tuple[dict[str, Array], ...] = ({"accuracy": images, "top5_accuracy": images}, answers)
 
     def __call__(self, weights: Array) -> Metrics:
         total = weights.sum(1)
@@ -158,6 +187,7 @@ class _OfLabels:
         self._predicted = logits > 0
         self._right = (self._predicted == labels).mean(1)
         self._gaps = _CalibrationGaps(sigmoid(logits).ravel(), labels.ravel().astype(np.float64))
+        self.trials: tuple[dict[str, Array], ...] = ({}, {"precision": self._predicted.sum(0), "recall": labels.sum(0)})
 
     def __call__(self, weights: Array) -> Metrics:
         total = weights.sum(1)
@@ -175,6 +205,7 @@ class _OfValues:
         self._outputs, self._targets = outputs, targets
         self._errors = outputs - targets
         self._is_constant = np.ptp(targets, axis=0) == 0
+        self.trials: tuple[dict[str, Array], ...] = ({}, {})
 
     def __call__(self, weights: Array) -> Metrics:
         total = weights.sum(1)
