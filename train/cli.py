@@ -55,7 +55,7 @@ def main(module: str, fit: Callable[[Request], int], arguments: Sequence[str]) -
             from train.data_check import check_data
 
             request = parse_request(module, others)
-            return check_data(request.source, request.recipe.data, Path(table))
+            return check_data(request.source, request.recipe, Path(table), module.rpartition(".")[2])
         request = parse_request(module, [argument for argument in arguments if argument != "--dry-run"])
         return fit(request._replace(dry_run="--dry-run" in arguments))
 

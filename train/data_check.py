@@ -4,6 +4,9 @@ Similar images are found by the correlation of their thumbnails, 16x16 grey pixe
 it: of 100 photographs of ImageNet, all are found as a JPEG of quality 40, at half the size and in grey, and 74 when a
 fiftieth of each side is cut off; two different photographs correlate by 0.77 at most.  Of the handwritten digits, 2 of
 359 held-out images are similar to a training image.
+
+With weights (`--init`), images whose class is probably wrong are found by their features, see
+`train.inference.doubtful_classes`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from parity.checkpoints.preprocessing import center_crop
+from parity.checkpoints.surgery import drop_head
+from parity.checkpoints.weights import Checkpoint
 from parity.terminal import console
+from train.data.batches import DataLoader, default_workers
 from train.data.sources import Dataset, Examples
+from train.inference.doubtful_classes import find_doubtful
+from train.inference.model import load_predictor, predict_batches, require_pooling
 from train.inference.prediction_files import check_output, open_rows
 from train.inference.progress import progress_bar
+from train.loop.init_from import load_weights
 from train.loop.session import print_table
+from train.recipes import Recipe
 from vit_spec import InputError
 
 THUMBNAIL = 16  # pixels of a side
@@ -29,6 +40,7 @@ MAX_COMPARED = 50_000  # training images up to which they are compared with each
 CHUNK = 1 << 12  # images of a set that are compared at once
 FEW_IMAGES = 10  # of a class
 SMALL_SIDE, LONG_RATIO = 32, 3
+BATCH_SIZE = 64  # of features
 MAX_NAMED = 3  # in a printed line
 MIN_CONTRAST = 1e-3  # norm below which a thumbnail is of one colour, and correlates with nothing
 
@@ -38,10 +50,10 @@ Array = NDArray[Any]
 class Finding(NamedTuple):
     """A row of the table of findings.
 
-    kind: "unreadable", "same image", "similar image", "different targets", "long" or "small".
+    kind: "unreadable", "same image", "similar image", "different targets", "doubtful class", "long" or "small".
     image, other: names of images; `other` is "" if the finding is about one image.
     set, other_set: "training" or "held out".
-    detail: the error, the correlation, the targets or the size.
+    detail: the error, the correlation, the targets, the class that it probably has, or the size.
     """
 
     kind: str
@@ -66,25 +78,34 @@ class _Scanned(NamedTuple):
     errors: dict[int, str]
 
 
-def check_data(source: Dataset, spec: str, path: Path) -> int:
+def check_data(source: Dataset, recipe: Recipe, path: Path, twin: str) -> int:
     """Read all images of a data set, print what is odd about them, and write all findings to a CSV file.
+
+    Args:
+        source: the data set.
+        recipe: names it in `data`, and weights to look for wrong classes with in `init`.
+        path: the file.
+        twin: "jax" or "torch", for these weights.
 
     Returns:
         0; 1 if images are unreadable, or if the same image is in both sets, or has several targets.
 
     Raises:
-        InputError: the file cannot be written, or exists.
+        InputError: the file cannot be written, or exists; or the weights cannot be used.
     """
     check_output("--check-data", path, (".csv",))
+    weights = _load_weights(source, recipe) if recipe.init else None
     train, held_out = (
         _scan(name, examples) for name, examples in (("training", source.train), ("held out", source.held_out))
     )
     findings = [*_unreadable(train), *_unreadable(held_out), *_of_shapes(train), *_of_shapes(held_out)]
     findings += [*_pairs(train, train, source), *_pairs(held_out, train, source)]
+    if weights is not None:
+        findings += _doubtful(train, held_out, source, weights, twin)
     with open_rows(path, force=False, header=Finding._fields) as write:
         for finding in findings:
             write(finding._asdict())
-    rows = {"data": f"{spec}: {len(source.train):,} training images, {len(source.held_out):,} held out"}
+    rows = {"data": f"{recipe.data}: {len(source.train):,} training images, {len(source.held_out):,} held out"}
     print_table(
         console(), rows | dict(_summary(source, train, held_out, findings)) | {"findings": f"{len(findings):,}, in {path}"}
     )
@@ -197,6 +218,47 @@ def _similar(one: _Scanned, other: _Scanned) -> Iterator[tuple[int, int, float]]
                 yield row, int(where[i]), float(best[i])
 
 
+def _load_weights(source: Dataset, recipe: Recipe) -> Checkpoint:
+    """Return the weights whose features tell which classes are doubtful."""
+    if source.task != "classes":
+        raise InputError(
+            f"--check-data with --init looks for wrong classes, and the data has {source.task}: leave --init out"
+        )
+    _, checkpoint, _ = load_weights(recipe.init or "", recipe.init_set, "--init-set")
+    require_pooling(checkpoint)
+    if checkpoint.config.in_channels not in (1, 3):
+        raise InputError(
+            f"--init {recipe.init} takes images of {checkpoint.config.in_channels} channels: give other weights"
+        )
+    return drop_head(checkpoint)[0] if checkpoint.config.num_classes else checkpoint
+
+
+def _doubtful(train: _Scanned, held_out: _Scanned, source: Dataset, weights: Checkpoint, twin: str) -> Iterator[Finding]:
+    """Yield the images of both sets whose class is doubtful, the most doubtful first."""
+    predictor = load_predictor(weights, twin)
+    preprocessing = weights.preprocessing or center_crop(weights.config.image_size)
+    config = weights.config.replace(image_size=preprocessing.size)
+    places, features, classes = list[tuple[_Scanned, int]](), [], []
+    for scanned in (train, held_out):
+        rows = [row for row in range(len(scanned.examples)) if row not in scanned.errors]
+        examples = scanned.examples.take(rows)
+        targets = examples.targets.astype(np.int32)
+        size, workers = min(BATCH_SIZE, len(rows)), default_workers(source)
+        loader = DataLoader(examples, targets, config, size, workers=workers, preprocessing=preprocessing)
+        with progress_bar(len(rows), f"features of {scanned.name} images", False) as advance:
+            for outputs in predict_batches(loader, lambda batch: predictor.predict(batch.images)):
+                features.append(outputs)
+                advance(len(outputs))
+        places += [(scanned, row) for row in rows]
+        classes.append(targets)
+    joined = np.concatenate(classes)
+    for found in find_doubtful(np.concatenate(features), joined):
+        scanned, row = places[found.row]
+        names = [source.classes[number] for number in (found.other, int(joined[found.row]))]
+        detail = f"{names[0]} ({found.of_other:.2f}) rather than {names[1]} ({found.probability:.2f})"
+        yield Finding("doubtful class", scanned.name, scanned.examples.names[row], detail=detail)
+
+
 def _target(target: Any, source: Dataset) -> str:
     if source.task == "classes":
         return source.classes[int(target)]
@@ -232,6 +294,7 @@ def _summary(
         ),
         ("similar in both", "similar image", True, "held-out images that are similar to a training image"),
         ("targets differ", "different targets", None, "pairs of the same image with different targets"),
+        ("doubtful", "doubtful class", None, "images whose class is probably wrong, judged by the others"),
     ):
         found = [
             each

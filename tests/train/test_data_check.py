@@ -11,9 +11,13 @@ from PIL import Image
 
 pytest.importorskip("sklearn")
 
+import vit_spec
+from parity.checkpoints.writing import write
+from parity.comparison.reproducible_init import weights
 from train import data_check
 from train.cli import main
 from train.data_check import MIN_CORRELATION, thumbnail
+from train.inference.doubtful_classes import find_doubtful
 
 SIDE = 48
 
@@ -35,10 +39,11 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def check(photos: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, list[dict[str, str]]]:
+def check(photos: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, list[dict[str, str]]]:
     """Return the exit status, what is printed, and the rows of the table of findings."""
     table = photos.parent / f"{photos.name}.csv"
-    status = main("train.fake", lambda request: 7, ["--data", f"folder:{photos}", "--check-data", str(table)])
+    arguments = ["--data", f"folder:{photos}", "--check-data", str(table), *options]
+    status = main("train.torch", lambda request: 7, arguments)
     rows = list(csv.DictReader(table.read_text().splitlines()))
     table.unlink()
     return status, capsys.readouterr().out, rows
@@ -143,3 +148,53 @@ def test_an_existing_table_is_not_replaced(photos: Path, capsys: pytest.CaptureF
     assert main("train.fake", lambda request: 7, ["--data", f"folder:{photos}", "--check-data", str(table)]) == 2
     assert capsys.readouterr().err == f"error: --check-data {table} exists: give another name\n"
     assert table.read_text() == "mine"
+
+
+# Wrong classes --------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_classes_are_found_by_the_features_of_the_other_images() -> None:
+    rng = np.random.default_rng(0)
+    classes = rng.integers(0, 5, 600)
+    features = rng.normal(size=(600, 20)) + 4 * np.eye(20)[classes]
+    is_wrong = rng.random(600) < 0.05
+    given = np.where(is_wrong, (classes + rng.integers(1, 5, 600)) % 5, classes)
+    found = find_doubtful(features.astype(np.float32), given)
+    rows = [each.row for each in found]
+    right = is_wrong[rows].sum()
+    assert right / is_wrong.sum() > 0.8 and right / len(rows) > 0.6
+    assert is_wrong[rows[: len(rows) // 3]].mean() > 0.9  # the most doubtful first
+    assert np.mean([classes[each.row] == each.other for each in found if is_wrong[each.row]]) > 0.9
+    assert all(each.of_other > each.probability for each in found)
+
+
+def test_a_class_of_one_image_is_left_out() -> None:
+    features = np.random.default_rng(0).normal(size=(11, 3)) + 9 * np.repeat([0, 1], [10, 1])[:, None]
+    assert find_doubtful(features, np.repeat([0, 1], [10, 1])) == []
+
+
+def write_weights(path: Path, **changes: Any) -> Path:
+    sizes = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64}
+    write(weights(vit_spec.get("vit_ti16", **(sizes | changes)), 0), path, "torch")
+    return path
+
+
+def test_the_command_names_images_with_a_wrong_class(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in photos.rglob("*.png"):
+        image = np.asarray(Image.open(path)).astype(float)
+        image[..., 0 if path.parent.name == "cat" else 2] += 60  # cats are red, and dogs blue
+        Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(path)
+    (photos / "train/cat/05.png").rename(photos / "train/dog/cat.png")
+    (photos / "val/dog/01.png").rename(photos / "val/cat/dog.png")
+    status, printed, rows = check(photos, capsys, "--init", str(write_weights(photos.parent / "start.safetensors")))
+    assert status == 0 and "images whose class is probably wrong, judged by the others: " in printed
+    found = {row["image"].rpartition("/")[2]: row["detail"] for row in rows if row["kind"] == "doubtful class"}
+    assert found["cat.png"].startswith("cat (0.") and " rather than dog (0." in found["cat.png"] and "dog.png" in found
+    assert len(found) <= 5
+
+
+def test_wrong_classes_need_weights_for_photographs(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    five = write_weights(photos.parent / "five.safetensors", in_channels=5, pixels={"mean": (0.5,), "std": (0.5,)})
+    arguments = ["--data", f"folder:{photos}", "--check-data", str(photos.parent / "t.csv"), "--init", str(five)]
+    assert main("train.torch", lambda request: 7, arguments) == 2
+    assert "takes images of 5 channels: give other weights" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 # The purposes of random numbers.  They are hashed with the other integers, so no two purposes share a stream.
-SPLIT, ORDER, IMAGE, MIX, SHOTS, WEIGHTS, BOOTSTRAP = 1, 2, 3, 4, 5, 6, 7
+SPLIT, ORDER, IMAGE, MIX, SHOTS, WEIGHTS, BOOTSTRAP, FOLDS = 1, 2, 3, 4, 5, 6, 7, 8
 
 
 def generator(purpose: int, *numbers: int) -> np.random.Generator:

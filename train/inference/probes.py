@@ -235,7 +235,7 @@ def linear_probe(task: Task, train: Array, targets: Array, held_out: Array) -> L
     fit_rows, validation_rows = validation_split(task, targets)
     num_outputs: Array = targets.max(initial=0) + 1 if task == "classes" else targets.shape[1]
     count, metric = int(num_outputs), PRIMARY_METRIC[task]
-    fit = _LinearModels(task, train[fit_rows], targets[fit_rows], train[validation_rows], count)
+    fit = LinearModels(task, train[fit_rows], targets[fit_rows], train[validation_rows], count)
 
     def objective(strength: float) -> float:
         outputs, _ = fit(strength)
@@ -243,7 +243,7 @@ def linear_probe(task: Task, train: Array, targets: Array, held_out: Array) -> L
         return -np.inf if np.isnan(value) else -value if metric == "mae" else value
 
     strength, validated = search_strength(objective)
-    outputs, converged = _LinearModels(task, train, targets, held_out, count)(strength)
+    outputs, converged = LinearModels(task, train, targets, held_out, count)(strength)
     return LinearProbe(outputs, strength, abs(validated) if np.isfinite(validated) else np.nan, converged)
 
 
@@ -260,7 +260,7 @@ def search_strength(objective: Callable[[float], float]) -> tuple[float, float]:
         exponents = [best - step, best + step]
 
 
-class _LinearModels:
+class LinearModels:
     """Fits a linear model to the training images for a given L2 penalty.
 
     A call returns its outputs for the held-out images, (M, C), and whether the fit converged.
