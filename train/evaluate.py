@@ -43,7 +43,7 @@ from train.inference.model import (
     require_pooling,
 )
 from train.inference.progress import progress_bar
-from train.inference.scores import RESAMPLES, score
+from train.inference.scores import RESAMPLES, score, score_answers
 from train.loop.metrics import PRIMARY_METRIC, compute_metrics, constant_score, format_metric
 from train.recipes import Task
 from vit_spec import InputError
@@ -240,12 +240,27 @@ def _results(evaluation: Evaluation, features: tuple[Any, ...], args: argparse.N
 
     if "knn" in evaluation.methods:
         for k, found in probes.knn(train, train_targets, held_out, args.k).items():
-            yield {"method": "knn", "k": k, "accuracy": accuracy(found)}
+            answers = score_answers(found == held_out_targets, resamples=args.resamples, seed=args.seed)
+            yield {
+                "method": "knn",
+                "k": k,
+                "accuracy": answers.value,
+                "intervals": {"accuracy": [answers.low, answers.high]},
+            }
     if "linear" in evaluation.methods:
         probe = probes.linear_probe(evaluation.task, train, train_targets, held_out)
         metrics = compute_metrics(evaluation.task, probe.outputs, held_out_targets, names)
+        scores = score(
+            evaluation.task,
+            probe.outputs,
+            held_out_targets,
+            names[: probe.outputs.shape[1]],
+            resamples=args.resamples,
+            seed=args.seed,
+        )
         setting = {"l2": probe.strength, "validation": probe.validated, "converged": probe.converged}
-        yield {"method": "linear", **setting, **metrics}
+        result = head_result(scores, constant_score(evaluation.task, held_out_targets))
+        yield {"method": "linear", **setting, **metrics, **result}
     if "few-shot" in evaluation.methods:
         for shots in args.shots:
             name, grids = f"z/{evaluation.spec}_{shots}shot", []  # big_vision's name of the metric
@@ -298,12 +313,12 @@ def _overview(weights: str, evaluation: Evaluation) -> Iterator[str]:
 
 
 def _nan_to_null(result: Any) -> Any:
-    """Return a result for JSON, which has no NaN: undefined metrics are null."""
+    """Return a result for JSON, which has no NaN and no infinity: such metrics are null."""
     if isinstance(result, dict):
         return {name: _nan_to_null(value) for name, value in result.items()}
     if isinstance(result, list | tuple):
         return [_nan_to_null(value) for value in result]
-    return None if isinstance(result, float) and math.isnan(result) else result
+    return None if isinstance(result, float) and not math.isfinite(result) else result
 
 
 def _table(results: list[Result]) -> Table:
@@ -313,11 +328,21 @@ def _table(results: list[Result]) -> Table:
     return table
 
 
+def _shown_metrics(result: Result) -> tuple[str, ...]:
+    """Return the names of the metrics of a method that the table shows."""
+    return next(names for names in (("accuracy",), ("mae", "r2"), ("auroc",)) if names[0] in result)
+
+
+def _with_interval(name: str, result: Result) -> str:
+    """Return a metric as text, with its interval if it has one."""
+    low, high = result.get("intervals", {}).get(name, (math.nan, math.nan))
+    ends = "" if math.isnan(low) else f" ({format_metric(name, low)} to {format_metric(name, high)})"
+    return f"{format_metric(name, result[name])}{ends}"
+
+
 def _row(result: Result) -> tuple[str, str, str]:
     """Return the setting of a result, its metrics, and further details, as texts."""
-    metrics = [
-        f"{name} {format_metric(name, result[name])}" for name in ("accuracy", "auroc", "mae", "r2") if name in result
-    ]
+    metrics = [f"{name} {_with_interval(name, result)}" for name in _shown_metrics(result)]
     if result["method"] == "knn":
         return f"k {result['k']}", ", ".join(metrics), ""
     if result["method"] == "linear":
@@ -355,7 +380,7 @@ def _parser() -> Parser:
     parser.add_argument("--k", type=_parse_positive_int, nargs="+", metavar="N", help=text)
     text = "training images per class for few-shot; by default 1 5 10 25"
     parser.add_argument("--shots", type=_parse_positive_int, nargs="+", metavar="N", help=text)
-    text = "resamples of the images from which the intervals of head are computed; by default 1000; 0: no intervals"
+    text = "resamples of the images from which intervals are computed; by default 1000; 0: no intervals"
     parser.add_argument("--resamples", type=_parse_number, default=RESAMPLES, metavar="N", help=text)
     text = "seed of the resamples, and of the three few-shot draws: N, N + 1, N + 2"
     parser.add_argument("--seed", type=_parse_number, default=0, metavar="N", help=text)

@@ -309,6 +309,15 @@ def test_the_same_seed_gives_the_same_table(run: Path, evaluate: Main) -> None:
     assert one == same != other
 
 
+def test_simple_models_of_features_have_intervals_and_the_linear_one_all_metrics(run: Path, evaluate: Main) -> None:
+    nearest, linear = evaluate(run, "--method", "knn", "linear", "--k", 10)
+    for found in (nearest, linear):
+        low, high = found["intervals"]["accuracy"]
+        assert low < found["accuracy"] < high
+    assert {"balanced_accuracy", "f1", "auroc", "average_precision", "log_loss", "ece"} <= linear["intervals"].keys()
+    assert linear["each"].keys() == set("0123456789") and 0 <= linear["constant"]["accuracy"] < 0.2
+
+
 def test_a_linear_probe_of_values_reports_mae_and_r2(run: Path, evaluate: Main) -> None:
     [found] = evaluate(run, "--task", "values")
     assert found["method"] == "linear" and found["mae"] < 2.5 and found["r2"] > 0  # predicting the mean has an error of 2.5
@@ -324,7 +333,7 @@ def test_the_table_has_a_row_for_each_setting(run: Path, capsys: pytest.CaptureF
     pytest.importorskip("torch")
     assert main([str(run), "--method", "knn", "--twin", "torch"]) == 0
     said = capsys.readouterr().out
-    assert "training images: 1,438 in " in said and said.count("accuracy") == 4
+    assert "training images: 1,438 in " in said and len(re.findall(r"accuracy [\d.]+% \([\d.]+% to [\d.]+%\)", said)) == 4
 
 
 def test_few_images_have_fewer_neighbours(make_run: Callable[[str], Path], evaluate: Main) -> None:

@@ -90,6 +90,13 @@ def score(
     return Scores({metric: scores[0] for metric, scores in overall.items()}, by_name)
 
 
+def score_answers(is_right: Array, *, resamples: int = RESAMPLES, seed: int = 0) -> Score:
+    """Return the accuracy of answers that are right or wrong, (N,), with its interval."""
+    right, images = np.asarray(is_right, np.float64), np.array([len(is_right)])
+    drawn = [{"accuracy": (weights @ right / len(right))[None]} for weights in _resamples(len(right), resamples, seed)]
+    return _with_intervals({"accuracy": np.array([[right.mean()]])}, drawn, {"accuracy": images})["accuracy"][0]
+
+
 def _resamples(count: int, resamples: int, seed: int) -> Iterator[Array]:
     """Yield the weights of resamples, (R, N) at a time."""
     rng, rows = generator(BOOTSTRAP, seed), max(1, MAX_WEIGHTS // count)
